@@ -1,0 +1,23 @@
+"""The two ways in which a command ends before it has started anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class BadInput(Exception):  # noqa: N818 - reads as the fact it states
+    """What the user asked for cannot be done; each sentence says why and what to do instead. Exit code 2."""
+
+    def __init__(self, sentences: str | Sequence[str]) -> None:
+        self.sentences: tuple[str, ...] = (sentences,) if isinstance(sentences, str) else tuple(sentences)
+        if not self.sentences:
+            raise ValueError("bad input without a sentence tells the user nothing")
+        super().__init__("\n".join(self.sentences))
+
+
+class HelpAsked(Exception):  # noqa: N818 - not an error at all
+    """The user asked for help; ``text`` is the answer, for standard output. Exit code 0."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text

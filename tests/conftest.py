@@ -1,0 +1,25 @@
+"""Every test is checked for what it leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from helpers.leaks import end_leaked_processes, leaks_since, take_stock
+from lockstep.runtime.processes import become_subreaper
+
+
+def pytest_configure() -> None:
+    # Processes that a test's own child left behind come back to us and are seen, instead of going to init.
+    become_subreaper()
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind() -> Iterator[None]:
+    before = take_stock()
+    yield
+    leaks = leaks_since(before)
+    if leaks:
+        end_leaked_processes(before)
+        pytest.fail("the test left behind:\n  " + "\n  ".join(sorted(leaks)), pytrace=False)

@@ -1,0 +1,154 @@
+"""A whole cluster inside one process: real nodes, real sockets, one thread a training loop."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from helpers.ports import free_ports
+from lockstep.protocol.faults import Fault
+from lockstep.protocol.ids import ClusterShape, TaskId
+from lockstep.protocol.messages import Description, Setting
+from lockstep.runtime.cluster import ClusterSpec
+from lockstep.runtime.monitor.reporter import TaskReporter
+from lockstep.runtime.node import Node, NodeConfig
+from lockstep.runtime.server_node import MakeStore, ServerNode
+from lockstep.runtime.watchdog import WatchSettings
+from lockstep.runtime.worker_node import WorkerNode
+from lockstep.transports.wire.broadcast import Broadcast
+from lockstep.transports.wire.monitor_service import add_monitor_service
+from lockstep.transports.wire.server import ControlServer
+from lockstep.version import __version__
+
+JOIN_SECONDS = 30.0
+
+
+class Front:
+    """Stands where a task's monitor stands, for a task without a process of its own."""
+
+    def __init__(self, task: TaskId, address: str, reporter: TaskReporter) -> None:
+        host, port = address.rsplit(":", 1)
+        self._task = task
+        self._reporter = reporter
+        self._changed = Broadcast()
+        self._server = ControlServer(host, int(port), threads=24)
+        add_monitor_service(self._server, self._describe, self._changed, lambda: b"{}", max_watchers=8)
+        self._server.start()
+
+    def _describe(self) -> Description:
+        report = self._reporter.report
+        return Description(
+            task=str(self._task),
+            host=socket.gethostname(),
+            monitor_pid=os.getpid(),
+            pid=os.getpid(),
+            incarnation=report.incarnation,
+            phase=report.phase,
+            phase_seconds=0.0,
+            task_address=report.task_address,
+            exited=False,
+            exit_code=0,
+            version=__version__,
+            job=report.job,
+        )
+
+    def close(self) -> None:
+        self._changed.close()
+        self._server.stop(0.1)
+
+
+@dataclass
+class InProcessCluster:
+    """The nodes of one cluster; ``said`` collects what they would tell a person."""
+
+    servers: list[ServerNode] = field(default_factory=list)
+    workers: list[WorkerNode] = field(default_factory=list)
+    said: list[str] = field(default_factory=list)
+
+    def nodes(self) -> list[Node]:
+        return [*self.servers, *self.workers]
+
+    def run(self, train: Callable[[WorkerNode], None]) -> None:
+        """Run ``train`` for every worker, each on a thread of its own; raises what the first of them raised."""
+        errors: list[BaseException] = []
+
+        def guarded(node: WorkerNode) -> None:
+            try:
+                train(node)
+            except BaseException as error:  # noqa: BLE001 - raised again on the test's own thread
+                errors.append(error)
+                node.fail(f"{type(error).__name__}: {error}")
+
+        threads = [
+            threading.Thread(target=guarded, args=(node,), name=f"train {node.task.short}") for node in self.workers
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(JOIN_SECONDS)
+            assert not thread.is_alive(), f"{thread.name} did not end"
+        if errors:
+            raise errors[0]
+
+
+@contextmanager
+def in_process_cluster(
+    shape: ClusterShape,
+    make_store: MakeStore,
+    *,
+    synchronous: bool = True,
+    eager: bool = True,
+    summed: bool = False,
+    aggregate: int | None = None,
+    protocol: str = "grpc",
+    settings: Callable[[TaskId], tuple[Setting, ...]] = lambda _: (),
+    startup_timeout: float = 30.0,
+    stall_after: float = 60.0,
+    run_folder: str = "",
+    watch: WatchSettings | None = None,
+    faults: tuple[Fault, ...] = (),
+    tell_paths: bool = False,
+) -> Iterator[InProcessCluster]:
+    """Start all nodes of a cluster; close them whatever happens."""
+    ports = [f"127.0.0.1:{port}" for port in free_ports(shape.servers + shape.workers)]
+    spec = ClusterSpec(
+        ps_hosts=tuple(ports[: shape.servers]),
+        worker_hosts=tuple(ports[shape.servers :]),
+        protocol=protocol,
+        startup_timeout=startup_timeout,
+        stall_after=stall_after,
+    )
+    cluster = InProcessCluster()
+    fronts: list[Front] = []
+    try:
+        for task in shape.tasks():
+            config = NodeConfig(
+                cluster=spec.for_task(task),
+                settings=settings(task),
+                synchronous=synchronous,
+                eager=eager,
+                summed=summed,
+                aggregate=aggregate,
+                run_folder=run_folder,
+                watch=watch or WatchSettings(),
+                faults=faults,
+                tell_paths=tell_paths,
+            )
+            reporter = TaskReporter.none()
+            fronts.append(Front(task, spec.address_of(task), reporter))
+            if task in shape.server_ids():
+                cluster.servers.append(ServerNode(config, make_store, cluster.said.append, reporter))
+            else:
+                cluster.workers.append(WorkerNode(config, cluster.said.append, reporter))
+        for node in cluster.nodes():
+            node.start()
+        yield cluster
+    finally:
+        for node in cluster.nodes():
+            node.close()
+        for front in fronts:
+            front.close()

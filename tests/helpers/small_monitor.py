@@ -1,0 +1,26 @@
+"""A monitor for tests, run as a program: TASK PORT LINGER STOP COMMAND..."""
+
+from __future__ import annotations
+
+import sys
+
+from lockstep.protocol.ids import TaskId
+from lockstep.runtime.monitor.run import MonitorSpec, run_monitor
+
+
+def main(arguments: list[str]) -> int:
+    task, port, linger, stop, *command = arguments
+    spec = MonitorSpec(
+        task=TaskId.parse(task),
+        host="127.0.0.1",
+        port=int(port),
+        command=tuple(command),
+        version="0.0.test",
+        linger_seconds=float(linger),
+        stop_seconds=float(stop),
+    )
+    return run_monitor(spec)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,91 @@
+"""A small task without torch, for tests of what is around a task. Run as a program: FD ACTION...
+
+``FD`` is the descriptor for reports, or ``-``. Actions, done in order: ``phase=NAME``, ``ready=ADDRESS``,
+``say=TEXT``, ``complain=TEXT`` (stderr), ``tty`` (say whether stdout is a terminal), ``child`` (a process of its own
+session that stays), ``deaf`` (ignore SIGTERM), ``polite`` (exit 0 when asked to end), ``hang``, ``wait=FILE`` (until
+the file exists), ``kill=SIGNAL`` (itself), ``exit=CODE``, ``companion=PORT`` (start one), ``close=CODE`` (its end),
+``fork`` (a child that holds what this task has open, and stays).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from lockstep.runtime.monitor.reporter import TaskReporter
+
+if TYPE_CHECKING:
+    from lockstep.runtime.monitor.companion import Companion
+
+INCARNATION = 0xABCDEF0123456789
+JOB = 0x42
+
+
+class SmallTask:
+    """Carries out one action after the other."""
+
+    def __init__(self, descriptor: str) -> None:
+        self._reporter = TaskReporter.none() if descriptor == "-" else TaskReporter(int(descriptor))
+        self._companion: Companion | None = None
+
+    def do(self, action: str, value: str) -> None:
+        match action:
+            case "phase":
+                self._reporter.phase(value)
+            case "ready":
+                self._reporter.ready(value, INCARNATION, JOB)
+            case "say":
+                os.write(1, f"{value}\n".encode())
+            case "complain":
+                os.write(2, f"{value}\n".encode())
+            case "tty":
+                os.write(1, b"a terminal\n" if os.isatty(1) else b"no terminal\n")
+            case "child":
+                subprocess.Popen([sys.executable, __file__, "-", "deaf", "hang"], start_new_session=True)
+            case "fork":
+                if os.fork() == 0:
+                    signal.alarm(20)
+                    signal.pause()
+            case "deaf":
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            case "polite":
+                signal.signal(signal.SIGTERM, _leave)
+            case "hang":
+                while True:
+                    signal.pause()
+            case "wait":
+                pause = threading.Event()
+                while not Path(value).exists():
+                    pause.wait(0.01)
+            case "kill":
+                os.kill(os.getpid(), signal.Signals[value])
+            case "exit":
+                sys.exit(int(value))
+            case "companion":
+                from lockstep.protocol.ids import worker
+                from lockstep.runtime.monitor.companion import start_companion  # here, so that others start quickly
+
+                self._companion = start_companion(worker(1), "127.0.0.1", int(value), "0.0.test", 1.0)
+                self._reporter = self._companion.reporter
+            case "close":
+                assert self._companion is not None
+                self._companion.close(int(value))
+            case _:
+                raise ValueError(f"unknown action {action!r}")
+
+
+def _leave(_signum: int, _frame: FrameType | None) -> None:
+    os.write(1, b"leaving\n")
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    task = SmallTask(sys.argv[1])
+    for argument in sys.argv[2:]:
+        task.do(*argument.partition("=")[::2])
