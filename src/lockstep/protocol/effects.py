@@ -1,0 +1,158 @@
+"""What a machine asks for. Frozen, so that tests compare lists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.protocol.ids import BucketId, JobId, Step, TaskId
+from lockstep.protocol.messages import Answer, GroupRates, Layout, Member, Message, MissingTask, Question, Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a control message; to oneself it is handed back as an event."""
+
+    peer: TaskId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class SendPull:
+    """Send the server a ``Pull`` with the ticket of this worker's parameter arena for this link."""
+
+    peer: TaskId
+    version: int
+    have: tuple[BucketId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendGradient:
+    """Start the transfer of a gradient bucket to its server."""
+
+    peer: TaskId
+    step: Step
+    bucket: BucketId
+    edition: int
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class SendVersion:
+    """Start the transfer of a parameter bucket, from the store's slot ``slot``, into the worker's region."""
+
+    peer: TaskId
+    version: int
+    bucket: BucketId
+    slot: int
+    ticket: Ticket
+    in_place: bool = False
+    """Lend the slot itself instead of copying it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Make the plan of this layout and the memory for it; ``Prepared`` follows."""
+
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class GrantRegion:
+    """Give this worker a region for its gradients and send it the ``Grant``."""
+
+    peer: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Reduce the gradients of ``contributors`` in this order and write the next version from slot to slot.
+
+    ``arrivals`` are the numbers of their gradients; the sum is divided by ``replicas``. Where ``values`` is set, as at
+    ``INITIAL_STEP``, the one gradient is the value itself. ``without`` are the parameters that have no gradient on any
+    contributor: the optimizer leaves them alone.
+    """
+
+    step: Step
+    bucket: BucketId
+    contributors: tuple[TaskId, ...]
+    arrivals: tuple[int, ...]
+    replicas: int
+    rates: tuple[GroupRates, ...]
+    from_slot: int
+    to_slot: int
+    without: tuple[int, ...] = ()
+    values: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Let the store answer this worker's question, and send it the ``Answer``."""
+
+    peer: TaskId
+    question: Question
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer to a question of this worker's training loop."""
+
+    peer: TaskId
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """This arrival is not wanted (a duplicate, stale, or replaced by a later edition): its memory may be reused."""
+
+    arrival: int
+
+
+@dataclass(frozen=True, slots=True)
+class VersionReady:
+    """Version ``version`` of ``bucket`` is in this worker's arena."""
+
+    bucket: BucketId
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class BecameMember:
+    """The cluster is complete and this task belongs to it."""
+
+    job: JobId
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StillMissing:
+    """The cluster is not complete: who is missing, as the coordinator sees it."""
+
+    missing: tuple[MissingTask, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """The job is over on this task: leave. ``culprit`` and ``reason`` are set where it ended badly."""
+
+    ok: bool
+    culprit: str
+    step: Step
+    reason: str
+
+
+Effect = (
+    Send
+    | SendPull
+    | SendGradient
+    | SendVersion
+    | Prepare
+    | GrantRegion
+    | Apply
+    | GiveBack
+    | Serve
+    | Answered
+    | VersionReady
+    | BecameMember
+    | StillMissing
+    | JobEnded
+)

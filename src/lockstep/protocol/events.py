@@ -1,0 +1,171 @@
+"""What a machine is told. Time is not in here: it is the second argument of ``handle``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.protocol.ids import BucketId, Incarnation, Step, TaskId
+from lockstep.protocol.messages import GroupRates, Layout, Message, Question
+from lockstep.protocol.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUp:
+    """Messages and transfers can flow to and from this life of ``peer``; none of this link was handed over before."""
+
+    peer: TaskId
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """The link to ``peer`` broke. What was in flight on it is void.
+
+    From now on nothing of it is read from this task's memory, lands there, or is handed over, also not that a transfer
+    has ended; the next word of this peer is a ``LinkUp``.
+    """
+
+    peer: TaskId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGone:
+    """It is proven that this life of ``peer`` has ended (its monitor said so, or nothing answers there any more)."""
+
+    peer: TaskId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message of this life of ``peer``."""
+
+    peer: TaskId
+    incarnation: Incarnation
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class GradientArrived:
+    """All bytes of a gradient bucket are here; ``arrival`` is the number under which the task keeps them."""
+
+    peer: TaskId
+    incarnation: Incarnation
+    step: Step
+    bucket: BucketId
+    edition: int
+    arrival: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VersionArrived:
+    """All bytes of a parameter bucket are here."""
+
+    peer: TaskId
+    version: int
+    bucket: BucketId
+
+
+@dataclass(frozen=True, slots=True)
+class TransferEnded:
+    """The sender's end of a transfer is over: its source may be overwritten. Says nothing of arrival."""
+
+    peer: TaskId
+    number: int
+    bucket: BucketId
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """This task has its plan and the memory for it; on a worker, ``layout`` is what it announces of its model."""
+
+    plan: Plan
+    layout: Layout | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepBegun:
+    """The training loop of this worker begins ``step``; ``rates`` are set on the chief only."""
+
+    step: Step
+    rates: tuple[GroupRates, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """Backward has filled ``bucket`` of ``step`` (or filled it again)."""
+
+    step: Step
+    bucket: BucketId
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """The gradients of ``step`` are final; the buckets of ``absent`` got none. The rest is as in ``messages.Seal``."""
+
+    step: Step
+    absent: tuple[BucketId, ...]
+    rates: tuple[GroupRates, ...]
+    without: tuple[int, ...] = ()
+    void: bool = False
+    values: bool = False
+    occasion: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The training loop of this worker wants to know something of a server."""
+
+    peer: TaskId
+    question: Question
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The training loop of this worker has ended after ``steps`` steps."""
+
+    steps: Step
+
+
+@dataclass(frozen=True, slots=True)
+class BucketApplied:
+    """The store has made version ``step + 1`` of ``bucket``."""
+
+    bucket: BucketId
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """This task cannot go on, and why; ``culprit`` is the task that broke."""
+
+    culprit: TaskId
+    step: Step
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A deadline of this machine has come."""
+
+
+Event = (
+    LinkUp
+    | LinkLost
+    | PeerGone
+    | Received
+    | GradientArrived
+    | VersionArrived
+    | TransferEnded
+    | Prepared
+    | StepBegun
+    | Produced
+    | Sealed
+    | Asked
+    | Finished
+    | BucketApplied
+    | Broken
+    | Tick
+)

@@ -1,0 +1,96 @@
+"""Names of tasks and lives.
+
+A *task* is one member of the cluster. It is named the way the logs of the original system name it,
+``/job:worker/replica:0/task:1``, everywhere a person can read it. An *incarnation* is 64 random bits, new for
+each life of a task; a *job id* is 64 random bits, one for a run of the whole cluster. Both are drawn outside
+this package (it has no randomness) and printed as 16 hexadecimal digits.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+Incarnation = int
+JobId = int
+Step = int
+BucketId = int
+
+INITIAL_STEP: Step = -1
+"""The step that turns nothing into version 0: the chief's initial parameters travel as its gradient."""
+
+
+class Role(StrEnum):
+    """The two jobs of a cluster, spelled as in ``--job_name``."""
+
+    SERVER = "ps"
+    WORKER = "worker"
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class TaskId:
+    """One member of the cluster, of whichever life."""
+
+    role: Role
+    index: int
+
+    def __hash__(self) -> int:
+        # Tasks are keys of every table. The generated hash would ask the role's, which is a call of Python's as well.
+        return 2 * self.index + (self.role is Role.WORKER)
+
+    def __str__(self) -> str:
+        return f"/job:{self.role.value}/replica:0/task:{self.index}"
+
+    @property
+    def short(self) -> str:
+        """``worker 1``, for sentences."""
+        return f"{self.role.value} {self.index}"
+
+    @classmethod
+    def parse(cls, text: str) -> TaskId:
+        """Read the printed form back; ValueError for anything else."""
+        match = re.fullmatch(r"/job:(ps|worker)/replica:0/task:(0|[1-9][0-9]{0,5})", text)
+        if match is None:
+            raise ValueError(f"{text!r} is not a task name like /job:worker/replica:0/task:0")
+        return cls(Role(match[1]), int(match[2]))
+
+
+def server(index: int) -> TaskId:
+    """Server number ``index``."""
+    return TaskId(Role.SERVER, index)
+
+
+def worker(index: int) -> TaskId:
+    """Worker number ``index``."""
+    return TaskId(Role.WORKER, index)
+
+
+CHIEF = worker(0)
+
+
+def hex64(value: int) -> str:
+    """An incarnation or job id as people read it."""
+    return f"{value:016x}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterShape:
+    """How many servers and workers there are; who coordinates follows from it."""
+
+    servers: int
+    workers: int
+
+    @property
+    def coordinator(self) -> TaskId:
+        """Server 0, or worker 0 where there is no server."""
+        return server(0) if self.servers else worker(0)
+
+    def server_ids(self) -> tuple[TaskId, ...]:
+        return tuple(server(i) for i in range(self.servers))
+
+    def worker_ids(self) -> tuple[TaskId, ...]:
+        return tuple(worker(i) for i in range(self.workers))
+
+    def tasks(self) -> tuple[TaskId, ...]:
+        return self.server_ids() + self.worker_ids()

@@ -1,0 +1,49 @@
+"""The interface of every machine, and how their transition tables are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Protocol, TypeVar
+
+from lockstep.protocol.effects import Effect
+from lockstep.protocol.errors import LocalProtocolError
+from lockstep.protocol.events import Event
+from lockstep.protocol.waits import Wait
+
+REPEAT_SECONDS = 2.0
+"""A request that is not satisfied is repeated this often. Requests are idempotent; repeating also heals a lost one."""
+
+RESEND_SECONDS = 10.0
+"""A transfer that left but is still asked for is started again after this long, then after twice as long, and so on.
+Long on purpose: on a slow link the bytes may still be on their way, and sending them twice makes it slower."""
+
+
+class Machine(Protocol):
+    """Events and time in, effects out; no other door."""
+
+    def handle(self, event: Event, now: float) -> list[Effect]: ...
+
+    def next_deadline(self) -> float | None:
+        """When ``Tick`` is due, if nothing happens before."""
+
+    def waits(self) -> list[Wait]:
+        """What this machine waits for now."""
+
+    def snapshot(self) -> dict[str, object]:
+        """Its state as plain JSON values."""
+
+    def check(self) -> None:
+        """Raise AssertionError where an invariant does not hold. Called after every event in tests."""
+
+
+State = TypeVar("State", bound=StrEnum)
+Trigger = TypeVar("Trigger", bound=StrEnum)
+
+
+def advance(table: Mapping[tuple[State, Trigger], State], state: State, trigger: Trigger) -> State:
+    """The next state; a pair that is not in the table is a defect of ours, and it is named."""
+    try:
+        return table[state, trigger]
+    except KeyError:
+        raise LocalProtocolError(f"no transition from {state.value!r} on {trigger.value!r}") from None

@@ -1,0 +1,216 @@
+"""The machine of every task's membership: it joins, learns the view, and leaves when the job ends.
+
+::
+
+    OUTSIDE   no link to the coordinator yet
+    JOINING   the join was sent; it is repeated until the view comes
+    MEMBER    the view has come
+    ENDED     the job is over for this task
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+from lockstep.protocol.effects import BecameMember, Effect, JobEnded, Send, StillMissing
+from lockstep.protocol.events import Broken, Event, Finished, LinkLost, LinkUp, PeerGone, Received, Tick
+from lockstep.protocol.ids import INITIAL_STEP, JobId, TaskId
+from lockstep.protocol.journal import Happening, Journal
+from lockstep.protocol.machine import REPEAT_SECONDS, advance
+from lockstep.protocol.messages import Done, End, Failed, Join, MissingTask, Refused, Roster, View
+from lockstep.protocol.waits import Wait
+
+
+class Phase(StrEnum):
+    OUTSIDE = "outside"
+    JOINING = "joining"
+    MEMBER = "member"
+    ENDED = "ended"
+
+
+class PhaseTrigger(StrEnum):
+    LINK_UP = "the coordinator can be reached"
+    LINK_LOST = "the coordinator cannot be reached"
+    VIEW = "the view came"
+    END = "the job ended, or this task was refused"
+
+
+PHASE_TRANSITIONS: Mapping[tuple[Phase, PhaseTrigger], Phase] = MappingProxyType(
+    {
+        (Phase.OUTSIDE, PhaseTrigger.LINK_UP): Phase.JOINING,
+        (Phase.OUTSIDE, PhaseTrigger.LINK_LOST): Phase.OUTSIDE,
+        (Phase.OUTSIDE, PhaseTrigger.END): Phase.ENDED,
+        (Phase.JOINING, PhaseTrigger.LINK_UP): Phase.JOINING,
+        (Phase.JOINING, PhaseTrigger.LINK_LOST): Phase.OUTSIDE,
+        (Phase.JOINING, PhaseTrigger.VIEW): Phase.MEMBER,
+        (Phase.JOINING, PhaseTrigger.END): Phase.ENDED,
+        (Phase.MEMBER, PhaseTrigger.LINK_UP): Phase.MEMBER,
+        (Phase.MEMBER, PhaseTrigger.LINK_LOST): Phase.MEMBER,
+        (Phase.MEMBER, PhaseTrigger.END): Phase.ENDED,
+    }
+)
+
+
+class MemberMachine:
+    """One task's own membership."""
+
+    def __init__(
+        self, task: TaskId, coordinator: TaskId, join: Join, deadline: float, journal: Journal, now: float
+    ) -> None:
+        """``deadline``: when the cluster must be complete (``--startup_timeout`` from the start)."""
+        self.task = task
+        self.coordinator = coordinator
+        self.phase = Phase.OUTSIDE
+        self.job: JobId = 0
+        self._join = join
+        self._journal = journal
+        self._since = now
+        self._deadline = deadline
+        self._linked = False
+        self._repeat_at = now + REPEAT_SECONDS
+        self._done: Done | None = None
+        self._failed: Failed | None = None
+        self._missing: tuple[MissingTask, ...] = ()
+
+    # -- the door --
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        if self.phase is Phase.ENDED:
+            return []
+        match event:
+            case LinkUp(peer=peer) if peer == self.coordinator:
+                return self._on_link_up(now)
+            case LinkLost(peer=peer) if peer == self.coordinator:
+                return self._on_link_lost(event, now)
+            case PeerGone(peer=peer):
+                return self._on_peer_gone(event, now)
+            case Received(peer=peer) if peer == self.coordinator:
+                return self._on_received(event, now)
+            case Finished():
+                self._done = Done(event.steps)
+                self._since = now
+                self._repeat_at = now + REPEAT_SECONDS
+                return [Send(self.coordinator, self._done)]
+            case Broken():
+                return self._on_broken(event, now)
+            case Tick():
+                return self._on_tick(now)
+            case _:
+                return []
+
+    def _on_link_up(self, now: float) -> list[Effect]:
+        self._linked = True
+        self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.LINK_UP)
+        return self._statements(now)
+
+    def _statements(self, now: float) -> list[Effect]:
+        self._repeat_at = now + REPEAT_SECONDS
+        effects: list[Effect] = []
+        if self.phase is Phase.JOINING:
+            effects.append(Send(self.coordinator, self._join))
+        if self._done is not None:
+            effects.append(Send(self.coordinator, self._done))
+        if self._failed is not None:
+            effects.append(Send(self.coordinator, self._failed))
+        return effects
+
+    def _on_link_lost(self, event: LinkLost, now: float) -> list[Effect]:
+        self._linked = False
+        self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.LINK_LOST)
+        self._journal.record(now, Happening.LINK_LOST, peer=self.coordinator, cause=event.reason)
+        return []
+
+    def _on_peer_gone(self, event: PeerGone, now: float) -> list[Effect]:
+        """Tell the coordinator; if it is the one that is gone, nobody is left to decide, and the job ends here."""
+        if event.peer == self.coordinator:
+            return self._end(False, str(event.peer), event.reason, now)
+        return self._on_broken(Broken(event.peer, INITIAL_STEP, event.reason), now)
+
+    def _on_broken(self, event: Broken, now: float) -> list[Effect]:
+        if self._failed is not None:
+            return []
+        if not self._linked:
+            return self._end(False, str(event.culprit), event.reason, now)
+        self._failed = Failed(str(event.culprit), event.step, event.reason)
+        self._repeat_at = now + REPEAT_SECONDS
+        return [Send(self.coordinator, self._failed)]
+
+    def _on_received(self, event: Received, now: float) -> list[Effect]:
+        match event.message:
+            case View() as view:
+                return self._on_view(view, now)
+            case Roster(missing=missing):
+                self._missing = missing
+                return [StillMissing(missing)] if self.phase is Phase.JOINING else []
+            case Refused(reason=reason):
+                return self._end(False, str(self.task), reason, now)
+            case End() as end:
+                return self._end(end.ok, end.culprit, end.reason, now, end.step)
+            case _:
+                return []
+
+    def _on_view(self, view: View, now: float) -> list[Effect]:
+        if self.phase is not Phase.JOINING:
+            return []
+        self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.VIEW)
+        self.job = view.job
+        self._journal.record(now, Happening.VIEW)
+        return [BecameMember(view.job, view.members)]
+
+    def _end(self, ok: bool, culprit: str, reason: str, now: float, step: int = INITIAL_STEP) -> list[Effect]:
+        self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.END)
+        self._journal.record(now, Happening.ENDED, step, cause=reason)
+        return [JobEnded(ok, culprit, step, reason)]
+
+    # -- time, and what others may ask --
+
+    def _on_tick(self, now: float) -> list[Effect]:
+        if self.phase in (Phase.OUTSIDE, Phase.JOINING) and now >= self._deadline:
+            return self._give_up(now)
+        if self._linked and now >= self._repeat_at:
+            return self._statements(now)
+        return []
+
+    def _give_up(self, now: float) -> list[Effect]:
+        waited = now - self._since
+        if self.phase is Phase.OUTSIDE:
+            culprit, reason = str(self.coordinator), f"could not be reached within {waited:.0f} s"
+        elif not self._missing:
+            culprit, reason = str(self.coordinator), f"did not answer a request to join within {waited:.0f} s"
+        else:
+            names = ", ".join(f"{m.task} at {m.address} ({m.finding})" for m in self._missing)
+            culprit = self._missing[0].task
+            reason = f"the cluster was not complete after {waited:.0f} s; missing: {names}"
+        # Those that wait as well are told why, instead of finding later that one more task is missing.
+        told: list[Effect] = [Send(self.coordinator, Failed(culprit, INITIAL_STEP, reason))] if self._linked else []
+        return told + self._end(False, culprit, reason, now)
+
+    def next_deadline(self) -> float | None:
+        match self.phase:
+            case Phase.ENDED:
+                return None
+            case Phase.OUTSIDE:
+                return self._deadline
+            case Phase.JOINING:
+                return min(self._repeat_at, self._deadline)
+            case Phase.MEMBER:
+                speaking = self._linked and (self._done is not None or self._failed is not None)
+                return self._repeat_at if speaking else None
+
+    def waits(self) -> list[Wait]:
+        what = {Phase.OUTSIDE: "a connection", Phase.JOINING: "the cluster to be complete"}.get(self.phase)
+        if self.phase is Phase.MEMBER and self._done is not None:
+            what = "the end of the job"
+        if what is None:
+            return []
+        due = self.next_deadline() or self._deadline
+        return [Wait(self.task, self.coordinator, what, INITIAL_STEP, self._since, due, self.phase.value)]
+
+    def snapshot(self) -> dict[str, object]:
+        return {"task": str(self.task), "phase": self.phase.value, "job": f"{self.job:016x}", "linked": self._linked}
+
+    def check(self) -> None:
+        if self.phase is Phase.MEMBER:
+            assert self.job, "a member without a job"

@@ -1,0 +1,35 @@
+"""The virtual clock: what is still to happen, in the order of its time."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+Action = Callable[[], None]
+
+
+class Agenda:
+    """A heap of actions. Equal times keep the order in which they were planned, so a run can be repeated exactly."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.done = 0
+        self._heap: list[tuple[float, int, Action]] = []
+        self._planned = 0
+
+    def at(self, time: float, action: Action) -> None:
+        """Plan an action; a time that has passed means now."""
+        self._planned += 1
+        heapq.heappush(self._heap, (max(time, self.now), self._planned, action))
+
+    def after(self, seconds: float, action: Action) -> None:
+        self.at(self.now + seconds, action)
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def run_next(self) -> None:
+        """Let the clock jump to the next action and take it."""
+        self.now, _, action = heapq.heappop(self._heap)
+        self.done += 1
+        action()

@@ -1,0 +1,48 @@
+"""Makes the real machines of a simulated task. A test that plants a defect overrides one method of it."""
+
+from __future__ import annotations
+
+from lockstep.protocol.async_server import AsyncServerMachine
+from lockstep.protocol.coordinator import CoordinatorMachine
+from lockstep.protocol.ids import Incarnation, JobId, Role, TaskId
+from lockstep.protocol.journal import Journal
+from lockstep.protocol.member import MemberMachine
+from lockstep.protocol.messages import Join, Setting
+from lockstep.protocol.server import ServerMachine
+from lockstep.protocol.task import TaskMachine
+from lockstep.protocol.worker import WorkerMachine
+from lockstep.sim.scenario import Scenario
+
+JOURNAL_ROWS = 500
+
+
+class MachineMaker:
+    """The machines as the runtime makes them."""
+
+    def task_machine(
+        self, scenario: Scenario, task: TaskId, incarnation: Incarnation, job: JobId, now: float
+    ) -> TaskMachine:
+        """All machines of a task that starts now."""
+        journal = Journal(JOURNAL_ROWS)
+        shape = scenario.shape
+        settings = (dict(scenario.odd_settings).get(task, Setting("optimizer", "sgd")),)
+        join = Join(str(task), incarnation, "", f"host-{task.role.value}-{task.index}", 1000 + task.index, settings)
+        deadline = now + scenario.startup_timeout
+        member = MemberMachine(task, shape.coordinator, join, deadline, journal, now)
+        make_role = self.worker if task.role is Role.WORKER else self.server
+        role: WorkerMachine | ServerMachine = make_role(scenario, task, journal)
+        coordinator = self.coordinator(scenario, job, journal, now) if task == shape.coordinator else None
+        return TaskMachine(incarnation, member, role, coordinator, journal)
+
+    def worker(self, scenario: Scenario, task: TaskId, journal: Journal) -> WorkerMachine:
+        lags = scenario.aggregate is not None
+        return WorkerMachine(task, scenario.servers, journal, eager=not scenario.mode.seals, may_lag=lags)
+
+    def server(self, scenario: Scenario, task: TaskId, journal: Journal) -> ServerMachine:
+        eager = not scenario.mode.seals
+        if not scenario.mode.synchronous:
+            return AsyncServerMachine(task, scenario.shape, journal, eager=eager)
+        return ServerMachine(task, scenario.shape, journal, eager=eager, aggregate=scenario.aggregate)
+
+    def coordinator(self, scenario: Scenario, job: JobId, journal: Journal, now: float) -> CoordinatorMachine:
+        return CoordinatorMachine(scenario.shape, job, "", journal, now, aggregate=scenario.aggregate)

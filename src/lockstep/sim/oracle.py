@@ -1,0 +1,201 @@
+"""What must happen in a run, written down from what the training loops did and compared with what the machines do.
+
+The oracle trusts no machine: it knows which gradients each worker has made (life, step, edition), and follows the tags
+of the bytes that servers reduce and workers receive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lockstep.protocol.effects import Apply
+from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, ClusterShape, Incarnation, Step, TaskId
+from lockstep.protocol.messages import GroupRates
+from lockstep.sim.memory import Cell, GradientTag, VersionTag, Violation
+from lockstep.sim.scenario import Mode
+
+
+class Oracle:
+    """Synchronous steps: version s+1 is made of exactly one gradient of each contributor of step s."""
+
+    def __init__(
+        self, shape: ClusterShape, mode: Mode, incarnations: Mapping[TaskId, Incarnation], aggregate: int | None = None
+    ) -> None:
+        self.shape = shape
+        self.mode = mode
+        self._aggregate = aggregate
+        self._decided: dict[Step, tuple[TaskId, ...]] = {}
+        """With backup workers: who makes a step, in the word of the coordinator."""
+        self.buckets: tuple[BucketId, ...] = ()
+        self._incarnations = incarnations
+        self._absent: dict[tuple[TaskId, Step], frozenset[BucketId]] = {}
+        self._sealed: dict[tuple[TaskId, Step], Mapping[BucketId, int]] = {}
+        self._void: dict[tuple[TaskId, Step], bool] = {}
+        self._rates: dict[Step, tuple[GroupRates, ...]] = {INITIAL_STEP: ()}
+        self._newest: dict[BucketId, VersionTag] = {}
+        self._made: dict[tuple[BucketId, int], VersionTag] = {}
+
+    # -- what the training loops did --
+
+    def step_planned(self, worker: TaskId, step: Step, absent: frozenset[BucketId]) -> None:
+        self._absent[worker, step] = absent
+
+    def rates_said(self, step: Step, rates: tuple[GroupRates, ...]) -> None:
+        self._rates[step] = rates
+
+    def step_sealed(self, worker: TaskId, step: Step, editions: Mapping[BucketId, int], *, void: bool) -> None:
+        self._sealed[worker, step] = editions
+        if void:
+            self._void[worker, step] = True
+
+    def tag(self, worker: TaskId, step: Step, bucket: BucketId, edition: int) -> GradientTag:
+        return GradientTag(worker, self._incarnations[worker], step, bucket, edition)
+
+    # -- what a server does --
+
+    def gradients_of(self, effect: Apply) -> tuple[GradientTag, ...]:
+        """The gradients that this update must be made of, in their order; Violation where it must not be made now."""
+        step, bucket = effect.step, effect.bucket
+        if (bucket, step + 1) in self._made:
+            raise Violation(f"bucket {bucket} is applied a second time for step {step}")
+        if step == INITIAL_STEP:
+            return (self.tag(CHIEF, step, bucket, 0),)
+        self._refuse_early(step, bucket)
+        if effect.rates != self._rates.get(step):
+            raise Violation(f"step {step} is applied with {effect.rates}, the chief said {self._rates.get(step)}")
+        members = self._members(effect)
+        if any((worker, step) in self._void for worker in members):
+            return ()
+        if effect.replicas != len(members):
+            raise Violation(f"step {step} is averaged over {effect.replicas} workers, not {len(members)}")
+        return tuple(
+            self.tag(worker, step, bucket, self._final_edition(worker, step, bucket))
+            for worker in members
+            if bucket not in self._absent.get((worker, step), frozenset())
+        )
+
+    def _members(self, effect: Apply) -> tuple[TaskId, ...]:
+        """Everybody, or the same so many for every bucket of the step on every server."""
+        if self._aggregate is None:
+            return self.shape.worker_ids()
+        chosen = self._decided.get(effect.step, ())
+        if len(chosen) != self._aggregate:
+            raise Violation(f"step {effect.step} is made of {chosen}, not of {self._aggregate} workers")
+        return chosen
+
+    def contributors_said(self, step: Step, workers: tuple[TaskId, ...]) -> None:
+        """The coordinator has decided who makes a step; it must not change its mind."""
+        if self._decided.setdefault(step, workers) != workers:
+            raise Violation(f"step {step} was to be made of {self._decided[step]}, and now of {workers}")
+
+    def _refuse_early(self, step: Step, bucket: BucketId) -> None:
+        """Version s-1 may be overwritten (by s+1) only after step s-1 is complete on every server."""
+        behind = [b for b in self.buckets if (b, step) not in self._made]
+        if behind:
+            raise Violation(
+                f"bucket {bucket} is applied for step {step}, which overwrites version {step - 1}, "
+                f"while bucket {behind[0]} is not at version {step} yet: an early commit"
+            )
+
+    def _final_edition(self, worker: TaskId, step: Step, bucket: BucketId) -> int:
+        if not self.mode.seals:
+            return 0
+        sealed = self._sealed.get((worker, step))
+        if sealed is None:
+            raise Violation(f"step {step} is applied to bucket {bucket} before {worker} has sealed it")
+        return sealed[bucket]
+
+    def base_of(self, effect: Apply) -> VersionTag | None:
+        """What the slot that is read must hold."""
+        return self._newest.get(effect.bucket)
+
+    def next_tag(self, effect: Apply, gradients: tuple[GradientTag, ...]) -> VersionTag:
+        base = self._newest.get(effect.bucket)
+        return VersionTag(effect.bucket, 0 if base is None else base.serial + 1, gradients)
+
+    def made(self, tag: VersionTag) -> None:
+        """A server has made this version."""
+        self._newest[tag.bucket] = tag
+        self._made[tag.bucket, tag.serial] = tag
+
+    def complete(self, version: int) -> bool:
+        """Whether every bucket has reached ``version``."""
+        return all(self._newest[b].serial >= version if b in self._newest else False for b in self.buckets)
+
+    # -- what a worker receives --
+
+    def received(self, worker: TaskId, bucket: BucketId, version: int, cell: Cell) -> None:
+        tag = self._made.get((bucket, version))
+        if tag is None:
+            raise Violation(f"{worker} received version {version} of bucket {bucket}, which nobody has made")
+        cell.expect(tag, f"{worker} at version {version}")
+
+    # -- the end --
+
+    def finished_well(self, steps: Mapping[TaskId, int]) -> None:
+        """Everybody says that all went well: did it?"""
+        for bucket in self.buckets:
+            newest, version = self._newest.get(bucket), max(steps.values())
+            if newest is None or newest.serial != version:
+                raise Violation(f"the job ended well with bucket {bucket} at {newest}, not at version {version}")
+
+
+class AsyncOracle(Oracle):
+    """Without synchronisation: each gradient is applied exactly once, and a worker gets what its own gradient is in."""
+
+    def __init__(
+        self, shape: ClusterShape, mode: Mode, incarnations: Mapping[TaskId, Incarnation], aggregate: int | None = None
+    ) -> None:
+        super().__init__(shape, mode, incarnations, aggregate)
+        self._applied: dict[tuple[TaskId, Step, BucketId], int] = {}
+        self._held: dict[tuple[TaskId, BucketId], int] = {}
+
+    def gradients_of(self, effect: Apply) -> tuple[GradientTag, ...]:
+        if effect.step == INITIAL_STEP:
+            return super().gradients_of(effect)
+        if len(effect.contributors) != 1:
+            raise Violation(f"bucket {effect.bucket} is updated for {len(effect.contributors)} workers at once")
+        worker = effect.contributors[0]
+        if (worker, effect.step, effect.bucket) in self._applied:
+            raise Violation(f"bucket {effect.bucket} of {worker} is applied a second time for step {effect.step}")
+        if effect.rates not in self._rates.values():
+            raise Violation(f"{effect.rates} were never the chief's rates")
+        if (worker, effect.step) in self._void:
+            raise Violation(f"{worker} found infinity in step {effect.step}, and its gradient is applied")
+        edition = self._final_edition(worker, effect.step, effect.bucket)
+        return (self.tag(worker, effect.step, effect.bucket, edition),)
+
+    def made(self, tag: VersionTag) -> None:
+        super().made(tag)
+        for gradient in tag.made_of:
+            self._applied[gradient.worker, gradient.step, gradient.bucket] = tag.serial
+
+    def received(self, worker: TaskId, bucket: BucketId, version: int, cell: Cell) -> None:
+        tag = cell.whole()
+        if not isinstance(tag, VersionTag) or tag.bucket != bucket:
+            raise Violation(f"{worker} received {cell.halves} as version {version} of bucket {bucket}")
+        if tag.serial < self._held.get((worker, bucket), 0):
+            raise Violation(f"{worker} received an older value of bucket {bucket} than it had")
+        self._held[worker, bucket] = tag.serial
+        step = version - 1
+        if step == INITIAL_STEP or not self._owed(worker, step, bucket):
+            return
+        if self._applied.get((worker, step, bucket), tag.serial + 1) > tag.serial:
+            raise Violation(f"{worker} received bucket {bucket} without its own gradient of step {step}")
+
+    def _owed(self, worker: TaskId, step: Step, bucket: BucketId) -> bool:
+        return bucket not in self._absent[worker, step] and (worker, step) not in self._void
+
+    def finished_well(self, steps: Mapping[TaskId, int]) -> None:
+        for worker, count in steps.items():
+            for step in range(count):
+                for bucket in self.buckets:
+                    if self._owed(worker, step, bucket) and (worker, step, bucket) not in self._applied:
+                        raise Violation(f"bucket {bucket} of {worker} of step {step} was lost")
+
+
+def make_oracle(
+    shape: ClusterShape, mode: Mode, incarnations: Mapping[TaskId, Incarnation], aggregate: int | None
+) -> Oracle:
+    kind = Oracle if mode.synchronous else AsyncOracle
+    return kind(shape, mode, incarnations, aggregate)

@@ -1,0 +1,142 @@
+"""What a simulated run is: the cluster, the network, the training loop and the faults, all as plain data.
+
+The same scenario gives the same run, event for event: every draw comes from one ``random.Random(seed)``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from lockstep.protocol.ids import ClusterShape, TaskId
+from lockstep.protocol.messages import ParameterEntry, Setting
+
+
+class Mode(StrEnum):
+    """How gradients become versions."""
+
+    EAGER = "eager"
+    """A bucket is applied once every gradient of it is here."""
+    SEALED = "sealed"
+    """A bucket is applied once every worker has sealed the step; until then it may be edited and sent again."""
+    ASYNC = "async"
+    """Each worker's gradient is applied by itself."""
+    ASYNC_SEALED = "async, sealed"
+    """Each worker's gradient is applied by itself, once that worker has sealed it."""
+
+    @property
+    def seals(self) -> bool:
+        return self in (Mode.SEALED, Mode.ASYNC_SEALED)
+
+    @property
+    def synchronous(self) -> bool:
+        return self in (Mode.EAGER, Mode.SEALED)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A time drawn evenly between two bounds, in seconds."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkProfile:
+    """How links behave until ``quiet_after``; afterwards nothing is late, doubled, refused or lost any more."""
+
+    latency: Span = Span(0.0001, 0.01)
+    late_chance: float = 0.0
+    late: Span = Span(1.0, 15.0)
+    """Some messages and transfers are this late instead: longer than the machines' patience."""
+    in_order: bool = True
+    """Messages of one direction of a link keep their order, as streams do."""
+    duplicate_chance: float = 0.0
+    """A message, or the note of a transfer, comes twice."""
+    reset_chance: float = 0.0
+    """A link breaks at a message or transfer, loses what is in flight, and is opened again."""
+    max_resets: int = 8
+    reopen: Span = Span(0.01, 3.0)
+    transfer_failure_chance: float = 0.0
+    """A transfer fails while its link stays up."""
+    ghost_chance: float = 0.0
+    """Beside a gradient, one of a former life of its sender arrives."""
+    lent_in_place: bool = False
+    """Gradients are read in the worker's own memory, as over shared memory; otherwise they are copied."""
+    torn: bool = True
+    """Bytes are read and land in two halves, at different moments."""
+    quiet_after: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingProfile:
+    """What the training loop of each worker does."""
+
+    steps: int = 3
+    prepare: Span = Span(0.0, 0.5)
+    """From membership to a model and its memory; also how long a server takes for its memory."""
+    forward: Span = Span(0.001, 0.05)
+    backward: Span = Span(0.0, 0.02)
+    """From one filled bucket to the next."""
+    apply: Span = Span(0.0, 0.02)
+    absent_chance: float = 0.0
+    """A bucket gets no gradient in a step."""
+    edit_chance: float = 0.0
+    """A bucket is edited after backward (only with seals)."""
+    withdraw_chance: float = 0.0
+    """A bucket's gradient is taken back before the seal (only with seals)."""
+    void_chance: float = 0.0
+    """A worker finds infinity in its gradients, and the whole step must not be applied (only with seals)."""
+    rates_at_seal: bool = False
+    """The chief says the rates with its seal instead of at the beginning of the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A task loses its life at this time."""
+
+    task: TaskId
+    at: float
+
+
+def default_parameters() -> tuple[ParameterEntry, ...]:
+    """Three small parameters, one of them cut into two buckets of 64 bytes, one of them empty."""
+    return (
+        ParameterEntry("first.weight", 24, "float32", 0),
+        ParameterEntry("first.empty", 0, "float32", 0),
+        ParameterEntry("second.weight", 7, "float32", 0),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One simulated run."""
+
+    seed: int
+    servers: int = 1
+    workers: int = 2
+    mode: Mode = Mode.EAGER
+    aggregate: int | None = None
+    """With backup workers: how many make a step (only where steps are synchronous and sealed)."""
+    parameters: tuple[ParameterEntry, ...] = field(default_factory=default_parameters)
+    bucket_bytes: int = 64
+    network: NetworkProfile = NetworkProfile()
+    training: TrainingProfile = TrainingProfile()
+    start: Span = Span(0.0, 1.0)
+    """When each task starts."""
+    startup_timeout: float = 300.0
+    kills: tuple[Kill, ...] = ()
+    absentees: tuple[TaskId, ...] = ()
+    """Tasks that never start."""
+    odd_settings: tuple[tuple[TaskId, Setting], ...] = ()
+    """Tasks that were started with another setting than the rest."""
+    odd_steps: tuple[tuple[TaskId, int], ...] = ()
+    """Workers that do another number of steps than the rest."""
+    odd_models: tuple[TaskId, ...] = ()
+    """Workers whose first parameter is larger than the others'."""
+    patience: float = 200.0
+    """After the network is quiet the run must end within this many virtual seconds."""
+
+    @property
+    def shape(self) -> ClusterShape:
+        return ClusterShape(self.servers, self.workers)

@@ -1,0 +1,169 @@
+"""The membership of one task: joining, giving up, leaving."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from lockstep.protocol.effects import BecameMember, JobEnded, Send, StillMissing
+from lockstep.protocol.events import Broken, Finished, LinkLost, LinkUp, PeerGone, Tick
+from lockstep.protocol.ids import INITIAL_STEP, server, worker
+from lockstep.protocol.machine import REPEAT_SECONDS
+from lockstep.protocol.member import PHASE_TRANSITIONS, Phase, PhaseTrigger
+from lockstep.protocol.messages import Done, End, Failed, Member, MissingTask, Refused, Roster, View
+from protocol.protocol_rigs import MemberRig, join_of, life, only
+
+PS, ME = server(0), worker(1)
+UP = LinkUp(PS, life(PS))
+LOST = LinkLost(PS, "reset")
+VIEW = View(77, 1, (Member(str(PS), life(PS)),))
+END = End(True, "", 20, "")
+MISSING = MissingTask(str(worker(0)), "10.0.0.1:5000", "connection refused", 9.0, 4)
+
+TRIGGERS: dict[PhaseTrigger, Callable[[MemberRig], object]] = {
+    PhaseTrigger.LINK_UP: lambda rig: rig.tell(UP),
+    PhaseTrigger.LINK_LOST: lambda rig: rig.tell(LOST),
+    PhaseTrigger.VIEW: lambda rig: rig.hear(PS, VIEW),
+    PhaseTrigger.END: lambda rig: rig.hear(PS, END),
+}
+
+
+def in_phase(phase: Phase) -> MemberRig:
+    rig = MemberRig()
+    if phase is not Phase.OUTSIDE:
+        rig.tell(UP)
+    if phase is Phase.MEMBER:
+        rig.hear(PS, VIEW)
+    assert rig.machine.phase is phase
+    return rig
+
+
+@pytest.mark.parametrize(("pair", "after"), PHASE_TRANSITIONS.items(), ids=lambda value: str(value))
+def test_every_row_of_the_table_can_be_walked(pair: tuple[Phase, PhaseTrigger], after: Phase) -> None:
+    before, trigger = pair
+    rig = in_phase(before)
+    TRIGGERS[trigger](rig)
+    assert rig.machine.phase is after
+
+
+def test_a_task_joins_when_the_coordinator_can_be_reached_and_repeats_it_until_the_view_comes() -> None:
+    rig = MemberRig()
+    join = Send(PS, join_of(ME))
+    assert rig.tell(UP) == [join]
+    rig.now += REPEAT_SECONDS
+    assert rig.tell(Tick()) == [join]
+    assert rig.hear(PS, VIEW) == [BecameMember(77, VIEW.members)]
+    assert rig.hear(PS, VIEW) == []
+    assert rig.machine.next_deadline() is None
+
+
+def test_links_to_others_than_the_coordinator_do_not_matter_here() -> None:
+    rig = MemberRig()
+    assert rig.tell(LinkUp(server(1), 5)) == []
+    assert rig.tell(LinkLost(server(1), "reset")) == []
+    assert rig.hear(server(1), END, incarnation=5) == []
+    assert rig.machine.phase is Phase.OUTSIDE
+
+
+def test_who_is_missing_is_passed_on_while_joining() -> None:
+    rig = in_phase(Phase.JOINING)
+    assert rig.hear(PS, Roster((MISSING,))) == [StillMissing((MISSING,))]
+    rig.hear(PS, VIEW)
+    assert rig.hear(PS, Roster((MISSING,))) == []
+
+
+def test_a_task_that_cannot_reach_the_coordinator_in_time_names_it() -> None:
+    rig = MemberRig(seconds=300.0)
+    assert rig.machine.next_deadline() == 400.0
+    rig.now = 400.0
+    assert rig.tell(Tick()) == [JobEnded(False, str(PS), INITIAL_STEP, "could not be reached within 300 s")]
+    assert rig.machine.next_deadline() is None
+
+
+def test_a_coordinator_that_never_answers_is_named() -> None:
+    rig = in_phase(Phase.JOINING)
+    rig.now = 400.0
+    assert only(rig.tell(Tick()), JobEnded) == [
+        JobEnded(False, str(PS), INITIAL_STEP, "did not answer a request to join within 300 s")
+    ]
+
+
+def test_a_cluster_that_is_not_complete_in_time_ends_with_the_names_of_the_missing_tasks_for_everybody() -> None:
+    rig = in_phase(Phase.JOINING)
+    rig.hear(PS, Roster((MISSING,)))
+    rig.now = 400.0
+    reason = (
+        "the cluster was not complete after 300 s; missing: "
+        "/job:worker/replica:0/task:0 at 10.0.0.1:5000 (connection refused)"
+    )
+    assert rig.tell(Tick()) == [
+        Send(PS, Failed(str(worker(0)), INITIAL_STEP, reason)),
+        JobEnded(False, str(worker(0)), INITIAL_STEP, reason),
+    ]
+
+
+def test_a_member_does_not_give_up_at_the_startup_timeout() -> None:
+    rig = in_phase(Phase.MEMBER)
+    rig.now = 1000.0
+    assert rig.tell(Tick()) == []
+
+
+def test_a_refused_task_ends_with_the_reason() -> None:
+    rig = in_phase(Phase.JOINING)
+    assert rig.hear(PS, Refused("already taken")) == [JobEnded(False, str(ME), INITIAL_STEP, "already taken")]
+
+
+def test_a_finished_worker_says_so_until_the_job_ends() -> None:
+    rig = in_phase(Phase.MEMBER)
+    done = Send(PS, Done(20))
+    assert rig.tell(Finished(20)) == [done]
+    rig.now += REPEAT_SECONDS
+    assert rig.tell(Tick()) == [done]
+    rig.tell(LOST)
+    assert rig.machine.next_deadline() is None
+    assert rig.tell(UP) == [done]
+    assert [wait.what for wait in rig.machine.waits()] == ["the end of the job"]
+    assert rig.hear(PS, END) == [JobEnded(True, "", 20, "")]
+    assert rig.machine.waits() == []
+
+
+def test_a_broken_task_tells_the_coordinator_once_and_repeats_it() -> None:
+    rig = in_phase(Phase.MEMBER)
+    failed = Send(PS, Failed(str(ME), 4, "out of memory"))
+    assert rig.tell(Broken(ME, 4, "out of memory")) == [failed]
+    assert rig.tell(Broken(ME, 4, "and something that follows from it")) == []
+    rig.now += REPEAT_SECONDS
+    assert rig.tell(Tick()) == [failed]
+
+
+def test_a_broken_task_without_a_coordinator_ends_by_itself() -> None:
+    rig = MemberRig()
+    assert rig.tell(Broken(ME, 0, "no memory")) == [JobEnded(False, str(ME), INITIAL_STEP, "no memory")]
+
+
+def test_the_death_of_a_peer_is_told_to_the_coordinator() -> None:
+    rig = in_phase(Phase.MEMBER)
+    gone = PeerGone(worker(0), "was killed by signal 9")
+    (sent,) = only(rig.tell(gone), Send)
+    assert isinstance(sent.message, Failed)
+    assert (sent.message.culprit, sent.message.reason) == (str(worker(0)), "was killed by signal 9")
+
+
+def test_without_its_coordinator_nobody_can_decide_and_the_task_ends() -> None:
+    rig = in_phase(Phase.MEMBER)
+    assert rig.tell(PeerGone(PS, "gone")) == [JobEnded(False, str(PS), INITIAL_STEP, "gone")]
+
+
+def test_nothing_happens_after_the_end() -> None:
+    rig = in_phase(Phase.MEMBER)
+    rig.hear(PS, END)
+    for event in (UP, LOST, Tick(), Finished(20), Broken(ME, 0, ""), PeerGone(PS, "")):
+        assert rig.tell(event) == []
+    assert rig.hear(PS, End(False, str(ME), 0, "late")) == []
+
+
+def test_a_wait_names_the_coordinator() -> None:
+    assert [wait.what for wait in MemberRig().machine.waits()] == ["a connection"]
+    assert [wait.what for wait in in_phase(Phase.JOINING).machine.waits()] == ["the cluster to be complete"]
+    assert in_phase(Phase.MEMBER).machine.waits() == []

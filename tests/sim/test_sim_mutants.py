@@ -1,0 +1,83 @@
+"""Planted defects: each is found within a bounded number of seeds, and the sound machines pass the same seeds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from lockstep.sim.memory import Violation
+from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, Span, TrainingProfile
+from lockstep.sim.world import World
+from sim import mutants
+from sim.mutants import Plant
+
+SEEDS = 150
+
+BAD = NetworkProfile(
+    late_chance=0.05, in_order=False, duplicate_chance=0.2, reset_chance=0.03, ghost_chance=0.2, quiet_after=40.0
+)
+IN_PLACE = NetworkProfile(lent_in_place=True, duplicate_chance=0.1, quiet_after=40.0)
+DOUBLING = NetworkProfile(late_chance=0.05, in_order=False, duplicate_chance=0.2, quiet_after=40.0)
+BREAKING = NetworkProfile(reset_chance=0.1, max_resets=1000, reopen=Span(0.01, 0.1), quiet_after=40.0)
+PLAIN = TrainingProfile()
+EDITING = TrainingProfile(edit_chance=0.5, rates_at_seal=True)
+SLOW_BACKWARD = TrainingProfile(backward=Span(0.0, 3.0), rates_at_seal=True)
+
+
+@dataclass(frozen=True)
+class Planted:
+    mutant: type
+    finding: str
+    """Part of the text of the violation: it must be found for the right reason."""
+    mode: Mode = Mode.EAGER
+    network: NetworkProfile = BAD
+    training: TrainingProfile = PLAIN
+    servers: int = 2
+
+    def scenario(self, seed: int) -> Scenario:
+        return Scenario(
+            seed=seed,
+            servers=self.servers,
+            workers=2,
+            mode=self.mode,
+            network=self.network,
+            training=self.training,
+            patience=60.0,
+        )
+
+
+LATE = "the run has not ended within"
+PLANTED = [
+    Planted(mutants.CountsWithoutSender, "expected GradientTag", network=DOUBLING),
+    Planted(mutants.CountsAnyLife, "expected GradientTag"),
+    Planted(mutants.CountsAnyStep, "expected GradientTag"),
+    Planted(mutants.DoesNotWaitForTheCommit, "an early commit"),
+    Planted(mutants.DoesNotWaitForReaders, "is read from it", Mode.ASYNC),
+    Planted(mutants.UpdatesInPlace, "in place"),
+    Planted(mutants.AppliesBeforeTheSeal, "has sealed it", Mode.SEALED, training=EDITING),
+    Planted(mutants.KeepsReplacedEditions, LATE, Mode.SEALED, IN_PLACE, EDITING),
+    Planted(mutants.SleepsThroughTheCommit, LATE),
+    Planted(mutants.SpeaksOnce, LATE),
+    Planted(mutants.SpeaksOnce, LATE, servers=5),
+    Planted(mutants.AppliesTwice, "counts a worker twice", Mode.ASYNC),
+    Planted(mutants.SendsTwice, "parameter bucket", Mode.ASYNC),
+    Planted(mutants.CommitsEarly, "committed"),
+    Planted(mutants.SaysTheEndOnce, LATE, network=BREAKING, training=TrainingProfile(steps=1)),
+    Planted(mutants.ForgetsWhatWasInFlight, LATE),
+    Planted(mutants.TakesAnyVersion, "which nobody has made"),
+    Planted(mutants.SaysFormerRates, "the chief said", Mode.SEALED, training=SLOW_BACKWARD),
+]
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: f"{planted.mutant.__name__}-{planted.servers}")
+def test_a_planted_defect_is_found(planted: Planted) -> None:
+    for seed in range(SEEDS):
+        try:
+            World(planted.scenario(seed), Plant(planted.mutant)).run()
+        except Violation as violation:
+            first_line = str(violation).splitlines()[0]
+            assert planted.finding in first_line
+            assert World(planted.scenario(seed)).run().ok, "the sound machines must pass where the defect shows"
+            return
+    pytest.fail(f"not found within {SEEDS} seeds")
