@@ -1,0 +1,261 @@
+"""One end of an ``auto`` link: it tries the paths, and is the endpoint of the first that works from then on.
+
+The dialer tries one path after the other. The acceptor is ready for all of them, and takes the one that the dialer
+brings up.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from lockstep.protocol.messages import Ticket
+from lockstep.transports.auto.tickets import ticket_for
+from lockstep.transports.base import (
+    Counters,
+    Endpoint,
+    EndpointEvents,
+    LinkDownError,
+    LinkState,
+    Loan,
+    PeerAddress,
+    Region,
+    ShowsProgress,
+    TransferId,
+    Transport,
+    TransportError,
+)
+
+Later = Callable[[Callable[[], None]], object]
+
+
+class ManyRegion:
+    """Memory that is registered with every path."""
+
+    def __init__(self, parts: Mapping[str, Region], first: Region) -> None:
+        self.parts = parts
+        self._first = first
+        self.closed = False
+
+    @property
+    def nbytes(self) -> int:
+        return self._first.nbytes
+
+    @property
+    def buffer(self) -> memoryview:
+        return self._first.buffer
+
+    @property
+    def address(self) -> int:
+        return self._first.address
+
+    def close(self) -> None:
+        self.closed = True
+        for part in self.parts.values():
+            if part is not self._first:
+                part.close()
+        self._first.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """One way to the peer, and where it is reached by it; no address: the peer does not have this path."""
+
+    transport: Transport
+    address: bytes | None
+
+
+class AutoEndpoint:
+    """Moves ranges of regions by whichever path was found."""
+
+    def __init__(self, peer: PeerAddress, paths: list[Path], events: EndpointEvents, later: Later) -> None:
+        """``later`` runs something on another thread: endpoints of paths that were not taken are closed there."""
+        self.peer = peer
+        self._events = events
+        self._later = later
+        self._lock = threading.Lock()
+        self._untried: Iterator[Path] = iter(paths)
+        self._attempts: list[_Attempt] = []
+        self._chosen: Endpoint | None = None
+        self._name = ""
+        self._over: LinkState | None = None
+        self._reasons: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<AutoEndpoint to {self.peer.task} {self.state.value} by {self._name or 'no path yet'}>"
+
+    # --- finding a path -----------------------------------------------------------------------------------------
+
+    def begin(self, dials: bool) -> None:
+        """Try the first path that is not plainly impossible; an acceptor tries all at once."""
+        if dials:
+            self._try_next()
+            return
+        for path in self._untried:
+            self._try(path, dials=False)
+        self._give_up_if_all_failed()
+
+    def _try_next(self) -> None:
+        for path in self._untried:
+            if self._over is not None or self._try(path, dials=True):
+                return
+        self._give_up_if_all_failed()
+
+    def _try(self, path: Path, dials: bool) -> bool:
+        name = path.transport.name
+        if path.address is None:
+            self._reasons[name] = f"{self.peer.task} does not have it"
+            return False
+        attempt = _Attempt(self, name, dials)
+        with self._lock:
+            self._attempts.append(attempt)
+        try:
+            address = PeerAddress(self.peer.task, self.peer.incarnation, path.address)
+            attempt.opened(path.transport.connect(address, dials, attempt))
+        except TransportError as error:
+            with self._lock:
+                self._attempts.remove(attempt)
+            self._reasons[name] = str(error)
+            return False
+        return True
+
+    def take(self, attempt: _Attempt, endpoint: Endpoint) -> bool:
+        """A path is up: whether it is the one."""
+        with self._lock:
+            if self._chosen is not None or self._over is not None:
+                return False
+            self._chosen, self._name = endpoint, attempt.name
+            others = [one for one in self._attempts if one is not attempt]
+            self._attempts = [attempt]
+        for other in others:
+            self._later(other.close)
+        self._events.on_up()
+        return True
+
+    def path_failed(self, attempt: _Attempt, reason: str) -> None:
+        """A path broke: before anything was up, the next one is tried; later, the link is lost."""
+        with self._lock:
+            if attempt not in self._attempts:
+                return
+            if self._chosen is not None:
+                tell = self._over is None
+                self._over = self._over or LinkState.LOST
+            else:
+                tell = False
+                self._attempts.remove(attempt)
+                self._reasons[attempt.name] = reason
+        if self._chosen is not None:
+            if tell:
+                self._events.on_lost(reason)
+        elif attempt.dials:
+            self._try_next()
+        else:
+            self._give_up_if_all_failed()
+
+    def _give_up_if_all_failed(self) -> None:
+        with self._lock:
+            if self._attempts or self._over is not None or self._chosen is not None:
+                return
+            self._over = LinkState.LOST
+        self._events.on_lost("; ".join(f"{name}: {reason}" for name, reason in self._reasons.items()) or "no path")
+
+    # --- the endpoint -------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> LinkState:
+        if self._over is not None:
+            return self._over
+        return LinkState.CONNECTING if self._chosen is None else self._chosen.state
+
+    @property
+    def transport(self) -> str:
+        return self._name or "auto"
+
+    @property
+    def lends_in_place(self) -> bool:
+        return self._chosen is not None and self._chosen.lends_in_place
+
+    def path(self) -> str:
+        if self._chosen is None:
+            return "no path yet"
+        reasons = "; ".join(f"not {name}: {reason}" for name, reason in self._reasons.items() if name != self._name)
+        return f"{self._chosen.path()} ({reasons})" if reasons else self._chosen.path()
+
+    def write(
+        self, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
+    ) -> TransferId:
+        endpoint, part, ticket = self._on_path(source, target)
+        return endpoint.write(part, offset, nbytes, ticket, target_offset, note)
+
+    def lend(
+        self, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
+    ) -> TransferId:
+        endpoint, part, ticket = self._on_path(source, target)
+        return endpoint.lend(part, offset, nbytes, ticket, target_offset, note)
+
+    def _on_path(self, source: Region, target: Ticket) -> tuple[Endpoint, Region, Ticket]:
+        if self._over is not None or self._chosen is None:
+            raise LinkDownError(f"the link to {self.peer.task} is {self.state.value}: wait until it is up")
+        if not isinstance(source, ManyRegion) or source.closed:
+            raise TransportError("the source is no open region of this transport: use its allocate or register first")
+        return self._chosen, source.parts[self._name], ticket_for(self._name, target)
+
+    def cancel(self, transfer: TransferId) -> None:
+        if self._chosen is not None:
+            self._chosen.cancel(transfer)
+
+    def counters(self) -> Counters:
+        return Counters() if self._chosen is None else self._chosen.counters()
+
+    def bytes_under_way(self) -> int:
+        return self._chosen.bytes_under_way() if isinstance(self._chosen, ShowsProgress) else 0
+
+    def close(self) -> None:
+        with self._lock:
+            if self._over is None:
+                self._over = LinkState.CLOSED
+            attempts = list(self._attempts)
+        for attempt in attempts:
+            attempt.close()
+
+
+class _Attempt:
+    """The events of one path. Until it is taken it speaks to the endpoint, then straight to the owner."""
+
+    def __init__(self, whole: AutoEndpoint, name: str, dials: bool) -> None:
+        self.name = name
+        self.dials = dials
+        self._whole = whole
+        self._owner = whole._events
+        self._ready = threading.Event()
+        self._endpoint: Endpoint | None = None
+
+    def opened(self, endpoint: Endpoint) -> None:
+        """``connect`` has returned; callbacks may have come before."""
+        self._endpoint = endpoint
+        self._ready.set()
+
+    def close(self) -> None:
+        if self._endpoint is not None:
+            self._endpoint.close()
+
+    def on_up(self) -> None:
+        self._ready.wait(5.0)  # until the thread that called connect has the endpoint in hand
+        assert self._endpoint is not None
+        self._whole.take(self, self._endpoint)
+
+    def on_lost(self, reason: str) -> None:
+        self._whole.path_failed(self, reason)
+
+    def on_sent(self, transfer: TransferId) -> None:
+        self._owner.on_sent(transfer)
+
+    def on_failed(self, transfer: TransferId, reason: str) -> None:
+        self._owner.on_failed(transfer, reason)
+
+    def on_arrived(self, note: bytes, nbytes: int) -> None:
+        self._owner.on_arrived(note, nbytes)
+
+    def on_lent(self, note: bytes, loan: Loan) -> None:
+        self._owner.on_lent(note, loan)

@@ -1,0 +1,97 @@
+"""The transport ``auto`` of one task: shared memory where the peer is on this host, gRPC everywhere else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+from lockstep.protocol.messages import Ticket
+from lockstep.transports.auto.endpoint import AutoEndpoint, ManyRegion, Path
+from lockstep.transports.auto.tickets import NAME, pack_addresses, pack_tickets, unpack_addresses
+from lockstep.transports.base import (
+    EndpointEvents,
+    LinkState,
+    NoPathError,
+    PeerAddress,
+    Region,
+    Transport,
+    TransportError,
+)
+from lockstep.transports.clerk import Clerk
+from lockstep.transports.grpc_stream.transport import GrpcTransport
+from lockstep.transports.shm.transport import ShmTransport
+from lockstep.transports.wire.server import ControlServer
+
+_OPEN: Final = (LinkState.CONNECTING, LinkState.UP)
+
+
+def paths_of(server: ControlServer, task: str, incarnation: int) -> list[Transport]:
+    """The paths in the order in which a link tries them. The first one allocates the memory of all."""
+    return [ShmTransport(server, task, incarnation), GrpcTransport(server, task, incarnation)]
+
+
+class AutoTransport:
+    """Several transports behind one. Memory is taken once and registered with all of them."""
+
+    def __init__(self, server: ControlServer, task: str, incarnation: int) -> None:
+        self._paths: Sequence[Transport] = paths_of(server, task, incarnation)
+        self._clerk = Clerk(f"auto-clerk-{task}")
+        self._lock = threading.Lock()
+        self._regions: list[ManyRegion] = []
+        self._endpoints: list[AutoEndpoint] = []
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        return NAME
+
+    def address(self) -> bytes:
+        return pack_addresses((path.name, path.address()) for path in self._paths)
+
+    def allocate(self, nbytes: int, purpose: str) -> Region:
+        first, *others = self._paths
+        region = first.allocate(nbytes, purpose)
+        parts = {first.name: region} | {path.name: path.register(region.buffer) for path in others}
+        return self._add(ManyRegion(parts, region))
+
+    def register(self, buffer: memoryview) -> Region:
+        parts = {path.name: path.register(buffer) for path in self._paths}
+        return self._add(ManyRegion(parts, next(iter(parts.values()))))
+
+    def _add(self, region: ManyRegion) -> ManyRegion:
+        with self._lock:
+            self._regions = [one for one in self._regions if not one.closed]
+            self._regions.append(region)
+        return region
+
+    def grant(self, region: Region, peer: PeerAddress) -> Ticket:
+        if not isinstance(region, ManyRegion) or region.closed or region not in self._regions:
+            raise TransportError("this region does not belong to this transport: use its allocate or register first")
+        return pack_tickets(region.nbytes, (path.grant(region.parts[path.name], peer) for path in self._paths))
+
+    def connect(self, peer: PeerAddress, dials: bool, events: EndpointEvents) -> AutoEndpoint:
+        try:
+            addresses = unpack_addresses(peer.address)
+        except ValueError as error:
+            raise NoPathError(f"{peer.task} published an address that is not readable: {error}") from error
+        paths = [Path(path, addresses.get(path.name)) for path in self._paths]
+        endpoint = AutoEndpoint(peer, paths, events, self._clerk.soon)
+        with self._lock:
+            if self._closed:
+                raise TransportError("this transport is closed: make another one")
+            self._endpoints = [one for one in self._endpoints if one.state in _OPEN]
+            self._endpoints.append(endpoint)
+        endpoint.begin(dials)
+        return endpoint
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        for endpoint in self._endpoints:
+            endpoint.close()
+        for region in self._regions:
+            region.close()
+        self._clerk.close()
+        for path in self._paths:
+            path.close()

@@ -1,0 +1,35 @@
+"""Command line of the suite."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from lockstep.transports.conformance.suite import Outcome, run_suite
+from lockstep.transports.registry import known_transports
+
+
+def _line(outcome: Outcome) -> str:
+    verdict = "FAILED" if outcome.failure else "ok"
+    line = f"{verdict:6}  {outcome.seconds:6.2f} s  {outcome.case.title}\n"
+    return line + (f"        {outcome.failure}\n" if outcome.failure else "")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m lockstep.transports.conformance", description=__doc__)
+    parser.add_argument("transport", choices=known_transports())
+    parser.add_argument("--large", action="store_true", help="also run the cases that take gigabytes")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only the cases whose name contains TEXT")
+    options = parser.parse_args()
+    failed = total = 0
+    for outcome in run_suite(options.transport, large=options.large, only=options.only):
+        sys.stdout.write(_line(outcome))
+        sys.stdout.flush()
+        total += 1
+        failed += bool(outcome.failure)
+    sys.stdout.write(f"{options.transport}: {total - failed} of {total} cases passed\n")
+    return 1 if failed or not total else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

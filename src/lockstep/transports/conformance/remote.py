@@ -1,0 +1,133 @@
+"""A node in a process of its own (``process.py``), driven over a pipe with one JSON object a line."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any, Final, cast
+
+from lockstep.protocol.messages import Ticket
+from lockstep.transports.base import Counters, LinkDownError, PeerAddress, TransportError
+from lockstep.transports.conformance.events import PATIENCE, CaseFailed, EventLog, Heard, PeerHasEnded
+from lockstep.transports.conformance.node import Node
+
+_PROCESS: Final = "lockstep.transports.conformance.process"
+_PLAIN: Final = {"Ticket": Ticket, "PeerAddress": PeerAddress, "Counters": Counters, "Heard": Heard}
+_ERRORS: Final = {"TransportError": TransportError, "LinkDownError": LinkDownError, "gone": PeerHasEnded}
+
+
+def pack(value: Any) -> Any:
+    """A value as JSON; bytes and our few dataclasses are marked by their name."""
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if dataclasses.is_dataclass(value):
+        fields = {field.name: pack(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {type(value).__name__: fields}
+    return value
+
+
+def unpack(value: Any) -> Any:
+    """What ``pack`` packed."""
+    if not isinstance(value, dict):
+        return value
+    ((name, content),) = value.items()
+    if name == "bytes":
+        return bytes.fromhex(content)
+    return _PLAIN[name](**{field: unpack(inner) for field, inner in content.items()})
+
+
+class RemoteNode:
+    """Has the methods of ``Node``; each call waits for its answer with a deadline."""
+
+    def __init__(self, transport: str, task: str, incarnation: int) -> None:
+        self.task = task
+        self.incarnation = incarnation
+        self.log = EventLog(task)
+        self._answered = threading.Condition()
+        self._answer: dict[str, Any] | None = None
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", _PROCESS, transport, task, str(incarnation)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, name=f"suite-{task}", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not callable(getattr(Node, name, None)):
+            raise AttributeError(name)
+        return lambda *arguments: self._call(name, *arguments)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        assert self._process.stdin is not None
+        with self._answered:
+            self._answer = None
+        line = json.dumps({"call": name, "arguments": [pack(argument) for argument in arguments]})
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        with self._answered:
+            if not self._answered.wait_for(lambda: self._answer is not None, PATIENCE):
+                raise CaseFailed(f"{self.task} did not carry out {name} within {PATIENCE:g} s")
+            answer = cast(dict[str, Any], self._answer)
+        if "error" in answer:
+            raise _ERRORS.get(answer["error"], CaseFailed)(f"{answer['text']}")
+        return unpack(answer["result"])
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            content = json.loads(line)
+            if "heard" in content:
+                self.log.add(unpack(content["heard"]))
+                continue
+            with self._answered:
+                self._answer = content
+                self._answered.notify_all()
+        with self._answered:
+            self._answer = {"error": "gone", "text": f"{self.task} has ended"}
+            self._answered.notify_all()
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until the process is gone."""
+        self._process.kill()
+        self._process.wait(PATIENCE)
+
+    def freeze(self) -> None:
+        """SIGSTOP, and wait until the kernel says that it has stopped."""
+        os.kill(self.pid, signal.SIGSTOP)
+        _, status = os.waitpid(self.pid, os.WUNTRACED)
+        if not os.WIFSTOPPED(status):
+            raise CaseFailed(f"{self.task} ended instead of being frozen (status {status})")
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        """End the process in good order, or kill it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(ProcessLookupError):
+            self.resume()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise CaseFailed(f"{self.task} did not end within 10 s of being closed") from None
+        finally:
+            self._reader.join(PATIENCE)
+            self._process.stdout.close()

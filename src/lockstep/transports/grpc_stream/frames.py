@@ -1,0 +1,112 @@
+"""Frames of the data stream: how a chunk of a region looks on the wire.
+
+A frame is a ``DataFrame`` of the contract, written by hand so that the payload is copied exactly once into it and
+can be read out of it in place: field 1 holds the fixed header below, field 2 the payload. A chunk's payload is its note
+(with the last chunk only) and then its bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+CHUNK_BYTES: Final = 1 << 20
+MAX_TEXT_BYTES: Final = 2048
+
+_HEADER: Final = struct.Struct("<BBHQQ8sQQ")
+# Tag and length of field 1, the header, tag of field 2, its length as a varint of always five bytes.
+_FRAME: Final = struct.Struct(f"<BB{_HEADER.size}sB5s")
+_HEADER_TAG: Final = 0x0A
+_PAYLOAD_TAG: Final = 0x12
+
+PREFIX_BYTES: Final = _FRAME.size
+
+
+class FrameError(Exception):
+    """These bytes are no frame; the text says why."""
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    HELLO = 1  # payload: who I am and whom I mean
+    CHUNK = 2
+    RELEASE = 3  # the loan ``transfer`` may be overwritten
+    FAULT = 4  # payload: the rule that you broke; I end the link
+    GOODBYE = 5  # I close the link
+
+
+# Flags of a chunk; plain numbers, because they are looked at for every chunk.
+FIRST: Final = 1
+LAST: Final = 2
+LOAN: Final = 4
+
+
+class Header(NamedTuple):
+    """The fixed part of every frame. ``key`` opens the region; ``total`` is the size of the whole transfer."""
+
+    kind: int
+    flags: int = 0
+    note_bytes: int = 0
+    transfer: int = 0
+    region: int = 0
+    key: bytes = bytes(8)
+    offset: int = 0
+    total: int = 0
+
+
+def _five_bytes(length: int) -> bytes:
+    """A length as a varint of fixed width, so that the payload always begins at the same place."""
+    return bytes(
+        (length & 127 | 128, length >> 7 & 127 | 128, length >> 14 & 127 | 128, length >> 21 & 127 | 128, length >> 28)
+    )
+
+
+def pack(header: Header, *payload: bytes | memoryview) -> bytes:
+    """One frame; the only copy of the payload on the sending side."""
+    length = sum([len(part) for part in payload])
+    prefix = _FRAME.pack(_HEADER_TAG, _HEADER.size, _HEADER.pack(*header), _PAYLOAD_TAG, _five_bytes(length))
+    return b"".join((prefix, *payload))
+
+
+def unpack(frame: bytes) -> tuple[Header, memoryview]:
+    """Header and payload of a frame, the payload in place."""
+    if len(frame) < PREFIX_BYTES:
+        raise FrameError(f"a frame has at least {PREFIX_BYTES} bytes, this one has {len(frame)}")
+    header_tag, header_bytes, packed, payload_tag, length = _FRAME.unpack_from(frame)
+    if header_tag != _HEADER_TAG or header_bytes != _HEADER.size or payload_tag != _PAYLOAD_TAG:
+        raise FrameError("these bytes are no data frame")
+    payload = memoryview(frame)[PREFIX_BYTES:]
+    if length != _five_bytes(len(payload)):
+        raise FrameError("a data frame has another length than it says")
+    return Header._make(_HEADER.unpack(packed)), payload
+
+
+_HELLO: Final = struct.Struct("<QQ")
+
+
+def pack_hello(task: str, incarnation: int, peer_incarnation: int) -> bytes:
+    """The first frame of each side: who I am, and which life of you I mean."""
+    return pack(Header(Kind.HELLO), _HELLO.pack(incarnation, peer_incarnation), task.encode())
+
+
+def unpack_hello(frame: bytes) -> tuple[str, int, int]:
+    """Task, incarnation, and the incarnation it means; ``FrameError`` also for frames of another kind."""
+    header, payload = unpack(frame)
+    if header.kind == Kind.FAULT:
+        raise FrameError(text_of(payload))
+    if header.kind != Kind.HELLO or not _HELLO.size < len(payload) <= MAX_TEXT_BYTES:
+        raise FrameError("a data stream begins with a hello")
+    incarnation, peer_incarnation = _HELLO.unpack_from(payload)
+    return text_of(payload[_HELLO.size :]), incarnation, peer_incarnation
+
+
+def pack_fault(reason: str) -> bytes:
+    """The frame that tells the peer which rule it broke."""
+    return pack(Header(Kind.FAULT), reason.encode()[:MAX_TEXT_BYTES])
+
+
+def text_of(payload: memoryview) -> str:
+    """A text in a payload, whatever its bytes."""
+    return bytes(payload[:MAX_TEXT_BYTES]).decode(errors="replace")

@@ -1,0 +1,135 @@
+"""Host memory for regions: taking it, checking it, and the checks of a transfer that all transports share."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from lockstep.protocol.messages import Ticket
+from lockstep.transports.base import Region, TransportError
+
+MAX_NOTE_BYTES: Final = 4096
+"""Longest note of a transfer, for every transport."""
+
+_GROUP_FILES: Final = (
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+"""Limit and use of this process's control group, as a container sees them (version 2, version 1)."""
+
+
+def available_memory() -> int:
+    """Bytes that this process can still take: of the machine, or of its control group where that has less."""
+    available: int = psutil.virtual_memory().available
+    for folder, limit_name, used_name in _GROUP_FILES:
+        with suppress(OSError, ValueError):
+            limit = int((folder / limit_name).read_text())
+            used = int((folder / used_name).read_text()) - _cached((folder / "memory.stat").read_text())
+            available = min(available, max(0, limit - used))
+    return available
+
+
+def _cached(statistics: str) -> int:
+    """Bytes that the kernel counts as used and gives up when somebody needs them."""
+    return sum(int(line.split()[1]) for line in statistics.splitlines() if line.startswith("inactive_file "))
+
+
+def check_room(nbytes: int, purpose: str) -> None:
+    """Refuse memory of an impossible size, with numbers."""
+    if nbytes < 0:
+        raise TransportError(f"memory for {purpose} cannot have {nbytes} bytes")
+    available = available_memory()
+    if nbytes > available:
+        raise TransportError(
+            f"no room for {purpose}: it needs {nbytes} bytes, this machine has {available} available; "
+            "use a smaller model or a machine with more memory"
+        )
+
+
+def allocate_memory(nbytes: int, purpose: str) -> mmap.mmap:
+    """Fresh zeroed memory, page-aligned, of at least one byte. Too little room raises with numbers."""
+    check_room(nbytes, purpose)
+    try:
+        return mmap.mmap(-1, max(nbytes, 1))
+    except (OSError, OverflowError, ValueError) as error:
+        raise TransportError(f"no room for {purpose} of {nbytes} bytes: {error}") from error
+
+
+def checked_buffer(buffer: memoryview) -> memoryview:
+    """``buffer`` as plain bytes; refuses what a transport cannot move in one piece or write into."""
+    if not buffer.c_contiguous:
+        raise TransportError("this memory is not contiguous and cannot be registered: copy it into one piece first")
+    if buffer.readonly:
+        raise TransportError("this memory is read-only and cannot be registered: pass a writable buffer")
+    return buffer.cast("B") if buffer.format != "B" or buffer.ndim != 1 else buffer
+
+
+def address_of(buffer: memoryview) -> int:
+    """Where the first byte lies in this process; 0 for an empty buffer."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer)) if buffer.nbytes else 0
+
+
+class HostRegion:
+    """A region in ordinary memory of this process."""
+
+    def __init__(
+        self, number: int, buffer: memoryview, memory: mmap.mmap | None, on_close: Callable[[int], None]
+    ) -> None:
+        self.number = number
+        self.closed = False
+        self._on_close = on_close
+        self._buffer = buffer
+        self._memory = memory
+        self._address = address_of(buffer)
+
+    def __repr__(self) -> str:
+        return f"<HostRegion {self.number} of {self.nbytes} bytes{' (closed)' if self.closed else ''}>"
+
+    @property
+    def nbytes(self) -> int:
+        return self._buffer.nbytes
+
+    @property
+    def buffer(self) -> memoryview:
+        return self._buffer
+
+    @property
+    def address(self) -> int:
+        return self._address
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self._on_close(self.number)
+        if self._memory is None:
+            return
+        # Whoever still holds a view of the memory keeps it alive; it is freed with the last view.
+        with suppress(BufferError):
+            self._buffer.release()
+            self._memory.close()
+        self._buffer = memoryview(b"")
+
+
+def check_transfer(
+    transport: str, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
+) -> None:
+    """Refuse a transfer that cannot be right, before anything of it is queued."""
+    if target.transport != transport:
+        raise TransportError(
+            f"this ticket is for {target.transport}, not for {transport}: ask the peer for another one"
+        )
+    if offset < 0 or nbytes < 0 or offset + nbytes > source.nbytes:
+        raise TransportError(f"bytes {offset} to {offset + nbytes} do not lie in the source region of {source.nbytes}")
+    if target_offset < 0 or target_offset + nbytes > target.nbytes:
+        raise TransportError(
+            f"bytes {target_offset} to {target_offset + nbytes} do not lie in the target region of {target.nbytes}"
+        )
+    if len(note) > MAX_NOTE_BYTES:
+        raise TransportError(f"a note of {len(note)} bytes is longer than the {MAX_NOTE_BYTES} that fit")

@@ -1,0 +1,77 @@
+"""How the two processes of a measurement talk: one JSON object a line, over a TCP connection."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+CALL_SECONDS: Final = 60.0
+_MAX_LINE: Final = 1 << 20
+
+Methods = Mapping[str, Callable[..., Any]]
+
+
+class NetError(Exception):
+    """The measurement cannot go on; the text says why."""
+
+
+class Caller:
+    """The end that asks."""
+
+    def __init__(self, host: str, port: int) -> None:
+        try:
+            self._socket = socket.create_connection((host, port), timeout=CALL_SECONDS)
+        except OSError as error:
+            raise NetError(
+                f"nobody answers at {host}:{port} ({error.strerror or error}); start 'lockstep net --serve' there"
+            ) from error
+        self._lines = self._socket.makefile("rwb")
+
+    @property
+    def local_host(self) -> str:
+        """This machine's address as the peer sees it."""
+        return str(self._socket.getsockname()[0])
+
+    @property
+    def remote_host(self) -> str:
+        return str(self._socket.getpeername()[0])
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """Let the peer do something, and wait for the answer."""
+        try:
+            self._lines.write(json.dumps({"call": method, "with": arguments}).encode() + b"\n")
+            self._lines.flush()
+            line = self._lines.readline(_MAX_LINE)
+        except OSError as error:
+            raise NetError(f"the peer did not answer to {method}: {error}") from error
+        if not line:
+            raise NetError(f"the peer has gone; it was asked to {method}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise NetError(answer["error"])
+        return answer["result"]
+
+    def close(self) -> None:
+        self._lines.close()
+        self._socket.close()
+
+
+def answer_calls(connection: socket.socket, methods: Methods, expected: tuple[type[Exception], ...]) -> None:
+    """The end that is asked: serve one caller until it hangs up."""
+    with connection, connection.makefile("rwb") as lines:
+        while line := lines.readline(_MAX_LINE):
+            lines.write(json.dumps(_answer(line, methods, expected)).encode() + b"\n")
+            lines.flush()
+
+
+def _answer(line: bytes, methods: Methods, expected: tuple[type[Exception], ...]) -> dict[str, Any]:
+    try:
+        asked = json.loads(line)
+        method = methods[asked["call"]]
+        return {"result": method(**asked["with"])}
+    except expected as error:
+        return {"error": str(error)}
+    except (ValueError, KeyError, TypeError) as error:
+        return {"error": f"this call is not understood: {error}"}

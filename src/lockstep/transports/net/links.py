@@ -1,0 +1,129 @@
+"""A transport under measurement: one end of one link, in either process."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Any, Final
+
+from lockstep.protocol.messages import Ticket
+from lockstep.transports.base import Endpoint, Loan, PeerAddress, Region
+from lockstep.transports.net.control import NetError
+from lockstep.transports.registry import make_transport
+from lockstep.transports.wire.server import ControlServer
+
+WAIT_SECONDS: Final = 60.0
+
+
+def pack_ticket(ticket: Ticket) -> dict[str, Any]:
+    return {
+        "transport": ticket.transport,
+        "region": ticket.region,
+        "nbytes": ticket.nbytes,
+        "address": ticket.address,
+        "key": ticket.key.hex(),
+    }
+
+
+def unpack_ticket(packed: dict[str, Any]) -> Ticket:
+    return Ticket(
+        packed["transport"], packed["region"], packed["nbytes"], packed["address"], bytes.fromhex(packed["key"])
+    )
+
+
+class LinkEnd:
+    """A transport with its server, one region and one link. Answers each arrival with an empty write."""
+
+    def __init__(self, transport: str, host: str, task: str, incarnation: int, nbytes: int) -> None:
+        self._me = (task, incarnation)
+        self._server = ControlServer(host, 0, threads=8)
+        try:
+            self._transport = make_transport(transport, self._server, task, incarnation)
+        except BaseException:
+            self._server.stop(0)
+            raise
+        self._server.start()
+        self.region: Region = self._transport.allocate(nbytes, "measuring")
+        self.endpoint: Endpoint | None = None
+        self._changed = threading.Condition()
+        self._up = False
+        self._lost = ""
+        self._answers: deque[float] = deque()
+        self._lending = False
+        self._answer_to: Ticket | None = None
+
+    def address(self) -> PeerAddress:
+        return PeerAddress(*self._me, self._transport.address())
+
+    def grant(self, peer: PeerAddress) -> Ticket:
+        return self._transport.grant(self.region, peer)
+
+    def connect(self, peer: PeerAddress, *, dials: bool, answer_to: Ticket | None) -> None:
+        """Open the link; with ``answer_to``, each arrival is answered there."""
+        self._answer_to = answer_to
+        self.endpoint = self._transport.connect(peer, dials, self)
+
+    def wait_until_up(self) -> None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._up or self._lost, WAIT_SECONDS):
+                raise NetError("the link did not come up in time")
+            self._raise_if_lost()
+
+    def start(self, nbytes: int, target: Ticket, *, lend: bool) -> None:
+        """Start a transfer from the beginning of the region. Its answer: the peer's, or the release of a loan."""
+        assert self.endpoint is not None
+        self._lending = lend
+        begin = self.endpoint.lend if lend else self.endpoint.write
+        begin(self.region, 0, nbytes, target, 0, b"")
+
+    def wait_answer(self) -> float:
+        """When the next answer came."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._answers or self._lost, WAIT_SECONDS):
+                raise NetError("a transfer was not answered in time")
+            self._raise_if_lost()
+            return self._answers.popleft()
+
+    def _raise_if_lost(self) -> None:
+        if self._lost:
+            raise NetError(f"the link broke: {self._lost}")
+
+    def close(self) -> None:
+        if self.endpoint is not None:
+            self.endpoint.close()
+        self._transport.close()
+        self._server.stop(0)
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    def _answered(self) -> None:
+        with self._changed:
+            self._answers.append(time.perf_counter())
+            self._changed.notify_all()
+
+    def on_up(self) -> None:
+        with self._changed:
+            self._up = True
+            self._changed.notify_all()
+
+    def on_sent(self, transfer: int) -> None:  # noqa: ARG002 - only one kind is under way at a time
+        if self._lending:
+            self._answered()
+
+    def on_failed(self, transfer: int, reason: str) -> None:
+        self.on_lost(f"transfer {transfer} failed: {reason}")
+
+    def on_arrived(self, note: bytes, nbytes: int) -> None:  # noqa: ARG002 - the caller counts
+        if self._answer_to is None:
+            self._answered()
+        elif self.endpoint is not None:
+            self.endpoint.write(self.region, 0, 0, self._answer_to, 0, b"")
+
+    def on_lent(self, note: bytes, loan: Loan) -> None:  # noqa: ARG002 - the caller counts
+        loan.release()
+
+    def on_lost(self, reason: str) -> None:
+        with self._changed:
+            self._lost = self._lost or reason
+            self._changed.notify_all()

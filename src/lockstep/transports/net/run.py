@@ -1,0 +1,151 @@
+"""One measurement: all contenders in turn, several rounds at each size, so that all see the same machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from lockstep.transports.base import TransportError
+from lockstep.transports.net.contenders import (
+    GRPC,
+    SHM,
+    SHM_LEND,
+    UCX,
+    BareGrpc,
+    BareNixl,
+    Contender,
+    Linked,
+    MemoryCopy,
+    TcpSocket,
+)
+from lockstep.transports.net.control import Caller, NetError
+from lockstep.transports.net.measured import Measured, Report, describe_machine
+from lockstep.transports.registry import missing_library
+from lockstep.transports.ucx.agent import AgentError
+from lockstep.version import __version__
+
+IN_FLIGHT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to measure."""
+
+    sizes: Sequence[int]
+    rounds: int = 3
+    burst_seconds: float = 0.1
+    only: str = ""
+    """Only contenders whose name contains this."""
+
+
+@contextmanager
+def local_peer() -> Iterator[Caller]:
+    """A peer in a process of its own on this machine. It ends with the connection, whatever happens here."""
+    command = [sys.executable, "-m", "lockstep.transports.net.serving"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        caller = Caller("127.0.0.1", int(process.stdout.readline()))
+        try:
+            yield caller
+        finally:
+            caller.close()
+            try:
+                process.wait(20.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def measure(caller: Caller, plan: Plan, progress: Callable[[int, int, str], None]) -> Report:
+    """Run the plan with this peer; ``progress`` is told (done, of all, what)."""
+    report = Report(describe_machine(), caller.call("hello", version=__version__))
+    with ExitStack() as opened:
+        contenders = _open_all(caller, plan, report, opened)
+        if not contenders:
+            raise NetError("nothing of what was asked for can be measured here")
+        total = len(plan.sizes) * plan.rounds * len(contenders)
+        done = 0
+        for nbytes in plan.sizes:
+            rows = [Measured(contender.name, nbytes) for contender in contenders]
+            for _ in range(plan.rounds):
+                for contender, row in zip(contenders, rows, strict=True):
+                    progress(done, total, f"{contender.name}, {nbytes} bytes")
+                    _one_round(caller, contender, row, plan.burst_seconds)
+                    done += 1
+            report.rows += rows
+    return report
+
+
+def _open_all(caller: Caller, plan: Plan, report: Report, opened: ExitStack) -> list[Contender]:
+    nbytes = max(plan.sizes)
+    contenders: list[Contender] = []
+
+    def attempt(name: str, make: Callable[[], Contender]) -> None:
+        if plan.only not in name:
+            return
+        try:
+            contender = make()
+        except (NetError, TransportError, AgentError) as error:
+            report.left_out[name] = str(error)
+            return
+        opened.callback(contender.close)
+        contenders.append(contender)
+
+    attempt(MemoryCopy.name, lambda: MemoryCopy(nbytes))
+    attempt(TcpSocket.name, lambda: TcpSocket(caller, nbytes))
+    attempt(BareGrpc.name, lambda: BareGrpc(caller, nbytes))
+    missing = missing_library(UCX)
+    if missing is None:
+        attempt(BareNixl.name, lambda: BareNixl(caller, nbytes))
+    else:
+        report.left_out[BareNixl.name] = missing
+    for transport in (GRPC, SHM, UCX):
+        attempt(transport, lambda transport=transport: Linked(caller, transport, nbytes))  # type: ignore[misc]
+    shared = next((one for one in contenders if one.name == SHM), None)
+    if isinstance(shared, Linked):
+        contenders.append(shared.lender(SHM_LEND))
+    return contenders
+
+
+def _one_round(caller: Caller, contender: Contender, row: Measured, seconds: float) -> None:
+    """Transfers one by one for their latency, then several in flight for the rate."""
+    contender.begin()
+    try:
+        alone = _burst(contender, row.nbytes, seconds, 1)
+        row.latencies += alone.latencies
+        busy = time.process_time(), caller.call("cpu")
+        flood = _burst(contender, row.nbytes, seconds, IN_FLIGHT)
+        row.cpu_seconds += time.process_time() - busy[0] + caller.call("cpu") - busy[1]
+        row.moved += flood.count * row.nbytes
+        row.rates.append(flood.count * row.nbytes / flood.seconds)
+    finally:
+        contender.end()
+
+
+@dataclass(slots=True)
+class _Burst:
+    count: int
+    seconds: float
+    latencies: list[float]
+
+
+def _burst(contender: Contender, nbytes: int, seconds: float, in_flight: int) -> _Burst:
+    starts: deque[float] = deque()
+    latencies: list[float] = []
+    began = ended = time.perf_counter()
+    count = 0
+    while ended - began < seconds or count < in_flight:
+        starts.append(time.perf_counter())
+        contender.start(nbytes)
+        count += 1
+        if len(starts) == in_flight:
+            ended = contender.finish()
+            latencies.append(ended - starts.popleft())
+    while starts:
+        ended = contender.finish()
+        latencies.append(ended - starts.popleft())
+    return _Burst(count, ended - began, latencies)

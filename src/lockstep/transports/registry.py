@@ -1,0 +1,72 @@
+"""Transports by the name that ``--server_protocol`` gives them.
+
+A backend is imported only when it is asked for: its library may be missing on this machine.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+from lockstep.transports.base import Transport, TransportError
+
+if TYPE_CHECKING:
+    # Who only asks for names must not wait until gRPC is imported.
+    from lockstep.transports.wire.server import ControlServer
+
+
+class TransportFactory(Protocol):
+    """What makes a transport of one task. ``server`` is the task's server, not started yet."""
+
+    def __call__(self, server: ControlServer, task: str, incarnation: int) -> Transport: ...
+
+
+_WHERE: Final = {
+    "auto": "lockstep.transports.auto.transport:AutoTransport",
+    "grpc": "lockstep.transports.grpc_stream.transport:GrpcTransport",
+    "grpc+shm": "lockstep.transports.shm.transport:ShmTransport",
+    "grpc+ucx": "lockstep.transports.ucx.transport:UcxTransport",
+}
+
+
+_ONE_HOST: Final = frozenset({"grpc+shm"})
+_LIBRARIES: Final = {"grpc+ucx": ("nixl_cu12", "nixl_cu13")}
+_EXTRAS: Final = {"grpc+ucx": "ucx"}
+
+
+def stays_on_one_host(name: str) -> bool:
+    """Whether this transport links only tasks of one host."""
+    return name in _ONE_HOST
+
+
+def missing_library(name: str) -> str | None:
+    """Why this transport cannot be used as this program is installed, with the command that helps; None if it can."""
+    modules = _LIBRARIES.get(name, ())
+    if not modules or any(importlib.util.find_spec(module) is not None for module in modules):
+        return None
+    extra = _EXTRAS[name]
+    return (
+        f"{name} needs NIXL, which is not installed; install it with: "
+        f"pip install -c constraints.txt 'lockstep-train[{extra}]' (beside CUDA 13: [{extra}-cuda13])"
+    )
+
+
+def known_transports() -> tuple[str, ...]:
+    """The names that ``make_transport`` knows."""
+    return tuple(_WHERE)
+
+
+def make_transport(name: str, server: ControlServer, task: str, incarnation: int) -> Transport:
+    """The transport ``name`` for this life of ``task``; ``TransportError`` lists the known names."""
+    if name not in _WHERE:
+        nearest = difflib.get_close_matches(name, _WHERE, n=1)
+        suggestion = f"; did you mean {nearest[0]}?" if nearest else ""
+        raise TransportError(f"there is no transport {name!r}, only {', '.join(_WHERE)}{suggestion}")
+    missing = missing_library(name)
+    if missing is not None:
+        raise TransportError(missing)
+    module, _, attribute = _WHERE[name].partition(":")
+    factory = cast(TransportFactory, getattr(importlib.import_module(module), attribute))
+    return factory(server, task, incarnation)

@@ -1,0 +1,344 @@
+"""One end of a ``grpc+shm`` link.
+
+One thread serves it: it receives the peer's signals, makes the copies of incoming writes, and makes every callback.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+from typing import Final
+
+from lockstep.protocol.messages import Ticket
+from lockstep.transports.base import (
+    Counters,
+    EndpointEvents,
+    LinkDownError,
+    LinkState,
+    PeerAddress,
+    Region,
+    TransferId,
+    TransportError,
+)
+from lockstep.transports.grants import Grants
+from lockstep.transports.loan import HeldLoan
+from lockstep.transports.memory import HostRegion, check_transfer
+from lockstep.transports.shm.frames import (
+    LOAN,
+    FrameError,
+    Kind,
+    Offer,
+    pack_fault,
+    pack_number,
+    text_of,
+    unpack_number,
+    unpack_offer,
+)
+from lockstep.transports.shm.memory import SharedRegion
+from lockstep.transports.shm.receiving import Landing
+from lockstep.transports.shm.sending import Desk, Transfer, copy_source
+from lockstep.transports.shm.signals import Frame, Signals, close_descriptors
+from lockstep.transports.shm.tokens import Tokens
+
+NAME: Final = "grpc+shm"
+CLOSE_SECONDS: Final = 5.0
+"""How long ``close`` waits for a callback or a piece of a copy that is under way."""
+
+_OPEN: Final = (LinkState.CONNECTING, LinkState.UP)
+_OWNER_FAILED: Final = "a callback of the endpoint's owner raised an error"
+
+
+class _Ended(Exception):  # noqa: N818  # not an error: how receiving stops
+    """Why no more signals are received; the text is the phrase for ``on_lost``."""
+
+
+class Connected:
+    """What the two ends have agreed on: the socket, and the peer's tokens."""
+
+    def __init__(self, signals: Signals, peer_tokens: Tokens) -> None:
+        self.signals = signals
+        self.peer_tokens = peer_tokens
+
+
+class ShmEndpoint:
+    """Moves ranges of regions to one life of one peer. ``run`` is its life, given by the transport."""
+
+    def __init__(
+        self,
+        peer: PeerAddress,
+        grants: Grants,
+        events: EndpointEvents,
+        tokens: Tokens,
+        stage: Callable[[int], SharedRegion],
+    ) -> None:
+        """``stage`` makes a region for the copy of a source that the peer cannot map."""
+        self.peer = peer
+        self._events = events
+        self._stage = stage
+        self._state = LinkState.CONNECTING
+        self._end_reason = ""
+        self._lock = threading.Lock()  # state, and the desk
+        self._numbers = count(1)
+        self._desk = Desk(tokens)
+        self._landing = Landing(grants, peer.task, peer.incarnation)
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._wake: Callable[[], None] = lambda: None
+        self._signals: Signals | None = None
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._sent = [0, 0, 0]  # bytes, writes, loans; written by the endpoint's thread only
+        self._received = [0, 0, 0]
+
+    def __repr__(self) -> str:
+        return f"<ShmEndpoint to {self.peer.task} {self._state.value}>"
+
+    @property
+    def state(self) -> LinkState:
+        return self._state
+
+    @property
+    def transport(self) -> str:
+        return NAME
+
+    @property
+    def lends_in_place(self) -> bool:
+        return True
+
+    def path(self) -> str:
+        return "shared memory"
+
+    def write(
+        self, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
+    ) -> TransferId:
+        return self._start(source, offset, nbytes, target, target_offset, note, loan=False)
+
+    def lend(
+        self, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
+    ) -> TransferId:
+        return self._start(source, offset, nbytes, target, target_offset, note, loan=True)
+
+    def _start(
+        self, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes, *, loan: bool
+    ) -> TransferId:
+        if not isinstance(source, HostRegion) or source.closed:
+            raise TransportError("the source is no open region of this transport: use its allocate or register first")
+        check_transfer(NAME, source, offset, nbytes, target, target_offset, note)
+        with self._lock:
+            if self._state not in _OPEN:
+                raise LinkDownError(f"the link to {self.peer.task} is {self._state.value}: {self._end_reason}")
+            transfer = Transfer(next(self._numbers), source, offset, nbytes, target, target_offset, note, loan)
+            must_pump = self._desk.add(transfer)
+        if must_pump:
+            self._do_soon(self._pump)
+        return transfer.number
+
+    def cancel(self, transfer: TransferId) -> None:
+        with self._lock:
+            known = self._desk.unsettled.get(transfer)
+            taken_back = known is not None and self._desk.give_up(known)
+        if taken_back:
+            self._do_soon(lambda: self._tell_failed(transfer, "cancelled"))
+
+    def counters(self) -> Counters:
+        (sent, writes, loans), (received, writes_in, loans_in) = self._sent, self._received
+        return Counters(sent, writes, received, writes_in, loans, loans_in)
+
+    def bytes_under_way(self) -> int:
+        return self._landing.landed
+
+    def forget(self, region: int) -> None:
+        """A region of this task is closed."""
+        with self._lock:
+            self._desk.forget(region)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._state in _OPEN:
+                self._state = LinkState.CLOSED
+                self._end_reason = "this end closed it"
+        self._wake()
+        if threading.current_thread() is not self._thread:
+            self._ended.wait(CLOSE_SECONDS)
+
+    # --- the life of the link, on the endpoint's thread -----------------------------------------------------
+
+    def run(self, connect: Callable[[ShmEndpoint], Connected | str]) -> None:
+        """Live: ``connect`` gives the connected socket, or the reason why there is none."""
+        self._thread = threading.current_thread()
+        reason = _OWNER_FAILED
+        try:
+            connected = connect(self)
+            reason = connected if isinstance(connected, str) else self._converse(connected)
+        finally:
+            self._finish(reason)
+
+    def attach(self, wake: Callable[[], None]) -> None:
+        """``wake`` interrupts whatever the endpoint's thread waits for."""
+        self._wake = wake
+        if self._state is LinkState.CLOSED:
+            wake()
+
+    def _do_soon(self, job: Callable[[], None]) -> None:
+        self._jobs.append(job)
+        self._wake()
+
+    def _converse(self, connected: Connected) -> str:
+        self._signals = signals = connected.signals
+        self._peer_tokens = connected.peer_tokens
+        with self._lock:
+            if self._state is not LinkState.CONNECTING:
+                return self._end_reason
+            self._state = LinkState.UP
+        self._events.on_up()
+        with self._lock:
+            self._desk.open(signals)
+        self._pump()
+        try:
+            while self._state is LinkState.UP:
+                for frame in signals.receive():
+                    self._on_frame(frame)
+                self._do_jobs()
+        except _Ended as end:
+            return str(end)
+        except EOFError:
+            return "the connection ended without a goodbye"
+        except FrameError as fault:
+            signals.send(pack_fault(str(fault)))
+            return f"{self.peer.task} was cut off: it broke the rules of the link: {fault}"
+        return self._end_reason
+
+    def _do_jobs(self) -> None:
+        while self._jobs:
+            self._jobs.popleft()()
+
+    def _on_frame(self, frame: Frame) -> None:
+        if self._state is not LinkState.UP:
+            close_descriptors(frame)
+            return
+        data, descriptors = frame
+        try:
+            self._obey(data, descriptors)
+        finally:
+            close_descriptors(frame)
+
+    def _obey(self, data: bytes, descriptors: list[int]) -> None:
+        kind = data[0]
+        if kind == Kind.OFFER:
+            self._on_offer(unpack_offer(data))
+        elif kind in (Kind.DONE, Kind.DROPPED):
+            self._on_answer(unpack_number(data), delivered=kind == Kind.DONE)
+        elif kind == Kind.REGION:
+            self._landing.learn(data, descriptors)
+        elif kind == Kind.FORGET:
+            self._landing.forget(unpack_number(data))
+        elif kind == Kind.GOODBYE:
+            raise _Ended("closed by the peer")
+        elif kind == Kind.FAULT:
+            raise _Ended(f"{self.peer.task} cut this end off: {text_of(data)}")
+        else:
+            raise FrameError(f"a frame of kind {kind} does not belong here")
+
+    def _on_offer(self, offer: Offer) -> None:
+        signals = self._signals
+        assert signals is not None
+        loan = bool(offer.flags & LOAN)
+        if loan:
+            view = self._landing.view(offer)
+        elif not self._landing.copy(offer, lambda: self._state is LinkState.UP):
+            return
+        if signals.peer_is_gone():
+            raise EOFError  # what a dead peer had offered is not taken any more
+        if not self._peer_tokens.take(offer.token):
+            signals.send(pack_number(Kind.DROPPED, offer.transfer))
+            return
+        self._received[0] += offer.nbytes
+        self._received[2 if loan else 1] += 1
+        done = pack_number(Kind.DONE, offer.transfer)
+        if loan:
+            self._events.on_lent(offer.note, HeldLoan(view, lambda: signals.send(done)))
+        else:
+            self._events.on_arrived(offer.note, offer.nbytes)
+            signals.send(done)
+
+    def _on_answer(self, number: TransferId, *, delivered: bool) -> None:
+        with self._lock:
+            transfer = self._desk.answered(number)
+        if transfer is None:
+            raise FrameError(f"transfer {number} was answered and is not open")
+        if delivered == transfer.given_up:
+            raise FrameError(f"transfer {number} was decided twice")
+        if delivered:
+            self._tell_sent(transfer)
+        self._pump()
+
+    def _pump(self) -> None:
+        """Offer what waits. A source that cannot be mapped is copied here, one at a time."""
+        while True:
+            with self._lock:
+                transfer = self._desk.pump()
+            if transfer is None:
+                return
+            try:
+                copy = self._stage(transfer.nbytes)
+            except TransportError as error:
+                with self._lock:
+                    taken_back = self._desk.give_up(transfer)
+                if taken_back:
+                    self._tell_failed(transfer.number, str(error))
+                continue
+            copy_source(transfer, copy)
+            with self._lock:
+                transfer.copied = copy
+                if transfer.number not in self._desk.unsettled:  # cancelled meanwhile
+                    self._desk.let_go(transfer)
+
+    def _tell_sent(self, transfer: Transfer) -> None:
+        self._sent[0] += transfer.nbytes
+        self._sent[2 if transfer.loan else 1] += 1
+        self._events.on_sent(transfer.number)
+
+    def _tell_failed(self, number: TransferId, reason: str) -> None:
+        self._events.on_failed(number, reason)
+
+    def _finish(self, reason: str) -> None:
+        """Settle everything and tell the owner, once."""
+        with self._lock:
+            lost = self._state in _OPEN
+            if lost:
+                self._state = LinkState.LOST
+                self._end_reason = reason
+        self._landing.close()
+        try:
+            self._do_jobs()
+            self._settle_all()
+            if lost:
+                self._events.on_lost(reason)
+        finally:
+            if self._signals is not None:
+                self._signals.send(bytes([Kind.GOODBYE]))
+                self._wake = lambda: None
+                self._signals.close()
+                self._peer_tokens.close()
+            with self._lock:
+                self._desk.close()
+            self._ended.set()
+
+    def _settle_all(self) -> None:
+        """Each transfer that the peer has not answered: was it delivered, or is it given up now?"""
+        with self._lock:
+            fates = []
+            for transfer in list(self._desk.unsettled.values()):
+                told = transfer.given_up
+                given_up = self._desk.give_up(transfer)
+                fates.append((transfer, told, given_up or transfer.loan))
+                self._desk.let_go(transfer)
+            self._desk.unsettled.clear()
+        for transfer, told, failed in fates:
+            if told:
+                continue
+            if failed:
+                self._tell_failed(transfer.number, self._end_reason)
+            else:
+                self._tell_sent(transfer)

@@ -1,0 +1,120 @@
+"""What crosses the signal socket: small frames with fixed fields, and a few with JSON while both ends meet.
+
+No tensor bytes are ever in a frame. Everything that a peer says is checked before it is believed.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+from lockstep.transports.memory import MAX_NOTE_BYTES
+
+MAX_FRAME_BYTES: Final = MAX_NOTE_BYTES + 4096
+_MAX_TEXT_BYTES: Final = 2048
+
+
+class FrameError(Exception):
+    """The peer broke the rules of the signal socket; the text says how."""
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    HELLO = 1  # who I am, whom I mean, and what I read in your challenge
+    REGION = 2  # one of my regions, with its descriptor
+    FORGET = 3  # that region is closed
+    OFFER = 4  # bytes that you may copy or read
+    DONE = 5  # the copy is made, or the loan released
+    DROPPED = 6  # the offer was taken back before I got to it
+    FAULT = 7  # the rule that you broke; I end the link
+    GOODBYE = 8  # I close the link
+
+
+LOAN: Final = 1
+
+_OFFER: Final = struct.Struct("<BBHIQQQQQ8sQ")
+_REGION: Final = struct.Struct("<BQQ")
+_NUMBER: Final = struct.Struct("<BQ")
+
+
+class Offer(NamedTuple):
+    """One transfer: where its bytes lie at the sender, and where they go."""
+
+    flags: int
+    token: int
+    transfer: int
+    region: int
+    offset: int
+    nbytes: int
+    target: int
+    key: bytes
+    target_offset: int
+    note: bytes
+
+
+def pack_offer(offer: Offer) -> bytes:
+    *fields, note = offer
+    flags, token, *places = fields
+    return _OFFER.pack(Kind.OFFER, flags, len(note), token, *places) + note
+
+
+def unpack_offer(frame: bytes) -> Offer:
+    if len(frame) < _OFFER.size:
+        raise FrameError("an offer is too short")
+    _, flags, note_bytes, token, *places = _OFFER.unpack_from(frame)
+    note = frame[_OFFER.size :]
+    if len(note) != note_bytes:
+        raise FrameError("an offer has another length than it says")
+    transfer, region, offset, nbytes, target, key, target_offset = places
+    return Offer(flags, token, transfer, region, offset, nbytes, target, key, target_offset, note)
+
+
+def pack_region(number: int, nbytes: int) -> bytes:
+    return _REGION.pack(Kind.REGION, number, nbytes)
+
+
+def unpack_region(frame: bytes) -> tuple[int, int]:
+    if len(frame) != _REGION.size:
+        raise FrameError("the announcement of a region has a wrong length")
+    _, number, nbytes = _REGION.unpack(frame)
+    return number, nbytes
+
+
+def pack_number(kind: Kind, number: int) -> bytes:
+    """A frame that only names a transfer or a region."""
+    return _NUMBER.pack(kind, number)
+
+
+def unpack_number(frame: bytes) -> int:
+    if len(frame) != _NUMBER.size:
+        raise FrameError("a frame has a wrong length")
+    return int(_NUMBER.unpack(frame)[1])
+
+
+def pack_hello(content: dict[str, Any]) -> bytes:
+    return bytes([Kind.HELLO]) + json.dumps(content).encode()
+
+
+def unpack_hello(frame: bytes) -> dict[str, Any]:
+    if frame[:1] == bytes([Kind.FAULT]):
+        raise FrameError(text_of(frame))
+    if frame[:1] != bytes([Kind.HELLO]):
+        raise FrameError("a signal socket begins with a hello")
+    try:
+        content = json.loads(frame[1:])
+    except ValueError as error:
+        raise FrameError("a hello is not readable") from error
+    if not isinstance(content, dict):
+        raise FrameError("a hello has no fields")
+    return content
+
+
+def pack_fault(reason: str) -> bytes:
+    return bytes([Kind.FAULT]) + reason.encode()[:_MAX_TEXT_BYTES]
+
+
+def text_of(frame: bytes) -> str:
+    return frame[1 : 1 + _MAX_TEXT_BYTES].decode(errors="replace")

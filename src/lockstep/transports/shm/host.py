@@ -1,0 +1,62 @@
+"""What a task publishes so that others on its host find it, and why two tasks cannot share memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from lockstep.transports.base import NoPathError
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a task lives: its host in this boot, its network namespace, its user, its door and the key to it."""
+
+    host: str
+    boot: str
+    network: str
+    user: int
+    door: str
+    secret: str
+
+    def pack(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+
+def unpack_place(address: bytes) -> Place:
+    """What ``pack`` packed; ValueError for anything else."""
+    content = json.loads(address)
+    place = Place(**content) if isinstance(content, dict) else None
+    if place is None or not isinstance(place.user, int):
+        raise ValueError("this is no address of a task on this host")
+    return place
+
+
+def make_place() -> Place:
+    """The place of a task of this process, with a new door."""
+    boot = network = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    with suppress(OSError):
+        network = os.readlink("/proc/self/ns/net")
+    return Place(socket.gethostname(), boot, network, os.getuid(), secrets.token_hex(16), secrets.token_hex(16))
+
+
+def check_same_host(task: str, ours: Place, theirs: Place) -> None:
+    """``NoPathError`` says why the two cannot share memory. That they can is only proven by mapping."""
+    if (theirs.boot or theirs.host) != (ours.boot or ours.host):
+        raise NoPathError(f"{task} runs on another host ({theirs.host}, this is {ours.host})")
+    if theirs.network != ours.network:
+        raise NoPathError(f"{task} runs in another network namespace of this host")
+    if theirs.user != ours.user and 0 not in (theirs.user, ours.user):
+        raise NoPathError(f"{task} runs as another user ({theirs.user}, this one as {ours.user})")
+
+
+def door_address(place: Place) -> bytes:
+    """The name of the door's socket; abstract, so that no file is left behind."""
+    return b"\0lockstep-" + place.door.encode()

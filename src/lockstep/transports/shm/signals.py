@@ -1,0 +1,147 @@
+"""The signal socket of a link: ordered small frames between two processes of one host, with descriptors where needed.
+
+Sending never blocks: what the kernel does not take waits here until it does. One thread receives; it sleeps in ``poll``
+until a frame, room to send, or a wake-up comes, and never spins.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from lockstep.transports.shm.frames import MAX_FRAME_BYTES
+
+_BATCH: Final = 64
+_MAX_DESCRIPTORS: Final = 4
+
+Frame = tuple[bytes, list[int]]
+"""A frame and the descriptors that came with it; the receiver closes them."""
+
+
+class Signals:
+    """One end of a connected signal socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._socket = connection
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+        self._backlog: deque[Frame] = deque()
+        self._closed = False
+
+    def send(self, frame: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Send a frame after those before it; on a broken socket nothing happens, since the receiver notices that."""
+        with self._lock:
+            if self._closed:
+                return
+            if not self._backlog and self._send_now(frame, descriptors):
+                return
+            self._backlog.append((frame, [os.dup(descriptor) for descriptor in descriptors]))
+        self.wake()
+
+    def _send_now(self, frame: bytes, descriptors: Sequence[int]) -> bool:
+        try:
+            if descriptors:
+                socket.send_fds(self._socket, [frame], list(descriptors), socket.MSG_NOSIGNAL)
+            else:
+                self._socket.send(frame, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
+    def wake(self) -> None:
+        """Let ``receive`` return."""
+        with self._lock:  # the number of a closed descriptor may be somebody else's by now
+            if not self._closed:
+                os.eventfd_write(self._wake, 1)
+
+    def receive(self) -> list[Frame]:
+        """Wait for frames, or for a wake-up (then there may be none). EOFError where the peer is gone."""
+        poller = select.poll()
+        poller.register(self._wake, select.POLLIN)
+        poller.register(self._socket, select.POLLIN | (select.POLLOUT if self._backlog else 0))
+        for descriptor, happened in poller.poll():
+            if descriptor == self._wake:
+                os.eventfd_read(self._wake)
+            elif happened & select.POLLOUT:
+                self._flush()
+        return self._receive_batch()
+
+    def receive_within(self, seconds: float) -> Frame | None:
+        """One frame, while both ends get to know each other; None if none comes in time or the socket was woken."""
+        poller = select.poll()
+        poller.register(self._wake, select.POLLIN)
+        poller.register(self._socket, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poller.poll(seconds * 1000)}
+        if self._socket.fileno() not in ready:
+            return None
+        return self._receive_one()
+
+    def peer_is_gone(self) -> bool:
+        """Whether the other end has closed the socket, also while frames of it are still to be read."""
+        poller = select.poll()
+        poller.register(self._socket, 0)
+        return bool(poller.poll(0))
+
+    def _flush(self) -> None:
+        with self._lock:
+            while self._backlog and self._send_now(*self._backlog[0]):
+                _close_all(self._backlog.popleft()[1])
+
+    def _receive_batch(self) -> list[Frame]:
+        frames: list[Frame] = []
+        while len(frames) < _BATCH:
+            try:
+                frame = self._receive_one()
+            except EOFError:
+                if frames:
+                    break  # the end is seen again by the next call
+                raise
+            if frame is None:
+                break
+            frames.append(frame)
+        return frames
+
+    def _receive_one(self) -> Frame | None:
+        for _ in range(2):
+            try:
+                flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+                data, descriptors, _, _ = socket.recv_fds(self._socket, MAX_FRAME_BYTES, _MAX_DESCRIPTORS, flags)
+            except BlockingIOError:
+                return None
+            except ConnectionResetError:
+                continue  # the peer closed without reading all; what it sent before is still there
+            except OSError as error:
+                raise EOFError(str(error)) from error
+            if data:
+                return data, list(descriptors)
+            raise EOFError("the socket was closed")
+        raise EOFError("the connection was reset")
+
+    def close(self) -> None:
+        """Send what the kernel still takes, and close."""
+        self._flush()
+        with self._lock:
+            self._closed = True
+            for _, descriptors in self._backlog:
+                _close_all(descriptors)
+            self._backlog.clear()
+            self._socket.close()
+            os.close(self._wake)
+
+
+def _close_all(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def close_descriptors(frame: Frame) -> None:
+    """Close what came with a frame."""
+    _close_all(frame[1])

@@ -1,0 +1,293 @@
+"""One end of a ``grpc+ucx`` link.
+
+The endpoint's thread reads the peer's frames; the driver's thread moves bytes. Callbacks come from either, one at a
+time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from lockstep.protocol.ids import hex64
+from lockstep.protocol.messages import Ticket
+from lockstep.transports.base import EndpointEvents, LinkState, PeerAddress, Region, TransferId, TransportError
+from lockstep.transports.clerk import Clerk
+from lockstep.transports.grants import Grant, Grants
+from lockstep.transports.grpc_stream import frames as stream
+from lockstep.transports.grpc_stream.frames import LOAN, FrameError, Header, pack, unpack
+from lockstep.transports.grpc_stream.life import StreamLife
+from lockstep.transports.grpc_stream.sending import Sender
+from lockstep.transports.loan import HeldLoan
+from lockstep.transports.memory import HostRegion, check_transfer
+from lockstep.transports.ucx.agent import Agent, AgentError
+from lockstep.transports.ucx.driver import Driver
+from lockstep.transports.ucx.frames import MAX_METADATA_BYTES, Kind
+
+NAME: Final = "grpc+ucx"
+_Place = tuple[int, bytes]
+"""A region of the peer and the key that opens it."""
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """One write or loan that has not been settled yet."""
+
+    number: TransferId
+    source: HostRegion
+    offset: int
+    nbytes: int
+    target: Ticket
+    target_offset: int
+    note: bytes
+    loan: bool
+    addresses: dict[_Place, int]
+    """Where the peer's regions are, as far as it has told."""
+    cancelled: bool = False
+    announced: bool = False
+
+    def is_ready(self) -> bool:
+        return (self.target.region, self.target.key) in self.addresses
+
+    def place(self) -> tuple[int, int, int, int]:
+        remote = self.addresses[self.target.region, self.target.key] + self.target_offset
+        return self.target.region, remote, self.source.address + self.offset, self.nbytes
+
+    def header(self, kind: int, note_bytes: int = 0) -> Header:
+        return Header(
+            kind=kind,
+            flags=LOAN if self.loan else 0,
+            note_bytes=note_bytes,
+            transfer=self.number,
+            region=self.target.region,
+            key=self.target.key,
+            offset=self.target_offset,
+            total=self.nbytes,
+        )
+
+
+class UcxEndpoint(StreamLife[Transfer]):
+    """Writes ranges of regions into the memory of one life of one peer."""
+
+    def __init__(
+        self, peer: PeerAddress, grants: Grants, events: EndpointEvents, clerk: Clerk, nixl: Any, own_name: str
+    ) -> None:
+        super().__init__(peer, events, clerk, Sender(lambda _: None))
+        self._grants = grants
+        self._nixl = nixl
+        self._agent_name = own_name
+        self._driver: Driver | None = None
+        self._driver_lock = threading.Lock()
+        self._landing_ended = False
+        self._addresses: dict[_Place, int] = {}
+        self._asked: set[_Place] = set()
+        self._incoming: dict[TransferId, Grant] = {}
+
+    @property
+    def transport(self) -> str:
+        return NAME
+
+    @property
+    def lends_in_place(self) -> bool:
+        return False
+
+    def path(self) -> str:
+        return f"NIXL (UCX) to {self.peer.address.decode(errors='replace')}"
+
+    # --- sending --------------------------------------------------------------------------------------------------
+
+    def write(
+        self, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
+    ) -> TransferId:
+        return self._start(source, offset, nbytes, target, target_offset, note, loan=False)
+
+    def lend(
+        self, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
+    ) -> TransferId:
+        return self._start(source, offset, nbytes, target, target_offset, note, loan=True)
+
+    def _start(
+        self, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes, *, loan: bool
+    ) -> TransferId:
+        if not isinstance(source, HostRegion) or source.closed:
+            raise TransportError("the source is no open region of this transport: use its allocate or register first")
+        check_transfer(NAME, source, offset, nbytes, target, target_offset, note)
+        with self._lock:
+            self._refuse_if_over()
+            number = next(self._numbers)
+            transfer = Transfer(number, source, offset, nbytes, target, target_offset, note, loan, self._addresses)
+            self._unsettled[number] = transfer
+            driver = self._driver
+            if driver is not None:
+                self._hand_over(driver, transfer)
+        return number
+
+    def _hand_over(self, driver: Driver, transfer: Transfer) -> None:
+        """Under the lock, so that transfers reach the driver in the order of the calls."""
+        place = (transfer.target.region, transfer.target.key)
+        if place not in self._asked:
+            self._asked.add(place)
+            self.sender.add_urgent(pack(transfer.header(Kind.ASK)))
+        source = transfer.source
+        if source.nbytes:
+            driver.do(lambda agent: agent.register(source.number, source.address, source.nbytes))
+        self.sender.add_urgent(pack(transfer.header(Kind.START)))
+        driver.write(transfer)
+
+    def cancel(self, transfer: TransferId) -> None:
+        with self._lock:
+            known = self._unsettled.get(transfer)
+            if known is None or known.cancelled or known.announced:
+                return
+            known.cancelled = True
+        self.sender.add_urgent(pack(known.header(Kind.STOP)))
+        if self._driver is not None:
+            self._driver.nudge()
+        self._clerk.soon(lambda: self._fail(transfer, "cancelled"))
+
+    def _on_written(self, transfer: Transfer) -> None:
+        """All bytes are in the peer's memory; on the driver's thread."""
+        with self._lock:
+            if transfer.cancelled or transfer.number not in self._unsettled:
+                return
+            transfer.announced = True
+        self.sender.add_urgent(pack(transfer.header(Kind.NOTE, len(transfer.note)), transfer.note))
+        self._sent[0] += transfer.nbytes
+        self._sent[2 if transfer.loan else 1] += 1
+        if not transfer.loan:
+            self._settle(transfer)
+
+    def _on_broken(self, reason: str) -> None:
+        """NIXL has lost the peer; the stream may not know it yet."""
+        self.sender.end(stream.pack_fault(f"NIXL has lost the connection: {reason}"))
+        self._clerk.later(0.5, self._cut_if_open)
+
+    def forget(self, region: int) -> None:
+        """A region of this task is closed."""
+        if self._driver is not None:
+            self._driver.do(lambda agent: agent.forget(region))
+
+    # --- the peer's frames, on the endpoint's thread --------------------------------------------------------------
+
+    def _meet(self, incoming: Iterable[bytes]) -> None:
+        """Exchange what the agents need to find each other."""
+        try:
+            agent = Agent(self._nixl, self._agent_name)
+            self.sender.add_urgent(pack(Header(Kind.AGENT), agent.connection()))
+            header, payload = unpack(next(iter(incoming), b""))
+            if header.kind != Kind.AGENT or len(payload) > MAX_METADATA_BYTES:
+                raise FrameError("a link of grpc+ucx begins with what NIXL says of itself")
+            agent.meet(bytes(payload))
+        except AgentError as error:
+            raise FrameError(str(error)) from error
+        with self._driver_lock:
+            if self._landing_ended:
+                agent.close()
+                return
+            driver = Driver(f"ucx-{self.peer.task}", agent, self._on_written, self._on_broken)
+        with self._lock:
+            self._driver = driver
+            for transfer in self._unsettled.values():
+                self._hand_over(driver, transfer)
+
+    def _obey(self, header: Header, payload: memoryview) -> None:
+        if header.kind == Kind.NOTE:
+            self._on_note(header, payload)
+        elif header.kind == Kind.START:
+            self._on_start(header)
+        elif header.kind == Kind.STOP:
+            if self._incoming.pop(header.transfer, None) is not None:
+                self._drive().expect(-1)
+        elif header.kind == Kind.ASK:
+            self._on_ask(header)
+        elif header.kind == Kind.REGION:
+            self._on_region(header, payload)
+        elif header.kind == stream.Kind.RELEASE:
+            self._on_release(header.transfer)
+        else:
+            raise FrameError(f"a frame of kind {header.kind} does not belong here")
+
+    def _drive(self) -> Driver:
+        if self._driver is None:
+            raise FrameError("a frame came before NIXL was ready")
+        return self._driver
+
+    def _granted(self, header: Header) -> Grant:
+        grant = self._grants.find(header.region, self.peer.task, self.peer.incarnation, header.key)
+        if grant is None or not grant.live:
+            raise FrameError(f"region {header.region} was not granted to this life of {self.peer.task}")
+        if header.offset + header.total > grant.region.nbytes:
+            raise FrameError(f"transfer {header.transfer} does not fit into region {header.region}")
+        return grant
+
+    def _on_ask(self, header: Header) -> None:
+        region = self._granted(header).region
+        answer = Header(Kind.REGION, region=header.region, key=header.key, offset=region.address)
+
+        def tell(agent: Agent) -> None:
+            if not region.nbytes:
+                self.sender.add_urgent(pack(answer))
+                return
+            agent.register(region.number, region.address, region.nbytes)
+            self.sender.add_urgent(pack(answer, agent.metadata_of(region.number)))
+
+        self._drive().do(tell)
+
+    def _on_region(self, header: Header, payload: memoryview) -> None:
+        place = (header.region, header.key)
+        if place not in self._asked or len(payload) > MAX_METADATA_BYTES:
+            raise FrameError(f"region {header.region} was told, and not asked for")
+        metadata, driver = bytes(payload), self._drive()
+
+        def learn(agent: Agent) -> None:
+            if metadata:
+                agent.meet(metadata)
+            self._addresses[place] = header.offset
+
+        driver.do(learn)
+
+    def _on_start(self, header: Header) -> None:
+        grant = self._granted(header)
+        grant.watch(self._stop_landing)
+        self._incoming[header.transfer] = grant
+        self._drive().expect(+1)
+
+    def _on_note(self, header: Header, payload: memoryview) -> None:
+        grant = self._incoming.pop(header.transfer, None)
+        if grant is None or len(payload) != header.note_bytes:
+            raise FrameError(f"transfer {header.transfer} arrived and was not announced")
+        self._drive().expect(-1)
+        self._granted(header)
+        with self._telling:
+            if self._state is not LinkState.UP:
+                return
+            loan = bool(header.flags & LOAN)
+            self._received[0] += header.total
+            self._received[2 if loan else 1] += 1
+            if loan:
+                view = grant.region.buffer[header.offset : header.offset + header.total]
+                frame = pack(Header(stream.Kind.RELEASE, transfer=header.transfer))
+                self._events.on_lent(bytes(payload), HeldLoan(view, lambda: self.sender.add_urgent(frame)))
+            else:
+                self._events.on_arrived(bytes(payload), header.total)
+
+    def _on_release(self, number: TransferId) -> None:
+        with self._lock:
+            transfer = self._unsettled.get(number)
+        if transfer is None or not transfer.loan or not transfer.announced:
+            raise FrameError(f"transfer {number} is no loan that could be released")
+        self._settle(transfer)
+
+    def _stop_landing(self) -> None:
+        with self._driver_lock:
+            self._landing_ended = True
+            driver = self._driver
+        if driver is not None:
+            driver.stop()
+
+
+def agent_name(task: str, incarnation: int, number: int) -> str:
+    """A name that no other agent of any life of any task has."""
+    return f"{task}#{hex64(incarnation)}#{number}"

@@ -1,0 +1,1 @@
+"""The control plane: the gRPC contract, its codec, channels and links."""

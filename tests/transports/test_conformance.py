@@ -1,0 +1,56 @@
+"""Every transport that can run here passes the shipped suite, and the suite's command says so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from lockstep.transports.conformance import CASES, Case, run_case
+from lockstep.transports.registry import known_transports
+
+SMALL = [case for case in CASES if not case.large]
+
+
+@pytest.mark.parametrize("transport", known_transports())
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+def test_the_transport_keeps_the_rule_that(case: Case, transport: str) -> None:
+    run_case(case, transport)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("transport", known_transports())
+@pytest.mark.parametrize("case", [case for case in CASES if case.large], ids=lambda case: case.name)
+def test_the_transport_keeps_the_large_rule_that(case: Case, transport: str) -> None:
+    run_case(case, transport)
+
+
+def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lockstep.transports.conformance", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+
+
+def test_the_command_prints_a_table_and_ends_well() -> None:
+    done = run_command("grpc", "--only", "empty_write")
+    assert done.returncode == 0, done.stderr
+    assert "ok" in done.stdout
+    assert "an empty write delivers its note" in done.stdout
+    assert done.stdout.endswith("grpc: 1 of 1 cases passed\n")
+    assert done.stderr == ""
+
+
+def test_the_command_refuses_a_transport_that_does_not_exist() -> None:
+    done = run_command("pigeon")
+    assert done.returncode == 2
+    assert "'pigeon'" in done.stderr
+    assert "grpc" in done.stderr
+
+
+def test_the_suite_needs_neither_torch_nor_pytest() -> None:
+    code = (
+        "import sys; import lockstep.transports.conformance; import lockstep.transports.grpc_stream.transport\n"
+        "sys.exit(bool({'torch', 'pytest'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0

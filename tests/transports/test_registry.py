@@ -1,0 +1,27 @@
+"""Transports by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.transports.base import TransportError
+from lockstep.transports.registry import known_transports, make_transport
+from lockstep.transports.wire.server import ControlServer
+
+
+def test_each_known_name_gives_a_transport_of_that_name() -> None:
+    for name in known_transports():
+        server = ControlServer("127.0.0.1", 0, threads=4)
+        transport = make_transport(name, server, "/t", 1)
+        assert transport.name == name
+        transport.close()
+        server.stop(0)
+
+
+def test_an_unknown_name_lists_the_known_ones_and_suggests_the_nearest() -> None:
+    server = ControlServer("127.0.0.1", 0, threads=4)
+    with pytest.raises(TransportError, match=r"no transport 'gprc', only auto, grpc.*did you mean grpc\?"):
+        make_transport("gprc", server, "/t", 1)
+    with pytest.raises(TransportError, match="no transport 'pigeon', only auto, grpc"):
+        make_transport("pigeon", server, "/t", 1)
+    server.stop(0)
