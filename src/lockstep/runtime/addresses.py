@@ -1,0 +1,194 @@
+"""``host:port`` as people write it, and what this machine knows about it.
+
+``parse_address`` and ``parse_bind`` look at the text only. ``resolve``, ``is_local_address`` and ``who_listens`` ask
+this machine; each has a deadline or cannot block.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import threading
+from dataclasses import dataclass
+
+RESOLVE_DEADLINE = 10.0
+"""Seconds that a name server gets. The resolver of the C library has no deadline that we could set."""
+
+_NAME_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_COMMAND_LENGTH = 120
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class AddressError(ValueError):
+    """An address that cannot be used; the text is one plain sentence with the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host (name, IPv4 or IPv6 address without brackets) and a port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def literal(self) -> IPAddress | None:
+        """The host as a number; None for a name."""
+        return _ip(self.host)
+
+    @property
+    def is_wildcard(self) -> bool:
+        """0.0.0.0 or ::, which one can listen on but not connect to."""
+        literal = self.literal
+        return literal is not None and literal.is_unspecified
+
+    def same_place(self) -> tuple[str, int]:
+        """Equal for two spellings of one address (letter case, zeros of IPv6)."""
+        literal = self.literal
+        return (str(literal) if literal is not None else self.host.lower().rstrip("."), self.port)
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """The process that holds a port; ``pid`` is None where the system does not tell us."""
+
+    pid: int | None
+    command: str
+
+    def __str__(self) -> str:
+        if self.pid is None:
+            return "a process of another user"
+        return f"process {self.pid} ({self.command})" if self.command else f"process {self.pid}"
+
+
+def parse_address(text: str) -> Address:
+    """Read ``host:port`` or ``[IPv6]:port``; AddressError says what is wrong with anything else."""
+    if "://" in text:
+        raise AddressError(f"{text!r} looks like a web address; write HOST:PORT alone, for example 10.0.0.1:2222.")
+    host, port = _split(text)
+    if not host:
+        raise AddressError(f"{text!r} has no host; write HOST:PORT, for example 10.0.0.1:2222.")
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
+        raise AddressError(f"the port in {text!r} is not a number from 1 to 65535; write HOST:PORT.")
+    _check_host(host, text)
+    return Address(host, int(port))
+
+
+def parse_bind(text: str, default_port: int) -> Address:
+    """Read what to listen on: host:port, or a host alone, then with ``default_port``; ``0.0.0.0`` and ``::`` too."""
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    if _ip(bare) is not None:
+        return Address(bare, default_port)
+    if ":" in text:
+        return parse_address(text)
+    _check_host(text, text)
+    return Address(text, default_port)
+
+
+def _split(text: str) -> tuple[str, str]:
+    if text.startswith("["):
+        host, bracket, port = text[1:].partition("]:")
+        if not bracket:
+            raise AddressError(f"{text!r} is not an address; write an IPv6 address as [ADDRESS]:PORT.")
+        if not isinstance(_ip(host), ipaddress.IPv6Address):
+            raise AddressError(f"{host!r} in {text!r} is not an IPv6 address; brackets are for those only.")
+        return host, port
+    if text.count(":") > 1:
+        raise AddressError(f"{text!r} has more than one colon; write HOST:PORT, and an IPv6 address as [ADDRESS]:PORT.")
+    host, colon, port = text.partition(":")
+    if not colon:
+        example = f"{text}:2222" if text else "10.0.0.1:2222"
+        raise AddressError(f"{text!r} has no port; write HOST:PORT, for example {example}.")
+    return host, port
+
+
+def _check_host(host: str, text: str) -> None:
+    if _ip(host) is not None:
+        return
+    if re.fullmatch(r"[0-9.]+", host):
+        raise AddressError(f"{host!r} in {text!r} is not an IPv4 address; it needs four numbers from 0 to 255.")
+    labels = host.removesuffix(".").split(".")
+    if len(host) > 253 or not all(_NAME_LABEL.fullmatch(label) for label in labels):
+        raise AddressError(f"{host!r} in {text!r} is not a host name; use letters, digits, '-' and '.' only.")
+
+
+def _ip(host: str) -> IPAddress | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def resolve(host: str, deadline: float = RESOLVE_DEADLINE) -> tuple[IPAddress, ...]:
+    """All addresses of a name; AddressError with the system's own words if there is none, or no answer in time."""
+    literal = _ip(host)
+    if literal is not None:
+        return (literal,)
+    answers: list[tuple[IPAddress, ...] | OSError] = []
+    # A thread of its own, because getaddrinfo cannot be given a deadline; it is a daemon and ends with its answer.
+    asker = threading.Thread(target=_look_up, args=(host, answers), name=f"resolve {host}", daemon=True)
+    asker.start()
+    asker.join(deadline)
+    if not answers:
+        raise AddressError(f"the name {host!r} did not resolve within {deadline:g} seconds.")
+    answer = answers[0]
+    if isinstance(answer, OSError):
+        raise AddressError(f"the name {host!r} does not resolve ({answer.strerror or answer}).")
+    return answer
+
+
+def _look_up(host: str, answers: list[tuple[IPAddress, ...] | OSError]) -> None:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        answers.append(error)
+    except UnicodeError:
+        answers.append(OSError(0, "not a name that can be looked up"))
+    else:
+        numbers = (ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found)
+        answers.append(tuple(dict.fromkeys(numbers)))
+
+
+def interface_addresses() -> frozenset[IPAddress]:
+    """Every address of this machine's interfaces."""
+    import psutil  # here, because most starts never need it
+
+    families = (socket.AF_INET, socket.AF_INET6)
+    entries = (entry for entries in psutil.net_if_addrs().values() for entry in entries if entry.family in families)
+    numbers = (_ip(entry.address.partition("%")[0]) for entry in entries)
+    return frozenset(number for number in numbers if number is not None)
+
+
+def is_local_address(host: str) -> bool:
+    """Whether a task of this machine can be reached at ``host``. AddressError if the name does not resolve."""
+    addresses = resolve(host)
+    if any(address.is_loopback for address in addresses):
+        return True
+    return not interface_addresses().isdisjoint(addresses)
+
+
+def who_listens(port: int) -> Listener | None:
+    """Who holds a TCP port of this machine, where that can be told; None if nobody is seen."""
+    import psutil
+
+    try:
+        connections = psutil.net_connections(kind="tcp")
+    except psutil.Error:
+        return None
+    holders = [entry for entry in connections if entry.laddr and entry.laddr.port == port]
+    # A listening socket first: a connection of some client may have the same local port by chance.
+    holders.sort(key=lambda entry: (entry.status != psutil.CONN_LISTEN, entry.pid is None))
+    if not holders:
+        return None
+    pid = holders[0].pid
+    if pid is None:
+        return Listener(None, "")
+    try:
+        command = " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
+        command = ""
+    return Listener(pid, command if len(command) <= _COMMAND_LENGTH else command[: _COMMAND_LENGTH - 3] + "...")

@@ -1,0 +1,177 @@
+"""Who is in the cluster, and what can be wrong with such a description.
+
+A ``ClusterSpec`` is plain data: the host lists, which of the tasks this one is, and how patient it is. It is
+torch-free, so that the monitor can read it before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from lockstep.protocol.ids import ClusterShape, Role, TaskId
+from lockstep.runtime.addresses import Address, AddressError, parse_address, parse_bind
+
+PROTOCOLS: tuple[str, ...] = ("auto", "grpc", "grpc+shm", "grpc+ucx")
+"""The names that ``--server_protocol`` takes. A new transport adds its name here and nowhere else."""
+
+DEFAULT_PROTOCOL = "auto"
+
+ON_STALL = ("report", "abort")
+
+MAX_TOKEN_LENGTH = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterSpec:
+    """The whole cluster as one task sees it.
+
+    ``task`` is None, and the host lists are empty, while a local cluster has not been given its ports yet.
+    """
+
+    ps_hosts: tuple[str, ...] = ()
+    worker_hosts: tuple[str, ...] = ()
+    task: TaskId | None = None
+    protocol: str = DEFAULT_PROTOCOL
+    bind: str | None = None
+    """Host, or host:port, to listen on instead of the task's own address in the list."""
+    startup_timeout: float = 300.0
+    stall_after: float = 60.0
+    rejoin_timeout: float = 300.0
+    on_stall: str = "abort"
+    """What follows a verdict that cannot heal, and a stall: ``report`` or ``abort``."""
+    has_servers: bool = True
+    """False: workers reduce among themselves, and the list of servers stays empty."""
+    token: str = field(default="", repr=False)
+
+    @property
+    def shape(self) -> ClusterShape:
+        return ClusterShape(servers=len(self.ps_hosts), workers=len(self.worker_hosts))
+
+    def hosts_of(self, role: Role) -> tuple[str, ...]:
+        return self.ps_hosts if role is Role.SERVER else self.worker_hosts
+
+    def address_of(self, task: TaskId) -> str:
+        """``host:port`` where this task is reached; KeyError if the lists have no such task."""
+        hosts = self.hosts_of(task.role)
+        if not 0 <= task.index < len(hosts):
+            raise KeyError(f"{task} is not in a cluster of {self.shape}")
+        return hosts[task.index]
+
+    def listen_address(self) -> Address:
+        """Where this task listens: ``bind`` if given, else its own address. KeyError without a task of its own."""
+        if self.task is None:
+            raise KeyError("this description is of no task in particular, so it has no address to listen on")
+        own = parse_address(self.address_of(self.task))
+        return own if self.bind is None else parse_bind(self.bind, own.port)
+
+    def all_addresses(self) -> tuple[tuple[str, str], ...]:
+        """Every task by its full name, with where it is reached."""
+        return tuple((str(task), self.address_of(task)) for task in self.shape.tasks())
+
+    def for_task(self, task: TaskId) -> ClusterSpec:
+        """The same cluster as another of its tasks sees it."""
+        return dataclasses.replace(self, task=task)
+
+    def with_hosts(self, ps_hosts: tuple[str, ...], worker_hosts: tuple[str, ...]) -> ClusterSpec:
+        """The same settings with other addresses."""
+        return dataclasses.replace(self, ps_hosts=ps_hosts, worker_hosts=worker_hosts)
+
+
+def cluster_problems(spec: ClusterSpec) -> list[str]:
+    """Everything that is wrong with the description of one task's cluster, a sentence each. Touches no machine."""
+    return [sentence for rule in CLUSTER_RULES for sentence in rule(spec)]
+
+
+def _hosts_are_given(spec: ClusterSpec) -> Iterator[str]:
+    if spec.task is None:
+        return
+    needed = Role if spec.has_servers else (Role.WORKER,)
+    missing = [_list_flag(role) for role in needed if not spec.hosts_of(role)]
+    if missing:
+        lists = " and ".join(f"{flag}=HOST:PORT,..." for flag in missing)
+        yield f"--job_name={spec.task.role} needs the addresses of all tasks; add {lists}, the same on every task."
+
+
+def _index_is_in_range(spec: ClusterSpec) -> Iterator[str]:
+    if spec.task is None:
+        return
+    count = len(spec.hosts_of(spec.task.role))
+    if count and not 0 <= spec.task.index < count:
+        flag = _list_flag(spec.task.role)
+        known = "only --task_index=0 exists" if count == 1 else f"use --task_index=0 to {count - 1}"
+        plural = "address" if count == 1 else "addresses"
+        yield f"--task_index={spec.task.index} is out of range: {flag} has {count} {plural}, so {known}."
+
+
+def _addresses_are_well_formed(spec: ClusterSpec) -> Iterator[str]:
+    for role in Role:
+        for position, text in enumerate(spec.hosts_of(role)):
+            try:
+                address = parse_address(text)
+            except AddressError as error:
+                yield f"{_list_flag(role)}, entry {position}: {error}"
+                continue
+            if address.is_wildcard:
+                yield (
+                    f"{_list_flag(role)}, entry {position}: {text} is no address that others can connect to; "
+                    f"give this machine's own address there and add --bind={address.host} on that task."
+                )
+
+
+def _addresses_differ(spec: ClusterSpec) -> Iterator[str]:
+    seen: dict[tuple[str, int], TaskId] = {}
+    for role in Role:
+        for index, text in enumerate(spec.hosts_of(role)):
+            try:
+                place = parse_address(text).same_place()
+            except AddressError:
+                continue
+            task = TaskId(role, index)
+            if place in seen:
+                first = seen[place].short
+                yield f"{text} is given for both {first} and {task.short}; give each task a port of its own."
+            seen.setdefault(place, task)
+
+
+def _protocol_is_known(spec: ClusterSpec) -> Iterator[str]:
+    if spec.protocol not in PROTOCOLS:
+        yield f"--server_protocol={spec.protocol} is not known here; use one of: {', '.join(PROTOCOLS)}."
+
+
+def _bind_is_well_formed(spec: ClusterSpec) -> Iterator[str]:
+    if spec.bind is None:
+        return
+    try:
+        parse_bind(spec.bind, default_port=1)
+    except AddressError as error:
+        yield f"--bind: {error}"
+
+
+def _patience_is_positive(spec: ClusterSpec) -> Iterator[str]:
+    for name in ("startup_timeout", "stall_after", "rejoin_timeout"):
+        seconds = getattr(spec, name)
+        if seconds <= 0:
+            yield f"--{name}={seconds:g} leaves no time at all; give a number of seconds above 0."
+
+
+def _token_is_printable(spec: ClusterSpec) -> Iterator[str]:
+    if len(spec.token) > MAX_TOKEN_LENGTH or not (spec.token.isascii() and spec.token.isprintable()):
+        yield f"the job token must be at most {MAX_TOKEN_LENGTH} printable ASCII characters; choose another one."
+
+
+def _list_flag(role: Role) -> str:
+    return f"--{role.value}_hosts"
+
+
+CLUSTER_RULES: tuple[Callable[[ClusterSpec], Iterator[str]], ...] = (
+    _hosts_are_given,
+    _index_is_in_range,
+    _addresses_are_well_formed,
+    _addresses_differ,
+    _protocol_is_known,
+    _bind_is_well_formed,
+    _patience_is_positive,
+    _token_is_printable,
+)

@@ -1,0 +1,358 @@
+"""One life of a link between two tasks: its control stream, its data endpoint, and all their callbacks.
+
+What the callbacks do is short, and when each began is noted: one that does not return is what stood behind the first of
+the reports that this program answers.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from lockstep.protocol.events import Event, LinkLost, LinkUp, Received, TransferEnded, VersionArrived
+from lockstep.protocol.faults import Callback
+from lockstep.protocol.ids import BucketId, Incarnation, TaskId, hex64
+from lockstep.protocol.messages import (
+    Envelope,
+    GradientNote,
+    Heartbeat,
+    Hello,
+    Message,
+    Report,
+    Ticket,
+    VersionNote,
+)
+from lockstep.runtime.traffic import Traffic
+from lockstep.transports.base import (
+    Endpoint,
+    Loan,
+    NoPathError,
+    PeerAddress,
+    Region,
+    ShowsProgress,
+    Transport,
+    TransportError,
+)
+from lockstep.transports.wire.codec import decode_note, encode_note
+from lockstep.transports.wire.link import ControlLink
+
+
+class NodeSide(Protocol):
+    """What a peer's keeper needs of its own task."""
+
+    task: TaskId
+    incarnation: Incarnation
+    transport: Transport
+    traffic: Traffic
+
+    @property
+    def leaving(self) -> bool:
+        """The job is over here: links are no longer looked for."""
+
+    def refuse(self, peer: TaskId, reason: str) -> None:
+        """The transport that was asked for cannot link these two tasks, now or later."""
+
+    def linked(self, peer: TaskId, path: str) -> None:
+        """This task has opened a link, over this path."""
+
+    def tensors_in(self, bucket: BucketId) -> int:
+        """How many tensors, or parts of them, are in a bucket."""
+
+    def hello(self) -> Hello: ...
+
+    def envelope(self, message: Message) -> Envelope: ...
+
+    def post(self, event: Event) -> None: ...
+
+    def gradient_lent(self, peer: TaskId, incarnation: Incarnation, note: GradientNote, loan: Loan) -> None: ...
+
+    def version_lent(self, peer: TaskId, note: VersionNote, loan: Loan) -> None: ...
+
+    def report_received(self, peer: TaskId, report: Report) -> None:
+        """The coordinator has found something out."""
+
+    @property
+    def faults(self) -> Faults | None:
+        """What a drill has planted here."""
+
+
+class Faults(Protocol):
+    """The faults of a link (``runtime/injection.py``)."""
+
+    def drops_message(self, peer: TaskId, message: Message) -> bool: ...
+
+    def drops_tensor(self, peer: TaskId, number: int, bucket: int) -> bool: ...
+
+    def in_callback(self, peer: TaskId, callback: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    number: int
+    bucket: BucketId
+    since: float = 0.0
+    in_place: bool = False
+    """Nothing moves: it is over when the reader has done with it, which may take a whole step."""
+
+
+_Running = tuple[str, float, int]
+"""A callback that runs now: its name, since when, on which thread."""
+
+
+class Connection:
+    """One life of a link: its control stream and its endpoint, and all their callbacks."""
+
+    def __init__(self, node: NodeSide, peer: TaskId, on_end: Callable[[Connection, str], None]) -> None:
+        self.peer = peer
+        self.incarnation: Incarnation = 0
+        self.address: PeerAddress | None = None
+        self.heard_at = time.monotonic()
+        self.link: ControlLink | None = None
+        self.endpoint: Endpoint | None = None
+        self._node = node
+        self._on_end = on_end
+        self._lock = threading.Lock()
+        self._alive = True
+        self._up = False
+        self._early: list[Event] = []
+        """What came before the data endpoint was up: the machines hear of it after the link's start."""
+        self._answer: Hello | None = None
+        self._accepted = False
+        self._transfers: dict[int, _Transfer] = {}
+        self._tensors = 0
+        self._counted = False
+        self._callbacks: list[_Running | None] = [None, None]  # of the control stream, of the data endpoint
+
+    @property
+    def was_up(self) -> bool:
+        """Whether it has ever been up, however it ended."""
+        return self._up
+
+    @property
+    def up(self) -> bool:
+        return self._up and self._alive
+
+    @property
+    def lends_in_place(self) -> bool:
+        return self.endpoint is not None and self.endpoint.lends_in_place
+
+    def accept(self, link: ControlLink, hello: Hello) -> None:
+        """The peer has dialed us."""
+        self.link = link
+        self._accepted = True
+        self._connect_endpoint(hello, dials=False)
+
+    def attach(self, link: ControlLink) -> None:
+        """We have dialed; the answer may have come before the caller had the link in hand."""
+        with self._lock:
+            self.link = link
+            answer = self._answer
+        if answer is not None:
+            self._connect_endpoint(answer, dials=True)
+
+    def _connect_endpoint(self, hello: Hello, dials: bool) -> None:
+        self.incarnation = hello.incarnation
+        name = self._node.transport.name
+        published = next((t.address for t in hello.transports if t.transport == name), None)
+        if published is None:
+            self.end(f"it does not speak {name}")
+            return
+        self.address = PeerAddress(hello.task, hello.incarnation, published)
+        try:
+            self.endpoint = self._node.transport.connect(self.address, dials, self)
+        except NoPathError as error:
+            # The end that asks refuses. If the other one hung up first, it would ask again in vain.
+            if dials:
+                self._node.refuse(self.peer, str(error))
+                self.end(str(error))
+        except TransportError as error:
+            self.end(str(error))
+
+    # -- control stream --
+
+    def on_open(self, peer: Hello) -> None:
+        with self._lock:
+            self._answer = peer
+            ready = self.link is not None and self.endpoint is None and not self._accepted
+        if ready:
+            self._connect_endpoint(peer, dials=True)
+
+    def on_message(self, envelope: Envelope) -> None:
+        self.heard_at = time.monotonic()
+        if isinstance(envelope.message, Heartbeat) or envelope.incarnation != self.incarnation:
+            return
+        if isinstance(envelope.message, Report):
+            self._node.report_received(self.peer, envelope.message)
+            return
+        self._enter(0, "a message arrived", Callback.MESSAGE)
+        self._post(Received(self.peer, envelope.incarnation, envelope.message))
+        self._callbacks[0] = None
+
+    def _enter(self, which: int, name: str, callback: str) -> None:
+        """A callback begins. It must return at once; one that does not is found by what is noted here."""
+        self._callbacks[which] = (name, self.heard_at, threading.get_ident())
+        if self._node.faults is not None:
+            self._node.faults.in_callback(self.peer, callback)
+
+    def send(self, message: Message) -> None:
+        if self._node.faults is not None and self._node.faults.drops_message(self.peer, message):
+            return
+        if self.link is not None and self._alive:
+            self.link.send(self._node.envelope(message))
+
+    # -- data endpoint --
+
+    def on_up(self) -> None:
+        with self._lock:
+            if not self._alive:
+                return
+            self._up = True
+            self._node.post(LinkUp(self.peer, self.incarnation))
+            for event in self._early:
+                self._node.post(event)
+            self._early.clear()
+
+    def on_sent(self, transfer: int) -> None:
+        self._transfer_over(transfer, ok=True)
+
+    def on_failed(self, transfer: int, reason: str) -> None:  # noqa: ARG002 - the link's own end carries the reason
+        self._transfer_over(transfer, ok=False)
+
+    def _transfer_over(self, transfer: int, ok: bool) -> None:
+        with self._lock:
+            known = self._transfers.pop(transfer, None)
+        if known is not None:
+            self._tensors += self._node.tensors_in(known.bucket) if ok else 0
+            self._post(TransferEnded(self.peer, known.number, known.bucket, ok))
+
+    def on_arrived(self, note: bytes, nbytes: int) -> None:  # noqa: ARG002 - the endpoint counts bytes
+        self.heard_at = time.monotonic()
+        self._enter(1, "a tensor arrived", Callback.TENSOR)
+        known = decode_note(note)
+        if isinstance(known, VersionNote):
+            self._tensors += self._node.tensors_in(known.bucket)
+            self._post(VersionArrived(self.peer, known.version, known.bucket))
+        self._callbacks[1] = None
+
+    def on_lent(self, note: bytes, loan: Loan) -> None:
+        self.heard_at = time.monotonic()
+        self._enter(1, "a gradient arrived", Callback.TENSOR)
+        known = decode_note(note)
+        self._tensors += self._node.tensors_in(known.bucket)
+        if isinstance(known, GradientNote) and self._alive:
+            self._node.gradient_lent(self.peer, self.incarnation, known, loan)
+        elif isinstance(known, VersionNote) and self._alive:
+            self._node.version_lent(self.peer, known, loan)
+        else:
+            loan.release()
+        self._callbacks[1] = None
+
+    def on_lost(self, reason: str) -> None:
+        """Either half of the link broke."""
+        self.end(reason)
+
+    def write_version(self, note: VersionNote, source: Region, offset: int, nbytes: int, to: Ticket, at: int) -> None:
+        """Start sending a parameter bucket."""
+        self._start(
+            _Transfer(note.version, note.bucket, time.monotonic()), "write", note, (source, offset, nbytes, to, at)
+        )
+
+    def lend_version(self, note: VersionNote, source: Region, offset: int, nbytes: int, to: Ticket, at: int) -> None:
+        """Let the worker read a parameter bucket here until it has the next one."""
+        transfer = _Transfer(note.version, note.bucket, time.monotonic(), in_place=self.lends_in_place)
+        self._start(transfer, "lend", note, (source, offset, nbytes, to, at))
+
+    def lend_gradient(self, note: GradientNote, source: Region, offset: int, nbytes: int, to: Ticket, at: int) -> None:
+        """Start lending a gradient bucket."""
+        self._start(_Transfer(note.step, note.bucket, time.monotonic()), "lend", note, (source, offset, nbytes, to, at))
+
+    def _start(
+        self,
+        transfer: _Transfer,
+        how: str,
+        note: GradientNote | VersionNote,
+        where: tuple[Region, int, int, Ticket, int],
+    ) -> None:
+        if self.endpoint is None or not self.up:
+            self._post(TransferEnded(self.peer, transfer.number, transfer.bucket, ok=False))
+            return
+        if self._node.faults is not None and self._node.faults.drops_tensor(
+            self.peer, transfer.number, transfer.bucket
+        ):
+            self._post(TransferEnded(self.peer, transfer.number, transfer.bucket, ok=True))
+            return
+        start = self.endpoint.lend if how == "lend" else self.endpoint.write
+        # The lock keeps the completion, which comes on another thread, from overtaking its own registration.
+        with self._lock:
+            self._transfers[start(*where, encode_note(note))] = transfer
+
+    # -- what others may ask --
+
+    def facts(self, now: float) -> dict[str, Any]:
+        """The state of this link, for a snapshot."""
+        endpoint = self.endpoint
+        counters = None if endpoint is None else endpoint.counters()
+        running = max((one for one in self._callbacks if one is not None), key=lambda one: -one[1], default=None)
+        with self._lock:
+            transfers = [one for one in self._transfers.values() if not one.in_place][:64]
+        return {
+            "state": "up" if self.up else "connecting" if self._alive else "lost",
+            "heard": now - self.heard_at,
+            "incarnation": hex64(self.incarnation),
+            "path": "" if endpoint is None else endpoint.path(),
+            "sent": 0 if counters is None else counters.bytes_sent,
+            "received": 0 if counters is None else counters.bytes_received,
+            "moving": [{"step": t.number, "bucket": t.bucket, "seconds": now - t.since} for t in transfers],
+            "callback": None
+            if running is None
+            else {"name": running[0], "seconds": now - running[1], "ident": running[2]},
+        }
+
+    def bytes_moved(self) -> int:
+        """Bytes that have gone over this link, those of transfers under way among them where the transport knows."""
+        endpoint = self.endpoint
+        if endpoint is None:
+            return 0
+        counters = endpoint.counters()
+        under_way = endpoint.bytes_under_way() if isinstance(endpoint, ShowsProgress) else 0
+        return counters.bytes_sent + counters.bytes_received + under_way
+
+    # -- the end --
+
+    def _post(self, event: Event) -> None:
+        """Tell the machines, in order: nothing before the link is up, nothing after it has ended."""
+        with self._lock:
+            if self._up and self._alive:
+                self._node.post(event)
+            elif self._alive:
+                self._early.append(event)
+
+    def end(self, reason: str) -> None:
+        """Whatever broke first ends the whole connection, once. ``LinkLost`` follows when it is closed: until then
+        bytes of it may still land."""
+        with self._lock:
+            if not self._alive:
+                return
+            self._alive = False
+        self._on_end(self, reason)
+
+    def bury(self, reason: str) -> None:
+        """Close both halves, then say that the link is lost, if it was ever up."""
+        self.close(0.0)
+        if self._up:
+            self._node.post(LinkLost(self.peer, reason))
+
+    def close(self, flush_seconds: float = 1.0) -> None:
+        """Free both halves; not from a callback of theirs."""
+        self._alive = False
+        # The control stream first: a peer that sees the other half end no longer listens to last words on this one.
+        if self.link is not None:
+            self.link.close(flush_seconds)
+        if self.endpoint is not None:
+            self.endpoint.close()
+            if not self._counted:
+                self._counted = True
+                self._node.traffic.add(self.endpoint.transport, self.endpoint.counters(), self._tensors)

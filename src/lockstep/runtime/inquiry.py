@@ -1,0 +1,87 @@
+"""Asks other tasks of a cluster that does not form what they were started with, and what they see themselves.
+
+Everything here asks a few monitors, each with a deadline, on a thread of the caller that may wait.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from lockstep.protocol.ids import Role, TaskId
+from lockstep.runtime.evidence import Finding
+from lockstep.runtime.knock import Answer, knock
+from lockstep.runtime.start_facts import StartFacts, list_difference, read_start_facts
+from lockstep.transports.wire.monitor_client import Unreachable, fetch_snapshot
+
+ASK_SECONDS = 1.0
+_MOST_ASKED = 8
+_MOST_SECONDS = 2.0
+
+
+def ask_start(address: str) -> StartFacts | None:
+    """What the task behind the monitor at ``address`` was started with; None if nobody there tells."""
+    if knock(address, ASK_SECONDS).answer is not Answer.OPEN:
+        return None
+    return read_start_facts(_snapshot(address, "Monitor").get("start"))
+
+
+def _snapshot(address: str, service: str) -> dict[str, Any]:
+    try:
+        said = json.loads(fetch_snapshot(address, service, ASK_SECONDS))
+    except (Unreachable, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def why_it_does_not_come(ours: StartFacts, finding: Finding, address: str) -> str:
+    """Why a task that is up at ``address`` does not join us, in a phrase; empty if it gives no reason."""
+    found = finding.description
+    assert found is not None
+    if found.version != ours.version:
+        return f"runs Lockstep {found.version}, {ours.short} runs {ours.version}; install the same version"
+    theirs = read_start_facts(_snapshot(address, "Monitor").get("start"))
+    if theirs is not None and (difference := list_difference(ours, theirs)) is not None:
+        return f"is up, but {difference}"
+    if not found.task_address or knock(found.task_address, ASK_SECONDS).answer is not Answer.OPEN:
+        return ""
+    for link in _snapshot(found.task_address, "Task").get("links", ()):
+        if isinstance(link, dict) and link.get("peer") == ours.task and link.get("state") != "up":
+            return _as_seen_from_there(ours, found.pid, found.host, link)
+    return ""
+
+
+def _as_seen_from_there(ours: StartFacts, pid: int, host: str, link: dict[str, Any]) -> str:
+    front, finding = str(link.get("front", ""))[:300], str(link.get("finding", ""))[:1000]
+    if not front or not int(link.get("attempts", 0)):
+        return ""
+    return f"is up (process {pid} on {host}) but does not reach {ours.short}: from there, {front} {finding}"
+
+
+def difference_with_any(ours: StartFacts, theirs: Iterable[StartFacts] | None) -> str:
+    """The first difference with the host lists of others; None for ``theirs`` asks those in our own lists."""
+    for facts in _asked(ours) if theirs is None else theirs:
+        difference = list_difference(ours, facts)
+        if difference is not None:
+            return difference
+    return ""
+
+
+def _asked(ours: StartFacts) -> Iterable[StartFacts]:
+    deadline = time.monotonic() + _MOST_SECONDS
+    others = [
+        address
+        for role in Role
+        for index, address in enumerate(ours.hosts(role))
+        if str(TaskId(role, index)) != ours.task
+    ]
+    asked = 0
+    for address in others:
+        if asked >= _MOST_ASKED or time.monotonic() > deadline:
+            return
+        facts = ask_start(address)
+        if facts is not None:
+            asked += 1
+            yield facts

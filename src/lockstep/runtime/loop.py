@@ -1,0 +1,126 @@
+"""The one loop of a task: it feeds events to the machines and carries out their effects, on one thread.
+
+Any thread may post an event; none of them ever waits for the loop. Nothing that the loop does may block: transfers are
+started, messages queued, and heavy work is handed to the store's thread.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+from lockstep.protocol.effects import Effect
+from lockstep.protocol.errors import ProtocolError
+from lockstep.protocol.events import Broken, Event, Tick
+from lockstep.protocol.task import TaskMachine
+
+Clock = Callable[[], float]
+CarryOut = Callable[[Effect], None]
+_Work = Callable[[], None]
+_JOIN_SECONDS = 5.0
+
+
+class TaskLoop:
+    """Runs one ``TaskMachine``."""
+
+    def __init__(self, machine: TaskMachine, carry_out: CarryOut, clock: Clock = time.monotonic) -> None:
+        self.machine = machine
+        self.clock = clock
+        self._carry_out = carry_out
+        self._busy_with: Event | _Work | None = None
+        self._busy_since = 0.0
+        self._queue: queue.SimpleQueue[Event | _Work | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"loop {machine.task.short}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, event: Event) -> None:
+        """Hand an event to the machines; returns at once."""
+        self._queue.put(event)
+
+    def call(self, work: _Work) -> None:
+        """Run something short on the loop's thread."""
+        self._queue.put(work)
+
+    @property
+    def busy(self) -> tuple[float, str]:
+        """Since when the loop is in one and the same event, and in which; (0, "") while it waits for the next."""
+        item, since = self._busy_with, self._busy_since
+        return (since, getattr(item, "__qualname__", type(item).__name__)) if item is not None else (0.0, "")
+
+    @property
+    def ident(self) -> int:
+        """The thread that the loop runs on."""
+        return self._thread.ident or 0
+
+    def queued(self) -> int:
+        """How many events wait."""
+        return self._queue.qsize()
+
+    def settle(self, seconds: float) -> None:
+        """Wait until all that was posted so far has been carried out; not from the loop itself."""
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            settled = threading.Event()
+            self.call(settled.set)
+            settled.wait(seconds)
+
+    def stop(self) -> None:
+        """End the thread after what is queued. May be called twice, and from the loop itself."""
+        self._queue.put(None)
+        if threading.current_thread() is not self._thread and self._thread.ident is not None:
+            self._thread.join(_JOIN_SECONDS)
+
+    def _run(self) -> None:
+        for effect in self.machine.start(self.clock()):
+            self._carry_out(effect)
+        while True:
+            item = self._next_item()
+            if item is None:
+                return
+            self._busy_since = self.clock()
+            self._busy_with = item
+            self._guarded(item)
+            self._busy_with = None
+
+    def _next_item(self) -> Event | _Work | None:
+        if not self._queue.empty():
+            return self._queue.get()  # this thread alone takes from it
+        deadline = self.machine.next_deadline()
+        if deadline is None:
+            return self._queue.get()
+        patience = deadline - self.clock()
+        if patience <= 0:
+            return Tick()
+        try:
+            return self._queue.get(timeout=patience)
+        except queue.Empty:
+            return Tick()
+
+    def _guarded(self, item: Event | _Work) -> None:
+        """A defect in one event must end the job with its reason, not this thread in silence."""
+        try:
+            self._handle(item)
+        except ProtocolError as error:
+            self._handle(self._broken(str(error)))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job is told and ends
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{last.filename.rsplit('/', 1)[-1]}:{last.lineno}"
+            self._handle(self._broken(f"{type(error).__name__} in the loop at {where}: {error}"))
+
+    def _broken(self, reason: str) -> Broken:
+        return Broken(self.machine.task, self.machine.role.step, reason)
+
+    def _handle(self, item: Event | _Work) -> None:
+        if callable(item):
+            item()
+        else:
+            self.handle(item)
+
+    def handle(self, event: Event) -> None:
+        """Give the machines an event now. Only for work that runs on the loop's thread already."""
+        for effect in self.machine.handle(event, self.clock()):
+            self._carry_out(effect)

@@ -1,0 +1,249 @@
+"""A monitor for a program of one's own: started by the task itself when it joins, not the other way round.
+
+The companion is a child of the task. It listens at the task's address, takes its reports, and answers for it. It sees
+the task's death through a descriptor of the process; how it died it learns from the kernel where that tells others than
+the parent (Linux 6.15 and newer, or while the dead process is not reaped yet). It ends soon after the task, or with the
+job.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from lockstep.protocol.ids import TaskId
+from lockstep.runtime import processes
+from lockstep.runtime.monitor.ending import describe_death
+from lockstep.runtime.monitor.lingering import linger
+from lockstep.runtime.monitor.oom import OomWitness, find_counters
+from lockstep.runtime.monitor.record import TaskRecord
+from lockstep.runtime.monitor.reporter import MAX_LINE_BYTES, LineBuffer, TaskReporter, decode_report
+from lockstep.runtime.monitor.run import say, why_not_listening
+from lockstep.runtime.monitor.service import MonitorService
+from lockstep.transports.wire.server import ListenError
+
+UNKNOWN_EXIT_CODE: Final = 255
+"""Told for a task that ended without a word on a system where only its parent learns the exit code."""
+
+START_SECONDS: Final = 30.0
+"""A companion listens after a fraction of a second; a machine that is starting a hundred of them takes longer."""
+
+_CLOSE_SECONDS: Final = 5.0
+_TICK_SECONDS: Final = 0.5
+_EXIT_STATUS_SECONDS: Final = 0.5
+
+_PIDFD_GET_INFO: Final = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
+_PIDFD_INFO_EXIT: Final = 1 << 3
+
+
+class CompanionError(Exception):
+    """The companion cannot do its work; the text is one plain sentence with a remedy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompanionSpec:
+    """For whom to answer, and where."""
+
+    task: str
+    host: str
+    port: int
+    version: str
+    linger_seconds: float = 3.0
+
+
+class Companion:
+    """The task's handle on its companion. Report through ``reporter``; ``close`` when the job has ended."""
+
+    def __init__(self, process: subprocess.Popen[bytes], reporter: TaskReporter) -> None:
+        self._process = process
+        self.reporter = reporter
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def close(self, exit_code: int = 0) -> None:
+        """Tell how the job ended for this task, and see the companion out. May be called twice."""
+        self.reporter.ended(exit_code)
+        self.reporter.close()
+        try:
+            self._process.wait(_CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Companion:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(0 if kind is None else 1)
+
+
+def start_companion(task: TaskId, host: str, port: int, version: str, linger_seconds: float = 3.0) -> Companion:
+    """Start a companion for this process; returns when it listens. Raises ``CompanionError``."""
+    spec = CompanionSpec(task=str(task), host=host, port=port, version=version, linger_seconds=linger_seconds)
+    report_reader, report_writer = os.pipe()
+    ready_reader, ready_writer = os.pipe()
+    code = (
+        "import sys; sys.path.append(sys.argv[1]); "
+        "from lockstep.runtime.monitor.companion import main; sys.exit(main(sys.argv[2:]))"
+    )
+    root = str(Path(__file__).resolve().parents[3])
+    arguments = [root, str(os.getpid()), str(report_reader), str(ready_writer), json.dumps(asdict(spec))]
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", code, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(report_reader, ready_writer),
+            start_new_session=True,
+        )
+    finally:
+        os.close(report_reader)
+        os.close(ready_writer)
+    reporter = TaskReporter(report_writer)
+    problem = _wait_until_ready(ready_reader)
+    if problem:
+        process.kill()
+        process.wait()
+        reporter.close()
+        raise CompanionError(problem)
+    processes.let_read_stacks(process.pid)
+    return Companion(process, reporter)
+
+
+def _wait_until_ready(reader: int) -> str:
+    """The companion's problem with its address; empty if it listens."""
+    try:
+        os.set_blocking(reader, False)
+        if not processes.wait_readable({reader}, START_SECONDS):
+            return f"the companion process did not start within {START_SECONDS:g} s; is the machine overloaded?"
+        said = processes.read_available(reader)
+    finally:
+        os.close(reader)
+    if said is None:
+        return "the companion process ended before it listened; its error is in the lines above"
+    return said.decode(errors="replace").strip().removeprefix("ready")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The companion process. Arguments: the task's pid, the descriptors for reports and for "ready", the spec."""
+    task_pid, report_reader, ready_writer = (int(text) for text in arguments[:3])
+    spec = CompanionSpec(**json.loads(arguments[3]))
+    # Batch systems send their signals to every process of a job. This one must live until it has told of the end.
+    with processes.SignalInbox(processes.STOP_SIGNALS, until_exit=True) as inbox:
+        record = TaskRecord(spec.task, spec.version, os.getpid())
+        record.on_started(task_pid)
+        try:
+            service = MonitorService(spec.host, spec.port, record)
+        except ListenError as error:
+            os.write(ready_writer, why_not_listening(TaskId.parse(spec.task), spec.port, error).encode())
+            return 0
+        try:
+            os.write(ready_writer, b"ready\n")
+            os.close(ready_writer)
+            _Companion(spec, record, inbox, task_pid, report_reader).run()
+        finally:
+            service.close()
+    return 0
+
+
+class _Companion:
+    """The loop, from the first report to the end of the linger."""
+
+    def __init__(
+        self, spec: CompanionSpec, record: TaskRecord, inbox: processes.SignalInbox, task_pid: int, report_fd: int
+    ) -> None:
+        self._spec = spec
+        self._record = record
+        self._inbox = inbox
+        self._task_pid = task_pid
+        self._report_fd = report_fd
+        self._lines = LineBuffer(MAX_LINE_BYTES)
+        self._witness = OomWitness(find_counters(), time.monotonic())
+        self._job_ended = False
+        os.set_blocking(report_fd, False)
+
+    def run(self) -> None:
+        pidfd = os.pidfd_open(self._task_pid) if os.getppid() == self._task_pid else None
+        died = pidfd is None or os.getppid() != self._task_pid
+        while not died and not self._job_ended:
+            assert pidfd is not None
+            watched = {pidfd, self._inbox.fileno(), self._report_fd}
+            ready = processes.wait_readable(watched, _TICK_SECONDS)
+            self._witness.sample(time.monotonic())
+            self._inbox.take()
+            if (facts := processes.process_facts(self._task_pid)) is not None:
+                self._record.on_state(facts.state)
+            if self._report_fd in ready:
+                self._take_reports()
+            died = pidfd in ready
+        self._take_reports()
+        self._tell_end(pidfd)
+
+    def _take_reports(self) -> None:
+        """Its end, like a report with an exit code, means that the task is done with the job."""
+        data = processes.read_available(self._report_fd, MAX_LINE_BYTES * 16)
+        if data is None:
+            self._job_ended = True
+            return
+        for report in map(decode_report, self._lines.feed(data)):
+            if report is not None:
+                self._record.on_report(report)
+        self._job_ended = self._job_ended or self._record.report.exit_code is not None
+
+    def _tell_end(self, pidfd: int | None) -> None:
+        exit_code = self._record.report.exit_code
+        if exit_code is None:
+            exit_code = _exit_code_of_the_dead(self._task_pid, pidfd)
+        if exit_code < 0:
+            self._record.out_of_memory = (self._witness.evidence() or "") if exit_code == -9 else ""
+            say(describe_death(self._spec.task, self._task_pid, -exit_code, self._witness))
+        number = self._record.on_exited(exit_code)
+        linger(self._record, number, exit_code == 0, self._spec.linger_seconds, inbox=None)
+
+
+def _exit_code_of_the_dead(pid: int, pidfd: int | None) -> int:
+    """How a process that is not our child ended, as far as the kernel tells: at once, or when it has been reaped."""
+    deadline = time.monotonic() + _EXIT_STATUS_SECONDS
+    while True:
+        status = _status_of_zombie(pid)
+        if status is None and pidfd is not None:
+            status = _status_from_pidfd(pidfd)
+        if status is not None:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() >= deadline:
+            return UNKNOWN_EXIT_CODE
+        time.sleep(0.01)
+
+
+def _status_of_zombie(pid: int) -> int | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[-1]) if fields[0] == "Z" else None
+
+
+def _status_from_pidfd(pidfd: int) -> int | None:
+    info = bytearray(64)
+    struct.pack_into("<Q", info, 0, _PIDFD_INFO_EXIT)
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, info)
+    except OSError:
+        return None  # an older kernel
+    mask: int = struct.unpack_from("<Q", info, 0)[0]
+    status: int = struct.unpack_from("<i", info, 60)[0]
+    return status if mask & _PIDFD_INFO_EXIT else None

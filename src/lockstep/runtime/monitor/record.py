@@ -1,0 +1,149 @@
+"""What a monitor knows of its task, and who has been told."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import deque
+from typing import Final
+
+from lockstep.protocol.messages import Description
+from lockstep.runtime.monitor.reporter import Phase, Report
+from lockstep.transports.wire.broadcast import Broadcast
+
+_WATCHER_GONE_SECONDS: Final = 1.5
+"""A watcher comes back to wait at least once a second; one that did not is gone."""
+
+_HISTORY: Final = 64
+
+
+class ToldBroadcast(Broadcast):
+    """A broadcast that knows whether those who wait for changes have passed on the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._watchers: dict[int, tuple[int, float]] = {}
+
+    def wait(self, seen: int, seconds: float) -> int:
+        """As before; a waiter that comes with number ``seen`` has delivered everything up to it."""
+        with self._lock:
+            self._watchers[threading.get_ident()] = (seen, time.monotonic())
+        return super().wait(seen, seconds)
+
+    def watchers(self) -> int:
+        """How many follow the changes now."""
+        return len(self._present())
+
+    def everyone_has(self, number: int) -> bool:
+        """Whether all who follow have delivered change ``number``."""
+        return all(seen >= number for seen in self._present())
+
+    def _present(self) -> list[int]:
+        earliest = time.monotonic() - _WATCHER_GONE_SECONDS
+        with self._lock:
+            return [seen for seen, entered in self._watchers.values() if entered >= earliest]
+
+
+class TaskRecord:
+    """What ``Describe``, ``Watch`` and ``Snapshot`` show. Written by the monitor's loop, read by gRPC's threads."""
+
+    def __init__(self, task: str, version: str, monitor_pid: int, cluster: tuple[tuple[str, str], ...] = ()) -> None:
+        self.cluster = cluster
+        self.changed = ToldBroadcast()
+        self._lock = threading.Lock()
+        self._task = task
+        self._version = version
+        self._monitor_pid = monitor_pid
+        self._host = socket.gethostname()
+        self._pid = 0
+        self._report = Report()
+        self._exit_code: int | None = None
+        self._since = time.monotonic()
+        self._heard_at = self._since
+        self._stopped_since: float | None = None
+        self.out_of_memory = ""
+        """Evidence that the kernel killed the task for lack of memory; set by the monitor's loop after its end."""
+        self._history: deque[tuple[str, float]] = deque([(Phase.STARTING.value, self._since)], maxlen=_HISTORY)
+
+    @property
+    def pid(self) -> int:
+        """The task's process; 0 before it was started."""
+        return self._pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while the task runs; negative if a signal killed it."""
+        return self._exit_code
+
+    @property
+    def report(self) -> Report:
+        """What the task said last."""
+        return self._report
+
+    def on_started(self, pid: int) -> None:
+        with self._lock:
+            self._pid = pid
+        self.changed.notify()
+
+    def on_report(self, report: Report) -> None:
+        with self._lock:
+            self._heard_at = time.monotonic()
+            if report == self._report:
+                return  # a sign of life, and no news for those who watch
+            self._enter(report.phase)
+            self._report = report
+        self.changed.notify()
+
+    def on_state(self, state: str) -> None:
+        """The kernel says that the task is in this state (``stopped``, ``running``, ...)."""
+        if not state.startswith("stopped"):
+            self._stopped_since = None
+        elif self._stopped_since is None:
+            self._stopped_since = time.monotonic()
+
+    def stopped_seconds(self) -> float:
+        """For how long the task has been seen stopped; -1 if it is not."""
+        since = self._stopped_since
+        return -1.0 if since is None else time.monotonic() - since
+
+    def silent_seconds(self) -> float:
+        """How long ago the task last gave a sign of life."""
+        return time.monotonic() - self._heard_at
+
+    def on_exited(self, exit_code: int) -> int:
+        """Returns the number of this change, to ask ``changed.everyone_has`` for."""
+        with self._lock:
+            self._exit_code = exit_code
+            self._enter(Phase.ENDED.value)
+        self.changed.notify()
+        return self.changed.number
+
+    def _enter(self, phase: str) -> None:
+        if phase != self._history[-1][0]:
+            self._since = time.monotonic()
+            self._history.append((phase, self._since))
+
+    def describe(self) -> Description:
+        with self._lock:
+            return Description(
+                task=self._task,
+                host=self._host,
+                monitor_pid=self._monitor_pid,
+                pid=self._pid,
+                incarnation=self._report.incarnation,
+                phase=self._history[-1][0],
+                phase_seconds=time.monotonic() - self._since,
+                task_address=self._report.task_address,
+                exited=self._exit_code is not None,
+                exit_code=self._exit_code or 0,
+                version=self._version,
+                job=self._report.job,
+            )
+
+    def history(self) -> list[tuple[str, float]]:
+        """The phases so far with the seconds since each began, the oldest first."""
+        now = time.monotonic()
+        with self._lock:
+            return [(phase, now - since) for phase, since in self._history]

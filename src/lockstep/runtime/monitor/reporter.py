@@ -1,0 +1,165 @@
+"""How a task tells its monitor where it is: lines of JSON on a pipe that it inherited.
+
+Each line carries the whole state, so a lost line is made good by the next one. The task never waits for its monitor: a
+line that finds the pipe full (the monitor is frozen) stays behind and is written with the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+MAX_LINE_BYTES: Final = 4096
+"""A write of this size to a pipe happens whole or not at all (PIPE_BUF on Linux)."""
+
+MAX_TEXT: Final = 300
+"""Two texts of this length fit in a line even if each character takes six bytes, the most that JSON makes of one."""
+
+
+MAX_REASON: Final = 240
+"""Of characters that take one byte each; so it fits in beside the two texts."""
+
+
+class Phase(StrEnum):
+    """Where a task is in its life, in the words that people read."""
+
+    STARTING = "starting"
+    IMPORTING_TORCH = "importing torch"
+    CONNECTING = "connecting"
+    COMPARING_SETTINGS = "comparing settings"
+    RECEIVING_PARAMETERS = "receiving parameters"
+    WARMING_UP = "warming up"
+    TRAINING = "training"
+    FINISHING = "finishing"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a task has told its monitor so far. ``exit_code`` is only said by a task whose monitor is a companion."""
+
+    phase: str = Phase.STARTING.value
+    task_address: str = ""
+    incarnation: int = 0
+    job: int = 0
+    exit_code: int | None = None
+    reason: str = ""
+    """Why the job ended badly for it, so that those who come later can be told."""
+
+
+def encode_report(report: Report) -> bytes:
+    """One line. Long texts are cut, so that it always fits."""
+    fields = {
+        "phase": report.phase[:MAX_TEXT],
+        "task_address": report.task_address[:MAX_TEXT],
+        "incarnation": f"{report.incarnation:016x}",
+        "job": f"{report.job:016x}",
+        "exit_code": report.exit_code,
+        "reason": report.reason,
+    }
+    return json.dumps(fields, ensure_ascii=False).encode(errors="replace") + b"\n"
+
+
+def decode_report(line: bytes) -> Report | None:
+    """The line read back; None for anything that is not one (a stray write of some library to the descriptor)."""
+    try:
+        fields = json.loads(line)
+        exit_code = fields["exit_code"]
+        return Report(
+            phase=str(fields["phase"])[:MAX_TEXT],
+            task_address=str(fields["task_address"])[:MAX_TEXT],
+            incarnation=int(fields["incarnation"], 16) & (2**64 - 1),
+            job=int(fields["job"], 16) & (2**64 - 1),
+            exit_code=None if exit_code is None else int(exit_code),
+            reason=str(fields.get("reason", ""))[:MAX_REASON],
+        )
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+class LineBuffer:
+    """Puts the pieces read from a pipe together to lines, in bounded memory: an overlong line is dropped."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._pending = b""
+        self._skipping = False
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that are complete now, without their ends."""
+        *lines, rest = (self._pending + data).split(b"\n")
+        if lines and self._skipping:
+            lines.pop(0)
+            self._skipping = False
+        if len(rest) > self._limit or self._skipping:
+            self._skipping, rest = True, b""
+        self._pending = rest
+        return [line for line in lines if len(line) <= self._limit]
+
+
+class TaskReporter:
+    """The task's end of the pipe. May be used from any thread; never blocks and never raises."""
+
+    def __init__(self, fd: int | None) -> None:
+        self._fd = fd
+        self._report = Report()
+        self._lock = threading.Lock()
+        if fd is not None:
+            os.set_inheritable(fd, False)
+            os.set_blocking(fd, False)
+
+    @classmethod
+    def none(cls) -> TaskReporter:
+        """For a task without a monitor: remembers and tells nobody."""
+        return cls(None)
+
+    @property
+    def report(self) -> Report:
+        """What was said last."""
+        return self._report
+
+    def phase(self, phase: Phase | str) -> None:
+        """I am now doing this."""
+        self._tell(phase=str(phase))
+
+    def ready(self, task_address: str, incarnation: int, job: int = 0) -> None:
+        """I answer at ``task_address`` in this life; ``job`` is 0 until it is known."""
+        self._tell(task_address=task_address, incarnation=incarnation, job=job)
+
+    def beat(self) -> None:
+        """I still run: say the same again."""
+        self._tell()
+
+    def joined(self, job: int) -> None:
+        """I am a member of this job."""
+        self._tell(job=job)
+
+    def failed(self, reason: str) -> None:
+        """The job ended badly here, because of this."""
+        plain = "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else "'" for c in reason)
+        self._tell(reason=plain[:MAX_REASON])
+
+    def ended(self, exit_code: int) -> None:
+        """I end with this code; to be said last, where the monitor is a companion (a parent sees it anyway)."""
+        self._tell(phase=Phase.ENDED.value, exit_code=exit_code)
+
+    def close(self) -> None:
+        """Say nothing more; for a program that goes on after its job."""
+        with self._lock:
+            if self._fd is not None:
+                os.close(self._fd)
+            self._fd = None
+
+    def _tell(self, **changes: str | int) -> None:
+        with self._lock:
+            self._report = replace(self._report, **changes)  # type: ignore[arg-type]  # callers pass what fits the field
+            if self._fd is None:
+                return
+            try:
+                os.write(self._fd, encode_report(self._report))
+            except OSError:
+                return  # full, and the next line says it all again; or the monitor is gone, and this task soon too

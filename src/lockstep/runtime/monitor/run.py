@@ -1,0 +1,181 @@
+"""The monitor: the small process that a person starts, with the task below it.
+
+``run_monitor`` listens at the task's address at once, then starts the task, and from then on is one loop over
+descriptors: signals from outside, the keeper's word on the task, the task's own reports. gRPC's threads only read the
+record.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from lockstep.protocol.ids import TaskId
+from lockstep.runtime import processes
+from lockstep.runtime.addresses import who_listens
+from lockstep.runtime.monitor.ending import BAD_INPUT, FAILED, describe_death, exit_code_after
+from lockstep.runtime.monitor.lingering import linger
+from lockstep.runtime.monitor.oom import OomWitness, find_counters
+from lockstep.runtime.monitor.record import TaskRecord
+from lockstep.runtime.monitor.service import MonitorService
+from lockstep.runtime.monitor.stopping import Action, Stopping
+from lockstep.runtime.monitor.task_process import TaskProcess
+from lockstep.runtime.start_facts import StartFacts
+from lockstep.transports.wire.server import ListenError, PortTaken
+
+TICK_SECONDS: Final = 0.5
+KEEPER_SECONDS: Final = 8.0
+"""Longer than the keeper's own patience with what the task left behind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorSpec:
+    """What to run, and where to answer for it."""
+
+    task: TaskId
+    host: str
+    """The address to listen on."""
+    port: int
+    command: tuple[str, ...]
+    """The task's argv; ``task_process.REPORT_FD`` in it becomes the descriptor number for its ``TaskReporter``."""
+    version: str
+    start: StartFacts | None = None
+    """What the task was started with, for others to compare."""
+    cluster: tuple[tuple[str, str], ...] = ()
+    """Every task of the cluster with its address, so that whoever finds this monitor finds the others too."""
+    linger_seconds: float = 3.0
+    """How long to answer for a task that failed, so that peers learn of it."""
+    stop_seconds: float = 5.0
+    """How long the task may take to end when asked to."""
+
+
+def run_monitor(spec: MonitorSpec) -> int:
+    """Run the task and answer for it until it has ended; returns the exit code to use.
+
+    Call it on the main thread of a process that ends after it: it handles signals (and ignores them when it is done)
+    and reaps every child. Writes one plain line to stderr where the task cannot say itself what happened: it was
+    killed, it did not end, the port is taken.
+    """
+    with processes.SignalInbox(processes.STOP_SIGNALS, until_exit=True) as inbox:
+        record = TaskRecord(str(spec.task), spec.version, os.getpid(), spec.cluster)
+        try:
+            service = MonitorService(spec.host, spec.port, record, spec.start)
+        except ListenError as error:
+            say(why_not_listening(spec.task, spec.port, error))
+            return BAD_INPUT
+        try:
+            processes.become_subreaper()
+            return _Monitor(spec, record, inbox).run()
+        finally:
+            service.close()
+
+
+def say(text: str) -> None:
+    """One line for whoever started this process. The task shares stderr, so the line is written whole."""
+    sys.stderr.write(f"lockstep: {text}\n")
+    sys.stderr.flush()
+
+
+def why_not_listening(task: TaskId, port: int, error: ListenError) -> str:
+    """A sentence with a remedy, and with the process that has the port where that can be told."""
+    if not isinstance(error, PortTaken):
+        return f"{error}; give an address of this machine for {task}"
+    holder = who_listens(port)
+    by_whom = "" if holder is None else f" by {holder}"
+    return (
+        f"cannot listen at {error.address} for {task}: the port is taken{by_whom}; end that process or use another port"
+    )
+
+
+class _Monitor:
+    """The loop, from the start of the task to the end of the linger."""
+
+    def __init__(self, spec: MonitorSpec, record: TaskRecord, inbox: processes.SignalInbox) -> None:
+        self._spec = spec
+        self._record = record
+        self._inbox = inbox
+        self._stopping = Stopping(spec.stop_seconds)
+        self._witness = OomWitness(find_counters(), time.monotonic())
+        self._task = TaskProcess(spec.command)
+        self._reports_open = True
+
+    def run(self) -> int:
+        try:
+            self._watch_task()
+            exit_code = self._task.news.exit_code
+            assert exit_code is not None, "the loop ends with the task"
+            if exit_code == -9:
+                self._record.out_of_memory = self._witness.evidence() or ""
+            number = self._record.on_exited(exit_code)
+            self._say_why(exit_code)
+            quiet = exit_code == 0 or self._stopping.signum is not None
+            linger(self._record, number, quiet, self._spec.linger_seconds, self._inbox)
+        finally:
+            self._leave_nothing()
+        if self._task.news.problem:
+            return FAILED
+        return exit_code_after(exit_code, self._stopping.signum)
+
+    def _watch_task(self) -> None:
+        while self._task.news.exit_code is None:
+            ready = processes.wait_readable(self._descriptors(), self._seconds_to_wait())
+            now = time.monotonic()
+            self._witness.sample(now)
+            if (facts := processes.process_facts(self._record.pid)) is not None:
+                self._record.on_state(facts.state)
+            for signum in self._inbox.take():
+                self._act(self._stopping.on_signal(signum, now))
+            if self._stopping.on_time(now) is Action.KILL:
+                say(f"{self._spec.task} was asked to end, did not within {self._spec.stop_seconds:g} s, and was killed")
+                self._task.kill()
+            if self._task.report_fd in ready:
+                self._take_reports()
+            if self._task.status_fd in ready:
+                self._take_status()
+        if self._reports_open:
+            self._take_reports()  # the last words, which may have come together with the exit
+
+    def _descriptors(self) -> set[int]:
+        watched = {self._inbox.fileno(), self._task.status_fd}
+        if self._reports_open:
+            watched.add(self._task.report_fd)
+        return watched
+
+    def _seconds_to_wait(self) -> float:
+        deadline = self._stopping.next_deadline()
+        return TICK_SECONDS if deadline is None else min(TICK_SECONDS, deadline - time.monotonic())
+
+    def _act(self, action: Action | None) -> None:
+        if action is Action.ASK:
+            self._task.ask_to_end()
+        elif action is Action.KILL:
+            self._task.kill()
+
+    def _take_status(self) -> None:
+        pid = self._task.news.pid
+        news = self._task.read_status()
+        if news.pid != pid:
+            self._record.on_started(news.pid)
+
+    def _take_reports(self) -> None:
+        reports, self._reports_open = self._task.read_reports()
+        for report in reports:
+            self._record.on_report(report)
+
+    def _say_why(self, exit_code: int) -> None:
+        name, pid = str(self._spec.task), self._record.pid
+        if self._task.news.problem:
+            say(f"{name}: {self._task.news.problem}")
+        elif exit_code < 0 and self._stopping.signum is None:
+            say(describe_death(name, pid, -exit_code, self._witness))
+
+    def _leave_nothing(self) -> None:
+        self._task.close(KEEPER_SECONDS)
+        left = [facts.pid for facts in processes.end_descendants(0.0, KEEPER_SECONDS)]
+        stuck = sorted({*left, *self._task.news.stuck})
+        if stuck:
+            pids = ", ".join(map(str, stuck))
+            say(f"processes that {self._spec.task} started cannot be killed (they hang in the kernel): pid {pids}")

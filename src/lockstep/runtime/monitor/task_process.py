@@ -1,0 +1,111 @@
+"""The monitor's handle on its task: started through a keeper, asked to end, killed, never left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from lockstep.runtime import processes
+from lockstep.runtime.monitor import keeper
+from lockstep.runtime.monitor.reporter import MAX_LINE_BYTES, LineBuffer, Report, decode_report
+
+REPORT_FD: Final = "{report_fd}"
+"""Where a command holds this text, the number of the descriptor for ``TaskReporter`` is put in its place."""
+
+
+@dataclass(slots=True)
+class KeeperNews:
+    """What the keeper has said so far."""
+
+    pid: int = 0
+    exit_code: int | None = None
+    problem: str = ""
+    stuck: tuple[int, ...] = ()
+    gone: bool = False
+
+
+class TaskProcess:
+    """One life of a task. Make it on the main thread of a process that is a subreaper."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        command_reader, self._commands = os.pipe()
+        self.status_fd, status_writer = os.pipe()
+        self.report_fd, report_writer = os.pipe()
+        self._status_lines = LineBuffer(MAX_LINE_BYTES)
+        self._report_lines = LineBuffer(MAX_LINE_BYTES)
+        self.news = KeeperNews()
+        os.set_blocking(self.status_fd, False)
+        os.set_blocking(self.report_fd, False)
+        inherited = (command_reader, status_writer, report_writer)
+        argv = [part.replace(REPORT_FD, str(report_writer)) for part in command]
+        try:
+            self._keeper = subprocess.Popen(
+                keeper.keeper_command(*inherited, argv),
+                stdin=subprocess.DEVNULL,
+                pass_fds=inherited,
+                start_new_session=True,
+            )
+        finally:
+            for descriptor in inherited:
+                os.close(descriptor)
+
+    def ask_to_end(self) -> None:
+        """SIGTERM to the task (never SIGINT: a Python program would answer with a traceback)."""
+        self._command(keeper.ASK)
+
+    def kill(self) -> None:
+        self._command(keeper.KILL)
+
+    def _command(self, command: bytes) -> None:
+        try:
+            os.write(self._commands, command)
+        except BrokenPipeError:
+            return  # the keeper is gone, and the task with it
+
+    def read_status(self) -> KeeperNews:
+        """Take in what the keeper said; call when ``status_fd`` is readable."""
+        data = processes.read_available(self.status_fd)
+        if data is None:
+            self.news.gone = True
+            if self.news.exit_code is None:
+                # Only a SIGKILL ends a keeper before its task, and the kernel then kills the task.
+                self.news.exit_code = -9
+                self.news.problem = self.news.problem or "its keeper was killed, and the kernel killed it after that"
+            return self.news
+        for line in self._status_lines.feed(data):
+            self._on_news(json.loads(line))
+        return self.news
+
+    def _on_news(self, said: dict[str, object]) -> None:
+        match said:
+            case {"started": int(pid)}:
+                self.news.pid = pid
+            case {"exited": int(code)}:
+                self.news.exit_code = code
+            case {"failed": str(problem)}:
+                self.news.problem = problem
+            case {"stuck": list(pids)}:
+                self.news.stuck = tuple(int(pid) for pid in pids)
+
+    def read_reports(self) -> tuple[list[Report], bool]:
+        """The task's reports since the last call, and whether there may be more later."""
+        data = processes.read_available(self.report_fd, MAX_LINE_BYTES * 16)
+        if data is None:
+            return [], False
+        reports = map(decode_report, self._report_lines.feed(data))
+        return [report for report in reports if report is not None], True
+
+    def close(self, seconds: float) -> None:
+        """See the keeper out, which ends what the task left behind; kill it if it does not end within ``seconds``."""
+        os.close(self._commands)
+        try:
+            self._keeper.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._keeper.kill()
+            self._keeper.wait()
+        os.close(self.status_fd)
+        os.close(self.report_fd)

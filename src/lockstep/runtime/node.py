@@ -1,0 +1,393 @@
+"""One task: its machines, its loop, its links, its memory. Roles add what they do with it.
+
+Nothing here is global, so any number of nodes can live in one process (most tests do that).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from lockstep.protocol.coordinator import CoordinatorMachine
+from lockstep.protocol.effects import BecameMember, Effect, JobEnded, Send, StillMissing
+from lockstep.protocol.events import Broken, Event, PeerGone
+from lockstep.protocol.faults import Fault
+from lockstep.protocol.ids import INITIAL_STEP, BucketId, Incarnation, JobId, Role, TaskId, hex64
+from lockstep.protocol.journal import Journal
+from lockstep.protocol.member import MemberMachine
+from lockstep.protocol.messages import (
+    Envelope,
+    GradientNote,
+    Hello,
+    Join,
+    Message,
+    MissingTask,
+    Refused,
+    Setting,
+    TransportAddress,
+    VersionNote,
+)
+from lockstep.protocol.server import ServerMachine
+from lockstep.protocol.task import TaskMachine
+from lockstep.protocol.worker import WorkerMachine
+from lockstep.runtime.cluster import ClusterSpec
+from lockstep.runtime.loop import TaskLoop
+from lockstep.runtime.monitor.reporter import Phase, TaskReporter
+from lockstep.runtime.observed import Observed
+from lockstep.runtime.outcome import JobEndedError, Outcome
+from lockstep.runtime.peers import PeerKeeper
+from lockstep.runtime.prober import Prober, Search
+from lockstep.runtime.start_facts import StartFacts, start_facts
+from lockstep.runtime.status import MainThread
+from lockstep.runtime.traffic import Traffic
+from lockstep.runtime.watchdog import WatchSettings
+from lockstep.transports.base import Loan, Transport
+from lockstep.transports.registry import make_transport
+from lockstep.transports.wire.link import ControlLink, LinkEvents, serve_links
+from lockstep.transports.wire.monitor_service import snapshot_handler
+from lockstep.transports.wire.server import ControlServer
+from lockstep.version import __version__
+
+Say = Callable[[str], None]
+LEAVE_SECONDS = 5.0
+"""How long a task waits for the others to hear of the end, and for the end to be told to itself."""
+SETTLE_SECONDS = 2.0
+QUIET_SECONDS = 2.0
+"""Tasks never start in the same instant: nothing is said of one that is missing for less than this."""
+SAY_SECONDS = 5.0
+"""How often a task that waits for others says so."""
+MOST_SAID = 5
+"""So many missing tasks get a line of their own; the others are only named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConfig:
+    """What a node is told once."""
+
+    cluster: ClusterSpec
+    settings: tuple[Setting, ...]
+    synchronous: bool = True
+    eager: bool = True
+    """Apply a bucket as soon as all gradients of it are there. Only where nothing edits gradients after backward."""
+    summed: bool = False
+    """Gradients are added up and applied once, instead of averaged."""
+    aggregate: int | None = None
+    """How many workers make a step, where that is not all of them (backup workers; not with ``eager``)."""
+
+    tell_paths: bool = False
+    """Say which path each link takes, and at the end what went over it."""
+    watch: WatchSettings = field(default_factory=WatchSettings)
+    run_folder: str = ""
+    """Where reports and journals go; empty: a folder of the job under the temporary directory."""
+    faults: tuple[Fault, ...] = ()
+    """What a drill plants in this task."""
+    version: str = __version__
+
+    @property
+    def task(self) -> TaskId:
+        assert self.cluster.task is not None
+        return self.cluster.task
+
+
+class Node(Observed):
+    """What servers and workers have in common."""
+
+    def __init__(self, config: NodeConfig, say: Say, reporter: TaskReporter) -> None:
+        self.config = config
+        self.task = config.task
+        self.incarnation: Incarnation = secrets.randbits(63) + 1
+        self.job: JobId = 0
+        self.journal = Journal()
+        self.main = MainThread()
+        self.outcome: Outcome | None = None
+        self._say = say
+        self._reporter = reporter
+        self._member = threading.Event()
+        self._lives: dict[TaskId, Incarnation] = {}
+        self._ended = threading.Event()
+        self._said_at: dict[str, float] = {}
+        self._closed = False
+        self.refused = False
+        """The transport that was asked for cannot be used here: bad input, and no failure of a task."""
+        self.traffic = Traffic()
+        self._server = self._listen()
+        self.transport: Transport = make_transport(
+            config.cluster.protocol, self._server, str(self.task), self.incarnation
+        )
+        self.machine = self._make_machine(time.monotonic())
+        self.loop = TaskLoop(self.machine, self._carry_out)
+        self.peers = {peer: self._make_keeper(peer) for peer in self._linked_tasks()}
+        self._prober = Prober(self) if self.machine.coordinator is not None else None
+        dialed = [keeper for keeper in self.peers.values() if keeper.dials]
+        self._search = Search(dialed, self.start_facts, self._say_missing, lambda: self.leaving)
+        self._begin_observing(say, config.watch, config.run_folder, config.faults)
+        serve_links(self._server, self._on_hello, self._on_link)
+        self._server.add_handlers("Task", {"Snapshot": snapshot_handler(self._snapshot_json)})
+
+    # -- making of --
+
+    def _listen(self) -> ControlServer:
+        listen = self.config.cluster.listen_address()
+        own = self.config.cluster.address_of(self.task)
+        links = len(self.config.cluster.shape.tasks())
+        return ControlServer(listen.host, 0, threads=8 + 3 * links, advertised_host=own.rsplit(":", 1)[0].strip("[]"))
+
+    def _make_machine(self, now: float) -> TaskMachine:
+        spec = self.config.cluster
+        shape = spec.shape
+        join = Join(
+            str(self.task), self.incarnation, spec.token, socket.gethostname(), os.getpid(), self.config.settings
+        )
+        member = MemberMachine(self.task, shape.coordinator, join, now + spec.startup_timeout, self.journal, now)
+        coordinator = None
+        if self.task == shape.coordinator:
+            job = secrets.randbits(63) + 1
+            coordinator = CoordinatorMachine(shape, job, spec.token, self.journal, now, aggregate=self.config.aggregate)
+        return TaskMachine(self.incarnation, member, self._make_role(), coordinator, self.journal)
+
+    def _make_role(self) -> WorkerMachine | ServerMachine:
+        raise NotImplementedError
+
+    def _linked_tasks(self) -> Sequence[TaskId]:
+        """Workers are linked with every server, servers with everybody they serve and with the coordinator."""
+        shape = self.config.cluster.shape
+        if self.task.role is Role.WORKER:
+            return shape.server_ids()
+        if self.task == shape.coordinator:
+            return tuple(task for task in shape.tasks() if task != self.task)
+        return (shape.coordinator, *shape.worker_ids())
+
+    def _make_keeper(self, peer: TaskId) -> PeerKeeper:
+        dials = self.task.role is Role.WORKER or peer == self.config.cluster.shape.coordinator
+        cluster = self.config.cluster
+        return PeerKeeper(self, peer, cluster.address_of(peer), dials, len(cluster.shape.tasks()))
+
+    # -- life --
+
+    def start(self) -> None:
+        """Listen, tell the monitor where, and look for the others."""
+        self._server.start()
+        self._reporter.ready(self._server.address, self.incarnation, self.job)
+        self._reporter.phase(Phase.CONNECTING)
+        self.loop.start()
+        for keeper in self.peers.values():
+            keeper.start()
+        if self._prober is not None:
+            self._prober.start()
+        self._search.start()
+        self.watchdog.start()
+
+    def wait_until_member(self) -> None:
+        """Block until the cluster is complete; JobEndedError where it never is. Says whom it waits for."""
+        while not self._member.wait(0.2) and not self._ended.is_set():
+            pass  # meanwhile the search, and the coordinator's roster, say who is missing
+        self.raise_if_ended()
+
+    def wait_until_ended(self) -> Outcome:
+        """Block until the job is over on this task."""
+        self._ended.wait()
+        assert self.outcome is not None
+        return self.outcome
+
+    def see_others_off(self) -> None:
+        """After the end: wait, bounded, until the others have heard of it and closed their links. For the coordinator's
+        task, whose word it is: on a busy machine the word may still be on its way when this task is done."""
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while any(keeper.linked for keeper in self.peers.values()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def fail(self, reason: str) -> Outcome:
+        """This task cannot go on: tell everybody, and wait (bounded) for the job to end."""
+        self.dump("failed")
+        self.loop.post(Broken(self.task, self.machine.role.step, reason))
+        if not self._ended.wait(LEAVE_SECONDS):
+            self.outcome = Outcome(False, str(self.task), self.machine.role.step, reason)
+        assert self.outcome is not None
+        return self.outcome
+
+    def abandon(self, outcome: Outcome) -> None:
+        """End here without the coordinator, which is silent."""
+        self.loop.call(lambda: self._end(outcome))
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        return self.config.cluster
+
+    def start_facts(self) -> StartFacts:
+        """What this task was started with."""
+        return start_facts(self.config.cluster, self.config.version, self.config.settings)
+
+    def raise_if_ended(self) -> None:
+        """JobEndedError once the job is over."""
+        if self.outcome is not None:
+            raise JobEndedError(self.outcome)
+
+    def close(self) -> None:
+        """Leave: flush what is queued, free links, memory, port and threads. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._prober is not None:
+            self._prober.close()
+        self._search.close()
+        self.watchdog.close()
+        # The word that the job is over wakes this task before it has gone out to the others: links stay open till then.
+        self.loop.settle(SETTLE_SECONDS)
+        for keeper in self.peers.values():
+            keeper.close()
+        if self.config.tell_paths and self.task.role is Role.WORKER:
+            for line in self.traffic.lines():
+                self._say(f"{self.task.short} {line}")
+        self.loop.stop()
+        self.transport.close()
+        self._free()
+        self._server.stop(0.5)
+
+    def _free(self) -> None:
+        """Roles free their memory here, after the last transfer."""
+
+    # -- what keepers and links need --
+
+    def hello(self) -> Hello:
+        published = TransportAddress(self.transport.name, self.transport.address())
+        return Hello(
+            str(self.task), self.incarnation, self.job, self.config.version, self.config.cluster.token, (published,)
+        )
+
+    def envelope(self, message: Message) -> Envelope:
+        return Envelope(self.job, str(self.task), self.incarnation, message)
+
+    def post(self, event: Event) -> None:
+        self.loop.post(event)
+
+    def refuse(self, peer: TaskId, reason: str) -> None:
+        """What was asked for is what is used, or the run does not start."""
+        protocol = self.config.cluster.protocol
+        self.refused = True
+        remedy = "use --server_protocol=auto, or run both tasks on one host"
+        why = f"cannot use --server_protocol={protocol} with {peer}: {reason}; {remedy}"
+        self.abandon(Outcome(False, str(self.task), INITIAL_STEP, why))
+
+    def linked(self, peer: TaskId, path: str) -> None:
+        if self.config.tell_paths:
+            self._say(f"{self.task.short} to {peer.short}: {path}")
+
+    def tensors_in(self, bucket: BucketId) -> int:
+        plan = self.known_plan
+        return len(plan.buckets[bucket].pieces) if plan is not None and 0 <= bucket < len(plan.buckets) else 0
+
+    def gradient_lent(self, peer: TaskId, incarnation: Incarnation, note: GradientNote, loan: Loan) -> None:  # noqa: ARG002
+        """Only servers take gradients."""
+        loan.release()
+
+    def version_lent(self, peer: TaskId, note: VersionNote, loan: Loan) -> None:  # noqa: ARG002
+        """Only workers take parameters."""
+        loan.release()
+
+    def _on_hello(self, hello: Hello) -> Hello | Refused:
+        refusal = self._why_refused(hello)
+        return self.hello() if refusal is None else Refused(refusal)
+
+    @property
+    def leaving(self) -> bool:
+        """The job is over on this task."""
+        return self.outcome is not None or self._closed
+
+    def _why_refused(self, hello: Hello) -> str | None:
+        if self.leaving:
+            return f"{self.task} has left: its job is over"
+        if hello.version != self.config.version:
+            ours = self.config.version
+            return f"{self.task} runs Lockstep {ours}, {hello.task} runs {hello.version}; install the same version"
+        if hello.token != self.config.cluster.token:
+            return (
+                f"{hello.task} came with another job token than {self.task} has; start both with the same --job_token"
+            )
+        try:
+            keeper = self.peers.get(TaskId.parse(hello.task))
+        except ValueError as error:
+            return str(error)
+        if keeper is None:
+            return f"{self.task} expects no link from {hello.task}; give every task the same host lists"
+        if self.job and hello.job and hello.job != self.job:
+            return (
+                f"{hello.task} belongs to job {hello.job:016x}, {self.task} to job {self.job:016x}; end the older one"
+            )
+        if keeper.has_other_life(hello.incarnation):
+            return (
+                f"{hello.task} is taken by another process; two tasks were started with the same --job_name and "
+                "--task_index, or an old one still runs"
+            )
+        return self._of_another_life(keeper.peer, hello.incarnation)
+
+    def _of_another_life(self, peer: TaskId, incarnation: Incarnation) -> str | None:
+        """A member that comes back as another process has lost what its former life held: the job cannot go on."""
+        known = self._lives.get(peer, incarnation)
+        if known == incarnation:
+            return None
+        self.post(PeerGone(peer, f"was started again; its former life {hex64(known)} is gone"))
+        return f"the job runs already with another life of {peer}; start the whole job again"
+
+    def _on_link(self, hello: Hello, link: ControlLink) -> LinkEvents:
+        return self.peers[TaskId.parse(hello.task)].accept(hello, link)
+
+    # -- effects --
+
+    def _carry_out(self, effect: Effect) -> None:
+        self._before(effect)
+        match effect:
+            case Send(peer=peer, message=message):
+                if (keeper := self.peers.get(peer)) is not None:
+                    keeper.send(message)
+            case BecameMember(job=job, members=members):
+                self.job = job
+                self._lives = {TaskId.parse(member.task): member.incarnation for member in members}
+                self._reporter.ready(self._server.address, self.incarnation, job)
+                self._reporter.phase(Phase.COMPARING_SETTINGS)
+                self._member.set()
+            case StillMissing(missing=missing):
+                self._say_missing(missing)
+            case JobEnded():
+                self._end(Outcome(effect.ok, effect.culprit, effect.step, effect.reason))
+            case _:
+                self._carry_out_role(effect)
+
+    def _carry_out_role(self, effect: Effect) -> None:
+        raise NotImplementedError
+
+    def _end(self, outcome: Outcome) -> None:
+        if self.outcome is None:
+            self.outcome = outcome
+            if not outcome.ok:
+                # At once, and not when this task has wound up: whoever looks at it wants to know now.
+                self._say(outcome.sentence())
+                self._reporter.failed(outcome.reason)
+        self._ended.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Roles wake whoever waits in the training loop."""
+
+    # -- what is said --
+
+    def _say_missing(self, missing: Sequence[MissingTask]) -> None:
+        now = time.monotonic()
+        due = [one for one in missing if self._is_due(one, now)]
+        for one in due[:MOST_SAID]:
+            self._say(
+                f"{self.task} is waiting for {one.task}: {one.address} {one.finding} (tried {one.attempts} times)"
+            )
+        if rest := due[MOST_SAID:]:
+            names = ", ".join(TaskId.parse(one.task).short for one in rest)
+            self._say(f"{self.task} is waiting for {len(rest)} more: {names}")
+        self._said_at.update(dict.fromkeys((one.task for one in due), now))
+
+    def _is_due(self, one: MissingTask, now: float) -> bool:
+        return (
+            one.attempts > 0 and one.seconds >= QUIET_SECONDS and now - self._said_at.get(one.task, 0.0) >= SAY_SECONDS
+        )

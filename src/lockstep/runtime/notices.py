@@ -1,0 +1,118 @@
+"""What a watchdog has found out goes to people, to the other tasks and to files."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from lockstep.diagnose.page import page
+from lockstep.diagnose.text import notice_line, render
+from lockstep.diagnose.verdict import Diagnosis, ReportError, read_diagnosis
+from lockstep.protocol.ids import TaskId
+from lockstep.protocol.messages import Report
+from lockstep.runtime.dump import dump_bytes, file_name, run_folder, write_files
+from lockstep.runtime.peers import PeerKeeper
+from lockstep.runtime.snapshot import Shown, journal_rows, snapshot_of
+
+EVENTS = "events.jsonl"
+"""One line for each notice, verdict and stall, and for each fault that a drill has planted."""
+
+REPORT = "report"
+
+
+class Publisher:
+    """Says, sends and writes for one task."""
+
+    def __init__(self, node: Shown, say: Callable[[str], None], asked_folder: str) -> None:
+        self._node = node
+        self._say = say
+        self._asked = asked_folder
+        self._folder_said = False
+
+    @property
+    def folder(self) -> Path:
+        """Where the files of this run go."""
+        return run_folder(self._asked, self._node.job)
+
+    def publish(self, kind: str, diagnosis: Diagnosis, quiet: bool = False) -> None:
+        """Say it here, and write it down. A notice is one line; a verdict or a stall the whole report, with files."""
+        if not quiet:
+            self._say_it(kind, diagnosis)
+        if kind in ("verdict", "stall"):
+            self._write(kind, diagnosis)
+        # Last: whoever reads of it among the events finds the files.
+        self.note(kind, diagnosis)
+
+    def pass_on(self, report: Report) -> None:
+        """Say what the coordinator has found out, in its words."""
+        try:
+            diagnosis = read_diagnosis(report.diagnosis)
+        except ReportError as error:
+            self._say(f"the coordinator sent a report that cannot be read: {error}")
+            return
+        self._say_it(report.kind, diagnosis)
+        if report.kind in ("verdict", "stall"):
+            self._write(report.kind, diagnosis)
+
+    def tell_peers(self, kind: str, diagnosis: Diagnosis, peers: Mapping[TaskId, PeerKeeper]) -> None:
+        """Send it to everybody; never blocks."""
+        text = notice_line(diagnosis.verdict) if diagnosis.verdict is not None else diagnosis.summary
+        report = Report(kind, text, diagnosis.to_json())
+        for keeper in peers.values():
+            keeper.send(report)
+
+    def _say_it(self, kind: str, diagnosis: Diagnosis) -> None:
+        if kind == "notice" and diagnosis.verdict is not None:
+            self._say(f"notice: {notice_line(diagnosis.verdict)}")
+        else:
+            self._say(f"{kind}\n{render(kind, diagnosis)}")
+
+    def _write(self, kind: str, diagnosis: Diagnosis) -> None:
+        files = {
+            f"{REPORT}.txt": render(kind, diagnosis).encode(),
+            f"{REPORT}.json": diagnosis.to_json(),
+            f"{REPORT}.html": page(kind, diagnosis),
+        }
+        self._write_all(files, kind)
+
+    def dump(self, why: str) -> None:
+        """Write this task's snapshot and journal."""
+        self._write_all({}, why)
+
+    def _write_all(self, files: Mapping[str, bytes], why: str) -> None:
+        snapshot = dump_bytes(snapshot_of(self._node), journal_rows(self._node), why)
+        problem = write_files(self.folder, {**files, file_name(self._node.task): snapshot})
+        if problem is not None:
+            self._say(problem)
+        elif not self._folder_said:
+            self._folder_said = True
+            self._say(f"the report and the journals are in {self.folder}")
+
+    def note(self, kind: str, diagnosis: Diagnosis | None = None, text: str = "") -> None:
+        """Append one line to the events of the run; where that does not work, nothing else suffers."""
+        verdict = None if diagnosis is None else diagnosis.verdict
+        fields = {
+            "time": time.time(),
+            "task": str(self._node.task),
+            "kind": kind,
+            "text": text or (notice_line(verdict) if verdict is not None else ""),
+            "cause": "" if verdict is None else verdict.cause.value,
+            "culprit": "" if verdict is None else verdict.culprit,
+            "peer": "" if verdict is None else verdict.peer,
+            "key": "" if verdict is None else verdict.key,
+            "step": -2 if verdict is None else verdict.step,
+        }
+        if kind == "notice" and not self._asked and not self.folder.exists():
+            return  # a notice alone is no reason to leave a folder behind
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.folder / EVENTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                os.write(descriptor, json.dumps(fields).encode() + b"\n")
+            finally:
+                os.close(descriptor)
+        except OSError:
+            return

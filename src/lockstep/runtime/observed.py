@@ -1,0 +1,141 @@
+"""The side of a node that is looked at: snapshot, watchdog, reports, and the faults that a drill has planted."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lockstep.protocol.effects import Effect, JobEnded, Send
+from lockstep.protocol.events import Event
+from lockstep.protocol.faults import Fault
+from lockstep.protocol.ids import Incarnation, JobId, TaskId
+from lockstep.protocol.journal import Journal
+from lockstep.protocol.messages import End, Report
+from lockstep.protocol.plan import Plan
+from lockstep.protocol.task import TaskMachine
+from lockstep.runtime.cluster import ClusterSpec
+from lockstep.runtime.injection import Injector
+from lockstep.runtime.loop import TaskLoop
+from lockstep.runtime.monitor.reporter import TaskReporter
+from lockstep.runtime.notices import Publisher
+from lockstep.runtime.outcome import Outcome
+from lockstep.runtime.peers import PeerKeeper
+from lockstep.runtime.snapshot import StoreStatus, snapshot_of
+from lockstep.runtime.status import MainThread, Sampler
+from lockstep.runtime.watchdog import Watchdog, WatchSettings
+
+
+class Observed:
+    """What ``Node`` adds to itself so that others can see what it does. It makes no decision of the protocol."""
+
+    task: TaskId
+    incarnation: Incarnation
+    job: JobId
+    journal: Journal
+    machine: TaskMachine
+    loop: TaskLoop
+    peers: dict[TaskId, PeerKeeper]
+    outcome: Outcome | None
+    _reporter: TaskReporter
+    _member: threading.Event
+
+    def _begin_observing(
+        self, say: Callable[[str], None], settings: WatchSettings, folder: str, faults: tuple[Fault, ...]
+    ) -> None:
+        """Once everything else of the node is made, and before it starts."""
+        self.sampler = Sampler(self, time.monotonic())
+        self._publisher = Publisher(self, say, folder)
+        self.watchdog = Watchdog(self, settings, self._publisher)
+        self.faults: Injector | None = None
+        if faults:
+            self.faults = Injector(self.task, faults, lambda name: self._publisher.note("injected", text=name))
+
+    # -- what a snapshot shows --
+
+    main: MainThread
+
+    @property
+    def phase_now(self) -> str:
+        return self._reporter.report.phase
+
+    @property
+    def known_plan(self) -> Plan | None:
+        """The plan, once it is made."""
+        return None
+
+    @property
+    def store_status(self) -> StoreStatus | None:
+        """What the thread of a server's store does; None on a worker."""
+        return None
+
+    @property
+    def store_native_id(self) -> int:
+        return 0
+
+    @property
+    def folder(self) -> str:
+        """The folder of the run, where it exists."""
+        where = self._publisher.folder
+        return str(where) if where.exists() else str(where.parent)
+
+    @property
+    def forming(self) -> bool:
+        """The cluster is not complete yet."""
+        return not self._member.is_set()
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        raise NotImplementedError
+
+    @property
+    def leaving(self) -> bool:
+        raise NotImplementedError
+
+    def post(self, event: Event) -> None:
+        raise NotImplementedError
+
+    def abandon(self, outcome: Outcome) -> None:
+        raise NotImplementedError
+
+    def beat(self) -> None:
+        """Tell the monitor that this task's threads run."""
+        self._reporter.beat()
+
+    def usual(self) -> float:
+        """How long a wait may be before it is looked into."""
+        return self.watchdog.threshold()
+
+    def snapshot(self) -> dict[str, Any]:
+        """The state of this task as plain JSON values."""
+        return snapshot_of(self)
+
+    def _snapshot_json(self) -> bytes:
+        return json.dumps(self.snapshot()).encode()
+
+    # -- reports --
+
+    def report_received(self, peer: TaskId, report: Report) -> None:  # noqa: ARG002 - it says itself whose it is
+        """The coordinator has found something out; on a link's thread."""
+        self.watchdog.heard(report)
+
+    def dump(self, why: str) -> None:
+        """Write snapshot and journal of this task to the folder of the run."""
+        self.watchdog.dump(why)
+
+    def _before(self, effect: Effect) -> None:
+        """An effect is about to be carried out; on the loop's thread."""
+        # Plain comparisons of types, because this is asked for every effect.
+        kind = type(effect)
+        if kind is Send:
+            assert isinstance(effect, Send)
+            if type(effect.message) is End and not effect.message.ok:
+                self.watchdog.job_ends(effect.message.culprit, effect.message.step, effect.message.reason)
+        elif kind is JobEnded:
+            assert isinstance(effect, JobEnded)
+            if not effect.ok:
+                self.watchdog.job_ends(effect.culprit, effect.step, effect.reason)
+        if self.faults is not None:
+            self.faults.in_loop(self.machine.role.step)

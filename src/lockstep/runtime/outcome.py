@@ -1,0 +1,32 @@
+"""How a job ended on one task, and the error that carries it into a training loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.protocol.ids import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Well, or with the first real error of the whole job."""
+
+    ok: bool
+    culprit: str = ""
+    step: Step = -1
+    reason: str = ""
+
+    def sentence(self) -> str:
+        """One line for people."""
+        if self.ok:
+            return f"the job ended well after {self.step} steps"
+        where = f" in step {self.step}" if self.step >= 0 else ""
+        return f"the job ended{where}: {self.culprit} {self.reason}".replace(": :", ":")
+
+
+class JobEndedError(Exception):
+    """The job is over, so what was waited for will not come. ``outcome`` says why."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.sentence())
+        self.outcome = outcome

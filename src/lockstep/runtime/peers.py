@@ -1,0 +1,296 @@
+"""One peer of a task: finds it, keeps the link to it, and says what became of it.
+
+A link is up when its control stream and its data endpoint are both up (``connection.py``). When it breaks, the keeper
+asks the peer's monitor: either there is proof that the peer's life is over (``PeerGone``), or the dialing end connects
+again.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import Any
+
+from lockstep.diagnose.ending import cause_of
+from lockstep.diagnose.verdict import Cause
+from lockstep.protocol.events import Broken, PeerGone
+from lockstep.protocol.ids import INITIAL_STEP, Incarnation, TaskId
+from lockstep.protocol.messages import Heartbeat, Hello, Message
+from lockstep.runtime.connection import Connection, NodeSide
+from lockstep.runtime.evidence import Finding, lack_of_memory, look, proof_of_end
+from lockstep.runtime.knock import Answer, knock
+from lockstep.transports.wire.link import ControlLink, dial_link
+
+DIAL_SECONDS = 5.0
+RETRY_SECONDS = 0.3
+LONGEST_PAUSE = 0.9
+"""Between two looks at a peer that is not ready."""
+PAUSE_PER_TASK = 0.05
+DIAL_PER_TASK = 0.5
+HEARTBEAT_SECONDS = 1.0
+GONE_SECONDS = 2.0
+"""A peer whose link broke and whose monitor cannot be reached for this long is gone, as far as anybody can tell."""
+CANNOT_LINK = "answers"
+"""How the finding of a peer begins whose monitor was reached, but not the task."""
+SLOW_SECONDS = 20.0
+"""The same for a monitor that accepts connections and only does not answer in time: most likely its machine is busy."""
+LEFT_SECONDS = 3.0
+"""A peer that ended with exit code 0 has this long to be explained by the end of the job."""
+
+
+def _gone_after(finding: Finding) -> float:
+    return SLOW_SECONDS if finding.answer is Answer.MUTE else GONE_SECONDS
+
+
+class PeerKeeper:
+    """Keeps the link to one peer, on a thread of its own."""
+
+    def __init__(self, node: NodeSide, peer: TaskId, front: str, dials: bool, tasks: int = 1) -> None:
+        """``tasks``: of the whole cluster. In a large one everybody starts at once, so all takes longer."""
+        self.peer = peer
+        self.front = front
+        self.finding = Finding("was not looked at yet")
+        self.found_since = time.monotonic()
+        self.attempts = 0
+        self.since = time.monotonic()
+        self._node = node
+        self.dials = dials
+        self._connection: Connection | None = None
+        self._known: Incarnation = 0
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
+        self._broken: list[tuple[Connection, str]] = []
+        self._burying = False
+        self._accepted: tuple[Connection, ControlLink, Hello] | None = None
+        self._closing = False
+        self._longest_pause = max(LONGEST_PAUSE, PAUSE_PER_TASK * tasks)
+        self._dial_seconds = max(DIAL_SECONDS, DIAL_PER_TASK * tasks)
+        self._looks = 0
+        self._told_gone = False
+        self._known_refusal = False
+        self._host_address = ""
+        self._thread = threading.Thread(target=self._run, name=f"peer {peer.short} of {node.task.short}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def linked(self) -> bool:
+        connection = self._connection
+        return connection is not None and connection.up
+
+    @property
+    def connection(self) -> Connection | None:
+        """The link's present life, if it is up."""
+        connection = self._connection
+        return connection if connection is not None and connection.up else None
+
+    def facts(self, now: float) -> dict[str, Any]:
+        """The state of the link, for a snapshot."""
+        connection = self._connection
+        if connection is None:
+            facts: dict[str, Any] = {"state": "none", "heard": now - self.since, "moving": [], "callback": None}
+        else:
+            facts = connection.facts(now)
+        found = {"finding": self.finding.text, "answer": self.finding.answer.value, "front": self.front}
+        return {**facts, **found, "attempts": self.attempts}
+
+    def bytes_moved(self) -> int:
+        """Bytes that have gone over the link's present life."""
+        connection = self._connection
+        return 0 if connection is None else connection.bytes_moved()
+
+    def host_address(self) -> str:
+        """The numeric address of the peer's host; empty where its name does not resolve."""
+        if not self._host_address:
+            try:
+                self._host_address = socket.gethostbyname(self.front.rpartition(":")[0].strip("[]"))
+            except OSError:
+                return ""
+        return self._host_address
+
+    def seconds_unheard(self, now: float) -> float:
+        """How long ago anything came from this peer."""
+        connection = self._connection
+        return now - (self.since if connection is None else connection.heard_at)
+
+    def send(self, message: Message) -> None:
+        """Queue a message; without a link it is dropped, since whoever needs it repeats it."""
+        if (connection := self._connection) is not None:
+            connection.send(message)
+
+    # -- accepting --
+
+    def has_other_life(self, incarnation: Incarnation) -> bool:
+        """Whether a link with another life of this peer is up."""
+        connection = self._connection
+        return connection is not None and connection.up and connection.incarnation != incarnation
+
+    def accept(self, hello: Hello, link: ControlLink) -> Connection:
+        """The peer has dialed: this is its new connection, whatever became of the one before."""
+        connection = Connection(self._node, self.peer, self._on_end)
+        self._replace(connection, hello.incarnation, "the peer connected again")
+        with self._wake:
+            later = self._burying or bool(self._broken)
+            if later:
+                # The former life of the link must be closed first: its bytes must not land in the new one's memory.
+                self._accepted = (connection, link, hello)
+                self._wake.notify_all()
+        if not later:
+            connection.accept(link, hello)
+        return connection
+
+    def _replace(self, connection: Connection, incarnation: Incarnation, reason: str) -> None:
+        with self._lock:
+            former, self._connection = self._connection, connection
+            self._known = incarnation
+        if former is not None:
+            former.end(reason)
+
+    # -- the keeper's thread --
+
+    def _on_end(self, connection: Connection, reason: str) -> None:
+        with self._wake:
+            self._broken.append((connection, reason))
+            self._wake.notify_all()
+
+    def _run(self) -> None:
+        while not self._closing:
+            if self.linked:
+                self._looks = 0
+                self.send(Heartbeat(time.time()))
+                self._pause(HEARTBEAT_SECONDS)
+            elif self._node.leaving or (self._connection is None and not self.dials):
+                self._pause(HEARTBEAT_SECONDS)
+            else:
+                self._find()
+            self._bury()
+
+    def _pause(self, seconds: float) -> None:
+        with self._wake:
+            if not self._closing and not self._broken and self._accepted is None:
+                self._wake.wait(seconds)
+
+    def _bury(self) -> None:
+        """Close connections that ended; here and not in their callbacks, which must not block."""
+        with self._lock:
+            ended, self._broken = self._broken, []
+            self._burying = bool(ended)
+        for connection, reason in ended:
+            connection.bury(reason)
+        with self._lock:
+            self._burying = False
+            accepted, self._accepted = self._accepted, None
+        if accepted is not None:
+            connection, link, hello = accepted
+            connection.accept(link, hello)
+
+    def _find(self) -> None:
+        """Not linked: look what is there, judge, and dial where it is ready."""
+        self._bury()
+        finding = look(self.peer, self.front)
+        self.attempts += 1
+        self._note(finding)
+        if self._known and self._judge(finding):
+            self._pause(HEARTBEAT_SECONDS)
+            return
+        if self.dials and finding.task_address and not self.linked:
+            self._dial(finding)
+        else:
+            self._pause(self._next_pause())
+
+    def _note(self, finding: Finding) -> None:
+        """What was found; remembers since when it is the same."""
+        known = self.finding
+        if (known.answer, known.reachable) != (finding.answer, finding.reachable):
+            self.found_since = time.monotonic()
+        if known.text.startswith(CANNOT_LINK) and finding.task_address:
+            # Why the last dial failed says more than that the peer is up.
+            finding = Finding(known.text, finding.description, True)
+        self.finding = finding
+
+    def _judge(self, finding: Finding) -> bool:
+        """Whether the peer that was linked is gone; says so once."""
+        lost_for = time.monotonic() - self._last_heard()
+        proof = proof_of_end(finding, self._known)
+        if proof is not None and not self._told_gone:
+            proof += lack_of_memory(finding, self.front)
+        if proof is None and finding.description is None and self._was_up() and lost_for > _gone_after(finding):
+            proof = f"is gone: its link broke and its monitor does not answer ({finding.text})"
+        if proof is None and finding.description is not None and finding.description.exited and lost_for > LEFT_SECONDS:
+            proof = f"left before the job ended: it {finding.text}"
+        if proof is None or self.linked:
+            return False
+        if not self._told_gone:
+            self._told_gone = True
+            self._node.post(PeerGone(self.peer, proof))
+        return True
+
+    def _was_up(self) -> bool:
+        """A link that never came up, on a busy machine for example, is no proof that somebody has gone."""
+        connection = self._connection
+        return connection is not None and connection.was_up
+
+    def _last_heard(self) -> float:
+        connection = self._connection
+        return connection.heard_at if connection is not None else self.since
+
+    def _dial(self, finding: Finding) -> None:
+        """Dial and wait, bounded, until the link is up or has failed."""
+        assert finding.description is not None
+        connection = Connection(self._node, self.peer, self._on_end)
+        self._replace(connection, finding.description.incarnation, "dialed again")
+        connection.attach(dial_link(finding.task_address, self._node.hello(), connection, self._dial_seconds))
+        deadline = time.monotonic() + self._dial_seconds + 1.0
+        reason = ""
+        # The endpoint's first word may come before the call that made it has returned.
+        while not self._closing and not (connection.up and connection.endpoint) and not reason:
+            with self._wake:
+                reason = next((text for ended, text in self._broken if ended is connection), "")
+                if not reason and time.monotonic() >= deadline:
+                    reason = "the link did not open in time"
+                elif not reason:
+                    self._wake.wait(0.05)
+        if connection.up:
+            if connection.endpoint is not None:
+                self._node.linked(self.peer, connection.endpoint.path())
+            return
+        if reason:
+            self.finding = Finding(self._why_no_link(finding, reason), finding.description, True)
+            self._give_up_if_refused_for_good(reason)
+        connection.end("the link did not open in time")
+        self._bury()  # what is broken would cut the pause short
+        self._pause(self._next_pause())
+
+    def _next_pause(self) -> float:
+        """Longer from look to look: everybody looks at the servers, and each look costs both sides a little."""
+        self._looks += 1
+        return min(RETRY_SECONDS * (1 + self._looks / 4), self._longest_pause)
+
+    def _why_no_link(self, finding: Finding, reason: str) -> str:
+        """The monitor answers; does the port of the task itself, which is another one?"""
+        knocked = knock(finding.task_address)
+        if knocked.answer in (Answer.SILENT, Answer.NO_ROUTE):
+            return (
+                f"{CANNOT_LINK}, but the port of its task, {finding.task_address}, {knocked.detail}; "
+                "a task takes a free port beside the listed one, so let all TCP ports through between the hosts"
+            )
+        return f"{CANNOT_LINK}, but the link could not be opened: {reason}"
+
+    def _give_up_if_refused_for_good(self, reason: str) -> None:
+        """Another version, another token, or the server of another job: trying again changes nothing."""
+        if not self._known_refusal and cause_of(reason) in (Cause.MISMATCH, Cause.LEFTOVER_SERVER):
+            self._known_refusal = True
+            self._node.post(Broken(self.peer, INITIAL_STEP, f"refuses this task: {reason}"))
+
+    def close(self) -> None:
+        """End the link, after what is queued has gone out, and the thread."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(self._dial_seconds + 2.0)
+        self._bury()
+        if self._connection is not None:
+            self._connection.close()

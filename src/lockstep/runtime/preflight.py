@@ -1,0 +1,183 @@
+"""Checks that touch this machine, made before anything is started: own address, port, folder, GPUs.
+
+Only what this task itself needs is looked at. A peer's name that does not resolve is no bad input but a missing task,
+and it is named as one while the cluster forms.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from lockstep.protocol.ids import TaskId
+from lockstep.runtime.addresses import (
+    Address,
+    AddressError,
+    is_local_address,
+    parse_address,
+    resolve,
+    who_listens,
+)
+from lockstep.runtime.cluster import ClusterSpec
+from lockstep.transports.registry import missing_library, stays_on_one_host
+
+_NVIDIA_SMI_DEADLINE = 20.0
+
+
+def task_problems(spec: ClusterSpec) -> list[str]:
+    """What keeps this task from listening where its description says; expects one without ``cluster_problems``."""
+    return list(_protocol_problems(spec)) + (address_problems(spec) or port_problems(spec))
+
+
+def address_problems(spec: ClusterSpec) -> list[str]:
+    """Why the address of this task is not one to listen on here."""
+    return [] if spec.task is None else list(_address_problems(spec, spec.task))
+
+
+def port_problems(spec: ClusterSpec) -> list[str]:
+    """Why its port cannot be had; the address must be one of this machine's."""
+    return [] if spec.task is None else list(_port_problems(spec))
+
+
+def protocol_problems(spec: ClusterSpec) -> list[str]:
+    """Why the way that was asked for cannot carry the tensors of this cluster."""
+    return list(_protocol_problems(spec))
+
+
+def _protocol_problems(spec: ClusterSpec) -> Iterator[str]:
+    missing = missing_library(spec.protocol)
+    if missing is not None:
+        yield f"--server_protocol={missing}."
+    if not stays_on_one_host(spec.protocol):
+        return
+    for text in spec.ps_hosts + spec.worker_hosts:
+        address = parse_address(text)
+        # Only numbers: a name that does not resolve is a missing task, and no bad input.
+        if address.literal is not None and not is_local_address(address.host):
+            yield (
+                f"--server_protocol={spec.protocol} needs all tasks on one host, and {text} is not this one; "
+                "use --server_protocol=auto."
+            )
+            return
+
+
+def _address_problems(spec: ClusterSpec, task: TaskId) -> Iterator[str]:
+    listen = spec.listen_address()
+    if listen.is_wildcard:
+        return
+    try:
+        local = is_local_address(listen.host)
+    except AddressError as error:
+        remedy = "correct --bind" if spec.bind is not None else "correct the list, or give --bind=ADDRESS to listen on"
+        yield f"{str(error).removesuffix('.')}, and {task.short} is to listen there; {remedy}."
+        return
+    if local and spec.bind is None:
+        yield from _loopback_name(spec, task, listen)
+    elif not local and spec.bind is not None:
+        yield f"--bind={spec.bind} is not an address of this machine; give one that is, or 0.0.0.0 for all of them."
+    elif not local:
+        yield (
+            f"{task.short} has the address {listen}, which is not this machine's; {_own_index(spec, task)}start it "
+            "there, or give --bind=ADDRESS with the address to listen on here."
+        )
+
+
+def _loopback_name(spec: ClusterSpec, task: TaskId, listen: Address) -> Iterator[str]:
+    """Many systems map their own name to 127.0.1.1: a task that listens there waits for other machines for ever."""
+    if listen.literal is not None or listen.host.lower() == "localhost":
+        return
+    addresses = resolve(listen.host)
+    others = {address.host.lower() for address in map(parse_address, spec.ps_hosts + spec.worker_hosts)}
+    if all(address.is_loopback for address in addresses) and others - {listen.host.lower()}:
+        yield (
+            f"{task.short} has the address {listen}, and that name means {addresses[0]} on this machine, where no "
+            "other machine can reach it; give its network address in the lists, or add --bind=0.0.0.0."
+        )
+
+
+def _own_index(spec: ClusterSpec, task: TaskId) -> str:
+    """The likely slip: the right list with the wrong index. Only looks at numbers, which need no name server."""
+    for index, text in enumerate(spec.hosts_of(task.role)):
+        address = parse_address(text)
+        if address.literal is not None and is_local_address(address.host):
+            return f"--task_index={index} has {address}, which is; use that index here, or "
+    return ""
+
+
+def _port_problems(spec: ClusterSpec) -> Iterator[str]:
+    listen = spec.listen_address()
+    address = resolve(listen.host)[0]
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # As servers do it, so that connections of an earlier run that are still closing do not count as taken.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((str(address), listen.port))
+            probe.listen(1)
+        except OSError as error:
+            yield _why_not_listening(listen, error)
+
+
+def _why_not_listening(listen: Address, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        holder = who_listens(listen.port)
+        by_whom = f" by {holder}" if holder is not None else ""
+        return f"port {listen.port} is already taken on this machine{by_whom}; end that process or use another port."
+    if error.errno == errno.EACCES:
+        return f"port {listen.port} may not be used by this user; use a port from 1024 up."
+    return f"{listen} cannot be listened on ({error.strerror or error}); use another address or port."
+
+
+def folder_problems(flag: str, folder: str) -> list[str]:
+    """Why a folder that may not exist yet cannot be written to; leaves nothing behind."""
+    path = Path(folder)
+    try:
+        existing = next(place for place in (path, *path.absolute().parents) if place.exists())
+        if not existing.is_dir():
+            return [f"--{flag}={folder} cannot be used: {existing} is not a folder; give one that can be written to."]
+        with tempfile.TemporaryFile(dir=existing):
+            return []
+    except OSError as error:
+        why = error.strerror or error
+        return [f"--{flag}={folder} cannot be written to ({why}); give another folder, or correct its permissions."]
+
+
+def count_gpus(visible: str | None) -> int:
+    """GPUs that a program started here would see; ``visible`` is CUDA_VISIBLE_DEVICES. Takes no torch."""
+    return visible_gpus(_gpus_present(), visible)
+
+
+def visible_gpus(present: int, visible: str | None) -> int:
+    """How many of ``present`` GPUs remain under CUDA_VISIBLE_DEVICES: counted up to the first that does not exist."""
+    if visible is None:
+        return present
+    count = 0
+    for entry in (part.strip() for part in visible.split(",")):
+        # Anything but a number is the name of a GPU (GPU-..., MIG-...), which only the driver could check.
+        number = re.fullmatch(r"[0-9]{1,6}", entry)
+        exists = int(entry) < present if number else entry.startswith(("GPU-", "MIG-"))
+        if not exists:
+            break
+        count += 1
+    return count
+
+
+def _gpus_present() -> int:
+    """Asks the driver's own tool; where there is none, the device files tell."""
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", "-L"],
+            capture_output=True,
+            text=True,
+            timeout=_NVIDIA_SMI_DEADLINE,
+            check=True,
+            stdin=subprocess.DEVNULL,
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return sum(node.name.removeprefix("nvidia").isdecimal() for node in Path("/dev").glob("nvidia*"))
+    return sum(line.startswith("GPU ") for line in listing.splitlines())

@@ -1,0 +1,172 @@
+"""The eyes of a task while the cluster forms: what is found at the address of each task that is missing.
+
+The coordinator looks for everybody that has not joined (``Prober``); any other task for those that it must reach
+itself (``Search``). Both say not only that a task is missing but why, as far as the others can tell: a task that is up
+is asked what *it* sees, and the command lines are compared.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from lockstep.protocol.ids import JobId, TaskId
+from lockstep.protocol.messages import MissingTask
+from lockstep.protocol.task import TaskMachine
+from lockstep.runtime.cluster import ClusterSpec
+from lockstep.runtime.evidence import Finding, look
+from lockstep.runtime.inquiry import ask_start, difference_with_any, why_it_does_not_come
+from lockstep.runtime.knock import Answer
+from lockstep.runtime.loop import TaskLoop
+from lockstep.runtime.peers import PeerKeeper
+from lockstep.runtime.start_facts import StartFacts
+
+PROBE_SECONDS = 1.0
+PROBE_SECONDS_PER_TASK = 0.05
+"""More tasks are looked at less often: a question costs both sides some milliseconds."""
+PROBES_AT_ONCE = 4
+ASK_AFTER_SECONDS = 3.0
+"""A task that is up and has not joined for this long is asked why. A healthy one joins sooner."""
+COMPARE_SECONDS = 5.0
+"""How often a task that finds nobody compares its host lists with those of others."""
+
+
+class _Config(Protocol):
+    @property
+    def cluster(self) -> ClusterSpec: ...
+
+
+class Coordinating(Protocol):
+    """What the prober needs of its node."""
+
+    machine: TaskMachine
+    loop: TaskLoop
+
+    @property
+    def config(self) -> _Config: ...
+
+    def start_facts(self) -> StartFacts: ...
+
+
+class Prober:
+    """Looks at the addresses of missing tasks every second and leaves the findings with the coordinator."""
+
+    def __init__(self, node: Coordinating) -> None:
+        self._node = node
+        self._since = time.monotonic()
+        self._attempts: dict[TaskId, int] = {}
+        self._found: dict[TaskId, tuple[Answer, float]] = {}
+        self._up_since: dict[TaskId, float] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="prober", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(5.0)
+
+    def _run(self) -> None:
+        coordinator = self._node.machine.coordinator
+        assert coordinator is not None
+        with ThreadPoolExecutor(PROBES_AT_ONCE, thread_name_prefix="probe") as pool:
+            while not self._stop.is_set() and (missing := coordinator.missing()):
+                findings = list(pool.map(self._look, missing))
+                self._node.loop.call(lambda found=tuple(findings): coordinator.note_findings(found))  # type: ignore[misc]
+                self._stop.wait(PROBE_SECONDS + PROBE_SECONDS_PER_TASK * len(missing))
+
+    def _look(self, task: TaskId) -> MissingTask:
+        address = self._node.config.cluster.address_of(task)
+        self._attempts[task] = self._attempts.get(task, 0) + 1
+        finding = look(task, address)
+        now = time.monotonic()
+        known, since = self._found.get(task, (None, now))
+        if known is not finding.answer:
+            since = now
+        self._found[task] = (finding.answer, since)
+        text = self._reason(task, address, finding, now) or finding.phrase(now - since)
+        return MissingTask(str(task), address, text, now - self._since, self._attempts[task])
+
+    def _reason(self, task: TaskId, address: str, finding: Finding, now: float) -> str:
+        """Why a task that is up has not joined; empty if there is nothing to say, or not yet."""
+        found = finding.description
+        if found is None or found.exited:
+            self._up_since.pop(task, None)
+            return ""
+        coordinator = self._node.machine.coordinator
+        assert coordinator is not None
+        if found.job not in (0, coordinator.job):
+            return belongs_elsewhere(found.job, found.phase, found.phase_seconds, found.pid, found.host)
+        if now - self._up_since.setdefault(task, now) < ASK_AFTER_SECONDS:
+            return ""
+        return why_it_does_not_come(self._node.start_facts(), finding, address)
+
+
+def belongs_elsewhere(job: JobId, phase: str, seconds: float, pid: int, host: str) -> str:
+    """A task of another job answers, most likely one that was left behind."""
+    return (
+        f"belongs to another job, {job:016x} ({phase} since {seconds:.0f} s, process {pid} on {host}); "
+        "end that process, or use other ports"
+    )
+
+
+class Search:
+    """Says, every few seconds until all links of a task have been up, whom it looks for and what it finds there."""
+
+    def __init__(
+        self,
+        keepers: Iterable[PeerKeeper],
+        ours: Callable[[], StartFacts],
+        say_missing: Callable[[tuple[MissingTask, ...]], None],
+        over: Callable[[], bool],
+    ) -> None:
+        """``keepers``: of the peers that this task dials. ``over``: nobody is looked for any more."""
+        self._keepers = list(keepers)
+        self._ours = ours
+        self._say_missing = say_missing
+        self._over = over
+        self._compared_at = time.monotonic() - COMPARE_SECONDS + ASK_AFTER_SECONDS
+        self._difference = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="search", daemon=True)
+
+    def start(self) -> None:
+        if self._keepers:
+            self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while not self._stop.wait(PROBE_SECONDS) and not self._over():
+            self._keepers = [keeper for keeper in self._keepers if not keeper.linked]
+            if not self._keepers:
+                return
+            missing = tuple(self._missing(keeper) for keeper in self._keepers)
+            self._say_missing(missing)
+
+    def _missing(self, keeper: PeerKeeper) -> MissingTask:
+        now = time.monotonic()
+        finding = keeper.finding
+        text = finding.phrase(now - keeper.found_since)
+        if finding.description is None and now - self._compared_at >= COMPARE_SECONDS:
+            self._compared_at = now
+            self._difference = self._compare(keeper, finding)
+        if finding.description is None and self._difference:
+            text = f"{text}; {self._difference}"
+        return MissingTask(str(keeper.peer), keeper.front, text, now - keeper.since, keeper.attempts)
+
+    def _compare(self, keeper: PeerKeeper, finding: Finding) -> str:
+        """Whether somebody has other host lists: whoever answers at the peer's address, or another task."""
+        ours = self._ours()
+        if finding.reachable:
+            theirs = ask_start(keeper.front)
+            return difference_with_any(ours, (theirs,)) if theirs is not None else ""
+        return difference_with_any(ours, None)

@@ -1,0 +1,276 @@
+"""What Linux offers so that no process outlives the one that started it.
+
+Standard library only and quick to import: the keeper of a task (``monitor/keeper.py``) runs on this file alone,
+without site-packages.
+
+Three means are used together, because each has a hole:
+
+* a *parent death signal* kills a child when its parent dies, even by SIGKILL; it is not inherited by the child's own
+  children, and it follows the parent's *thread*, so such children are started on a main thread only;
+* a *subreaper* adopts orphaned descendants, also those that made a session of their own, so it can find and end them;
+* the end of a *pipe* tells a process that another one is gone, whatever killed it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PTRACER = 0x59616D61
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What people, batch systems and closed terminals send to end a program."""
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}): {os.strerror(error)}")
+
+
+def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
+    """Have the kernel send ``signum`` to this process when its parent dies; end at once if it is dead already."""
+    _prctl(_PR_SET_PDEATHSIG, signum)
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def become_subreaper() -> None:
+    """Adopt the orphans among all later descendants of this process."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def let_read_stacks(pid: int) -> None:
+    """Let ``pid`` and what it starts read this process' memory where the kernel restricts that to ancestors (Yama)."""
+    try:
+        _prctl(_PR_SET_PTRACER, pid)
+    except OSError:
+        return  # a kernel without Yama has no such restriction
+
+
+def python_without_site(code: str, *arguments: str) -> list[str]:
+    """A command that runs ``code`` in a bare interpreter (no site-packages) which can import this package."""
+    root = str(Path(__file__).resolve().parents[2])
+    return [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append(sys.argv[1]); {code}", root, *arguments]
+
+
+def dies_with_this_process(command: Sequence[str]) -> list[str]:
+    """``command``, to be started by this process' main thread, so that it gets SIGKILL when this process dies.
+
+    The signal is set in the new process just before ``exec``: setting it between fork and exec (``preexec_fn``) is
+    not safe in a program with threads.
+    """
+    code = "from lockstep.runtime import processes; processes.exec_guarded(int(sys.argv[2]), sys.argv[3:])"
+    return python_without_site(code, str(os.getpid()), *command)
+
+
+def exec_guarded(parent_pid: int, command: Sequence[str]) -> None:
+    """Become ``command``, with a parent death signal; the second half of ``dies_with_this_process``."""
+    die_with_parent(parent_pid)
+    restore_signals()
+    try:
+        os.execvp(command[0], list(command))
+    except OSError as error:
+        sys.stderr.write(f"lockstep: cannot start {command[0]}: {error.strerror}\n")
+        os._exit(127)
+
+
+def restore_signals() -> None:
+    """Back to the default what Python ignores or handles, as a program that is about to be started expects it."""
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGQUIT, *STOP_SIGNALS):
+        signal.signal(signum, signal.SIG_DFL)
+
+
+def signal_name(signum: int) -> str:
+    """``SIGKILL`` for 9; real-time signals by their number."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """What the kernel says of a process, whether or not it can speak for itself."""
+
+    pid: int
+    parent: int
+    name: str
+    state: str
+    threads: int
+    cpu_seconds: float
+    resident_bytes: int
+
+
+_STATE_WORDS = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in an uninterruptible system call",
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "Z": "dead, not reaped yet",
+    "X": "dead",
+    "I": "idle",
+}
+
+
+def process_facts(pid: int) -> ProcessFacts | None:
+    """Read ``/proc/<pid>/stat``; None if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    name = text[text.index("(") + 1 : text.rindex(")")]  # the name itself may hold spaces and parentheses
+    fields = text[text.rindex(")") + 2 :].split()
+    return ProcessFacts(
+        pid=pid,
+        parent=int(fields[1]),
+        name=name,
+        state=_STATE_WORDS.get(fields[0], fields[0]),
+        threads=int(fields[17]),
+        cpu_seconds=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
+        resident_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+    )
+
+
+def all_processes() -> list[ProcessFacts]:
+    """Every process that can be seen from here."""
+    pids = (int(entry) for entry in os.listdir("/proc") if entry.isdecimal())
+    return [facts for facts in map(process_facts, pids) if facts is not None]
+
+
+def descendants(pid: int) -> list[ProcessFacts]:
+    """Children of ``pid``, their children, and so on; parents before their children."""
+    children: dict[int, list[ProcessFacts]] = {}
+    for facts in all_processes():
+        children.setdefault(facts.parent, []).append(facts)
+    found: list[ProcessFacts] = []
+    queue = [pid]
+    while queue:
+        below = children.get(queue.pop(0), [])
+        found.extend(below)
+        queue.extend(facts.pid for facts in below)
+    return found
+
+
+def send_signal(pid: int, signum: int) -> None:
+    """Signal a child that was not reaped yet (so its number is still its own); one that has just ended is no error."""
+    try:
+        os.kill(pid, signum)
+    except ProcessLookupError:
+        return
+
+
+def end_descendants(grace: float, patience: float) -> list[ProcessFacts]:
+    """Reap all children of this process, a subreaper; kill those that do not end by themselves within ``grace``.
+
+    The grace is for processes that clean up after a parent's death and then end, such as the resource tracker of
+    ``multiprocessing``. Returns what could not be killed within ``patience``: processes in the kernel's hands.
+    """
+    start = time.monotonic()
+    while not reap_children():
+        waited = time.monotonic() - start
+        if waited > patience:
+            return descendants(os.getpid())
+        if waited >= grace:
+            for facts in descendants(os.getpid()):
+                send_signal(facts.pid, signal.SIGKILL)
+        # No descriptor tells of the death of adopted children, and a signal could be merged with one before it.
+        time.sleep(0.01)
+    return []
+
+
+def reap_children(on_reaped: Callable[[int, int], None] | None = None) -> bool:
+    """Reap what has ended, with a call of ``on_reaped(pid, exit code)``; True if there is no child left at all."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return True
+        if pid == 0:
+            return False
+        if on_reaped is not None:
+            on_reaped(pid, os.waitstatus_to_exitcode(status))
+
+
+class SignalInbox:
+    """Turns signals into bytes on a descriptor, for a loop that waits on descriptors. Main thread only.
+
+    A handler that raises would hit the loop at any instruction; a loop that only polls would see a signal late.
+    A stop signal that is ignored stays ignored: whoever started this program with ``nohup`` wanted that.
+
+    With ``until_exit`` the signals are ignored after the block, for a program that ends then: one more Ctrl-C must not
+    turn its exit code into another one, or into a traceback.
+    """
+
+    def __init__(self, signums: Iterable[int], until_exit: bool = False) -> None:
+        self._signums = tuple(signums)
+        self._until_exit = until_exit
+        self._previous: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
+        self._previous_wakeup = -1
+
+    def __enter__(self) -> SignalInbox:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._previous_wakeup = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for signum in self._signums:
+            if signum in STOP_SIGNALS and signal.getsignal(signum) is signal.SIG_IGN:
+                continue
+            self._previous[signum] = signal.signal(signum, _noted_by_the_wakeup_descriptor)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for signum, handler in self._previous.items():
+            before = signal.SIG_DFL if handler is None else handler
+            signal.signal(signum, signal.SIG_IGN if self._until_exit else before)
+        signal.set_wakeup_fd(self._previous_wakeup)
+        self._reader.close()
+        self._writer.close()
+
+    def fileno(self) -> int:
+        """Readable when a signal has come."""
+        return self._reader.fileno()
+
+    def take(self) -> list[int]:
+        """The signals that came since the last call, in order."""
+        try:
+            return [signum for signum in self._reader.recv(4096) if signum in self._signums]
+        except BlockingIOError:
+            return []
+
+
+def _noted_by_the_wakeup_descriptor(_signum: int, _frame: FrameType | None) -> None:
+    return
+
+
+def wait_readable(descriptors: Iterable[int], seconds: float | None) -> set[int]:
+    """Which of these descriptors have something to read, or have ended, within ``seconds``."""
+    poller = select.poll()
+    for descriptor in descriptors:
+        poller.register(descriptor, select.POLLIN)
+    timeout = None if seconds is None else max(0, int(seconds * 1000 + 0.999))
+    return {descriptor for descriptor, _event in poller.poll(timeout)}
+
+
+def read_available(descriptor: int, limit: int = 65536) -> bytes | None:
+    """What a non-blocking descriptor holds now; None at its end."""
+    try:
+        data = os.read(descriptor, limit)
+    except BlockingIOError:
+        return b""
+    return data or None

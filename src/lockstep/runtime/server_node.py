@@ -1,0 +1,209 @@
+"""A server: it keeps a shard of the parameters and applies what the workers lend it.
+
+The store's work (reduce, update) runs on one thread of its own, in the order in which buckets become complete; the
+loop only starts it and is told when it is done.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from lockstep.protocol.async_server import AsyncServerMachine
+from lockstep.protocol.effects import Apply, Effect, GiveBack, GrantRegion, Prepare, SendVersion, Serve
+from lockstep.protocol.events import Broken, BucketApplied, GradientArrived, Prepared
+from lockstep.protocol.ids import Incarnation, TaskId
+from lockstep.protocol.messages import Answer, GradientNote, Grant, Layout, Question, Ticket, VersionNote
+from lockstep.protocol.plan import Plan, make_plan
+from lockstep.protocol.server import ServerMachine
+from lockstep.runtime.monitor.reporter import Phase, TaskReporter
+from lockstep.runtime.node import Node, NodeConfig, Say
+from lockstep.runtime.store import CountsTime, ShardStore, StoreTimes
+from lockstep.transports.base import Loan, Region, loan_ticket
+
+_JOIN_SECONDS = 10.0
+MakeStore = Callable[[], ShardStore]
+_Life = tuple[TaskId, Incarnation]
+
+
+class _StoreStatus:
+    """What the store's thread does; written by it, read by whoever takes a snapshot."""
+
+    def __init__(self, queued: Callable[[], int]) -> None:
+        self.doing = ""
+        self.since = 0.0
+        self.ident = 0
+        self.queued = queued
+
+    def enter(self, doing: str) -> None:
+        self.doing, self.since = doing, time.monotonic()
+
+    def leave(self) -> None:
+        self.since = 0.0
+
+
+class ServerNode(Node):
+    """One server of the cluster."""
+
+    def __init__(self, config: NodeConfig, make_store: MakeStore, say: Say, reporter: TaskReporter) -> None:
+        """``make_store`` is called on the store's thread when there is something to store: it may import torch."""
+        super().__init__(config, say, reporter)
+        self._make_store = make_store
+        self._store: ShardStore | None = None
+        self._plan: Plan | None = None
+        self._slots: tuple[Region, Region] | None = None
+        self._inboxes: dict[_Life, Region] = {}
+        self._loans: dict[int, Loan] = {}
+        self._arrivals = 0
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._worker = threading.Thread(target=self._run_store, name=f"store {self.task.short}", daemon=True)
+        self._status = _StoreStatus(self._work.qsize)
+
+    def _make_role(self) -> ServerMachine:
+        shape = self.config.cluster.shape
+        if not self.config.synchronous:
+            return AsyncServerMachine(self.task, shape, self.journal, eager=self.config.eager)
+        return ServerMachine(
+            self.task,
+            shape,
+            self.journal,
+            eager=self.config.eager,
+            summed=self.config.summed,
+            aggregate=self.config.aggregate,
+        )
+
+    @property
+    def known_plan(self) -> Plan | None:
+        return self._plan
+
+    @property
+    def store_status(self) -> _StoreStatus:
+        return self._status
+
+    @property
+    def store_native_id(self) -> int:
+        return self._worker.native_id or 0
+
+    @property
+    def store_times(self) -> StoreTimes:
+        """What the store's thread has spent its time on."""
+        return self._store.times if isinstance(self._store, CountsTime) else StoreTimes()
+
+    def start(self) -> None:
+        self._worker.start()
+        super().start()
+
+    def close(self) -> None:
+        self._work.put(None)
+        if self._worker.ident is not None:
+            self._worker.join(_JOIN_SECONDS)
+        super().close()
+
+    # -- the loop's thread --
+
+    def _carry_out_role(self, effect: Effect) -> None:
+        match effect:
+            case Apply():
+                self._apply(effect)
+            case SendVersion():
+                self._send_version(effect)
+            case GiveBack(arrival=arrival):
+                self._loans.pop(arrival).release()
+            case GrantRegion(peer=peer):
+                self._grant(peer)
+            case Serve(peer=peer, question=question):
+                self._work.put(lambda: self._answer(peer, question))
+            case Prepare(layout=layout):
+                self._reporter.phase(Phase.RECEIVING_PARAMETERS)
+                self._work.put(lambda: self._prepare(layout))
+
+    def _apply(self, effect: Apply) -> None:
+        loans = [self._loans.pop(arrival) for arrival in effect.arrivals]
+        self._work.put(lambda: self._apply_now(effect, loans))
+
+    def _send_version(self, effect: SendVersion) -> None:
+        assert self._plan is not None
+        assert self._slots is not None
+        connection = self.peers[effect.peer].connection
+        if connection is None:
+            return
+        bucket = self._plan.buckets[effect.bucket]
+        note = VersionNote(effect.version, effect.bucket)
+        source = self._slots[effect.slot]
+        send = connection.lend_version if effect.in_place else connection.write_version
+        send(note, source, bucket.shard_offset, bucket.nbytes, effect.ticket, bucket.arena_offset)
+
+    def _grant(self, peer: TaskId) -> None:
+        connection = self.peers[peer].connection
+        if connection is None or connection.address is None or self._plan is None:
+            return
+        life = (peer, connection.incarnation)
+        nbytes = max(self._plan.shard_bytes(self.task.index), 1)
+        if connection.lends_in_place:
+            # Gradients are reduced where the worker has them; memory for them here would stay empty.
+            connection.send(Grant(loan_ticket(self.transport.name, nbytes)))
+            return
+        if life not in self._inboxes:
+            self._inboxes[life] = self.transport.allocate(nbytes, f"gradients of {peer}")
+        ticket: Ticket = self.transport.grant(self._inboxes[life], connection.address)
+        connection.send(Grant(ticket))
+
+    # -- a transport's thread --
+
+    def gradient_lent(self, peer: TaskId, incarnation: Incarnation, note: GradientNote, loan: Loan) -> None:
+        self.loop.call(lambda: self._take(peer, incarnation, note, loan))
+
+    def _take(self, peer: TaskId, incarnation: Incarnation, note: GradientNote, loan: Loan) -> None:
+        self._arrivals += 1
+        self._loans[self._arrivals] = loan
+        self.loop.handle(GradientArrived(peer, incarnation, note.step, note.bucket, note.edition, self._arrivals))
+
+    # -- the store's thread --
+
+    def _run_store(self) -> None:
+        self._status.ident = threading.get_ident()
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the job is told and ends
+                reason = f"could not do a server's work: {type(error).__name__}: {error}"
+                self.loop.post(Broken(self.task, self.machine.role.step, reason))
+            self._status.leave()
+
+    def _prepare(self, layout: Layout) -> None:
+        self._status.enter("preparing its memory")
+        plan = make_plan(layout.parameters, self.config.cluster.shape.servers, layout.bucket_bytes)
+        nbytes = max(plan.shard_bytes(self.task.index), 1)
+        slots = (self.transport.allocate(nbytes, "parameters"), self.transport.allocate(nbytes, "parameters"))
+        self._store = self._make_store()
+        self._store.prepare(layout, plan, self.task.index, (slots[0].buffer, slots[1].buffer))
+        self._plan, self._slots = plan, slots
+        self._reporter.phase(Phase.TRAINING)
+        self.loop.post(Prepared(plan))
+
+    def _apply_now(self, effect: Apply, loans: list[Loan]) -> None:
+        assert self._store is not None
+        self._status.enter(f"the update of step {effect.step}, bucket {effect.bucket}")
+        if self.faults is not None:
+            self.faults.in_store(effect.step)
+        self._store.apply(effect, [loan.buffer for loan in loans])
+        for loan in loans:
+            loan.release()
+        self.loop.post(BucketApplied(effect.bucket, effect.step))
+
+    def _answer(self, peer: TaskId, question: Question) -> None:
+        try:
+            if self._store is None:
+                raise ValueError(f"{self.task} has no parameters yet")
+            answer = Answer(question.number, self._store.answer(question.what, question.data), "")
+        except ValueError as error:
+            answer = Answer(question.number, b"", str(error))
+        self.peers[peer].send(answer)
+
+    def _free(self) -> None:
+        for region in self._inboxes.values():
+            region.close()
+        for region in self._slots or ():
+            region.close()

@@ -1,0 +1,41 @@
+"""What a server's loop needs of whoever knows tensors: memory in, next version out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from lockstep.protocol.effects import Apply
+from lockstep.protocol.messages import Layout
+from lockstep.protocol.plan import Plan
+
+
+@dataclass(slots=True)
+class StoreTimes:
+    """What a store has spent its thread's time on so far, in seconds."""
+
+    reduce: float = 0.0
+    update: float = 0.0
+    buckets: int = 0
+
+
+@runtime_checkable
+class CountsTime(Protocol):
+    """A store that can tell where its time went."""
+
+    @property
+    def times(self) -> StoreTimes: ...
+
+
+class ShardStore(Protocol):
+    """Holds one server's shard in two slots and makes versions. Called on one thread, never on the loop's."""
+
+    def prepare(self, layout: Layout, plan: Plan, server: int, slots: tuple[memoryview, memoryview]) -> None:
+        """The plan is known; ``slots`` are the two copies of the shard."""
+
+    def apply(self, effect: Apply, gradients: Sequence[memoryview]) -> None:
+        """Reduce ``gradients`` (in this order) and write the next version of the bucket."""
+
+    def answer(self, what: str, data: bytes) -> bytes:
+        """Answer a worker's question; ValueError with a sentence where that cannot be done."""

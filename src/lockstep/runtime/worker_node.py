@@ -1,0 +1,228 @@
+"""A worker: its training loop's thread meets the loop here.
+
+The training thread tells what it did (``begin_step``, ``produced``, ``seal``, ``finish``; none of them waits) and
+waits for versions (``wait_version``). Everything else happens on the loop's thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from lockstep.protocol.effects import Answered, Effect, SendGradient, SendPull, VersionReady
+from lockstep.protocol.events import Asked, Finished, Prepared, Produced, Sealed, StepBegun, VersionArrived
+from lockstep.protocol.ids import INITIAL_STEP, BucketId, Step, TaskId
+from lockstep.protocol.messages import Answer, GradientNote, GroupRates, Layout, Pull, Question, VersionNote
+from lockstep.protocol.plan import Plan
+from lockstep.protocol.worker import WorkerMachine
+from lockstep.runtime.monitor.reporter import Phase, TaskReporter
+from lockstep.runtime.node import Node, NodeConfig, Say
+from lockstep.transports.base import Loan, Region
+
+OnVersion = Callable[[BucketId, int, Loan | None], None]
+"""A bucket is at this version: in the arena, or in a loan that whoever is called gives back later."""
+
+
+class WorkerNode(Node):
+    """One worker of the cluster."""
+
+    def __init__(self, config: NodeConfig, say: Say, reporter: TaskReporter) -> None:
+        super().__init__(config, say, reporter)
+        self.plan: Plan | None = None
+        self.gradients: Region | None = None
+        self.parameters: Region | None = None
+        self._versions: list[int] = []
+        self._awaited: int | None = None
+        """The version that the training thread waits for."""
+        self._changed = threading.Condition()
+        self._on_version: OnVersion | None = None
+        self._lent: Loan | None = None
+        self.reads_in_place = False
+        self._questions = 0
+        self._answers: dict[int, Answer] = {}
+
+    def _make_role(self) -> WorkerMachine:
+        config = self.config
+        lags = config.aggregate is not None
+        return WorkerMachine(self.task, config.cluster.shape.servers, self.journal, eager=config.eager, may_lag=lags)
+
+    @property
+    def known_plan(self) -> Plan | None:
+        return self.plan
+
+    # -- the training thread speaks --
+
+    def allocate(self, plan: Plan, *, in_place: bool = False) -> tuple[Region, Region]:
+        """Registered memory for the gradients and the parameters of this plan.
+
+        ``in_place``: parameters may also be read where the server has them, over links that can do that. A worker
+        that the others may leave behind must not: they would wait until it gives back what they want to overwrite.
+        """
+        self.plan = plan
+        self.reads_in_place = in_place and self.config.synchronous and self.config.aggregate is None
+        self.gradients = self.transport.allocate(max(plan.arena_bytes, 1), "gradients")
+        self.parameters = self.transport.allocate(max(plan.arena_bytes, 1), "parameters")
+        self._versions = [INITIAL_STEP] * len(plan.buckets)
+        return self.gradients, self.parameters
+
+    def announce(self, layout: Layout, on_version: OnVersion | None = None) -> None:
+        """The model is known. ``on_version`` is called on the loop's thread for each bucket; it must not block."""
+        assert self.plan is not None, "allocate first"
+        self._on_version = on_version
+        self._reporter.phase(Phase.RECEIVING_PARAMETERS)
+        self.loop.post(Prepared(self.plan, layout))
+
+    def offer_initial(self) -> None:
+        """Chief only: what lies in the gradient arena now are the initial parameters."""
+        assert self.plan is not None
+        for bucket in self.plan.buckets:
+            self.loop.post(Produced(INITIAL_STEP, bucket.id))
+
+    def begin_step(self, step: Step, rates: tuple[GroupRates, ...] = ()) -> None:
+        self.loop.post(StepBegun(step, rates))
+        self.main.enter("computing", f"step {step}")
+        if self.faults is not None:
+            self.faults.at_step(self, step)
+
+    def produced(self, step: Step, bucket: BucketId) -> None:
+        """The gradient bucket is filled in the arena."""
+        self.loop.post(Produced(step, bucket))
+
+    def seal(
+        self,
+        step: Step,
+        absent: tuple[BucketId, ...] = (),
+        rates: tuple[GroupRates, ...] = (),
+        *,
+        without: tuple[int, ...] = (),
+        void: bool = False,
+        values: bool = False,
+        occasion: str = "",
+    ) -> None:
+        """The gradients are final. What the rest means: ``protocol.messages.Seal``."""
+        self.loop.post(Sealed(step, absent, rates, without, void, values, occasion))
+
+    def wait_version(self, version: int) -> int:
+        """Block until every bucket is at ``version``; JobEndedError if the job ends before.
+
+        Returns the version that is here: with backup workers it may be a later one, the same for all buckets.
+        """
+        self.main.enter("waiting", f"version {version}")
+        with self._changed:
+            self._awaited = version
+            while not self._is_whole(version):
+                self.raise_if_ended()
+                self._changed.wait(1.0)
+            self._awaited = None
+        self.main.enter("user code")
+        return self._versions[0] if self._versions else version
+
+    def ask(self, peer: TaskId, what: str, data: bytes = b"") -> bytes:
+        """Ask a server something outside of the steps and block until it answers.
+
+        ValueError carries the server's word where it cannot; JobEndedError if the job ends before.
+        """
+        self._questions += 1
+        number = self._questions
+        self.loop.post(Asked(peer, Question(number, what, data)))
+        with self._changed:
+            while number not in self._answers:
+                self.raise_if_ended()
+                self._changed.wait(1.0)
+            answer = self._answers.pop(number)
+        if answer.problem:
+            raise ValueError(answer.problem)
+        return answer.data
+
+    def _is_whole(self, version: int) -> bool:
+        """Whether all buckets are at one and the same version, this one or a later one."""
+        versions = self._versions
+        return not versions or (versions[0] >= version and versions.count(versions[0]) == len(versions))
+
+    def finish(self, steps: Step) -> None:
+        """This worker has done all its steps; wait until the whole job has ended, and raise if it ended badly."""
+        self._reporter.phase(Phase.FINISHING)
+        self.main.enter("finishing")
+        self.loop.post(Finished(steps))
+        outcome = self.wait_until_ended()
+        if not outcome.ok:
+            self.raise_if_ended()
+
+    def phase(self, phase: Phase) -> None:
+        """Tell the monitor where the training loop is."""
+        self._reporter.phase(phase)
+
+    # -- the loop's thread --
+
+    def _carry_out_role(self, effect: Effect) -> None:
+        match effect:
+            case VersionReady(bucket=bucket, version=version):
+                self._on_version_ready(bucket, version)
+            case SendGradient():
+                self._send_gradient(effect)
+            case SendPull():
+                self._send_pull(effect)
+            case Answered(answer=answer):
+                with self._changed:
+                    self._answers[answer.number] = answer
+                    self._changed.notify_all()
+
+    def _on_version_ready(self, bucket: BucketId, version: int) -> None:
+        loan, self._lent = self._lent, None
+        if self._on_version is not None:
+            self._on_version(bucket, version, loan)
+        elif loan is not None:
+            loan.release()
+        with self._changed:
+            self._versions[bucket] = version
+            # Waking the training thread for every bucket would cost it a look at all of them each time.
+            if self._awaited is not None and self._is_whole(self._awaited):
+                self._changed.notify_all()
+
+    def _send_gradient(self, effect: SendGradient) -> None:
+        assert self.plan is not None
+        assert self.gradients is not None
+        bucket = self.plan.buckets[effect.bucket]
+        note = GradientNote(effect.step, effect.bucket, effect.edition)
+        connection = self.peers[effect.peer].connection
+        if connection is not None:
+            connection.lend_gradient(
+                note, self.gradients, bucket.arena_offset, bucket.nbytes, effect.ticket, bucket.shard_offset
+            )
+
+    def _send_pull(self, effect: SendPull) -> None:
+        connection = self.peers[effect.peer].connection
+        if connection is None or connection.address is None or self.parameters is None:
+            return
+        ticket = self.transport.grant(self.parameters, connection.address)
+        in_place = self.reads_in_place and connection.lends_in_place
+        connection.send(Pull(effect.version, effect.have, ticket, in_place))
+
+    def version_lent(self, peer: TaskId, note: VersionNote, loan: Loan) -> None:
+        self.loop.call(lambda: self._take_version(peer, note, loan))
+
+    def _take_version(self, peer: TaskId, note: VersionNote, loan: Loan) -> None:
+        self._lent = loan
+        self.loop.handle(VersionArrived(peer, note.version, note.bucket))
+        refused, self._lent = self._lent, None
+        if refused is not None:
+            refused.release()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _free(self) -> None:
+        for region in (self.gradients, self.parameters):
+            if region is not None:
+                region.close()
+
+    def seconds_since_heard(self) -> dict[str, float]:
+        """How long each server has been silent."""
+        now = time.monotonic()
+        return {
+            str(peer): now - keeper.connection.heard_at
+            for peer, keeper in self.peers.items()
+            if keeper.connection is not None
+        }

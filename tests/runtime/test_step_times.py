@@ -1,0 +1,68 @@
+"""Where the time of a step goes, from the journals of a made-up step."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.protocol.ids import server, worker
+from lockstep.protocol.journal import Happening, Journal
+from lockstep.runtime.step_times import (
+    computing_and_waiting,
+    server_moments,
+    step_shares,
+    worker_moments,
+)
+
+PERIOD = 20.0
+
+
+def worker_journal(sealed_after: float, next_after: float) -> Journal:
+    """Three steps of 20 s: version here at 0, backward ends, next version at ``next_after``."""
+    journal = Journal()
+    for step in range(4):
+        begin = step * PERIOD
+        journal.record(begin - 0.5, Happening.ARRIVED, step, 0, server(0))
+        journal.record(begin, Happening.ARRIVED, step, 1, server(0))
+        journal.record(begin + 1, Happening.PRODUCED, step, 0, server(0))
+        journal.record(begin + sealed_after, Happening.SEALED, step)
+    assert next_after == PERIOD
+    return journal
+
+
+def server_journal(last_arrival: float, last_update: float) -> Journal:
+    journal = Journal()
+    for step in range(4):
+        begin = step * PERIOD
+        for bucket, at in ((0, 2.0), (1, last_arrival)):
+            journal.record(begin + at, Happening.ARRIVED, step, bucket, worker(0))
+        journal.record(begin + last_update - 1, Happening.PRODUCED, step + 1, 0)
+        journal.record(begin + last_update, Happening.PRODUCED, step + 1, 1)
+    return journal
+
+
+def test_the_parts_of_a_step_add_up_to_the_step() -> None:
+    fast, slow = worker_moments(worker_journal(6.0, PERIOD)), worker_moments(worker_journal(10.0, PERIOD))
+    shares = step_shares([fast, slow], [server_moments(server_journal(13.0, 18.0))])
+    assert shares is not None
+    assert shares.steps == 3
+    assert shares.computing == pytest.approx((6.0 + 10.0) / 2)
+    assert shares.others == pytest.approx((4.0 + 0.0) / 2)
+    assert (shares.gradients, shares.update, shares.parameters) == pytest.approx((3.0, 5.0, 2.0))
+    assert shares.computing + shares.exposed == pytest.approx(PERIOD)
+
+
+def test_what_was_over_before_backward_ended_is_not_exposed() -> None:
+    alone = worker_moments(worker_journal(19.0, PERIOD))
+    shares = step_shares([alone], [server_moments(server_journal(13.0, 18.0))])
+    assert shares is not None
+    assert (shares.others, shares.gradients, shares.update, shares.parameters) == pytest.approx((0, 0, 0, 1.0))
+
+
+def test_one_worker_knows_how_long_it_computes_and_waits() -> None:
+    assert computing_and_waiting(worker_moments(worker_journal(6.0, PERIOD))) == pytest.approx((6.0, 14.0))
+    assert computing_and_waiting({}) == (0.0, 0.0)
+
+
+def test_journals_without_a_common_step_give_nothing() -> None:
+    assert step_shares([{1: (0.0, 1.0)}], [{5: (0.0, 1.0)}]) is None
+    assert step_shares([], []) is None
