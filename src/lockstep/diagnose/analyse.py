@@ -1,0 +1,229 @@
+"""The analysis: snapshots in, diagnosis out. Pure: the same evidence always gives the same verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from lockstep.diagnose import task_rules, tensor_rules, work_rules
+from lockstep.diagnose.case import Case, Proof, ago
+from lockstep.diagnose.ending import cause_of
+from lockstep.diagnose.evidence import Chains, Ending, Evidence, Waiting, find_chains
+from lockstep.diagnose.remedies import REMEDIES
+from lockstep.diagnose.summary import health_summary, task_lines, timeline
+from lockstep.diagnose.verdict import Cause, Diagnosis, Edge, Verdict
+
+Rule = Callable[[Case], Proof | None]
+
+RULES: tuple[tuple[Cause, Rule], ...] = (
+    (Cause.OUT_OF_MEMORY, task_rules.out_of_memory),
+    (Cause.WIRING, task_rules.wiring),
+    (Cause.MISMATCH, task_rules.version_differs),
+    (Cause.DEAD, task_rules.dead),
+    (Cause.STALE_INCARNATION, task_rules.stale_incarnation),
+    (Cause.LEFTOVER_SERVER, task_rules.leftover_server),
+    (Cause.DUPLICATE_TASK, task_rules.duplicate_task),
+    (Cause.FROZEN, task_rules.frozen),
+    (Cause.NEVER_STARTED, task_rules.never_started),
+    (Cause.OUT_OF_STEP, task_rules.out_of_step),
+    (Cause.COMMUNICATION, work_rules.callback_stuck),
+    (Cause.LINK_DOWN, task_rules.link_down),
+    (Cause.ONE_WAY_LINK, task_rules.one_way_link),
+    (Cause.DEVICE_CALL, task_rules.holds_the_interpreter),
+    (Cause.DISK_FULL, work_rules.disk_full),
+    (Cause.CHECKPOINT_STUCK, work_rules.checkpoint_stuck),
+    (Cause.INPUT_STARVED, work_rules.input_starved),
+    (Cause.DEADLOCK, work_rules.deadlock),
+    (Cause.DEVICE_CALL, work_rules.device_call),
+    (Cause.USER_CODE, work_rules.user_code),
+    (Cause.STRAGGLER, work_rules.straggler),
+    (Cause.OVERLOADED_SERVER, work_rules.overloaded_server),
+    (Cause.COMMUNICATION, work_rules.store_stuck),
+    (Cause.REQUEST_LOST, tensor_rules.request_lost),
+    (Cause.REQUEST_LOST, tensor_rules.commit_lost),
+    (Cause.ANSWER_LOST, tensor_rules.answer_lost),
+    (Cause.SLOW_LINK, tensor_rules.slow_link),
+    (Cause.COMMUNICATION, tensor_rules.transfer_stands),
+)
+"""Each cause with what proves it. A rule looks only at its own evidence and never at what other rules said, so that
+one which is missing leaves "unknown" and not another cause."""
+
+CAUSES = frozenset({cause for cause, _ in RULES} | {Cause.ANSWER_LOST})
+
+
+def without(*causes: Cause) -> tuple[tuple[Cause, Rule], ...]:
+    """The rules less those of these causes; to see that an analysis then says "unknown"."""
+
+    def quiet(rule: Rule) -> Rule:
+        def unless_left_out(case: Case) -> Proof | None:
+            proof = rule(case)
+            return None if proof is not None and proof.cause in causes else proof
+
+        return unless_left_out
+
+    return tuple((cause, quiet(rule)) for cause, rule in RULES if cause not in causes or rule in _OF_TWO_CAUSES)
+
+
+_OF_TWO_CAUSES: tuple[Rule, ...] = (work_rules.store_stuck, tensor_rules.commit_lost)
+
+
+def analyse(evidence: Evidence, rules: Sequence[tuple[Cause, Rule]] = RULES) -> Diagnosis:
+    """Who waits for whom, where it began, and why."""
+    chains = find_chains(evidence)
+    known = Diagnosis(
+        job=evidence.job(),
+        time=evidence.time,
+        asker=evidence.asker,
+        tasks=task_lines(evidence),
+        timeline=timeline(evidence),
+    )
+    if evidence.end is not None and evidence.end.reason:
+        return _ended(evidence, chains, known, rules)
+    if not chains.endings:
+        return replace(known, healthy=_all_answer(evidence), summary=health_summary(evidence))
+    ordered = sorted(chains.endings.values(), key=_importance)
+    judged = [(ending, judge(evidence, ending, rules)) for ending in ordered]
+    # The first cause is the first ending that can be proven; without any proof, the most important one is shown.
+    first, verdict = next((one for one in judged if one[1].proven), judged[0])
+    pairs = {verdict.pair()}
+    also: list[Verdict] = []
+    for _, other in judged:
+        if other.proven and other.pair() not in pairs and not (other.pair() & verdict.pair()):
+            pairs.add(other.pair())
+            also.append(other)
+    return replace(
+        known,
+        summary=verdict.what,
+        verdict=verdict,
+        also=tuple(also[:5]),
+        causes=tuple(_edge(one) for one in first.chain),
+        consequences=_consequences(chains, first),
+    )
+
+
+def _all_answer(evidence: Evidence) -> bool:
+    return bool(evidence.tasks) and all(seen.view is not None for seen in evidence.tasks.values())
+
+
+def _importance(ending: Ending) -> tuple[int, int, float]:
+    """Earlier steps first, then what holds up most, then what lasts longest."""
+    return ending.waiting.wait.step, -ending.followers, -ending.waiting.wait.seconds
+
+
+def judge(evidence: Evidence, ending: Ending, rules: Sequence[tuple[Cause, Rule]] = RULES) -> Verdict:
+    """The verdict on one ending of the chains."""
+    case = Case(evidence, ending.waiting, ending.cycle)
+    for _, rule in rules:
+        proof = rule(case)
+        if proof is not None:
+            return _verdict(case, proof)
+    what = f"{case.waiter} waits for {case.on}, and nothing proves why"
+    return _verdict(case, Proof(Cause.UNKNOWN, what))
+
+
+def _verdict(case: Case, proof: Proof) -> Verdict:
+    culprit, peer = proof.culprit or case.on, proof.peer or case.waiter
+    seen = case.evidence.tasks.get(culprit)
+    view, monitor = (None, None) if seen is None else (seen.view, seen.monitor)
+    wait = case.waiting.wait
+    return Verdict(
+        cause=proof.cause,
+        culprit=culprit,
+        peer=peer,
+        host=view.host if view is not None else monitor.host if monitor is not None else "",
+        pid=view.pid if view is not None else monitor.pid if monitor is not None else 0,
+        key=wait.what,
+        names=wait.names,
+        step=wait.step,
+        link=_link_words(case),
+        seconds=proof.seconds if proof.seconds >= 0 else wait.seconds,
+        what=proof.what,
+        evidence=(*proof.evidence, *both_sides(case)),
+        stack=proof.stack or _stack_of(case, culprit),
+        remedy=REMEDIES[proof.cause],
+    )
+
+
+def _stack_of(case: Case, culprit: str) -> tuple[str, ...]:
+    seen = case.evidence.tasks.get(culprit)
+    if seen is None:
+        return ()
+    if seen.view is not None and seen.view.main is not None:
+        return seen.view.main.stack
+    return () if seen.monitor is None else seen.monitor.stack
+
+
+def _link_words(case: Case) -> str:
+    mine, theirs = case.links()
+    parts = []
+    for task, link in ((case.waiter, mine), (case.on, theirs)):
+        if link is not None:
+            heard = f", last heard {ago(link.heard)} ago" if link.heard >= 0 else ""
+            path = f" over {link.path}" if link.path else ""
+            parts.append(f"{task}: {link.state}{path}{heard}")
+    return "; ".join(parts)
+
+
+def both_sides(case: Case) -> tuple[str, ...]:
+    """What each side saw of what is missing, whatever the cause."""
+    wait = case.waiting.wait
+    said = [f"{case.waiter}: waits for {wait.what} of step {wait.step} for {ago(wait.seconds)} ({wait.state})"]
+    view, monitor = case.view, case.monitor
+    if view is not None:
+        said.append(f"{case.on}: {_doing(case)}")
+        tensor = case.tensor(view, case.number, case.bucket, case.waiter)
+        if tensor is not None:
+            states = ", ".join(f"{state} {ago(age)} ago" for state, age in tensor.ages.items())
+            said.append(f"{case.on}: of this tensor: {states}")
+    else:
+        said.append(f"{case.on}: does not answer ({case.seen.silence or 'no reason'})")
+    if monitor is not None and view is None:
+        said.append(f"monitor of {case.on}: process {monitor.pid} on {monitor.host}, {monitor.phase}, {monitor.state}")
+    elif monitor is None and view is None:
+        said.append(f"monitor of {case.on}: does not answer ({case.seen.monitor_silence or 'no reason'})")
+    return tuple(said)
+
+
+def _doing(case: Case) -> str:
+    view = case.view
+    assert view is not None
+    if view.main is not None and view.main.doing:
+        detail = f" ({view.main.detail})" if view.main.detail else ""
+        return f"{view.main.doing}{detail} for {ago(view.main.seconds)}, in step {view.step}"
+    if view.store is not None and view.store.busy > 0:
+        return f"{view.store.doing} for {ago(view.store.busy)}, in step {view.step}"
+    return f"{view.phase or 'up'}, in step {view.step}, no progress for {ago(view.still)}"
+
+
+def _edge(waiting: Waiting) -> Edge:
+    wait = waiting.wait
+    return Edge(
+        waiter=waiting.waiter, on=wait.on, what=wait.what, step=wait.step, seconds=wait.seconds, state=wait.state
+    )
+
+
+def _consequences(chains: Chains, first: Ending) -> tuple[Edge, ...]:
+    inside = {(one.waiter, one.on) for one in first.chain}
+    rest: Iterable[Waiting] = (one for one in chains.long_waits if (one.waiter, one.on) not in inside)
+    return tuple(_edge(one) for one in rest)[:200]
+
+
+def _ended(evidence: Evidence, chains: Chains, known: Diagnosis, rules: Sequence[tuple[Cause, Rule]]) -> Diagnosis:
+    """The job is over: the coordinator's sentence is the verdict, and what was waited for completes it."""
+    end = evidence.end
+    assert end is not None
+    cause = cause_of(end.reason)
+    about = [e for e in chains.endings.values() if end.culprit in (e.waiting.on, e.waiting.waiter)]
+    seen = evidence.tasks.get(end.culprit)
+    peer = evidence.asker if evidence.asker != end.culprit else ""
+    verdict = Verdict(cause=cause, culprit=end.culprit, peer=peer, step=end.step, remedy=REMEDIES[cause])
+    if about:
+        shown = min(about, key=_importance)
+        judged = judge(evidence, shown, rules)
+        verdict = replace(judged, cause=cause, culprit=end.culprit, remedy=REMEDIES[cause])
+    elif seen is not None and seen.monitor is not None:
+        verdict = replace(verdict, host=seen.monitor.host, pid=seen.monitor.pid)
+    what = f"{end.culprit} {end.reason}" if end.culprit and not end.reason.startswith(end.culprit) else end.reason
+    verdict = replace(verdict, what=what, step=verdict.step if verdict.step > -2 else end.step)
+    chain = tuple(_edge(one) for one in (min(about, key=_importance).chain if about else ()))
+    return replace(known, summary=what, verdict=verdict, causes=chain)

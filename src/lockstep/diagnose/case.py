@@ -1,0 +1,110 @@
+"""One ending of a chain of waits, with everything that the rules ask of it; and the proof that a rule gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.diagnose.evidence import JOINING, Evidence, Seen, Waiting, link_between
+from lockstep.diagnose.verdict import Cause
+from lockstep.diagnose.views import LinkView, MonitorView, TaskView, TensorView
+
+HEARD = 2.5
+"""A peer that was heard of this recently is there: heartbeats come every second."""
+UNHEARD = 3.0
+"""A peer that was not heard of for this long has missed three heartbeats."""
+STUCK = 2.0
+"""A callback, or the loop, that has run this long does not come back soon: all of them are short."""
+IDLE = 0.15
+BUSY = 0.4
+"""Shares of the time for which a thread had work."""
+HELD_BACK = 4096
+"""More bytes than heartbeats leave in the kernel's hands for a moment."""
+WATCHED = 1.5
+"""The kernel's counters prove that nothing came only if they were watched this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A cause with what proves it. ``culprit`` and ``peer`` default to the two ends of the wait."""
+
+    cause: Cause
+    what: str
+    evidence: tuple[str, ...] = ()
+    culprit: str = ""
+    peer: str = ""
+    seconds: float = -1.0
+    stack: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is between ``waiting.waiter`` and ``waiting.on``."""
+
+    evidence: Evidence
+    waiting: Waiting
+    cycle: tuple[str, ...] = ()
+
+    @property
+    def waiter(self) -> str:
+        return self.waiting.waiter
+
+    @property
+    def on(self) -> str:
+        return self.waiting.on
+
+    @property
+    def seen(self) -> Seen:
+        return self.evidence.tasks.get(self.on) or Seen(task=self.on, silence="not asked", monitor_silence="not asked")
+
+    @property
+    def view(self) -> TaskView | None:
+        return self.seen.view
+
+    @property
+    def monitor(self) -> MonitorView | None:
+        return self.seen.monitor
+
+    @property
+    def waiter_view(self) -> TaskView | None:
+        return self.evidence.view(self.waiter)
+
+    @property
+    def step(self) -> int:
+        return self.waiting.wait.step
+
+    @property
+    def bucket(self) -> int:
+        return self.waiting.wait.bucket
+
+    @property
+    def forming(self) -> bool:
+        """Whether the cluster is not complete yet."""
+        return self.waiting.wait.what in JOINING
+
+    def links(self) -> tuple[LinkView | None, LinkView | None]:
+        """The waiter's end of the link, and the other's."""
+        return link_between(self.evidence, self.waiter, self.on)
+
+    def link_is_sound(self) -> bool:
+        """Both ends are up and have heard of each other just now."""
+        return all(link is not None and link.up and 0 <= link.heard < HEARD for link in self.links())
+
+    def nobody_is_stuck(self) -> bool:
+        """No callback of this link and no loop of its two tasks is held up: what arrives is seen."""
+        views = [view for view in (self.view, self.waiter_view) if view is not None]
+        links = [link for link in self.links() if link is not None]
+        return all(v.loop_busy < STUCK for v in views) and all(link.callback_seconds < STUCK for link in links)
+
+    def tensor(self, view: TaskView | None, number: int, bucket: int, peer: str) -> TensorView | None:
+        """What a task saw of the tensor that is waited for; ``bucket`` -1: of the request for it."""
+        return None if view is None else view.tensor(self.waiting.kind, number, bucket, peer)
+
+    @property
+    def number(self) -> int:
+        """The step of a gradient, the version of a parameter."""
+        return self.step + 1 if self.waiting.kind == "parameter" else self.step
+
+
+def ago(seconds: float) -> str:
+    """``4.2 s``."""
+    return f"{seconds:.1f} s"

@@ -1,0 +1,85 @@
+"""Reads what the tasks of a dead cluster left in the folder of the run.
+
+Files may be damaged, half-written, of another version, or not ours at all: each that cannot be used becomes one
+sentence, and the others are used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lockstep.diagnose.evidence import Evidence, Seen
+from lockstep.diagnose.verdict import MAX_BYTES as MAX_REPORT_BYTES
+from lockstep.diagnose.verdict import Diagnosis, ReportError, read_diagnosis
+from lockstep.diagnose.views import MAX_BYTES, SnapshotError, TaskView, read_task
+
+PATTERN = "*.snapshot.json"
+REPORT = "report.json"
+MAX_FILES = 4096
+
+
+@dataclass(slots=True)
+class Folder:
+    """What was found."""
+
+    views: dict[str, TaskView] = field(default_factory=dict)
+    report: Diagnosis | None = None
+    problems: list[str] = field(default_factory=list)
+    newest: float = 0.0
+
+
+def read_folder(path: Path) -> Folder:
+    """All files of a run folder that can be read."""
+    found = Folder()
+    try:
+        files = sorted(path.glob(PATTERN))[:MAX_FILES]
+    except OSError as error:
+        found.problems.append(f"{path} cannot be read: {error.strerror or error}")
+        return found
+    for file in files:
+        try:
+            view = read_task(_bounded(file, MAX_BYTES))
+        except SnapshotError as error:
+            found.problems.append(f"{file.name} is left out: {error}")
+        except OSError as error:
+            found.problems.append(f"{file.name} is left out: {error.strerror or error}")
+        else:
+            found.views[view.task] = view
+            found.newest = max(found.newest, file.stat().st_mtime)
+    report = path / REPORT
+    if report.exists():
+        try:
+            found.report = read_diagnosis(_bounded(report, MAX_REPORT_BYTES))
+        except ReportError as error:
+            found.problems.append(f"{REPORT} is left out: {error}")
+        except OSError as error:
+            found.problems.append(f"{REPORT} is left out: {error.strerror or error}")
+    return found
+
+
+def _bounded(file: Path, limit: int) -> bytes:
+    """The content, but never more than a little above the limit: readers refuse what is longer."""
+    with file.open("rb") as stream:
+        return stream.read(limit + 1)
+
+
+def evidence_of(folder: Folder) -> Evidence:
+    """The evidence that the files hold; tasks without a file count as silent."""
+    named: dict[str, str] = {}
+    for view in folder.views.values():
+        named.update(view.cluster)
+    for task in folder.views:
+        named.setdefault(task, "")
+    tasks = {
+        task: Seen(
+            task=task,
+            address=address,
+            view=folder.views.get(task),
+            silence="" if task in folder.views else "it left no file",
+            monitor_silence="this is a reading of files",
+        )
+        for task, address in named.items()
+    }
+    usual = max((view.usual for view in folder.views.values()), default=0.0)
+    return Evidence(tasks=tasks, asker="files", patience=max(3.0, usual), time=folder.newest)

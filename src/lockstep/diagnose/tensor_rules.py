@@ -1,0 +1,142 @@
+"""Rules about one tensor between two tasks that both answer: what did each side see of it?
+
+This is what the reporters of the original system had to do by hand: put the requests that one side sent beside those
+that the other side saw.
+"""
+
+from __future__ import annotations
+
+from lockstep.diagnose.case import HELD_BACK, STUCK, UNHEARD, Case, Proof, ago
+from lockstep.diagnose.evidence import COMMIT, is_worker
+from lockstep.diagnose.verdict import Cause
+from lockstep.diagnose.views import MovingView, TaskView
+
+SENT = 2.0
+"""A tensor that left this long ago over a link that works should be there."""
+
+
+def request_lost(case: Case) -> Proof | None:
+    if not (case.link_is_sound() and case.nobody_is_stuck()):
+        return None
+    view, asker = case.view, case.waiter_view
+    if view is None or asker is None:
+        return None
+    asked = case.tensor(asker, case.number, -1, case.on)
+    times = 0 if asked is None else max(asked.counts.get("requested", 0), asked.counts.get("repeated", 0))
+    if case.waiting.wait.seconds < case.evidence.patience or times < 2 or _saw_request(case, view):
+        return None
+    what = f"{case.waiter} asked {case.on} for {case.waiting.kind}s of step {case.step}, and the request never came"
+    said = (
+        f"{case.waiter}: asked {times} times, first {ago(case.waiting.wait.seconds)} ago",
+        f"{case.on}: never saw it; the newest request it saw is for {_newest_request(case, view)}",
+        "heartbeats pass in both directions",
+    )
+    return Proof(Cause.REQUEST_LOST, what, said)
+
+
+def _saw_request(case: Case, view: TaskView) -> bool:
+    if case.waiting.kind == "gradient":
+        side = view.servers.get(case.waiter)
+        return side is None or side.open_step >= case.step
+    if case.waiting.kind == "parameter":
+        worker = view.workers.get(case.waiter)
+        return worker is None or worker.pulls >= case.number
+    return True
+
+
+def _newest_request(case: Case, view: TaskView) -> str:
+    if case.waiting.kind == "gradient":
+        return f"step {view.servers[case.waiter].open_step}"
+    return f"version {view.workers[case.waiter].pulls}"
+
+
+def commit_lost(case: Case) -> Proof | None:
+    """A server's word to the coordinator, or its answer, is lost between two servers."""
+    view = case.view
+    if not case.waiting.wait.what.startswith(COMMIT) or view is None or not case.link_is_sound():
+        return None
+    if case.waiting.wait.seconds < case.evidence.patience or not case.nobody_is_stuck():
+        return None
+    servers = [seen.view for name, seen in case.evidence.tasks.items() if not is_worker(name) and seen.view is not None]
+    if any(server.step <= case.step for server in servers):
+        return None
+    lost = Cause.ANSWER_LOST if view.committed >= case.step else Cause.REQUEST_LOST
+    which = "the commit" if lost is Cause.ANSWER_LOST else "its word that it has applied"
+    what = f"{which} of step {case.step} is lost between {case.waiter} and {case.on}"
+    said = (f"every server has applied step {case.step}", f"{case.on} has committed step {view.committed}")
+    return Proof(lost, what, said)
+
+
+def answer_lost(case: Case) -> Proof | None:
+    if not (case.link_is_sound() and case.nobody_is_stuck()) or case.waiting.kind == "control":
+        return None
+    sender, receiver = case.view, case.waiter_view
+    if sender is None or receiver is None or _moving(case) is not None or _held_back(case):
+        return None
+    sent = case.tensor(sender, case.number, case.bucket, case.waiter)
+    if sent is None or sent.ages.get("sent", -1.0) < SENT or _has_arrived(case, receiver):
+        return None
+    what = f"{case.on} sent {case.waiting.kind} bucket {case.bucket} of step {case.step}, and it never arrived"
+    said = (
+        f"{case.on}: in flight {ago(sent.ages.get('in flight', 0.0))} ago, sent {ago(sent.ages['sent'])} ago",
+        f"{case.waiter}: expected, never arrived",
+        "heartbeats pass in both directions",
+    )
+    return Proof(Cause.ANSWER_LOST, what, said, seconds=sent.ages["sent"])
+
+
+def _has_arrived(case: Case, receiver: TaskView) -> bool:
+    bucket = receiver.buckets.get(case.bucket)
+    if bucket is None:
+        return True
+    if case.waiting.kind == "gradient":
+        return case.on in bucket.arrived or bucket.version > case.step
+    return bucket.version >= case.number
+
+
+def _moving(case: Case) -> MovingView | None:
+    """The transfer of what is waited for, where it is still under way."""
+    link = None if case.view is None else case.view.links.get(case.waiter)
+    for moving in () if link is None else link.moving:
+        if moving.step == case.number and moving.bucket == case.bucket:
+            return moving
+    return link.moving[0] if link is not None and link.moving else None
+
+
+def _held_back(case: Case) -> bool:
+    """The sender's kernel still holds bytes for the receiver's host: they are on their way, however slowly."""
+    _, theirs = case.links()
+    return theirs is not None and theirs.waiting >= HELD_BACK
+
+
+def slow_link(case: Case) -> Proof | None:
+    moving, (mine, theirs) = _moving(case), case.links()
+    if theirs is not None and _held_back(case) and case.link_is_sound() and case.nobody_is_stuck():
+        what = (
+            f"the link from {case.on} to {case.waiter} is slow: {theirs.waiting} bytes wait in the kernel of its host"
+        )
+        said = (f"{case.on}: its kernel holds {theirs.waiting} bytes that {case.waiter} has not acknowledged",)
+        return Proof(Cause.SLOW_LINK, what, said)
+    if moving is None or moving.seconds < STUCK or mine is None or theirs is None or not case.nobody_is_stuck():
+        return None
+    moved = max(mine.moved, theirs.moved)
+    if moved <= 0:
+        return None
+    what = f"the link from {case.on} to {case.waiter} is slow: {moving.nbytes} bytes are under way"
+    rate = (
+        f"{case.on}: bucket {moving.bucket} of step {case.step} left {ago(moving.seconds)} ago",
+        f"about {moved / 2 / 1024:.0f} KiB a second moved in the last two seconds",
+    )
+    return Proof(Cause.SLOW_LINK, what, rate, seconds=moving.seconds)
+
+
+def transfer_stands(case: Case) -> Proof | None:
+    """A transfer was started, nothing of it moves, and both ends are well: it hangs in the transport."""
+    moving, (mine, theirs) = _moving(case), case.links()
+    if moving is None or mine is None or theirs is None or not (case.link_is_sound() and case.nobody_is_stuck()):
+        return None
+    if moving.seconds < UNHEARD or mine.moved > 0 or theirs.moved > 0 or _held_back(case):
+        return None
+    what = f"a transfer from {case.on} to {case.waiter} stands still: bucket {moving.bucket}, {moving.nbytes} bytes"
+    said = (f"{case.on}: started {ago(moving.seconds)} ago, no byte moved in the last two seconds",)
+    return Proof(Cause.COMMUNICATION, what, said, seconds=moving.seconds)

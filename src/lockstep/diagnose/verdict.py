@@ -1,0 +1,198 @@
+"""What an analysis yields: causes, verdicts, and the whole diagnosis; plain data with a JSON form."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+FORMAT = 1
+"""Version of the JSON form. A reader refuses another one in words."""
+
+MAX_BYTES = 4 << 20
+
+
+class Cause(StrEnum):
+    """Why a job stands still, in the words of a report."""
+
+    NEVER_STARTED = "never started"
+    DEAD = "dead"
+    OUT_OF_MEMORY = "out of memory"
+    FROZEN = "frozen"
+    FAILED = "failed with an error"
+    USER_CODE = "stuck in user code"
+    DEVICE_CALL = "stuck in a device call"
+    COMMUNICATION = "stuck in the communication layer"
+    INPUT_STARVED = "input starved"
+    CHECKPOINT_STUCK = "checkpoint stuck"
+    DISK_FULL = "disk full"
+    REQUEST_LOST = "request lost"
+    ANSWER_LOST = "answer lost"
+    LINK_DOWN = "link down"
+    ONE_WAY_LINK = "one-way link"
+    SLOW_LINK = "slow link"
+    STRAGGLER = "straggler"
+    OUT_OF_STEP = "workers out of step or out of data"
+    MISMATCH = "model, settings or version mismatch"
+    WIRING = "host lists or task indices do not fit"
+    STALE_INCARNATION = "stale incarnation"
+    LEFTOVER_SERVER = "leftover server of another job"
+    DUPLICATE_TASK = "duplicate task"
+    DEADLOCK = "deadlock cycle"
+    OVERLOADED_SERVER = "overloaded server"
+    UNKNOWN = "unknown"
+
+
+WARNINGS = frozenset({Cause.SLOW_LINK, Cause.STRAGGLER, Cause.OVERLOADED_SERVER})
+"""The job goes on, only slower."""
+
+CANNOT_HEAL = frozenset(
+    {
+        Cause.DEAD,
+        Cause.OUT_OF_MEMORY,
+        Cause.FAILED,
+        Cause.DISK_FULL,
+        Cause.OUT_OF_STEP,
+        Cause.MISMATCH,
+        Cause.WIRING,
+        Cause.STALE_INCARNATION,
+        Cause.LEFTOVER_SERVER,
+        Cause.DUPLICATE_TASK,
+        Cause.DEADLOCK,
+    }
+)
+"""Waiting longer changes nothing. The others may end by themselves: a debugger lets go, a network comes back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One cause with its proof. ``peer`` is the other end where the cause lies between two tasks."""
+
+    cause: Cause
+    culprit: str
+    peer: str = ""
+    host: str = ""
+    pid: int = 0
+    key: str = ""
+    names: tuple[str, ...] = ()
+    step: int = -2
+    link: str = ""
+    seconds: float = 0.0
+    what: str = ""
+    """One sentence: what is the matter."""
+    evidence: tuple[str, ...] = ()
+    """What each side saw, a sentence each."""
+    stack: tuple[str, ...] = ()
+    remedy: str = ""
+
+    @property
+    def heals(self) -> bool:
+        return self.cause not in CANNOT_HEAL
+
+    @property
+    def warning(self) -> bool:
+        return self.cause in WARNINGS
+
+    @property
+    def proven(self) -> bool:
+        return self.cause is not Cause.UNKNOWN
+
+    def pair(self) -> frozenset[str]:
+        """The tasks between which something is missing."""
+        return frozenset(task for task in (self.culprit, self.peer) if task)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """One wait, as the report draws it."""
+
+    waiter: str
+    on: str
+    what: str
+    step: int
+    seconds: float
+    state: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskLine:
+    """One task in a report: is it there, and what does it do."""
+
+    task: str
+    host: str
+    pid: int
+    step: int
+    doing: str
+    answers: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A piece of a timeline: what a task did from ``begin`` to ``end`` (seconds before the report)."""
+
+    task: str
+    what: str
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Everything that a report shows."""
+
+    job: str = ""
+    time: float = 0.0
+    asker: str = ""
+    healthy: bool = False
+    summary: str = ""
+    verdict: Verdict | None = None
+    also: tuple[Verdict, ...] = ()
+    """Causes that do not follow from the first one."""
+    causes: tuple[Edge, ...] = ()
+    """The chain of waits that leads to the culprit."""
+    consequences: tuple[Edge, ...] = ()
+    """Waits that only follow from it."""
+    tasks: tuple[TaskLine, ...] = ()
+    timeline: tuple[Span, ...] = ()
+
+    def to_json(self) -> bytes:
+        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, ensure_ascii=False).encode()
+
+
+class ReportError(ValueError):
+    """This is no report that can be read; the text is one plain sentence."""
+
+
+def read_diagnosis(data: bytes) -> Diagnosis:
+    """Read the JSON form back. Whatever is wrong with it becomes one plain sentence (``ReportError``)."""
+    if len(data) > MAX_BYTES:
+        raise ReportError(f"a report has at most {MAX_BYTES} bytes, this one has {len(data)}")
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ReportError(f"this is no report: it is not JSON ({type(error).__name__})") from error
+    if not isinstance(fields, dict) or "format" not in fields:
+        raise ReportError("this is no report: it has no format number")
+    if fields.pop("format") != FORMAT:
+        raise ReportError(f"this report is of another version of the program; this one reads format {FORMAT}")
+    try:
+        return Diagnosis(
+            **{
+                **fields,
+                "verdict": None if fields["verdict"] is None else _verdict(fields["verdict"]),
+                "also": tuple(_verdict(one) for one in fields["also"]),
+                "causes": tuple(Edge(**one) for one in fields["causes"]),
+                "consequences": tuple(Edge(**one) for one in fields["consequences"]),
+                "tasks": tuple(TaskLine(**one) for one in fields["tasks"]),
+                "timeline": tuple(Span(**one) for one in fields["timeline"]),
+            }
+        )
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise ReportError(f"this report is damaged: {type(error).__name__}: {str(error)[:200]}") from error
+
+
+def _verdict(fields: dict[str, Any]) -> Verdict:
+    tuples = {name: tuple(str(line) for line in fields[name]) for name in ("names", "evidence", "stack")}
+    return Verdict(**{**fields, **tuples, "cause": Cause(fields["cause"])})

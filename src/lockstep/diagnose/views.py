@@ -1,0 +1,413 @@
+"""Snapshots as typed values: what a task says of itself, and what its monitor says of it.
+
+A snapshot comes from a peer or from a file, so nothing in it is trusted: a field of a wrong type becomes its neutral
+value, and bytes that are no snapshot at all become a plain sentence (``SnapshotError``). Ages are in seconds before
+the snapshot was taken: the clocks of two hosts are never compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+FORMAT = 1
+MAX_BYTES = 16 << 20
+_MAX_ITEMS = 100_000
+
+
+class SnapshotError(ValueError):
+    """These bytes are no snapshot; the text is one plain sentence."""
+
+
+def _text(value: object, default: str = "") -> str:
+    return value if isinstance(value, str) else default
+
+
+def _number(value: object, default: float = 0.0) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
+
+
+def _whole(value: object, default: int = 0) -> int:
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _objects(value: object) -> list[Mapping[str, Any]]:
+    return [one for one in value[:_MAX_ITEMS] if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+def _lines(value: object) -> tuple[str, ...]:
+    return tuple(str(line)[:500] for line in value[:200]) if isinstance(value, list) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class WaitView:
+    """One wait of a task."""
+
+    on: str
+    what: str
+    step: int
+    seconds: float
+    state: str
+    bucket: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MovingView:
+    """A transfer that was started and is not over."""
+
+    what: str
+    step: int
+    bucket: int
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkView:
+    """One end of a link as its task sees it."""
+
+    peer: str
+    state: str
+    heard: float
+    incarnation: str
+    path: str
+    sent: int
+    received: int
+    moved: int
+    """Bytes in either direction in the last two seconds."""
+    moving: tuple[MovingView, ...]
+    callback: str
+    callback_seconds: float
+    callback_stack: tuple[str, ...]
+    finding: str
+    watched: float = 0.0
+    """Seconds for which the kernel's counters below were watched; 0: they are not known."""
+    waiting: int = 0
+    """Bytes that this end's kernel holds because the other one has not acknowledged them."""
+    segments_in: int = 0
+    """TCP segments that came from the peer's host while they were watched, old or new."""
+
+    @property
+    def up(self) -> bool:
+        return self.state == "up"
+
+
+@dataclass(frozen=True, slots=True)
+class MainView:
+    """The training thread: what it says it does, and what the kernel says."""
+
+    doing: str
+    detail: str
+    seconds: float
+    cpu: float
+    """Share of a processor in the last two seconds; -1 where it is not known."""
+    where: str
+    """Whose code the stack is in: user code, a device call, the communication layer."""
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorView:
+    """What one task saw of one tensor: ages of states, and how often each came."""
+
+    kind: str
+    number: int
+    bucket: int
+    peer: str
+    ages: Mapping[str, float]
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSideView:
+    """What a worker knows of one server."""
+
+    open_step: int
+    awaited: int
+    linked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSideView:
+    """What a server knows of one worker."""
+
+    linked: bool
+    granted: bool
+    pulls: int
+    done: int
+
+
+@dataclass(frozen=True, slots=True)
+class BucketView:
+    """A bucket in the books of a worker or a server."""
+
+    state: str
+    version: int
+    busy: bool
+    arrived: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreView:
+    """The thread of a server that reduces and updates."""
+
+    doing: str
+    busy: float
+    queued: int
+    cpu: float
+    where: str
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskView:
+    """What a task says of itself."""
+
+    task: str
+    incarnation: str = ""
+    job: str = ""
+    version: str = ""
+    host: str = ""
+    pid: int = 0
+    phase: str = ""
+    step: int = -2
+    outcome: str = ""
+    usual: float = 0.0
+    step_median: float = 0.0
+    steps_done: int = 0
+    main: MainView | None = None
+    waits: tuple[WaitView, ...] = ()
+    links: Mapping[str, LinkView] = field(default_factory=dict)
+    tensors: tuple[TensorView, ...] = ()
+    wants_version: int = -2
+    servers: Mapping[str, ServerSideView] = field(default_factory=dict)
+    workers: Mapping[str, WorkerSideView] = field(default_factory=dict)
+    buckets: Mapping[int, BucketView] = field(default_factory=dict)
+    committed: int = -2
+    still: float = 0.0
+    """Seconds without progress."""
+    loop_busy: float = 0.0
+    loop_what: str = ""
+    loop_queued: int = 0
+    loop_stack: tuple[str, ...] = ()
+    store: StoreView | None = None
+    disk_free: int = -1
+    disk_folder: str = ""
+    written_ago: float = -1.0
+    available_memory: int = -1
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Median seconds of the parts of a step (compute, wait, apply), where they are known."""
+    cluster: Mapping[str, str] = field(default_factory=dict)
+    spans: tuple[tuple[str, float, float], ...] = ()
+    """What happened in the last steps: what, and from which age to which."""
+
+    def tensor(self, kind: str, number: int, bucket: int, peer: str) -> TensorView | None:
+        for tensor in self.tensors:
+            if (tensor.kind, tensor.number, tensor.bucket, tensor.peer) == (kind, number, bucket, peer):
+                return tensor
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorView:
+    """What the monitor of a task says of it."""
+
+    task: str
+    host: str = ""
+    pid: int = 0
+    incarnation: str = ""
+    job: str = ""
+    version: str = ""
+    phase: str = ""
+    phase_seconds: float = 0.0
+    task_address: str = ""
+    exited: bool = False
+    exit_code: int = 0
+    state: str = ""
+    stopped: float = -1.0
+    """Seconds for which the kernel has it stopped; -1: it is not."""
+    out_of_memory: str = ""
+    reason: str = ""
+    """Why the task gave up, in its own words; empty while it has not."""
+    silent: float = -1.0
+    """Seconds since the task's loop last gave its monitor a sign of life; -1: not known."""
+    stack: tuple[str, ...] = ()
+    resident: int = 0
+    cluster: Mapping[str, str] = field(default_factory=dict)
+    """Every task of the cluster with its address."""
+
+
+def addresses_in(fields: Mapping[str, Any]) -> dict[str, str]:
+    """The cluster that a snapshot names: tasks and their addresses."""
+    named = _object(fields.get("cluster"))
+    return {str(task): address for task, address in list(named.items())[:_MAX_ITEMS] if isinstance(address, str)}
+
+
+def _load(data: bytes, kind: str) -> Mapping[str, Any]:
+    if len(data) > MAX_BYTES:
+        raise SnapshotError(f"a snapshot has at most {MAX_BYTES} bytes, this one has {len(data)}")
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise SnapshotError("it is not JSON; the file is damaged or half-written") from error
+    if not isinstance(fields, dict) or fields.get("kind") != kind:
+        raise SnapshotError(f"it is not the snapshot of a {kind}")
+    if fields.get("format") != FORMAT:
+        raise SnapshotError(
+            f"it has format {fields.get('format')!r} and comes from another version; this program reads format {FORMAT}"
+        )
+    return fields
+
+
+def read_task(data: bytes) -> TaskView:
+    """A task's snapshot; SnapshotError for anything else."""
+    fields = _load(data, "task")
+    books, steps = _object(fields.get("machines")), _object(fields.get("steps"))
+    role, loop = _object(books.get("role")), _object(fields.get("loop"))
+    progress, disk = _object(fields.get("progress")), _object(fields.get("disk"))
+    return TaskView(
+        task=_text(fields.get("task")),
+        incarnation=_text(fields.get("incarnation")),
+        job=_text(fields.get("job")),
+        version=_text(fields.get("version")),
+        host=_text(fields.get("host")),
+        pid=_whole(fields.get("pid")),
+        phase=_text(fields.get("phase")),
+        step=_whole(fields.get("step"), -2),
+        outcome=_text(fields.get("outcome")),
+        usual=_number(steps.get("usual")),
+        step_median=_number(steps.get("median")),
+        steps_done=_whole(steps.get("done")),
+        main=_main(fields.get("main")),
+        waits=tuple(_wait(one) for one in _objects(fields.get("waits"))),
+        links={link.peer: link for link in map(_link, _objects(fields.get("links")))},
+        tensors=tuple(_tensor(one) for one in _objects(fields.get("tensors"))),
+        wants_version=_whole(role.get("wants_version"), -2),
+        servers={_text(one.get("task")): _server_side(one) for one in _objects(role.get("servers"))},
+        workers={_text(one.get("task")): _worker_side(one) for one in _objects(role.get("workers"))},
+        buckets={_whole(one.get("id"), -1): _bucket(one) for one in _objects(role.get("buckets"))},
+        committed=_whole(role.get("committed"), -2),
+        still=_number(progress.get("seconds")),
+        loop_busy=_number(loop.get("busy")),
+        loop_what=_text(loop.get("what")),
+        loop_queued=_whole(loop.get("queued")),
+        loop_stack=_lines(loop.get("stack")),
+        store=_store(fields.get("store")),
+        disk_free=_whole(disk.get("free"), -1),
+        disk_folder=_text(disk.get("folder")),
+        written_ago=_number(disk.get("written_ago"), -1.0),
+        available_memory=_whole(_object(fields.get("memory")).get("available"), -1),
+        parts={str(name): _number(value) for name, value in _object(fields.get("parts")).items()},
+        cluster=addresses_in(fields),
+        spans=tuple(_span(one) for one in _objects(fields.get("spans"))),
+    )
+
+
+def _span(one: Mapping[str, Any]) -> tuple[str, float, float]:
+    return _text(one.get("what")), _number(one.get("begin")), _number(one.get("end"))
+
+
+def _main(value: object) -> MainView | None:
+    one = _object(value)
+    if not one:
+        return None
+    return MainView(
+        _text(one.get("doing")),
+        _text(one.get("detail")),
+        _number(one.get("seconds")),
+        _number(one.get("cpu"), -1.0),
+        _text(one.get("where")),
+        _lines(one.get("stack")),
+    )
+
+
+def _store(value: object) -> StoreView | None:
+    one = _object(value)
+    if not one:
+        return None
+    return StoreView(
+        _text(one.get("doing")),
+        _number(one.get("busy")),
+        _whole(one.get("queued")),
+        _number(one.get("cpu"), -1.0),
+        _text(one.get("where")),
+        _lines(one.get("stack")),
+    )
+
+
+def _wait(one: Mapping[str, Any]) -> WaitView:
+    return WaitView(
+        _text(one.get("on")),
+        _text(one.get("what")),
+        _whole(one.get("step"), -2),
+        _number(one.get("seconds")),
+        _text(one.get("state")),
+        _whole(one.get("bucket"), -1),
+        _lines(one.get("names")),
+    )
+
+
+def _link(one: Mapping[str, Any]) -> LinkView:
+    callback, kernel = _object(one.get("callback")), _object(one.get("kernel"))
+    return LinkView(
+        peer=_text(one.get("peer")),
+        state=_text(one.get("state")),
+        heard=_number(one.get("heard"), -1.0),
+        incarnation=_text(one.get("incarnation")),
+        path=_text(one.get("path")),
+        sent=_whole(one.get("sent")),
+        received=_whole(one.get("received")),
+        moved=_whole(one.get("moved")),
+        moving=tuple(_moving(transfer) for transfer in _objects(one.get("moving"))),
+        callback=_text(callback.get("name")),
+        callback_seconds=_number(callback.get("seconds")),
+        callback_stack=_lines(callback.get("stack")),
+        finding=_text(one.get("finding")),
+        watched=_number(kernel.get("watched")),
+        waiting=_whole(kernel.get("waiting")),
+        segments_in=_whole(kernel.get("segments_in")),
+    )
+
+
+def _moving(one: Mapping[str, Any]) -> MovingView:
+    return MovingView(
+        _text(one.get("what")),
+        _whole(one.get("step"), -2),
+        _whole(one.get("bucket"), -1),
+        _whole(one.get("bytes")),
+        _number(one.get("seconds")),
+    )
+
+
+def _tensor(one: Mapping[str, Any]) -> TensorView:
+    return TensorView(
+        _text(one.get("kind")),
+        _whole(one.get("number"), -2),
+        _whole(one.get("bucket"), -1),
+        _text(one.get("peer")),
+        {str(name): _number(age) for name, age in _object(one.get("ages")).items()},
+        {str(name): _whole(count) for name, count in _object(one.get("counts")).items()},
+    )
+
+
+def _server_side(one: Mapping[str, Any]) -> ServerSideView:
+    return ServerSideView(_whole(one.get("open_step"), -3), _whole(one.get("awaited")), one.get("linked") is True)
+
+
+def _worker_side(one: Mapping[str, Any]) -> WorkerSideView:
+    return WorkerSideView(
+        one.get("linked") is True, one.get("granted") is True, _whole(one.get("pulls"), -2), _whole(one.get("done"), -1)
+    )
+
+
+def _bucket(one: Mapping[str, Any]) -> BucketView:
+    return BucketView(
+        _text(one.get("state")), _whole(one.get("version"), -2), one.get("busy") is True, _lines(one.get("arrived"))
+    )

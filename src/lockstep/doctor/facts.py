@@ -1,0 +1,184 @@
+"""What was seen, as plain data. Parts of it travel between doctors as JSON, and are read back with bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from lockstep.doctor.finding import Cause, Finding
+from lockstep.runtime.knock import Answer
+from lockstep.runtime.start_facts import StartFacts
+
+MAX_TEXT = 1000
+MAX_ENTRIES = 2000
+DOCTOR_PHASE = "doctor"
+"""The phase that a doctor gives where a monitor gives that of its task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What one task saw at the address of another. ``task`` is who answered there, empty if that was no Lockstep."""
+
+    visitor: str
+    host: str
+    address: str
+    answer: Answer
+    words: str = ""
+    task: str = ""
+    phase: str = ""
+    phase_seconds: float = 0.0
+    process: str = ""
+    version: str = ""
+    job: int = 0
+    other_port: str = ""
+    """What is wrong with a second, unlisted port of the same host; empty if it was reached or not tried."""
+
+    @property
+    def reached(self) -> bool:
+        """The task that was looked for answered."""
+        return self.answer is Answer.LOCKSTEP and self.task == self.host
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPort:
+    """The address of a task that this doctor stands for. ``problem`` is a sentence; ``running``: its job is up."""
+
+    task: str
+    address: str
+    problem: str = ""
+    cause: Cause = Cause.PORT_TAKEN
+    running: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NameFact:
+    """A host of the lists that is a name, as this machine resolves it."""
+
+    task: str
+    name: str
+    addresses: tuple[str, ...] = ()
+    problem: str = ""
+    loopback: bool = False
+    only_ipv6: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaPort:
+    """One port of one RDMA device."""
+
+    device: str
+    port: int
+    state: str
+    link_layer: str
+    provider: str
+    gids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DataFolder:
+    """What lies in the data folder of a worker; ``digest`` is of the names and sizes."""
+
+    path: str
+    files: int = 0
+    digest: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What one host tells the others about itself, beside its command line."""
+
+    rdma: tuple[RdmaPort, ...] = ()
+    data: DataFolder | None = None
+    findings: tuple[Finding, ...] = ()
+    """What its own doctor found wrong with that machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReport:
+    """What another task told when it was asked. ``by_doctor``: the job itself is not up there."""
+
+    task: str
+    host: str
+    by_doctor: bool
+    start: StartFacts | None = None
+    shared: Shared | None = None
+    clock_ahead: float = 0.0
+    clock_doubt: float = 0.0
+    done: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Everything that is known, for the rules."""
+
+    own: tuple[StartFacts, ...]
+    protocol: str
+    host: str = ""
+    bad_flags: tuple[str, ...] = ()
+    ports: tuple[OwnPort, ...] = ()
+    names: tuple[NameFact, ...] = ()
+    visits: tuple[Visit, ...] = ()
+    reports: tuple[PeerReport, ...] = ()
+    shared: Shared = field(default_factory=Shared)
+    proxies: tuple[str, ...] = ()
+
+
+def shared_to_json(shared: Shared) -> dict[str, Any]:
+    found = [
+        {"cause": finding.cause.code, "sentence": finding.sentence, "keeps_from_working": finding.keeps_from_working}
+        for finding in shared.findings
+    ]
+    data = None if shared.data is None else asdict(shared.data)
+    return {"rdma": [asdict(port) for port in shared.rdma], "data": data, "findings": found}
+
+
+def read_shared(said: object) -> Shared | None:
+    """What a peer said; None for anything else."""
+    try:
+        assert isinstance(said, Mapping)
+        ports = tuple(_rdma_port(one) for one in said["rdma"][:MAX_ENTRIES])
+        data = said["data"]
+        folder = None if data is None else DataFolder(_text(data["path"]), int(data["files"]), _text(data["digest"]))
+        return Shared(ports, folder, tuple(_finding(one) for one in said["findings"][:MAX_ENTRIES]))
+    except (AssertionError, KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _rdma_port(one: Any) -> RdmaPort:
+    names = ("device", "state", "link_layer", "provider")
+    device, state, layer, provider = (_text(one[name]) for name in names)
+    return RdmaPort(device, int(one["port"]), state, layer, provider, tuple(map(_text, one["gids"][:MAX_ENTRIES])))
+
+
+def _finding(one: Any) -> Finding:
+    causes = {cause.code: cause for cause in Cause}
+    return Finding(causes[one["cause"]], _text(one["sentence"]), bool(one["keeps_from_working"]))
+
+
+def visits_to_json(visits: tuple[Visit, ...]) -> list[dict[str, Any]]:
+    return [asdict(visit) for visit in visits]
+
+
+def read_visits(said: object) -> tuple[Visit, ...]:
+    """The visits that a peer told of; what cannot be read is left out."""
+    if not isinstance(said, list):
+        return ()
+    read = (_visit(one) for one in said[:MAX_ENTRIES])
+    return tuple(visit for visit in read if visit is not None)
+
+
+def _visit(one: Any) -> Visit | None:
+    try:
+        texts = {name: _text(one[name]) for name in ("visitor", "host", "address", "words", "task", "phase")}
+        more = {name: _text(one[name]) for name in ("process", "version", "other_port")}
+        numbers = {"phase_seconds": float(one["phase_seconds"]), "job": int(one["job"])}
+        return Visit(answer=Answer(one["answer"]), **texts, **more, **numbers)  # type: ignore[arg-type]
+    except (AssertionError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _text(value: object) -> str:
+    assert isinstance(value, str)
+    return value[:MAX_TEXT]

@@ -1,0 +1,53 @@
+"""One defect, in one plain sentence with its remedy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Cause(IntEnum):
+    """Kinds of causes, the most likely one first: in this order they are told."""
+
+    FLAGS = 1
+    WRONG_MACHINE = 2
+    PORT_TAKEN = 3
+    DUPLICATE = 4
+    OLD_JOB = 5
+    HOST_LISTS = 6
+    NAME = 7
+    WRONG_TASK = 8
+    OTHER_PROGRAM = 9
+    NOTHING_LISTENS = 10
+    NO_ANSWER = 11
+    OTHER_PORTS = 12
+    VERSION = 13
+    SETTING = 14
+    GPU = 15
+    LIMIT = 16
+    FOLDER = 17
+    RDMA = 18
+    DATA = 19
+    CLOCK = 20
+    PROXY = 21
+    REMARK = 22
+
+    @property
+    def code(self) -> str:
+        """``host-lists``, for programs that read the JSON."""
+        return self.name.lower().replace("_", "-")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``keeps_from_working``: the job cannot run like this; otherwise it is worth knowing and no more."""
+
+    cause: Cause
+    sentence: str
+    keeps_from_working: bool = True
+
+
+def in_order(findings: list[Finding]) -> list[Finding]:
+    """Each once, those that keep the job from working before the others, the most likely cause first."""
+    unique = dict.fromkeys(findings)
+    return sorted(unique, key=lambda finding: (not finding.keeps_from_working, finding.cause))

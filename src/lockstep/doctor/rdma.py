@@ -1,0 +1,116 @@
+"""Looks for RDMA devices: their ports, addresses (GIDs), and the libraries that drive them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from lockstep.doctor.facts import RdmaPort
+
+_MOST_GIDS: Final = 16
+_PROVIDER_FOLDERS: Final = (
+    Path("/usr/lib/x86_64-linux-gnu/libibverbs"),
+    Path("/usr/lib/aarch64-linux-gnu/libibverbs"),
+    Path("/usr/lib64/libibverbs"),
+    Path("/usr/lib/libibverbs"),
+)
+_PROVIDER_OF_DRIVER: Final = {"mlx5_core": "mlx5", "mlx4_core": "mlx4", "bnxt_en": "bnxt_re", "ice": "irdma"}
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaFacts:
+    """``ports`` of all devices; ``device_files``: /dev/infiniband/uverbs*; ``providers``: libraries that are there."""
+
+    ports: tuple[RdmaPort, ...] = ()
+    device_files: int = 0
+    providers: tuple[str, ...] = ()
+    bundled_providers: tuple[str, ...] | None = None
+    """Those that the installed NIXL brings itself; None if it is not installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaRoots:
+    """Where to look."""
+
+    devices: Path = Path("/sys/class/infiniband")
+    device_files: Path = Path("/dev/infiniband")
+    provider_folders: tuple[Path, ...] = _PROVIDER_FOLDERS
+    packages: Path | None = None
+    """The folder in which Python's packages are; None: that of this Python."""
+
+
+def look_for_rdma(roots: RdmaRoots | None = None) -> RdmaFacts:
+    """Reads files only."""
+    roots = roots or RdmaRoots()
+    devices = sorted(_listed(roots.devices))
+    return RdmaFacts(
+        ports=tuple(port for device in devices for port in _ports(device)),
+        device_files=sum(node.name.startswith("uverbs") for node in _listed(roots.device_files)),
+        providers=_providers(roots.provider_folders),
+        bundled_providers=_bundled(roots.packages),
+    )
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _ports(device: Path) -> list[RdmaPort]:
+    numbered = sorted(port for port in _listed(device / "ports") if port.name.isdecimal())
+    provider = _provider_of(device)
+    return [
+        RdmaPort(
+            device=device.name,
+            port=int(port.name),
+            state=_read(port / "state").rpartition(" ")[2],
+            link_layer=_read(port / "link_layer"),
+            provider=provider,
+            gids=_gids(port),
+        )
+        for port in numbered
+    ]
+
+
+def _gids(port: Path) -> tuple[str, ...]:
+    """The addresses that are set; an entry that is not is all zeros behind its prefix."""
+    entries = sorted(_listed(port / "gids"), key=lambda entry: (len(entry.name), entry.name))[:_MOST_GIDS]
+    texts = (_read(entry) for entry in entries)
+    return tuple(text for text in texts if text and set(text.replace("fe80", "", 1)) - set("0:"))
+
+
+def _provider_of(device: Path) -> str:
+    """Which library of libibverbs drives it: rxe and siw have no hardware below them, others tell their driver."""
+    driver = device / "device" / "driver"
+    if driver.exists():
+        name = driver.resolve().name
+        return _PROVIDER_OF_DRIVER.get(name, name)
+    return "siw" if device.name.startswith("siw") else "rxe"
+
+
+def _providers(folders: tuple[Path, ...]) -> tuple[str, ...]:
+    """``libmlx5-rdmav34.so`` is the provider mlx5."""
+    names = (file.name for folder in folders for file in _listed(folder))
+    return tuple(sorted({name[3:].partition("-rdmav")[0] for name in names if "-rdmav" in name}))
+
+
+def _bundled(packages: Path | None) -> tuple[str, ...] | None:
+    if packages is None:
+        import sysconfig
+
+        packages = Path(sysconfig.get_path("purelib"))
+    brought = [folder for folder in _listed(packages) if folder.name.startswith("nixl") and folder.suffix == ".libs"]
+    if not brought:
+        return None
+    names = (file.name for folder in brought for file in _listed(folder))
+    return tuple(sorted({name[3:].partition("-")[0] for name in names if name.startswith("libmlx")}))

@@ -1,0 +1,68 @@
+"""What it means that somebody answers at the address of the task that this doctor stands for. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from lockstep.doctor.facts import DOCTOR_PHASE, OwnPort, Visit
+from lockstep.doctor.finding import Cause, Finding
+from lockstep.protocol.ids import TaskId
+from lockstep.runtime.start_facts import StartFacts, list_difference, setting_differences
+
+
+@dataclass(frozen=True, slots=True)
+class OwnAddress:
+    """The judgement; ``start`` is what to compare with others from now on."""
+
+    port: OwnPort
+    start: StartFacts
+    remarks: tuple[Finding, ...] = ()
+
+
+def judge_own_address(
+    port: OwnPort, visit: Visit, listening: bool, ours: StartFacts, told: StartFacts | None
+) -> OwnAddress:
+    """``visit`` found somebody else than this doctor there; ``listening``: this doctor listens somewhere as well.
+
+    ``told`` is what the one who answers was started with.
+    """
+    if port.cause is Cause.WRONG_MACHINE or not visit.reached:
+        return OwnAddress(port, ours)
+    if listening or visit.phase == DOCTOR_PHASE:
+        return OwnAddress(_duplicate(port, visit), ours)
+    who = TaskId.parse(port.task).short
+    remark = Finding(
+        Cause.REMARK,
+        f"{who} runs here already ({visit.phase} since {visit.phase_seconds:.0f} s, {visit.process}); it was asked, "
+        "and nothing was started at its address.",
+        False,
+    )
+    if told is None:
+        return OwnAddress(replace(port, problem="", running=True), ours, (remark,))
+    difference = _difference(ours, told)
+    if not difference:
+        return OwnAddress(replace(port, problem="", running=True), told, (remark,))
+    problem = (
+        f"{who} runs here already, as {visit.process}, and was started with other flags than these: {difference}; if "
+        "it is of an earlier job, end that process."
+    )
+    return OwnAddress(replace(port, problem=problem, cause=Cause.OLD_JOB, running=True), told)
+
+
+def _duplicate(port: OwnPort, visit: Visit) -> OwnPort:
+    who = TaskId.parse(port.task).short
+    problem = (
+        f"{who} is at {port.address} already, as {visit.process}; two were started with the same --job_name and "
+        "--task_index: give this one an index of its own."
+    )
+    return replace(port, problem=problem, cause=Cause.DUPLICATE)
+
+
+def _difference(ours: StartFacts, told: StartFacts) -> str:
+    if list_difference(ours, told) is not None:
+        return "it has other host lists"
+    if not ours.settings or not told.settings:
+        return ""
+    for name, mine, theirs in setting_differences(ours, told):
+        return f"it has {name}={theirs}, these have {name}={mine}"
+    return ""

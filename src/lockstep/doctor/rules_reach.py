@@ -1,0 +1,184 @@
+"""Who reaches whom, in which direction not, and what answered there instead. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lockstep.doctor.facts import DOCTOR_PHASE, Case, NameFact, Visit
+from lockstep.doctor.finding import Cause, Finding
+from lockstep.protocol.ids import TaskId
+from lockstep.runtime.knock import Answer
+
+_LOST = (Answer.SILENT, Answer.NO_ROUTE, Answer.REFUSED)
+
+
+def reach_findings(case: Case) -> Iterator[Finding]:
+    """Names, own addresses, then every pair."""
+    yield from _own_addresses(case)
+    yield from _names(case)
+    yield from _old_jobs(case)
+    yield from _wrong_answers(case)
+    yield from _lost_pairs(case)
+    yield from _other_ports(case)
+
+
+def _short(task: str) -> str:
+    return TaskId.parse(task).short
+
+
+def _own_addresses(case: Case) -> Iterator[Finding]:
+    for port in case.ports:
+        if port.problem:
+            yield Finding(port.cause, port.problem)
+
+
+def _names(case: Case) -> Iterator[Finding]:
+    own = {start.task for start in case.own}
+    reached = {visit.host for visit in case.visits if visit.reached}
+    for fact in case.names:
+        if fact.task in own and not fact.problem:
+            continue  # where this machine listens is judged with its own address
+        sentence = _about_name(fact, fact.task in reached)
+        if sentence:
+            yield Finding(Cause.NAME, sentence)
+
+
+def _about_name(fact: NameFact, reached: bool) -> str:
+    who = _short(fact.task)
+    if fact.problem:
+        return (
+            f"the name {fact.name!r} of {who} does not resolve on this machine ({fact.problem}); correct the list, the "
+            "name server, or /etc/hosts."
+        )
+    if fact.loopback and not reached:
+        return (
+            f"the name {fact.name!r} of {who} means {fact.addresses[0]} on this machine, which is this machine itself; "
+            "correct /etc/hosts here, or give its network address in the lists."
+        )
+    if fact.only_ipv6 and not reached:
+        return (
+            f"the name {fact.name!r} of {who} means the IPv6 address {fact.addresses[0]} only, and nobody listens "
+            f"there; start {who} with --bind=::, or give its IPv4 address in the lists."
+        )
+    return ""
+
+
+def _old_jobs(case: Case) -> Iterator[Finding]:
+    """A task that is in a job already, while others only start, was left behind by an earlier job."""
+    lives = {visit.host: visit for visit in case.visits if visit.reached and visit.phase != DOCTOR_PHASE}
+    jobs = {visit.job for visit in lives.values() if visit.job}
+    starting = [visit for visit in lives.values() if not visit.job]
+    foreign = {visit.host: visit for visit in lives.values() if visit.job}
+    if not foreign:
+        return
+    if len(jobs) == 1 and not starting:
+        yield from _runs_without_us(case, next(iter(foreign.values())))
+        return
+    newest = min((visit for visit in foreign.values()), key=lambda visit: visit.phase_seconds).job
+    for visit in foreign.values():
+        if starting or visit.job != newest:
+            others = f"{_short(starting[0].host)} only starts" if starting else "others belong to another one"
+            yield Finding(
+                Cause.OLD_JOB,
+                f"{_short(visit.host)} at {visit.address} belongs to job {visit.job:016x} already ({visit.phase} since "
+                f"{visit.phase_seconds:.0f} s, {visit.process}), while {others}; end the older job.",
+            )
+
+
+def _runs_without_us(case: Case, visit: Visit) -> Iterator[Finding]:
+    """A whole job runs, and a task of this machine is not in it."""
+    for port in case.ports:
+        if not port.running and not port.problem:
+            yield Finding(
+                Cause.OLD_JOB,
+                f"{_short(visit.host)} at {visit.address} is in job {visit.job:016x} already ({visit.phase} since "
+                f"{visit.phase_seconds:.0f} s, {visit.process}), and {_short(port.task)} is not up; end that job if it "
+                "is an earlier one.",
+            )
+
+
+def _wrong_answers(case: Case) -> Iterator[Finding]:
+    told: set[tuple[str, str]] = set()
+    for visit in case.visits:
+        who, key = _short(visit.host), (visit.host, visit.words)
+        if visit.answer is Answer.LOCKSTEP and visit.task != visit.host and key not in told:
+            there = f"{_short(visit.task)} ({visit.process})" if visit.task else "another task"
+            yield Finding(
+                Cause.WRONG_TASK,
+                f"{visit.address} should be {who} and is {there}; the host lists or the task indices do not fit: give "
+                "every task the same lists, and each its own index.",
+            )
+        elif visit.answer in (Answer.OTHER_PROGRAM, Answer.MUTE) and key not in told:
+            yield Finding(
+                Cause.OTHER_PROGRAM,
+                f"{visit.address}, the address of {who}, {visit.words}; end that program, or give {who} another port "
+                "in the lists of all tasks.",
+            )
+        told.add(key)
+
+
+def _lost_pairs(case: Case) -> Iterator[Finding]:
+    reached_by: dict[str, list[str]] = {}
+    for visit in case.visits:
+        if visit.reached:
+            reached_by.setdefault(visit.host, []).append(visit.visitor)
+    named = {fact.task for fact in case.names if fact.problem or fact.loopback or fact.only_ipv6}
+    own = {start.task for start in case.own}
+    forming = any(visit.reached and visit.host not in own for visit in case.visits)
+    lost = [visit for visit in case.visits if visit.answer in _LOST and visit.host not in named]
+    there = {*reached_by, *(visit.visitor for visit in case.visits)}
+    missing = list(dict.fromkeys(visit.host for visit in lost if visit.host not in there))
+    yield from _missing(lost, missing, forming)
+    for visit in lost:
+        if visit.host in there:
+            yield _one_way(visit, reached_by)
+
+
+def _missing(lost: list[Visit], missing: list[str], forming: bool) -> Iterator[Finding]:
+    """Nobody reaches these tasks."""
+    for task in missing:
+        visit = next(visit for visit in lost if visit.host == task)
+        who = _short(task)
+        if visit.answer is Answer.REFUSED and not forming:
+            yield Finding(
+                Cause.REMARK,
+                f"nothing listens at {visit.address} yet ({who}), though its host answers; start its task, or run "
+                "'lockstep doctor' there at the same time.",
+                False,
+            )
+        elif visit.answer is Answer.REFUSED:
+            yield Finding(
+                Cause.NOTHING_LISTENS,
+                f"{who} is missing: {visit.address} refuses connections, nothing listens there; start {who}, and look "
+                "at its own output if you did.",
+            )
+        else:
+            yield Finding(
+                Cause.NO_ANSWER,
+                f"{who} cannot be reached from {_short(visit.visitor)}: {visit.address} {visit.words}; start that "
+                "host, or open its port for TCP.",
+            )
+
+
+def _one_way(visit: Visit, reached_by: dict[str, list[str]]) -> Finding:
+    who, visitor = _short(visit.host), _short(visit.visitor)
+    back = visit.host in reached_by.get(visit.visitor, ())
+    others = [_short(task) for task in reached_by.get(visit.host, ()) if task != visit.visitor]
+    proof = f"{who} reaches {visitor}" if back else f"{others[0]} reaches {who}" if others else f"{who} is up"
+    verb = "rejects" if visit.answer is Answer.REFUSED else "drops"
+    return Finding(
+        Cause.NO_ANSWER,
+        f"{visitor} does not reach {who} at {visit.address}, although {proof}: a firewall {verb} what goes from "
+        f"{visitor} to {who}; let TCP through in that direction.",
+    )
+
+
+def _other_ports(case: Case) -> Iterator[Finding]:
+    for visit in case.visits:
+        if visit.reached and visit.other_port:
+            yield Finding(
+                Cause.OTHER_PORTS,
+                f"{_short(visit.visitor)} reaches {_short(visit.host)} at {visit.address}, but not at other ports "
+                f"({visit.other_port}); tasks take free ports beside the listed one: let all TCP ports through between "
+                "the hosts.",
+            )

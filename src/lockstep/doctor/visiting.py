@@ -1,0 +1,150 @@
+"""One look at one task's address: who answers there, and what that one tells."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from lockstep.doctor.facts import DOCTOR_PHASE, MAX_ENTRIES, MAX_TEXT, PeerReport, Visit, read_shared, read_visits
+from lockstep.doctor.listening import SERVICE
+from lockstep.protocol.ids import TaskId
+from lockstep.protocol.messages import Description
+from lockstep.runtime.knock import Answer, greet, knock
+from lockstep.runtime.start_facts import read_start_facts
+from lockstep.transports.wire.monitor_client import Unreachable, describe, fetch_snapshot, tell
+
+ASK_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What came of one look: the visit itself, what the one who answered told, and what that one sees itself."""
+
+    visit: Visit
+    report: PeerReport | None = None
+    its_visits: tuple[Visit, ...] = ()
+    nonce: int = 0
+    told_at: float = 0.0
+    """By the clock of the one who told."""
+    seen_at: float = field(default_factory=time.monotonic)
+    """By this machine's monotonic clock."""
+
+
+def look_at(visitor: TaskId, task: TaskId, address: str, word: bytes = b"") -> Seen:
+    """Takes up to three seconds, each step with a deadline. ``word`` is left with a doctor that answers there."""
+    blank = Visit(str(visitor), str(task), address, Answer.SILENT)
+    knocked = knock(address, ASK_SECONDS)
+    if knocked.answer is not Answer.OPEN:
+        return Seen(replace(blank, answer=knocked.answer, words=f"{knocked.detail}{knocked.note}"))
+    try:
+        found = describe(address, ASK_SECONDS)
+    except Unreachable as error:
+        greeted = greet(address)
+        if greeted.answer is Answer.OPEN:
+            greeted = replace(greeted, answer=Answer.OTHER_PROGRAM, detail=f"is no Lockstep: {error.reason}")
+        return Seen(replace(blank, answer=greeted.answer, words=greeted.detail))
+    visit = replace(
+        blank,
+        answer=Answer.LOCKSTEP,
+        words=f"is {found.task}",
+        task=found.task,
+        phase="ended" if found.exited else found.phase,
+        phase_seconds=found.phase_seconds,
+        process=f"process {found.pid or found.monitor_pid} on {found.host}",
+        version=found.version,
+        job=found.job,
+    )
+    if found.task != str(task):
+        return Seen(visit, nonce=found.incarnation)
+    if word and found.phase == DOCTOR_PHASE:
+        leave_word(address, word)
+    return _ask(visit, found, address)
+
+
+def _ask(visit: Visit, found: Description, address: str) -> Seen:
+    began = time.time()
+    said = _snapshot(address, "Monitor")
+    doubt = (time.time() - began) / 2
+    told_time = said.get("time")
+    ahead = float(told_time) - (began + doubt) if isinstance(told_time, int | float) else 0.0
+    by_doctor = found.phase == DOCTOR_PHASE
+    report = PeerReport(
+        task=found.task,
+        host=found.host,
+        by_doctor=by_doctor,
+        start=read_start_facts(said.get("start")),
+        shared=read_shared(said.get("shared")),
+        clock_ahead=ahead,
+        clock_doubt=doubt,
+        done=not by_doctor or said.get("done") is True,
+    )
+    second = str(said.get("side", ""))[:MAX_TEXT] if by_doctor else found.task_address
+    visit = replace(visit, other_port=_try_second_port(second, found))
+    its_visits = read_visits(said.get("visits")) if by_doctor else _links_of(visit, found)
+    return Seen(visit, report, its_visits, found.incarnation, told_at(said))
+
+
+def leave_word(address: str, word: bytes) -> None:
+    """Tell the doctor at this address what ours has seen."""
+    tell(address, SERVICE, word, ASK_SECONDS)
+
+
+def told_at(said: dict[str, Any]) -> float:
+    """When it was said, by the clock of whoever said it."""
+    moment = said.get("time")
+    return float(moment) if isinstance(moment, int | float) else 0.0
+
+
+def heard_from(told: dict[str, Any], task: str) -> tuple[PeerReport, tuple[Visit, ...]]:
+    """The same from a doctor that came by itself; its clock cannot be compared like this."""
+    report = PeerReport(
+        task=task,
+        host=str(told.get("host", ""))[:MAX_TEXT],
+        by_doctor=True,
+        start=read_start_facts(told.get("start")),
+        shared=read_shared(told.get("shared")),
+        done=told.get("done") is True,
+    )
+    return report, read_visits(told.get("visits"))
+
+
+def _try_second_port(address: str, found: Description) -> str:
+    if not address or found.exited:
+        return ""
+    knocked = knock(address, ASK_SECONDS)
+    # A task that has just ended refuses, which is no sign of a firewall.
+    return f"{address} {knocked.detail}" if knocked.answer in (Answer.SILENT, Answer.NO_ROUTE) else ""
+
+
+def _snapshot(address: str, service: str) -> dict[str, Any]:
+    try:
+        said = json.loads(fetch_snapshot(address, service, ASK_SECONDS))
+    except (Unreachable, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _links_of(visit: Visit, found: Description) -> tuple[Visit, ...]:
+    """What a task of a job that starts sees itself: the links that it wants and has not got."""
+    if visit.other_port or not found.task_address or found.exited or found.job:
+        return ()
+    links = _snapshot(found.task_address, "Task").get("links", ())
+    read = (_link(found.task, link) for link in links[:MAX_ENTRIES] if isinstance(link, dict))
+    return tuple(one for one in read if one is not None)
+
+
+def _link(task: str, link: dict[str, Any]) -> Visit | None:
+    try:
+        peer = str(TaskId.parse(str(link["peer"])))
+        front, words = str(link["front"])[:MAX_TEXT], str(link["finding"])[:MAX_TEXT]
+        answer = Answer(link["answer"])
+        tried = int(link["attempts"]) > 0 or link["state"] == "up"
+    except (KeyError, ValueError, TypeError):
+        return None
+    if not tried:
+        return None
+    if link["state"] == "up" or answer is Answer.LOCKSTEP:
+        return Visit(task, peer, front, Answer.LOCKSTEP, words, peer)
+    return Visit(task, peer, front, answer, words)

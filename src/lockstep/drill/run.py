@@ -1,0 +1,332 @@
+"""Runs one drill: start the cluster, let the fault strike, read what was said of it, and judge."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep.drill.catalogue import STEP, Drill
+from lockstep.drill.cluster import DrillCluster
+from lockstep.drill.hosts import Hosts, HostsError, why_not
+from lockstep.drill.task import TaskPlan, with_faults
+from lockstep.protocol.ids import ClusterShape, TaskId
+from lockstep.runtime.cluster import DEFAULT_PROTOCOL
+from lockstep.runtime.notices import EVENTS
+
+NOTICE_SECONDS = 5.0
+VERDICT_SECONDS = 10.0
+START_SECONDS = 60.0
+_POLL = 0.02
+
+
+@dataclass(slots=True, kw_only=True)
+class DrillResult:
+    """What was said, and when, counted from the moment at which the fault struck."""
+
+    name: str
+    status: str = "failed"
+    """``passed``, ``failed`` or ``skipped``."""
+    reason: str = ""
+    notice_seconds: float | None = None
+    verdict_seconds: float | None = None
+    kind: str = ""
+    cause: str = ""
+    culprit: str = ""
+    peer: str = ""
+    key: str = ""
+    step: int = -2
+    report: str = ""
+
+    def to_fields(self) -> dict[str, Any]:
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "report"}
+
+    def line(self) -> str:
+        """One line of the table."""
+        notice = "-" if self.notice_seconds is None else f"{self.notice_seconds:.1f} s"
+        verdict = "-" if self.verdict_seconds is None else f"{self.verdict_seconds:.1f} s"
+        what = self.reason or f"{self.cause}: {self.culprit}"
+        return f"{self.name:<26} {self.status:<8} notice {notice:<7} verdict {verdict:<7} {what}"
+
+
+def run_drill(drill: Drill, keep: str = "") -> DrillResult:
+    """Run it, and leave nothing behind but, where ``keep`` names a folder, its files."""
+    result = DrillResult(name=drill.name)
+    if drill.needs_hosts and (missing := why_not()):
+        result.status, result.reason = "skipped", missing
+        return result
+    with contextlib.ExitStack() as stack:
+        if keep:
+            folder = Path(keep, drill.name)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+        else:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-drill-")))
+        shape = ClusterShape(drill.servers, drill.workers)
+        try:
+            hosts = stack.enter_context(Hosts(shape.tasks())) if drill.needs_hosts else None
+        except HostsError as error:
+            result.status, result.reason = "skipped", str(error)
+            return result
+        places = None if hosts is None else {t: [hosts.addresses[t], *hosts.run_prefix(t)] for t in shape.tasks()}
+        with DrillCluster(shape, folder, places) as cluster:
+            _Run(drill, cluster, hosts, result).run()
+        report = folder / "report.txt"
+        result.report = report.read_text() if report.exists() else ""
+    return result
+
+
+class _Run:
+    def __init__(self, drill: Drill, cluster: DrillCluster, hosts: Hosts | None, result: DrillResult) -> None:
+        self._drill = drill
+        self._cluster = cluster
+        self._hosts = hosts
+        self._result = result
+        self._events = cluster.folder / EVENTS
+        self._struck: float | None = None
+
+    def run(self) -> None:
+        self._start()
+        if self._drill.kind == "healthy":
+            self._expect_a_healthy_end()
+            return
+        self._struck = self._struck or self._wait_for_strike()
+        if self._struck is None:
+            self._result.reason = f"the fault did not strike within {START_SECONDS:g} s"
+            return
+        self._read_until_judged(self._struck)
+
+    # -- starting --
+
+    def _start(self) -> None:
+        drill, around = self._drill, self._drill.around
+        tasks = list(self._cluster.shape.tasks())
+        if around.order:
+            tasks = [TaskId.parse(name) for name in around.order]
+        swapped = {a: b for one, other in around.swapped for a, b in ((one, other), (other, one))}
+        if around.leftover:
+            self._start_older_job()
+            self._struck = time.time()
+        for place, task in enumerate(tasks):
+            if str(task) in around.missing or (around.leftover and task.role.value == "ps"):
+                continue
+            if around.order and place:
+                time.sleep(1.0)
+            self._start_one(task, swapped.get(str(task), ""))
+        if around.twice:
+            self._start_twice(TaskId.parse(around.twice))
+        odd = any(type(fault).__name__.startswith("Odd") for fault in drill.faults)
+        if odd or around.missing or around.swapped or around.late:
+            self._struck = self._when_all_listen()
+
+    def _plan(self, task: TaskId) -> TaskPlan:
+        drill = self._drill
+        delay = dict(drill.around.late).get(str(task), 0.0)
+        plan = self._cluster.plan(
+            task,
+            steps=drill.steps,
+            startup_timeout=drill.startup_timeout,
+            delay=delay,
+            elements=drill.elements,
+            bucket_bytes=drill.bucket_bytes,
+            # Hosts made of namespaces share this machine's memory, and real ones do not.
+            protocol="grpc" if drill.needs_hosts else DEFAULT_PROTOCOL,
+        )
+        return with_faults(plan, drill.faults)
+
+    def _start_one(self, task: TaskId, index_of: str = "") -> int:
+        plan = self._plan(task)
+        if index_of:
+            # The process listens where the first task should be, and says that it is the other one.
+            other = TaskId.parse(index_of)
+            lists = [list(plan.ps_hosts), list(plan.worker_hosts)]
+            mine = lists[0] if task.role.value == "ps" else lists[1]
+            mine[task.index], mine[other.index] = mine[other.index], mine[task.index]
+            plan = dataclasses.replace(plan, task=index_of, ps_hosts=tuple(lists[0]), worker_hosts=tuple(lists[1]))
+        return self._cluster.start(plan, environment=dict(self._drill.around.environment))
+
+    def _start_older_job(self) -> None:
+        """A whole cluster whose workers then vanish; its server does not know yet."""
+        places = {task: self._start_one(task) for task in self._cluster.shape.tasks()}
+        self._wait_for_step(STEP)
+        server_pid = self._cluster.task_pid(self._cluster.shape.coordinator)
+        # While the server stands still it cannot notice that its workers are gone, as after a cut network.
+        os.kill(server_pid, signal.SIGSTOP)
+        for task, place in places.items():
+            if task.role.value == "worker":
+                self._cluster.kill_monitor(place)
+        self._events.unlink(missing_ok=True)
+        os.kill(server_pid, signal.SIGCONT)
+
+    def _start_twice(self, task: TaskId) -> None:
+        second = self._plan(task)
+        hosts = list(second.worker_hosts)
+        with _free_port() as port:
+            hosts[task.index] = f"127.0.0.1:{port}"
+        self._cluster.start(dataclasses.replace(second, worker_hosts=tuple(hosts)), log="second.log")
+        self._cluster.wait_until_it_listens(task, START_SECONDS, hosts[task.index])
+        self._struck = time.time()
+
+    def _when_all_listen(self) -> float:
+        """The moment at which everybody who was started looks for the others: from then on somebody waits."""
+        absent = {*self._drill.around.missing, *dict(self._drill.around.late)}
+        for task in self._cluster.shape.tasks():
+            if str(task) not in absent:
+                self._cluster.wait_until_it_listens(task, START_SECONDS)
+        return time.time()
+
+    # -- striking --
+
+    def _wait_for_strike(self) -> float | None:
+        around = self._drill.around
+        if around.cut is not None:
+            self._wait_for_step(STEP)
+            return self._cut(*around.cut)
+        if around.restarted:
+            self._wait_for_step(STEP)
+            return self._restart(TaskId.parse(around.restarted))
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            struck = [event for event in self._read() if event["kind"] == "injected"]
+            if struck:
+                return float(struck[0]["time"])
+            if self._first_end() is not None and self._drill.faults:
+                return self._first_end()
+            time.sleep(_POLL)
+        return time.time() if self._read() else None
+
+    def _first_end(self) -> float | None:
+        """Some faults strike at a step that the task does not announce: the end of the job is told all the same."""
+        found = [event for event in self._read() if event["kind"] == "verdict"]
+        return float(found[0]["time"]) if found else None
+
+    def _cut(self, one: str, other: str, how: str) -> float:
+        assert self._hosts is not None
+        first, second = TaskId.parse(one), TaskId.parse(other)
+        struck = time.time()
+        if how == "slow":
+            self._hosts.drop(second, first, slow=True)
+            return struck
+        self._hosts.drop(second, first)
+        if how == "both":
+            self._hosts.drop(first, second)
+        return struck
+
+    def _restart(self, task: TaskId) -> float:
+        place = list(self._cluster.shape.tasks()).index(task)
+        struck = time.time()
+        self._cluster.kill_monitor(place)
+        self._start_one(task)
+        return struck
+
+    def _wait_for_step(self, step: int) -> None:
+        """Until the cluster trains: asked of the chief's task by its own snapshot."""
+        from lockstep.diagnose.collect import look_at
+
+        deadline = time.monotonic() + START_SECONDS
+        chief = self._cluster.shape.worker_ids()[0]
+        while time.monotonic() < deadline:
+            if self._hosts is not None:
+                # Its address is not reachable from here; three quarters of a second of training are enough.
+                if self._cluster_is_training():
+                    return
+            else:
+                seen = look_at(str(chief), self._cluster.address(chief), 1.0)
+                if seen.view is not None and seen.view.step >= step:
+                    return
+            time.sleep(0.1)
+
+    def _cluster_is_training(self) -> bool:
+        marker = self._cluster.folder / "training"
+        return marker.exists() and time.time() - marker.stat().st_mtime > 1.0
+
+    # -- reading and judging --
+
+    def _read(self) -> list[dict[str, Any]]:
+        try:
+            lines = self._events.read_text().splitlines()
+        except OSError:
+            return []
+        found = []
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+        return found
+
+    def _read_until_judged(self, struck: float) -> None:
+        patience = VERDICT_SECONDS + self._drill.startup_timeout * (self._drill.startup_timeout < 30.0)
+        deadline = time.monotonic() + patience + 2.0
+        while time.monotonic() < deadline and not self._judge(struck):
+            time.sleep(_POLL)
+        self._conclude()
+
+    def _judge(self, struck: float) -> bool:
+        """Take in what was said; True once the answer is complete."""
+        drill, result = self._drill, self._result
+        for event in self._read():
+            seconds = event["time"] - struck
+            if event["kind"] not in ("notice", "verdict", "stall") or seconds < -0.5:
+                continue
+            if result.notice_seconds is None and self._is_right(event):
+                result.notice_seconds = seconds
+            if event["kind"] == "verdict" and result.verdict_seconds is None:
+                result.verdict_seconds = seconds
+            if event["kind"] == drill.kind and (not result.cause or drill.is_right(event["cause"])):
+                result.kind, result.cause = event["kind"], event["cause"]
+                result.culprit, result.peer = event["culprit"], event["peer"]
+                result.key, result.step = event["key"], event["step"]
+        return drill.is_right(result.cause) and result.kind == drill.kind
+
+    def _is_right(self, event: dict[str, Any]) -> bool:
+        drill = self._drill
+        named = {event["culprit"], event["peer"]}
+        right_step = drill.step == -2 or abs(event["step"] - drill.step) <= 1
+        return drill.pair[0] in named and (not drill.key or drill.key in event["key"]) and right_step
+
+    def _conclude(self) -> None:
+        drill, result = self._drill, self._result
+        problems = []
+        if not drill.is_right(result.cause) or result.kind != drill.kind:
+            said = f"{result.kind or 'nothing'} {result.cause}".strip()
+            problems.append(f"expected {drill.kind} {drill.cause.value!r}, got {said!r}")
+        elif result.culprit not in drill.pair:
+            problems.append(f"blamed {result.culprit}, not {' or '.join(drill.pair)}")
+        if result.notice_seconds is None:
+            problems.append("nothing named the right tasks, key and step")
+        elif result.notice_seconds > NOTICE_SECONDS:
+            problems.append(f"the first right word came after {result.notice_seconds:.1f} s")
+        late = self._drill.startup_timeout if self._drill.startup_timeout < 30.0 else 0.0
+        if drill.kind == "verdict" and (result.verdict_seconds or 0.0) > VERDICT_SECONDS + late:
+            problems.append(f"the verdict came after {result.verdict_seconds:.1f} s")
+        result.reason = "; ".join(problems)
+        result.status = "failed" if problems else "passed"
+
+    def _expect_a_healthy_end(self) -> None:
+        deadline = time.monotonic() + START_SECONDS + 10.0
+        while time.monotonic() < deadline and None in self._cluster.exit_codes():
+            time.sleep(_POLL)
+        codes = self._cluster.exit_codes()
+        said = [event for event in self._read() if event["kind"] in ("verdict", "stall")]
+        self._result.status = "passed" if codes == [0] * len(codes) and not said else "failed"
+        self._result.kind, self._result.cause = "healthy", "none"
+        self._result.reason = "" if self._result.status == "passed" else f"exit codes {codes}, said {said}"
+
+
+@contextlib.contextmanager
+def _free_port() -> Iterator[int]:
+    from lockstep.runtime.local_cluster import ReservedPort
+
+    port = ReservedPort()
+    try:
+        yield int(port.address.rpartition(":")[2])
+    finally:
+        port.close()

@@ -1,0 +1,240 @@
+"""The tasks of a drill: real nodes, real sockets, a training loop that computes next to nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import signal
+import sys
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lockstep.diagnose.ending import by_verdict
+from lockstep.protocol.effects import Apply
+from lockstep.protocol.faults import EndEarly, Fault, OddModel, OddSetting, OddVersion, parse_fault, to_text
+from lockstep.protocol.ids import CHIEF, INITIAL_STEP, Role, TaskId
+from lockstep.protocol.messages import GroupRates, Layout, ParameterEntry, Setting
+from lockstep.protocol.plan import Plan, make_plan
+from lockstep.runtime.cluster import DEFAULT_PROTOCOL, ClusterSpec
+from lockstep.runtime.dump import on_signal
+from lockstep.runtime.monitor.reporter import Phase, TaskReporter
+from lockstep.runtime.node import NodeConfig
+from lockstep.runtime.outcome import JobEndedError, Outcome
+from lockstep.runtime.server_node import ServerNode
+from lockstep.runtime.watchdog import WatchSettings
+from lockstep.runtime.worker_node import WorkerNode
+from lockstep.version import __version__
+
+EXIT_FAILED, EXIT_VERDICT = 1, 3
+_COUNTED = 64
+"""Only so many numbers of a bucket are computed with; the rest is copied. The bytes travel all the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPlan:
+    """One task of a drill, as plain data that travels on its command line."""
+
+    task: str
+    ps_hosts: tuple[str, ...]
+    worker_hosts: tuple[str, ...]
+    folder: str
+    faults: tuple[str, ...] = ()
+    steps: int = 2000
+    step_seconds: float = 0.02
+    elements: int = 256
+    bucket_bytes: int = 1024
+    delay: float = 0.0
+    """Seconds that this task sleeps before it makes itself known."""
+    startup_timeout: float = 60.0
+    stall_after: float = 60.0
+    on_stall: str = "abort"
+    rough: bool = False
+    """Random slow steps and checkpoints: what a healthy run may do."""
+    seed: int = 0
+    protocol: str = DEFAULT_PROTOCOL
+
+    def to_text(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def parse(cls, text: str) -> TaskPlan:
+        fields = json.loads(text)
+        lists = {name: tuple(fields[name]) for name in ("ps_hosts", "worker_hosts", "faults")}
+        return cls(**{**fields, **lists})
+
+    @property
+    def id(self) -> TaskId:
+        return TaskId.parse(self.task)
+
+    def planted(self) -> tuple[Fault, ...]:
+        return tuple(parse_fault(text) for text in self.faults)
+
+    def mine(self) -> list[Fault]:
+        return [fault for fault in self.planted() if getattr(fault, "task", "") == self.task]
+
+    def version(self) -> str:
+        """The version that this task says it is of."""
+        return next((fault.version for fault in self.mine() if isinstance(fault, OddVersion)), __version__)
+
+
+def with_faults(plan: TaskPlan, faults: Sequence[Fault]) -> TaskPlan:
+    """The same task with these faults planted."""
+    return dataclasses.replace(plan, faults=tuple(to_text(fault) for fault in faults))
+
+
+class PlainStore:
+    """A server's shard without torch: new = old + the mean of the gradients, on the first few numbers."""
+
+    def __init__(self) -> None:
+        self._plan: Plan | None = None
+        self._slots: tuple[memoryview, memoryview] | None = None
+
+    def prepare(self, layout: Layout, plan: Plan, server: int, slots: tuple[memoryview, memoryview]) -> None:  # noqa: ARG002
+        self._plan, self._slots = plan, slots
+
+    def apply(self, effect: Apply, gradients: Sequence[memoryview]) -> None:
+        assert self._plan is not None
+        assert self._slots is not None
+        bucket = self._plan.buckets[effect.bucket]
+        end = bucket.shard_offset + bucket.nbytes
+        target = self._slots[effect.to_slot][bucket.shard_offset : end]
+        if effect.step == INITIAL_STEP:
+            target[:] = gradients[0][: bucket.nbytes]
+            return
+        target[:] = self._slots[effect.from_slot][bucket.shard_offset : end]
+        counted = min(bucket.nbytes // 4, _COUNTED)
+        numbers = array("f", target[: 4 * counted].tobytes())
+        for gradient in gradients:
+            for index, value in enumerate(array("f", gradient[: 4 * counted].tobytes())):
+                numbers[index] += value / effect.replicas
+        target[: 4 * counted] = numbers.tobytes()
+
+    def answer(self, what: str, data: bytes) -> bytes:  # noqa: ARG002
+        raise ValueError(f"a server of a drill does not answer {what!r}")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"lockstep: {text}\n")
+    sys.stderr.flush()
+
+
+def _config(plan: TaskPlan) -> NodeConfig:
+    cluster = ClusterSpec(
+        ps_hosts=plan.ps_hosts,
+        worker_hosts=plan.worker_hosts,
+        task=plan.id,
+        protocol=plan.protocol,
+        startup_timeout=plan.startup_timeout,
+        stall_after=plan.stall_after,
+    )
+    settings = [Setting("optimizer", "sgd"), Setting("program", "drill")]
+    for fault in plan.mine():
+        if isinstance(fault, OddSetting):
+            settings = [Setting(s.name, fault.value if s.name == fault.name else s.value) for s in settings]
+    return NodeConfig(
+        cluster=cluster,
+        settings=tuple(settings),
+        watch=WatchSettings(on_stall=plan.on_stall),
+        run_folder=plan.folder,
+        faults=plan.planted(),
+        version=plan.version(),
+    )
+
+
+def run_drill_task(plan: TaskPlan, report_fd: int) -> int:
+    """Run one task to its end; the exit code is that of ``lockstep bench``."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    dumps: list[Callable[[str], None]] = []
+    on_signal(signal.SIGUSR1, lambda: dumps[0]("SIGUSR1") if dumps else None)
+    reporter = TaskReporter(report_fd)
+    if plan.delay:
+        time.sleep(plan.delay)
+    if plan.id.role is Role.SERVER:
+        server = ServerNode(_config(plan), PlainStore, _say, reporter)
+        dumps.append(server.dump)
+        return _run_server(server)
+    worker = WorkerNode(_config(plan), _say, reporter)
+    dumps.append(worker.dump)
+    return _run_worker(worker, plan)
+
+
+def _run_server(node: ServerNode) -> int:
+    try:
+        node.start()
+        node.wait_until_member()
+        outcome = node.wait_until_ended()
+    except JobEndedError as ended:
+        outcome = ended.outcome
+    finally:
+        node.close()
+    return _code(outcome)
+
+
+def _run_worker(node: WorkerNode, plan: TaskPlan) -> int:
+    try:
+        node.start()
+        train(node, plan)
+        return 0
+    except JobEndedError as ended:
+        return _code(ended.outcome)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the job is told and ends
+        node.fail(f"failed: {type(error).__name__}: {error}")
+        return EXIT_FAILED
+    finally:
+        node.close()
+
+
+def _code(outcome: Outcome) -> int:
+    if outcome.ok:
+        return 0
+    return EXIT_VERDICT if by_verdict(outcome.reason) else EXIT_FAILED
+
+
+def parameters(plan: TaskPlan) -> tuple[ParameterEntry, ...]:
+    """A model of three layers; one of them is larger where a fault says so."""
+    odd = any(isinstance(fault, OddModel) for fault in plan.mine())
+    sizes = (("first.weight", plan.elements + odd), ("first.bias", 16), ("second.weight", plan.elements))
+    return tuple(ParameterEntry(name, size, "float32", 0) for name, size in sizes)
+
+
+def train(node: WorkerNode, plan: TaskPlan) -> None:
+    """The training loop of a worker."""
+    node.wait_until_member()
+    entries = parameters(plan)
+    layout_plan = make_plan(entries, len(plan.ps_hosts), plan.bucket_bytes)
+    node.allocate(layout_plan)
+    node.announce(Layout(layout_plan.hash, plan.bucket_bytes, entries, ()))
+    if node.task == CHIEF:
+        node.offer_initial()
+    node.wait_version(0)
+    node.phase(Phase.TRAINING)
+    if node.task == CHIEF:
+        Path(plan.folder, "training").touch()  # for whoever cannot ask over the network
+    rates = (GroupRates(("lr",), (0.1,)),) if node.task == CHIEF else ()
+    chance = random.Random(f"{plan.seed} {plan.task}")
+    steps = next((fault.steps for fault in plan.mine() if isinstance(fault, EndEarly)), plan.steps)
+    for step in range(steps):
+        node.begin_step(step, rates)
+        _compute(node, plan, step, chance)
+        for bucket in layout_plan.buckets:
+            node.produced(step, bucket.id)
+        node.seal(step)
+        node.wait_version(step + 1)
+    node.finish(steps)
+
+
+def _compute(node: WorkerNode, plan: TaskPlan, step: int, chance: random.Random) -> None:
+    time.sleep(plan.step_seconds)
+    if not plan.rough:
+        return
+    if chance.random() < 0.01:
+        time.sleep(chance.uniform(0.2, 1.5))
+    if step % 400 == 399:
+        target = Path(plan.folder, f"checkpoint-{node.task.index}")
+        with node.main.during("checkpoint", str(target)):
+            target.write_bytes(bytes(1 << 20))
+            time.sleep(chance.uniform(0.2, 1.5))

@@ -1,0 +1,317 @@
+"""One made-up cluster for each cause: what the snapshots look like when it strikes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from helpers.snapshots import (
+    GRADIENT,
+    PARAMETER,
+    PS0,
+    PS1,
+    STEP,
+    W0,
+    W1,
+    Cluster,
+    healthy,
+    key,
+    missing_gradient,
+    standing,
+    tensor,
+    wait,
+    waiting_worker,
+)
+from lockstep.diagnose.verdict import Cause
+
+REFUSED = "connection refused: nothing listens at 10.0.0.1:2222"
+NO_PACKETS = "no answer from 10.0.0.1:2222 within 0.4 s: the host is down, or a firewall drops the packets"
+
+
+def dead() -> Cluster:
+    cluster = missing_gradient()
+    cluster.no_answer(W1, "it does not listen")
+    cluster.monitor(W1)["description"].update(exited=True, exit_code=-9)
+    return cluster
+
+
+def dead_with_its_monitor() -> Cluster:
+    cluster = missing_gradient()
+    cluster.no_answer(W1, REFUSED)
+    cluster.monitor_silent[str(W1)] = REFUSED
+    return cluster
+
+
+def out_of_memory() -> Cluster:
+    cluster = dead()
+    cluster.monitor(W1)["out_of_memory"] = "memory.events counts one out-of-memory kill just now"
+    return cluster
+
+
+def frozen() -> Cluster:
+    cluster = missing_gradient()
+    cluster.no_answer(W1)
+    cluster.monitor(W1).update(process={"state": "stopped"}, stopped_seconds=4.0)
+    return cluster
+
+
+def holds_the_interpreter() -> Cluster:
+    cluster = missing_gradient()
+    cluster.no_answer(W1)
+    cluster.monitor(W1)["process"] = {"state": "running"}
+    return cluster
+
+
+def forming(what: str = "its joining") -> Cluster:
+    cluster = healthy()
+    for name in (PS0, W0, W1):
+        cluster.task(name).update(job="0" * 16, step=-1)
+        cluster.monitor(name)["description"]["job"] = 0
+    cluster.task(PS0)["waits"] = [wait(W1, what, 5.0, step=-1, bucket=-1)]
+    return cluster
+
+
+def never_started() -> Cluster:
+    cluster = forming()
+    cluster.no_answer(W1, REFUSED)
+    cluster.monitor_silent[str(W1)] = REFUSED
+    return cluster
+
+
+def wiring() -> Cluster:
+    cluster = forming()
+    cluster.no_answer(W1, "it does not listen")
+    cluster.monitor(W1)["description"]["task"] = str(W0)
+    return cluster
+
+
+def version() -> Cluster:
+    cluster = forming()
+    cluster.no_answer(W1, "it does not listen")
+    cluster.monitor(W1)["description"]["version"] = "0.9"
+    return cluster
+
+
+def leftover() -> Cluster:
+    cluster = forming()
+    for name in (W0, W1):
+        cluster.task(name)["waits"] = [wait(PS0, "a connection", 5.0, step=-1, bucket=-1)]
+    cluster.task(PS0)["waits"] = []
+    cluster.no_answer(PS0)
+    cluster.monitor(PS0)["description"]["job"] = 0xDEAD
+    return cluster
+
+
+def duplicate() -> Cluster:
+    cluster = forming()
+    cluster.task(PS0)["waits"] = []
+    cluster.task(W1)["waits"] = [wait(PS0, "a connection", 5.0, step=-1, bucket=-1)]
+    cluster.link(W1, PS0)["finding"] = "the link could not be opened: it is taken by another process"
+    return cluster
+
+
+def stale() -> Cluster:
+    cluster = missing_gradient()
+    cluster.no_answer(W1)
+    cluster.monitor(W1)["description"]["incarnation"] = 0x999
+    return cluster
+
+
+def out_of_step() -> Cluster:
+    cluster = missing_gradient()
+    cluster.task(PS0)["machines"]["role"]["workers"][1]["done"] = STEP
+    return standing(cluster, "finishing", where="")
+
+
+def user_code() -> Cluster:
+    return standing(missing_gradient(), "computing")
+
+
+def device_call() -> Cluster:
+    return standing(missing_gradient(), "computing", where="device call", cpu=1.0)
+
+
+def input_starved() -> Cluster:
+    return standing(missing_gradient(), "input", detail="/data/train-0001")
+
+
+def checkpoint_stuck() -> Cluster:
+    cluster = standing(missing_gradient(), "checkpoint", detail="/ckpt/model")
+    cluster.task(W1)["disk"]["written_ago"] = 4.0
+    return cluster
+
+
+def disk_full() -> Cluster:
+    cluster = standing(missing_gradient(), "checkpoint", detail="/ckpt/model")
+    cluster.task(W1)["disk"].update(free=0, written_ago=4.0)
+    return cluster
+
+
+def straggler() -> Cluster:
+    return standing(missing_gradient(), "computing", cpu=0.95)
+
+
+def callback() -> Cluster:
+    cluster = missing_gradient()
+    waiting_worker(cluster)
+    cluster.task(W1)["tensors"] = [tensor("gradient", STEP, 0, PS0, in_flight=5.0, sent=4.9)]
+    cluster.link(PS0, W1)["callback"] = {"name": "a gradient arrived", "seconds": 4.0, "stack": ["copy (x.py:1)"]}
+    return cluster
+
+
+def loop() -> Cluster:
+    cluster = missing_gradient()
+    waiting_worker(cluster, state="produced")
+    cluster.task(W1)["machines"]["role"]["servers"][0]["open_step"] = STEP - 1
+    cluster.task(W1)["loop"] = {"busy": 4.0, "what": "Received", "queued": 3, "stack": ["hold (x.py:1)"]}
+    return cluster
+
+
+def transfer_stands() -> Cluster:
+    cluster = missing_gradient()
+    waiting_worker(cluster)
+    cluster.link(W1, PS0)["moving"] = [{"step": STEP, "bucket": 0, "bytes": 4096, "seconds": 4.0}]
+    return cluster
+
+
+def store_stuck() -> Cluster:
+    cluster = _server_updates()
+    cluster.task(PS0)["store"] = {"doing": "the update", "busy": 4.0, "queued": 1, "cpu": 0.0, "where": "communication"}
+    return cluster
+
+
+def _server_updates() -> Cluster:
+    cluster = healthy()
+    for name in (W0, W1):
+        waiting_worker(cluster, name, state="confirmed")
+    return cluster
+
+
+def overloaded() -> Cluster:
+    cluster = _server_updates()
+    cluster.task(PS0)["store"] = {"doing": "the update", "busy": 4.0, "queued": 5, "cpu": 0.9, "where": "user code"}
+    return cluster
+
+
+def request_lost() -> Cluster:
+    cluster = missing_gradient()
+    waiting_worker(cluster, state="produced")
+    cluster.task(W1)["machines"]["role"]["servers"][0]["open_step"] = STEP - 1
+    return cluster
+
+
+def pull_lost() -> Cluster:
+    cluster = healthy()
+    waiting_worker(cluster, W1, state="confirmed")
+    ps = cluster.task(PS0)["machines"]["role"]
+    ps["buckets"][0]["version"] = STEP + 1
+    ps["workers"][1]["pulls"] = STEP
+    cluster.task(W1)["tensors"] = [tensor("parameter", STEP + 1, -1, PS0, requested=5.0)]
+    return cluster
+
+
+def gradient_lost() -> Cluster:
+    cluster = missing_gradient()
+    waiting_worker(cluster)
+    cluster.task(W1)["tensors"] = [tensor("gradient", STEP, 0, PS0, in_flight=5.0, sent=4.9)]
+    return cluster
+
+
+def parameter_lost() -> Cluster:
+    cluster = healthy()
+    waiting_worker(cluster, W1, state="confirmed")
+    cluster.task(PS0)["machines"]["role"]["buckets"][0]["version"] = STEP + 1
+    cluster.task(PS0)["tensors"] = [tensor("parameter", STEP + 1, 0, W1, in_flight=5.0, sent=4.9)]
+    return cluster
+
+
+def commit_lost() -> Cluster:
+    cluster = healthy(servers=2)
+    for name in (PS0, PS1):
+        cluster.task(name)["step"] = STEP + 1
+        cluster.task(name)["machines"]["role"].update(step=STEP + 1, committed=STEP)
+    cluster.task(PS1)["waits"] = [wait(PS0, f"the commit of step {STEP}", 5.0, bucket=-1)]
+    cluster.task(PS1)["machines"]["role"]["committed"] = STEP - 1
+    return cluster
+
+
+def link_down() -> Cluster:
+    cluster = missing_gradient(servers=2)
+    waiting_worker(cluster, state="produced")
+    cluster.both_unheard(PS0, W1)
+    for one, other in ((PS0, W1), (W1, PS0)):
+        cluster.link(one, other)["kernel"].update(segments_in=0, waiting=60)
+    return cluster
+
+
+def host_unreachable() -> Cluster:
+    cluster = missing_gradient()
+    cluster.no_answer(W1, NO_PACKETS)
+    cluster.monitor_silent[str(W1)] = NO_PACKETS
+    return cluster
+
+
+def one_way() -> Cluster:
+    cluster = link_down()
+    cluster.link(W1, PS0)["kernel"]["segments_in"] = 3
+    return cluster
+
+
+def slow_link() -> Cluster:
+    cluster = gradient_lost()
+    cluster.link(W1, PS0)["kernel"]["waiting"] = 900_000
+    return cluster
+
+
+def deadlock() -> Cluster:
+    cluster = missing_gradient()
+    waiting_worker(cluster, state="held")
+    return cluster
+
+
+Faulty = tuple[Cause, Callable[[], Cluster], frozenset[str], str]
+
+
+def _row(cause: Cause, make: Callable[[], Cluster], one: object, other: object, contains: str) -> Faulty:
+    return cause, make, frozenset({str(one), str(other)}), contains
+
+
+FAULTY: tuple[Faulty, ...] = (
+    _row(Cause.DEAD, dead, W1, PS0, GRADIENT),
+    _row(Cause.DEAD, dead_with_its_monitor, W1, PS0, GRADIENT),
+    _row(Cause.OUT_OF_MEMORY, out_of_memory, W1, PS0, GRADIENT),
+    _row(Cause.FROZEN, frozen, W1, PS0, GRADIENT),
+    _row(Cause.DEVICE_CALL, holds_the_interpreter, W1, PS0, GRADIENT),
+    _row(Cause.NEVER_STARTED, never_started, W1, PS0, "its joining"),
+    _row(Cause.WIRING, wiring, W1, PS0, "its joining"),
+    _row(Cause.MISMATCH, version, W1, PS0, "its joining"),
+    _row(Cause.LEFTOVER_SERVER, leftover, W0, PS0, "a connection"),
+    _row(Cause.DUPLICATE_TASK, duplicate, W1, PS0, "a connection"),
+    _row(Cause.STALE_INCARNATION, stale, W1, PS0, GRADIENT),
+    _row(Cause.OUT_OF_STEP, out_of_step, W1, PS0, GRADIENT),
+    _row(Cause.USER_CODE, user_code, W1, PS0, GRADIENT),
+    _row(Cause.DEVICE_CALL, device_call, W1, PS0, GRADIENT),
+    _row(Cause.INPUT_STARVED, input_starved, W1, PS0, GRADIENT),
+    _row(Cause.CHECKPOINT_STUCK, checkpoint_stuck, W1, PS0, GRADIENT),
+    _row(Cause.DISK_FULL, disk_full, W1, PS0, GRADIENT),
+    _row(Cause.STRAGGLER, straggler, W1, PS0, GRADIENT),
+    _row(Cause.COMMUNICATION, callback, W1, PS0, GRADIENT),
+    _row(Cause.COMMUNICATION, loop, W1, PS0, GRADIENT),
+    _row(Cause.COMMUNICATION, transfer_stands, W1, PS0, GRADIENT),
+    _row(Cause.COMMUNICATION, store_stuck, W0, PS0, PARAMETER),
+    _row(Cause.OVERLOADED_SERVER, overloaded, W0, PS0, PARAMETER),
+    _row(Cause.REQUEST_LOST, request_lost, W1, PS0, GRADIENT),
+    _row(Cause.REQUEST_LOST, pull_lost, W1, PS0, PARAMETER),
+    _row(Cause.ANSWER_LOST, gradient_lost, W1, PS0, GRADIENT),
+    _row(Cause.ANSWER_LOST, parameter_lost, W1, PS0, PARAMETER),
+    _row(Cause.ANSWER_LOST, commit_lost, PS1, PS0, "the commit"),
+    _row(Cause.LINK_DOWN, link_down, W1, PS0, GRADIENT),
+    _row(Cause.LINK_DOWN, host_unreachable, W1, PS0, GRADIENT),
+    _row(Cause.ONE_WAY_LINK, one_way, W1, PS0, GRADIENT),
+    _row(Cause.SLOW_LINK, slow_link, W1, PS0, GRADIENT),
+    _row(Cause.DEADLOCK, deadlock, W1, PS0, GRADIENT),
+)
+
+
+def keys() -> str:
+    """The key of what is missing in most of them."""
+    return key(W1, PS0, GRADIENT)

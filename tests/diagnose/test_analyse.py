@@ -1,0 +1,211 @@
+"""The analysis on made-up snapshots: the right cause for each fault, and never a confident wrong one."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+
+from diagnose.faulty import FAULTY, Faulty, dead, frozen, keys, user_code
+from helpers.snapshots import (
+    PS0,
+    PS1,
+    STEP,
+    W0,
+    W1,
+    Cluster,
+    healthy,
+    key,
+    missing_gradient,
+    standing,
+    wait,
+    waiting_worker,
+)
+from lockstep.diagnose.analyse import CAUSES, RULES, analyse, without
+from lockstep.diagnose.evidence import Ended, Evidence
+from lockstep.diagnose.verdict import Cause, Diagnosis, Verdict
+
+IDS = [make.__name__ for _, make, _, _ in FAULTY]
+
+
+@functools.cache
+def evidence_of(make: Callable[[], Cluster]) -> Evidence:
+    """Made once: evidence never changes."""
+    return make().evidence()
+
+
+def verdict_of(diagnosis: Diagnosis) -> Verdict:
+    assert diagnosis.verdict is not None
+    return diagnosis.verdict
+
+
+@pytest.mark.parametrize("faulty", FAULTY, ids=IDS)
+def test_each_fault_gets_its_cause_its_pair_its_key_and_its_step(faulty: Faulty) -> None:
+    cause, make, pair, contains = faulty
+    verdict = verdict_of(analyse(evidence_of(make)))
+    assert verdict.cause is cause
+    assert verdict.pair() == pair
+    assert contains in verdict.key
+    assert verdict.evidence, "a verdict shows what each side saw"
+    assert verdict.remedy
+    assert verdict.step in (STEP, -1)
+
+
+@pytest.mark.parametrize("faulty", FAULTY, ids=IDS)
+def test_without_its_rule_the_cause_is_unknown_and_pair_and_key_stay_right(faulty: Faulty) -> None:
+    cause, make, pair, contains = faulty
+    verdict = verdict_of(analyse(evidence_of(make), without(cause)))
+    assert verdict.cause is Cause.UNKNOWN
+    assert verdict.pair() == pair
+    assert contains in verdict.key
+    assert len(verdict.evidence) >= 2, "it shows what each side saw"
+
+
+@pytest.mark.parametrize("left_out", sorted(CAUSES))
+def test_leaving_out_any_other_rule_changes_no_cause(left_out: Cause) -> None:
+    for cause, make, _, _ in FAULTY:
+        found = verdict_of(analyse(evidence_of(make), without(left_out))).cause
+        assert found is (Cause.UNKNOWN if cause is left_out else cause), make.__name__
+
+
+def test_every_cause_of_the_rules_is_struck_by_one_of_the_faults() -> None:
+    assert {cause for cause, _, _, _ in FAULTY} == CAUSES
+    assert {cause for cause, _ in RULES} <= CAUSES
+
+
+def test_a_healthy_cluster_is_called_so_with_the_slowest_part_of_a_step() -> None:
+    diagnosis = analyse(healthy().evidence())
+    assert diagnosis.healthy
+    assert diagnosis.verdict is None
+    assert "healthy: 3 tasks answer" in diagnosis.summary
+    assert "the slowest part is computing on /job:worker/replica:0/task:" in diagnosis.summary
+
+
+def test_a_short_wait_is_no_reason_to_speak() -> None:
+    assert analyse(missing_gradient(seconds=0.5).evidence()).healthy
+
+
+def test_a_parameter_that_was_asked_for_early_is_no_wait() -> None:
+    cluster = healthy()
+    cluster.task(W0)["waits"] = [wait(PS0, key(PS0, W0, "parameter/bucket_0"), 60.0)]
+    assert analyse(cluster.evidence()).healthy
+
+
+def test_what_only_follows_is_set_apart() -> None:
+    diagnosis = analyse(frozen().evidence())
+    assert [edge.waiter for edge in diagnosis.causes] == [str(PS0)]
+    assert [edge.waiter for edge in diagnosis.consequences] == [str(W0)]
+
+
+def test_a_chain_over_two_servers_leads_to_the_worker_that_began_it() -> None:
+    """Worker 0 waits for server 1, which waits for worker 1, which waits for server 0: that one is frozen."""
+    cluster = healthy(servers=2)
+    waiting_worker(cluster, W0, state="confirmed")
+    cluster.task(W0)["waits"] = [wait(PS1, key(PS1, W0, "parameter/bucket_0"), 5.0)]
+    cluster.task(PS1)["waits"] = [wait(W1, key(W1, PS1, "gradient/bucket_0"), 5.0)]
+    cluster.task(W1)["main"] = {"doing": "waiting", "detail": "version 10", "seconds": 6.0, "cpu": 0.0}
+    cluster.task(W1)["machines"]["role"]["wants_version"] = STEP
+    cluster.task(W1)["waits"] = [wait(PS0, key(PS0, W1, "parameter/bucket_0"), 6.0, step=STEP - 1)]
+    cluster.no_answer(PS0)
+    cluster.monitor(PS0).update(process={"state": "stopped"}, stopped_seconds=6.0)
+    verdict = verdict_of(analyse(cluster.evidence()))
+    assert (verdict.cause, verdict.culprit, verdict.peer) == (Cause.FROZEN, str(PS0), str(W1))
+
+
+def test_two_causes_that_do_not_depend_on_each_other_are_both_named() -> None:
+    cluster = dead()
+    cluster.tasks[str(PS1)] = healthy(servers=2).task(PS1)
+    cluster.monitors[str(PS1)] = healthy(servers=2).monitor(PS1)
+    cluster.task(W0)["main"]["doing"] = "input"
+    cluster.task(W0)["main"].update(seconds=6.0, detail="/data/x", where="user code")
+    cluster.task(W0)["waits"] = []
+    cluster.task(PS1)["waits"] = [wait(W0, key(W0, PS1, "gradient/bucket_0"), 5.0)]
+    diagnosis = analyse(cluster.evidence())
+    causes = {verdict_of(diagnosis).cause, *(other.cause for other in diagnosis.also)}
+    assert causes == {Cause.DEAD, Cause.INPUT_STARVED}
+
+
+def test_the_end_of_a_job_is_a_verdict_with_what_was_waited_for() -> None:
+    cluster = dead()
+    cluster.end = Ended(str(W1), STEP, "was killed by SIGKILL (process 1001 on host-worker-1)")
+    verdict = verdict_of(analyse(cluster.evidence(floor=0.0)))
+    assert (verdict.cause, verdict.culprit, verdict.key, verdict.step) == (Cause.DEAD, str(W1), keys(), STEP)
+    assert verdict.pid == 1001
+
+
+def test_a_stack_and_the_names_in_the_bucket_are_shown() -> None:
+    verdict = verdict_of(analyse(user_code().evidence()))
+    assert verdict.stack == ("read (/home/user/train.py:12)",)
+    assert verdict.names == ("layer.weight",)
+
+
+def test_the_same_evidence_always_gives_the_same_answer() -> None:
+    evidence = frozen().evidence()
+    assert analyse(evidence) == analyse(evidence)
+
+
+@pytest.mark.parametrize(
+    ("servers", "workers"), [(8, 100), pytest.param(32, 1000, marks=[pytest.mark.slow, pytest.mark.timeout(180)])]
+)
+def test_a_large_cluster_is_analysed_in_two_seconds(servers: int, workers: int) -> None:
+    cluster = healthy(servers, workers)
+    shape = cluster.shape
+    for index, server in enumerate(shape.server_ids()):
+        cluster.task(server)["waits"] = [wait(W1, key(W1, server, f"gradient/bucket_{index}"), 5.0, bucket=index)]
+    for worker in shape.worker_ids():
+        if worker != W1:
+            waiting_worker(cluster, worker, state="confirmed")
+            cluster.task(worker)["waits"] = [
+                wait(server, key(server, worker, f"parameter/bucket_{index}"), 5.0, bucket=index)
+                for index, server in enumerate(shape.server_ids())
+            ]
+    cluster.no_answer(W1)
+    cluster.monitor(W1).update(process={"state": "stopped"}, stopped_seconds=6.0)
+    evidence = cluster.evidence()
+    began = time.process_time()
+    diagnosis = analyse(evidence)
+    assert time.process_time() - began < 2.0
+    assert verdict_of(diagnosis).cause is Cause.FROZEN
+    assert verdict_of(diagnosis).culprit == str(W1)
+    assert len(json.dumps(json.loads(diagnosis.to_json()))) < 1 << 20
+
+
+def test_a_task_that_leaves_at_the_end_of_the_job_is_not_dead_at_once() -> None:
+    """Tasks leave one after the other; the word that the job is over may be on its way."""
+    cluster = dead()
+    for seconds, cause in ((6.0, Cause.UNKNOWN), (12.0, Cause.DEAD)):
+        cluster.task(W0)["waits"] = [wait(W1, "the end of the job", seconds, step=-1, bucket=-1)]
+        cluster.task(W0)["main"]["doing"] = "finishing"
+        cluster.task(PS0)["waits"] = []
+        assert verdict_of(analyse(cluster.evidence())).cause is cause
+
+
+def test_a_worker_that_has_just_come_to_its_wait_is_in_no_deadlock() -> None:
+    """Its gradients may be on their way from the training thread to its own loop."""
+    cluster = missing_gradient()
+    waiting_worker(cluster, state="held")
+    cluster.task(W1)["main"]["seconds"] = 0.01
+    assert verdict_of(analyse(cluster.evidence())).cause is Cause.UNKNOWN
+
+
+def test_a_checkpoint_that_is_being_written_is_only_a_warning() -> None:
+    cluster = standing(missing_gradient(), "checkpoint", detail="/ckpt/model")
+    cluster.task(W1)["disk"]["written_ago"] = 0.5
+    verdict = verdict_of(analyse(cluster.evidence()))
+    assert verdict.cause is Cause.STRAGGLER
+    assert verdict.warning
+
+
+def test_a_task_that_is_only_starved_of_the_processor_is_not_behind_a_cut_link() -> None:
+    """Its heartbeats come late, but its kernel acknowledges for it: nothing waits for an acknowledgement."""
+    cluster = missing_gradient()
+    waiting_worker(cluster, state="produced")
+    cluster.both_unheard(PS0, W1, 8.0)
+    for one, other in ((PS0, W1), (W1, PS0)):
+        cluster.link(one, other)["kernel"].update(segments_in=0, waiting=0)
+    assert verdict_of(analyse(cluster.evidence())).cause is Cause.UNKNOWN
+    cluster.link(W1, PS0)["kernel"]["segments_in"] = 3
+    assert verdict_of(analyse(cluster.evidence())).cause is Cause.UNKNOWN

@@ -1,0 +1,106 @@
+"""The sentences with which a job ends lead to their causes; each is said here by the code that says it in a job."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.diagnose.ending import by_verdict, cause_of
+from lockstep.diagnose.verdict import Cause
+from lockstep.protocol.coordinator import CoordinatorMachine
+from lockstep.protocol.effects import JobEnded, Send
+from lockstep.protocol.events import LinkUp, Received, Tick
+from lockstep.protocol.ids import ClusterShape, TaskId, server, worker
+from lockstep.protocol.journal import Journal
+from lockstep.protocol.member import MemberMachine
+from lockstep.protocol.messages import Description, End, Join, Refused, Setting
+from lockstep.runtime.evidence import Finding, how_it_ended, proof_of_end
+
+SHAPE = ClusterShape(1, 2)
+LIFE = 7
+
+
+def description(**changes: object) -> Description:
+    fields = {
+        "task": str(worker(1)),
+        "host": "h",
+        "monitor_pid": 1,
+        "pid": 2,
+        "incarnation": LIFE,
+        "phase": "training",
+        "phase_seconds": 1.0,
+        "task_address": "h:1",
+        "exited": True,
+        "exit_code": -9,
+        "version": "1",
+        "job": 3,
+    }
+    return Description(**{**fields, **changes})  # type: ignore[arg-type]  # a test names real fields
+
+
+@pytest.mark.parametrize(("code", "cause"), [(-9, Cause.DEAD), (-11, Cause.DEAD), (7, Cause.DEAD), (-64, Cause.DEAD)])
+def test_the_word_of_a_monitor_on_the_end_of_its_task_is_dead(code: int, cause: Cause) -> None:
+    found = description(exit_code=code)
+    proof = proof_of_end(Finding(how_it_ended(found), found, True), LIFE)
+    assert proof is not None
+    assert cause_of(proof) is cause
+
+
+def test_another_life_at_the_address_is_a_stale_incarnation() -> None:
+    proof = proof_of_end(Finding("", description(exited=False, incarnation=8), True), LIFE)
+    assert proof is not None
+    assert cause_of(proof) is Cause.STALE_INCARNATION
+
+
+def joined(coordinator: CoordinatorMachine, task: TaskId, life: int, **changes: object) -> list[object]:
+    fields = {"task": str(task), "incarnation": life, "token": "", "host": "h", "pid": 1, "settings": ()}
+    join = Join(**{**fields, **changes})  # type: ignore[arg-type]  # a test names real fields
+    return [e.message for e in coordinator.handle(Received(task, life, join), 1.0) if isinstance(e, Send)]
+
+
+def test_the_refusals_of_a_coordinator_lead_to_their_causes() -> None:
+    coordinator = CoordinatorMachine(SHAPE, 1, "", Journal(), 0.0)
+    joined(coordinator, worker(0), 1)
+    (twice,) = joined(coordinator, worker(0), 2)
+    assert isinstance(twice, Refused)
+    assert cause_of(twice.reason) is Cause.DUPLICATE_TASK
+    (token,) = joined(coordinator, worker(1), 3, token="other")
+    assert isinstance(token, Refused)
+    assert cause_of(token.reason) is Cause.MISMATCH
+    ends = joined(coordinator, worker(1), 3, settings=(Setting("optimizer", "adam"),))
+    assert isinstance(ends[0], End)
+    assert cause_of(ends[0].reason) is Cause.MISMATCH
+
+
+def test_a_running_job_refuses_newcomers_as_a_leftover_would() -> None:
+    coordinator = CoordinatorMachine(SHAPE, 1, "", Journal(), 0.0)
+    for life, task in enumerate(SHAPE.tasks()):
+        joined(coordinator, task, life + 1)
+    (refused,) = joined(coordinator, worker(0), 99)
+    assert isinstance(refused, Refused)
+    assert cause_of(refused.reason) is Cause.LEFTOVER_SERVER
+
+
+def test_a_cluster_that_is_never_complete_was_never_started_or_does_not_answer() -> None:
+    for linked, cause in ((False, Cause.NEVER_STARTED), (True, Cause.COMMUNICATION)):
+        join = Join(str(worker(0)), 1, "", "h", 1, ())
+        member = MemberMachine(worker(0), server(0), join, 5.0, Journal(), 0.0)
+        if linked:
+            member.handle(LinkUp(server(0), 9), 0.0)
+        ended = [effect for effect in member.handle(Tick(), 6.0) if isinstance(effect, JobEnded)]
+        assert cause_of(ended[0].reason) is cause
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause", "verdict"),
+    [
+        ("failed: OSError: [Errno 28] No space left on device: 'x'", Cause.DISK_FULL, True),
+        ("failed: ValueError: shapes differ", Cause.FAILED, False),
+        ("was stopped by a signal", Cause.FAILED, False),
+        ("verdict: deadlock cycle: a waits for itself", Cause.DEADLOCK, True),
+        ("stall: unknown: nothing proves why", Cause.UNKNOWN, True),
+        ("verdict: of another version: x", Cause.UNKNOWN, True),
+    ],
+)
+def test_a_tasks_own_error_is_no_verdict_and_a_watchdogs_word_is(reason: str, cause: Cause, verdict: bool) -> None:
+    assert cause_of(reason) is cause
+    assert by_verdict(reason) is verdict

@@ -1,0 +1,79 @@
+"""A diagnosis as text, JSON and a page."""
+
+from __future__ import annotations
+
+import dataclasses
+from html.parser import HTMLParser
+
+import pytest
+
+from diagnose.faulty import FAULTY, Faulty, frozen
+from helpers.snapshots import PS0, W1, healthy
+from lockstep.diagnose.analyse import analyse
+from lockstep.diagnose.page import page
+from lockstep.diagnose.text import notice_line, render
+from lockstep.diagnose.verdict import CANNOT_HEAL, WARNINGS, Cause, Diagnosis, read_diagnosis
+
+
+@pytest.mark.parametrize("faulty", FAULTY, ids=[make.__name__ for _, make, _, _ in FAULTY])
+def test_a_report_is_one_screen_and_survives_its_json_form(faulty: Faulty) -> None:
+    diagnosis = analyse(faulty[1]().evidence())
+    text = render("verdict", diagnosis)
+    assert len(text.splitlines()) <= 50
+    assert diagnosis.verdict is not None
+    for part in (diagnosis.verdict.culprit, diagnosis.verdict.key, diagnosis.verdict.cause.value, "to do:", "seen:"):
+        assert part in text
+    assert read_diagnosis(diagnosis.to_json()) == diagnosis
+
+
+def test_a_notice_names_who_waits_for_whom_for_what_and_since_when() -> None:
+    verdict = analyse(frozen().evidence()).verdict
+    assert verdict is not None
+    line = notice_line(verdict)
+    assert line.startswith(f"{PS0} waits ")
+    for part in (str(W1), verdict.key, "step 10", "is stopped"):
+        assert part in line
+    assert "\n" not in line
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+
+def test_the_page_needs_nothing_else_and_draws_graph_and_timeline() -> None:
+    parsed = _Tags()
+    parsed.feed(page("verdict", analyse(frozen().evidence())).decode())
+    assert parsed.tags.count("svg") == 2
+    assert {"circle", "line", "rect"} <= set(parsed.tags)
+    assert parsed.links == []
+    assert "script" not in parsed.tags
+
+
+def test_what_a_task_says_cannot_become_part_of_the_page() -> None:
+    cluster = frozen()
+    evil = "<script>alert(1)</script>'\""
+    cluster.task(PS0)["waits"][0].update(what=evil, state=evil, names=[evil])
+    cluster.monitor(W1)["description"]["host"] = evil
+    parsed = _Tags()
+    parsed.feed(page("verdict", analyse(cluster.evidence())).decode())
+    assert "script" not in parsed.tags
+
+
+def test_a_healthy_cluster_has_a_page_too() -> None:
+    assert b"Nobody waits longer than usual" in page("why", analyse(healthy().evidence()))
+    assert b"No step has been finished yet" in page("why", Diagnosis(summary="nothing"))
+
+
+def test_what_cannot_heal_is_no_warning() -> None:
+    assert not CANNOT_HEAL & WARNINGS
+    diagnosis = analyse(frozen().evidence())
+    assert diagnosis.verdict is not None
+    assert diagnosis.verdict.heals
+    assert not dataclasses.replace(diagnosis.verdict, cause=Cause.DEAD).heals
