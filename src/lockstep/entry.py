@@ -1,0 +1,301 @@
+"""``lockstep.join``: how a program of one's own becomes a task of a cluster.
+
+This is the one place outside of ``cli`` that hands the environment on: a program is started by torchrun, srun or mpirun
+and not by a command of ours, so somebody must read what they left there. Reading it is a pure function of
+``cli/environment.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lockstep.cli.environment import Launch, launched_by
+from lockstep.errors import BadInput
+from lockstep.protocol.ids import Role, TaskId
+from lockstep.runtime.cluster import DEFAULT_PROTOCOL, ON_STALL, ClusterSpec, cluster_problems
+from lockstep.runtime.monitor.companion import CompanionError, start_companion
+from lockstep.runtime.node import NodeConfig
+from lockstep.runtime.outcome import JobEndedError, Outcome
+from lockstep.runtime.rendezvous import Meeting, RendezvousError, free_port, meet
+from lockstep.runtime.watchdog import WatchSettings
+from lockstep.training.library.settings import ON_NAN, Exchange, exchange_problems, library_settings
+from lockstep.version import __version__
+
+if TYPE_CHECKING:
+    from lockstep.runtime.monitor.companion import Companion
+    from lockstep.runtime.monitor.reporter import TaskReporter
+    from lockstep.runtime.store import ShardStore
+    from lockstep.training.library.job import Job, JobOptions
+
+TOKEN_VARIABLE = "LOCKSTEP_JOB_TOKEN"
+MEBIBYTE = 1 << 20
+EXIT_FAILED = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinArguments:
+    """All that ``lockstep.join`` takes; its docstring says what each means."""
+
+    ps_hosts: Sequence[str] = ()
+    worker_hosts: Sequence[str] = ()
+    job_name: str = ""
+    task_index: int = 0
+    servers: int = 1
+    address: str | None = None
+    server_protocol: str = DEFAULT_PROTOCOL
+    synchronous: bool = True
+    reduction: str = "mean"
+    replicas_to_aggregate: int | None = None
+    on_nan: str = "report"
+    bucket_mb: float = 4.0
+    startup_timeout: float = 300.0
+    stall_after: float = 60.0
+    on_stall: str = "abort"
+    bind: str | None = None
+    job_token: str = field(default="", repr=False)
+
+    @property
+    def exchange(self) -> Exchange:
+        return Exchange(
+            synchronous=self.synchronous,
+            reduction=self.reduction,
+            replicas_to_aggregate=self.replicas_to_aggregate,
+        )
+
+
+def join(
+    *,
+    ps_hosts: Sequence[str] = (),
+    worker_hosts: Sequence[str] = (),
+    job_name: str = "",
+    task_index: int = 0,
+    servers: int = 1,
+    address: str | None = None,
+    server_protocol: str = DEFAULT_PROTOCOL,
+    synchronous: bool = True,
+    reduction: str = "mean",
+    replicas_to_aggregate: int | None = None,
+    on_nan: str = "report",
+    bucket_mb: float = 4.0,
+    startup_timeout: float = 300.0,
+    stall_after: float = 60.0,
+    on_stall: str = "abort",
+    bind: str | None = None,
+    job_token: str = "",
+) -> Job:
+    """Become one task of a cluster. Blocks until all tasks are there, ``startup_timeout`` seconds at most.
+
+    The cluster is what ``ps_hosts``, ``worker_hosts``, ``job_name`` and ``task_index`` say, as the flags of that name
+    do; without them it is what torchrun, srun or mpirun started: the first ``servers`` ranks serve, the others train.
+    In a process that serves, this call does not return: it serves until the job has ended and then leaves the program.
+
+    Returns the job, to be used in a ``with`` block or closed. Raises BadInput where what was asked for cannot be done,
+    and JobEndedError where the cluster did not form.
+    """
+    arguments = JoinArguments(
+        ps_hosts=tuple(ps_hosts),
+        worker_hosts=tuple(worker_hosts),
+        job_name=job_name,
+        task_index=task_index,
+        servers=servers,
+        address=address,
+        server_protocol=server_protocol,
+        synchronous=synchronous,
+        reduction=reduction,
+        replicas_to_aggregate=replicas_to_aggregate,
+        on_nan=on_nan,
+        bucket_mb=bucket_mb,
+        startup_timeout=startup_timeout,
+        stall_after=stall_after,
+        on_stall=on_stall,
+        bind=bind,
+        job_token=job_token,
+    )
+    return join_with(arguments, os.environ)
+
+
+def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
+    """``join`` with an environment of one's own."""
+    _refuse_bad_choices(arguments)
+    cluster = _cluster(arguments, environ)
+    _refuse(cluster_problems(cluster) + list(exchange_problems(arguments.exchange, cluster.shape.workers)))
+    listen = cluster.listen_address()
+    assert cluster.task is not None
+    try:
+        companion = start_companion(cluster.task, listen.host, listen.port, __version__)
+    except CompanionError as error:
+        raise BadInput(str(error)) from None
+    config = NodeConfig(
+        tell_paths=True,
+        cluster=cluster,
+        settings=library_settings(cluster, arguments.exchange),
+        synchronous=arguments.synchronous,
+        eager=False,
+        summed=arguments.reduction == "sum",
+        aggregate=arguments.exchange.aggregate(cluster.shape.workers),
+        watch=WatchSettings(on_stall=cluster.on_stall),
+    )
+    if cluster.task.role is Role.SERVER:
+        _serve_and_leave(config, companion)
+    from lockstep.training.library.job import JobOptions
+
+    options = JobOptions(on_nan=arguments.on_nan, bucket_bytes=round(arguments.bucket_mb * MEBIBYTE))
+    return _join_as_worker(config, companion, options)
+
+
+def _refuse_bad_choices(arguments: JoinArguments) -> None:
+    sentences = []
+    if arguments.on_nan not in ON_NAN:
+        sentences.append(f"on_nan={arguments.on_nan!r} is not known; use one of: {', '.join(ON_NAN)}.")
+    nbytes = round(arguments.bucket_mb * MEBIBYTE)
+    if nbytes < 64 or nbytes % 64:
+        sentences.append(
+            f"bucket_mb={arguments.bucket_mb:g} is not a whole number of 64-byte lines; give, for example, 4."
+        )
+    if arguments.on_stall not in ON_STALL:
+        sentences.append(f"on_stall={arguments.on_stall!r} is not known; use one of: {', '.join(ON_STALL)}.")
+    if arguments.job_name not in ("", "ps", "worker"):
+        sentences.append(f"job_name={arguments.job_name!r} is not known; use 'ps' or 'worker'.")
+    if bool(arguments.job_name) != bool(arguments.ps_hosts or arguments.worker_hosts):
+        sentences.append("job_name, ps_hosts and worker_hosts belong together; give all of them, or none.")
+    _refuse(sentences)
+
+
+def _refuse(sentences: Sequence[str]) -> None:
+    if sentences:
+        raise BadInput(sentences)
+
+
+# -- where the cluster is --
+
+
+def _cluster(arguments: JoinArguments, environ: Mapping[str, str]) -> ClusterSpec:
+    token = arguments.job_token or environ.get(TOKEN_VARIABLE, "")
+    spec = ClusterSpec(
+        ps_hosts=tuple(arguments.ps_hosts),
+        worker_hosts=tuple(arguments.worker_hosts),
+        protocol=arguments.server_protocol,
+        bind=arguments.bind,
+        startup_timeout=arguments.startup_timeout,
+        stall_after=arguments.stall_after,
+        on_stall=arguments.on_stall,
+        token=token,
+    )
+    if arguments.job_name:
+        return spec.for_task(TaskId(Role(arguments.job_name), arguments.task_index))
+    launch = launched_by(environ, arguments.address)
+    if launch is None:
+        raise BadInput(
+            "this process does not know its cluster; start it with torchrun, srun or mpirun, or give lockstep.join() "
+            "ps_hosts, worker_hosts, job_name and task_index."
+        )
+    return _gather(spec, launch, arguments.servers)
+
+
+def _gather(spec: ClusterSpec, launch: Launch, servers: int) -> ClusterSpec:
+    if not 1 <= servers < launch.world:
+        raise BadInput(
+            f"{launch.launcher} started {launch.world} processes, and servers={servers} leaves "
+            f"{max(0, launch.world - servers)} to train; start at least one more process than there are servers."
+        )
+    meeting = Meeting(
+        rank=launch.rank,
+        world=launch.world,
+        address=launch.address,
+        timeout=spec.startup_timeout,
+        version=__version__,
+        token=spec.token,
+    )
+    with contextlib.closing(free_port()) as held:
+        try:
+            hosts = meet(meeting, held.getsockname()[1], say)
+        except RendezvousError as error:
+            raise BadInput(str(error)) from None
+    is_server = launch.rank < servers
+    task = TaskId(Role.SERVER if is_server else Role.WORKER, launch.rank if is_server else launch.rank - servers)
+    return spec.with_hosts(hosts[:servers], hosts[servers:]).for_task(task)
+
+
+# -- the two roles --
+
+
+def _serve_and_leave(config: NodeConfig, companion: Companion) -> None:
+    """Serve until the job has ended, then leave the program: what follows the call is for workers."""
+    outcome = Outcome(False)
+    try:
+        outcome = serve(config, companion.reporter)
+    finally:
+        companion.close(0 if outcome.ok else EXIT_FAILED)
+    if outcome.ok:
+        raise SystemExit(0)
+    say(outcome.sentence())
+    raise SystemExit(EXIT_FAILED)
+
+
+def serve(config: NodeConfig, reporter: TaskReporter) -> Outcome:
+    """One server of a job, from its start to its end."""
+    from lockstep.runtime.server_node import ServerNode
+
+    def make_store() -> ShardStore:
+        from lockstep.training.shard_store import TorchShardStore
+
+        return TorchShardStore()
+
+    node = ServerNode(config, make_store, say, reporter)
+    try:
+        node.start()
+        from lockstep.training.shard_store import warm_up
+
+        warm_up()  # while the cluster forms
+
+        node.wait_until_member()
+        outcome = node.wait_until_ended()
+        node.see_others_off()
+        return outcome
+    except JobEndedError as ended:
+        return ended.outcome
+    except BaseException as error:
+        node.fail(f"was ended by {type(error).__name__}")
+        raise
+    finally:
+        for line in dropped_lines(node.machine.coordinator):
+            say(line)
+        node.close()
+
+
+def dropped_lines(coordinator: object) -> list[str]:
+    """Backup workers: whose gradients were left out, and how often."""
+    dropped: Mapping[TaskId, int] = getattr(coordinator, "dropped", {})
+    return [f"{task} was left out of {count} steps (backup workers)" for task, count in sorted(dropped.items())]
+
+
+def _join_as_worker(config: NodeConfig, companion: Companion, options: JobOptions) -> Job:
+    from lockstep.runtime.worker_node import WorkerNode
+    from lockstep.training.library.job import Job, close_before_threads_end
+
+    node = WorkerNode(config, say, companion.reporter)
+
+    def leave() -> None:
+        companion.close(0 if node.outcome is not None and node.outcome.ok else EXIT_FAILED)
+
+    try:
+        node.start()
+        node.wait_until_member()
+    except BaseException:
+        node.close()
+        leave()
+        raise
+    job = Job(node, options, say, leave)
+    close_before_threads_end(job)
+    return job
+
+
+def say(text: str) -> None:
+    """One whole line for people, on stderr."""
+    sys.stderr.write(f"lockstep: {text}\n")
+    sys.stderr.flush()

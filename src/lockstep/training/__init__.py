@@ -1,0 +1,1 @@
+"""Everything that knows torch: buckets, hooks, optimizers, models, the benchmark."""

@@ -1,0 +1,1 @@
+"""The benchmark: a synthetic job of one worker, its training loop, and who updates the parameters."""

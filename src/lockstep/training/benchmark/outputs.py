@@ -1,0 +1,30 @@
+"""Which files a run writes beside its lines. Only the chief (or a process alone) writes them, traces excepted."""
+
+from __future__ import annotations
+
+from lockstep.protocol.ids import CHIEF
+from lockstep.runtime.worker_node import WorkerNode
+from lockstep.training.benchmark.job import BenchJob
+from lockstep.training.benchmark.metric_log import MetricLog
+from lockstep.training.benchmark.observing import Observer, Observers
+from lockstep.training.benchmark.plan_file import PlanFile
+from lockstep.training.benchmark.tracing import TraceObserver
+
+
+def observers_of(job: BenchJob, node: WorkerNode | None) -> Observers:
+    """All that look on in this process."""
+    output = job.config.output
+    members: list[Observer] = []
+    if output.trace_file is not None:
+        members.append(TraceObserver(job, node))
+    if job.config.task in (None, CHIEF):
+        if output.benchmark_log_dir is not None:
+            members.append(MetricLog(output.benchmark_log_dir, output.benchmark_test_id))
+        if output.graph_file is not None:
+            members.append(PlanFile(output.graph_file, node.plan if node is not None else None))
+        if output.summary_verbosity and output.train_dir is not None:
+            # Imported here, because it needs the packages of the extra "data".
+            from lockstep.training.benchmark.summaries import Summaries
+
+            members.append(Summaries(job, output.train_dir, output.summary_verbosity, output.save_summaries_steps))
+    return Observers(members)

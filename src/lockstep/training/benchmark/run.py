@@ -1,0 +1,211 @@
+"""A worker of the benchmark, or a single process, from start to end."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+import torch
+
+from lockstep.protocol.ids import CHIEF, TaskId
+from lockstep.runtime.monitor.reporter import Phase
+from lockstep.runtime.outcome import JobEndedError
+from lockstep.runtime.worker_node import WorkerNode
+from lockstep.training.benchmark import times
+from lockstep.training.benchmark.collective import CollectiveUpdates, Group, meeting_of
+from lockstep.training.benchmark.evaluation import Evaluated, Evaluation, evaluate_once
+from lockstep.training.benchmark.job import BenchJob, Surroundings
+from lockstep.training.benchmark.loop import BenchResult, Emit, Progress, train
+from lockstep.training.benchmark.observing import Observers
+from lockstep.training.benchmark.outputs import observers_of
+from lockstep.training.benchmark.updates import LocalUpdates, NoUpdates, Updates
+from lockstep.training.config import BenchConfig
+from lockstep.training.data.errors import BadData
+from lockstep.training.final_parameters import write_final_parameters
+from lockstep.training.metrics import Banner, banner_lines, epochs_of
+from lockstep.training.replica import Replica
+from lockstep.training.shard_store import TorchShardStore
+from lockstep.version import __version__
+
+MakeProgress = Callable[[], Progress]
+
+
+class NoSuchDeviceError(Exception):
+    """The device that was asked for is not there; the text says what to do."""
+
+
+def choose_devices(config: BenchConfig) -> list[torch.device]:
+    """The devices of a worker: what was asked for, or an error; ``auto`` takes GPUs where there are any."""
+    asked, count = config.devices.device, config.devices.num_gpus
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if asked == "gpu" and not found:
+        raise NoSuchDeviceError("--device=gpu was asked for, but torch sees no GPU; use --device=cpu")
+    if asked == "cpu" or not found:
+        return [torch.device("cpu")] * count
+    if count > found:
+        raise NoSuchDeviceError(
+            f"--num_gpus={count} was asked for, but torch sees {found} GPU(s); give a smaller number"
+        )
+    return [torch.device("cuda", index) for index in range(count)]
+
+
+def choose_device(config: BenchConfig) -> torch.device:
+    """The first of a worker's devices."""
+    return choose_devices(config)[0]
+
+
+def set_up_torch(config: BenchConfig) -> None:
+    """Threads and determinism, before anything is computed."""
+    if config.devices.num_threads:
+        torch.set_num_threads(config.devices.num_threads)
+    if config.devices.deterministic:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.benchmark = False
+    else:
+        torch.backends.cudnn.benchmark = True
+
+
+def server_store(config: BenchConfig) -> TorchShardStore:
+    """Where a server reduces and updates: on its CPU, or on a GPU it has if that was asked for."""
+    set_up_torch(config)
+    on_gpu = config.exchange.local_parameter_device == "gpu" and torch.cuda.is_available()
+    return TorchShardStore(torch.device("cuda", 0) if on_gpu else None)
+
+
+def run_worker(config: BenchConfig, node: WorkerNode, emit: Emit, make_progress: MakeProgress) -> BenchResult:
+    """Train as one worker of a cluster. JobEndedError carries the reason where the job ended badly."""
+    set_up_torch(config)
+    with contextlib.ExitStack() as closing:
+        closing.callback(node.close)
+        try:
+            return _work(config, node, emit, make_progress, closing)
+        except JobEndedError:
+            raise
+        except BadData as error:
+            node.fail(str(error))
+            raise
+        except Exception as error:
+            node.fail(f"failed: {type(error).__name__}: {error}")
+            raise
+
+
+def _work(
+    config: BenchConfig, node: WorkerNode, emit: Emit, make_progress: MakeProgress, closing: contextlib.ExitStack
+) -> BenchResult:
+    around = Surroundings(on_wait=lambda what: node.main.enter("input", what), say=emit)
+    job = BenchJob(config, node.task.index, choose_devices(config), around)
+    closing.callback(job.close)
+    print_banner(job, emit)
+    node.wait_until_member()
+    own_copy = config.exchange.variable_update == "distributed_replicated"
+    # Gradients that something works on before they leave must pass through the parameters' own .grad.
+    model = job.model if job.leaves_gradients_alone else None
+    replica = Replica(node, job.trained, job.optimizers(), config.exchange.bucket_bytes, own_copy=own_copy, model=model)
+    with contextlib.closing(replica), contextlib.closing(observers_of(job, node)) as observers:
+        node.phase(Phase.WARMING_UP)
+        result = train(job, replica, emit, make_progress(), observers)
+        _tell_times(config, node, result, replica, emit)
+    if node.task == CHIEF and config.output.train_dir is not None:
+        emit(f"Wrote {write_final_parameters(job.model, config.output.train_dir)}")
+    node.finish(job.config.run.steps)
+    return result
+
+
+def _tell_times(config: BenchConfig, node: WorkerNode, result: BenchResult, replica: Replica, emit: Emit) -> None:
+    first = config.run.num_warmup_batches
+    if config.output.verbose:
+        for line in times.lines(node, replica.copies, first):
+            emit(line)
+    if config.output.timing_dir is not None:
+        told = times.worker_times(node, result, replica.copies, first)
+        times.write_times(config.output.timing_dir, node.task, told)
+
+
+def run_single(config: BenchConfig, emit: Emit, make_progress: MakeProgress) -> BenchResult:
+    """Train in this process alone."""
+    set_up_torch(config)
+    with contextlib.ExitStack() as closing:
+        job = BenchJob(config, 0, choose_devices(config), Surroundings(say=emit))
+        closing.callback(job.close)
+        print_banner(job, emit)
+        observers: Observers = closing.enter_context(contextlib.closing(observers_of(job, None)))
+        result = train(job, single_updates(job), emit, make_progress(), observers)
+        if config.output.train_dir is not None and not config.run.forward_only:
+            emit(f"Wrote {write_final_parameters(job.model, config.output.train_dir)}")
+        return result
+
+
+def single_updates(job: BenchJob) -> Updates:
+    """Who applies gradients where there is no cluster."""
+    if job.config.run.forward_only:
+        return NoUpdates()
+    return LocalUpdates(job, deferred=job.config.exchange.variable_consistency == "relaxed")
+
+
+def run_collective(config: BenchConfig, emit: Emit, make_progress: MakeProgress, say: Emit) -> BenchResult:
+    """Train as one of several workers that reduce among themselves."""
+    set_up_torch(config)
+    assert config.task is not None
+    with contextlib.ExitStack() as closing:
+        devices = choose_devices(config)
+        job = BenchJob(config, config.task.index, devices, Surroundings(say=emit))
+        closing.callback(job.close)
+        print_banner(job, emit)
+        group = Group(meeting_of(config, devices[0], say))
+        deferred = config.exchange.variable_consistency == "relaxed"
+        updates = closing.enter_context(contextlib.closing(CollectiveUpdates(job, group, deferred=deferred)))
+        observers: Observers = closing.enter_context(contextlib.closing(observers_of(job, None)))
+        result = train(job, updates, emit, make_progress(), observers)
+        if config.task == CHIEF and config.output.train_dir is not None:
+            emit(f"Wrote {write_final_parameters(job.model, config.output.train_dir)}")
+        group.wait_for_all("end")
+        return result
+
+
+def run_evaluation(config: BenchConfig, emit: Emit) -> Evaluated | None:
+    """Evaluate what a training run left in ``train_dir``: once, or again and again until stopped."""
+    set_up_torch(config)
+    device = choose_devices(config)[0]
+    assert config.output.train_dir is not None
+    evaluation = Evaluation(config, device, torch.contiguous_format)
+    model = evaluation.spec.build(evaluation.data.classes).to(device)
+    while True:
+        result = evaluate_once(evaluation, model, config.output.train_dir, emit)
+        if not config.evaluation.interval_secs:
+            return result
+        threading.Event().wait(config.evaluation.interval_secs)
+
+
+def print_banner(job: BenchJob, emit: Emit) -> None:
+    """The lines that everybody who compares runs looks for."""
+    config = job.config
+    task = config.task
+    mode = "forward only" if config.run.forward_only else "training"
+    banner = Banner(
+        version=__version__,
+        model=config.model,
+        dataset=config.data_name,
+        synthetic=job.data.source is None,
+        mode="training + evaluation" if config.evaluation.during_training else mode,
+        global_batch=job.global_batch,
+        device_batch=job.batch_size,
+        num_batches=config.run.num_batches,
+        num_epochs=epochs_of(config.run.num_batches, job.global_batch, job.images_per_epoch),
+        devices=[device_name(task, device, number) for number, device in enumerate(job.towers.devices)],
+        data_format=config.devices.data_format,
+        optimizer=config.optimizer.name,
+        variable_update=config.exchange.variable_update,
+        all_reduce_spec=config.exchange.all_reduce_spec,
+        cross_replica_sync=config.exchange.cross_replica_sync if task is not None else None,
+    )
+    for line in banner_lines(banner):
+        emit(line)
+    emit("Generating training model")
+    emit("Initializing graph")
+
+
+def device_name(task: TaskId | None, device: torch.device, number: int = 0) -> str:
+    """``/job:worker/replica:0/task:0/gpu:0`` in a cluster, ``/gpu:0`` alone; CPU replicas are counted."""
+    kind = "gpu" if device.type == "cuda" else "cpu"
+    return f"{task or ''}/{kind}:{number}"

@@ -1,0 +1,54 @@
+"""The loss scale of 16-bit training: small gradients would vanish, so the loss is multiplied and they are divided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from lockstep.training.features import PrecisionConfig
+
+LARGEST = 2.0**24
+
+
+class LossScale:
+    """A factor. With ``auto_loss_scale``: halved at infinity (that step is skipped), doubled after many good steps."""
+
+    def __init__(self, precision: PrecisionConfig) -> None:
+        self.factor = precision.first_scale
+        self._raise_every = precision.raise_every if precision.auto_loss_scale else 0
+        self._good = 0
+        self.skipped = 0
+
+    @property
+    def is_automatic(self) -> bool:
+        return self._raise_every > 0
+
+    def judge(self, gradients: Iterable[Tensor | None]) -> bool:
+        """Whether a step's gradients may be applied; adapts the factor."""
+        return self.note(not self.is_automatic or all_finite(gradients))
+
+    def note(self, finite: bool) -> bool:
+        """What became of a step: adapt the factor, and say whether the step counts."""
+        if not self.is_automatic:
+            return True
+        if not finite:
+            self.factor = max(1.0, self.factor / 2)
+            self._good = 0
+            self.skipped += 1
+            return False
+        self._good += 1
+        if self._good >= self._raise_every:
+            self.factor = min(LARGEST, self.factor * 2)
+            self._good = 0
+        return True
+
+
+def all_finite(gradients: Iterable[Tensor | None]) -> bool:
+    """Whether no gradient holds infinity or what is not a number: one number is fetched from the device."""
+    found = [gradient for gradient in gradients if gradient is not None]
+    if not found:
+        return True
+    norms = torch._foreach_norm(found, float("inf"))
+    return bool(torch.isfinite(torch.stack([norm.float() for norm in norms])).all())

@@ -1,0 +1,94 @@
+"""What a task of the benchmark says about its time: a JSON file in ``--timing_dir``, lines with ``--verbose``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lockstep.protocol.ids import TaskId
+from lockstep.runtime.node import Node
+from lockstep.runtime.step_times import Moments, computing_and_waiting, server_moments, worker_moments
+
+if TYPE_CHECKING:
+    from lockstep.runtime.server_node import ServerNode
+    from lockstep.runtime.worker_node import WorkerNode
+    from lockstep.training.benchmark.loop import BenchResult
+    from lockstep.training.replica import Copies
+
+
+def file_name(task: TaskId) -> str:
+    """``worker-0.json``, ``ps-1.json``."""
+    return f"{task.role.value}-{task.index}.json"
+
+
+def worker_times(node: WorkerNode, result: BenchResult, copies: Copies, first: int) -> dict[str, Any]:
+    """What a worker knows of its steps from ``first`` on."""
+    return {
+        "task": str(node.task),
+        "images_per_sec": result.images_per_sec,
+        "seconds_a_step": result.average_wall_time,
+        "moments": _from(worker_moments(node.journal), first),
+        "copies": dataclasses.asdict(copies),
+        "links": _links(node),
+    }
+
+
+def server_times(node: ServerNode, first: int) -> dict[str, Any]:
+    """What a server knows of its steps from ``first`` on."""
+    return {
+        "task": str(node.task),
+        "moments": _from(server_moments(node.journal), first),
+        "store": dataclasses.asdict(node.store_times),
+        "links": _links(node),
+    }
+
+
+def lines(node: WorkerNode, copies: Copies, first: int) -> list[str]:
+    """The same for people."""
+    known = {step: at for step, at in worker_moments(node.journal).items() if step >= first}
+    computing, waiting = computing_and_waiting(known)
+    links = ", ".join(
+        f"{link['peer']} by {link['path']}: {link['sent'] / 1e6:.1f} MB sent, {link['received'] / 1e6:.1f} MB received"
+        for link in _links(node)
+    )
+    return [
+        f"a step of {node.task.short}: computing {1000 * computing:.2f} ms, waiting {1000 * waiting:.2f} ms",
+        copies.sentence(),
+        f"links of {node.task.short}: {links}",
+    ]
+
+
+def write_times(folder: str, task: TaskId, times: dict[str, Any]) -> None:
+    """Write the file of one task; the folder is made where it is not there."""
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / file_name(task)).write_text(json.dumps(times))
+
+
+def read_moments(times: dict[str, Any]) -> Moments:
+    """The moments of a file that ``write_times`` wrote."""
+    return {int(step): (first, second) for step, (first, second) in times["moments"].items()}
+
+
+def _from(moments: Moments, first: int) -> dict[str, tuple[float, float]]:
+    return {str(step): both for step, both in moments.items() if step >= first}
+
+
+def _links(node: Node) -> list[dict[str, Any]]:
+    found = []
+    for peer, keeper in node.peers.items():
+        connection = keeper.connection
+        if connection is None or connection.endpoint is None:
+            continue
+        counters = connection.endpoint.counters()
+        found.append(
+            {
+                "peer": str(peer),
+                "path": connection.endpoint.path(),
+                "sent": counters.bytes_sent,
+                "received": counters.bytes_received,
+            }
+        )
+    return found

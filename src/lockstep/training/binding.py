@@ -1,0 +1,164 @@
+"""A worker's trained parameters, bound to the arenas: where their gradients leave from and where new values arrive.
+
+``replica.py`` (the benchmark: nothing touches gradients after backward) and ``sealed_replica.py`` (the library: users
+may do anything with them until ``optimizer.step()``) add how a step is made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.protocol.ids import CHIEF, BucketId, Step
+from lockstep.protocol.messages import Layout, OptimizerEntry, Setting
+from lockstep.protocol.plan import Plan, make_plan
+from lockstep.runtime.worker_node import WorkerNode
+from lockstep.training.cuda_memory import CudaMemory
+from lockstep.training.host_memory import HostMemory
+from lockstep.training.tensors import entry_of, parameter_offsets, parameter_view
+from lockstep.transports.base import Loan
+
+
+class Memory(Protocol):
+    """Where the arenas are: in host memory, or on a GPU with host memory behind it."""
+
+    gradients: Tensor
+    parameters: Tensor
+
+    def filled(self, step: Step, bucket: BucketId) -> None: ...
+
+    def after_filled(self, action: Callable[[], None]) -> None: ...
+
+    def initial_values_are_in(self) -> None: ...
+
+    def arrived(self, bucket: BucketId, version: int, loan: Loan | None) -> None: ...
+
+    def wait(self, version: int) -> int: ...
+
+    def newest(self, likes: Sequence[Tensor]) -> list[Tensor] | None: ...
+
+    def release_former(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """One parameter that is trained: its name in the model and the parameter group it belongs to."""
+
+    name: str
+    parameter: nn.Parameter
+    group: int
+
+
+@dataclass(slots=True, eq=False)
+class Bound:
+    """One parameter and its places in the arenas."""
+
+    trained: Trained
+    index: int
+    gradient: Tensor
+    value: Tensor
+    buckets: tuple[BucketId, ...]
+    local: Tensor
+    """What the model computes with: the arena itself, or a copy of the worker's own."""
+    got_in: Step = -1
+    """The step of its newest gradient."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BindingOptions:
+    """How a model is bound."""
+
+    bucket_bytes: int
+    own_copy: bool
+    """The model keeps memory of its own and copies each version; else it reads parameters where they arrive."""
+    in_place: bool = False
+    """Nothing writes to the parameters here: they may be read in the servers' own memory, where it is mapped."""
+    untrained: tuple[Setting, ...] = ()
+    """Digests of what is not trained, compared with the chief's."""
+
+
+class Binding:
+    """The parameters of one worker in a cluster."""
+
+    def __init__(
+        self,
+        node: WorkerNode,
+        trained: Sequence[Trained],
+        optimizers: tuple[OptimizerEntry, ...],
+        options: BindingOptions,
+    ) -> None:
+        self.step: Step = -1
+        self._node = node
+        self._own_copy = options.own_copy
+        entries = tuple(entry_of(t.name, t.parameter, t.group) for t in trained)
+        self.plan: Plan = make_plan(entries, node.config.cluster.shape.servers, options.bucket_bytes)
+        self._memory = _memory_for(node, self.plan, trained, options)
+        self._bound = self._bind(trained)
+        layout = Layout(self.plan.hash, options.bucket_bytes, entries, optimizers, options.untrained)
+        node.announce(layout, self._memory.arrived)
+        if node.task == CHIEF:
+            self._copy_values_to_gradients()
+            self._memory.initial_values_are_in()
+
+    def _bind(self, trained: Sequence[Trained]) -> list[Bound]:
+        buckets: list[list[BucketId]] = [[] for _ in trained]
+        for bucket in self.plan.buckets:
+            for piece in bucket.pieces:
+                buckets[piece.parameter].append(bucket.id)
+        bound = []
+        for index, (one, offset) in enumerate(zip(trained, parameter_offsets(self.plan), strict=True)):
+            gradient = parameter_view(self._memory.gradients, offset, one.parameter)
+            value = parameter_view(self._memory.parameters, offset, one.parameter)
+            local = one.parameter.data if self._own_copy else value
+            # Of its own, or all gradients would share the arena's version counter.
+            bound.append(Bound(one, index, gradient.data, value, tuple(buckets[index]), local))
+        return bound
+
+    def _copy_values_to_gradients(self) -> None:
+        with torch.no_grad():
+            for bound in self._bound:
+                bound.gradient.copy_(bound.trained.parameter)
+
+    def start(self) -> None:
+        """Block until the first parameters are here (version 0), and let the model use them."""
+        self.step = self._memory.wait(0) - 1
+        for bound in self._bound:
+            bound.trained.parameter.data = bound.local
+        self._use_new_values()
+
+    def _use_new_values(self) -> None:
+        lent = self._memory.newest([b.value for b in self._bound])
+        if self._own_copy:
+            with torch.no_grad():
+                torch._foreach_copy_([b.local for b in self._bound], lent or [b.value for b in self._bound])
+        elif lent is not None:
+            # Some 0.3 us a parameter; a copy of the whole model costs hundreds of times as much.
+            for bound, value in zip(self._bound, lent, strict=True):
+                bound.trained.parameter.data = value
+        self._memory.release_former()
+
+    def close(self) -> None:
+        """Let go of the model and the arenas; the parameters keep their last values."""
+        for bound in self._bound:
+            parameter = bound.trained.parameter
+            parameter.data = parameter.data.clone()
+            if parameter.grad is bound.gradient:
+                parameter.grad = bound.gradient.clone()
+        self._memory.close()
+
+
+def _memory_for(node: WorkerNode, plan: Plan, trained: Sequence[Trained], options: BindingOptions) -> Memory:
+    devices = {one.parameter.device for one in trained}
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ValueError(f"the model lies on several devices ({names}); move all of it to one")
+    device = next(iter(devices), torch.device("cpu"))
+    if device.type == "cuda":
+        return CudaMemory(node, plan, device)
+    return HostMemory(node, plan, in_place=options.in_place)

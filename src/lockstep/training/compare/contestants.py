@@ -1,0 +1,68 @@
+"""Who is compared, and with what; plain data, torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lockstep.training.config import BenchConfig
+
+
+class Kind(StrEnum):
+    """The kinds of contestants, by the name that ``--only`` takes."""
+
+    LIMIT = "limit"
+    SINGLE = "single"
+    DDP = "ddp"
+    LOCKSTEP = "lockstep"
+    TF_CNN = "tf_cnn"
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One row of the table. ``protocol`` counts for Lockstep only."""
+
+    kind: Kind
+    protocol: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
+        if self.kind is Kind.LOCKSTEP:
+            return f"Lockstep, {self.protocol}"
+        return _NAMES[self.kind]
+
+
+_NAMES = {
+    Kind.LIMIT: "workers without communication (the limit)",
+    Kind.SINGLE: "one process, all threads",
+    Kind.DDP: "PyTorch DDP",
+    Kind.TF_CNN: "tf_cnn_benchmarks, grpc",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """What is asked for. ``bench`` holds what all share: model, batch, steps, servers, workers, threads."""
+
+    bench: BenchConfig
+    bench_flags: tuple[str, ...]
+    """The flags of ``bench`` as words, for the programs that are started; without ``--ps`` and ``--workers``."""
+    contestants: tuple[Contestant, ...]
+    servers: int
+    workers: int
+    threads: int
+    """Of each worker; a single process gets those of all workers."""
+    repeats: int
+    run_timeout: float
+    """Seconds that one run of one contestant may take."""
+    tf_cnn: str = ""
+    tf_python: str = ""
+
+
+def all_contestants(protocols: Sequence[str], with_tf_cnn: bool) -> tuple[Contestant, ...]:
+    """Everybody, in the order of the table."""
+    others = [Contestant(kind) for kind in (Kind.LIMIT, Kind.SINGLE, Kind.DDP)]
+    ours = [Contestant(Kind.LOCKSTEP, protocol) for protocol in protocols]
+    return (*others, *ours, *([Contestant(Kind.TF_CNN)] if with_tf_cnn else []))

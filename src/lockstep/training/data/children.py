@@ -1,0 +1,133 @@
+"""The decoding processes, as the training sees them: lines go in, lines come out, and none outlives it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from lockstep.runtime.processes import signal_name
+from lockstep.training.data.errors import InputLost
+
+_PIPE_BYTES = 1 << 20
+_CLOSE_SECONDS = 5.0
+_READ_BYTES = 1 << 16
+_CODE = (
+    # The pictures are spread over processes; libraries that start threads of their own would only disturb.
+    "import os, sys; os.environ.update(OMP_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1');"
+    "sys.path.insert(0, sys.argv[1]);"
+    "parent = int(sys.argv[2]);"
+    "from lockstep.runtime.processes import die_with_parent; parent and die_with_parent(parent);"
+    "from lockstep.training.data.decoding import main; sys.exit(main())"
+)
+
+
+class Child:
+    """One process. Neither writing to it nor reading from it blocks."""
+
+    def __init__(self, descriptor: int) -> None:
+        """``descriptor`` is the shared memory, which it inherits under the same number."""
+        root = str(Path(__file__).resolve().parents[3])
+        # The kernel's signal at the parent's death follows the thread that started the child; the end of the pipe
+        # does not, and works in every case but that of a child which hangs in a read.
+        parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _CODE, root, str(parent)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(descriptor,),
+            bufsize=0,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.input = self._process.stdin.fileno()
+        self.out = self._process.stdout.fileno()
+        for end in (self.input, self.out):
+            os.set_blocking(end, False)
+            with contextlib.suppress(OSError):  # a limit of this system; the pipe is smaller then
+                fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._unsent = bytearray()
+        self._unread = b""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, line: bytes) -> None:
+        """Hand over a line, now or as soon as it has room."""
+        self._unsent += line
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what still waits, as far as there is room."""
+        while self._unsent:
+            try:
+                written = os.write(self.input, self._unsent)
+            except BlockingIOError:
+                return
+            except BrokenPipeError:
+                raise InputLost(self._death()) from None
+            del self._unsent[:written]
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._unsent)
+
+    def lines(self) -> Iterator[bytes]:
+        """The whole lines that have come; InputLost if the process is gone."""
+        while True:
+            try:
+                data = os.read(self.out, _READ_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                raise InputLost(self._death())
+            *whole, self._unread = (self._unread + data).split(b"\n")
+            yield from whole
+
+    def _death(self) -> str:
+        try:
+            code = self._process.wait(_CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"input process {self.pid} closed its pipe"
+        how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
+        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+        return f"input process {self.pid} {how}{hint}; pictures can no longer be decoded"
+
+    def end_input(self) -> None:
+        """It ends after what it is doing now."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def reap(self) -> None:
+        """Wait for its end, and end it by force if it does not come."""
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        try:
+            self._process.wait(_CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel, on a disk or a mount
+                self._process.wait(_CLOSE_SECONDS)
+
+
+def wait_for_lines(children: list[Child], seconds: float) -> list[Child]:
+    """Block until a child has said something; flushes what children have room for on the way."""
+    poller = select.poll()
+    by_descriptor = {}
+    for child in children:
+        poller.register(child.out, select.POLLIN)
+        by_descriptor[child.out] = child
+        if child.has_unsent:
+            poller.register(child.input, select.POLLOUT)
+    events = poller.poll(max(0.0, seconds) * 1000)
+    for child in children:
+        child.flush()
+    return [by_descriptor[descriptor] for descriptor, _ in events if descriptor in by_descriptor]

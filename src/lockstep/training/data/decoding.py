@@ -1,0 +1,63 @@
+"""A process that decodes: lines of work on its standard input, lines of results on its standard output.
+
+It ends when its standard input ends, that is when whoever started it closes it or dies. It imports no torch.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+
+from lockstep.training.data.errors import BadRecord
+from lockstep.training.data.jobs import Done, Job, SetUp
+from lockstep.training.data.order import mixed
+from lockstep.training.data.preparing import make_engine, prepare
+from lockstep.training.data.slots import Slots
+from lockstep.training.data.source import Reader
+
+
+def main() -> int:
+    """Serve until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training decides what Ctrl-C means; it then closes our input
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    set_up = SetUp.from_line(source.readline())
+    slots = Slots(set_up.shape, set_up.descriptor)
+    decoder = _Decoder(set_up, slots)
+    while line := source.readline():
+        done = decoder.work(Job.from_line(line))
+        try:
+            sink.write(done.to_line())
+            sink.flush()
+        except BrokenPipeError:
+            break
+    return 0
+
+
+class _Decoder:
+    def __init__(self, set_up: SetUp, slots: Slots) -> None:
+        self._set_up = set_up
+        self._slots = slots
+        self._engine = make_engine(set_up.preparation.engine)
+        self._reader = Reader()
+
+    def work(self, job: Job) -> Done:
+        images, labels = self._slots.images(job.slot), self._slots.labels(job.slot)
+        how = self._set_up.preparation
+        bad: list[tuple[int, str]] = []
+        for number, sample in enumerate(job.samples):
+            # Seen by the training even while a read does not return: it then names this file.
+            self._slots.progress[self._set_up.number] = job.ticket << 16 | number
+            place = job.first + number
+            try:
+                picture = self._reader.read(sample.reference, self._set_up.classes)
+                chance = random.Random(mixed(how.seed, sample.epoch, sample.index))
+                prepare(picture.encoded, picture.boxes, how, self._engine, chance, images[place])
+                labels[place] = picture.label
+            except BadRecord as error:
+                bad.append((number, str(error)))
+        return Done(job.ticket, tuple(bad))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

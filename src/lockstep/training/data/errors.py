@@ -1,0 +1,19 @@
+"""What can be wrong with data, each as one sentence that names the file and says what to do."""
+
+from __future__ import annotations
+
+
+class BadData(ValueError):  # noqa: N818 - reads as the fact it states
+    """The data set as a whole cannot be used; the text is one sentence with a remedy."""
+
+
+class BadRecord(ValueError):  # noqa: N818 - reads as the fact it states
+    """One record or picture cannot be used; the text says why, without the name of its file."""
+
+
+class TooManyBadRecords(BadData):
+    """More records were skipped than ``--max_bad_records`` allows."""
+
+
+class InputLost(RuntimeError):  # noqa: N818 - reads as the fact it states
+    """A process that decodes pictures is gone, or nothing came from it for too long."""

@@ -1,0 +1,13 @@
+"""Names that command lines use; imports nothing, so that every process may read it."""
+
+from __future__ import annotations
+
+IMAGENET, CIFAR10, PICTURES, DIGITS = "imagenet", "cifar10", "pictures", "digits"
+NAMES = (IMAGENET, CIFAR10, PICTURES, DIGITS)
+
+RESIZE_METHODS = ("bilinear", "nearest", "bicubic", "area")
+
+
+def is_real(name: str, folder: str | None) -> bool:
+    """Whether a run reads a data set; else its pictures are made up."""
+    return folder is not None or name == DIGITS

@@ -1,0 +1,69 @@
+"""From ``--data_name`` and ``--data_dir`` to a data set; what is wrong is said before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lockstep.training.data import pictures, tfrecords
+from lockstep.training.data.cifar import cifar_folder, cifar_source
+from lockstep.training.data.digits import digits_source
+from lockstep.training.data.errors import BadData
+from lockstep.training.data.names import CIFAR10, DIGITS, IMAGENET, PICTURES
+from lockstep.training.data.source import SPLITS, TRAIN, Source
+from lockstep.training.data.tfrecords import OnFile, TFRecordSource
+
+_LOOKS_LIKE = {
+    IMAGENET: "TFRecord files of pictures (train-00000-of-00008)",
+    CIFAR10: "the python batches of CIFAR-10",
+    PICTURES: "a folder of pictures by class (train/CLASS/*.jpg)",
+}
+
+
+def kind_of(folder: Path) -> str | None:
+    """What a folder holds, judged by its content; None where it is nothing that is known."""
+    if any(tfrecords.record_files(folder, split) for split in SPLITS):
+        return IMAGENET
+    if cifar_folder(folder) is not None:
+        return CIFAR10
+    for split in SPLITS:
+        where = pictures.split_folder(folder, split)
+        if where is not None and pictures.class_names(where):
+            return PICTURES
+    return None
+
+
+def recognised(folder: str, name: str | None) -> str:
+    """The data set in a folder. BadData where there is none, or another one than ``name`` says."""
+    if name == DIGITS:
+        raise BadData("--data_name=digits is inside this program; leave --data_dir out.")
+    path = Path(folder)
+    if not path.is_dir():
+        what = "is no folder" if path.exists() else "does not exist"
+        raise BadData(f"--data_dir={folder} {what}; 'lockstep data sample DIR' makes a small set to begin with.")
+    try:
+        found = kind_of(path)
+    except OSError as error:
+        raise BadData(f"--data_dir={folder} cannot be read ({error.strerror}); check its rights.") from None
+    if found is None:
+        known = "; ".join(_LOOKS_LIKE.values())
+        raise BadData(f"--data_dir={folder} holds no data set that is known; known are: {known}.")
+    if name is not None and name != found:
+        raise BadData(
+            f"--data_name={name} was asked for, but --data_dir={folder} holds {_LOOKS_LIKE[found]}; "
+            f"give --data_name={found}, or leave it out."
+        )
+    return found
+
+
+def open_source(name: str, folder: str | None, split: str = TRAIN, on_file: OnFile | None = None) -> Source:
+    """The data set; BadData where it cannot be used."""
+    if name == DIGITS:
+        return digits_source(split)
+    assert folder is not None
+    recognised(folder, name)
+    path = Path(folder)
+    if name == CIFAR10:
+        return cifar_source(path, split)
+    if name == PICTURES:
+        return pictures.PictureSource(path, split)
+    return TFRecordSource(path, split, on_file)

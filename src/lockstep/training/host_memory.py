@@ -1,0 +1,60 @@
+"""A worker's arenas in host memory: gradients and parameters are where the transport reads and writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from lockstep.protocol.ids import BucketId, Step
+from lockstep.protocol.plan import Plan
+from lockstep.runtime.worker_node import WorkerNode
+from lockstep.training.lent_parameters import LentParameters
+from lockstep.training.tensors import as_tensor
+from lockstep.transports.base import Loan
+
+
+class HostMemory:
+    """For models on the CPU: no copy between the model's memory and the transport's."""
+
+    def __init__(self, node: WorkerNode, plan: Plan, *, in_place: bool) -> None:
+        """``in_place``: nothing writes to the parameters here, so they may be read in a server's own memory."""
+        gradients, parameters = node.allocate(plan, in_place=in_place)
+        self.gradients: Tensor = as_tensor(gradients.buffer, torch.uint8)
+        self.parameters: Tensor = as_tensor(parameters.buffer, torch.uint8)
+        self._node = node
+        self._lent = LentParameters(plan, self.parameters)
+
+    def arrived(self, bucket: BucketId, version: int, loan: Loan | None) -> None:  # noqa: ARG002 - the node counts it
+        """Loop's thread: a bucket is in the arena, which is the model's memory already, or in a loan."""
+        if loan is not None:
+            self._lent.arrived(bucket, loan)
+
+    def filled(self, step: Step, bucket: BucketId) -> None:
+        """Training thread: the gradient bucket is complete."""
+        self._node.produced(step, bucket)
+
+    def after_filled(self, action: Callable[[], None]) -> None:
+        """Training thread: do this once every bucket that was filled so far is handed on; here they are."""
+        action()
+
+    def initial_values_are_in(self) -> None:
+        """Chief: the gradient arena holds the initial parameters."""
+        self._node.offer_initial()
+
+    def wait(self, version: int) -> int:
+        """Training thread: block until the parameters are at ``version`` or later; which one it is."""
+        return self._node.wait_version(version)
+
+    def newest(self, likes: Sequence[Tensor]) -> list[Tensor] | None:
+        """Training thread: where the values that were waited for are, by parameter; None: all in the arena."""
+        return self._lent.newest(likes)
+
+    def release_former(self) -> None:
+        """Training thread: nothing uses the version before any more."""
+        self._lent.release_former()
+
+    def close(self) -> None:
+        """Give back what is lent."""
+        self._lent.close()

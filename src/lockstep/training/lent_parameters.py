@@ -1,0 +1,143 @@
+"""Parameters that a worker reads where its servers have them: in the servers' two slots, mapped here.
+
+A version lies in one slot of each server, the next one in the other, so the model alternates between two sets of views.
+A parameter that was cut over several servers has no place of its own in any slot: its pieces are copied together. The
+memory is shared for reading only; writing to such a parameter would end the process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lockstep.protocol.ids import BucketId
+from lockstep.protocol.plan import ELEMENT_BYTES, Bucket, Plan
+from lockstep.training.tensors import as_tensor, dtype_name, parameter_offsets, parameter_view
+from lockstep.transports.base import Loan
+
+
+@dataclass(slots=True)
+class _Places:
+    """Where the values of one version are: by parameter, and what must be copied together for that."""
+
+    values: list[Tensor]
+    targets: list[Tensor]
+    sources: list[Tensor]
+
+
+class LentParameters:
+    """The loans of the versions that a worker uses now and next."""
+
+    def __init__(self, plan: Plan, arena: Tensor) -> None:
+        """``arena``: where buckets arrive that are not lent, and where pieces are put together."""
+        self._plan = plan
+        self._arena = arena
+        self._lock = threading.Lock()
+        self._fresh: dict[BucketId, Loan] = {}
+        self._held: dict[BucketId, Loan] = {}
+        self._former: dict[BucketId, Loan] = {}
+        self._places: dict[tuple[int, ...], _Places] = {}
+
+    def arrived(self, bucket: BucketId, loan: Loan) -> None:
+        """Loop's thread: the next version of a bucket can be read in this loan."""
+        with self._lock:
+            former = self._fresh.pop(bucket, None)
+            self._fresh[bucket] = loan
+        if former is not None:
+            former.release()
+
+    def newest(self, likes: Sequence[Tensor]) -> list[Tensor] | None:
+        """Training thread: the values of all parameters, where they are now; None where all are in the arena."""
+        with self._lock:
+            fresh, self._fresh = self._fresh, {}
+        former, self._held = self._held, fresh
+        self._former = former
+        if not fresh:
+            return None
+        whole = len(fresh) == len(self._plan.buckets)
+        # A slot is one mapping: which ones are in use says which views are right.
+        key = tuple(id(loan.buffer.obj) for _, loan in sorted(fresh.items())) if whole else ()
+        places = self._places.get(key)
+        if places is None:
+            places = self._find_places(fresh, likes)
+            if len(self._places) >= 2:
+                self._places.clear()  # a link was opened again, and maps the slots anew
+            if whole:
+                self._places[key] = places
+        if places.targets:
+            with torch.no_grad():
+                torch._foreach_copy_(places.targets, places.sources)
+        return places.values
+
+    def release_former(self) -> None:
+        """Training thread: nothing uses the version before any more; its servers may overwrite it."""
+        former, self._former = self._former, {}
+        for loan in former.values():
+            loan.release()
+
+    def close(self) -> None:
+        """Give everything back. The parameters must live elsewhere by now."""
+        with self._lock:
+            loans = [*self._fresh.values(), *self._held.values()]
+            self._fresh, self._held = {}, {}
+        self._places.clear()
+        for loan in loans:
+            loan.release()
+
+    def _find_places(self, fresh: dict[BucketId, Loan], likes: Sequence[Tensor]) -> _Places:
+        bytes_of = {bucket: as_tensor(loan.buffer, torch.uint8) for bucket, loan in fresh.items()}
+        homes = self._homes()
+        places = _Places([], [], [])
+        for index, (like, offset) in enumerate(zip(likes, parameter_offsets(self._plan), strict=True)):
+            view = self._view_in_place(homes[index], fresh, bytes_of, like)
+            if view is None:
+                self._put_together(places, homes[index], bytes_of)
+                view = parameter_view(self._arena, offset, like)
+            places.values.append(view)
+        return places
+
+    def _homes(self) -> list[list[tuple[Bucket, int, int]]]:
+        """For each parameter its pieces: bucket, and the range of bytes in it."""
+        homes: list[list[tuple[Bucket, int, int]]] = [[] for _ in self._plan.parameters]
+        for bucket in self._plan.buckets:
+            size = ELEMENT_BYTES[bucket.dtype]
+            for piece in bucket.pieces:
+                homes[piece.parameter].append((bucket, piece.offset, piece.offset + piece.elements * size))
+        return homes
+
+    def _view_in_place(
+        self,
+        home: list[tuple[Bucket, int, int]],
+        fresh: dict[BucketId, Loan],
+        bytes_of: dict[BucketId, Tensor],
+        like: Tensor,
+    ) -> Tensor | None:
+        """The parameter in its server's slot, if all of it lies there in one piece."""
+        if not home or any(bucket.id not in fresh for bucket, _, _ in home):
+            return None
+        first, begin, _ = home[0]
+        address = expected = bytes_of[first.id].data_ptr() + begin
+        for bucket, start, end in home:
+            if bytes_of[bucket.id].data_ptr() + start != expected:
+                return None
+            expected += end - start
+        slot = fresh[first.id].buffer.obj
+        if any(fresh[bucket.id].buffer.obj is not slot for bucket, _, _ in home):
+            return None
+        whole = as_tensor(memoryview(slot), torch.uint8)
+        offset = address - whole.data_ptr()
+        nbytes = like.numel() * ELEMENT_BYTES[dtype_name(like.dtype)]
+        return whole[offset : offset + nbytes].view(like.dtype).view(like.shape)
+
+    def _put_together(
+        self, places: _Places, home: list[tuple[Bucket, int, int]], bytes_of: dict[BucketId, Tensor]
+    ) -> None:
+        for bucket, start, end in home:
+            source = bytes_of.get(bucket.id)
+            if source is not None:
+                places.sources.append(source[start:end])
+                places.targets.append(self._arena[bucket.arena_offset + start : bucket.arena_offset + end])

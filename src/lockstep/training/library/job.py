@@ -1,0 +1,391 @@
+"""What a program holds in its hand: one worker's place in a job, and the wrapped model and optimizer."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import nn
+
+from lockstep.protocol.ids import CHIEF, Step
+from lockstep.protocol.messages import GroupRates
+from lockstep.protocol.plan import DEFAULT_BUCKET_BYTES
+from lockstep.runtime.monitor.reporter import Phase
+from lockstep.runtime.outcome import JobEndedError
+from lockstep.runtime.worker_node import WorkerNode
+from lockstep.training.binding import BindingOptions
+from lockstep.training.library.changes import ChangeWatch
+from lockstep.training.library.errors import UsageError
+from lockstep.training.library.misuse import MisuseWatch
+from lockstep.training.library.optimizers import KnownOptimizer, known_optimizer
+from lockstep.training.library.parameters import trained_parameters, untrained_digests
+from lockstep.training.library.sharding import Collate, IterableShard, MapShard, Shard, make_shard
+from lockstep.training.library.state import RemoteState
+from lockstep.training.library.steps import seed_everything, step_seed
+from lockstep.training.library.wrapped import unwrap_optimizer, wrap_optimizer
+from lockstep.training.sealed_replica import SealedReplica, SealedStep
+
+EXIT_FAILED = 1
+Say = Callable[[str], None]
+Model = TypeVar("Model", bound=nn.Module | Sequence[nn.Module])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobOptions:
+    """What a program chooses for its own task; what must be equal on all tasks is in the node's settings."""
+
+    on_nan: str = "report"
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    own_copy: bool = False
+
+
+class Job:
+    """One worker of a running cluster. Make it with ``lockstep.join()``; close it, or use it in a ``with`` block."""
+
+    def __init__(self, node: WorkerNode, options: JobOptions, say: Say, on_close: Callable[[], None]) -> None:
+        self._node = node
+        self._options = options
+        self._say = say
+        self._on_close = on_close
+        self._replica: SealedReplica | None = None
+        self._optimizers: list[KnownOptimizer] = []
+        self._models: list[nn.Module] = []
+        self._state: RemoteState | None = None
+        self._watch: ChangeWatch | None = None
+        self._handles: list[Any] = []
+        self._loaded = False
+        self._misuse: MisuseWatch | None = None
+        self._iteration = 0
+        self._in_steps = False
+        self._closed = False
+        self.not_finite_steps = 0
+        """Steps in which a gradient of this worker had a NaN or an infinity."""
+        self.void_steps = 0
+        """Steps that this worker asked not to apply (a gradient scaler found infinity, or ``on_nan="skip"``)."""
+        self.missed_steps = 0
+        """Steps that were completed without this worker (backup workers)."""
+
+    # -- who I am --
+
+    @property
+    def task(self) -> str:
+        """``/job:worker/replica:0/task:1``."""
+        return str(self._node.task)
+
+    @property
+    def worker(self) -> int:
+        """This worker's number, from 0."""
+        return self._node.task.index
+
+    @property
+    def workers(self) -> int:
+        """How many workers the job has."""
+        return self._node.config.cluster.shape.workers
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether initial parameters and learning rates come from this worker; a good one to print and save."""
+        return self._node.task == CHIEF
+
+    @property
+    def step(self) -> Step:
+        """How many steps the parameters have behind them."""
+        return self._replica.step if self._replica is not None else 0
+
+    # -- wrapping --
+
+    @overload
+    def wrap(self, model: Model, optimizer: torch.optim.Optimizer) -> tuple[Model, torch.optim.Optimizer]: ...
+
+    @overload
+    def wrap(
+        self, model: Model, optimizer: Sequence[torch.optim.Optimizer]
+    ) -> tuple[Model, list[torch.optim.Optimizer]]: ...
+
+    def wrap(self, model: Model, optimizer: Any) -> tuple[Model, Any]:
+        """Let this model and its optimizer (or several) train with the whole job.
+
+        Blocks until the chief's initial parameters are in the model. Returns the same objects. Raises UsageError where
+        they cannot be trained this way, JobEndedError where the job ended meanwhile.
+        """
+        if self._replica is not None:
+            raise UsageError("job.wrap() was called twice; wrap everything at once: job.wrap(model, [first, second])")
+        if self._in_steps or self._iteration:
+            raise UsageError("job.wrap() was called after training began; call it before the loop over job.steps()")
+        several = isinstance(optimizer, list | tuple)
+        self._models = [model] if isinstance(model, nn.Module) else list(model)
+        for one in optimizer if several else [optimizer]:
+            first = self._optimizers[-1].groups.stop if self._optimizers else 0
+            self._optimizers.append(known_optimizer(one, first))
+        self._bind()
+        wrapped = [wrap_optimizer(known.optimizer, self) for known in self._optimizers]
+        return model, wrapped if several else wrapped[0]
+
+    def _bind(self) -> None:
+        trained = trained_parameters(self._models, self._optimizers)
+        entries = tuple(entry for known in self._optimizers for entry in known.entries())
+        options = BindingOptions(
+            bucket_bytes=self._options.bucket_bytes,
+            own_copy=self._options.own_copy,
+            untrained=untrained_digests(self._models, trained),
+        )
+        hold = len(self._optimizers) > 1 or not self._node.config.synchronous
+        self._node.phase(Phase.COMPARING_SETTINGS)
+        try:
+            self._replica = SealedReplica(self._node, trained, entries, options, hold=hold)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        self._replica.start()
+        self.missed_steps = self._iteration = self._replica.step
+        self._state = RemoteState(self._node, self._replica.plan, self._replica.bound_parameters())
+        self._watch = ChangeWatch(self._replica.bound_parameters())
+        self._watch.remember(self._replica.step)
+        self._misuse = MisuseWatch(self._models, self._replica)
+        self._hook_state()
+        self._node.phase(Phase.TRAINING)
+
+    def _hook_state(self) -> None:
+        """Saving and loading in the middle of training: the state is on the servers."""
+
+        def loaded(*_: object) -> None:
+            self._loaded = True
+
+        for model in self._models:
+            self._handles += [part.register_load_state_dict_post_hook(loaded) for part in model.modules()]
+        for known in self._optimizers:
+            self._hook_optimizer_state(known)
+
+    def _hook_optimizer_state(self, known: KnownOptimizer) -> None:
+        def fetch(_: torch.optim.Optimizer) -> None:
+            assert self._state is not None
+            self._state.fetch(known)
+
+        def forget(_: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+            known.optimizer.state.clear()
+            return saved
+
+        def bring(_: torch.optim.Optimizer) -> None:
+            self._refuse_without_common_step("load_state_dict() of an optimizer")
+            assert self._state is not None
+            if self.is_chief:
+                self._state.bring(known)
+            known.optimizer.state.clear()
+
+        self._handles += [
+            known.optimizer.register_state_dict_pre_hook(fetch),
+            known.optimizer.register_state_dict_post_hook(forget),
+            known.optimizer.register_load_state_dict_post_hook(bring),
+        ]
+
+    def _refuse_without_common_step(self, what: str) -> None:
+        config = self._node.config
+        if not config.synchronous or config.aggregate is not None:
+            raise UsageError(
+                f"{what} in the middle of training needs a step that all workers make together; without that (async, "
+                "or backup workers) load before job.wrap()"
+            )
+
+    # -- a step --
+
+    def make_step(self, optimizer: torch.optim.Optimizer, void: bool) -> None:
+        """What ``optimizer.step()`` does: hand over, and block until the next parameters are here."""
+        replica, known = self._checked(optimizer)
+        if self._loaded:
+            self._publish("load_state_dict()")
+        rates = tuple(rate for one in self._optimizers for rate in one.rates())
+        assert self._misuse is not None
+        self._misuse.refuse_second_step(known)
+        occasion = self._occasion(known)
+        skip = self._options.on_nan == "skip"
+        sealed = replica.seal(rates, known.groups, void=void, skip_not_finite=skip, occasion=occasion)
+        self._misuse.sealed(known)
+        self._judge(sealed)
+        self._wait_for_next(replica)
+
+    def _wait_for_next(self, replica: SealedReplica) -> None:
+        former = replica.step
+        replica.wait_for_next()
+        missed = replica.step - former - 1
+        self.missed_steps += missed
+        self._iteration += missed
+        if self._watch is not None:
+            self._watch.remember(replica.step)
+
+    def _occasion(self, known: KnownOptimizer) -> str:
+        which = f" of optimizer {self._optimizers.index(known)}" if len(self._optimizers) > 1 else ""
+        when = f" in step {self._iteration} of job.steps()" if self._in_steps else ""
+        return f"step(){which}{when}"
+
+    def _judge(self, sealed: SealedStep) -> None:
+        """Say, once, where a gradient was not a number; stop where that was asked for."""
+        self.void_steps += sealed.void
+        if sealed.not_finite is None:
+            return
+        self.not_finite_steps += 1
+        found = f"the gradient of {sealed.not_finite!r} has a NaN or an infinity on {self.task} in step {sealed.step}"
+        if self._options.on_nan == "stop":
+            reason = f"stopped the job: {found}, the first one; on_nan says stop"
+            self._node.fail(reason)
+            raise JobEndedError(self._node.wait_until_ended())
+        if self.not_finite_steps == 1:
+            then = "skipped by all workers" if sealed.void else "applied all the same"
+            self._say(f"{found}; the step is {then}, and further ones are only counted")
+
+    # -- what people do wrong --
+
+    def _checked(self, optimizer: torch.optim.Optimizer) -> tuple[SealedReplica, KnownOptimizer]:
+        replica = self._replica
+        known = next((one for one in self._optimizers if one.optimizer is optimizer), None)
+        if self._closed or replica is None or known is None:
+            raise UsageError("optimizer.step() was called after job.close(); close the job after the last step")
+        assert self._misuse is not None
+        self._misuse.check()
+        if self._watch is not None and not self._loaded:
+            self._watch.compare(replica.step)
+        return replica, known
+
+    # -- values that the program sets itself --
+
+    def publish(self) -> None:
+        """Make the chief's parameters, as they are now, everybody's. Every worker must call it, at the same place.
+
+        For programs that change parameters themselves (clipping weights, tying, resetting). Takes a step of its own and
+        blocks until it is done. ``load_state_dict`` of the model needs no call: the next step does it.
+        """
+        if self._replica is None:
+            raise UsageError("job.publish() was called before job.wrap()")
+        self._publish("job.publish()")
+
+    def _publish(self, occasion: str) -> None:
+        assert self._replica is not None
+        self._refuse_without_common_step(occasion)
+        self._loaded = False
+        rates: tuple[GroupRates, ...] = tuple(rate for one in self._optimizers for rate in one.rates())
+        self._replica.publish_values(rates, occasion)
+        if self._watch is not None:
+            self._watch.remember(self._replica.step)
+
+    # -- steps and data --
+
+    def steps(self, count: int, *, seed: int = 0, data: Shard | None = None) -> Iterator[int]:
+        """Count ``count`` steps. Each begins with random numbers that follow from (seed, step, worker) alone.
+
+        ``data``, made by ``job.shard()``, is positioned at the step. With backup workers a step that was completed
+        without this worker is left out. Never blocks itself; JobEndedError where the job ended.
+        """
+        if count < 0:
+            raise UsageError(f"job.steps({count}) counts down; give the number of steps to make")
+        end = self._iteration + count
+        while self._iteration < end:
+            self._node.raise_if_ended()
+            step = self._iteration
+            seed_everything(step_seed(seed, step, self.worker))
+            if data is not None:
+                data.position(step)
+            self._in_steps = True
+            try:
+                yield step
+            finally:
+                self._in_steps = False
+            self._iteration += 1
+
+    def shard(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        collate: Collate | None = None,
+    ) -> MapShard | IterableShard:
+        """This worker's share of a torch data set: disjoint, complete, ending on all workers at the same step."""
+        place = (self.worker, self.workers)
+        return make_shard(dataset, batch_size, place, shuffle=shuffle, seed=seed, drop_last=drop_last, collate=collate)
+
+    # -- the end --
+
+    def close(self) -> None:
+        """This worker has made all its steps. Blocks until every worker has; JobEndedError where the job ended badly.
+
+        The model keeps the final parameters and is an ordinary model again. May be called twice.
+        """
+        if self._closed:
+            return
+        try:
+            self._node.finish(self.step)
+        finally:
+            self._leave()
+
+    def fail(self, reason: str) -> None:
+        """End the whole job: this worker cannot go on. Every task is told ``reason``."""
+        if self._closed:
+            return
+        try:
+            self._node.fail(reason)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._closed = True
+        for handle in self._handles:
+            handle.remove()
+        for known in self._optimizers:
+            unwrap_optimizer(known.optimizer)
+        if self._replica is not None:
+            self._replica.close()
+        self._node.close()
+        self._on_close()
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+        elif isinstance(error, JobEndedError):
+            self._leave_quietly()
+        else:
+            self.fail(why_it_left(error))
+
+    def _leave_quietly(self) -> None:
+        if not self._closed:
+            self._leave()
+
+    def close_at_exit(self) -> None:
+        """The program ends without closing: with an error that nobody caught, or because it forgot."""
+        if self._closed:
+            return
+        error = getattr(sys, "last_value", None)
+        if isinstance(error, JobEndedError):
+            self._leave_quietly()
+        elif error is not None:
+            self.fail(why_it_left(error))
+        else:
+            try:
+                self.close()
+            except JobEndedError as ended:
+                self._say(str(ended))
+                os._exit(EXIT_FAILED)  # too late for an exception to count: the program would end with 0
+
+
+def why_it_left(error: BaseException) -> str:
+    """The words in which an exception of the program is told to everybody."""
+    if isinstance(error, UsageError):
+        return f"was used wrongly: {error}"
+    text = f": {error}" if str(error) else ""
+    return f"failed with {type(error).__name__}{text}"
+
+
+def close_before_threads_end(job: Job) -> None:
+    """Close the job when the program ends, even if it does not.
+
+    gRPC's threads would keep the interpreter from ending, and atexit comes after waiting for them.
+    """
+    threading._register_atexit(job.close_at_exit)  # type: ignore[attr-defined]  # what concurrent.futures uses

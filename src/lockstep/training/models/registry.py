@@ -1,0 +1,53 @@
+"""From a model's name to its layers.
+
+Torch is imported only when a model is built: finding a built-in model needs the catalogue alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from lockstep.training.models.catalogue import (
+    IMAGENET,
+    CatalogueEntry,
+    find_entry,
+    is_external,
+)
+from lockstep.training.models.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def find_model(name: str, dataset: str = IMAGENET) -> ModelSpec:
+    """The model of this name for this data set.
+
+    Raises:
+        UnknownModel: there is none; the text is one sentence with what to use instead.
+    """
+    if is_external(name):
+        from lockstep.training.models.external import find_external
+
+        return find_external(name)
+    entry = find_entry(name, dataset)
+    return ModelSpec(
+        name=entry.name,
+        image_size=entry.image_size,
+        default_batch_size=entry.default_batch_size,
+        default_learning_rate=entry.learning_rate,
+        build=partial(_build_entry, entry),
+    )
+
+
+def build_model(name: str, dataset: str, num_classes: int) -> nn.Module:
+    """A fresh model; its weights come from torch's default generator."""
+    return find_model(name, dataset).build(num_classes)
+
+
+def _build_entry(entry: CatalogueEntry, num_classes: int) -> nn.Module:
+    module = importlib.import_module(f"lockstep.training.models.{entry.module}")
+    factory = cast("Callable[..., nn.Module]", getattr(module, entry.factory))
+    return factory(num_classes, **dict(entry.arguments))

@@ -1,0 +1,70 @@
+"""The state of a flat bucket's optimizer, parameter by parameter.
+
+One optimizer works on a whole bucket as long as all its parameters move together. When some of them got no gradient in
+a step, those must keep their state (and their own count of steps), so the bucket is taken apart: from then on each
+parameter has an optimizer of its own. Both are read and written here in one form: a dictionary for each piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+PieceState = dict[str, Tensor]
+
+
+def take_apart(state: Mapping[str, object], elements: int, ranges: Sequence[slice]) -> list[PieceState]:
+    """A flat bucket's state as states of its pieces: what has an entry for each element is cut, the rest copied."""
+    pieces: list[PieceState] = []
+    for where in ranges:
+        piece: PieceState = {}
+        for name, value in state.items():
+            if not isinstance(value, Tensor):
+                continue
+            piece[name] = (value[where] if value.numel() == elements and value.dim() else value).clone()
+        pieces.append(piece)
+    return pieces
+
+
+def put_together(pieces: Sequence[PieceState], elements: int, ranges: Sequence[slice]) -> PieceState | None:
+    """The reverse; None where the pieces do not agree in what they count, so that they cannot share an optimizer."""
+    first = pieces[0]
+    if any(piece.keys() != first.keys() for piece in pieces):
+        return None
+    whole: PieceState = {}
+    for name, value in first.items():
+        if not value.dim():
+            if any(not torch.equal(piece[name], value) for piece in pieces):
+                return None
+            whole[name] = value.clone()
+            continue
+        flat = torch.zeros(elements, dtype=value.dtype, device=value.device)
+        for piece, where in zip(pieces, ranges, strict=True):
+            flat[where] = piece[name].reshape(-1)
+        whole[name] = flat
+    return whole
+
+
+def pack(pieces: Sequence[PieceState]) -> bytes:
+    """The states of a bucket's pieces as safetensors: ``2/exp_avg`` is that of piece 2."""
+    return save(
+        {
+            f"{index}/{name}": value.detach().cpu().contiguous()
+            for index, piece in enumerate(pieces)
+            for name, value in piece.items()
+        }
+    )
+
+
+def unpack(data: bytes, count: int) -> list[PieceState]:
+    """``pack`` read back; ValueError for a piece that the bucket does not have."""
+    pieces: list[PieceState] = [{} for _ in range(count)]
+    for key, value in load(data).items():
+        index, _, name = key.partition("/")
+        if not index.isdigit() or int(index) >= count:
+            raise ValueError(f"the state names piece {index!r} of a bucket that has {count}")
+        pieces[int(index)][name] = value
+    return pieces

@@ -1,0 +1,218 @@
+"""A server's shard in torch: reduces the workers' gradients and lets the optimizer make the next version.
+
+The optimizer is the named class of torch.optim, one instance a bucket, on the flat bucket: its kernels work element
+by element, so packing parameters changes nothing but the number of calls. A version is made out of place: the old one
+is copied into the other slot first, and the optimizer works there.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lockstep.protocol.effects import Apply
+from lockstep.protocol.ids import INITIAL_STEP, BucketId
+from lockstep.protocol.messages import Layout, OptimizerEntry
+from lockstep.protocol.plan import Bucket, Plan
+from lockstep.runtime.store import StoreTimes
+from lockstep.training.optimizer_state import PieceState, pack, put_together, take_apart, unpack
+from lockstep.training.rates import set_numbers
+from lockstep.training.tensors import as_tensor, torch_dtype
+
+GET_STATE, PUT_STATE = "the optimizer's state", "to load the optimizer's state"
+STATE_HEADER = struct.Struct("<IQQ")
+"""Before the bytes of a question or answer about state: bucket, offset, total length."""
+STATE_CHUNK = 4 << 20
+
+
+@dataclass(slots=True)
+class _Held:
+    """One bucket: its two versions, and the optimizer that steps from one to the other."""
+
+    slots: tuple[Tensor, Tensor]
+    parameter: torch.nn.Parameter
+    optimizer: torch.optim.Optimizer
+    scratch: Tensor
+    group: int
+    entry: OptimizerEntry
+    bucket: Bucket
+    apart: list[torch.optim.Optimizer] = field(default_factory=list)
+    """One optimizer for each piece, once the pieces no longer move together."""
+
+    def ranges(self) -> list[slice]:
+        size = self.parameter.element_size()
+        return [slice(p.offset // size, p.offset // size + p.elements) for p in self.bucket.pieces]
+
+
+def make_optimizer(entry: OptimizerEntry, parameter: torch.nn.Parameter) -> torch.optim.Optimizer:
+    """The optimizer that a parameter group asks for, over one flat tensor."""
+    made = getattr(torch.optim, entry.kind)([parameter], **optimizer_options(entry))
+    assert isinstance(made, torch.optim.Optimizer)
+    return made
+
+
+def warm_up() -> None:
+    """Import now what torch imports with its first optimizer: the first bucket would wait seconds for it."""
+    parameter = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
+    parameter.grad = torch.zeros(1)
+    make_optimizer(OptimizerEntry("SGD", '{"lr": 0.0}'), parameter).step()
+
+
+def optimizer_options(entry: OptimizerEntry) -> dict[str, object]:
+    """The plain settings of a group as the class of torch.optim takes them."""
+    options = json.loads(entry.options)
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+
+
+class TorchShardStore:
+    """Implements ``runtime.store.ShardStore``; all its calls come on one thread."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        """``device``: where reduction and update run; the CPU by default."""
+        self._device = device or torch.device("cpu")
+        self._held: dict[BucketId, _Held] = {}
+        self._incoming: dict[BucketId, bytearray] = {}
+        self.times = StoreTimes()
+
+    def prepare(self, layout: Layout, plan: Plan, server: int, slots: tuple[memoryview, memoryview]) -> None:
+        for bucket in plan.buckets_of(server):
+            self._held[bucket.id] = self._hold(bucket, layout.optimizers[bucket.group], slots)
+
+    def _hold(self, bucket: Bucket, entry: OptimizerEntry, slots: tuple[memoryview, memoryview]) -> _Held:
+        dtype = torch_dtype(bucket.dtype)
+        where = slice(bucket.shard_offset, bucket.shard_offset + bucket.nbytes)
+        first, second = (as_tensor(slot[where], dtype) for slot in slots)
+        value = first if self._device.type == "cpu" else torch.zeros_like(first, device=self._device)
+        parameter = torch.nn.Parameter(value, requires_grad=False)
+        optimizer = make_optimizer(entry, parameter)
+        return _Held((first, second), parameter, optimizer, torch.empty_like(value), bucket.group, entry, bucket)
+
+    def apply(self, effect: Apply, gradients: Sequence[memoryview]) -> None:
+        held = self._held[effect.bucket]
+        old, new = held.slots[effect.from_slot], held.slots[effect.to_slot]
+        given = [as_tensor(gradient, old.dtype) for gradient in gradients]
+        if effect.step == INITIAL_STEP or (effect.values and given):
+            new.copy_(given[0])
+            held.parameter.data.copy_(new)
+        elif not given:
+            new.copy_(old)
+        else:
+            began = time.perf_counter()
+            held.parameter.grad = self._reduce(held.scratch, given, effect.replicas)
+            reduced = time.perf_counter()
+            if effect.without and not held.apart:
+                _take_bucket_apart(held)
+            if held.apart:
+                self._step_apart(held, old, new, effect)
+            else:
+                set_numbers(held.optimizer.param_groups[0], effect.rates[held.group])
+                self._step(held, old, new)
+            self.times.reduce += reduced - began
+            self.times.update += time.perf_counter() - reduced
+            self.times.buckets += 1
+
+    def _step(self, held: _Held, old: Tensor, new: Tensor) -> None:
+        if self._device.type == "cpu":
+            new.copy_(old)
+            held.parameter.data = new
+            held.optimizer.step()
+        else:
+            held.optimizer.step()
+            new.copy_(held.parameter.data)
+
+    def _step_apart(self, held: _Held, old: Tensor, new: Tensor, effect: Apply) -> None:
+        """Each piece by itself; those without a gradient stay as they are, like a parameter whose grad is None."""
+        on_host = self._device.type == "cpu"
+        if on_host:
+            new.copy_(old)
+        target = new if on_host else held.parameter.data
+        assert held.parameter.grad is not None
+        for piece, where, optimizer in zip(held.bucket.pieces, held.ranges(), held.apart, strict=True):
+            if piece.parameter in effect.without:
+                continue
+            group = optimizer.param_groups[0]
+            set_numbers(group, effect.rates[held.group])
+            group["params"][0].data = target[where]
+            group["params"][0].grad = held.parameter.grad[where]
+            optimizer.step()
+        if not on_host:
+            new.copy_(target)
+
+    # -- a worker asks for the optimizer's state, or brings it --
+
+    def answer(self, what: str, data: bytes) -> bytes:
+        if what not in (GET_STATE, PUT_STATE) or len(data) < STATE_HEADER.size:
+            raise ValueError(f"a server cannot be asked for {what!r}")
+        bucket, offset, total = STATE_HEADER.unpack_from(data)
+        held = self._held.get(bucket)
+        if held is None:
+            raise ValueError(f"bucket {bucket} is not on this server")
+        if what == PUT_STATE:
+            return self._put_state(held, offset, total, data[STATE_HEADER.size :])
+        packed = pack(_states_of(held))
+        return STATE_HEADER.pack(bucket, offset, len(packed)) + packed[offset : offset + STATE_CHUNK]
+
+    def _put_state(self, held: _Held, offset: int, total: int, chunk: bytes) -> bytes:
+        incoming = self._incoming.setdefault(held.bucket.id, bytearray())
+        if len(incoming) < offset or offset + len(chunk) > total:
+            raise ValueError(f"a part of the optimizer's state of bucket {held.bucket.id} came out of order")
+        incoming[offset:] = chunk
+        if len(incoming) == total:
+            del self._incoming[held.bucket.id]
+            _load_states(held, unpack(bytes(incoming), len(held.bucket.pieces)))
+        return b""
+
+    def _reduce(self, scratch: Tensor, given: list[Tensor], count: int) -> Tensor:
+        """The mean in the order of worker index: ((g0 + g1) + g2) / count."""
+        total = scratch
+        if len(given) == 1:
+            total.copy_(given[0])
+        elif self._device.type == "cpu":
+            torch.add(given[0], given[1], out=total)
+        else:
+            total.copy_(given[0])
+            total.add_(given[1].to(self._device))
+        for gradient in given[2:]:
+            total.add_(gradient.to(self._device))
+        return total.div_(count) if count > 1 else total
+
+
+def _states_of(held: _Held) -> list[PieceState]:
+    if not held.apart:
+        return take_apart(held.optimizer.state[held.parameter], held.parameter.numel(), held.ranges())
+    states = []
+    for optimizer in held.apart:
+        parameter = optimizer.param_groups[0]["params"][0]
+        states += take_apart(optimizer.state[parameter], parameter.numel(), [slice(None)])
+    return states
+
+
+def _take_bucket_apart(held: _Held) -> None:
+    _set_apart(held, _states_of(held))
+
+
+def _set_apart(held: _Held, states: Sequence[PieceState]) -> None:
+    held.apart = []
+    for where, state in zip(held.ranges(), states, strict=True):
+        parameter = torch.nn.Parameter(held.parameter.data[where], requires_grad=False)
+        optimizer = make_optimizer(held.entry, parameter)
+        optimizer.state[parameter] = dict(state)
+        held.apart.append(optimizer)
+    held.optimizer.state.clear()
+
+
+def _load_states(held: _Held, states: Sequence[PieceState]) -> None:
+    device = held.parameter.device
+    placed = [{n: v.to(device) if v.dim() else v for n, v in state.items()} for state in states]
+    whole = put_together(placed, held.parameter.numel(), held.ranges())
+    if whole is None:
+        _set_apart(held, placed)
+    else:
+        held.apart = []
+        held.optimizer.state[held.parameter] = dict(whole)

@@ -1,0 +1,59 @@
+"""Between bytes and tensors."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from lockstep.protocol.messages import ParameterEntry
+from lockstep.protocol.plan import ELEMENT_BYTES, Plan
+
+_DTYPES: tuple[tuple[str, torch.dtype], ...] = (
+    ("float32", torch.float32),
+    ("float64", torch.float64),
+    ("float16", torch.float16),
+    ("bfloat16", torch.bfloat16),
+)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype that the plan calls ``name``; KeyError for any other."""
+    return dict(_DTYPES)[name]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """What the plan calls this dtype; KeyError for one that is not trained."""
+    return {value: name for name, value in _DTYPES}[dtype]
+
+
+def as_tensor(buffer: memoryview, dtype: torch.dtype) -> Tensor:
+    """The bytes as a flat tensor, without a copy."""
+    if not buffer.nbytes:
+        return torch.empty(0, dtype=dtype)
+    with warnings.catch_warnings():
+        # Loans are read-only to us by agreement, not always by their memoryview's flag.
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.frombuffer(buffer, dtype=dtype)
+
+
+def entry_of(name: str, tensor: Tensor, group: int) -> ParameterEntry:
+    """How the plan sees this parameter."""
+    return ParameterEntry(name, tensor.numel(), dtype_name(tensor.dtype), group)
+
+
+def parameter_offsets(plan: Plan) -> list[int]:
+    """Where each parameter begins in the arena. Its pieces lie behind each other, so this and its size say all."""
+    offsets = [-1] * len(plan.parameters)
+    for bucket in plan.buckets:
+        for piece in bucket.pieces:
+            if piece.first == 0:
+                offsets[piece.parameter] = bucket.arena_offset + piece.offset
+    return offsets
+
+
+def parameter_view(arena: Tensor, offset: int, like: Tensor) -> Tensor:
+    """The range of a byte arena that holds one parameter, in its shape."""
+    nbytes = like.numel() * ELEMENT_BYTES[dtype_name(like.dtype)]
+    return arena[offset : offset + nbytes].view(like.dtype).view(like.shape)

@@ -1,0 +1,1 @@
+"""The library against the same loop in one process."""

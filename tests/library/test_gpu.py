@@ -1,0 +1,114 @@
+"""The library with a model on a GPU and servers on the CPU.
+
+Compared within 1e-5: the mean and the update are made on the CPU here and on the GPU in one process, and the two round
+differently.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from helpers.cluster import in_process_cluster
+from library.same_loop import STEPS, TWO_SERVERS, Loop, in_one_process, on_a_cluster, plain, run_jobs, small_model
+from lockstep.protocol.ids import ClusterShape
+from lockstep.training.library.errors import UsageError
+from lockstep.training.library.job import Job
+from lockstep.training.shard_store import TorchShardStore
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+if torch.cuda.is_available():
+    # What CUDA opens once for the whole process is nothing that a test left behind.
+    torch.zeros(1, device="cuda", requires_grad=True).sum().backward()
+
+
+def gpu_model() -> Any:
+    return small_model().cuda()
+
+
+def gpu_plain(model: Any, worker: int, step: int) -> None:
+    model.zero_grad()
+    generator = torch.Generator().manual_seed(1000 * worker + step)
+    inputs, targets = (torch.randn(8, 16, generator=generator).cuda() for _ in range(2))
+    nn.functional.mse_loss(model(inputs), targets).backward()
+
+
+def gpu_clipped(model: Any, worker: int, step: int) -> None:
+    gpu_plain(model, worker, step)
+    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+
+
+def gpu_branching(model: Any, worker: int, step: int) -> None:
+    gpu_plain(model, worker, step)
+    if step % 2:
+        model[2].weight.grad = None
+
+
+@pytest.mark.parametrize("compute", [gpu_plain, gpu_clipped, gpu_branching])
+def test_loop_on_a_gpu_agrees_with_one_process(compute: Any) -> None:
+    loop = Loop(
+        compute=compute, make_model=gpu_model, make_optimizer=lambda m: torch.optim.Adam(m.parameters(), lr=0.01)
+    )
+    expected = in_one_process(loop)
+    for result in on_a_cluster(loop):
+        for name, value in expected.items():
+            torch.testing.assert_close(result[name], value, rtol=1e-5, atol=1e-5)
+
+
+def test_scaler_on_a_gpu_skips_on_all_workers() -> None:
+    def body(job: Job) -> None:
+        model = gpu_model()
+        _, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        scaler = torch.amp.GradScaler("cuda", init_scale=256.0)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = model(torch.randn(4, 16, device="cuda")).square().mean()
+            factor = float("inf") if step == 2 and job.worker == 1 else 1.0
+            scaler.scale(loss * factor).backward()
+            before = model[0].weight.detach().clone()
+            scaler.step(optimizer)
+            scaler.update()
+            assert torch.equal(model[0].weight, before) == (step == 2)
+        finals.append(model[0].weight.detach().cpu())
+
+    finals: list[Any] = []
+    with in_process_cluster(TWO_SERVERS, TorchShardStore, eager=False) as cluster:
+        run_jobs(cluster, body)
+        assert cluster.said == []
+    assert torch.equal(finals[0], finals[1])
+
+
+def test_not_a_number_on_a_gpu_is_named() -> None:
+    def body(job: Job) -> None:
+        model = gpu_model()
+        _, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model[2].weight.register_hook(lambda grad: grad * float("nan"))
+        gpu_plain(model, 0, 0)
+        optimizer.step()
+
+    with in_process_cluster(ClusterShape(1, 1), TorchShardStore, eager=False) as cluster:
+        run_jobs(cluster, body)
+        assert "'2.weight' has a NaN or an infinity on /job:worker/replica:0/task:0 in step 0" in cluster.said[0]
+
+
+def test_moving_the_model_to_a_gpu_after_wrapping() -> None:
+    def body(job: Job) -> None:
+        model = small_model()
+        _, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        plain(model, 0, 0)
+        model.cuda()
+        optimizer.step()
+
+    with (
+        in_process_cluster(ClusterShape(1, 1), TorchShardStore, eager=False) as cluster,
+        pytest.raises(UsageError, match=r"'0\.weight' was moved from cpu to cuda:0 after job\.wrap"),
+    ):
+        run_jobs(cluster, body)

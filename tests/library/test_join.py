@@ -1,0 +1,124 @@
+"""Programs of one's own as real processes: from flags, from torchrun, and from the variables of srun and mpirun."""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from helpers.ports import free_port, free_ports
+from helpers.programs import LOCKSTEP, Finished, Program
+
+PROGRAM = (sys.executable, str(Path(__file__).with_name("program.py")))
+SECONDS = 110.0
+pytestmark = pytest.mark.timeout(240)
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+Command = tuple[tuple[str, ...], dict[str, str]]
+
+
+def run_all(commands: list[Command]) -> list[Finished]:
+    with ExitStack() as started:
+        programs = [
+            started.enter_context(Program(command, {**ONE_THREAD, **environment})) for command, environment in commands
+        ]
+        return [program.wait(SECONDS) for program in programs]
+
+
+def digests(finished: list[Finished]) -> dict[str, str]:
+    found = [re.search(r"worker (\d) of \d: (\w+)", one.stdout) for one in finished]
+    return {match[1]: match[2] for match in found if match is not None}
+
+
+def srun(rank: int, world: int, job: int) -> dict[str, str]:
+    return {
+        "SLURM_PROCID": str(rank),
+        "SLURM_NTASKS": str(world),
+        "SLURM_JOB_ID": str(job),
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": "127.0.0.1",
+    }
+
+
+def mpirun(rank: int, world: int, job: int) -> dict[str, str]:
+    return {
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": str(world),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(world),
+        "PMIX_NAMESPACE": f"prterun-test-{job}@1",
+    }
+
+
+@pytest.mark.parametrize("launcher", [srun, mpirun])
+def test_three_processes_of_a_launcher_form_one_server_and_two_workers(launcher: object) -> None:
+    job = free_port()
+    environments = [launcher(rank, 3, job) for rank in range(3)]  # type: ignore[operator]
+    finished = run_all([(PROGRAM, environment) for environment in environments])
+    assert [one.code for one in finished] == [0, 0, 0], finished
+    found = digests(finished)
+    assert set(found) == {"0", "1"}
+    assert found["0"] == found["1"]
+    assert finished[0].stdout == ""  # the server never comes to what follows join()
+
+
+def hosts(servers: int, workers: int) -> tuple[str, str]:
+    ports = [f"127.0.0.1:{port}" for port in free_ports(servers + workers)]
+    return f"--ps_hosts={','.join(ports[:servers])}", f"--worker_hosts={','.join(ports[servers:])}"
+
+
+def cluster_of(*extra: str, servers: int = 1) -> list[Command]:
+    """``lockstep ps`` for every server, and the program for two workers."""
+    lists = hosts(servers, 2)
+    served: list[Command] = [((*LOCKSTEP, "ps", *lists, f"--task_index={index}"), {}) for index in range(servers)]
+    trained: list[Command] = [
+        ((*PROGRAM, *lists, "--job_name=worker", f"--task_index={i}", *extra), {}) for i in range(2)
+    ]
+    return [*served, *trained]
+
+
+def test_lockstep_ps_serves_a_program_that_it_does_not_know_and_that_forgets_to_close() -> None:
+    finished = run_all(cluster_of("--forget", servers=2))
+    assert [one.code for one in finished] == [0, 0, 0, 0], finished
+    assert len(set(digests(finished).values())) == 1
+
+
+def test_an_exception_in_one_program_is_told_to_all() -> None:
+    server, chief, other = run_all(cluster_of("--raise"))
+    sentence = "/job:worker/replica:0/task:1 failed with KeyError: 'labels'"
+    assert (server.code, chief.code, other.code) == (1, 1, 1)
+    assert sentence in server.stderr
+    assert sentence in chief.stderr
+    assert "KeyError" in other.stderr
+
+
+def test_a_killed_program_is_named_and_nothing_is_left_behind() -> None:
+    server, chief, other = run_all(cluster_of("--die"))
+    assert other.code == -9
+    assert server.code == 1
+    assert chief.code == 1
+    for one in (server, chief):
+        assert re.search(r"/job:worker/replica:0/task:1", one.stderr), one.stderr
+
+
+def test_other_choices_on_the_server_are_named() -> None:
+    lists = hosts(1, 1)
+    server, program = run_all(
+        [
+            ((*LOCKSTEP, "ps", *lists, "--reduction=sum"), {}),
+            ((*PROGRAM, *lists, "--job_name=worker"), {}),
+        ]
+    )
+    assert server.code == 1
+    assert program.code == 1
+    assert re.search("reduction=(mean|sum).*reduction=(sum|mean); start all tasks with the same value", program.stderr)
+
+
+def test_a_program_outside_of_any_cluster_gets_one_sentence() -> None:
+    (alone,) = run_all([(PROGRAM, {})])
+    assert alone.code == 1
+    assert "this process does not know its cluster; start it with torchrun, srun or mpirun" in alone.stderr
