@@ -1,0 +1,115 @@
+"""``lockstep bench``: what a person starts. It checks the command line and this machine, and imports no torch.
+
+With ``--ps`` and ``--workers`` it starts a whole cluster on this machine; with ``--job_name`` it is the monitor of one
+task, which runs below it (``bench_task.py``); with neither it trains in this process alone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+
+from lockstep.cli.flags import check_machine, parse_bench, task_arguments
+from lockstep.cli.start_checks import limits_of_machine, start_notices
+from lockstep.protocol.ids import CHIEF, Role, TaskId
+from lockstep.training.config import BenchConfig, settings
+from lockstep.version import __version__
+
+TASK_FLAG = "--lockstep_task="
+"""Internal: this process is the task itself, and this is the descriptor on which it reports to its monitor."""
+
+
+LAUNCHED_VARIABLE = "LOCKSTEP_LAUNCHED"
+"""Set for the tasks of a local cluster: the launcher shows how they come together."""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    return start(argv, (sys.executable, "-m", "lockstep"))
+
+
+def start(argv: Sequence[str], program: Sequence[str]) -> int:
+    """Run the command; the processes below this one are started as ``program bench FLAGS``."""
+    if argv and argv[0].startswith(TASK_FLAG):
+        from lockstep.cli.bench_task import run_task
+
+        return run_task(parse_bench(argv[1:], os.environ), int(argv[0].removeprefix(TASK_FLAG)))
+    config = parse_bench(argv, os.environ)
+    limits = [one.sentence for one in limits_of_machine(config, os.environ) if one.keeps_from_working]
+    check_machine(config, limits)
+    for notice in (*config.output.notices, *start_notices(config, os.environ)):
+        print(f"lockstep: {notice}", file=sys.stderr)
+    if config.local is not None:
+        return _run_local_cluster(config, argv, program)
+    if config.task is not None:
+        return _run_monitor(config, argv, program)
+    from lockstep.cli.bench_task import run_alone
+
+    return run_alone(config)
+
+
+def _run_monitor(config: BenchConfig, argv: Sequence[str], program: Sequence[str]) -> int:
+    from lockstep.cli.forming import addresses_of, forming_line
+    from lockstep.runtime.monitor.run import MonitorSpec, run_monitor
+    from lockstep.runtime.monitor.task_process import REPORT_FD
+    from lockstep.runtime.start_facts import start_facts
+
+    assert config.cluster is not None
+    assert config.task is not None
+    listen = config.cluster.listen_address()
+    command = (*program, "bench", f"{TASK_FLAG}{REPORT_FD}", *argv)
+    spec = MonitorSpec(
+        task=config.task,
+        host=listen.host,
+        port=listen.port,
+        command=command,
+        version=__version__,
+        start=start_facts(config.cluster, __version__, settings(config)),
+        cluster=config.cluster.all_addresses(),
+    )
+    if config.task != CHIEF or LAUNCHED_VARIABLE in os.environ:
+        return run_monitor(spec)
+    with forming_line(addresses_of(config.cluster)):  # on one task only: where people look, beside the chief's lines
+        return run_monitor(spec)
+
+
+def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequence[str]) -> int:
+    from lockstep.cli.forming import forming_line
+    from lockstep.runtime.local_cluster import LocalClusterSpec, run_local_cluster
+
+    assert config.local is not None
+    local = config.local
+    meeting_port = _free_port() if config.exchange.is_collective else 0
+
+    def command(task: TaskId, ps_hosts: Sequence[str], worker_hosts: Sequence[str]) -> list[str]:
+        arguments = task_arguments(argv, task, ps_hosts, worker_hosts)
+        if config.devices.num_threads is None:
+            arguments.append(f"--num_threads={_threads(task, local.workers)}")
+        if config.exchange.is_collective and config.exchange.collective_port is None:
+            arguments.append(f"--collective_port={meeting_port}")
+        return [*program, "bench", *arguments]
+
+    os.environ[LAUNCHED_VARIABLE] = "1"
+    spec = LocalClusterSpec(
+        servers=local.servers,
+        workers=local.workers,
+        command=command,
+        show_all=config.output.verbose,
+        forming=forming_line,
+    )
+    return run_local_cluster(spec)
+
+
+def _threads(task: TaskId, workers: int) -> int:
+    """The workers of one machine share its cores; a server works in the gaps that they leave."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, cores // workers) if task.role is Role.WORKER else 1
+
+
+def _free_port() -> int:
+    """A port that nobody uses now; the workers of this machine meet there."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,242 @@
+"""The task of ``lockstep bench``: a server, a worker, or a single process.
+
+The node starts before torch is imported, so that the others see this task, and its reason for not being ready, at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from lockstep.cli.progress import Output
+from lockstep.cli.terminal import clear_line
+from lockstep.diagnose.ending import by_verdict
+from lockstep.errors import BadInput
+from lockstep.protocol.faults import Fault, parse_faults
+from lockstep.protocol.ids import Role
+from lockstep.protocol.journal import Happening
+from lockstep.runtime.dump import on_signal
+from lockstep.runtime.monitor.reporter import Phase, TaskReporter
+from lockstep.runtime.node import NodeConfig
+from lockstep.runtime.outcome import JobEndedError, Outcome
+from lockstep.runtime.watchdog import WatchSettings
+from lockstep.training.config import BenchConfig, settings
+
+if TYPE_CHECKING:
+    from lockstep.runtime.server_node import ServerNode
+    from lockstep.runtime.store import ShardStore
+    from lockstep.runtime.worker_node import WorkerNode
+
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+EXIT_VERDICT = 3
+
+FAULTS_VARIABLE = "LOCKSTEP_FAULTS"
+
+
+class StoppedError(BaseException):
+    """A signal asked this task to end. Not an Exception: nothing on the way may swallow it."""
+
+
+def run_task(config: BenchConfig, report_fd: int) -> int:
+    """Run one task of a cluster; ``report_fd`` leads to its monitor."""
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the monitor decides what Ctrl-C means
+    dumps: list[Callable[[str], None]] = []
+    on_signal(signal.SIGUSR1, lambda: dumps[0]("SIGUSR1") if dumps else None)
+    reporter = TaskReporter(report_fd)
+    reporter.phase(Phase.IMPORTING_TORCH)
+    assert config.task is not None
+    try:
+        if config.exchange.is_collective:
+            return _run_collective(config, reporter)
+        if config.task.role is Role.SERVER:
+            return _run_server(config, reporter, dumps)
+        return _run_worker(config, reporter, dumps)
+    except StoppedError:
+        return 128 + signal.SIGTERM
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise StoppedError
+
+
+def node_config(config: BenchConfig) -> NodeConfig:
+    """What the runtime needs to know of this run."""
+    assert config.cluster is not None
+    return NodeConfig(
+        cluster=config.cluster,
+        settings=settings(config),
+        synchronous=config.exchange.cross_replica_sync,
+        eager=True,
+        tell_paths=True,
+        watch=WatchSettings(on_stall=config.cluster.on_stall),
+        run_folder=config.output.train_dir or "",
+        faults=planted_faults(os.environ),
+    )
+
+
+def planted_faults(environ: Mapping[str, str]) -> tuple[Fault, ...]:
+    """The faults that a drill plants: the variable LOCKSTEP_FAULTS holds one a line (docs/drills.md)."""
+    try:
+        return parse_faults(environ.get(FAULTS_VARIABLE, ""))
+    except ValueError as error:
+        raise BadInput(f"{FAULTS_VARIABLE} cannot be read: {error}; unset it, it is for drills only.") from error
+
+
+def _run_server(config: BenchConfig, reporter: TaskReporter, dumps: list[Callable[[str], None]]) -> int:
+    from lockstep.runtime.server_node import ServerNode
+
+    def make_store() -> ShardStore:
+        from lockstep.training.benchmark.run import server_store
+
+        return server_store(config)
+
+    node = ServerNode(node_config(config), make_store, say, reporter)
+    dumps.append(node.dump)
+    try:
+        node.start()
+        assert config.task is not None
+        Output().emit(f"Running parameter server {config.task.index}")
+        reporter.phase(Phase.IMPORTING_TORCH)
+        import torch  # noqa: F401 - while the cluster forms, so that the first bucket does not wait for it
+
+        reporter.phase(Phase.CONNECTING if node.forming else Phase.COMPARING_SETTINGS)
+        outcome = _wait_for_the_end(node)
+        if node.refused:
+            return EXIT_BAD_INPUT
+        node.see_others_off()
+        _write_server_trace(config, node)
+        if config.output.timing_dir is not None:
+            from lockstep.training.benchmark.times import server_times, write_times
+
+            write_times(config.output.timing_dir, config.task, server_times(node, config.run.num_warmup_batches))
+    except StoppedError:
+        node.fail("was stopped by a signal")
+        raise
+    finally:
+        node.close()
+    return _exit_code(outcome)
+
+
+def _write_server_trace(config: BenchConfig, node: ServerNode) -> None:
+    if config.output.trace_file is None:
+        return
+    from lockstep.runtime.trace import TraceWindow, trace_of, trace_path, write_trace
+
+    # The newest steps that it saw: with --num_epochs a server does not know the number of the last one.
+    records = list(node.journal)
+    end = max((record.step for record in records if record.happening is Happening.COMMITTED), default=-1) + 1
+    window = TraceWindow(max(0, end - config.output.trace_steps), end)
+    path = trace_path(config.output.trace_file, config.task)
+    try:
+        write_trace(path, trace_of(config.task, (), records, node.known_plan, window))
+    except OSError as error:
+        say(f"the trace {path} could not be written: {error.strerror}")
+
+
+def _wait_for_the_end(node: ServerNode) -> Outcome:
+    try:
+        node.wait_until_member()
+        return node.wait_until_ended()
+    except JobEndedError as ended:
+        return ended.outcome
+
+
+def _run_worker(config: BenchConfig, reporter: TaskReporter, dumps: list[Callable[[str], None]]) -> int:
+    from lockstep.runtime.worker_node import WorkerNode
+
+    node = WorkerNode(node_config(config), say, reporter)
+    dumps.append(node.dump)
+    try:
+        node.start()
+        return _train(config, node)
+    except StoppedError:
+        node.fail("was stopped by a signal")
+        raise
+    finally:
+        node.close()
+
+
+def _train(config: BenchConfig, node: WorkerNode) -> int:
+    node.phase(Phase.IMPORTING_TORCH)
+    from lockstep.training.benchmark.run import NoSuchDeviceError, run_worker
+    from lockstep.training.data.errors import BadData, TooManyBadRecords
+
+    node.phase(Phase.CONNECTING if node.forming else Phase.COMPARING_SETTINGS)
+    output = Output()
+    try:
+        run_worker(config, node, output.emit, output.make_progress)
+    except JobEndedError as ended:
+        return EXIT_BAD_INPUT if node.refused else _exit_code(ended.outcome)
+    except (NoSuchDeviceError, BadData) as error:
+        say(str(error))
+        return EXIT_FAILED if isinstance(error, TooManyBadRecords) else EXIT_BAD_INPUT
+    except Exception as error:  # noqa: BLE001 - told to the job by run_worker; here it is told to the person
+        traceback.print_exception(error)
+        say(f"{node.task} failed in step {node.machine.role.step}: {type(error).__name__}: {error}")
+        return EXIT_FAILED
+    finally:
+        output.close()
+    return 0
+
+
+def _run_collective(config: BenchConfig, reporter: TaskReporter) -> int:
+    from lockstep.training.benchmark.collective import CollectiveLost
+    from lockstep.training.benchmark.run import NoSuchDeviceError, run_collective
+    from lockstep.training.data.errors import BadData, InputLost, TooManyBadRecords
+
+    reporter.phase(Phase.TRAINING)
+    output = Output()
+    try:
+        run_collective(config, output.emit, output.make_progress, say)
+    except (NoSuchDeviceError, BadData) as error:
+        say(str(error))
+        return EXIT_FAILED if isinstance(error, TooManyBadRecords) else EXIT_BAD_INPUT
+    except (CollectiveLost, InputLost) as error:
+        say(str(error))
+        return EXIT_FAILED
+    finally:
+        output.close()
+    reporter.phase(Phase.ENDED)
+    return 0
+
+
+def run_alone(config: BenchConfig) -> int:
+    """Train, or evaluate, in this process, without a cluster."""
+    from lockstep.training.benchmark.run import NoSuchDeviceError, run_evaluation, run_single
+    from lockstep.training.data.errors import BadData, InputLost, TooManyBadRecords
+
+    output = Output()
+    try:
+        if config.evaluation.only:
+            return 0 if run_evaluation(config, output.emit) is not None else EXIT_FAILED
+        run_single(config, output.emit, output.make_progress)
+    except (NoSuchDeviceError, BadData) as error:
+        say(str(error))
+        return EXIT_FAILED if isinstance(error, TooManyBadRecords) else EXIT_BAD_INPUT
+    except InputLost as error:
+        say(str(error))
+        return EXIT_FAILED
+    finally:
+        output.close()
+    return 0
+
+
+def _exit_code(outcome: Outcome) -> int:
+    """The node has said why already."""
+    if outcome.ok:
+        return 0
+    return EXIT_VERDICT if by_verdict(outcome.reason) else EXIT_FAILED
+
+
+def say(text: str) -> None:
+    """One whole line for people, on stderr."""
+    sys.stderr.write(f"{clear_line(sys.stderr.isatty())}lockstep: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,192 @@
+"""``lockstep compare``: one model trained in several ways on this machine, in turns; a table of who is how fast."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from lockstep.cli.compare_flags import Request, parse_compare
+from lockstep.cli.flags import parse_bench
+from lockstep.training.compare.results import Measurement, Row, as_json, detail_lines, table
+from lockstep.training.compare.runs import CHILD_FLAG, Runner
+from lockstep.training.config import torch_version
+from lockstep.version import __version__
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+EXIT_FAILED = 1
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    if argv and argv[0].startswith(CHILD_FLAG):
+        return _run_child(argv[0].removeprefix(CHILD_FLAG), argv[1:])
+    request = parse_compare(argv, os.environ)
+    # A batch system's SIGTERM must end the programs that were started, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    rows = _measure_all(request)
+    for line in _report(request, rows):
+        print(line)
+    if request.json_path is not None:
+        request.json_path.write_text(json.dumps(as_json(rows, _about(request)), indent=1) + "\n")
+        print(f"wrote {request.json_path}")
+    if request.plot_path is not None:
+        from lockstep.cli.compare_plot import draw
+
+        draw(rows, _title(request), request.plot_path)
+        print(f"wrote {request.plot_path}")
+    return EXIT_FAILED if _is_failure(request, rows) else 0
+
+
+def _as_interrupt(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    raise KeyboardInterrupt
+
+
+def _run_child(what: str, argv: Sequence[str]) -> int:
+    """This process is one of the compared programs."""
+    from lockstep.training.compare.gate import Gate
+
+    kind, rank, world, patience = what.split(",")
+    config = parse_bench(argv, os.environ)
+    gate = Gate(sys.stdin, sys.stdout)
+    if kind == "ddp":
+        from lockstep.training.compare.ddp_loop import run_ddp
+
+        run_ddp(config, int(rank), int(world), float(patience), gate)
+    else:
+        from lockstep.training.compare.solo_loop import run_solo
+
+        run_solo(config, int(rank), gate)
+    return 0
+
+
+def _measure_all(request: Request) -> list[Row]:
+    """Round after round; each begins with another contestant, so that nobody always comes first."""
+    comparison = request.comparison
+    runner = Runner(comparison, os.environ)
+    rows = [Row(contestant) for contestant in comparison.contestants]
+    with _Bar(len(rows) * comparison.repeats) as bar:
+        for number in range(comparison.repeats):
+            begin = number % max(1, len(rows))
+            for row in rows[begin:] + rows[:begin]:
+                bar.begins(f"round {number + 1} of {comparison.repeats}: {row.contestant.name}")
+                row.runs.append(_measure(runner, row))
+                bar.ended(_words(row.runs[-1]))
+    return rows
+
+
+def _measure(runner: Runner, row: Row) -> Measurement:
+    """What cannot run here is not tried in every round."""
+    cannot = next((run.cannot for run in row.runs if run.cannot), "")
+    return Measurement(cannot=cannot) if cannot else runner.measure(row.contestant)
+
+
+def _words(run: Measurement) -> str:
+    if run.failure:
+        return f"failed: {run.failure}"
+    return f"cannot run here: {run.cannot}" if run.cannot else f"{run.images_per_second:.1f} images/sec"
+
+
+def _report(request: Request, rows: Sequence[Row]) -> list[str]:
+    lines = [_title(request), "", *table(rows)]
+    for row in rows:
+        if row.trouble:
+            lines += ["", f"{row.contestant.name}: {row.trouble}"]
+    if request.verbose:
+        details = [line for row in rows for line in detail_lines(row)]
+        lines += ["", *details] if details else []
+    return [*lines, ""]
+
+
+def _title(request: Request) -> str:
+    comparison = request.comparison
+    run, cores = comparison.bench.run, len(os.sched_getaffinity(0))
+    return (
+        f"{comparison.bench.model}, batch {run.batch_size} a worker, {run.num_batches} steps, {comparison.servers} "
+        f"server(s), {comparison.workers} workers with {comparison.threads} thread(s) each, {cores} cores, "
+        f"{comparison.repeats} round(s)"
+    )
+
+
+def _about(request: Request) -> dict[str, Any]:
+    comparison = request.comparison
+    return {
+        "model": comparison.bench.model,
+        "batch_size": comparison.bench.run.batch_size,
+        "num_batches": comparison.bench.run.num_batches,
+        "num_warmup_batches": comparison.bench.run.num_warmup_batches,
+        "servers": comparison.servers,
+        "workers": comparison.workers,
+        "threads": comparison.threads,
+        "cores": len(os.sched_getaffinity(0)),
+        "device": comparison.bench.devices.device,
+        "flags": list(comparison.bench_flags),
+        "processor": _processor(),
+        "python": platform.python_version(),
+        "torch": torch_version(),
+        "lockstep": __version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _is_failure(request: Request, rows: Sequence[Row]) -> bool:
+    """Whether something that was asked for has no numbers."""
+    return any(row.failed or (request.asked_protocols and row.contestant.protocol and not row.rates) for row in rows)
+
+
+class _Bar:
+    """How far it is: a bar on a terminal, else a line for each run; on stderr, since the table is the output."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._what = ""
+        self._bar: RichProgress | None = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                console=Console(file=sys.stderr),
+                transient=True,
+            )
+
+    def __enter__(self) -> _Bar:
+        if self._bar is not None:
+            self._bar.start()
+            self._task = self._bar.add_task("", total=self._total)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def begins(self, what: str) -> None:
+        self._what = what
+        if self._bar is not None:
+            self._bar.update(self._task, description=what)
+
+    def ended(self, how: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(f"{self._what}: {how}", markup=False, highlight=False, soft_wrap=True)
+            self._bar.advance(self._task)
+        else:
+            print(f"lockstep: {self._what}: {how}", file=sys.stderr, flush=True)

@@ -1,0 +1,155 @@
+"""``lockstep doctor``: why a cluster does not start. Takes the flags of the job itself; imports no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+
+from lockstep.cli.flags import DoctorLine, parse_doctor
+from lockstep.cli.start_checks import job_of, proxies
+from lockstep.doctor.examination import Order, Result, examine
+from lockstep.doctor.facts import Shared
+from lockstep.doctor.finding import Cause, Finding, in_order
+from lockstep.doctor.host import Job, look_at_host
+from lockstep.errors import BadInput, HelpAsked
+from lockstep.protocol.ids import TaskId
+from lockstep.protocol.messages import Setting
+from lockstep.runtime.cluster import cluster_problems
+from lockstep.training.config import BenchConfig, settings
+from lockstep.training.models.catalogue import UnknownModel
+from lockstep.version import __version__
+
+EXIT_HEALTHY = 0
+EXIT_DEFECTS = 1
+WAIT_SECONDS = 2.0
+MOST_WAIT_SECONDS = 3600.0
+
+_HELP = """\
+lockstep doctor: says why a cluster does not start, or will not.
+
+  lockstep doctor [FLAGS OF THE JOB] [--json] [--wait=SECONDS]
+
+Give it the flags of the job ('lockstep bench --help' lists them), at least --ps_hosts and --worker_hosts. With
+--job_name and --task_index it examines that task; without, all tasks that have an address of this machine.
+
+Run it on one host, or on all at the same time: then each listens where its task would, tries every other, and all
+compare their flags. It works before the job is started, while it starts, and while it runs.
+
+  --json          print one JSON object instead of sentences
+  --wait=SECONDS  how long to wait for others that do not answer yet (2); give more when you start it by hand
+                  on one host after the other
+
+Exit codes: 0 nothing keeps the job from working, 1 something does, 2 bad input
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    rest, as_json, wait = _own_flags(argv)
+    line = parse_doctor(rest, os.environ)
+    result = _examine(line, wait, os.environ)
+    print(json.dumps(_as_json(result), indent=2) if as_json else "\n".join(_lines(result)))
+    return EXIT_HEALTHY if result.healthy else EXIT_DEFECTS
+
+
+def _own_flags(argv: Sequence[str]) -> tuple[list[str], bool, float]:
+    rest: list[str] = []
+    as_json, wait = False, WAIT_SECONDS
+    for word in argv:
+        if word in ("-h", "--help"):
+            raise HelpAsked(_HELP)
+        if word == "--json":
+            as_json = True
+        elif word.startswith("--wait"):
+            wait = _seconds(word)
+        else:
+            rest.append(word)
+    return rest, as_json, wait
+
+
+def _seconds(word: str) -> float:
+    try:
+        seconds = float(word.removeprefix("--wait="))
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MOST_WAIT_SECONDS:
+        raise BadInput(f"{word!r} is not a number of seconds from 0 to {MOST_WAIT_SECONDS:.0f}; write --wait=30.")
+    return seconds
+
+
+def _examine(line: DoctorLine, wait: float, environ: Mapping[str, str]) -> Result:
+    config = line.config
+    spec = config.cluster
+    assert spec is not None
+    job = job_of(config, environ, line.data_dir)
+    broken = cluster_problems(spec) if config.local is None else []
+    if broken or config.local is not None:
+        # A local cluster has no addresses yet, and lists that are wrong in themselves lead nowhere.
+        return _this_machine_only(line, job)
+    order = Order(
+        spec=spec,
+        settings=_settings(config) if line.describes_job else (),
+        version=__version__,
+        bad_flags=line.problems,
+        proxies=proxies(environ),
+        wait_seconds=wait,
+        look_at_machine=lambda tasks: look_at_host(job, tasks),
+    )
+    return examine(order)
+
+
+def _settings(config: BenchConfig) -> tuple[Setting, ...]:
+    try:
+        return settings(config)
+    except (KeyError, UnknownModel):
+        return ()  # the sentence about the unknown model or optimizer says it
+
+
+def _this_machine_only(line: DoctorLine, job: Job) -> Result:
+    config = line.config
+    tasks = (config.task,) if config.task is not None else job.shape.tasks() if config.local is not None else ()
+    shared: Shared = look_at_host(job, tuple(task for task in tasks if task is not None))
+    found = [*(Finding(Cause.FLAGS, sentence) for sentence in line.problems), *shared.findings]
+    return Result(tuple(in_order(found)), tuple(map(str, tasks)), (), (), 0.0)
+
+
+def _lines(result: Result) -> list[str]:
+    tasks = ", ".join(TaskId.parse(task).short for task in result.tasks) or "no task of this machine"
+    others = [visit for visit in result.visits if visit.host not in result.tasks]
+    reached, looked = len({visit.host for visit in others if visit.reached}), len({visit.host for visit in others})
+    defects = [finding for finding in result.findings if finding.keeps_from_working]
+    remarks = [finding for finding in result.findings if not finding.keeps_from_working]
+    lines = [f"lockstep doctor for {tasks}: {reached} of {looked} other tasks answer ({result.seconds:.1f} s)"]
+    lines += [f"  {number}. {finding.sentence}" for number, finding in enumerate(defects, 1)]
+    lines += [f"  note: {finding.sentence}" for finding in remarks]
+    if not defects:
+        lines.append("  nothing was found that keeps the job from working")
+    return lines
+
+
+def _as_json(result: Result) -> dict[str, object]:
+    return {
+        "healthy": result.healthy,
+        "tasks": list(result.tasks),
+        "seconds": round(result.seconds, 3),
+        "findings": [
+            {
+                "cause": finding.cause.code,
+                "keeps_from_working": finding.keeps_from_working,
+                "sentence": finding.sentence,
+            }
+            for finding in result.findings
+        ],
+        "pairs": [
+            {
+                "from": visit.visitor,
+                "to": visit.host,
+                "address": visit.address,
+                "reached": visit.reached,
+                "answer": visit.answer.value,
+                "words": visit.words,
+            }
+            for visit in result.visits
+        ],
+    }

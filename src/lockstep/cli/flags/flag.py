@@ -1,0 +1,174 @@
+"""What one flag is: a row of the table that parsing, help and documentation share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+Value = str | int | float | bool | tuple[str, ...] | None
+
+
+class Kind(StrEnum):
+    """How the text of a value is read; the word is what help shows in its place."""
+
+    TEXT = "TEXT"
+    SECRET = "SECRET"
+    WHOLE = "N"
+    NUMBER = "X"
+    SWITCH = "SWITCH"
+    CHOICE = "CHOICE"
+    HOSTS = "HOST:PORT,..."
+    LIST = "A,B,..."
+
+
+class Status(StrEnum):
+    """What becomes of a flag here."""
+
+    WORKS = "works"
+    NOTICE = "accepted, does nothing"
+    REFUSED = "refused"
+
+
+class Group(StrEnum):
+    """The topics of the help, in its order; the value is what ``--help=GROUP`` takes."""
+
+    CLUSTER = "cluster"
+    EXCHANGE = "exchange"
+    RUN = "run"
+    DEVICES = "devices"
+    OPTIMIZER = "optimizer"
+    OUTPUT = "output"
+    DATA = "data"
+    EVALUATION = "evaluation"
+    PRECISION = "precision"
+    TENSORFLOW = "tensorflow"
+    OLDER = "older"
+
+
+TITLES: dict[Group, str] = {
+    Group.CLUSTER: "Cluster: who takes part, and how patient they are",
+    Group.EXCHANGE: "Exchange: how gradients and parameters travel",
+    Group.RUN: "Run: what is trained, and for how long",
+    Group.DEVICES: "Devices: where the arithmetic happens",
+    Group.OPTIMIZER: "Optimizer and learning rate",
+    Group.OUTPUT: "Output: lines, files, checkpoints, traces",
+    Group.DATA: "Data: what the pictures are and how they are read",
+    Group.EVALUATION: "Evaluation and other modes than training",
+    Group.PRECISION: "Precision: half-precision numbers",
+    Group.TENSORFLOW: "Knobs of TensorFlow's own engine",
+    Group.OLDER: "Names of older releases of tf_cnn_benchmarks",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """One flag.
+
+    ``default`` is the value that asks for nothing special; a refused flag with this value is accepted, because it
+    asks for nothing. ``reason`` says why a flag does nothing or is refused, and what to do instead.
+    """
+
+    name: str
+    kind: Kind
+    default: Value
+    group: Group
+    help: str
+    status: Status = Status.WORKS
+    reason: str = ""
+    choices: tuple[str, ...] = ()
+    refused_choices: tuple[tuple[str, str], ...] = ()
+    """Values that tf_cnn_benchmarks takes and this program does not, each with the reason and the remedy."""
+    same_as: str = ""
+    """Another spelling of this flag (the one that is stored)."""
+    only_with: tuple[str, tuple[str, ...]] | None = None
+    """(flag, its values): the setting without which this flag has no effect; then a notice says so."""
+    needs: str = ""
+    """A flag without which this one makes no sense; then it is refused."""
+    upstream: bool = True
+    """Whether tf_cnn_benchmarks has it too."""
+
+    def usage(self) -> str:
+        """How it is written, with its kind of value: ``--model=TEXT``, ``--[no]eval``."""
+        if self.kind is Kind.SWITCH:
+            return f"--[no]{self.name}"
+        if self.kind is Kind.CHOICE:
+            return f"--{self.name}={'|'.join(choice for choice in self.choices if choice)}"
+        return f"--{self.name}={self.kind.value}"
+
+    def default_text(self) -> str:
+        """The default as one would type it; empty where nothing is set."""
+        return value_text(self.default)
+
+
+def value_text(value: Value) -> str:
+    """A value as one would type it."""
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Makes the rows of one group, so that a row says only what is its own."""
+
+    group: Group
+
+    def works(
+        self,
+        name: str,
+        kind: Kind,
+        default: Value,
+        help: str,  # noqa: A002 - the field's own name
+        *,
+        choices: tuple[str, ...] = (),
+        refused_choices: tuple[tuple[str, str], ...] = (),
+        same_as: str = "",
+        only_with: tuple[str, tuple[str, ...]] | None = None,
+        needs: str = "",
+        upstream: bool = True,
+    ) -> Flag:
+        """A flag that has an effect."""
+        return Flag(
+            name=name,
+            kind=kind,
+            default=default,
+            group=self.group,
+            help=help,
+            choices=choices,
+            refused_choices=refused_choices,
+            same_as=same_as,
+            only_with=only_with,
+            needs=needs,
+            upstream=upstream,
+        )
+
+    def notice(self, name: str, kind: Kind, default: Value, help: str, reason: str, *choices: str) -> Flag:  # noqa: A002
+        """A flag that is accepted and does nothing here, because ``reason``."""
+        return self._other(Status.NOTICE, name, kind, default, help, reason, choices)
+
+    def refused(self, name: str, kind: Kind, default: Value, help: str, reason: str, *choices: str) -> Flag:  # noqa: A002
+        """A flag whose effect we do not have; ``reason`` says why and what to do instead."""
+        return self._other(Status.REFUSED, name, kind, default, help, reason, choices)
+
+    def _other(
+        self,
+        status: Status,
+        name: str,
+        kind: Kind,
+        default: Value,
+        help: str,  # noqa: A002
+        reason: str,
+        choices: tuple[str, ...],
+    ) -> Flag:
+        return Flag(
+            name=name,
+            kind=kind,
+            default=default,
+            group=self.group,
+            help=help,
+            status=status,
+            reason=reason,
+            choices=choices,
+        )

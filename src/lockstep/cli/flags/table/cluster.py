@@ -1,0 +1,221 @@
+"""Flags about the cluster and about what travels in it."""
+
+from __future__ import annotations
+
+from lockstep.cli.flags.flag import Flag, Group, Kind, Rows
+from lockstep.runtime.cluster import ON_STALL, PROTOCOLS, ClusterSpec
+from lockstep.training.config import COLLECTIVE_UPDATES, MEBIBYTE, VARIABLE_UPDATES, ExchangeConfig
+
+_SPEC = ClusterSpec()
+_EXCHANGE = ExchangeConfig()
+_CLUSTER = Rows(Group.CLUSTER)
+_ROWS = Rows(Group.EXCHANGE)
+
+_ALL_REDUCE_SPEC = "torch.distributed chooses the algorithm itself; use collective, nccl or gloo."
+_NO_VERBS = "RDMA comes in a later version; use --server_protocol=auto, or grpc+ucx."
+_NO_SUCH_PATH = "tensors do not travel that way here; use --server_protocol=auto."
+_ALL_REDUCE_KNOB = "it tunes TensorFlow's all-reduce; gradients travel to the servers in buckets here (--bucket_mb)."
+
+CLUSTER_FLAGS: tuple[Flag, ...] = (
+    _CLUSTER.works(
+        "ps",
+        Kind.WHOLE,
+        None,
+        "with --workers: run a whole cluster on this machine, with so many servers",
+        upstream=False,
+    ),
+    _CLUSTER.works(
+        "workers",
+        Kind.WHOLE,
+        None,
+        "with --ps: run a whole cluster on this machine, with so many workers",
+        upstream=False,
+    ),
+    _CLUSTER.works(
+        "job_name",
+        Kind.CHOICE,
+        "",
+        "which kind of task this process is; without it and without --ps: one process alone",
+        choices=("ps", "worker", ""),
+        refused_choices=(("controller", "no task drives the others from outside here; use ps or worker."),),
+    ),
+    _CLUSTER.works(
+        "task_index",
+        Kind.WHOLE,
+        0,
+        "which of its kind this task is, from 0; worker 0 is the chief",
+        needs="job_name",
+    ),
+    _CLUSTER.works(
+        "ps_hosts",
+        Kind.HOSTS,
+        _SPEC.ps_hosts,
+        "addresses of all servers, the same list on every task",
+        needs="job_name",
+    ),
+    _CLUSTER.works(
+        "worker_hosts",
+        Kind.HOSTS,
+        _SPEC.worker_hosts,
+        "addresses of all workers, the same list on every task",
+        needs="job_name",
+    ),
+    _CLUSTER.works(
+        "bind",
+        Kind.TEXT,
+        _SPEC.bind,
+        "address to listen on (host or host:port), where it is not the one in the list",
+        needs="job_name",
+        upstream=False,
+    ),
+    _CLUSTER.works(
+        "server_protocol",
+        Kind.CHOICE,
+        _SPEC.protocol,
+        "how tensors travel between tasks; auto: shared memory on one host, else gRPC",
+        choices=PROTOCOLS,
+        refused_choices=(("grpc+verbs", _NO_VERBS), ("grpc+gdr", _NO_SUCH_PATH), ("grpc+mpi", _NO_SUCH_PATH)),
+    ),
+    _CLUSTER.works(
+        "startup_timeout",
+        Kind.NUMBER,
+        _SPEC.startup_timeout,
+        "seconds to wait for all tasks to join",
+        upstream=False,
+    ),
+    _CLUSTER.works(
+        "stall_after",
+        Kind.NUMBER,
+        _SPEC.stall_after,
+        "seconds without progress or proof of a cause, after which a run counts as stalled",
+        upstream=False,
+    ),
+    _CLUSTER.works(
+        "on_stall",
+        Kind.CHOICE,
+        _SPEC.on_stall,
+        "after a stall, or a verdict that cannot heal: only report it, or end the job (exit code 3)",
+        choices=ON_STALL,
+        upstream=False,
+    ),
+    _CLUSTER.works(
+        "rejoin_timeout",
+        Kind.NUMBER,
+        _SPEC.rejoin_timeout,
+        "seconds to wait for a lost task to come back",
+        upstream=False,
+    ),
+    _CLUSTER.works(
+        "job_token",
+        Kind.SECRET,
+        _SPEC.token,
+        "secret that all tasks of a job share; the variable LOCKSTEP_JOB_TOKEN hides it from process lists",
+        upstream=False,
+    ),
+    _CLUSTER.refused(
+        "controller_host",
+        Kind.TEXT,
+        None,
+        "the task that drives distributed_all_reduce",
+        "no task drives the others from outside here, in that mode neither; leave it out.",
+    ),
+    _CLUSTER.refused(
+        "horovod_device",
+        Kind.CHOICE,
+        "",
+        "device for Horovod's exchange",
+        "Horovod is a system of its own and is not used here; leave it out and use --ps_hosts and --worker_hosts.",
+        "",
+        "cpu",
+        "gpu",
+    ),
+)
+
+EXCHANGE_FLAGS: tuple[Flag, ...] = (
+    _ROWS.works(
+        "variable_update",
+        Kind.CHOICE,
+        _EXCHANGE.variable_update,
+        "where parameters live and how gradients reach them",
+        choices=VARIABLE_UPDATES,
+        refused_choices=(
+            (
+                "horovod",
+                "Horovod is a system of its own and is not used here; use --variable_update=collective_all_reduce.",
+            ),
+        ),
+    ),
+    _ROWS.works(
+        "cross_replica_sync",
+        Kind.SWITCH,
+        _EXCHANGE.cross_replica_sync,
+        "every step waits for the gradients of all workers; without it each worker goes at its own pace",
+    ),
+    _ROWS.works(
+        "local_parameter_device",
+        Kind.CHOICE,
+        _EXCHANGE.local_parameter_device,
+        "where a worker keeps the parameters that it got, before its device reads them",
+        choices=("cpu", "gpu"),
+    ),
+    _ROWS.works(
+        "bucket_mb",
+        Kind.NUMBER,
+        _EXCHANGE.bucket_bytes / MEBIBYTE,
+        "size in MiB of the buckets in which tensors travel",
+        upstream=False,
+    ),
+    _ROWS.refused(
+        "staged_vars",
+        Kind.SWITCH,
+        False,
+        "compute with the parameters of the step before",
+        "computation always uses the newest parameters here; leave it out, or use --variable_consistency=relaxed "
+        "in a mode without servers.",
+    ),
+    _ROWS.works(
+        "variable_consistency",
+        Kind.CHOICE,
+        _EXCHANGE.variable_consistency,
+        "relaxed: apply the gradients of a step at the end of the next one (in the modes without servers)",
+        choices=("strong", "relaxed"),
+    ),
+    _ROWS.works(
+        "all_reduce_spec",
+        Kind.CHOICE,
+        _EXCHANGE.all_reduce_spec or "",
+        "which all-reduce to use: collective takes NCCL on GPUs and gloo on CPUs",
+        choices=("", "collective", "nccl", "gloo"),
+        refused_choices=tuple((name, _ALL_REDUCE_SPEC) for name in ("xring", "pscpu", "psgpu", "nccl/xring")),
+        only_with=("variable_update", COLLECTIVE_UPDATES),
+    ),
+    _ROWS.works(
+        "gradient_repacking",
+        Kind.WHOLE,
+        _EXCHANGE.gradient_repacking,
+        "pack gradients into so many pieces; 0: by --bucket_mb",
+        only_with=("variable_update", COLLECTIVE_UPDATES),
+    ),
+    _ROWS.works(
+        "collective_port",
+        Kind.WHOLE,
+        _EXCHANGE.collective_port,
+        "where worker 0 listens for the others; without it one above its own port",
+        only_with=("variable_update", COLLECTIVE_UPDATES),
+        upstream=False,
+    ),
+    _ROWS.refused(
+        "hierarchical_copy",
+        Kind.SWITCH,
+        False,
+        "copy between the GPUs of a worker in two stages",
+        "the GPUs of a worker send their gradients straight to its first one; leave it out.",
+    ),
+    _ROWS.notice("compact_gradient_transfer", Kind.SWITCH, True, "send 16-bit gradients", _ALL_REDUCE_KNOB),
+    _ROWS.notice("agg_small_grads_max_bytes", Kind.WHOLE, 0, "gather gradients below this size", _ALL_REDUCE_KNOB),
+    _ROWS.notice("agg_small_grads_max_group", Kind.WHOLE, 10, "gather at most so many gradients", _ALL_REDUCE_KNOB),
+    _ROWS.notice("allreduce_merge_scope", Kind.WHOLE, 1, "merge so many all-reduce calls", _ALL_REDUCE_KNOB),
+    _ROWS.notice(
+        "network_topology", Kind.CHOICE, "dgx1", "how the GPUs are wired", _ALL_REDUCE_KNOB, "dgx1", "gcp_v100"
+    ),
+)

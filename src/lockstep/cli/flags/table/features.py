@@ -1,0 +1,195 @@
+"""Flags about data, evaluation and precision."""
+
+from __future__ import annotations
+
+from lockstep.cli.flags.flag import Flag, Group, Kind, Rows
+from lockstep.training.config import DATA_NAMES, BenchConfig
+from lockstep.training.data.names import RESIZE_METHODS
+from lockstep.training.features import DataConfig, EvaluationConfig, PrecisionConfig
+
+_BENCH = BenchConfig()
+_OF_DATA = DataConfig()
+_OF_EVALUATION = EvaluationConfig()
+_OF_PRECISION = PrecisionConfig()
+_DATA = Rows(Group.DATA)
+_EVALUATION = Rows(Group.EVALUATION)
+_PRECISION = Rows(Group.PRECISION)
+
+_OWN_READER = "pictures are read by Lockstep's own processes here, not by tf.data."
+_ONLY_PICTURES = "only data sets of pictures with one class each are known; use imagenet, cifar10, pictures or digits."
+_RESIZE_BY_TURNS = "one method serves a whole run here; use bilinear."
+
+DATA_FLAGS: tuple[Flag, ...] = (
+    _DATA.works(
+        "data_dir",
+        Kind.TEXT,
+        _OF_DATA.folder,
+        "folder of a data set: TFRecords, CIFAR-10 or pictures by class; without it pictures are made up",
+    ),
+    _DATA.works(
+        "data_name",
+        Kind.CHOICE,
+        _BENCH.data_name,
+        "the data set whose models and classes are used; with --data_dir it is seen from the files. digits is built in",
+        choices=DATA_NAMES,
+        refused_choices=(("coco", _ONLY_PICTURES), ("librispeech", _ONLY_PICTURES)),
+    ),
+    _DATA.works(
+        "max_bad_records",
+        Kind.WHOLE,
+        _OF_DATA.max_bad_records,
+        "damaged records to skip, each with a line that names it, before the run ends",
+        upstream=False,
+    ),
+    _DATA.works("distortions", Kind.SWITCH, _OF_DATA.distortions, "distort colours (CIFAR-10: shift and flip)"),
+    _DATA.works(
+        "resize_method",
+        Kind.CHOICE,
+        _OF_DATA.resize_method,
+        "how pictures are resized",
+        choices=RESIZE_METHODS,
+        refused_choices=(("crop", _RESIZE_BY_TURNS), ("round_robin", _RESIZE_BY_TURNS)),
+    ),
+    _DATA.works("ml_perf", Kind.SWITCH, _OF_DATA.ml_perf, "subtract the channels' means instead of scaling to -1..1"),
+    _DATA.works(
+        "datasets_num_private_threads",
+        Kind.WHOLE,
+        _OF_DATA.processes,
+        "processes of a worker that decode; without it its share of the cores",
+    ),
+    _DATA.works("datasets_prefetch_buffer_size", Kind.WHOLE, _OF_DATA.prefetch, "batches to prepare ahead"),
+    _DATA.works("datasets_use_prefetch", Kind.SWITCH, True, "prepare several batches ahead, not only the next one"),
+    _DATA.works(
+        "datasets_repeat_cached_sample", Kind.SWITCH, _OF_DATA.repeat_sample, "train on the first batch for ever"
+    ),
+    _DATA.refused(
+        "ml_perf_compliance_logging",
+        Kind.SWITCH,
+        False,
+        "print the log lines of MLPerf",
+        "this program makes no MLPerf submissions; leave it out.",
+    ),
+    _DATA.notice(
+        "distort_color_in_yiq",
+        Kind.SWITCH,
+        True,
+        "distort colours in the YIQ space",
+        "colours are always distorted in the YIQ space.",
+    ),
+    _DATA.notice(
+        "input_preprocessor",
+        Kind.TEXT,
+        "default",
+        "which preparation pictures get",
+        "each data set has one preparation here.",
+    ),
+    _DATA.notice(
+        "fuse_decode_and_crop",
+        Kind.SWITCH,
+        True,
+        "decode only the part of a picture in use",
+        "decoding at the smallest sufficient scale serves the same end.",
+    ),
+    _DATA.notice("use_datasets", Kind.SWITCH, True, "read with tf.data", _OWN_READER),
+    _DATA.notice(
+        "datasets_use_caching",
+        Kind.SWITCH,
+        False,
+        "keep raw pictures in memory",
+        "the operating system keeps files in memory that are read again.",
+    ),
+    _DATA.notice("datasets_parallel_interleave_cycle_length", Kind.WHOLE, None, "files read at once", _OWN_READER),
+    _DATA.notice("datasets_parallel_interleave_prefetch", Kind.WHOLE, None, "records read ahead", _OWN_READER),
+    _DATA.notice(
+        "datasets_sloppy_parallel_interleave",
+        Kind.SWITCH,
+        False,
+        "read in any order",
+        "the order of samples always follows from the seed.",
+    ),
+    _DATA.notice("multi_device_iterator_max_buffer_size", Kind.WHOLE, 1, "batches waiting for a GPU", _OWN_READER),
+)
+
+EVALUATION_FLAGS: tuple[Flag, ...] = (
+    _EVALUATION.works("eval", Kind.SWITCH, False, "evaluate the parameters in --train_dir instead of training"),
+    _EVALUATION.works(
+        "eval_interval_secs",
+        Kind.WHOLE,
+        _OF_EVALUATION.interval_secs,
+        "evaluate again after so many seconds, until stopped; 0: once",
+    ),
+    _EVALUATION.works("eval_during_training_every_n_steps", Kind.WHOLE, None, "evaluate every so many steps"),
+    _EVALUATION.works("eval_during_training_every_n_epochs", Kind.NUMBER, None, "evaluate every so many epochs"),
+    _EVALUATION.works("eval_during_training_at_specified_steps", Kind.LIST, (), "evaluate after these steps"),
+    _EVALUATION.works("eval_during_training_at_specified_epochs", Kind.LIST, (), "evaluate after these epochs"),
+    _EVALUATION.works("eval_batch_size", Kind.WHOLE, 0, "batch of an evaluation; 0: that of the training"),
+    _EVALUATION.works("num_eval_batches", Kind.WHOLE, None, "length of an evaluation; without it every picture once"),
+    _EVALUATION.works("num_eval_epochs", Kind.NUMBER, None, "length of an evaluation in passes over its pictures"),
+    _EVALUATION.works("eval_dir", Kind.TEXT, None, "folder for the results of evaluations (TensorBoard)"),
+    _EVALUATION.works("stop_at_top_1_accuracy", Kind.NUMBER, None, "end the run when an evaluation reaches this share"),
+    _EVALUATION.works("print_training_accuracy", Kind.SWITCH, False, "add the accuracy to the step lines"),
+    _EVALUATION.works("forward_only", Kind.SWITCH, False, "run the model without computing gradients"),
+    _EVALUATION.notice(
+        "freeze_when_forward_only",
+        Kind.SWITCH,
+        False,
+        "make the model's parameters constants",
+        "PyTorch has no graph to fold constants into.",
+    ),
+    _EVALUATION.refused(
+        "trt_mode",
+        Kind.CHOICE,
+        "",
+        "run the model with TensorRT",
+        "models run in PyTorch here; leave it out and export the parameters of --train_dir instead.",
+        "",
+        "FP32",
+        "FP16",
+        "INT8",
+    ),
+    _EVALUATION.refused(
+        "backbone_model_path",
+        Kind.TEXT,
+        None,
+        "where the ssd300 model starts from",
+        "the ssd300 model is not built in; leave it out.",
+    ),
+    _EVALUATION.notice(
+        "collect_eval_results_async",
+        Kind.SWITCH,
+        False,
+        "collect an evaluation's results aside",
+        "an evaluation's counts stay on the device until its end.",
+    ),
+    _EVALUATION.notice(
+        "trt_max_workspace_size_bytes",
+        Kind.WHOLE,
+        4 << 30,
+        "memory for TensorRT",
+        "it only counts with --trt_mode, which is refused.",
+    ),
+)
+
+PRECISION_FLAGS: tuple[Flag, ...] = (
+    _PRECISION.works("use_fp16", Kind.SWITCH, False, "compute with 16-bit numbers; parameters stay 32-bit"),
+    _PRECISION.works(
+        "use_bf16", Kind.SWITCH, False, "compute with 16-bit numbers of wide range (bfloat16)", upstream=False
+    ),
+    _PRECISION.works("fp16_loss_scale", Kind.NUMBER, None, "factor of the loss before backward; without it 128"),
+    _PRECISION.works(
+        "fp16_enable_auto_loss_scale",
+        Kind.SWITCH,
+        False,
+        "halve the factor and skip the step at infinity, double it after many good steps",
+    ),
+    _PRECISION.works(
+        "fp16_inc_loss_scale_every_n", Kind.WHOLE, _OF_PRECISION.raise_every, "good steps before the factor is doubled"
+    ),
+    _PRECISION.refused(
+        "fp16_vars",
+        Kind.SWITCH,
+        False,
+        "keep parameters as 16-bit numbers",
+        "parameters stay 32-bit, which is what the optimizer needs; leave it out.",
+    ),
+)

@@ -1,0 +1,91 @@
+"""Flags about what a run prints and leaves behind."""
+
+from __future__ import annotations
+
+from lockstep.cli.flags.flag import Flag, Group, Kind, Rows
+from lockstep.training.config import OutputConfig
+
+_OUT = OutputConfig()
+_OUTPUT = Rows(Group.OUTPUT)
+
+_FINAL_ONLY = "this version writes the final parameters only; leave it out and give --train_dir."
+_NO_GRAPH = "PyTorch runs a model without building a graph of it first; leave it out."
+
+OUTPUT_FLAGS: tuple[Flag, ...] = (
+    _OUTPUT.works("display_every", Kind.WHOLE, _OUT.display_every, "steps between two step lines"),
+    _OUTPUT.works(
+        "display_perf_ewma",
+        Kind.NUMBER,
+        _OUT.display_perf_ewma,
+        "show a moving average of images/sec, with this weight (0 to 1) for its past",
+    ),
+    _OUTPUT.works("train_dir", Kind.TEXT, _OUT.train_dir, "folder for the final parameters (safetensors)"),
+    _OUTPUT.works(
+        "timing_dir",
+        Kind.TEXT,
+        _OUT.timing_dir,
+        "folder for one file a task (JSON) that says where the time of a step went",
+        upstream=False,
+    ),
+    _OUTPUT.works("verbose", Kind.SWITCH, _OUT.verbose, "print what each task does, in detail", upstream=False),
+    _OUTPUT.refused("save_model_secs", Kind.WHOLE, 0, "seconds between two checkpoints", _FINAL_ONLY),
+    _OUTPUT.refused("save_model_steps", Kind.WHOLE, None, "steps between two checkpoints", _FINAL_ONLY),
+    _OUTPUT.notice(
+        "max_ckpts_to_keep",
+        Kind.WHOLE,
+        5,
+        "checkpoints to keep",
+        "this version writes the final parameters only, so there is nothing to clear away.",
+    ),
+    _OUTPUT.works(
+        "summary_verbosity",
+        Kind.WHOLE,
+        _OUT.summary_verbosity,
+        "TensorBoard files in --train_dir: 1 scalars, 2 + gradients, 3 + each gradient, parameter and pictures",
+    ),
+    _OUTPUT.works(
+        "save_summaries_steps",
+        Kind.WHOLE,
+        _OUT.save_summaries_steps,
+        "write for TensorBoard at step lines whose step is a multiple of this; 0: at every step line",
+    ),
+    _OUTPUT.works(
+        "trace_file",
+        Kind.TEXT,
+        "",
+        "file for a trace of the last steps (Chrome, Perfetto); in a cluster each task adds its name",
+    ),
+    _OUTPUT.works("trace_steps", Kind.WHOLE, _OUT.trace_steps, "steps in --trace_file", upstream=False),
+    _OUTPUT.notice(
+        "use_chrome_trace_format",
+        Kind.SWITCH,
+        True,
+        "format of --trace_file",
+        "traces are always in Chrome's format.",
+    ),
+    _OUTPUT.works(
+        "graph_file",
+        Kind.TEXT,
+        _OUT.graph_file,
+        "file for the plan: which parameter lives in which bucket on which server (text if it ends in .txt, else JSON)",
+    ),
+    _OUTPUT.refused("partitioned_graph_file_prefix", Kind.TEXT, None, "files for the graphs by device", _NO_GRAPH),
+    _OUTPUT.refused(
+        "tfprof_file",
+        Kind.TEXT,
+        None,
+        "file for TensorFlow's profile",
+        "it is the format of TensorFlow's own profiler; leave it out.",
+    ),
+    _OUTPUT.refused(
+        "debugger",
+        Kind.TEXT,
+        None,
+        "attach TensorFlow's debugger",
+        "it is TensorFlow's own tool; leave it out and attach py-spy to a task's process.",
+    ),
+    _OUTPUT.works(
+        "benchmark_log_dir", Kind.TEXT, _OUT.benchmark_log_dir, "folder for metric.log and benchmark_run.log (JSON)"
+    ),
+    _OUTPUT.works("benchmark_test_id", Kind.TEXT, _OUT.benchmark_test_id, "name of the run in benchmark_run.log"),
+)

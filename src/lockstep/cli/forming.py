@@ -1,0 +1,75 @@
+"""Shows how a cluster forms: a live line on a terminal, lines in a log."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+from lockstep.cli.terminal import CLEAR_LINE
+from lockstep.protocol.ids import CHIEF, TaskId
+from lockstep.runtime.cluster import ClusterSpec
+from lockstep.runtime.forming import FormingWatch
+
+QUIET_SECONDS = 3.0
+"""A cluster that forms within this time is not worth a line in a log."""
+LOG_EVERY = 5.0
+
+
+class FormingDisplay:
+    """Writes to stderr, from the thread of the watch."""
+
+    def __init__(self) -> None:
+        self.live = sys.stderr.isatty()
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        self._written_at = 0.0
+        self._last = ""
+        self._closed = False
+
+    def show(self, line: str) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            if self.live:
+                width = shutil.get_terminal_size().columns - 1
+                sys.stderr.write(f"{CLEAR_LINE}{line[:width]}")
+                sys.stderr.flush()
+                return
+            now = time.monotonic()
+            due = now - self._began >= QUIET_SECONDS and now - self._written_at >= LOG_EVERY
+            if due and line != self._last:
+                self._written_at, self._last = now, line
+                sys.stderr.write(f"lockstep: {line}\n")
+                sys.stderr.flush()
+
+    def over(self) -> None:
+        """The cluster has formed, or this process ends: leave no half line behind."""
+        with self._lock:
+            if self.live and not self._closed:
+                sys.stderr.write(CLEAR_LINE)
+                sys.stderr.flush()
+            self._closed = True
+
+
+@contextlib.contextmanager
+def forming_line(addresses: dict[TaskId, str]) -> Iterator[None]:
+    """Show how these tasks come together, as long as it takes."""
+    display = FormingDisplay()
+    # On a terminal the chief shows a bar of its own as soon as it trains, and two live lines would fight.
+    until = (CHIEF,) if display.live else tuple(addresses)
+    watch = FormingWatch(addresses, until, display.show, display.over)
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.close()
+        display.over()
+
+
+def addresses_of(spec: ClusterSpec) -> dict[TaskId, str]:
+    """Every task with its address."""
+    return {task: spec.address_of(task) for task in spec.shape.tasks()}

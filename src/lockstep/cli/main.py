@@ -1,0 +1,118 @@
+"""The ``lockstep`` command: finds the command that was asked for, and imports nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from lockstep.errors import BadInput, HelpAsked
+from lockstep.version import __version__
+
+EXIT_BAD_INPUT = 2
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command: ``module`` has ``run(argv) -> int``, and is imported only when the command is asked for."""
+
+    name: str
+    module: str
+    summary: str
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command("bench", "lockstep.cli.bench", "train a model on made-up or real pictures and print images/sec"),
+    Command("data", "lockstep.cli.data", "make a small data set of real pictures, or check one"),
+    Command("trace", "lockstep.cli.trace", "put the traces of all tasks of a run on one clock"),
+    Command("compare", "lockstep.cli.compare", "measure Lockstep next to DDP, to one process and to the limit"),
+    Command("doctor", "lockstep.cli.doctor", "say why a cluster does not start, before or while it does"),
+    Command("ps", "lockstep.cli.ps", "serve any job that uses the library, without its program"),
+    Command("why", "lockstep.cli.why", "why a job stands still: ask a live cluster, or read a run folder"),
+    Command("net", "lockstep.cli.net", "measure every transport here, or between two hosts"),
+    Command("drill", "lockstep.cli.drill", "plant a fault in a small cluster and see what is said of it"),
+)
+
+_HELP = """\
+Lockstep {version}: synchronous PyTorch training on many machines.
+Every step completes on every task, or within seconds you are told which tensor
+of which step, between which two tasks, is missing, and why.
+
+  lockstep COMMAND [FLAGS]
+
+{commands}
+
+  lockstep COMMAND --help    the flags of a command
+  lockstep --version         which version this is
+
+First run, one server and two workers on this machine:
+  lockstep bench --ps=1 --workers=2
+
+Exit codes: 0 done, 1 failed, 2 bad input (nothing started),
+            3 ended by a verdict or a stall, 130 ended by Ctrl-C
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(words)
+    except HelpAsked as asked:
+        _write(sys.stdout, asked.text)
+        return 0
+    except BadInput as bad:
+        _write(sys.stderr, "".join(f"lockstep: {sentence}\n" for sentence in bad.sentences))
+        return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words:
+        raise BadInput(
+            f"a command is missing; write, for example, 'lockstep {COMMANDS[0].name}', or 'lockstep --help'."
+        )
+    name, *rest = words
+    if name in ("-h", "--help", "help"):
+        raise HelpAsked(overview())
+    if name in ("-V", "--version", "version"):
+        raise HelpAsked(f"Lockstep {__version__}\n")
+    for command in COMMANDS:
+        if command.name == name:
+            return int(importlib.import_module(command.module).run(rest))
+    raise BadInput(_unknown(name))
+
+
+def overview() -> str:
+    """The whole product in one screen."""
+    rows = [f"  {command.name:<10} {command.summary}" for command in COMMANDS]
+    return _HELP.format(version=__version__, commands="\n".join(rows))
+
+
+def _unknown(name: str) -> str:
+    from lockstep.cli.flags.values import did_you_mean, nearest
+
+    if name.startswith("-"):
+        return f"{name!r} stands where a command is expected; write 'lockstep bench {name} ...'."
+    known = [command.name for command in COMMANDS]
+    alike = nearest(name, known)
+    remedy = did_you_mean(alike) if alike else f"'lockstep --help' lists what there is: {', '.join(known)}."
+    return f"there is no command {name!r}; {remedy}"
+
+
+def _write(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        # The reader (head, less) has gone. Python would complain once more when it closes the stream at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

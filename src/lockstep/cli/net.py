@@ -1,0 +1,227 @@
+"""``lockstep net``: how fast tensors can travel here, or between two hosts, and how far that is from the limits."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lockstep.errors import BadInput, HelpAsked
+from lockstep.runtime.addresses import AddressError, parse_address, parse_bind
+
+if TYPE_CHECKING:
+    from lockstep.transports.net.measured import Report
+    from lockstep.transports.net.run import Plan
+
+_HELP = """\
+lockstep net: measure every transport, next to a memory copy, a bare TCP socket,
+a bare stream of grpcio and bare NIXL, in the same run.
+
+  lockstep net                   between two processes of this machine
+  lockstep net --serve[=ADDRESS] wait for the other host (port 4600 unless told otherwise)
+  lockstep net HOST:PORT         between this machine and the one that serves there
+
+  --json=FILE       write the numbers there ('-': to standard output, instead of the table)
+  --plot=FILE.png   draw them (needs matplotlib)
+  --min_size=BYTES  smallest transfer (4096)
+  --max_size=BYTES  largest transfer (268435456)
+  --rounds=N        how often each is measured at each size (3)
+  --only=TEXT       only what has TEXT in its name
+
+Exit codes: 0 done, 1 failed, 2 bad input (nothing started).
+"""
+
+DEFAULT_PORT = 4600
+_FLAGS = ("json", "plot", "min_size", "max_size", "rounds", "only")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    target: str = ""
+    serve: str | None = None
+    json: str = ""
+    plot: str = ""
+    min_size: int = 4096
+    max_size: int = 256 << 20
+    rounds: int = 3
+    only: str = ""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    asked = parse(argv)
+    if asked.serve is not None:
+        return _serve(asked.serve)
+    return _measure(asked)
+
+
+def parse(argv: Sequence[str]) -> _Asked:
+    """What a command line asks for. BadInput says what is wrong with it."""
+    if any(word in ("-h", "--help") for word in argv):
+        raise HelpAsked(_HELP)
+    given: dict[str, str] = {}
+    target, serve = "", None
+    for word in argv:
+        name, _, value = word.removeprefix("--").partition("=")
+        if not word.startswith("-"):
+            target = _one(target, word)
+        elif name == "serve":
+            serve = value or f"0.0.0.0:{DEFAULT_PORT}"
+        elif name in _FLAGS and value:
+            given[name] = value
+        else:
+            flags = ", ".join(f"--{flag}=..." for flag in _FLAGS)
+            raise BadInput(f"{word!r} is not understood; 'lockstep net' has --serve, {flags}.")
+    asked = _Asked(
+        target,
+        serve,
+        given.get("json", ""),
+        given.get("plot", ""),
+        _whole(given, "min_size", 4096),
+        _whole(given, "max_size", 256 << 20),
+        _whole(given, "rounds", 3),
+        given.get("only", ""),
+    )
+    _check(asked)
+    return asked
+
+
+def _one(before: str, word: str) -> str:
+    if before:
+        raise BadInput(f"'lockstep net' takes one address, not {before!r} and {word!r}.")
+    return word
+
+
+def _whole(given: dict[str, str], name: str, default: int) -> int:
+    text = given.get(name, str(default))
+    if not text.isdecimal() or int(text) < 1:
+        raise BadInput(f"--{name}={text} is no whole number above 0.")
+    return int(text)
+
+
+def _check(asked: _Asked) -> None:
+    if asked.serve is not None and asked.target:
+        raise BadInput("either serve here, or measure with a host that serves; leave one out.")
+    if asked.min_size > asked.max_size or asked.max_size > 1 << 30:
+        raise BadInput("--min_size must not be above --max_size, and --max_size not above 1073741824.")
+    if asked.plot and importlib.util.find_spec("matplotlib") is None:
+        raise BadInput(
+            "--plot needs matplotlib, which is not installed; install it with: pip install 'lockstep-train[plot]'."
+        )
+    for text in filter(None, (asked.target,)):
+        try:
+            parse_address(text)
+        except AddressError as error:
+            raise BadInput(str(error)) from error
+
+
+def _serve(where: str) -> int:
+    from lockstep.transports.net.serving import serve_one
+
+    try:
+        address = parse_bind(where, DEFAULT_PORT)
+        listener = socket.create_server((address.host, address.port), reuse_port=False)
+    except AddressError as error:
+        raise BadInput(f"--serve: {error}") from error
+    except OSError as error:
+        raise BadInput(f"--serve={where} cannot be listened on ({error.strerror}); use another address.") from error
+    with listener:
+        host, port = listener.getsockname()[:2]
+        print(f"Waiting at {host}:{port}; run 'lockstep net THIS_HOST:{port}' on the other host. Ctrl-C ends it.")
+        sys.stdout.flush()
+        while True:
+            serve_one(listener)
+
+
+def _measure(asked: _Asked) -> int:
+    from lockstep.transports.net.contenders import LIMITS
+    from lockstep.transports.net.control import Caller, NetError
+    from lockstep.transports.net.measured import SIZES
+    from lockstep.transports.net.run import Plan, local_peer
+
+    sizes = [size for size in SIZES if asked.min_size <= size <= asked.max_size] or [asked.max_size]
+    plan = Plan(sizes, asked.rounds, only=asked.only)
+    with ExitStack() as opened:
+        try:
+            if asked.target:
+                address = parse_address(asked.target)
+                caller = Caller(address.host, address.port)
+                opened.callback(caller.close)
+            else:
+                caller = opened.enter_context(local_peer())
+            report = _with_bar(caller, plan)
+        except NetError as error:
+            sys.stderr.write(f"lockstep: {error}\n")
+            return 1
+    text = json.dumps(report.to_json(LIMITS), indent=1)
+    if asked.json and asked.json != "-":
+        Path(asked.json).write_text(text + "\n")
+    print(text if asked.json == "-" else table(report))
+    if asked.plot:
+        from lockstep.cli.net_plot import draw
+
+        draw(report, asked.plot)
+    return 0
+
+
+def _with_bar(caller: object, plan: Plan) -> Report:
+    from lockstep.transports.net.control import Caller
+    from lockstep.transports.net.run import measure
+
+    assert isinstance(caller, Caller)
+    if not sys.stderr.isatty():
+        return measure(caller, plan, lambda *_: None)
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("opening links")
+        return measure(
+            caller, plan, lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+        )
+
+
+# -- the table --
+
+
+def table(report: Report) -> str:
+    """The numbers for people."""
+    from lockstep.transports.net.contenders import LIMITS
+
+    lines = [f"here:  {report.here}", f"there: {report.there}"]
+    lines += _block(report, "GB/s, several transfers in flight", lambda row: f"{row.bytes_per_second / 1e9:.2f}")
+    lines += _block(report, "p50, microseconds until the answer", lambda row: f"{row.latency(0.5) * 1e6:.0f}")
+    lines += _block(report, "p99, microseconds until the answer", lambda row: f"{row.latency(0.99) * 1e6:.0f}")
+    lines += _block(report, "CPU seconds of both ends for each GB", lambda row: f"{row.cpu_per_gigabyte:.2f}")
+    lines += ["", "how close to the limits:"]
+    lines += [
+        f"  {ratio.path} / {ratio.limit}, {in_units(ratio.nbytes)}: {ratio.value:.2f}"
+        for ratio in report.ratios(LIMITS)
+    ]
+    lines += [f"not measured: {name}: {reason}" for name, reason in report.left_out.items()]
+    return "\n".join(lines)
+
+
+def _block(report: Report, title: str, show: object) -> list[str]:
+    assert callable(show)
+    sizes = report.sizes()
+    lines = ["", f"{title:<36}" + "".join(f"{in_units(size):>10}" for size in sizes)]
+    for name in report.contenders():
+        rows = [report.find(name, size) for size in sizes]
+        lines.append(f"{name:<36}" + "".join(f"{show(row) if row else '-':>10}" for row in rows))
+    return lines
+
+
+def in_units(nbytes: int) -> str:
+    """4 KiB, 1 MiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if nbytes < 1024:
+            return f"{nbytes} {unit}"
+        nbytes //= 1024
+    return f"{nbytes} GiB"

@@ -1,0 +1,135 @@
+"""``lockstep ps``: one parameter server for any job of the library. It needs nothing of the program that trains.
+
+What a person starts is the monitor; the server itself runs below it, as in ``lockstep bench``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from types import FrameType
+
+from lockstep.cli.flags.build import TOKEN_VARIABLE
+from lockstep.cli.library_flags import LIBRARY_TABLE, read_library_flags
+from lockstep.errors import BadInput, HelpAsked
+from lockstep.protocol.ids import Role, TaskId
+from lockstep.runtime.cluster import ClusterSpec, cluster_problems
+from lockstep.runtime.preflight import task_problems
+from lockstep.training.library.settings import Exchange, exchange_problems, library_settings
+from lockstep.version import __version__
+
+TASK_FLAG = "--lockstep_task="
+"""Internal: this process is the server itself, and this is the descriptor on which it reports to its monitor."""
+
+_HELP = """\
+lockstep ps: a parameter server for programs that use the library.
+
+  lockstep ps --ps_hosts=HOST:PORT,... --worker_hosts=HOST:PORT,... --task_index=N
+
+Give it the lists that the program gives to lockstep.join(), and the same choices:
+
+{flags}
+
+It ends when the job has ended: 0 done, 1 failed, 2 bad input (nothing started).
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    if any(word in ("-h", "--help") for word in argv):
+        raise HelpAsked(help_text())
+    if argv and argv[0].startswith(TASK_FLAG):
+        return _run_server(argv[1:], int(argv[0].removeprefix(TASK_FLAG)), os.environ)
+    cluster, _ = _parse(argv, os.environ)
+    problems = task_problems(cluster)
+    if problems:
+        raise BadInput(problems)
+    from lockstep.runtime.monitor.run import MonitorSpec, run_monitor
+    from lockstep.runtime.monitor.task_process import REPORT_FD
+
+    assert cluster.task is not None
+    listen = cluster.listen_address()
+    command = (sys.executable, "-m", "lockstep", "ps", f"{TASK_FLAG}{REPORT_FD}", *argv)
+    return run_monitor(
+        MonitorSpec(task=cluster.task, host=listen.host, port=listen.port, command=command, version=__version__)
+    )
+
+
+def help_text() -> str:
+    """Every flag with what it means."""
+    rows = [f"  {flag.usage():<44} {flag.help}" for flag in LIBRARY_TABLE if flag.name != "job_name"]
+    return _HELP.format(flags="\n".join(rows))
+
+
+def _parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ClusterSpec, Exchange]:
+    line = read_library_flags(argv)
+    if line.value("job_name") not in ("", "ps"):
+        raise BadInput("'lockstep ps' is always a server; leave out --job_name, or start the program itself as worker.")
+    values = {flag.name: line.value(flag.name) for flag in LIBRARY_TABLE}
+    count = values["replicas_to_aggregate"]
+    exchange = Exchange(
+        synchronous=bool(values["cross_replica_sync"]),
+        reduction=str(values["reduction"]),
+        replicas_to_aggregate=count if isinstance(count, int) else None,
+    )
+    ps_hosts, worker_hosts, index = values["ps_hosts"], values["worker_hosts"], values["task_index"]
+    timeout, stall_after = values["startup_timeout"], values["stall_after"]
+    assert isinstance(ps_hosts, tuple)
+    assert isinstance(worker_hosts, tuple)
+    assert isinstance(index, int)
+    assert isinstance(timeout, int | float)
+    assert isinstance(stall_after, int | float)
+    cluster = ClusterSpec(
+        ps_hosts=ps_hosts,
+        worker_hosts=worker_hosts,
+        task=TaskId(Role.SERVER, index),
+        protocol=str(values["server_protocol"]),
+        bind=None if values["bind"] is None else str(values["bind"]),
+        startup_timeout=float(timeout),
+        stall_after=float(stall_after),
+        on_stall=str(values["on_stall"]),
+        token=str(values["job_token"] or environ.get(TOKEN_VARIABLE, "")),
+    )
+    problems = cluster_problems(cluster) + list(exchange_problems(exchange, len(worker_hosts)))
+    if problems:
+        raise BadInput(problems)
+    return cluster, exchange
+
+
+class StoppedError(BaseException):
+    """A signal asked this server to end. Not an Exception: nothing on the way may swallow it."""
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise StoppedError
+
+
+def _run_server(argv: Sequence[str], report_fd: int, environ: Mapping[str, str]) -> int:
+    from lockstep.entry import EXIT_FAILED, say, serve
+    from lockstep.runtime.monitor.reporter import TaskReporter
+    from lockstep.runtime.node import NodeConfig
+    from lockstep.runtime.watchdog import WatchSettings
+
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the monitor decides what Ctrl-C means
+    cluster, exchange = _parse(argv, environ)
+    config = NodeConfig(
+        tell_paths=True,
+        cluster=cluster,
+        settings=library_settings(cluster, exchange),
+        synchronous=exchange.synchronous,
+        eager=False,
+        summed=exchange.reduction == "sum",
+        aggregate=exchange.aggregate(cluster.shape.workers),
+        watch=WatchSettings(on_stall=cluster.on_stall),
+    )
+    try:
+        outcome = serve(config, TaskReporter(report_fd))
+    except StoppedError:
+        return 128 + signal.SIGTERM
+    if not outcome.ok:
+        say(outcome.sentence())
+    return 0 if outcome.ok else EXIT_FAILED

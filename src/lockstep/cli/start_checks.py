@@ -1,0 +1,59 @@
+"""The fast part of ``lockstep doctor``, made at every start: what this machine grants, and what is worth knowing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lockstep.doctor.analysis import proxy_sentence
+from lockstep.doctor.finding import Finding
+from lockstep.doctor.host import Job, look_at_limits
+from lockstep.protocol.ids import ClusterShape
+from lockstep.runtime.addresses import parse_address
+from lockstep.training.config import BenchConfig
+
+PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
+
+
+def job_of(config: BenchConfig, environ: Mapping[str, str], data_dir: str | None = None) -> Job:
+    """What a run asks of the machines."""
+    local, cluster = config.local, config.cluster
+    shape = ClusterShape(0, 1) if cluster is None else cluster.shape
+    return Job(
+        shape=shape if local is None else ClusterShape(local.servers, local.workers),
+        protocol="" if cluster is None else cluster.protocol,
+        device=config.devices.device,
+        num_gpus=config.devices.num_gpus,
+        model=config.model,
+        data_name=config.data_name,
+        train_dir=config.output.train_dir,
+        data_dir=data_dir,
+        visible_gpus=environ.get("CUDA_VISIBLE_DEVICES"),
+    )
+
+
+def limits_of_machine(config: BenchConfig, environ: Mapping[str, str]) -> list[Finding]:
+    """Limits that are too small for the tasks that are about to start here; takes no time."""
+    job = job_of(config, environ)
+    tasks = (config.task,) if config.task is not None else job.shape.tasks()
+    return look_at_limits(job, tasks)
+
+
+def start_notices(config: BenchConfig, environ: Mapping[str, str]) -> list[str]:
+    """Sentences that keep nobody from starting."""
+    sentences = [one.sentence for one in limits_of_machine(config, environ) if not one.keeps_from_working]
+    names = proxies(environ)
+    if names and _leaves_this_machine(config):
+        sentences.append(proxy_sentence(names))
+    return sentences
+
+
+def proxies(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The proxy variables that are set."""
+    return tuple(name for name in environ if name.lower() in PROXY_VARIABLES and environ[name])
+
+
+def _leaves_this_machine(config: BenchConfig) -> bool:
+    if config.cluster is None:
+        return False
+    hosts = [parse_address(text) for text in config.cluster.ps_hosts + config.cluster.worker_hosts]
+    return not all(host.literal is not None and host.literal.is_loopback for host in hosts)

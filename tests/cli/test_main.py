@@ -1,0 +1,130 @@
+"""The ``lockstep`` command itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+
+from lockstep.cli import main as cli
+from lockstep.errors import BadInput, HelpAsked
+from lockstep.version import __version__
+
+KNOWN = ", ".join(command.name for command in cli.COMMANDS)
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[list[str]], int]], None]:
+    """Puts a command ``probe`` in place of the real ones."""
+
+    def install(run: Callable[[list[str]], int]) -> None:
+        module = ModuleType("probe_command")
+        monkeypatch.setattr(module, "run", run, raising=False)
+        monkeypatch.setitem(sys.modules, "probe_command", module)
+        monkeypatch.setattr(cli, "COMMANDS", (cli.Command("probe", "probe_command", "probes"),))
+
+    return install
+
+
+def test_help_shows_every_command_on_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert all(f"  {command.name} " in text and command.summary in text for command in cli.COMMANDS)
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"Lockstep {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        ([], "lockstep: a command is missing; write, for example, 'lockstep bench', or 'lockstep --help'.\n"),
+        (["bnech"], "lockstep: there is no command 'bnech'; did you mean bench?\n"),
+        (["xyz"], f"lockstep: there is no command 'xyz'; 'lockstep --help' lists what there is: {KNOWN}.\n"),
+        (
+            ["--model=x"],
+            "lockstep: '--model=x' stands where a command is expected; write 'lockstep bench --model=x ...'.\n",
+        ),
+    ],
+)
+def test_what_is_no_command_is_bad_input(argv: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(argv) == 2
+    assert capsys.readouterr() == ("", sentence)
+
+
+def test_a_command_gets_its_words_and_gives_the_exit_code(
+    command: Callable[[Callable[[list[str]], int]], None],
+) -> None:
+    seen: list[str] = []
+
+    def run(argv: list[str]) -> int:
+        seen.extend(argv)
+        return 3
+
+    command(run)
+    assert cli.main(["probe", "--a", "b"]) == 3
+    assert seen == ["--a", "b"]
+
+
+def test_bad_input_of_a_command_is_one_line_a_sentence_and_exit_code_2(
+    command: Callable[[Callable[[list[str]], int]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_argv: list[str]) -> int:
+        raise BadInput(["first.", "second."])
+
+    command(run)
+    assert cli.main(["probe"]) == 2
+    assert capsys.readouterr() == ("", "lockstep: first.\nlockstep: second.\n")
+
+
+def test_help_of_a_command_goes_to_standard_output(
+    command: Callable[[Callable[[list[str]], int]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_argv: list[str]) -> int:
+        raise HelpAsked("teach\n")
+
+    command(run)
+    assert cli.main(["probe"]) == 0
+    assert capsys.readouterr() == ("teach\n", "")
+
+
+def test_ctrl_c_gives_exit_code_130(
+    command: Callable[[Callable[[list[str]], int]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_argv: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    command(run)
+    assert cli.main(["probe"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_a_reader_that_goes_away_gets_no_traceback() -> None:
+    script = "import sys; from lockstep.cli.main import main; sys.exit(main(['--help']))"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+        assert process.wait(30) == 0
+
+
+def test_reading_flags_imports_nothing_heavy() -> None:
+    """The process that a person starts must listen within a moment; torch alone takes seconds."""
+    script = (
+        "import sys; from lockstep.cli.main import main; from lockstep.cli.flags import parse_bench;"
+        "parse_bench(['--model=resnet50', '--job_name=ps', '--ps_hosts=a:1', '--worker_hosts=b:1'], {});"
+        "print(*sorted({'torch', 'numpy', 'grpc', 'google', 'psutil', 'rich', 'safetensors'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=False)
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("\n", "", 0)

@@ -1,0 +1,66 @@
+"""``lockstep ps`` and the public names: what they say, and that nothing heavy is imported before it is used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import lockstep
+from lockstep.cli.main import main
+
+
+def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ps", "--help"]) == 0
+    printed = capsys.readouterr().out
+    for flag in ("--ps_hosts", "--worker_hosts", "--task_index", "--reduction", "--replicas_to_aggregate"):
+        assert flag in printed
+    assert "--on_nan" not in printed  # the program's own business
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "needs the addresses of all tasks"),
+        (["--ps_hosts=127.0.0.1:1", "--worker_hosts=127.0.0.1:2", "--task_index=3"], "--task_index=3 is out of range"),
+        (["--ps_hosts=127.0.0.1:1", "--worker_hosts=127.0.0.1:2", "--reduction=median"], "--reduction"),
+        (
+            ["--ps_hosts=127.0.0.1:1", "--worker_hosts=127.0.0.1:2", "--replicas_to_aggregate=2"],
+            "replicas_to_aggregate=2 cannot be had from 1 workers",
+        ),
+        (["--ps_hosts=127.0.0.1:1", "--worker_hosts=127.0.0.1:2", "--job_name=worker"], "is always a server"),
+        (["--model=trivial"], "model"),
+    ],
+)
+def test_bad_input_gets_a_sentence_and_exit_code_2(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ps", *words]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_public_names_are_there_and_torch_is_not_imported_for_them() -> None:
+    for name in lockstep.__all__:
+        assert getattr(lockstep, name) is not None
+    code = "import sys, lockstep; lockstep.join, lockstep.JobEndedError; print('torch' in sys.modules)"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True)
+    assert printed.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"on_nan": "ignore"}, "on_nan='ignore' is not known; use one of: report, skip, stop"),
+        ({"job_name": "worker"}, "belong together"),
+        ({"bucket_mb": 0.00001}, "bucket_mb=1e-05 is not a whole number of 64-byte lines"),
+        (
+            {"job_name": "worker", "ps_hosts": ["127.0.0.1:1"], "worker_hosts": ["127.0.0.1:2"], "reduction": "max"},
+            "reduction='max' is not known",
+        ),
+    ],
+)
+def test_join_refuses_bad_arguments_with_a_sentence(arguments: dict[str, object], sentence: str) -> None:
+    with pytest.raises(lockstep.BadInput) as caught:
+        lockstep.join(**arguments)  # type: ignore[arg-type]
+    assert sentence in str(caught.value)

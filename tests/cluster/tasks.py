@@ -1,0 +1,69 @@
+"""Clusters of real processes: one ``lockstep bench --job_name=...`` a task, as people start them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from helpers.ports import free_ports
+from helpers.programs import Finished, Program, start_lockstep
+from lockstep.protocol.ids import ClusterShape, TaskId
+from lockstep.transports.wire.monitor_client import Unreachable, describe
+
+SMALL_RUN = ("--device=cpu", "--model=lenet", "--batch_size=4", "--num_threads=1")
+
+
+@dataclass
+class Tasks:
+    """The addresses of a cluster, and the tasks started so far."""
+
+    shape: ClusterShape
+    flags: tuple[str, ...]
+    addresses: dict[TaskId, str] = field(default_factory=dict)
+    programs: dict[TaskId, Program] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ports = free_ports(len(self.shape.tasks()))
+        self.addresses = {task: f"127.0.0.1:{port}" for task, port in zip(self.shape.tasks(), ports, strict=True)}
+
+    def start(self, task: TaskId, *more: str, environment: Mapping[str, str] | None = None) -> Program:
+        """Start one task the way a person does."""
+        hosts = {role: [self.addresses[t] for t in ids] for role, ids in self._roles()}
+        program = start_lockstep(
+            "bench",
+            *self.flags,
+            f"--ps_hosts={','.join(hosts['ps'])}",
+            f"--worker_hosts={','.join(hosts['worker'])}",
+            f"--job_name={task.role.value}",
+            f"--task_index={task.index}",
+            *more,
+            environment=environment,
+        )
+        self.programs[task] = program
+        return program
+
+    def _roles(self) -> Sequence[tuple[str, tuple[TaskId, ...]]]:
+        return (("ps", self.shape.server_ids()), ("worker", self.shape.worker_ids()))
+
+    def task_pid(self, task: TaskId) -> int:
+        """The process of the task itself (its monitor is the program that was started); 0 while there is none."""
+        try:
+            return describe(self.addresses[task], 1.0).pid
+        except Unreachable:
+            return 0
+
+    def finish(self, seconds: float) -> dict[TaskId, Finished]:
+        """Wait until all tasks have ended."""
+        return {task: program.wait(seconds) for task, program in self.programs.items()}
+
+
+@contextlib.contextmanager
+def tasks_of(shape: ClusterShape, *flags: str) -> Iterator[Tasks]:
+    """A cluster whose tasks the test starts; whatever still runs at the end is killed."""
+    tasks = Tasks(shape, (*SMALL_RUN, *flags))
+    try:
+        yield tasks
+    finally:
+        for program in tasks.programs.values():
+            program.close()

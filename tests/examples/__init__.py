@@ -1,0 +1,1 @@
+"""Every example runs, at small size, as a person would start it."""
