@@ -1,0 +1,219 @@
+"""What the journal and the watchdog cost: records a step times nanoseconds a record, and runs with and without them.
+
+    python bench/journal_cost.py [--model=alexnet] [--pairs=5] [--steps=20] [--quick]
+
+Two measurements. The first counts the records of one step on a worker and on a server, and times one record. The second
+runs the same job in turn with both on and with both off (the journal's ``record`` and the watchdog's thread replaced by
+nothing), in one process with real nodes and sockets, and gives the difference with a confidence interval of 95 %: once
+on the model, once on a step of about two milliseconds without torch. Time is processor time of the whole process, all
+tasks of the job in it: on a machine that others use too, the time on the wall says more about them than about us.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from helpers.cluster import InProcessCluster, in_process_cluster
+from lockstep.drill.task import PlainStore
+from lockstep.protocol.ids import CHIEF, ClusterShape, worker
+from lockstep.protocol.journal import Happening, Journal
+from lockstep.protocol.messages import GroupRates, Layout, ParameterEntry
+from lockstep.protocol.plan import make_plan
+from lockstep.runtime.node import Node
+from lockstep.runtime.watchdog import Watchdog
+from lockstep.runtime.worker_node import WorkerNode
+
+T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26, 12: 2.20, 16: 2.13, 20: 2.09}
+"""Student's t for a 95 % interval, by the number of values."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Relative cost in percent, with half the width of its confidence interval."""
+
+    percent: float
+    half_width: float
+    off_ms: float
+
+
+def nanoseconds_a_record(count: int = 200_000) -> float:
+    """One record into a full ring, as the loop makes it."""
+    journal, peer = Journal(), worker(1)
+    best = float("inf")
+    for _ in range(5):
+        began = time.process_time()
+        for number in range(count):
+            journal.record(1.0, Happening.ARRIVED, number, 3, peer)
+        best = min(best, time.process_time() - began)
+    return best / count * 1e9
+
+
+def small_loop(node: WorkerNode, steps: int, on_step: Callable[[int], None]) -> None:
+    """A training loop without torch whose step takes about two milliseconds."""
+    entries = tuple(ParameterEntry(f"layer{i}.weight", 64, "float32", 0) for i in range(3))
+    node.wait_until_member()
+    plan = make_plan(entries, 1, 256)
+    node.allocate(plan)
+    node.announce(Layout(plan.hash, 256, entries, ()))
+    if node.task == CHIEF:
+        node.offer_initial()
+    node.wait_version(0)
+    rates = (GroupRates(("lr",), (0.1,)),) if node.task == CHIEF else ()
+    for step in range(steps):
+        on_step(step)
+        node.begin_step(step, rates)
+        for bucket in plan.buckets:
+            node.produced(step, bucket.id)
+        node.seal(step)
+        node.wait_version(step + 1)
+    on_step(steps)
+    node.finish(steps)
+
+
+class Switched:
+    """Turns journal and watchdog on and off while nodes run: a patch of the classes, undone at the end."""
+
+    def __init__(self) -> None:
+        self._record, self._tick = Journal.record, Watchdog._tick
+
+    @property
+    def _step_ends_only(self) -> Callable[..., None]:
+        """One record a step is kept: a watchdog that comes back must not think that nothing moved meanwhile."""
+        keep, record = (Happening.SEALED, Happening.COMMITTED), self._record
+
+        def mostly_nothing(journal: Journal, now: float, happening: Happening, *rest: object, **more: object) -> None:
+            if happening in keep:
+                record(journal, now, happening, *rest, **more)  # type: ignore[arg-type]  # passed on as they came
+
+        return mostly_nothing
+
+    def set(self, on: bool) -> None:
+        if on:
+            Journal.record, Watchdog._tick = self._record, self._tick  # type: ignore[method-assign]
+        else:
+            Journal.record = self._step_ends_only  # type: ignore[method-assign]
+            Watchdog._tick = lambda *_: None  # type: ignore[method-assign]
+
+
+def measure(run: Callable[[Callable[[int], None], int], None], pairs: int, block: int) -> Difference:
+    """Blocks of steps in one run, on and off in turn (on-off, off-on, ...): what drifts hits both alike."""
+    switched, marks = Switched(), [0.0] * (2 * pairs * block + block + 1)
+    order = [(pair + half) % 2 == 0 for pair in range(pairs) for half in range(2)]
+
+    def on_step(step: int) -> None:
+        marks[step] = time.process_time()
+        if step >= block and (step - block) % block == 0 and (step - block) // block < len(order):
+            switched.set(order[(step - block) // block])
+
+    try:
+        run(on_step, len(marks) - 1)
+    finally:
+        switched.set(True)
+    blocks = []
+    for index in range(2 * pairs):
+        first = block * (index + 1)
+        blocks.append((order[index], (marks[first + block] - marks[first]) / block))
+    ratios, offs = [], []
+    for pair in range(pairs):
+        both = dict(blocks[2 * pair : 2 * pair + 2])
+        ratios.append(100 * (both[True] / both[False] - 1))
+        offs.append(both[False] * 1000)
+    spread = statistics.stdev(ratios) / len(ratios) ** 0.5
+    return Difference(statistics.mean(ratios), T_95.get(pairs, 2.0) * spread, statistics.median(offs))
+
+
+def run_small(on_step: Callable[[int], None], steps: int) -> None:
+    with in_process_cluster(ClusterShape(1, 2), PlainStore) as cluster:
+        _run_long(cluster, lambda node: small_loop(node, steps, on_step if node.task == CHIEF else lambda _: None))
+
+
+def records_a_step(steps: int = 50) -> dict[str, float]:
+    """How many records one step of the small loop leaves, by task."""
+    with in_process_cluster(ClusterShape(1, 2), PlainStore) as cluster:
+        cluster.run(lambda node: small_loop(node, steps, lambda _: None))
+        return {node.task.short: node.journal.total / steps for node in cluster.nodes()}
+
+
+def run_model(model: str, batch: int) -> Callable[[Callable[[int], None], int], None]:
+    """The benchmark's own loop on one worker and one server, so that on a small machine the step is the model's."""
+
+    def run(on_step: Callable[[int], None], steps: int) -> None:
+        import torch
+
+        from lockstep.training.benchmark.job import BenchJob
+        from lockstep.training.config import BenchConfig, RunLength, resolved
+        from lockstep.training.replica import Replica
+        from lockstep.training.shard_store import TorchShardStore
+
+        torch.set_num_threads(1)
+        config = resolved(BenchConfig(model=model, run=RunLength(batch_size=batch, num_batches=steps)))
+
+        def train(node: WorkerNode) -> None:
+            job = BenchJob(config, node.task.index, [torch.device("cpu")])
+            node.wait_until_member()
+            replica = Replica(node, job.trained, job.optimizers(), 4 << 20, own_copy=False)
+            replica.start()
+            for step in range(steps):
+                on_step(step)
+                replica.begin(step, job.rates(step))
+                job.forward().backward()
+                replica.end()
+            on_step(steps)
+            replica.close()
+            node.finish(steps)
+
+        with in_process_cluster(ClusterShape(1, 1), TorchShardStore) as cluster:
+            _run_long(cluster, train)
+
+    return run
+
+
+def _run_long(cluster: InProcessCluster, train: Callable[[WorkerNode], None]) -> None:
+    threads = [threading.Thread(target=train, args=(node,)) for node in cluster.workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    bad = [node for node in cluster.nodes() if isinstance(node, Node) and node.outcome and not node.outcome.ok]
+    if bad:
+        raise RuntimeError(str(bad[0].outcome))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="alexnet")
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=4, help="steps of the model in one block")
+    parser.add_argument("--quick", action="store_true", help="only the part without torch")
+    asked = parser.parse_args()
+    cost, counts = nanoseconds_a_record(), records_a_step()
+    print(f"one record: {cost:.0f} ns; records a step: {json.dumps(counts)}")
+    most = max(counts.values())
+    small = measure(run_small, asked.pairs, 300)
+    _print("step without torch", small, most * cost)
+    if not asked.quick:
+        model = measure(run_model(asked.model, asked.batch), asked.pairs, asked.steps)
+        _print(asked.model, model, most * cost)
+
+
+def _print(name: str, found: Difference, records_ns: float) -> None:
+    share = records_ns / (found.off_ms * 1e6) * 100
+    print(
+        f"{name}: {found.off_ms:.2f} ms of processor time a step; on against off {found.percent:+.2f} % "
+        f"(95 % interval +-{found.half_width:.2f}); records alone {share:.3f} %"
+    )
+
+
+if __name__ == "__main__":
+    main()
