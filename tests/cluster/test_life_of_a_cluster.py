@@ -183,7 +183,7 @@ def test_a_worker_that_starts_30_seconds_late_is_waited_for_and_named_all_the_wh
     with tasks_of(ONE_AND_TWO, "--num_batches=3") as tasks:
         tasks.start(server(0))
         early = tasks.start(worker(0))
-        named = re.compile(rf"waiting for {worker(1)} at {tasks.addresses[worker(1)]} since (\d+) s")
+        named = re.compile(rf"waiting for {worker(1)}: {tasks.addresses[worker(1)]} refuses connections since (\d+) s")
         wait_until(lambda: [s for s in named.findall(early.stderr()) if int(s) >= 30], 60, "30 s of waiting")
         tasks.start(worker(1))
         results = tasks.finish(60)

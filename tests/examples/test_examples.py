@@ -12,6 +12,8 @@ import pytest
 from helpers.ports import free_port
 from helpers.programs import Finished, Program
 
+pytestmark = pytest.mark.soak  # whole trainings: minutes on a busy machine
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SECONDS = 150.0
 pytestmark = pytest.mark.timeout(240)
@@ -62,7 +64,7 @@ def test_the_distributed_version_is_a_diff_of_a_few_lines() -> None:
     assert len([line for line in changed if line[0] == "-"]) <= 2, changed
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_digits_at_full_size_reaches_97_percent() -> None:
     right = re.search(r"([\d.]+)% of 359 held-out digits are right", torchrun("digits.py").stdout)

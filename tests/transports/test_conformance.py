@@ -19,7 +19,7 @@ def test_the_transport_keeps_the_rule_that(case: Case, transport: str) -> None:
     run_case(case, transport)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("transport", known_transports())
 @pytest.mark.parametrize("case", [case for case in CASES if case.large], ids=lambda case: case.name)
