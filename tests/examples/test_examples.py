@@ -12,11 +12,9 @@ import pytest
 from helpers.ports import free_port
 from helpers.programs import Finished, Program
 
-pytestmark = pytest.mark.soak  # whole trainings: minutes on a busy machine
-
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SECONDS = 150.0
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(240)]  # whole trainings: minutes on a busy machine
 
 
 def torchrun(name: str, *flags: str) -> Finished:
