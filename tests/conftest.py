@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,8 @@ from lockstep.runtime.processes import become_subreaper
 
 
 def pytest_configure() -> None:
+    # Where the tests run as a shell's background job, Ctrl-C is ignored, and programs under test would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Processes that a test's own child left behind come back to us and are seen, instead of going to init.
     become_subreaper()
 

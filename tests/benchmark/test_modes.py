@@ -57,7 +57,13 @@ CLUSTERS = {
 }
 
 
-@pytest.mark.parametrize("flags", CLUSTERS.values(), ids=CLUSTERS)
+QUICK = ("collective_all_reduce, 2 workers", "parameter_server, 2x2")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [pytest.param(CLUSTERS[name], marks=() if name in QUICK else pytest.mark.slow, id=name) for name in CLUSTERS],
+)
 def test_a_cluster_has_the_values_of_the_formula(flags: tuple[str, ...], tmp_path: Path) -> None:
     done = run_lockstep(
         "bench", *BASE, RATE, *flags, "--num_batches=5", f"--train_dir={tmp_path}", "--num_threads=1", timeout=110

@@ -34,6 +34,7 @@ def test_a_local_cluster_trains_and_ends_with_nothing_left(tmp_path: Path) -> No
     assert not processes_mentioning("--job_name=")
 
 
+@pytest.mark.slow
 def test_two_runs_write_the_same_file(tmp_path: Path) -> None:
     flags = ("bench", "--ps=2", "--workers=2", *SMALL_RUN, "--num_batches=5", "--num_warmup_batches=1")
     for name in ("first", "second"):
@@ -66,7 +67,11 @@ def test_ctrl_c_ends_a_local_cluster_with_no_orphan() -> None:
     wait_until(lambda: not processes_mentioning("--num_batches=1000000"), 5, "every task has ended")
 
 
-@pytest.mark.parametrize("victim", TWO_AND_TWO.tasks(), ids=lambda t: t.short.replace(" ", ""))
+@pytest.mark.parametrize(
+    "victim",
+    [pytest.param(task, marks=pytest.mark.slow) if task.index else task for task in TWO_AND_TWO.tasks()],
+    ids=lambda t: t.short.replace(" ", ""),
+)
 def test_every_other_task_names_a_killed_one_within_5_seconds(victim: TaskId) -> None:
     with tasks_of(TWO_AND_TWO, "--num_batches=1000000") as tasks:
         for task in TWO_AND_TWO.tasks():

@@ -252,9 +252,10 @@ class PeerKeeper:
                     reason = "the link did not open in time"
                 elif not reason:
                     self._wake.wait(0.05)
+        if connection.was_up and connection.endpoint is not None:
+            # Said of a link that has ended again, too: a short job may be over before this thread has its turn.
+            self._node.linked(self.peer, connection.endpoint.path())
         if connection.up:
-            if connection.endpoint is not None:
-                self._node.linked(self.peer, connection.endpoint.path())
             return
         if reason:
             self.finding = Finding(self._why_no_link(finding, reason), finding.description, True)

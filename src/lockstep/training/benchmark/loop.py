@@ -82,6 +82,7 @@ class _Loop:
         for step in range(self._run.num_warmup_batches):
             self._one_step(step)
             self._progress.warm_up(step + 1, self._run.num_warmup_batches)
+        self._observer.warmed_up()
         self._emit("Done warm up")
         self._emit(step_header(self._output.loss_type, self._output.print_training_accuracy))
 

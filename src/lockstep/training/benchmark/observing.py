@@ -32,6 +32,9 @@ class Observer:
     def started(self, job: BenchJob) -> None:
         """The job is ready to train."""
 
+    def warmed_up(self) -> None:
+        """The warm-up is over; the steps from here on are timed."""
+
     @contextlib.contextmanager
     def during(self, what: str, step: int) -> Iterator[None]:  # noqa: ARG002
         """A part of a step: ``input``, ``forward and backward``, ``update``."""
@@ -61,6 +64,9 @@ class Observers(Observer):
 
     def started(self, job: BenchJob) -> None:
         self._tell(lambda one: one.started(job))
+
+    def warmed_up(self) -> None:
+        self._tell(lambda one: one.warmed_up())
 
     @contextlib.contextmanager
     def during(self, what: str, step: int) -> Iterator[None]:

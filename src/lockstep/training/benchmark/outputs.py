@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lockstep.protocol.ids import CHIEF
+from lockstep.runtime.monitor.reporter import Phase
 from lockstep.runtime.worker_node import WorkerNode
 from lockstep.training.benchmark.job import BenchJob
 from lockstep.training.benchmark.metric_log import MetricLog
@@ -11,10 +12,23 @@ from lockstep.training.benchmark.plan_file import PlanFile
 from lockstep.training.benchmark.tracing import TraceObserver
 
 
+class _PhaseTeller(Observer):
+    """Tells the monitor how far the worker is, so that a status line says "training" and not "warming up"."""
+
+    def __init__(self, node: WorkerNode) -> None:
+        self._node = node
+
+    def started(self, job: BenchJob) -> None:  # noqa: ARG002
+        self._node.phase(Phase.WARMING_UP)
+
+    def warmed_up(self) -> None:
+        self._node.phase(Phase.TRAINING)
+
+
 def observers_of(job: BenchJob, node: WorkerNode | None) -> Observers:
     """All that look on in this process."""
     output = job.config.output
-    members: list[Observer] = []
+    members: list[Observer] = [] if node is None else [_PhaseTeller(node)]
     if output.trace_file is not None:
         members.append(TraceObserver(job, node))
     if job.config.task in (None, CHIEF):

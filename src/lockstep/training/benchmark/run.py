@@ -9,7 +9,6 @@ from collections.abc import Callable
 import torch
 
 from lockstep.protocol.ids import CHIEF, TaskId
-from lockstep.runtime.monitor.reporter import Phase
 from lockstep.runtime.outcome import JobEndedError
 from lockstep.runtime.worker_node import WorkerNode
 from lockstep.training.benchmark import times
@@ -103,7 +102,6 @@ def _work(
     model = job.model if job.leaves_gradients_alone else None
     replica = Replica(node, job.trained, job.optimizers(), config.exchange.bucket_bytes, own_copy=own_copy, model=model)
     with contextlib.closing(replica), contextlib.closing(observers_of(job, node)) as observers:
-        node.phase(Phase.WARMING_UP)
         result = train(job, replica, emit, make_progress(), observers)
         _tell_times(config, node, result, replica, emit)
     if node.task == CHIEF and config.output.train_dir is not None:
