@@ -21,7 +21,7 @@ types: $(STAMP)
 # Tests that measure how soon something is said have the machine to themselves; the others share it.
 TIMED := tests/cluster tests/diagnose tests/doctor tests/drill tests/runtime
 unit: $(STAMP)
-	$(BIN)/python -m pytest -q -n 2 --dist=worksteal tests $(TIMED:%=--ignore=%)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist=worksteal tests $(TIMED:%=--ignore=%)
 	$(BIN)/python -m pytest -q $(TIMED)
 
 test-slow: $(STAMP)

@@ -49,6 +49,7 @@ def test_proxy_variables_do_not_matter() -> None:
     assert done.code == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_asynchronous_training_ends_on_every_task() -> None:
     done = run_lockstep(
         "bench", "--ps=2", "--workers=2", *SMALL_RUN, "--num_batches=10", "--cross_replica_sync=False", timeout=50
@@ -69,7 +70,7 @@ def test_ctrl_c_ends_a_local_cluster_with_no_orphan() -> None:
 
 @pytest.mark.parametrize(
     "victim",
-    [pytest.param(task, marks=pytest.mark.slow) if task.index else task for task in TWO_AND_TWO.tasks()],
+    [pytest.param(task, marks=pytest.mark.slow) if task != server(0) else task for task in TWO_AND_TWO.tasks()],
     ids=lambda t: t.short.replace(" ", ""),
 )
 def test_every_other_task_names_a_killed_one_within_5_seconds(victim: TaskId) -> None:
@@ -90,6 +91,7 @@ def test_every_other_task_names_a_killed_one_within_5_seconds(victim: TaskId) ->
         assert "Traceback" not in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_monitor_takes_its_task_along_and_is_named() -> None:
     with tasks_of(ONE_AND_TWO, "--num_batches=1000000") as tasks:
         for task in ONE_AND_TWO.tasks():
@@ -104,7 +106,7 @@ def test_a_killed_monitor_takes_its_task_along_and_is_named() -> None:
 
 
 def test_a_missing_task_is_named_with_what_was_found_and_ends_the_start() -> None:
-    with tasks_of(ONE_AND_TWO, "--num_batches=3", "--startup_timeout=9") as tasks:
+    with tasks_of(ONE_AND_TWO, "--num_batches=3", "--startup_timeout=5") as tasks:
         for task in (server(0), worker(0)):
             tasks.start(task)
         results = tasks.finish(40)
@@ -115,7 +117,7 @@ def test_a_missing_task_is_named_with_what_was_found_and_ends_the_start() -> Non
 
 
 def test_a_peers_name_that_does_not_resolve_is_a_missing_task() -> None:
-    with tasks_of(ONE_AND_TWO, "--num_batches=3", "--startup_timeout=9") as tasks:
+    with tasks_of(ONE_AND_TWO, "--num_batches=3", "--startup_timeout=5") as tasks:
         tasks.addresses[worker(1)] = "no-such-host.invalid:20000"
         for task in (server(0), worker(0)):
             tasks.start(task)

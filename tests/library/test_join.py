@@ -87,6 +87,7 @@ def test_lockstep_ps_serves_a_program_that_it_does_not_know_and_that_forgets_to_
     assert len(set(digests(finished).values())) == 1
 
 
+@pytest.mark.slow
 def test_an_exception_in_one_program_is_told_to_all() -> None:
     server, chief, other = run_all(cluster_of("--raise"))
     sentence = "/job:worker/replica:0/task:1 failed with KeyError: 'labels'"
@@ -105,6 +106,7 @@ def test_a_killed_program_is_named_and_nothing_is_left_behind() -> None:
         assert re.search(r"/job:worker/replica:0/task:1", one.stderr), one.stderr
 
 
+@pytest.mark.slow
 def test_other_choices_on_the_server_are_named() -> None:
     lists = hosts(1, 1)
     server, program = run_all(
