@@ -16,6 +16,7 @@ from helpers.programs import Program, command_line, processes_mentioning
 from helpers.small_cluster import Plan
 from helpers.terminals import Terminal
 from helpers.waiting import wait_until
+from lockstep.diagnose.text import RULE
 from lockstep.runtime.local_cluster import ReservedPort
 
 PS = "/job:ps/replica:0/task"
@@ -44,6 +45,18 @@ def test_the_chief_has_stdout_and_the_others_are_quiet_when_all_goes_well(script
         finished = program.wait(30)
     assert (finished.code, finished.stdout) == (0, "step 1\nstep 2\n")
     assert finished.stderr == "[worker 1] a warning\n"
+
+
+def test_a_report_that_every_task_prints_is_shown_once(script: str) -> None:
+    report = f"complain={RULE}\nworker 1 is frozen\n{RULE}"
+    tasks = {"ps 0": [report], "worker 0": [report, "complain=after it"], "worker 1": [f"complain={RULE}\nanother"]}
+    with Program(command(Plan(script, tasks))) as program:
+        finished = program.wait(30)
+    lines = finished.stderr.splitlines()
+    assert sum(line.endswith("worker 1 is frozen") for line in lines) == 1
+    assert sum(line.endswith("(the report above)") for line in lines) == 1
+    assert "[worker 0] after it" in lines
+    assert "[worker 1] another" in lines, "one that was cut short is shown as far as it goes"
 
 
 def test_everything_is_shown_with_names_on_request(script: str) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from lockstep.diagnose.verdict import Cause, Diagnosis, Edge, Verdict
 
 WIDTH = 100
+RULE = "-" * WIDTH
+"""Above and below a report."""
+
 MAX_EDGES = 8
 MAX_TASKS = 16
 MAX_STACK = 10
@@ -33,8 +36,7 @@ def notice_line(verdict: Verdict) -> str:
 def render(kind: str, diagnosis: Diagnosis) -> str:
     """The whole report."""
     verdict = diagnosis.verdict
-    rule = "-" * WIDTH
-    lines = [rule, f"lockstep {kind}: {_title(diagnosis)}"]
+    lines = [RULE, f"lockstep {kind}: {_title(diagnosis)}"]
     if verdict is not None:
         lines += _verdict_lines(verdict)
     else:
@@ -51,7 +53,7 @@ def render(kind: str, diagnosis: Diagnosis) -> str:
         lines.append(f"  {task.task}{place}: {step}{task.doing}")
     if len(diagnosis.tasks) > MAX_TASKS:
         lines.append(f"  and {len(diagnosis.tasks) - MAX_TASKS} more")
-    return "\n".join([*lines, rule])
+    return "\n".join([*lines, RULE])
 
 
 def _title(diagnosis: Diagnosis) -> str:

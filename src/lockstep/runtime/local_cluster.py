@@ -122,9 +122,10 @@ class _Launcher:
         self._ports = {task: ReservedPort() for task in shape.tasks()}
         servers = [self._ports[task].address for task in shape.server_ids()]
         workers = [self._ports[task].address for task in shape.worker_ids()]
+        reports: set[str] = set()
         self._members = [
             ClusterMember(
-                task, self._ports[task].address, spec.command(task, servers, workers), spec.logs, spec.show_all
+                task, self._ports[task].address, spec.command(task, servers, workers), spec.logs, spec.show_all, reports
             )
             for task in shape.tasks()
         ]

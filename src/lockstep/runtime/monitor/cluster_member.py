@@ -75,8 +75,18 @@ class Deaths:
 class ClusterMember:
     """Made before the start of any task, so that all addresses are known; started on the main thread."""
 
-    def __init__(self, task: TaskId, address: str, command: Sequence[str], logs: Path | None, show_all: bool) -> None:
+    def __init__(
+        self,
+        task: TaskId,
+        address: str,
+        command: Sequence[str],
+        logs: Path | None,
+        show_all: bool,
+        reports: set[str],
+    ) -> None:
+        """``reports``: what the cluster has shown of them, shared by all its members."""
         self.task = task
+        self._reports = reports
         self.address = address
         self.exit_code: int | None = None
         self.relays: list[Relay] = []
@@ -107,7 +117,7 @@ class ClusterMember:
         self._pidfd = os.pidfd_open(process.pid)
         for pipe, shown in ((process.stderr, True), (process.stdout, self._show_all)):
             if pipe is not None:
-                self.relays.append(Relay(self.task.short, os.dup(pipe.fileno()), shown, self._log))
+                self.relays.append(Relay(self.task.short, os.dup(pipe.fileno()), shown, self._log, self._reports))
                 pipe.close()
         self._watch_at = time.monotonic() + _WATCH_AGAIN_SECONDS
 

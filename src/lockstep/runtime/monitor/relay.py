@@ -1,4 +1,7 @@
-"""Passes on what the tasks of a local cluster print, each line with the name of its task."""
+"""Passes on what the tasks of a local cluster print, each line with the name of its task.
+
+Every task prints the same report; on one terminal it is shown once, and the others are told to have said the same.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from collections import deque
 from pathlib import Path
 from typing import IO, Final
 
+from lockstep.diagnose.text import RULE
 from lockstep.runtime.processes import read_available
 
 _LONGEST_LINE: Final = 64 * 1024
@@ -22,8 +26,12 @@ _CLEAR_LINE: Final = "\r\x1b[K"
 class Relay:
     """One pipe from one task. Its lines go to ``log``, and to stderr or, where not ``shown``, into a short tail."""
 
-    def __init__(self, name: str, reader: int, shown: bool, log: IO[bytes] | None) -> None:
+    def __init__(self, name: str, reader: int, shown: bool, log: IO[bytes] | None, reports: set[str]) -> None:
+        """``reports``: those that any task of the cluster has shown so far."""
         self.reader = reader
+        self._reports = reports
+        self._report: list[str] = []
+        """The lines of a report that has not ended yet."""
         self._prefix = f"[{name}] "
         self._shown = shown
         self._log = log
@@ -40,6 +48,8 @@ class Relay:
             self._pending = b""
         for line in lines:
             self._pass_on(line)
+        if data is None:
+            self._show_report()
         return data is not None
 
     def _pass_on(self, line: bytes) -> None:
@@ -47,12 +57,31 @@ class Relay:
         if self._log is not None:
             self._log.write(line + b"\n")
             self._log.flush()
-        if self._shown:
-            clear = _CLEAR_LINE if sys.stderr.isatty() else ""
-            sys.stderr.write(f"{clear}{self._prefix}{text}\n")
-            sys.stderr.flush()
-        else:
+        if not self._shown:
             self._tail.append(text)
+        elif text == RULE or self._report:
+            self._report.append(text)
+            if text == RULE and len(self._report) > 1:
+                self._show_report()
+        else:
+            self._show(text)
+
+    def _show_report(self) -> None:
+        lines, self._report = self._report, []
+        report = "\n".join(lines)
+        if not lines:
+            return
+        if report in self._reports:
+            self._show("(the report above)")
+            return
+        self._reports.add(report)
+        for line in lines:
+            self._show(line)
+
+    def _show(self, text: str) -> None:
+        clear = _CLEAR_LINE if sys.stderr.isatty() else ""
+        sys.stderr.write(f"{clear}{self._prefix}{text}\n")
+        sys.stderr.flush()
 
     def show_tail(self) -> None:
         """Show the last lines of what was not shown, because it matters now."""
