@@ -16,6 +16,7 @@ from cluster.tasks import SMALL_RUN, tasks_of
 from helpers.programs import processes_mentioning, run_lockstep, start_lockstep
 from helpers.waiting import wait_until
 from lockstep.protocol.ids import ClusterShape, TaskId, server, worker
+from lockstep.transports.wire.monitor_client import describe
 
 STEP_LINE = re.compile(r"^\d+\timages/sec: \d+\.\d \+/- \d+\.\d \(jitter = \d+\.\d\)\t\d+\.\d{3}$", re.MULTILINE)
 ONE_AND_TWO = ClusterShape(1, 2)
@@ -78,6 +79,7 @@ def test_every_other_task_names_a_killed_one_within_5_seconds(victim: TaskId) ->
         for task in TWO_AND_TWO.tasks():
             tasks.start(task)
         tasks.programs[worker(1)].wait_for("images/sec:", 50)
+        assert {describe(address, 5.0).phase for address in tasks.addresses.values()} == {"training"}
         os.kill(tasks.task_pid(victim), signal.SIGKILL)
         killed_at = time.monotonic()
         others = [program for task, program in tasks.programs.items() if task != victim]
