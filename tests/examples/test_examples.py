@@ -14,7 +14,7 @@ from helpers.programs import Finished, Program
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SECONDS = 150.0
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(240)]  # whole trainings: minutes on a busy machine
+pytestmark = pytest.mark.timeout(240)  # whole trainings
 
 
 def torchrun(name: str, *flags: str) -> Finished:
@@ -25,6 +25,7 @@ def torchrun(name: str, *flags: str) -> Finished:
     return finished
 
 
+@pytest.mark.slow
 def test_seq2seq_learns() -> None:
     small = ("--size=64", "--layers=1", "--length=3", "--steps=60", "--held_out=100", "--learning_rate=3e-3")
     printed = torchrun("seq2seq.py", *small).stdout
@@ -36,6 +37,7 @@ def test_seq2seq_learns() -> None:
     assert float(right[1]) > 20.0  # guessing gives 0.1
 
 
+@pytest.mark.slow
 def test_digits_are_recognised() -> None:
     printed = torchrun("digits.py", "--epochs=6").stdout
     right = re.search(r"([\d.]+)% of 359 held-out digits are right", printed)
@@ -43,6 +45,7 @@ def test_digits_are_recognised() -> None:
     assert float(right[1]) >= 95.0
 
 
+@pytest.mark.slow
 def test_existing_loop_trains_in_one_process_and_on_a_cluster() -> None:
     with Program((sys.executable, str(EXAMPLES / "existing_loop.py")), {"OMP_NUM_THREADS": "1"}) as program:
         alone = program.wait(SECONDS)
@@ -62,8 +65,7 @@ def test_the_distributed_version_is_a_diff_of_a_few_lines() -> None:
     assert len([line for line in changed if line[0] == "-"]) <= 2, changed
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(1800)
+@pytest.mark.slow
 def test_digits_at_full_size_reaches_97_percent() -> None:
     right = re.search(r"([\d.]+)% of 359 held-out digits are right", torchrun("digits.py").stdout)
     assert right is not None
