@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lockstep.protocol.ids import CHIEF
+from lockstep.runtime.collective_node import CollectiveNode
 from lockstep.runtime.worker_node import WorkerNode
 from lockstep.training.benchmark.job import BenchJob
 from lockstep.training.benchmark.metric_log import MetricLog
@@ -11,7 +12,7 @@ from lockstep.training.benchmark.plan_file import PlanFile
 from lockstep.training.benchmark.tracing import TraceObserver
 
 
-def observers_of(job: BenchJob, node: WorkerNode | None) -> Observers:
+def observers_of(job: BenchJob, node: WorkerNode | CollectiveNode | None) -> Observers:
     """All that look on in this process."""
     output = job.config.output
     members: list[Observer] = []
