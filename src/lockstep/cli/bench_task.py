@@ -28,6 +28,7 @@ from lockstep.runtime.watchdog import WatchSettings
 from lockstep.training.config import BenchConfig, settings
 
 if TYPE_CHECKING:
+    from lockstep.runtime.collective_node import CollectiveNode
     from lockstep.runtime.server_node import ServerNode
     from lockstep.runtime.store import ShardStore
     from lockstep.runtime.worker_node import WorkerNode
@@ -54,7 +55,7 @@ def run_task(config: BenchConfig, report_fd: int) -> int:
     assert config.task is not None
     try:
         if config.exchange.is_collective:
-            return _run_collective(config, reporter)
+            return _run_collective(config, reporter, dumps)
         if config.task.role is Role.SERVER:
             return _run_server(config, reporter, dumps)
         return _run_worker(config, reporter, dumps)
@@ -187,21 +188,48 @@ def _train(config: BenchConfig, node: WorkerNode) -> int:
     return 0
 
 
-def _run_collective(config: BenchConfig, reporter: TaskReporter) -> int:
+def _run_collective(config: BenchConfig, reporter: TaskReporter, dumps: list[Callable[[str], None]]) -> int:
+    from lockstep.runtime.collective_node import CollectiveNode
+
+    assert config.cluster is not None
+    node = CollectiveNode(
+        config.cluster,
+        settings(config),
+        say,
+        reporter,
+        run_folder=config.output.train_dir or "",
+        faults=planted_faults(os.environ),
+        give_up=lambda: os._exit(EXIT_VERDICT),
+    )
+    dumps.append(node.dump)
+    try:
+        node.start()
+        return _reduce(config, node, reporter)
+    finally:
+        node.close()
+
+
+def _reduce(config: BenchConfig, node: CollectiveNode, reporter: TaskReporter) -> int:
+    reporter.phase(Phase.IMPORTING_TORCH)
+    from lockstep.runtime.collective_node import StartRefused
     from lockstep.training.benchmark.collective import CollectiveLost
     from lockstep.training.benchmark.run import NoSuchDeviceError, run_collective
     from lockstep.training.data.errors import BadData, InputLost, TooManyBadRecords
 
-    reporter.phase(Phase.TRAINING)
+    reporter.phase(Phase.CONNECTING)
     output = Output()
     try:
-        run_collective(config, output.emit, output.make_progress, say)
-    except (NoSuchDeviceError, BadData) as error:
+        run_collective(config, node, output.emit, output.make_progress)
+    except (NoSuchDeviceError, BadData, StartRefused) as error:
         say(str(error))
         return EXIT_FAILED if isinstance(error, TooManyBadRecords) else EXIT_BAD_INPUT
     except (CollectiveLost, InputLost) as error:
+        reporter.failed(str(error))
         say(str(error))
         return EXIT_FAILED
+    except JobEndedError as ended:
+        say(ended.outcome.sentence())
+        return _exit_code(ended.outcome)
     finally:
         output.close()
     reporter.phase(Phase.ENDED)
@@ -210,14 +238,19 @@ def _run_collective(config: BenchConfig, reporter: TaskReporter) -> int:
 
 def run_alone(config: BenchConfig) -> int:
     """Train, or evaluate, in this process, without a cluster."""
+    from lockstep.runtime.collective_node import node_alone
     from lockstep.training.benchmark.run import NoSuchDeviceError, run_evaluation, run_single
     from lockstep.training.data.errors import BadData, InputLost, TooManyBadRecords
 
     output = Output()
+    node = node_alone(say, config.output.train_dir or "")
+    if not config.evaluation.only:
+        on_signal(signal.SIGUSR1, lambda: node.dump("SIGUSR1"))
+        node.start()
     try:
         if config.evaluation.only:
             return 0 if run_evaluation(config, output.emit) is not None else EXIT_FAILED
-        run_single(config, output.emit, output.make_progress)
+        run_single(config, output.emit, output.make_progress, node)
     except (NoSuchDeviceError, BadData) as error:
         say(str(error))
         return EXIT_FAILED if isinstance(error, TooManyBadRecords) else EXIT_BAD_INPUT
@@ -225,6 +258,7 @@ def run_alone(config: BenchConfig) -> int:
         say(str(error))
         return EXIT_FAILED
     finally:
+        node.close()
         output.close()
     return 0
 

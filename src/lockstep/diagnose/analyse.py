@@ -44,6 +44,7 @@ RULES: tuple[tuple[Cause, Rule], ...] = (
     (Cause.ANSWER_LOST, tensor_rules.answer_lost),
     (Cause.SLOW_LINK, tensor_rules.slow_link),
     (Cause.COMMUNICATION, tensor_rules.transfer_stands),
+    (Cause.COMMUNICATION, tensor_rules.sum_stands),
 )
 """Each cause with what proves it. A rule looks only at its own evidence and never at what other rules said, so that
 one which is missing leaves "unknown" and not another cause."""

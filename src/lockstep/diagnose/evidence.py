@@ -12,6 +12,8 @@ JOINING = ("its joining", "a connection", "the cluster to be complete")
 """What is waited for while a cluster forms."""
 
 COMMIT = "the commit of step"
+LAST_WAIT = "the end of the job"
+TENSORS = ("gradient", "parameter", "allreduce")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +82,9 @@ class Waiting:
 
     @property
     def kind(self) -> str:
-        """``gradient``, ``parameter``, or ``control`` for what is no tensor."""
+        """``gradient``, ``parameter``, ``allreduce`` (no servers), or ``control`` for what is no tensor."""
         what = self.wait.what
-        return "gradient" if ";gradient/" in what else "parameter" if ";parameter/" in what else "control"
+        return next((kind for kind in TENSORS if f";{kind}/" in what), "control")
 
 
 def is_worker(task: str) -> bool:
@@ -99,11 +101,36 @@ def waits_of(view: TaskView) -> Iterator[Waiting]:
         yield waiting
 
 
+def has_come(evidence: Evidence, waiting: Waiting) -> bool:
+    """Whether the one that is waited for has done its part, though the waiter cannot know it.
+
+    Workers without servers wait for all others at once: only the books of these tell who is behind.
+    """
+    seen = evidence.tasks.get(waiting.on)
+    if seen is None or not is_worker(waiting.on):
+        return False
+    if waiting.kind == "allreduce":
+        return seen.view is not None and (seen.view.handed or (-1, -1)) >= (waiting.wait.step, waiting.wait.bucket)
+    if waiting.wait.what == LAST_WAIT:
+        left = seen.monitor is not None and seen.monitor.exited and seen.monitor.exit_code == 0
+        return left or (seen.view is not None and seen.view.phase in ("finishing", "ended"))
+    return False
+
+
+def held_up_by(evidence: Evidence, view: TaskView) -> list[Waiting]:
+    """The waits of a task less those that the other has done its part for; if all have, a sum itself stands still."""
+    waits = list(waits_of(view))
+    late = [waiting for waiting in waits if not has_come(evidence, waiting)]
+    return late or [waiting for waiting in waits if waiting.kind == "allreduce"]
+
+
 def leads_to(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
     """The waits of the one that is waited for, where they explain this wait; none where it ends there."""
     view = evidence.view(waiting.on)
-    if view is None:
+    if view is None or has_come(evidence, waiting):
         return []
+    if waiting.kind == "allreduce":
+        return held_up_by(evidence, view)
     if waiting.kind == "gradient":
         return _why_no_gradient(view, waiting)
     if waiting.kind == "parameter":
@@ -170,7 +197,7 @@ def find_chains(evidence: Evidence) -> Chains:
     chains = Chains()
     for seen in evidence.tasks.values():
         if seen.view is not None:
-            chains.long_waits += [w for w in waits_of(seen.view) if w.wait.seconds >= evidence.floor]
+            chains.long_waits += [w for w in held_up_by(evidence, seen.view) if w.wait.seconds >= evidence.floor]
     ends: dict[tuple[str, str], list[Ending]] = {}
     for waiting in chains.long_waits:
         for ending in _ends_of(evidence, waiting, (), ends):

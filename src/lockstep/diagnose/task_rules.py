@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 
 from lockstep.diagnose.case import HEARD, UNHEARD, WATCHED, Case, Proof, ago
+from lockstep.diagnose.evidence import LAST_WAIT
 from lockstep.diagnose.verdict import Cause
 from lockstep.diagnose.views import LinkView
 
-LAST_WAIT = "the end of the job"
 LAST_WAIT_SECONDS = 10.0
 STOPPED = 2.5
 """A process that is stopped for less than this may be under a debugger's hand for a moment."""
@@ -68,13 +68,14 @@ def holds_the_interpreter(case: Case) -> Proof | None:
     monitor, (mine, _) = case.monitor, case.links()
     if case.view is not None or monitor is None or monitor.exited or monitor.stopped >= 0 or not _is_meant(case):
         return None
-    if mine is None or mine.heard < UNHEARD or case.forming or monitor.incarnation != mine.incarnation:
+    unheard = mine.heard if mine is not None else monitor.silent if case.waiting.kind == "allreduce" else -1.0
+    if unheard < UNHEARD or case.forming or (mine is not None and monitor.incarnation != mine.incarnation):
         return None
     if "says nothing" not in case.seen.silence and "in time" not in case.seen.silence:
         return None
     what = f"{case.on} runs (process {monitor.pid}), but native code keeps all its Python threads from running"
     said = f"its monitor answers and has it as {monitor.state or 'running'}; the task does not: {case.seen.silence}"
-    return Proof(Cause.DEVICE_CALL, what, (said,), seconds=mine.heard, stack=monitor.stack)
+    return Proof(Cause.DEVICE_CALL, what, (said,), seconds=unheard, stack=monitor.stack)
 
 
 def never_started(case: Case) -> Proof | None:
@@ -147,6 +148,8 @@ def out_of_step(case: Case) -> Proof | None:
 def link_down(case: Case) -> Proof | None:
     """Neither end hears the other, and at least one of the two is known to live; or no packet comes back at all."""
     mine, theirs = case.links()
+    if case.waiting.kind == "allreduce":
+        return _no_packets(case)
     if case.forming or mine is None or (mine.up and mine.heard < UNHEARD):
         return None
     if theirs is not None:
@@ -161,6 +164,15 @@ def link_down(case: Case) -> Proof | None:
         what = f"no packet comes back from {case.on}: its host is down, or the network between the two is cut"
         return Proof(Cause.LINK_DOWN, what, (f"{case.seen.address}: {silence}",), seconds=mine.heard)
     return None
+
+
+def _no_packets(case: Case) -> Proof | None:
+    """Workers without servers have no link of ours between them; but whether a host answers at all is seen."""
+    silence = case.seen.monitor_silence
+    if case.view is not None or case.monitor is not None or not all(phrase in silence for phrase in NO_PACKETS):
+        return None
+    what = f"no packet comes back from {case.on}: its host is down, or the network between the two is cut"
+    return Proof(Cause.LINK_DOWN, what, (f"{case.seen.address}: {silence}",))
 
 
 def _both_ways(case: Case, mine: LinkView, theirs: LinkView) -> Proof | None:

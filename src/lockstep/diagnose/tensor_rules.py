@@ -7,7 +7,7 @@ that the other side saw.
 from __future__ import annotations
 
 from lockstep.diagnose.case import HELD_BACK, STUCK, UNHEARD, Case, Proof, ago
-from lockstep.diagnose.evidence import COMMIT, is_worker
+from lockstep.diagnose.evidence import COMMIT, has_come, is_worker
 from lockstep.diagnose.verdict import Cause
 from lockstep.diagnose.views import MovingView, TaskView
 
@@ -140,3 +140,22 @@ def transfer_stands(case: Case) -> Proof | None:
     what = f"a transfer from {case.on} to {case.waiter} stands still: bucket {moving.bucket}, {moving.nbytes} bytes"
     said = (f"{case.on}: started {ago(moving.seconds)} ago, no byte moved in the last two seconds",)
     return Proof(Cause.COMMUNICATION, what, said, seconds=moving.seconds)
+
+
+def sum_stands(case: Case) -> Proof | None:
+    """Every worker has handed the bucket over, and torch.distributed does not bring its sum to an end."""
+    if case.waiting.kind != "allreduce" or case.waiting.wait.seconds < case.evidence.patience:
+        return None
+    if not has_come(case.evidence, case.waiting):
+        return None
+    names = f" ({', '.join(case.waiting.wait.names[:4])})" if case.waiting.wait.names else ""
+    what = (
+        f"all workers have handed over bucket {case.bucket}{names} of step {case.step}, and its sum does not come: "
+        "the network between two of them is cut or very slow"
+    )
+    others = [
+        f"{seen.task}: has handed over bucket {seen.view.handed[1]} of step {seen.view.handed[0]}"
+        for seen in case.evidence.tasks.values()
+        if seen.view is not None and seen.view.handed is not None
+    ]
+    return Proof(Cause.COMMUNICATION, what, tuple(others[:8]), culprit=case.waiter, peer=case.on)

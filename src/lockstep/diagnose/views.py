@@ -191,6 +191,8 @@ class TaskView:
     workers: Mapping[str, WorkerSideView] = field(default_factory=dict)
     buckets: Mapping[int, BucketView] = field(default_factory=dict)
     committed: int = -2
+    handed: tuple[int, int] | None = None
+    """Step and bucket that a worker without servers has handed over last."""
     still: float = 0.0
     """Seconds without progress."""
     loop_busy: float = 0.0
@@ -294,6 +296,7 @@ def read_task(data: bytes) -> TaskView:
         workers={_text(one.get("task")): _worker_side(one) for one in _objects(role.get("workers"))},
         buckets={_whole(one.get("id"), -1): _bucket(one) for one in _objects(role.get("buckets"))},
         committed=_whole(role.get("committed"), -2),
+        handed=_pair(role.get("handed")),
         still=_number(progress.get("seconds")),
         loop_busy=_number(loop.get("busy")),
         loop_what=_text(loop.get("what")),
@@ -308,6 +311,10 @@ def read_task(data: bytes) -> TaskView:
         cluster=addresses_in(fields),
         spans=tuple(_span(one) for one in _objects(fields.get("spans"))),
     )
+
+
+def _pair(value: object) -> tuple[int, int] | None:
+    return (_whole(value[0], -1), _whole(value[1], -1)) if isinstance(value, list) and len(value) == 2 else None
 
 
 def _span(one: Mapping[str, Any]) -> tuple[str, float, float]:

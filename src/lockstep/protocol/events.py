@@ -147,6 +147,28 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
+class Awaited:
+    """Workers without servers: these of the others are not there yet."""
+
+    missing: tuple[TaskId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """Workers without servers: all are there; ``lives`` are their incarnations in the order of their index."""
+
+    lives: tuple[Incarnation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """Workers without servers: ``bucket`` of ``step`` is summed over all of them."""
+
+    step: Step
+    bucket: BucketId
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """A deadline of this machine has come."""
 
@@ -167,5 +189,8 @@ Event = (
     | Finished
     | BucketApplied
     | Broken
+    | Awaited
+    | Met
+    | Reduced
     | Tick
 )

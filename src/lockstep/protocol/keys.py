@@ -50,3 +50,8 @@ def gradient_name(bucket: int) -> str:
 def parameter_name(bucket: int) -> str:
     """Name part of the key of a parameter bucket."""
     return f"parameter/bucket_{bucket}"
+
+
+def all_reduce_name(bucket: int) -> str:
+    """Name part of the key of a bucket that workers sum among themselves."""
+    return f"allreduce/bucket_{bucket}"

@@ -9,6 +9,7 @@ from typing import Protocol, TypeVar
 from lockstep.protocol.effects import Effect
 from lockstep.protocol.errors import LocalProtocolError
 from lockstep.protocol.events import Event
+from lockstep.protocol.ids import Step, TaskId
 from lockstep.protocol.waits import Wait
 
 REPEAT_SECONDS = 2.0
@@ -35,6 +36,25 @@ class Machine(Protocol):
 
     def check(self) -> None:
         """Raise AssertionError where an invariant does not hold. Called after every event in tests."""
+
+
+class Stepped(Protocol):
+    """The part of a task that trains: it knows its step."""
+
+    @property
+    def step(self) -> Step: ...
+
+
+class WholeTask(Machine, Protocol):
+    """All machines of one task behind one door, as a loop and a snapshot need them."""
+
+    @property
+    def task(self) -> TaskId: ...
+
+    @property
+    def role(self) -> Stepped: ...
+
+    def start(self, now: float) -> list[Effect]: ...
 
 
 State = TypeVar("State", bound=StrEnum)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from lockstep.protocol.effects import Effect
 from lockstep.protocol.errors import ProtocolError
 from lockstep.protocol.events import Broken, Event, Tick
-from lockstep.protocol.task import TaskMachine
+from lockstep.protocol.machine import WholeTask
 
 Clock = Callable[[], float]
 CarryOut = Callable[[Effect], None]
@@ -24,9 +24,9 @@ _JOIN_SECONDS = 5.0
 
 
 class TaskLoop:
-    """Runs one ``TaskMachine``."""
+    """Runs the machines of one task."""
 
-    def __init__(self, machine: TaskMachine, carry_out: CarryOut, clock: Clock = time.monotonic) -> None:
+    def __init__(self, machine: WholeTask, carry_out: CarryOut, clock: Clock = time.monotonic) -> None:
         self.machine = machine
         self.clock = clock
         self._carry_out = carry_out

@@ -97,6 +97,8 @@ class NodeConfig:
 class Node(Observed):
     """What servers and workers have in common."""
 
+    machine: TaskMachine
+
     def __init__(self, config: NodeConfig, say: Say, reporter: TaskReporter) -> None:
         self.config = config
         self.task = config.task

@@ -13,9 +13,9 @@ from lockstep.protocol.events import Event
 from lockstep.protocol.faults import Fault
 from lockstep.protocol.ids import Incarnation, JobId, TaskId
 from lockstep.protocol.journal import Journal
+from lockstep.protocol.machine import WholeTask
 from lockstep.protocol.messages import End, Report
 from lockstep.protocol.plan import Plan
-from lockstep.protocol.task import TaskMachine
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.injection import Injector
 from lockstep.runtime.loop import TaskLoop
@@ -35,7 +35,7 @@ class Observed:
     incarnation: Incarnation
     job: JobId
     journal: Journal
-    machine: TaskMachine
+    machine: WholeTask
     loop: TaskLoop
     peers: dict[TaskId, PeerKeeper]
     outcome: Outcome | None

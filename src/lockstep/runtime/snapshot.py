@@ -18,8 +18,8 @@ import psutil
 
 from lockstep.protocol.ids import BucketId, Incarnation, JobId, Role, TaskId, hex64
 from lockstep.protocol.journal import Journal, Record, tensor_states
+from lockstep.protocol.machine import WholeTask
 from lockstep.protocol.plan import Plan
-from lockstep.protocol.task import TaskMachine
 from lockstep.protocol.waits import Wait, bucket_of
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.loop import TaskLoop
@@ -54,12 +54,14 @@ class Shown(Protocol):
     incarnation: Incarnation
     job: JobId
     journal: Journal
-    machine: TaskMachine
     loop: TaskLoop
     main: MainThread
     peers: dict[TaskId, PeerKeeper]
     sampler: Sampler
     outcome: Outcome | None
+
+    @property
+    def machine(self) -> WholeTask: ...
 
     @property
     def cluster(self) -> ClusterSpec: ...

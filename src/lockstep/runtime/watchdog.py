@@ -281,6 +281,10 @@ class Watchdog:
         found = collect(addresses, self._settings.ask, {str(self._node.task): own})
         return self._evidence(found)
 
+    def look_now(self) -> Diagnosis:
+        """What can be proven at this moment, by a thread that may wait."""
+        return self._with_stack(replace(self.evidence(), floor=0.0))
+
     def _evidence(self, found: Mapping[str, Seen]) -> Evidence:
         threshold = self.threshold()
         patience = max(self._settings.patience, threshold)

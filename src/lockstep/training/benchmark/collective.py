@@ -1,14 +1,18 @@
 """Modes without servers: workers reduce gradients among themselves, with torch.distributed's own algorithms.
 
 Gradients are packed into buckets in the order in which backward makes them, and each bucket is reduced while backward
-goes on. Every worker notes in the store that they all share which bucket it has handed over last, so whoever waits can
-name the worker that is behind, and the tensors that it lacks. No process group of torch's own global kind is used.
+goes on. What was handed over and what came back is told to the node of this worker (``runtime/collective_node.py``);
+its watchdog and ``lockstep why`` compare the books of all workers and name the one that is behind. No process group
+of torch's own global kind is used.
 """
 
 from __future__ import annotations
 
+import secrets
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -20,26 +24,26 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from lockstep.protocol.ids import Role, TaskId
-from lockstep.protocol.messages import GroupRates
+from lockstep.protocol.messages import GroupRates, ParameterEntry
+from lockstep.protocol.plan import Bucket, Piece, Plan
+from lockstep.runtime.collective_node import CollectiveNode
 from lockstep.training.benchmark.job import BenchJob
 from lockstep.training.benchmark.updates import LocalUpdates
 from lockstep.training.config import BenchConfig
 from lockstep.training.replica import Trained
 
-NOTICE_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
-_NAMES_SHOWN = 4
-
-Say = Callable[[str], None]
+_STORE_SECONDS = 60.0
+"""All workers are there before they meet, so a question to the store of worker 0 takes no longer than it does."""
 
 
 class CollectiveLost(RuntimeError):  # noqa: N818 - reads as the fact it states
-    """The workers can no longer reduce together; the text names the worker, the step and the tensors."""
+    """The workers cannot meet; the text names the worker and the address."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """How the workers find one another. ``say`` gets notices."""
+    """Where the workers meet."""
 
     rank: int
     size: int
@@ -48,12 +52,10 @@ class Meeting:
     own_host: str
     port: int
     patience: float
-    stall_after: float
     backend: str
-    say: Say
 
 
-def meeting_of(config: BenchConfig, device: torch.device, say: Say) -> Meeting:
+def meeting_of(config: BenchConfig, device: torch.device) -> Meeting:
     """The meeting that a configuration describes."""
     cluster = config.cluster
     assert cluster is not None
@@ -67,20 +69,30 @@ def meeting_of(config: BenchConfig, device: torch.device, say: Say) -> Meeting:
         host=hosts[0][0].strip("[]"),
         own_host=hosts[cluster.task.index][0].strip("[]"),
         port=config.exchange.collective_port or int(hosts[0][2]) + 1,
-        patience=cluster.startup_timeout,
-        stall_after=cluster.stall_after,
+        patience=max(_STORE_SECONDS, cluster.startup_timeout),
         backend=chosen,
-        say=say,
     )
 
 
 class Group:
     """The workers of one run, met."""
 
-    def __init__(self, meeting: Meeting) -> None:
+    def __init__(self, meeting: Meeting, node: CollectiveNode) -> None:
         self.meeting = meeting
+        self.node = node
         self._store = _meet(meeting)
         self._group = _process_group(meeting, self._store)
+        node.met(self._same_job(), self._lives())
+
+    def _same_job(self) -> int:
+        """One number for the whole run, which worker 0 draws."""
+        if self.meeting.rank == 0:
+            self._store.set("job", str(secrets.randbits(63) + 1))
+        return int(self._store.get("job"))
+
+    def _lives(self) -> tuple[int, ...]:
+        self._store.set(f"life/{self.meeting.rank}", str(self.node.incarnation))
+        return tuple(int(self._store.get(f"life/{rank}")) for rank in range(self.meeting.size))
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Give everybody worker 0's values."""
@@ -93,20 +105,6 @@ class Group:
         """Begin to sum over all workers, in place."""
         work: dist.Work = self._group.allreduce([tensor])
         return work
-
-    def note(self, step: int, bucket: int) -> None:
-        """Say that this worker has handed over a bucket."""
-        self._store.set(f"at/{self.meeting.rank}", f"{step} {bucket}")
-
-    def behind(self, step: int, bucket: int) -> list[int]:
-        """Workers that have not handed this bucket over yet."""
-        found = []
-        for rank in range(self.meeting.size):
-            key = f"at/{rank}"
-            at = tuple(int(word) for word in self._store.get(key).split()) if self._store.check([key]) else (-1, -1)
-            if at < (step, bucket):
-                found.append(rank)
-        return found
 
     def wait_for_all(self, occasion: str) -> None:
         """A barrier: nobody leaves while others still need it."""
@@ -192,6 +190,7 @@ class CollectiveUpdates:
     def __init__(self, job: BenchJob, group: Group, *, deferred: bool = False) -> None:
         self._job = job
         self._group = group
+        self._node = group.node
         self._local = LocalUpdates(job, deferred=deferred)
         self._step = 0
         self._handed = 0
@@ -203,6 +202,11 @@ class CollectiveUpdates:
         for number, bucket in enumerate(self._buckets):
             for place, member in enumerate(bucket.members):
                 self._handles.append(self._hook(number, place, member))
+        self._node.plan = plan_of(self._buckets)
+        self._on_device: deque[tuple[int, int, dist.Work]] = deque()
+        """NCCL only: what the device has not been seen to finish, the oldest first."""
+        self._looking = threading.Lock()
+        self._node.before_look = self._look_at_device
 
     def _hook(self, number: int, place: int, member: Trained) -> RemovableHandle:
         handle: RemovableHandle = member.parameter.register_post_accumulate_grad_hook(
@@ -215,6 +219,9 @@ class CollectiveUpdates:
         self._group.broadcast([buffer for buffer in self._job.model.buffers() if buffer.is_floating_point()])
 
     def begin(self, step: int, rates: tuple[GroupRates, ...]) -> None:
+        self._look_at_device()
+        self._node.raise_if_ended()
+        self._node.begin_step(step)
         self._step = step
         self._handed = 0
         for bucket in self._buckets:
@@ -238,8 +245,8 @@ class CollectiveUpdates:
         try:
             bucket.work = self._group.reduce(bucket.flat)
         except RuntimeError as error:
-            raise CollectiveLost(f"{self._who_is_behind(number, bucket, 0.0)} ({_first_line(error)})") from None
-        self._group.note(self._step, number)
+            raise self._node.lost(_first_line(error)) from None
+        self._node.handed_over(self._step, number)
         self._handed = number + 1
 
     def end(self) -> None:
@@ -249,47 +256,42 @@ class CollectiveUpdates:
                 if place not in bucket.got:
                     view.zero_()
             self._hand_over(self._handed)
+        self._node.backward_ended(self._step)
         size = self._group.meeting.size
         for number, bucket in enumerate(self._buckets):
             self._wait(number, bucket)
             bucket.flat.div_(size)
             for member, view in zip(bucket.members, bucket.views, strict=True):
                 member.parameter.grad = view.clone()
+        self._node.between_steps()
         self._local.end()
 
     def _wait(self, number: int, bucket: _Bucket) -> None:
-        """Wait for one bucket; say after seconds who is behind, and end after the time for stalls."""
+        """Wait for one bucket. The watchdog of the node says who is behind, and ends the wait where nothing helps."""
         work = bucket.work
         assert work is not None
         if self._group.meeting.backend == "nccl":
             work.wait()  # only makes the GPU's stream wait
+            self._on_device.append((self._step, number, work))
             return
-        begin = time.monotonic()
-        told = False
         while not work.is_completed():
-            waited = time.monotonic() - begin
-            if waited > self._group.meeting.stall_after:
-                raise CollectiveLost(self._who_is_behind(number, bucket, waited))
-            if waited > NOTICE_SECONDS and not told:
-                told = True
-                self._group.meeting.say(f"notice: {self._who_is_behind(number, bucket, waited)}")
+            self._node.raise_if_ended()
             _pause(work)
         try:
             work.wait()
         except RuntimeError as error:
-            raise CollectiveLost(
-                f"{self._who_is_behind(number, bucket, time.monotonic() - begin)} ({_first_line(error)})"
-            ) from None
+            raise self._node.lost(_first_line(error)) from None
+        self._node.summed(self._step, number)
 
-    def _who_is_behind(self, number: int, bucket: _Bucket, waited: float) -> str:
-        behind = [_name(rank) for rank in self._group.behind(self._step, number)]
-        names = [member.name for member in bucket.members]
-        shown = ", ".join(names[:_NAMES_SHOWN]) + (f" and {len(names) - _NAMES_SHOWN} more" if len(names) > 4 else "")
-        who = f"{', '.join(behind)} has not handed it over" if behind else "all workers have handed it over"
-        own = _name(self._group.meeting.rank)
-        return f"{own} waits {waited:.1f} s for the all-reduce of bucket {number} ({shown}) in step {self._step}: {who}"
+    def _look_at_device(self) -> None:
+        """Tell the node what the device has finished since the last look; asking costs no synchronisation."""
+        with self._looking:
+            while self._on_device and self._on_device[0][2].is_completed():
+                step, number, _ = self._on_device.popleft()
+                self._node.summed(step, number)
 
     def close(self) -> None:
+        self._node.before_look = lambda: None
         for handle in self._handles:
             handle.remove()
 
@@ -310,3 +312,20 @@ def _make_bucket(members: list[Trained]) -> _Bucket:
     pieces = flat.split([member.parameter.numel() for member in members])
     views = [piece.view(member.parameter.shape) for piece, member in zip(pieces, members, strict=True)]
     return _Bucket(members, flat, views, len(members))
+
+
+def plan_of(buckets: Sequence[_Bucket]) -> Plan:
+    """The buckets under the names by which reports and traces know them; nobody serves them."""
+    entries: list[ParameterEntry] = []
+    planned: list[Bucket] = []
+    for number, bucket in enumerate(buckets):
+        dtype = str(bucket.flat.dtype).removeprefix("torch.")
+        pieces: list[Piece] = []
+        offset = 0
+        for member in bucket.members:
+            elements = member.parameter.numel()
+            pieces.append(Piece(len(entries), 0, elements, offset))
+            entries.append(ParameterEntry(member.name, elements, dtype, member.group))
+            offset += member.parameter.nbytes
+        planned.append(Bucket(number, 0, dtype, bucket.members[0].group, bucket.flat.nbytes, 0, 0, tuple(pieces)))
+    return Plan(tuple(entries), 0, max((b.nbytes for b in planned), default=0), tuple(planned))

@@ -36,9 +36,11 @@ DECAYED, NOT_DECAYED = 0, 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """Whom a job tells what: ``on_wait`` for which file its input waits, ``say`` sentences for people."""
+    """Whom a job tells what: ``on_wait`` for which file its input waits, ``on_replica`` which of several devices it has
+    come to, ``say`` sentences for people."""
 
     on_wait: Callable[[str], None] = lambda _what: None
+    on_replica: Callable[[int], None] = lambda _number: None
     say: Callable[[str], None] = lambda _sentence: None
 
 
@@ -72,7 +74,8 @@ class BenchJob:
         self.towers.hook_gradients(self.scale, config.optimizer.gradient_clip)
         self.trained = trained_parameters(self.model)
         self._rate = Rate(config.schedule, config.optimizer.init_learning_rate, self.spec.default_learning_rate)
-        self._inputs = self._open_inputs(worker_index, surroundings or Surroundings(), first_step)
+        self._around = surroundings or Surroundings()
+        self._inputs = self._open_inputs(worker_index, self._around, first_step)
         self._last: tuple[Tensor, Tensor] | None = None
         self.last_batch: Batch | None = None
 
@@ -131,6 +134,8 @@ class BenchJob:
         return losses[0] if len(losses) == 1 else torch.stack([loss.to(self.device) for loss in losses]).mean()
 
     def _tower_step(self, number: int, batch: Batch) -> Tensor:
+        if len(self.towers) > 1:
+            self._around.on_replica(number)
         loss = self.loss_of(self.towers.models[number], batch, keep=number == 0)
         (loss * self.scale.factor if self.scale.factor != 1.0 else loss).backward()
         return loss.detach()

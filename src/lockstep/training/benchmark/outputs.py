@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lockstep.protocol.ids import CHIEF
+from lockstep.runtime.collective_node import CollectiveNode
 from lockstep.runtime.monitor.reporter import Phase
 from lockstep.runtime.worker_node import WorkerNode
 from lockstep.training.benchmark.job import BenchJob
@@ -15,7 +16,7 @@ from lockstep.training.benchmark.tracing import TraceObserver
 class _PhaseTeller(Observer):
     """Tells the monitor how far the worker is, so that a status line says "training" and not "warming up"."""
 
-    def __init__(self, node: WorkerNode) -> None:
+    def __init__(self, node: WorkerNode | CollectiveNode) -> None:
         self._node = node
 
     def started(self, job: BenchJob) -> None:  # noqa: ARG002
@@ -25,7 +26,7 @@ class _PhaseTeller(Observer):
         self._node.phase(Phase.TRAINING)
 
 
-def observers_of(job: BenchJob, node: WorkerNode | None) -> Observers:
+def observers_of(job: BenchJob, node: WorkerNode | CollectiveNode | None) -> Observers:
     """All that look on in this process."""
     output = job.config.output
     members: list[Observer] = [] if node is None else [_PhaseTeller(node)]

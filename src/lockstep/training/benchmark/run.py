@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from lockstep.protocol.ids import CHIEF, TaskId
+from lockstep.runtime.collective_node import CollectiveNode
 from lockstep.runtime.outcome import JobEndedError
 from lockstep.runtime.worker_node import WorkerNode
 from lockstep.training.benchmark import times
@@ -18,7 +19,7 @@ from lockstep.training.benchmark.job import BenchJob, Surroundings
 from lockstep.training.benchmark.loop import BenchResult, Emit, Progress, train
 from lockstep.training.benchmark.observing import Observers
 from lockstep.training.benchmark.outputs import observers_of
-from lockstep.training.benchmark.updates import LocalUpdates, NoUpdates, Updates
+from lockstep.training.benchmark.updates import LocalUpdates, NoUpdates, Updates, WatchedUpdates
 from lockstep.training.config import BenchConfig
 from lockstep.training.data.errors import BadData
 from lockstep.training.final_parameters import write_final_parameters
@@ -92,7 +93,11 @@ def run_worker(config: BenchConfig, node: WorkerNode, emit: Emit, make_progress:
 def _work(
     config: BenchConfig, node: WorkerNode, emit: Emit, make_progress: MakeProgress, closing: contextlib.ExitStack
 ) -> BenchResult:
-    around = Surroundings(on_wait=lambda what: node.main.enter("input", what), say=emit)
+    around = Surroundings(
+        on_wait=lambda what: node.main.enter("input", what),
+        on_replica=lambda number: node.main.enter("computing", f"replica {number}"),
+        say=emit,
+    )
     job = BenchJob(config, node.task.index, choose_devices(config), around)
     closing.callback(job.close)
     print_banner(job, emit)
@@ -120,15 +125,23 @@ def _tell_times(config: BenchConfig, node: WorkerNode, result: BenchResult, repl
         times.write_times(config.output.timing_dir, node.task, told)
 
 
-def run_single(config: BenchConfig, emit: Emit, make_progress: MakeProgress) -> BenchResult:
-    """Train in this process alone."""
+def run_single(
+    config: BenchConfig, emit: Emit, make_progress: MakeProgress, node: CollectiveNode | None = None
+) -> BenchResult:
+    """Train in this process alone. ``node`` watches over it, where there is one."""
     set_up_torch(config)
     with contextlib.ExitStack() as closing:
-        job = BenchJob(config, 0, choose_devices(config), Surroundings(say=emit))
+        around = Surroundings(say=emit)
+        if node is not None:
+            around = Surroundings(on_wait=node.waits_for_input, on_replica=node.computes_on, say=emit)
+        job = BenchJob(config, 0, choose_devices(config), around)
         closing.callback(job.close)
         print_banner(job, emit)
         observers: Observers = closing.enter_context(contextlib.closing(observers_of(job, None)))
-        result = train(job, single_updates(job), emit, make_progress(), observers)
+        updates = single_updates(job)
+        if node is not None:
+            updates = WatchedUpdates(updates, node)
+        result = train(job, updates, emit, make_progress(), observers)
         if config.output.train_dir is not None and not config.run.forward_only:
             emit(f"Wrote {write_final_parameters(job.model, config.output.train_dir)}")
         return result
@@ -141,22 +154,25 @@ def single_updates(job: BenchJob) -> Updates:
     return LocalUpdates(job, deferred=job.config.exchange.variable_consistency == "relaxed")
 
 
-def run_collective(config: BenchConfig, emit: Emit, make_progress: MakeProgress, say: Emit) -> BenchResult:
-    """Train as one of several workers that reduce among themselves."""
+def run_collective(config: BenchConfig, node: CollectiveNode, emit: Emit, make_progress: MakeProgress) -> BenchResult:
+    """Train as one of several workers that reduce among themselves. JobEndedError says why it could not go on."""
     set_up_torch(config)
     assert config.task is not None
     with contextlib.ExitStack() as closing:
         devices = choose_devices(config)
-        job = BenchJob(config, config.task.index, devices, Surroundings(say=emit))
+        around = Surroundings(on_wait=node.waits_for_input, on_replica=node.computes_on, say=emit)
+        job = BenchJob(config, config.task.index, devices, around)
         closing.callback(job.close)
         print_banner(job, emit)
-        group = Group(meeting_of(config, devices[0], say))
+        node.find_others()
+        group = Group(meeting_of(config, devices[0]), node)
         deferred = config.exchange.variable_consistency == "relaxed"
         updates = closing.enter_context(contextlib.closing(CollectiveUpdates(job, group, deferred=deferred)))
-        observers: Observers = closing.enter_context(contextlib.closing(observers_of(job, None)))
+        observers: Observers = closing.enter_context(contextlib.closing(observers_of(job, node)))
         result = train(job, updates, emit, make_progress(), observers)
         if config.task == CHIEF and config.output.train_dir is not None:
             emit(f"Wrote {write_final_parameters(job.model, config.output.train_dir)}")
+        node.finishing()
         group.wait_for_all("end")
         return result
 

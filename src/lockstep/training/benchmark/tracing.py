@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from lockstep.protocol.plan import Plan
+from lockstep.runtime.collective_node import CollectiveNode
 from lockstep.runtime.trace import Span, TraceWindow, trace_of, trace_path, write_trace
 from lockstep.runtime.worker_node import WorkerNode
 from lockstep.training.benchmark.job import BenchJob
@@ -19,7 +20,7 @@ _PARTS_OF_A_STEP = 3
 class TraceObserver(Observer):
     """Keeps the newest steps, which the journal still has too, and writes them at the end."""
 
-    def __init__(self, job: BenchJob, node: WorkerNode | None) -> None:
+    def __init__(self, job: BenchJob, node: WorkerNode | CollectiveNode | None) -> None:
         self._config = job.config
         self._node = node
         self._spans: deque[Span] = deque(maxlen=_PARTS_OF_A_STEP * self._config.output.trace_steps)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.protocol.messages import GroupRates
+from lockstep.runtime.collective_node import CollectiveNode
 from lockstep.training.benchmark.job import BenchJob, trained_parameters
 from lockstep.training.shard_store import optimizer_options
 
@@ -94,6 +95,29 @@ class LocalUpdates:
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+class WatchedUpdates:
+    """Another one's updates in a process alone, told to the node that watches it."""
+
+    def __init__(self, inner: Updates, node: CollectiveNode) -> None:
+        self._inner = inner
+        self._node = node
+
+    def start(self) -> None:
+        self._inner.start()
+        self._node.met(self._node.incarnation, (self._node.incarnation,))
+
+    def begin(self, step: int, rates: tuple[GroupRates, ...]) -> None:
+        self._node.begin_step(step)
+        self._inner.begin(step, rates)
+
+    def end(self) -> None:
+        self._inner.end()
+        self._node.step_done()
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 class NoUpdates:

@@ -1,0 +1,136 @@
+"""A worker that sums gradients with the other workers, without servers: what it handed over, and what it waits for.
+
+The bytes move inside torch.distributed, which tells nothing of its state. So the machine keeps the books on both sides
+of it: a bucket is handed over (``Produced``), backward has ended (``Sealed``), a bucket is summed (``Reduced``). While
+one is not, any of the others may lack it; who of them has handed it over is seen by comparing the books of all.
+"""
+
+from __future__ import annotations
+
+from lockstep.protocol.effects import Effect, JobEnded
+from lockstep.protocol.events import Awaited, Broken, Event, Finished, Met, Produced, Reduced, Sealed, StepBegun
+from lockstep.protocol.ids import BucketId, Incarnation, Step, TaskId, worker
+from lockstep.protocol.journal import NO_BUCKET, Happening, Journal
+from lockstep.protocol.keys import TensorKey, all_reduce_name
+from lockstep.protocol.waits import Wait
+
+NOTHING = (-1, -1)
+LAST_WAIT = "the end of the job"
+
+
+class CollectiveMachine:
+    """One of ``workers`` workers. With one alone it is the machine of a process that trains by itself."""
+
+    def __init__(
+        self, task: TaskId, incarnation: Incarnation, workers: int, patience: float, journal: Journal, now: float
+    ) -> None:
+        self.task = task
+        self.step: Step = -1
+        self._incarnation = incarnation
+        self._others = tuple(worker(index) for index in range(workers) if worker(index) != task)
+        self._patience = patience
+        self._journal = journal
+        self._began = now
+        self._missing: tuple[TaskId, ...] = self._others
+        self._lives: dict[TaskId, Incarnation] = {}
+        self._open: dict[tuple[Step, BucketId], float] = {}
+        """Handed over and not summed, in their order, with the time."""
+        self._sealed: dict[Step, float] = {}
+        self._handed = NOTHING
+        self._step_at = now
+        self._finished_at: float | None = None
+        self._ended = False
+
+    @property
+    def role(self) -> CollectiveMachine:
+        return self
+
+    def start(self, now: float) -> list[Effect]:  # noqa: ARG002 - as every whole task
+        return []
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Awaited(missing=missing):
+                self._missing = missing
+            case Met(lives=lives):
+                self._missing = ()
+                self._lives = {worker(index): life for index, life in enumerate(lives)}
+                self._journal.record(now, Happening.JOINED, -1, NO_BUCKET, None, "all workers are there")
+            case StepBegun(step=step):
+                self.step, self._step_at = step, now
+                if not self._others:
+                    self._sealed.clear()
+            case Produced(step=step, bucket=bucket):
+                self._open[step, bucket] = now
+                self._handed = (step, bucket)
+                self._journal.record(now, Happening.IN_FLIGHT, step, bucket, None, "handed over")
+            case Sealed(step=step):
+                self._sealed[step] = now
+                self._journal.record(now, Happening.SEALED, step, NO_BUCKET, None, "")
+            case Reduced(step=step, bucket=bucket):
+                self._on_reduced(step, bucket, now)
+            case Finished():
+                self._finished_at = now
+            case Broken(culprit=culprit, step=step, reason=reason):
+                return self._end(str(culprit), step, reason)
+        return []
+
+    def _on_reduced(self, step: Step, bucket: BucketId, now: float) -> None:
+        if self._open.pop((step, bucket), None) is None:
+            return
+        # What is summed makes the next version, as where servers do it.
+        self._journal.record(now, Happening.ARRIVED, step + 1, bucket, None, "summed")
+        if not any(open_step <= step for open_step, _ in self._open):
+            self._sealed = {number: at for number, at in self._sealed.items() if number > step}
+
+    def _end(self, culprit: str, step: Step, reason: str) -> list[Effect]:
+        if self._ended:
+            return []
+        self._ended = True
+        return [JobEnded(False, culprit, step, reason)]
+
+    def next_deadline(self) -> float | None:
+        return None
+
+    def waits(self) -> list[Wait]:
+        """The oldest bucket that is not summed, once backward has ended: buckets that leave early hold nobody up."""
+        if self._ended:
+            return []
+        if self._missing:
+            return [self._wait(other, "its joining", -1, self._began, "missing") for other in self._missing]
+        if not self._others:
+            return self._wait_for_itself()
+        for (step, bucket), handed_at in self._open.items():
+            if step in self._sealed:
+                since = max(handed_at, self._sealed[step])
+                return [self._wait_for_bucket(other, step, bucket, since) for other in self._others]
+        if self._finished_at is not None:
+            return [self._wait(other, LAST_WAIT, self.step, self._finished_at, "finished") for other in self._others]
+        return []
+
+    def _wait_for_bucket(self, other: TaskId, step: Step, bucket: BucketId, since: float) -> Wait:
+        key = TensorKey(other, self._lives.get(other, 0), self.task, all_reduce_name(bucket))
+        return self._wait(other, str(key), step, since, "handed over here, not summed")
+
+    def _wait_for_itself(self) -> list[Wait]:
+        """Nobody else is there: what takes long is this task's own step."""
+        if self.step < 0 or self.step in self._sealed or self._finished_at is not None:
+            return []
+        return [self._wait(self.task, "its own step", self.step, self._step_at, "computing")]
+
+    def _wait(self, on: TaskId, what: str, step: Step, since: float, state: str) -> Wait:
+        return Wait(self.task, on, what, step, since, since + self._patience, state)
+
+    def snapshot(self) -> dict[str, object]:
+        return {
+            "role": {
+                "kind": "collective",
+                "step": self.step,
+                "handed": list(self._handed),
+                "not_summed": [list(key) for key in list(self._open)[:100]],
+                "missing": [str(task) for task in self._missing],
+            }
+        }
+
+    def check(self) -> None:
+        assert all(key <= self._handed for key in self._open), "a bucket is open that was never handed over"
