@@ -52,6 +52,10 @@ class NodeSide(Protocol):
     def leaving(self) -> bool:
         """The job is over here: links are no longer looked for."""
 
+    @property
+    def forming(self) -> bool:
+        """The cluster is not complete yet."""
+
     def refuse(self, peer: TaskId, reason: str) -> None:
         """The transport that was asked for cannot link these two tasks, now or later."""
 

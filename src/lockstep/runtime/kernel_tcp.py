@@ -21,6 +21,7 @@ _INFO: Final = 2
 _DONE, _ERROR = 3, 2
 _HEADER: Final = struct.Struct("=IHHII")
 _MESSAGE_BYTES: Final = 72
+_INODE: Final = struct.Struct("=I")
 _MAX_REPLIES: Final = 4096
 
 
@@ -49,9 +50,8 @@ def count_by_host() -> dict[str, Counted]:
     found: dict[str, Counted] = {}
     try:
         for family in (socket.AF_INET, socket.AF_INET6):
-            for inode, host, counted in _dump(family):
-                if inode in mine:
-                    found[host] = found.get(host, Counted()).plus(counted)
+            for host, counted in _dump(family, mine):
+                found[host] = found.get(host, Counted()).plus(counted)
     except OSError:
         return {}
     return found
@@ -73,44 +73,45 @@ def _own_sockets() -> set[int]:
     return found
 
 
-def _dump(family: int) -> list[tuple[int, str, Counted]]:
+def _dump(family: int, mine: set[int]) -> list[tuple[str, Counted]]:
+    """Those of the machine's connections whose sockets are in ``mine``."""
     request = struct.pack("=BBBBI48x", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ESTABLISHED)
     header = _HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0)
-    found: list[tuple[int, str, Counted]] = []
+    found: list[tuple[str, Counted]] = []
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as asking:
         asking.settimeout(0.5)
         asking.sendto(header + request, (0, 0))
         for _ in range(_MAX_REPLIES):
-            if not _read_reply(asking.recv(1 << 16), family, found):
+            if not _read_reply(asking.recv(1 << 16), family, mine, found):
                 break
     return found
 
 
-def _read_reply(data: bytes, family: int, found: list[tuple[int, str, Counted]]) -> bool:
+def _read_reply(data: bytes, family: int, mine: set[int], found: list[tuple[str, Counted]]) -> bool:
     """Take in one datagram; False after the last one."""
     offset = 0
     while offset + _HEADER.size <= len(data):
         length, kind, _, _, _ = _HEADER.unpack_from(data, offset)
         if kind in (_DONE, _ERROR) or length < _HEADER.size:
             return False
-        entry = _read_entry(data[offset + _HEADER.size : offset + length], family)
-        if entry is not None:
-            found.append(entry)
+        body = offset + _HEADER.size
+        # Most connections are of other processes: they cost no more than this look.
+        if offset + length >= body + _MESSAGE_BYTES and _INODE.unpack_from(data, body + 68)[0] in mine:
+            entry = _read_entry(data[body : offset + length], family)
+            if entry is not None:
+                found.append(entry)
         offset += (length + 3) & ~3
     return True
 
 
-def _read_entry(body: bytes, family: int) -> tuple[int, str, Counted] | None:
-    if len(body) < _MESSAGE_BYTES:
-        return None
+def _read_entry(body: bytes, family: int) -> tuple[str, Counted] | None:
     size = 4 if family == socket.AF_INET else 16
     host = socket.inet_ntop(family, body[24 : 24 + size]).removeprefix("::ffff:")
-    (inode,) = struct.unpack_from("=I", body, 68)
     offset = _MESSAGE_BYTES
     while offset + 4 <= len(body):
         length, kind = struct.unpack_from("=HH", body, offset)
         if kind == _INFO and length >= 4 + 148:
-            return inode, host, _read_info(body[offset + 4 : offset + length], struct.unpack_from("=I", body, 60)[0])
+            return host, _read_info(body[offset + 4 : offset + length], struct.unpack_from("=I", body, 60)[0])
         offset += (max(length, 4) + 3) & ~3
     return None
 

@@ -216,7 +216,10 @@ class PeerKeeper:
         proof = proof_of_end(finding, self._known)
         if proof is not None and not self._told_gone:
             proof += lack_of_memory(finding, self.front)
-        if proof is None and finding.description is None and self._was_up() and lost_for > _gone_after(finding):
+        # While a large cluster starts, its machines are so busy that links break and monitors are silent: whoever is
+        # missing then is named, and has until the start's own deadline.
+        silent = finding.description is None and self._was_up() and not self._node.forming
+        if proof is None and silent and lost_for > _gone_after(finding):
             proof = f"is gone: its link broke and its monitor does not answer ({finding.text})"
         if proof is None and finding.description is not None and finding.description.exited and lost_for > LEFT_SECONDS:
             proof = f"left before the job ended: it {finding.text}"

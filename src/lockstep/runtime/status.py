@@ -27,6 +27,9 @@ from lockstep.runtime.peers import PeerKeeper
 WINDOW_SECONDS = 2.0
 MAX_FRAMES = 16
 STEPS_KEPT = 64
+KERNEL_SECONDS = 0.3
+KERNEL_PAUSES = 200
+"""A look at the kernel's connections costs at most a two-hundredth of the time."""
 STEPS_TO_KNOW = 3
 """So many steps must be done before it is known how long one takes."""
 
@@ -147,6 +150,7 @@ class Sampler:
         self._node = node
         self._samples: deque[_Sample] = deque(maxlen=12)
         self._kernel: deque[tuple[float, dict[str, Counted]]] = deque(maxlen=10)
+        self._kernel_at = 0.0
         self._seen = 0
         self._written = -1
         self._written_at = now
@@ -207,13 +211,20 @@ class Sampler:
         return max(0, window[1].moved[peer] - window[0].moved[peer])
 
     def sample_kernel(self, now: float) -> None:
-        """Ask the kernel about this process' connections; only while something stands still."""
-        if not self._kernel or now - self._kernel[-1][0] >= 0.3:
-            self._kernel.append((now, count_by_host()))
+        """Ask the kernel about this process' connections; only while something stands still.
+
+        It tells of every connection of the machine. Where there are thousands, that takes long, and it is asked seldom.
+        """
+        if now < self._kernel_at:
+            return
+        began = time.perf_counter()
+        self._kernel.append((now, count_by_host()))
+        self._kernel_at = now + max(KERNEL_SECONDS, KERNEL_PAUSES * (time.perf_counter() - began))
 
     def forget_kernel(self) -> None:
         """Steps go on: what was counted before belongs to another time."""
         self._kernel.clear()
+        self._kernel_at = 0.0
 
     def kernel_facts(self, host: str) -> dict[str, float]:
         """What moved on the connections with ``host`` since the look before, and for how long that was watched."""

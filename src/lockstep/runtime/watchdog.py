@@ -39,6 +39,10 @@ AFTER_COORDINATOR_SECONDS = 10.0
 VERDICT_AGAIN_SECONDS = 30.0
 FIRST_STEPS_FACTOR = 10.0
 """The first steps compile, tune and load: what stands still then proves nothing for a while."""
+FORMING_LOOK_PER_TASK = 0.1
+"""While a cluster starts, its machines are busy: the larger it is, the longer from look to look."""
+FORMING_PATIENCE_PER_TASK = 0.5
+SMALL_CLUSTER = 8
 JOIN_SECONDS = 6.0
 
 
@@ -172,7 +176,8 @@ class Watchdog:
         if now >= self._look_at and self._decides(now, self._episode):
             self._look(now, self._episode)
             # In a large cluster, or where many do not answer, a look takes long: leave time in between.
-            self._look_at = time.monotonic() + min(5.0, time.monotonic() - now)
+            pause = FORMING_LOOK_PER_TASK * len(self._node.peers) if self._node.forming else 0.0
+            self._look_at = time.monotonic() + max(pause, min(5.0, time.monotonic() - now))
 
     def threshold(self) -> float:
         """How long a wait must be before it is looked into."""
@@ -202,12 +207,20 @@ class Watchdog:
 
     def _decides(self, now: float, episode: _Episode) -> bool:
         """Whether this task looks itself: it is the coordinator's, or that one is silent."""
-        if self._leads() or not self._hears_coordinator(now):
+        if self._leads():
+            return True
+        if self._node.forming and now - episode.began < self._patience_while_forming():
+            return False
+        if not self._hears_coordinator(now):
             return True
         if self._report_at >= episode.began - OWN_LOOK_SECONDS:
             # The coordinator has spoken of this; what it says holds, unless it does not end what it should.
             return now - self._node.sampler.progress_at >= self._stall_after()
         return now - episode.began >= OWN_LOOK_SECONDS
+
+    def _patience_while_forming(self) -> float:
+        """In a large cluster everybody misses somebody at first; if all asked all, nothing else would be done."""
+        return FORMING_PATIENCE_PER_TASK * max(0, len(self._node.peers) - SMALL_CLUSTER)
 
     def _leads(self) -> bool:
         return self._node.task == self._node.cluster.shape.coordinator
