@@ -100,6 +100,9 @@ class Observed:
     def abandon(self, outcome: Outcome) -> None:
         raise NotImplementedError
 
+    def can_recover(self, task: TaskId) -> bool:
+        raise NotImplementedError
+
     def beat(self) -> None:
         """Tell the monitor that this task's threads run."""
         self._reporter.beat()

@@ -144,6 +144,8 @@ class PeerKeeper:
     def _replace(self, connection: Connection, incarnation: Incarnation, reason: str) -> None:
         with self._lock:
             former, self._connection = self._connection, connection
+            if incarnation != self._known:
+                self._told_gone = False
             self._known = incarnation
         if former is not None:
             former.end(reason)
@@ -224,7 +226,7 @@ class PeerKeeper:
             return False
         if not self._told_gone:
             self._told_gone = True
-            self._node.post(PeerGone(self.peer, proof))
+            self._node.post(PeerGone(self.peer, proof, self._known))
         return True
 
     def _was_up(self) -> bool:

@@ -20,7 +20,7 @@ from lockstep.diagnose.evidence import Ended, Evidence, Seen
 from lockstep.diagnose.monitor_view import from_description
 from lockstep.diagnose.verdict import Cause, Diagnosis, Verdict
 from lockstep.diagnose.views import read_task
-from lockstep.protocol.events import Broken, Event
+from lockstep.protocol.events import Broken, Event, PeerGone
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.messages import Report
 from lockstep.protocol.waits import Wait
@@ -40,6 +40,8 @@ VERDICT_AGAIN_SECONDS = 30.0
 FIRST_STEPS_FACTOR = 10.0
 """The first steps compile, tune and load: what stands still then proves nothing for a while."""
 JOIN_SECONDS = 6.0
+LOSSES = frozenset({Cause.DEAD, Cause.OUT_OF_MEMORY, Cause.STALE_INCARNATION})
+"""Verdicts that a life is over: whether the job is, too, depends on what it does about losses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,9 @@ class Watched(Shown, Protocol):
     def beat(self) -> None: ...
 
     def abandon(self, outcome: Outcome) -> None: ...
+
+    def can_recover(self, task: TaskId) -> bool:
+        """Whether the job goes on after the loss of this task."""
 
 
 @dataclass(slots=True)
@@ -262,10 +267,16 @@ class Watchdog:
         self._publisher.publish(kind, diagnosis, quiet=quiet)
 
     def _end(self, kind: str, verdict: Verdict) -> None:
-        if self._settings.on_stall != "abort":
-            return
+        if self._settings.on_stall != "abort" or self._node.machine.member.awaited:
+            return  # a lost task is waited for: --rejoin_timeout ends that
         reason = f"{kind}: {verdict.cause.value}: {verdict.what}"
         culprit = TaskId.parse(verdict.culprit)
+        if self._node.can_recover(culprit):
+            if self._node.forming and verdict.cause is Cause.LEFTOVER_SERVER:
+                return  # this may be another life of a task that the job waits for; the coordinator knows
+            if verdict.cause in LOSSES:
+                self._node.post(PeerGone(culprit, reason))
+                return
         coordinator = self._node.peers.get(self._node.cluster.shape.coordinator)
         self._node.post(Broken(culprit, verdict.step, reason))
         if coordinator is not None and coordinator.seconds_unheard(time.monotonic()) >= UNHEARD_SECONDS:
