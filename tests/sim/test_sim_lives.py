@@ -18,8 +18,9 @@ from lockstep.protocol.job import RunningJob
 from lockstep.protocol.machine import State, Trigger, advance
 from lockstep.protocol.recovery import LossPolicy
 from lockstep.protocol.server import ServerMachine
-from lockstep.sim.lives import KillPoint, LivesScenario, LivesWorld
+from lockstep.sim.lives import LivesWorld
 from lockstep.sim.memory import Violation
+from lockstep.sim.short_lives import KillPoint, LivesScenario
 
 CHIEF, WORKER, COORDINATOR, SERVER = worker_id(0), worker_id(1), server_id(0), server_id(1)
 VICTIMS = (WORKER, CHIEF, SERVER, COORDINATOR)

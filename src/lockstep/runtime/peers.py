@@ -81,6 +81,11 @@ class PeerKeeper:
         return connection is not None and connection.up
 
     @property
+    def known_life(self) -> Incarnation:
+        """The life that it is, or was last, linked with; 0: none."""
+        return self._known
+
+    @property
     def connection(self) -> Connection | None:
         """The link's present life, if it is up."""
         connection = self._connection

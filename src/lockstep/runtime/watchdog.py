@@ -228,6 +228,9 @@ class Watchdog:
         if verdict is None or self._node.leaving or forming != self._node.forming:
             return
         patient = verdict.warning or verdict.cause is Cause.NEVER_STARTED or not verdict.proven
+        if verdict.cause in LOSSES and self._node.can_recover(TaskId.parse(verdict.culprit)):
+            patient = True
+            self._report_loss(verdict)
         if not patient:
             self._say_verdict(now, diagnosis, verdict)
         elif now - episode.notice_at >= 10.0 * 2 ** (episode.notices - 1) or episode.notices == 0:
@@ -235,10 +238,19 @@ class Watchdog:
             episode.notice_at = now
             self._say("notice", diagnosis, quiet=self._node.forming)
         still = time.monotonic() - self._node.sampler.progress_at
+        if self._node.machine.member.awaited:
+            return  # a lost task is waited for, which everybody says; --rejoin_timeout ends that
         if still >= self._stall_after() and not (episode.stalled or self._node.forming or verdict.warning):
             episode.stalled = True
             self._say("stall", diagnosis)
             self._end("stall", verdict)
+
+    def _report_loss(self, verdict: Verdict) -> None:
+        """A life is over, and the job is not: the machines know what to do, if they have not heard of it already."""
+        culprit = TaskId.parse(verdict.culprit)
+        keeper = self._node.peers.get(culprit)
+        if keeper is not None and not keeper.linked and keeper.known_life:
+            self._node.post(PeerGone(culprit, verdict.what.removeprefix(f"{culprit} "), keeper.known_life))
 
     def _stall_after(self) -> float:
         """``--stall_after``, or longer where steps are; before the first ones are done a job may compile and load."""
@@ -268,15 +280,11 @@ class Watchdog:
 
     def _end(self, kind: str, verdict: Verdict) -> None:
         if self._settings.on_stall != "abort" or self._node.machine.member.awaited:
-            return  # a lost task is waited for: --rejoin_timeout ends that
+            return
         reason = f"{kind}: {verdict.cause.value}: {verdict.what}"
         culprit = TaskId.parse(verdict.culprit)
-        if self._node.can_recover(culprit):
-            if self._node.forming and verdict.cause is Cause.LEFTOVER_SERVER:
-                return  # this may be another life of a task that the job waits for; the coordinator knows
-            if verdict.cause in LOSSES:
-                self._node.post(PeerGone(culprit, reason))
-                return
+        if verdict.cause is Cause.LEFTOVER_SERVER and self._node.forming and self._node.can_recover(culprit):
+            return  # this may be another life of a task that the job waits for; the coordinator knows
         coordinator = self._node.peers.get(self._node.cluster.shape.coordinator)
         self._node.post(Broken(culprit, verdict.step, reason))
         if coordinator is not None and coordinator.seconds_unheard(time.monotonic()) >= UNHEARD_SECONDS:
