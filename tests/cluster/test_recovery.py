@@ -118,6 +118,8 @@ def last_step(output: str) -> int:
     return max((int(number) for number in re.findall(r"^(\d+)\timages/sec", output, re.MULTILINE)), default=0)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
 def test_a_run_resumes_with_another_number_of_servers_and_the_same_bits(tmp_path: Path) -> None:
     small = ("--device=cpu", "--model=lenet", "--batch_size=4", "--num_threads=1", "--optimizer=momentum")
     flags = (*small, "--workers=2", "--num_warmup_batches=0")
@@ -137,6 +139,8 @@ def test_a_run_resumes_with_another_number_of_servers_and_the_same_bits(tmp_path
     assert all((final[name] == export[name]).all() and final[name].shape == export[name].shape for name in final)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_a_train_dir_of_another_run_is_refused(tmp_path: Path) -> None:
     flags = ("--ps=1", "--workers=1", "--device=cpu", "--batch_size=2", "--num_batches=1", "--num_warmup_batches=0")
     assert run_lockstep("bench", *flags, "--model=lenet", f"--train_dir={tmp_path}", timeout=50).code == 0

@@ -115,6 +115,9 @@ def test_a_checkpoint_of_another_run_is_named_and_never_mixed_in(written: Writte
     written.write(20)
     with pytest.raises(CheckpointError, match=r"of another run: it has model=lenet, this run has model=vgg16"):
         written.folder.newest((Setting("model", "vgg16"),), written.said.append)
+    with pytest.raises(CheckpointError, match="of another run"):
+        written.folder.refuse_foreign((Setting("model", "vgg16"),))
+    written.folder.refuse_foreign(SETTINGS)
 
 
 def test_other_numbers_of_tasks_are_said_with_what_then_differs(written: Written) -> None:

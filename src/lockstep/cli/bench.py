@@ -13,9 +13,11 @@ from collections.abc import Sequence
 
 from lockstep.cli.flags import check_machine, parse_bench, task_arguments
 from lockstep.cli.start_checks import limits_of_machine, start_notices
-from lockstep.protocol.ids import CHIEF, Role, TaskId
+from lockstep.errors import BadInput
+from lockstep.protocol.ids import CHIEF, Role, TaskId, server
 from lockstep.protocol.recovery import LossPolicy
-from lockstep.training.config import BenchConfig, settings
+from lockstep.runtime.checkpoints import CheckpointError, CheckpointFolder
+from lockstep.training.config import BenchConfig, recovery_rules, settings
 from lockstep.version import __version__
 
 TASK_FLAG = "--lockstep_task="
@@ -36,6 +38,7 @@ def start(argv: Sequence[str], program: Sequence[str]) -> int:
     config = parse_bench(argv, os.environ)
     limits = [one.sentence for one in limits_of_machine(config, os.environ) if one.keeps_from_working]
     check_machine(config, limits)
+    _refuse_checkpoints_of_another_run(config)
     for notice in (*config.output.notices, *start_notices(config, os.environ)):
         print(f"lockstep: {notice}", file=sys.stderr)
     if config.local is not None:
@@ -45,6 +48,17 @@ def start(argv: Sequence[str], program: Sequence[str]) -> int:
     from lockstep.cli.bench_task import run_alone
 
     return run_alone(config)
+
+
+def _refuse_checkpoints_of_another_run(config: BenchConfig) -> None:
+    """Before anything is started, where the coordinator's server would find out later."""
+    coordinates = config.local is not None or (config.cluster is not None and config.task == server(0))
+    if config.output.train_dir is None or not coordinates or not recovery_rules(config).saves:
+        return
+    try:
+        CheckpointFolder(config.output.train_dir).refuse_foreign(settings(config))
+    except CheckpointError as error:
+        raise BadInput(f"the checkpoint {error}.") from error
 
 
 def _run_monitor(config: BenchConfig, argv: Sequence[str], program: Sequence[str]) -> int:

@@ -176,6 +176,21 @@ class CheckpointFolder:
             return []
         return sorted(found, key=lambda path: (_version_in(path.name), path.stat().st_mtime), reverse=True)
 
+    def refuse_foreign(self, settings: Iterable[Setting]) -> None:
+        """CheckpointError where all checkpoints are of another run. Reads manifests only, so it can be asked early."""
+        ours = {setting.name: setting.value for setting in settings}
+        found = []
+        for path in self.complete():
+            try:
+                difference = first_difference(ours, read_manifest(path).settings)
+            except CheckpointError:
+                continue
+            if difference is None:
+                return
+            found.append(f"{path} is of another run: {difference}")
+        if found:
+            raise CheckpointError(f"{found[0]}; give another --train_dir, or the settings of that run")
+
     def newest(self, settings: Iterable[Setting], say: Callable[[str], None]) -> Checkpoint | None:
         """The newest one that is whole and of this run; whatever is passed over is named.
 
