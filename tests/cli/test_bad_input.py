@@ -80,7 +80,7 @@ SENTENCES: dict[str, str] = {
         "(CUDA_VISIBLE_DEVICES counts); give --device=cpu."
     ),
     "--num_batches=10 --num_epochs=1": "--num_batches and --num_epochs exclude one another; leave one out.",
-    "--save_model_secs=1 --save_model_steps=1": (
+    "--save_model_secs=1 --save_model_steps=1 --train_dir=x --ps=1 --workers=2": (
         "--save_model_secs and --save_model_steps exclude one another; leave one out."
     ),
     "--ps=1": "a cluster on this machine needs at least one of each; give both --ps=1 and --workers=2, for example.",

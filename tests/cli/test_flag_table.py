@@ -47,8 +47,8 @@ UPSTREAM = _words("""
 OLDER = _words("cache_data enable_layout_optimizer learning_rate pretrain_dir result_storage use_nccl")
 
 OURS = _words("""
-    bind bucket_mb collective_port deterministic job_token max_bad_records num_threads on_stall ps rejoin_timeout seed
-    stall_after startup_timeout timing_dir trace_steps use_bf16 verbose workers
+    bind bucket_mb collective_port deterministic job_token max_bad_records num_threads on_stall on_worker_loss ps
+    rejoin_timeout restarts seed stall_after startup_timeout timing_dir trace_steps use_bf16 verbose workers
 """)
 
 WORKING = _words("""
@@ -58,13 +58,13 @@ WORKING = _words("""
     eval_batch_size eval_dir eval_during_training_at_specified_epochs eval_during_training_at_specified_steps
     eval_during_training_every_n_epochs eval_during_training_every_n_steps eval_interval_secs forward_only
     fp16_enable_auto_loss_scale fp16_inc_loss_scale_every_n fp16_loss_scale gradient_clip gradient_repacking graph_file
-    init_learning_rate job_name learning_rate_decay_factor local_parameter_device loss_type_to_report
+    init_learning_rate job_name learning_rate_decay_factor local_parameter_device loss_type_to_report max_ckpts_to_keep
     minimum_learning_rate ml_perf model momentum num_batches num_epochs num_epochs_per_decay num_eval_batches
     num_eval_epochs num_gpus num_intra_threads num_learning_rate_warmup_epochs num_warmup_batches optimizer
     piecewise_learning_rate_schedule print_training_accuracy ps_hosts resize_method resnet_base_lr rmsprop_decay
-    rmsprop_epsilon rmsprop_momentum save_summaries_steps server_protocol stop_at_top_1_accuracy summary_verbosity
-    task_index tf_random_seed trace_file train_dir use_fp16 variable_consistency variable_update weight_decay
-    worker_hosts
+    rmsprop_epsilon rmsprop_momentum save_model_secs save_model_steps save_summaries_steps server_protocol
+    stop_at_top_1_accuracy summary_verbosity task_index tf_random_seed trace_file train_dir use_fp16
+    variable_consistency variable_update weight_decay worker_hosts
 """)
 
 BY_NAME = {flag.name: flag for flag in TABLE}
@@ -86,6 +86,10 @@ EFFECTS: dict[str, list[str]] = {
     "startup_timeout": [*CLUSTER, "--startup_timeout=5"],
     "stall_after": [*CLUSTER, "--stall_after=5"],
     "rejoin_timeout": [*CLUSTER, "--rejoin_timeout=5"],
+    "on_worker_loss": [*CLUSTER, "--on_worker_loss=shrink"],
+    "restarts": [*CLUSTER, "--restarts=5"],
+    "save_model_secs": [*CLUSTER, "--train_dir=x", "--save_model_secs=5"],
+    "save_model_steps": [*CLUSTER, "--train_dir=x", "--save_model_steps=5"],
     "job_token": [*CLUSTER, "--job_token=secret"],
     "variable_update": ["--ps=1", "--workers=1", "--variable_update=distributed_replicated"],
     "local_parameter_device": ["--local_parameter_device=cpu"],
@@ -140,6 +144,10 @@ BASELINES: dict[str, list[str]] = {
     "startup_timeout": CLUSTER,
     "stall_after": CLUSTER,
     "rejoin_timeout": CLUSTER,
+    "on_worker_loss": CLUSTER,
+    "restarts": CLUSTER,
+    "save_model_secs": [*CLUSTER, "--train_dir=x"],
+    "save_model_steps": [*CLUSTER, "--train_dir=x"],
     "ps": LOCAL,
     "workers": LOCAL,
     "variable_update": LOCAL,

@@ -75,7 +75,7 @@ def test_ctrl_c_ends_a_local_cluster_with_no_orphan() -> None:
     ids=lambda t: t.short.replace(" ", ""),
 )
 def test_every_other_task_names_a_killed_one_within_5_seconds(victim: TaskId) -> None:
-    with tasks_of(TWO_AND_TWO, "--num_batches=1000000") as tasks:
+    with tasks_of(TWO_AND_TWO, "--num_batches=1000000", "--on_worker_loss=abort") as tasks:
         for task in TWO_AND_TWO.tasks():
             tasks.start(task)
         tasks.programs[worker(1)].wait_for("images/sec:", 50)
@@ -95,7 +95,7 @@ def test_every_other_task_names_a_killed_one_within_5_seconds(victim: TaskId) ->
 
 @pytest.mark.slow
 def test_a_killed_monitor_takes_its_task_along_and_is_named() -> None:
-    with tasks_of(ONE_AND_TWO, "--num_batches=1000000") as tasks:
+    with tasks_of(ONE_AND_TWO, "--num_batches=1000000", "--on_worker_loss=abort") as tasks:
         for task in ONE_AND_TWO.tasks():
             tasks.start(task)
         tasks.programs[worker(0)].wait_for("images/sec:", 50)

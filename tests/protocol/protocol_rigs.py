@@ -38,6 +38,7 @@ from lockstep.protocol.messages import (
     Ticket,
 )
 from lockstep.protocol.plan import Plan, make_plan
+from lockstep.protocol.recovery import Beginning, RecoveryRules
 from lockstep.protocol.server import ServerMachine
 from lockstep.protocol.worker import WorkerMachine
 
@@ -234,10 +235,20 @@ def join_of(
 class CoordinatorRig(Rig):
     """The coordinator of a cluster, before anybody has joined."""
 
-    def __init__(self, *, servers: int = 1, workers: int = 2, aggregate: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        servers: int = 1,
+        workers: int = 2,
+        aggregate: int | None = None,
+        rules: RecoveryRules | None = None,
+        beginning: Beginning | None = None,
+    ) -> None:
         journal = Journal()
         self.shape = ClusterShape(servers, workers)
-        self.machine = CoordinatorMachine(self.shape, JOB, "secret", journal, 100.0, aggregate=aggregate)
+        self.machine = CoordinatorMachine(
+            self.shape, JOB, "secret", journal, 100.0, aggregate=aggregate, rules=rules, beginning=beginning
+        )
         super().__init__(self.machine, journal)
 
     def join(self, task: TaskId, **settings: str) -> list[Effect]:

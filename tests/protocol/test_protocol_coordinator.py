@@ -29,8 +29,8 @@ from protocol.protocol_rigs import JOB, CoordinatorRig, join_of, life, messages_
 PS, W0, W1 = server(0), worker(0), worker(1)
 
 
-def running(**shape: int) -> CoordinatorRig:
-    rig = CoordinatorRig(**shape)
+def running(servers: int = 1, workers: int = 2, aggregate: int | None = None) -> CoordinatorRig:
+    rig = CoordinatorRig(servers=servers, workers=workers, aggregate=aggregate)
     rig.join_all()
     return rig
 

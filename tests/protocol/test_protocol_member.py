@@ -11,7 +11,7 @@ from lockstep.protocol.events import Broken, Finished, LinkLost, LinkUp, PeerGon
 from lockstep.protocol.ids import INITIAL_STEP, server, worker
 from lockstep.protocol.machine import REPEAT_SECONDS
 from lockstep.protocol.member import PHASE_TRANSITIONS, Phase, PhaseTrigger
-from lockstep.protocol.messages import Done, End, Failed, Member, MissingTask, Refused, Roster, View
+from lockstep.protocol.messages import Done, End, Failed, Lost, Member, MissingTask, Refused, Roster, View
 from protocol.protocol_rigs import MemberRig, join_of, life, only
 
 PS, ME = server(0), worker(1)
@@ -146,8 +146,9 @@ def test_the_death_of_a_peer_is_told_to_the_coordinator() -> None:
     rig = in_phase(Phase.MEMBER)
     gone = PeerGone(worker(0), "was killed by signal 9")
     (sent,) = only(rig.tell(gone), Send)
-    assert isinstance(sent.message, Failed)
-    assert (sent.message.culprit, sent.message.reason) == (str(worker(0)), "was killed by signal 9")
+    assert sent.message == Lost(str(worker(0)), 0, "was killed by signal 9")
+    rig.now += REPEAT_SECONDS
+    assert rig.tell(Tick()) == [sent]
 
 
 def test_without_its_coordinator_nobody_can_decide_and_the_task_ends() -> None:

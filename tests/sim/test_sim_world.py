@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.protocol import coordinator, ledger, member, server, worker
+from lockstep.protocol import coordinator, job, ledger, member, server, worker
 from lockstep.protocol.ids import ClusterShape
 from lockstep.protocol.ids import server as server_id
 from lockstep.protocol.ids import worker as worker_id
@@ -56,7 +56,7 @@ def test_every_row_of_every_table_is_walked_by_some_run(monkeypatch: pytest.Monk
         walked.add((type(state).__module__, state.value, trigger.value))
         return advance(table, state, trigger)
 
-    for module in (worker, server, coordinator, member):
+    for module in (worker, server, coordinator, job, member):
         monkeypatch.setattr(module, "advance", watching)
     for seed in range(20):
         run(seed, mode=Mode.SEALED if seed % 2 else Mode.EAGER, training=SLOW if seed < 10 else RICH)
@@ -70,7 +70,7 @@ def test_every_row_of_every_table_is_walked_by_some_run(monkeypatch: pytest.Monk
         for table_of, table in (
             (worker, worker.BUCKET_TRANSITIONS),
             (ledger, ledger.BUCKET_TRANSITIONS),
-            (coordinator, coordinator.PHASE_TRANSITIONS),
+            (job, job.PHASE_TRANSITIONS),
             (member, member.PHASE_TRANSITIONS),
         )
         for state, trigger in table

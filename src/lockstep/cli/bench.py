@@ -13,16 +13,15 @@ from collections.abc import Sequence
 
 from lockstep.cli.flags import check_machine, parse_bench, task_arguments
 from lockstep.cli.start_checks import limits_of_machine, start_notices
-from lockstep.protocol.ids import CHIEF, Role, TaskId
-from lockstep.training.config import BenchConfig, settings
+from lockstep.errors import BadInput
+from lockstep.protocol.ids import CHIEF, Role, TaskId, server
+from lockstep.protocol.recovery import LossPolicy
+from lockstep.runtime.checkpoints import CheckpointError, CheckpointFolder
+from lockstep.training.config import BenchConfig, recovery_rules, settings
 from lockstep.version import __version__
 
 TASK_FLAG = "--lockstep_task="
 """Internal: this process is the task itself, and this is the descriptor on which it reports to its monitor."""
-
-
-LAUNCHED_VARIABLE = "LOCKSTEP_LAUNCHED"
-"""Set for the tasks of a local cluster: the launcher shows how they come together."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -39,6 +38,7 @@ def start(argv: Sequence[str], program: Sequence[str]) -> int:
     config = parse_bench(argv, os.environ)
     limits = [one.sentence for one in limits_of_machine(config, os.environ) if one.keeps_from_working]
     check_machine(config, limits)
+    _refuse_checkpoints_of_another_run(config)
     for notice in (*config.output.notices, *start_notices(config, os.environ)):
         print(f"lockstep: {notice}", file=sys.stderr)
     if config.local is not None:
@@ -50,7 +50,19 @@ def start(argv: Sequence[str], program: Sequence[str]) -> int:
     return run_alone(config)
 
 
+def _refuse_checkpoints_of_another_run(config: BenchConfig) -> None:
+    """Before anything is started, where the coordinator's server would find out later."""
+    coordinates = config.local is not None or (config.cluster is not None and config.task == server(0))
+    if config.output.train_dir is None or not coordinates or not recovery_rules(config).saves:
+        return
+    try:
+        CheckpointFolder(config.output.train_dir).refuse_foreign(settings(config))
+    except CheckpointError as error:
+        raise BadInput(f"the checkpoint {error}.") from error
+
+
 def _run_monitor(config: BenchConfig, argv: Sequence[str], program: Sequence[str]) -> int:
+    from lockstep.cli.bench_task import LAUNCHED_VARIABLE
     from lockstep.cli.forming import addresses_of, forming_line
     from lockstep.runtime.monitor.run import MonitorSpec, run_monitor
     from lockstep.runtime.monitor.task_process import REPORT_FD
@@ -68,6 +80,7 @@ def _run_monitor(config: BenchConfig, argv: Sequence[str], program: Sequence[str
         version=__version__,
         start=start_facts(config.cluster, __version__, settings(config)),
         cluster=config.cluster.all_addresses(),
+        restarts=config.cluster.restarts,
     )
     if config.task != CHIEF or LAUNCHED_VARIABLE in os.environ:
         return run_monitor(spec)
@@ -76,6 +89,7 @@ def _run_monitor(config: BenchConfig, argv: Sequence[str], program: Sequence[str
 
 
 def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequence[str]) -> int:
+    from lockstep.cli.bench_task import LAUNCHED_VARIABLE
     from lockstep.cli.forming import forming_line
     from lockstep.runtime.local_cluster import LocalClusterSpec, run_local_cluster
 
@@ -98,6 +112,7 @@ def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequen
         command=command,
         show_all=config.output.verbose,
         forming=forming_line,
+        may_lose_workers=config.cluster is not None and config.cluster.on_worker_loss == LossPolicy.SHRINK.value,
     )
     return run_local_cluster(spec)
 

@@ -5,6 +5,7 @@ The node starts before torch is imported, so that the others see this task, and 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -20,12 +21,14 @@ from lockstep.errors import BadInput
 from lockstep.protocol.faults import Fault, parse_faults
 from lockstep.protocol.ids import Role
 from lockstep.protocol.journal import Happening
+from lockstep.protocol.recovery import Beginning, LossPolicy, RecoveryRules
+from lockstep.runtime.checkpoints import CheckpointError, CheckpointFolder
 from lockstep.runtime.dump import on_signal
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
 from lockstep.runtime.node import NodeConfig
 from lockstep.runtime.outcome import JobEndedError, Outcome
 from lockstep.runtime.watchdog import WatchSettings
-from lockstep.training.config import BenchConfig, settings
+from lockstep.training.config import BenchConfig, recovery_rules, settings
 
 if TYPE_CHECKING:
     from lockstep.runtime.collective_node import CollectiveNode
@@ -38,6 +41,8 @@ EXIT_BAD_INPUT = 2
 EXIT_VERDICT = 3
 
 FAULTS_VARIABLE = "LOCKSTEP_FAULTS"
+LAUNCHED_VARIABLE = "LOCKSTEP_LAUNCHED"
+"""Set for the tasks of a local cluster: the launcher shows how they come together, and ends them together."""
 
 
 class StoppedError(BaseException):
@@ -68,11 +73,19 @@ def _stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
     raise StoppedError
 
 
-def node_config(config: BenchConfig) -> NodeConfig:
-    """What the runtime needs to know of this run."""
+def node_config(config: BenchConfig, *, returning: bool = False) -> NodeConfig:
+    """What the runtime needs to know of this run. ``returning``: the job begins again after a server was lost."""
     assert config.cluster is not None
+    cluster, rules = config.cluster, rules_here(config, os.environ)
+    if returning:
+        cluster = dataclasses.replace(cluster, startup_timeout=cluster.rejoin_timeout)
     return NodeConfig(
-        cluster=config.cluster,
+        cluster=cluster,
+        recovery=rules,
+        beginning=_beginning(config) if rules.saves and config.task == cluster.shape.coordinator else Beginning(),
+        train_dir=(config.output.train_dir or "") if rules.saves else "",
+        checkpoints_kept=config.output.max_ckpts_to_keep,
+        returning=returning,
         settings=settings(config),
         synchronous=config.exchange.cross_replica_sync,
         eager=True,
@@ -81,6 +94,33 @@ def node_config(config: BenchConfig) -> NodeConfig:
         run_folder=config.output.train_dir or "",
         faults=planted_faults(os.environ),
     )
+
+
+def rules_here(config: BenchConfig, environ: Mapping[str, str]) -> RecoveryRules:
+    """What this run does about losses. In a cluster on this machine whose monitors start nothing again, nobody does."""
+    rules = recovery_rules(config)
+    assert config.cluster is not None
+    if LAUNCHED_VARIABLE not in environ or config.cluster.restarts:
+        return rules
+    shrinks = rules.on_worker_loss is LossPolicy.SHRINK
+    policy = LossPolicy.SHRINK if shrinks else LossPolicy.ABORT
+    return dataclasses.replace(rules, on_worker_loss=policy, returns=False)
+
+
+def _beginning(config: BenchConfig) -> Beginning:
+    """The checkpoint that the job begins with; BadInput where --train_dir belongs to another run."""
+    assert config.output.train_dir is not None
+    folder = CheckpointFolder(config.output.train_dir)
+    try:
+        beginning = folder.beginning(settings(config), say)
+    except CheckpointError as error:
+        raise BadInput(f"the checkpoint {error}.") from error
+    except OSError as error:
+        raise BadInput(f"--train_dir={config.output.train_dir} cannot be read: {error.strerror}.") from error
+    folder.clear_parts()
+    if beginning.checkpoint:
+        say(f"the job begins with the checkpoint {folder.path / beginning.checkpoint}, at step {beginning.start}")
+    return beginning
 
 
 def planted_faults(environ: Mapping[str, str]) -> tuple[Fault, ...]:
@@ -92,15 +132,30 @@ def planted_faults(environ: Mapping[str, str]) -> tuple[Fault, ...]:
 
 
 def _run_server(config: BenchConfig, reporter: TaskReporter, dumps: list[Callable[[str], None]]) -> int:
-    from lockstep.runtime.server_node import ServerNode
-
     def make_store() -> ShardStore:
         from lockstep.training.benchmark.run import server_store
 
         return server_store(config)
 
-    node = ServerNode(node_config(config), make_store, say, reporter)
-    dumps.append(node.dump)
+    while True:
+        code = _serve(config, reporter, dumps, make_store, returning=bool(dumps))
+        if code is not None:
+            return code
+
+
+def _serve(
+    config: BenchConfig,
+    reporter: TaskReporter,
+    dumps: list[Callable[[str], None]],
+    make_store: Callable[[], ShardStore],
+    *,
+    returning: bool,
+) -> int | None:
+    """One life as a server; the exit code, or None where the job begins again."""
+    from lockstep.runtime.server_node import ServerNode
+
+    node = ServerNode(node_config(config, returning=returning), make_store, say, reporter)
+    dumps[:] = [node.dump]
     try:
         node.start()
         assert config.task is not None
@@ -112,6 +167,8 @@ def _run_server(config: BenchConfig, reporter: TaskReporter, dumps: list[Callabl
         outcome = _wait_for_the_end(node)
         if node.refused:
             return EXIT_BAD_INPUT
+        if outcome.again:
+            return None
         node.see_others_off()
         _write_server_trace(config, node)
         if config.output.timing_dir is not None:
@@ -153,19 +210,23 @@ def _wait_for_the_end(node: ServerNode) -> Outcome:
 def _run_worker(config: BenchConfig, reporter: TaskReporter, dumps: list[Callable[[str], None]]) -> int:
     from lockstep.runtime.worker_node import WorkerNode
 
-    node = WorkerNode(node_config(config), say, reporter)
-    dumps.append(node.dump)
-    try:
-        node.start()
-        return _train(config, node)
-    except StoppedError:
-        node.fail("was stopped by a signal")
-        raise
-    finally:
-        node.close()
+    while True:
+        node = WorkerNode(node_config(config, returning=bool(dumps)), say, reporter)
+        dumps[:] = [node.dump]
+        try:
+            node.start()
+            code = _train(config, node)
+        except StoppedError:
+            node.fail("was stopped by a signal")
+            raise
+        finally:
+            node.close()
+        if code is not None:
+            return code
 
 
-def _train(config: BenchConfig, node: WorkerNode) -> int:
+def _train(config: BenchConfig, node: WorkerNode) -> int | None:
+    """One life as a worker; the exit code, or None where the job begins again."""
     node.phase(Phase.IMPORTING_TORCH)
     from lockstep.training.benchmark.run import NoSuchDeviceError, run_worker
     from lockstep.training.data.errors import BadData, TooManyBadRecords
@@ -175,6 +236,8 @@ def _train(config: BenchConfig, node: WorkerNode) -> int:
     try:
         run_worker(config, node, output.emit, output.make_progress)
     except JobEndedError as ended:
+        if ended.outcome.again:
+            return None
         return EXIT_BAD_INPUT if node.refused else _exit_code(ended.outcome)
     except (NoSuchDeviceError, BadData) as error:
         say(str(error))

@@ -29,6 +29,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("bench", "lockstep.cli.bench", "train a model on made-up or real pictures and print images/sec"),
     Command("data", "lockstep.cli.data", "make a small data set of real pictures, or check one"),
     Command("trace", "lockstep.cli.trace", "put the traces of all tasks of a run on one clock"),
+    Command("checkpoint", "lockstep.cli.checkpoint", "show, verify and export the checkpoints of a run"),
     Command("compare", "lockstep.cli.compare", "measure Lockstep next to DDP, to one process and to the limit"),
     Command("doctor", "lockstep.cli.doctor", "say why a cluster does not start, before or while it does"),
     Command("ps", "lockstep.cli.ps", "serve any job that uses the library, without its program"),
@@ -51,7 +52,6 @@ of which step, between which two tasks, is missing, and why.
 
 First run, one server and two workers on this machine:
   lockstep bench --ps=1 --workers=2
-
 Exit codes: 0 done, 1 failed, 2 bad input (nothing started),
             3 ended by a verdict or a stall, 130 ended by Ctrl-C
 """

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from lockstep.doctor.analysis import proxy_sentence
 from lockstep.doctor.finding import Finding
 from lockstep.doctor.host import Job, look_at_limits
-from lockstep.protocol.ids import ClusterShape
+from lockstep.protocol.ids import CHIEF, ClusterShape
 from lockstep.runtime.addresses import parse_address
-from lockstep.training.config import BenchConfig
+from lockstep.training.config import BenchConfig, recovery_rules
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 
@@ -44,7 +44,26 @@ def start_notices(config: BenchConfig, environ: Mapping[str, str]) -> list[str]:
     names = proxies(environ)
     if names and _leaves_this_machine(config):
         sentences.append(proxy_sentence(names))
+    if (loss := _loss_of_a_server(config)) is not None:
+        sentences.append(loss)
     return sentences
+
+
+def _loss_of_a_server(config: BenchConfig) -> str | None:
+    """Said once, where people look: by the launcher of a local cluster, or by the chief."""
+    if config.cluster is None or config.exchange.is_collective or (config.local is None and config.task != CHIEF):
+        return None
+    output, saves = config.output, bool(config.output.save_model_secs or config.output.save_model_steps)
+    if config.local is not None and not config.cluster.restarts:
+        return None  # whoever looks at this machine sees it end; nobody would start a task again
+    if not recovery_rules(config).returns:
+        return "without --train_dir the loss of a server ends the job (docs/recovery.md)"
+    if not saves:
+        return (
+            f"a checkpoint goes into {output.train_dir} at the end only: the loss of a server takes the job back to "
+            "its beginning; add --save_model_secs or --save_model_steps"
+        )
+    return None
 
 
 def proxies(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from lockstep.runtime.monitor.reporter import Phase, TaskReporter
 from lockstep.runtime.node import NodeConfig
 from lockstep.runtime.outcome import JobEndedError, Outcome
 from lockstep.runtime.server_node import ServerNode
+from lockstep.runtime.tensor_file import NamedTensor
 from lockstep.runtime.watchdog import WatchSettings
 from lockstep.runtime.worker_node import WorkerNode
 from lockstep.version import __version__
@@ -112,6 +113,12 @@ class PlainStore:
             for index, value in enumerate(array("f", gradient[: 4 * counted].tobytes())):
                 numbers[index] += value / effect.replicas
         target[: 4 * counted] = numbers.tobytes()
+
+    def snapshot(self, version: int) -> list[NamedTensor]:
+        raise ValueError(f"a server of a drill does not save version {version}")
+
+    def restore(self, folder: Path, shards: Sequence[str], slot: int) -> None:  # noqa: ARG002
+        raise ValueError(f"a server of a drill does not read {folder}")
 
     def answer(self, what: str, data: bytes) -> bytes:  # noqa: ARG002
         raise ValueError(f"a server of a drill does not answer {what!r}")

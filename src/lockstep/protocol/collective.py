@@ -45,6 +45,11 @@ class CollectiveMachine:
     def role(self) -> CollectiveMachine:
         return self
 
+    @property
+    def awaited(self) -> frozenset[TaskId]:
+        """Without servers nobody keeps what a lost worker would need to come back."""
+        return frozenset()
+
     def start(self, now: float) -> list[Effect]:  # noqa: ARG002 - as every whole task
         return []
 

@@ -3,92 +3,54 @@
 It lives on server 0 (on worker 0 where there is no server)::
 
     FORMING   not every task has joined
-    RUNNING   the view is fixed: these lives are the members
+    RUNNING   the view is known: these lives are the members
     ENDED     the job is over, well or with the first real error; whoever still speaks is told so
+
+A worker that is lost while the job runs may come back in another life (``losses.py``, ``job.py``): it begins with the
+step after the last committed one, whose version every server still has. For that a step is committed only when every
+worker has also told the small local state that it takes into the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from enum import StrEnum
-from types import MappingProxyType
+from collections.abc import Sequence
 
 from lockstep.protocol.effects import Effect, Send
-from lockstep.protocol.events import Broken, Event, LinkLost, LinkUp, PeerGone, Received, Tick
-from lockstep.protocol.ids import INITIAL_STEP, ClusterShape, Incarnation, JobId, Step, TaskId
-from lockstep.protocol.journal import Happening, Journal
+from lockstep.protocol.events import (
+    Broken,
+    CheckpointWritten,
+    Event,
+    LinkLost,
+    LinkUp,
+    PeerGone,
+    Received,
+    Tick,
+)
+from lockstep.protocol.ids import INITIAL_STEP, TaskId
+from lockstep.protocol.job import PHASE_TRANSITIONS, Phase, PhaseTrigger, RunningJob
+from lockstep.protocol.journal import Happening
 from lockstep.protocol.machine import REPEAT_SECONDS, advance
 from lockstep.protocol.messages import (
     Applied,
     Commit,
-    Contributors,
     Done,
-    End,
     Failed,
     Join,
-    Member,
+    LocalState,
+    Lost,
     MissingTask,
     Refused,
     Roster,
+    Saved,
     Seal,
-    View,
 )
 from lockstep.protocol.waits import Wait
 
-
-class Phase(StrEnum):
-    FORMING = "forming"
-    RUNNING = "running"
-    ENDED = "ended"
+__all__ = ["PHASE_TRANSITIONS", "CoordinatorMachine", "Phase", "PhaseTrigger"]
 
 
-class PhaseTrigger(StrEnum):
-    COMPLETE = "the last task joined"
-    END = "all workers finished, or a task failed"
-
-
-PHASE_TRANSITIONS: Mapping[tuple[Phase, PhaseTrigger], Phase] = MappingProxyType(
-    {
-        (Phase.FORMING, PhaseTrigger.COMPLETE): Phase.RUNNING,
-        (Phase.FORMING, PhaseTrigger.END): Phase.ENDED,
-        (Phase.RUNNING, PhaseTrigger.END): Phase.ENDED,
-    }
-)
-
-
-class CoordinatorMachine:
+class CoordinatorMachine(RunningJob):
     """Membership, commits and the end of one job."""
-
-    def __init__(
-        self,
-        shape: ClusterShape,
-        job: JobId,
-        token: str,
-        journal: Journal,
-        now: float,
-        *,
-        aggregate: int | None = None,
-    ) -> None:
-        """``aggregate``: a step is made of the first so many workers that seal it; None: of all of them."""
-        self.shape = shape
-        self.aggregate = aggregate
-        self.dropped: dict[TaskId, int] = {}
-        """How many steps were made without each worker (backup workers)."""
-        self._sealed: dict[TaskId, Step] = {}
-        self.decision = Contributors(INITIAL_STEP, ())
-        """Who makes the newest step that was decided (backup workers)."""
-        self.job = job
-        self.phase = Phase.FORMING
-        self.committed: Step = INITIAL_STEP - 1
-        self.end: End | None = None
-        self._token = token
-        self._journal = journal
-        self._since = now
-        self._joined: dict[TaskId, Join] = {}
-        self._applied = dict.fromkeys(shape.server_ids(), INITIAL_STEP - 1)
-        self._done: dict[TaskId, Step] = {}
-        self._findings: dict[TaskId, MissingTask] = {}
-        self._roster_at = now
 
     # -- the door --
 
@@ -97,7 +59,10 @@ class CoordinatorMachine:
             case Received():
                 return self._on_received(event, now)
             case PeerGone():
-                return self._finish_badly(event.peer, self._steps_seen(), event.reason, now)
+                return self._on_loss(event.peer, event.incarnation, event.reason, now)
+            case CheckpointWritten():
+                self.saving.on_written(event.version, event.problem, now)
+                return self._end_if_possible(now)
             case Broken():
                 return self._finish_badly(event.culprit, event.step, event.reason, now)
             case LinkUp():
@@ -122,6 +87,13 @@ class CoordinatorMachine:
                 return self._on_applied(event.peer, message, now)
             case Done():
                 return self._on_done(event.peer, message, now)
+            case LocalState():
+                return self._on_state(event.peer, message, now)
+            case Saved():
+                written = self.saving.on_saved(event.peer, message, now)
+                return [] if written is None else [written]
+            case Lost():
+                return self._on_lost(message, now)
             case Seal():
                 return self._on_seal(event.peer, message, now)
             case Failed():
@@ -130,10 +102,6 @@ class CoordinatorMachine:
             case _:
                 return []
 
-    def _is_member(self, peer: TaskId, incarnation: Incarnation) -> bool:
-        join = self._joined.get(peer)
-        return join is not None and join.incarnation == incarnation
-
     # -- forming --
 
     def _on_join(self, peer: TaskId, join: Join, now: float) -> list[Effect]:
@@ -141,26 +109,28 @@ class CoordinatorMachine:
             return [Send(peer, self.end)]
         known = self._joined.get(peer)
         if known is not None and known.incarnation == join.incarnation:
-            return [Send(peer, self._view())] if self.phase is Phase.RUNNING else []
+            waits = self.phase is not Phase.RUNNING or self.losses.is_away(peer)
+            return [] if waits else [Send(peer, self._view(peer))]
         refusal = self._why_refused(peer, join)
         if refusal is not None:
             return [Send(peer, Refused(refusal))]
+        difference = self._first_different_setting(join)
+        if self.phase is Phase.RUNNING:
+            return [Send(peer, Refused(difference))] if difference is not None else self._take_back(peer, join, now)
         self._joined[peer] = join
         self._journal.record(now, Happening.JOINED, peer=peer)
-        difference = self._first_different_setting(join)
         if difference is not None:
             return self._finish_badly(peer, INITIAL_STEP, difference, now)
         if len(self._joined) < len(self.shape.tasks()):
             return []
         self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.COMPLETE)
-        self._journal.record(now, Happening.VIEW)
-        return [Send(task, self._view()) for task in self.shape.tasks()]
+        return self._new_view(now)
 
     def _why_refused(self, peer: TaskId, join: Join) -> str | None:
         if join.token != self._token:
             return f"{peer} came with another job token; start every task with the same --job_token"
         known = self._joined.get(peer)
-        if known is None:
+        if known is None or (self.phase is Phase.RUNNING and self.losses.may_come_back(peer, join.incarnation)):
             return None
         if self.phase is Phase.FORMING:
             return (
@@ -173,6 +143,8 @@ class CoordinatorMachine:
         )
 
     def _first_different_setting(self, join: Join) -> str | None:
+        if not self._joined:
+            return None
         reference_task, reference = next(iter(self._joined.items()))
         theirs = {s.name: s.value for s in join.settings}
         ours = {s.name: s.value for s in reference.settings}
@@ -184,15 +156,14 @@ class CoordinatorMachine:
                 )
         return None
 
-    def _view(self) -> View:
-        members = tuple(Member(str(t), self._joined[t].incarnation) for t in self.shape.tasks())
-        return View(self.job, 1, members)
-
     def _on_link_up(self, event: LinkUp) -> list[Effect]:
-        # A server has nothing to say at the end, so it would not ask: the word may have been lost with its former link.
-        if self.end is None or not self._is_member(event.peer, event.incarnation):
+        if not self._is_member(event.peer, event.incarnation):
             return []
-        return [Send(event.peer, self.end)]
+        # A server has nothing to say at the end, so it would not ask: the word may have been lost with its former link.
+        if self.end is not None:
+            return [Send(event.peer, self.end)]
+        changed = self._number > 1 and not self.losses.is_away(event.peer)
+        return [Send(event.peer, self._view(event.peer))] if changed else []
 
     def _on_link_lost(self, event: LinkLost, now: float) -> list[Effect]:
         # Before the view is fixed a task may come and go; afterwards only proof of its end counts.
@@ -217,70 +188,44 @@ class CoordinatorMachine:
         blank = MissingTask(str(task), "", "not looked for yet", now - self._since, 0)
         return self._findings.get(task, blank)
 
-    # -- running --
-
-    def _on_applied(self, peer: TaskId, message: Applied, now: float) -> list[Effect]:
-        if peer not in self._applied:
-            return []
-        if message.step <= self.committed:
-            known: list[Effect] = [Send(peer, Commit(self.committed))]
-            return [*known, Send(peer, self.decision)] if self.decision.step > self.committed else known
-        self._applied[peer] = max(self._applied[peer], message.step)
-        complete = min(self._applied.values())
-        if complete <= self.committed:
-            return []
-        self.committed = complete
-        self._journal.record(now, Happening.COMMITTED, complete)
-        return [Send(task, Commit(complete)) for task in self.shape.server_ids()]
-
-    def _on_seal(self, peer: TaskId, seal: Seal, now: float) -> list[Effect]:
-        """The first workers that seal a step make it; decided once, for all servers alike."""
-        if self.aggregate is None or seal.step <= self.decision.step:
-            return []
-        self._sealed[peer] = seal.step
-        here = sorted(task.index for task, step in self._sealed.items() if step == seal.step)
-        if len(here) < self.aggregate:
-            return []
-        self.decision = Contributors(seal.step, tuple(here))
-        for task in self.shape.worker_ids():
-            if task.index not in here:
-                self.dropped[task] = self.dropped.get(task, 0) + 1
-                self._journal.record(now, Happening.DROPPED, seal.step, peer=task, cause="not among the first to seal")
-        return [Send(task, self.decision) for task in self.shape.server_ids()]
-
-    def _on_done(self, peer: TaskId, message: Done, now: float) -> list[Effect]:
-        self._done[peer] = message.steps
-        if len(self._done) < self.shape.workers:
-            return []
-        return self._finish(End(True, "", max(self._done.values()), ""), now)
-
-    # -- the end --
-
-    def _finish_badly(self, culprit: TaskId, step: Step, reason: str, now: float) -> list[Effect]:
-        if self.end is not None:
-            return []
-        return self._finish(End(False, str(culprit), step, reason), now)
-
-    def _finish(self, end: End, now: float) -> list[Effect]:
-        self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.END)
-        self.end = end
-        self._journal.record(now, Happening.ENDED, end.step, cause=end.reason)
-        return [Send(task, end) for task in self.shape.tasks() if task in self._joined]
-
-    def _steps_seen(self) -> Step:
-        return self.committed + 1
-
     # -- time, and what others may ask --
 
     def _on_tick(self, now: float) -> list[Effect]:
-        if self.phase is not Phase.FORMING or now < self._roster_at:
-            return []
-        self._roster_at = now + REPEAT_SECONDS
-        roster = self.roster(now)
-        return [Send(task, roster) for task in self._joined]
+        match self.phase:
+            case Phase.FORMING if now >= self._roster_at:
+                self._roster_at = now + REPEAT_SECONDS
+                roster = self.roster(now)
+                return [Send(task, roster) for task in self._joined]
+            case Phase.RUNNING:
+                return self._on_tick_while_running(now)
+            case _:
+                return []
+
+    def _on_tick_while_running(self, now: float) -> list[Effect]:
+        late = self.losses.overdue(now)
+        if late is not None:
+            task, loss = late
+            reason = f"{loss.reason}; it did not come back within {self.rules.rejoin_seconds:.0f} s"
+            return self._finish_badly(task, self._steps_seen(), reason, now)
+        effects: list[Effect] = []
+        if self.losses.is_waiting and now >= self._roster_at:
+            effects += self._tell_of_losses(now)
+        if self.saving.repeat_at is not None and now >= self.saving.repeat_at:
+            self.saving.repeat_at = now + REPEAT_SECONDS
+            assert self.saving.version is not None
+            ask = Commit(self.saving.version - 1, True, self.losses.change, self.losses.contributors())
+            effects += [Send(task, ask) for task in self.saving.missing()]
+        return effects
 
     def next_deadline(self) -> float | None:
-        return self._roster_at if self.phase is Phase.FORMING else None
+        match self.phase:
+            case Phase.FORMING:
+                return self._roster_at
+            case Phase.RUNNING:
+                due = [at for at in (self.saving.repeat_at, self.losses.deadline()) if at is not None]
+                return min([*due, self._roster_at] if self.losses.is_waiting else due, default=None)
+            case Phase.ENDED:
+                return None
 
     def waits(self) -> list[Wait]:
         here = self.shape.coordinator
@@ -297,7 +242,12 @@ class CoordinatorMachine:
                 )
                 for task in self.missing()
             ]
-        return []
+        if self.phase is not Phase.RUNNING:
+            return []
+        saved, due = f"its shard of version {self.saving.version}", self.saving.repeat_at or 0.0
+        step = self._steps_seen()
+        found = [Wait(here, task, saved, step, self.saving.since, due, "saving") for task in self.saving.missing()]
+        return found + self.losses.waits(here, step)
 
     def snapshot(self) -> dict[str, object]:
         return {
@@ -307,6 +257,9 @@ class CoordinatorMachine:
             "joined": [str(task) for task in self._joined],
             "missing": [str(task) for task in self.missing()],
             "done": {str(task): steps for task, steps in self._done.items()},
+            "lost": {str(task): loss.reason for task, loss in self.losses.lost.items()},
+            "saved": self.saving.last,
+            "saving": self.saving.version,
             "steps_without": {str(task): count for task, count in self.dropped.items()},
             "end": None
             if self.end is None

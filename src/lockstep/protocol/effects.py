@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.protocol.ids import BucketId, JobId, Step, TaskId
-from lockstep.protocol.messages import Answer, GroupRates, Layout, Member, Message, MissingTask, Question, Ticket
+from lockstep.protocol.ids import INITIAL_STEP, BucketId, JobId, Step, TaskId
+from lockstep.protocol.messages import Answer, GroupRates, Layout, Member, Message, MissingTask, Question, Saved, Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +117,36 @@ class VersionReady:
 
 @dataclass(frozen=True, slots=True)
 class BecameMember:
-    """The cluster is complete and this task belongs to it."""
+    """The cluster is complete and this task belongs to it. ``start``, ``state``, ``checkpoint``: as in ``View``."""
 
     job: JobId
     members: tuple[Member, ...]
+    start: Step = INITIAL_STEP
+    state: bytes = b""
+    checkpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewChanged:
+    """A member has another life now: these are the members."""
+
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveShard:
+    """Keep version ``version`` of the whole shard, before the next update, and write it; ``ShardSaved`` follows."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteCheckpoint:
+    """All shards are on disk: make a checkpoint of them, with the workers' states by index; ``CheckpointWritten``."""
+
+    version: int
+    shards: tuple[Saved, ...]
+    states: tuple[tuple[int, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +158,16 @@ class StillMissing:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The job is over on this task: leave. ``culprit`` and ``reason`` are set where it ended badly."""
+    """The job is over on this task: leave. ``culprit`` and ``reason`` are set where it ended badly.
+
+    ``again``: begin another life, from the newest checkpoint.
+    """
 
     ok: bool
     culprit: str
     step: Step
     reason: str
+    again: bool = False
 
 
 Effect = (
@@ -153,6 +183,9 @@ Effect = (
     | Answered
     | VersionReady
     | BecameMember
+    | ViewChanged
+    | SaveShard
+    | WriteCheckpoint
     | StillMissing
     | JobEnded
 )

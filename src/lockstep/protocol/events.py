@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lockstep.protocol.ids import BucketId, Incarnation, Step, TaskId
-from lockstep.protocol.messages import GroupRates, Layout, Message, Question
+from lockstep.protocol.messages import GroupRates, Layout, Message, Question, Saved
 from lockstep.protocol.plan import Plan
 
 
@@ -31,10 +31,14 @@ class LinkLost:
 
 @dataclass(frozen=True, slots=True)
 class PeerGone:
-    """It is proven that this life of ``peer`` has ended (its monitor said so, or nothing answers there any more)."""
+    """It is proven that this life of ``peer`` has ended (its monitor said so, or nothing answers there any more).
+
+    ``incarnation`` 0: whichever life it has now.
+    """
 
     peer: TaskId
     reason: str
+    incarnation: Incarnation = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,10 @@ class Produced:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """The gradients of ``step`` are final; the buckets of ``absent`` got none. The rest is as in ``messages.Seal``."""
+    """The gradients of ``step`` are final; the buckets of ``absent`` got none. The rest is as in ``messages.Seal``.
+
+    ``state`` is what this worker takes into the next step beside the parameters.
+    """
 
     step: Step
     absent: tuple[BucketId, ...]
@@ -112,6 +119,22 @@ class Sealed:
     void: bool = False
     values: bool = False
     occasion: str = ""
+    state: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSaved:
+    """This server's shard of version ``saved.version`` is on disk, or could not be written."""
+
+    saved: Saved
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten:
+    """The checkpoint of ``version`` is complete on disk, or could not be made (``problem``)."""
+
+    version: int
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +209,8 @@ Event = (
     | Produced
     | Sealed
     | Asked
+    | ShardSaved
+    | CheckpointWritten
     | Finished
     | BucketApplied
     | Broken

@@ -32,6 +32,7 @@ class Happening(StrEnum):
     LINK_UP = "link up"
     LINK_LOST = "link lost"
     REPEATED = "repeated"
+    LOST = "lost"
     ENDED = "ended"
 
 

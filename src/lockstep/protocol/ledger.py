@@ -22,7 +22,7 @@ class BucketState(StrEnum):
 
 class BucketTrigger(StrEnum):
     COMPLETE = "last gradient arrived"
-    REOPEN = "a sealed edition is still missing"
+    REOPEN = "a gradient is missing again"
     APPLY = "applying began"
     APPLIED = "next version made"
 

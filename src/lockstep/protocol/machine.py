@@ -54,6 +54,10 @@ class WholeTask(Machine, Protocol):
     @property
     def role(self) -> Stepped: ...
 
+    @property
+    def awaited(self) -> frozenset[TaskId]:
+        """Tasks that were lost and are waited for."""
+
     def start(self, now: float) -> list[Effect]: ...
 
 

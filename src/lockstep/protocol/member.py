@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
-from lockstep.protocol.effects import BecameMember, Effect, JobEnded, Send, StillMissing
+from lockstep.protocol.effects import BecameMember, Effect, JobEnded, Send, StillMissing, ViewChanged
 from lockstep.protocol.events import Broken, Event, Finished, LinkLost, LinkUp, PeerGone, Received, Tick
-from lockstep.protocol.ids import INITIAL_STEP, JobId, TaskId
+from lockstep.protocol.ids import INITIAL_STEP, Incarnation, JobId, TaskId
 from lockstep.protocol.journal import Happening, Journal
 from lockstep.protocol.machine import REPEAT_SECONDS, advance
-from lockstep.protocol.messages import Done, End, Failed, Join, MissingTask, Refused, Roster, View
+from lockstep.protocol.messages import Done, End, Failed, Join, Lost, MissingTask, Refused, Roster, View
 from lockstep.protocol.waits import Wait
 
 
@@ -57,9 +57,18 @@ class MemberMachine:
     """One task's own membership."""
 
     def __init__(
-        self, task: TaskId, coordinator: TaskId, join: Join, deadline: float, journal: Journal, now: float
+        self,
+        task: TaskId,
+        coordinator: TaskId,
+        join: Join,
+        deadline: float,
+        journal: Journal,
+        now: float,
+        *,
+        returns: bool = False,
     ) -> None:
-        """``deadline``: when the cluster must be complete (``--startup_timeout`` from the start)."""
+        """``deadline``: when the cluster must be complete (``--startup_timeout`` from the start). ``returns``: a job
+        that loses a server, the coordinator's too, begins again from its newest checkpoint."""
         self.task = task
         self.coordinator = coordinator
         self.phase = Phase.OUTSIDE
@@ -73,6 +82,13 @@ class MemberMachine:
         self._done: Done | None = None
         self._failed: Failed | None = None
         self._missing: tuple[MissingTask, ...] = ()
+        self._returns = returns
+        self._view = 0
+        self._lives: dict[TaskId, Incarnation] = {}
+        self._losses: dict[TaskId, Lost] = {}
+        """What this task has found out, and the coordinator has not acted on."""
+        self.awaited: frozenset[TaskId] = frozenset()
+        """Members that were lost and are waited for, in the coordinator's word."""
 
     # -- the door --
 
@@ -82,6 +98,8 @@ class MemberMachine:
         match event:
             case LinkUp(peer=peer) if peer == self.coordinator:
                 return self._on_link_up(now)
+            case LinkUp() if event.peer in self._losses:
+                return self._on_found_again(event)
             case LinkLost(peer=peer) if peer == self.coordinator:
                 return self._on_link_lost(event, now)
             case PeerGone(peer=peer):
@@ -114,7 +132,7 @@ class MemberMachine:
             effects.append(Send(self.coordinator, self._done))
         if self._failed is not None:
             effects.append(Send(self.coordinator, self._failed))
-        return effects
+        return effects + [Send(self.coordinator, lost) for lost in self._losses.values()]
 
     def _on_link_lost(self, event: LinkLost, now: float) -> list[Effect]:
         self._linked = False
@@ -125,8 +143,21 @@ class MemberMachine:
     def _on_peer_gone(self, event: PeerGone, now: float) -> list[Effect]:
         """Tell the coordinator; if it is the one that is gone, nobody is left to decide, and the job ends here."""
         if event.peer == self.coordinator:
-            return self._end(False, str(event.peer), event.reason, now)
-        return self._on_broken(Broken(event.peer, INITIAL_STEP, event.reason), now)
+            return self._end(False, str(event.peer), event.reason, now, again=self._returns)
+        known = self._lives.get(event.peer, 0)
+        if event.incarnation and known and event.incarnation != known:
+            return []  # a life that the cluster has forgotten already
+        lost = Lost(str(event.peer), event.incarnation or known, event.reason)
+        self._losses[event.peer] = lost
+        self._repeat_at = now + REPEAT_SECONDS
+        return [Send(self.coordinator, lost)] if self._linked else []
+
+    def _on_found_again(self, event: LinkUp) -> list[Effect]:
+        """A task that counted as lost has a link again: it lives, or another life of it has come."""
+        lost = self._losses.pop(event.peer)
+        if lost.incarnation != event.incarnation or not self._linked:
+            return []
+        return [Send(self.coordinator, Lost(lost.task, lost.incarnation, ""))]
 
     def _on_broken(self, event: Broken, now: float) -> list[Effect]:
         if self._failed is not None:
@@ -142,27 +173,43 @@ class MemberMachine:
             case View() as view:
                 return self._on_view(view, now)
             case Roster(missing=missing):
-                self._missing = missing
-                return [StillMissing(missing)] if self.phase is Phase.JOINING else []
+                return self._on_roster(missing)
             case Refused(reason=reason):
                 return self._end(False, str(self.task), reason, now)
             case End() as end:
-                return self._end(end.ok, end.culprit, end.reason, now, end.step)
+                return self._end(end.ok, end.culprit, end.reason, now, end.step, again=end.again)
             case _:
                 return []
 
+    def _on_roster(self, missing: tuple[MissingTask, ...]) -> list[Effect]:
+        """Who has not come yet; or, without an address, who was lost while the job ran."""
+        if self.phase is Phase.JOINING:
+            self._missing = missing
+            return [StillMissing(missing)]
+        lost = tuple(one for one in missing if not one.address)
+        self.awaited = frozenset(TaskId.parse(one.task) for one in lost if one.attempts)
+        return [StillMissing(lost)] if lost and self.phase is Phase.MEMBER else []
+
     def _on_view(self, view: View, now: float) -> list[Effect]:
-        if self.phase is not Phase.JOINING:
+        if self.phase not in (Phase.JOINING, Phase.MEMBER) or view.number <= self._view:
             return []
+        self._view = view.number
+        self._lives = {TaskId.parse(member.task): member.incarnation for member in view.members}
+        for peer in [p for p, lost in self._losses.items() if self._lives.get(p) != lost.incarnation]:
+            del self._losses[peer]
+        self._journal.record(now, Happening.VIEW)
+        if self.phase is Phase.MEMBER:
+            return [ViewChanged(view.members)]
         self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.VIEW)
         self.job = view.job
-        self._journal.record(now, Happening.VIEW)
-        return [BecameMember(view.job, view.members)]
+        return [BecameMember(view.job, view.members, view.start, view.state, view.checkpoint)]
 
-    def _end(self, ok: bool, culprit: str, reason: str, now: float, step: int = INITIAL_STEP) -> list[Effect]:
+    def _end(
+        self, ok: bool, culprit: str, reason: str, now: float, step: int = INITIAL_STEP, *, again: bool = False
+    ) -> list[Effect]:
         self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.END)
         self._journal.record(now, Happening.ENDED, step, cause=reason)
-        return [JobEnded(ok, culprit, step, reason)]
+        return [JobEnded(ok, culprit, step, reason, again)]
 
     # -- time, and what others may ask --
 
@@ -196,8 +243,8 @@ class MemberMachine:
             case Phase.JOINING:
                 return min(self._repeat_at, self._deadline)
             case Phase.MEMBER:
-                speaking = self._linked and (self._done is not None or self._failed is not None)
-                return self._repeat_at if speaking else None
+                speaking = self._done is not None or self._failed is not None or bool(self._losses)
+                return self._repeat_at if speaking and self._linked else None
 
     def waits(self) -> list[Wait]:
         what = {Phase.OUTSIDE: "a connection", Phase.JOINING: "the cluster to be complete"}.get(self.phase)

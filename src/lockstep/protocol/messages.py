@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.protocol.ids import BucketId, Incarnation, JobId, Step
+from lockstep.protocol.ids import INITIAL_STEP, BucketId, Incarnation, JobId, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +94,26 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Coordinator to those that joined, while the cluster forms: who is still missing."""
+    """Coordinator to those that joined: who is still missing, or was lost and is waited for."""
 
     missing: tuple[MissingTask, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Coordinator to all: the cluster is complete; these lives are its members."""
+    """Coordinator to all: the cluster is complete; these lives are its members. A later number replaces an earlier one.
+
+    The rest is for the one that it is sent to: the step it begins with (``INITIAL_STEP``: the chief brings the initial
+    parameters), the small local state that a worker had before that step (empty: as it is built), and the checkpoint
+    that the servers begin with (empty: none).
+    """
 
     job: JobId
     number: int
     members: tuple[Member, ...]
+    start: Step = INITIAL_STEP
+    state: bytes = b""
+    checkpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +147,7 @@ class Layout:
 
     The hashes are compared; the lists are there to name the first difference. ``untrained`` has a digest of each
     tensor of the model that no optimizer changes (frozen parameters, buffers): the servers never send those, so they
-    must be equal from the start.
+    must be equal from the start. ``start`` and ``checkpoint`` are those of the sender's ``View``.
     """
 
     plan_hash: str
@@ -147,6 +155,8 @@ class Layout:
     parameters: tuple[ParameterEntry, ...]
     optimizers: tuple[OptimizerEntry, ...]
     untrained: tuple[Setting, ...] = ()
+    start: Step = INITIAL_STEP
+    checkpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,9 +274,45 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Coordinator to servers: step ``step`` is complete on every server."""
+    """Coordinator to servers: step ``step`` is complete on every server.
+
+    ``save``: version ``step + 1`` goes into a checkpoint, before anything is applied to it. ``workers``: the following
+    steps are made of the gradients of these (empty: of everybody's); the greatest ``change`` counts.
+    """
 
     step: Step
+    save: bool = False
+    change: int = 0
+    workers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LocalState:
+    """Worker to coordinator: what I had beside the parameters before ``step``; ``same``: as a step earlier."""
+
+    step: Step
+    data: bytes
+    same: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Server to coordinator: my shard of version ``version`` is in this file; ``problem`` is set where it is not."""
+
+    version: int
+    file: str
+    nbytes: int
+    digest: str
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Any task to the coordinator: this life of ``task`` is over, and why; without a reason: I was wrong, it lives."""
+
+    task: str
+    incarnation: Incarnation
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,12 +333,16 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Coordinator to all: the job has ended, well or with the first real error."""
+    """Coordinator to all: the job has ended, well or with the first real error.
+
+    ``again``: begin another life, and with it the job again, from the newest checkpoint.
+    """
 
     ok: bool
     culprit: str
     step: Step
     reason: str
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +369,9 @@ Message = (
     | Description
     | Join
     | Roster
+    | LocalState
+    | Saved
+    | Lost
     | View
     | Refused
     | Layout

@@ -25,6 +25,7 @@ from lockstep.protocol.events import (
     LinkUp,
     Prepared,
     Received,
+    ShardSaved,
     Tick,
     TransferEnded,
 )
@@ -70,9 +71,13 @@ class ServerMachine(Shard):
         eager: bool,
         summed: bool = False,
         aggregate: int | None = None,
+        any_rates: bool = False,
     ) -> None:
-        """``summed``: gradients are added up, not averaged. ``aggregate``: how many workers make a step, if not all."""
+        """``summed``: gradients are added up, not averaged. ``aggregate``: how many workers make a step, if not all.
+        ``any_rates``: the rates of a step may come from any worker, since the chief may be away.
+        """
         super().__init__(task, shape, journal, aggregate)
+        self._any_rates = any_rates or aggregate is not None
         self.eager = eager
         self.summed = summed
         self._layout: Layout | None = None
@@ -98,6 +103,8 @@ class ServerMachine(Shard):
                 return self._on_link_lost(event, now)
             case Prepared():
                 return self._on_prepared(event, now)
+            case ShardSaved():
+                return self._on_shard_saved(event)
             case Tick():
                 return self._on_tick(now)
             case _:
@@ -137,14 +144,34 @@ class ServerMachine(Shard):
         side = self._workers.get(event.peer)
         if side is None:
             return []
+        effects: list[Effect] = []
         if side.incarnation not in (0, event.incarnation):
-            self._forget_life(side)
+            effects = self._forget_life(side)
         side.linked, side.incarnation, side.since = True, event.incarnation, now
         self._journal.record(now, Happening.LINK_UP, peer=event.peer)
-        return []
+        return effects
 
-    def _forget_life(self, side: WorkerSide) -> None:
+    def _forget_life(self, side: WorkerSide) -> list[Effect]:
+        """Another life of this worker. What the former one delivered whole stays, where nothing is edited afterwards:
+        the same step, computed again, has the same gradients. Elsewhere its seal is missing, and it must deliver anew.
+        """
         side.layout, side.granted, side.seal, side.done = None, False, None, None
+        if self.eager:
+            return []
+        effects: list[Effect] = []
+        for ledger in self._ledgers.values():
+            effects += self._take_out(ledger, side.id)
+        return effects
+
+    def _take_out(self, ledger: Ledger, sender: TaskId) -> list[Effect]:
+        """What this sender delivered does not count any more."""
+        if ledger.state is BucketState.APPLYING or sender not in ledger.arrived:
+            return []
+        effects = self._give_back(ledger, sender)
+        del ledger.arrived[sender]
+        if ledger.state is BucketState.COMPLETE:
+            ledger.state = advance(BUCKET_TRANSITIONS, ledger.state, BucketTrigger.REOPEN)
+        return effects
 
     def _on_link_lost(self, event: LinkLost, now: float) -> list[Effect]:
         side = self._workers.get(event.peer)
@@ -165,8 +192,13 @@ class ServerMachine(Shard):
     def _on_prepared(self, event: Prepared, now: float) -> list[Effect]:
         if self._prepared:
             return []
+        assert self._layout is not None
         self._prepared = True
-        self._ledgers = {b.id: Ledger(b.id) for b in event.plan.buckets_of(self.task.index)}
+        start = self._layout.start
+        self._ledgers = {b.id: Ledger(b.id, start) for b in event.plan.buckets_of(self.task.index)}
+        if start > INITIAL_STEP:
+            # The shard comes out of a checkpoint: what was done before is done, and everybody knows it.
+            self.step, self.committed, self._applied = start, start - 1, start - 1
         effects: list[Effect] = []
         for side in self._workers.values():
             if side.layout is not None and side.linked:
@@ -294,7 +326,7 @@ class ServerMachine(Shard):
 
     def _on_rates(self, side: WorkerSide, rates: Rates, now: float) -> list[Effect]:
         # A server without a bucket applies nothing, and would keep the rates of every step for ever.
-        if side.id != CHIEF and self.aggregate is None:
+        if side.id != CHIEF and not self._any_rates:
             return []
         if not self._ledgers or rates.step < self.step or rates.step in self._rates:
             return []
@@ -415,13 +447,35 @@ class ServerMachine(Shard):
 
     def _on_commit(self, event: Received, commit: Commit, now: float) -> list[Effect]:
         ours = (self.shape.coordinator, self._coordinator)
-        if (event.peer, event.incarnation) != ours or commit.step <= self.committed:
+        if (event.peer, event.incarnation) != ours:
             return []
+        # Before anything is applied to the version that is to be saved, or reduced over others than it should be.
+        effects = self._save(commit.step + 1) if commit.save else []
+        if commit.change > self._change:
+            effects += self._change_contributors(commit, now)
+        if commit.step <= self.committed:
+            return effects
         self.committed = commit.step
         self._journal.record(now, Happening.COMMITTED, commit.step)
         if self.committed >= self.step - 1:
             self._applied_at = None
-        return self._apply_all_possible(now)
+        return effects + self._apply_all_possible(now)
+
+    def _change_contributors(self, commit: Commit, now: float) -> list[Effect]:
+        """The job goes on without a lost worker, or takes one back. What was applied stays applied."""
+        self._change = commit.change
+        before = self._everybody
+        self._everybody = tuple(worker(index) for index in commit.workers) or self.shape.worker_ids()
+        effects: list[Effect] = []
+        for ledger in self._ledgers.values():
+            for gone in set(before) - set(self._everybody):
+                effects += self._take_out(ledger, gone)
+            if ledger.state is BucketState.COMPLETE and not all(w in ledger.arrived for w in self._everybody):
+                ledger.state = advance(BUCKET_TRANSITIONS, ledger.state, BucketTrigger.REOPEN)
+        for side in self._workers.values():
+            if side.granted and side.id in self._everybody and side.id not in before:
+                effects.append(self._open(side, now))
+        return effects + self._apply_all_possible(now)
 
     # -- the end, and time --
 

@@ -7,14 +7,14 @@ no update may write there.
 
 from __future__ import annotations
 
-from lockstep.protocol.effects import Effect, Send, SendVersion
-from lockstep.protocol.events import LinkLost, TransferEnded
+from lockstep.protocol.effects import Effect, SaveShard, Send, SendVersion
+from lockstep.protocol.events import LinkLost, ShardSaved, TransferEnded
 from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, ClusterShape, Step, TaskId
 from lockstep.protocol.journal import Happening, Journal
 from lockstep.protocol.keys import TensorKey, gradient_name
 from lockstep.protocol.ledger import NOTHING_TO_APPLY, BucketState, Ledger, WorkerSide
 from lockstep.protocol.machine import REPEAT_SECONDS, RESEND_SECONDS
-from lockstep.protocol.messages import Applied, Failed, Message, Pull
+from lockstep.protocol.messages import Applied, Failed, Message, Pull, Saved
 from lockstep.protocol.waits import Wait
 
 
@@ -33,6 +33,9 @@ class Shard:
         self._journal = journal
         self._ledgers: dict[BucketId, Ledger] = {}
         self._everybody = shape.worker_ids()
+        """Who contributes: all workers, or without those that were lost where the job goes on without them."""
+        self._change = 0
+        """The number of the last change of that."""
         self._workers = {w: WorkerSide(w) for w in self._everybody}
         self._fixed: dict[Step, tuple[TaskId, ...]] = {}
         """Who contributes, where the coordinator has decided it (backup workers)."""
@@ -42,6 +45,9 @@ class Shard:
         self._failure: Failed | None = None
         self._repeat_at: float | None = None
         """When the coordinator is told again what it has not answered."""
+        self._save_version: int = INITIAL_STEP
+        """The newest version that was to be saved."""
+        self._saved: Saved | None = None
 
     # -- who contributes --
 
@@ -158,6 +164,24 @@ class Shard:
         unheard = self._unheard()
         self._repeat_at = now + REPEAT_SECONDS if unheard else None
         return [Send(self.shape.coordinator, message) for message in unheard]
+
+    # -- checkpoints --
+
+    def _save(self, version: int) -> list[Effect]:
+        """Once for each version; whoever asks again is told what became of it."""
+        if version <= self._save_version:
+            known = self._saved is not None and self._saved.version == version
+            return [Send(self.shape.coordinator, self._saved)] if known and self._saved is not None else []
+        self._save_version = version
+        late = [b for b in self._ledgers.values() if b.version != version or b.state is BucketState.APPLYING]
+        if late:
+            self._saved = Saved(version, "", 0, "", f"bucket {late[0].bucket} is at version {late[0].version} already")
+            return [Send(self.shape.coordinator, self._saved)]
+        return [SaveShard(version)]
+
+    def _on_shard_saved(self, event: ShardSaved) -> list[Effect]:
+        self._saved = event.saved
+        return [Send(self.shape.coordinator, event.saved)]
 
     def _break(self, culprit: TaskId, reason: str, now: float) -> list[Effect]:
         if self._failure is not None:

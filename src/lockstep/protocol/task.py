@@ -51,6 +51,11 @@ class TaskMachine:
         self._machines: tuple[Machine, ...] = (member, role) if coordinator is None else (coordinator, member, role)
         self._role_alone: tuple[Machine, ...] = (role,)
 
+    @property
+    def awaited(self) -> frozenset[TaskId]:
+        """Tasks that were lost and are waited for."""
+        return self.member.awaited
+
     def start(self, now: float) -> list[Effect]:
         """The coordinator's own task is linked with it from the start."""
         if self.coordinator is None:

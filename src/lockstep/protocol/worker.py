@@ -50,10 +50,25 @@ from lockstep.protocol.ids import (
 from lockstep.protocol.journal import Happening, Journal
 from lockstep.protocol.keys import TensorKey, parameter_name
 from lockstep.protocol.machine import REPEAT_SECONDS, RESEND_SECONDS, advance
-from lockstep.protocol.messages import Answer, Done, Edition, Grant, GroupRates, Layout, Open, Rates, Seal, Ticket
+from lockstep.protocol.messages import (
+    Answer,
+    Done,
+    Edition,
+    Grant,
+    GroupRates,
+    Layout,
+    LocalState,
+    Open,
+    Rates,
+    Seal,
+    Ticket,
+)
 from lockstep.protocol.plan import Plan
 from lockstep.protocol.questions import Questions
 from lockstep.protocol.waits import Wait
+
+COORDINATOR = server(0)
+"""Where there are workers of this kind there is a server, and the coordinator lives on the first one."""
 
 
 class BucketState(StrEnum):
@@ -131,10 +146,20 @@ class _Server:
 class WorkerMachine:
     """One worker's side of every step."""
 
-    def __init__(self, task: TaskId, servers: int, journal: Journal, *, eager: bool, may_lag: bool = False) -> None:
+    def __init__(
+        self,
+        task: TaskId,
+        servers: int,
+        journal: Journal,
+        *,
+        eager: bool,
+        may_lag: bool = False,
+        tells_state: bool = False,
+    ) -> None:
         """``eager``: nothing is edited after backward, so a bucket may be applied before this worker's seal.
 
         ``may_lag``: steps may complete without this worker (backup workers); it then goes on with the newest version.
+        ``tells_state``: its local state goes to the coordinator with each seal, for its next life.
         """
         self.task = task
         self.eager = eager
@@ -149,6 +174,10 @@ class WorkerMachine:
         self._rates: tuple[GroupRates, ...] = ()
         self._seal: dict[TaskId, Seal] = {}
         self._done: Done | None = None
+        self._tells_state = tells_state
+        self._newest_state: bytes | None = None
+        self._states: dict[Step, LocalState] = {}
+        """Local states that the coordinator has not shown to know."""
 
     # -- the door --
 
@@ -184,11 +213,12 @@ class WorkerMachine:
     # -- the training loop speaks --
 
     def _on_prepared(self, event: Prepared, now: float) -> list[Effect]:
-        """The model is known: announce it to every server and ask for version 0."""
+        """The model is known: announce it to every server and ask for the version of the first step."""
         assert event.layout is not None
         self._layout = event.layout
         self._adopt(event.plan)
-        self._target = 0
+        self._target = max(event.layout.start, 0)
+        self.step = event.layout.start - 1 if event.layout.start > INITIAL_STEP else INITIAL_STEP
         effects: list[Effect] = []
         for peer in self._servers.values():
             peer.since, peer.awaited = now, len(peer.buckets)
@@ -214,7 +244,12 @@ class WorkerMachine:
         effects: list[Effect] = []
         if event.rates:
             effects += self._send_rates(event.rates)
-        if self.eager:
+        # A former life of this worker may have delivered its gradients of the first two steps of this one: servers may
+        # have applied them already, and the next version would come at once, into memory that is computed with. So it
+        # is asked for when the step is sealed.
+        assert self._layout is not None
+        alone = not self._tells_state or self.step > self._layout.start + 1
+        if self.eager and alone:
             effects += self._ask_for(self.step + 1, now)
         return effects
 
@@ -247,7 +282,16 @@ class WorkerMachine:
         if not self.eager or absent:
             effects += self._send_seals(event, absent)
         self._journal.record(now, Happening.SEALED, event.step)
+        if self._tells_state:
+            effects += self._tell_state(LocalState(event.step + 1, event.state))
         return effects + self._ask_for(max(self.step + 1, self._newest_open()), now)
+
+    def _tell_state(self, state: LocalState) -> list[Effect]:
+        """What the next life of this worker would need; most models have little of it, and many never change it."""
+        same = state.data == self._newest_state
+        self._newest_state = state.data
+        self._states[state.step] = LocalState(state.step, b"", same=True) if same else state
+        return [Send(COORDINATOR, self._states[state.step])] if self._servers[COORDINATOR].linked else []
 
     def _refuse_change(self, bucket: _Bucket, how: str) -> None:
         """What has left may have been applied already, unless the servers wait for the seal."""
@@ -368,10 +412,15 @@ class WorkerMachine:
         if message.step < peer.open_step:
             self._journal.record(now, Happening.DROPPED, message.step, peer=peer.id, cause="stale open")
             return []
-        if message.step > self.step + 1 and not self.may_lag:
+        # A worker that comes back begins with steps that some servers may have applied already.
+        start = INITIAL_STEP if self._layout is None else self._layout.start
+        if message.step > max(self.step + 1, start + 2) and not self.may_lag:
             raise RemoteProtocolError(f"{peer.id} opened step {message.step} while {self.task} is in step {self.step}")
         peer.open_step = message.step
         self._journal.record(now, Happening.REQUEST_SEEN, message.step, peer=peer.id)
+        # The step before that was applied, so the one before it was committed, and for that the states were needed.
+        for known in [step for step in self._states if step < message.step]:
+            del self._states[known]
         if message.step != self.step:
             return self._catch_up(now)
         self._note_what_it_has(peer, message, now)
@@ -421,6 +470,8 @@ class WorkerMachine:
             effects.append(Send(peer.id, self._seal[peer.id]))
         if self._done is not None:
             effects.append(Send(peer.id, self._done))
+        if peer.id == COORDINATOR:
+            effects += [Send(peer.id, self._states[step]) for step in sorted(self._states)]
         return effects
 
     def _on_link_lost(self, event: LinkLost, now: float) -> list[Effect]:
@@ -444,7 +495,13 @@ class WorkerMachine:
 
     def _needs(self, peer: _Server) -> bool:
         """Whether this server can be asked and owes something: buckets, or (one without buckets too) its grant."""
-        return peer.linked and self._layout is not None and (peer.awaited > 0 or peer.grant is None)
+        if not peer.linked or self._layout is None:
+            return False
+        if peer.awaited > 0 or peer.grant is None:
+            return True
+        # Another server may owe a bucket because the coordinator has not heard of a state, and cannot commit.
+        waiting = any(other.awaited for other in self._servers.values())
+        return waiting and bool(self._states) and peer.id == COORDINATOR
 
     def next_deadline(self) -> float | None:
         due = [peer.repeat_at for peer in self._servers.values() if self._needs(peer)]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from lockstep.protocol.ids import ClusterShape, Role, TaskId
+from lockstep.protocol.recovery import LossPolicy
 from lockstep.runtime.addresses import Address, AddressError, parse_address, parse_bind
 
 PROTOCOLS: tuple[str, ...] = ("auto", "grpc", "grpc+shm", "grpc+ucx")
@@ -19,6 +20,8 @@ PROTOCOLS: tuple[str, ...] = ("auto", "grpc", "grpc+shm", "grpc+ucx")
 DEFAULT_PROTOCOL = "auto"
 
 ON_STALL = ("report", "abort")
+ON_WORKER_LOSS = tuple(policy.value for policy in LossPolicy)
+MAX_RESTARTS = 1000
 
 MAX_TOKEN_LENGTH = 256
 
@@ -41,6 +44,10 @@ class ClusterSpec:
     rejoin_timeout: float = 300.0
     on_stall: str = "abort"
     """What follows a verdict that cannot heal, and a stall: ``report`` or ``abort``."""
+    on_worker_loss: str = LossPolicy.WAIT.value
+    """What becomes of the job when a worker is lost: wait for it, go on without it, or end."""
+    restarts: int = 0
+    """How often a monitor starts its task again after a signal killed it."""
     has_servers: bool = True
     """False: workers reduce among themselves, and the list of servers stays empty."""
     token: str = field(default="", repr=False)
@@ -156,6 +163,16 @@ def _patience_is_positive(spec: ClusterSpec) -> Iterator[str]:
             yield f"--{name}={seconds:g} leaves no time at all; give a number of seconds above 0."
 
 
+def _restarts_are_few(spec: ClusterSpec) -> Iterator[str]:
+    if not 0 <= spec.restarts <= MAX_RESTARTS:
+        yield f"--restarts={spec.restarts} is out of range; give a number from 0 to {MAX_RESTARTS}."
+
+
+def _loss_policy_is_known(spec: ClusterSpec) -> Iterator[str]:
+    if spec.on_worker_loss not in ON_WORKER_LOSS:
+        yield f"--on_worker_loss={spec.on_worker_loss} is not known; use one of: {', '.join(ON_WORKER_LOSS)}."
+
+
 def _token_is_printable(spec: ClusterSpec) -> Iterator[str]:
     if len(spec.token) > MAX_TOKEN_LENGTH or not (spec.token.isascii() and spec.token.isprintable()):
         yield f"the job token must be at most {MAX_TOKEN_LENGTH} printable ASCII characters; choose another one."
@@ -173,5 +190,7 @@ CLUSTER_RULES: tuple[Callable[[ClusterSpec], Iterator[str]], ...] = (
     _protocol_is_known,
     _bind_is_well_formed,
     _patience_is_positive,
+    _restarts_are_few,
+    _loss_policy_is_known,
     _token_is_printable,
 )

@@ -271,6 +271,10 @@ class CollectiveNode(Observed):
     def post(self, event: Event) -> None:
         self.loop.post(event)
 
+    def can_recover(self, task: TaskId) -> bool:  # noqa: ARG002 - as of every node
+        """Never: without servers nobody keeps what a lost worker would need to come back."""
+        return False
+
     def abandon(self, outcome: Outcome) -> None:
         self.post(Broken(TaskId.parse(outcome.culprit), outcome.step, outcome.reason))
 

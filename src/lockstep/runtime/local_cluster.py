@@ -54,6 +54,8 @@ class LocalClusterSpec:
     """How long the tasks may take to end by themselves after one has failed."""
     finish_seconds: float = 60.0
     """How long servers may take to end after all workers have ended well."""
+    may_lose_workers: bool = False
+    """The job goes on without a worker that a signal has killed; while another one runs, its death ends nothing."""
     forming: Callable[[dict[TaskId, str]], AbstractContextManager[None]] | None = None
     """Shows how the tasks at these addresses come together, for as long as they run."""
 
@@ -195,13 +197,17 @@ class _Launcher:
         if self._first_failure() is not None:
             return now + self._spec.end_seconds
         workers = [member for member in self._members if member.task.role is Role.WORKER]
-        return now + self._spec.finish_seconds if all(member.exit_code == 0 for member in workers) else None
+        over = all(member.exit_code == 0 or self._goes_on_without(member) for member in workers)
+        over = over and all(member.exit_code is not None for member in workers)
+        return now + self._spec.finish_seconds if over else None
 
     def _first_failure(self) -> tuple[ClusterMember, str] | None:
         """The member whose task failed first, and how: by the word of its monitor, or by how that ended."""
         told = {death.address: death for death in self._deaths.failures()}
         failures: list[tuple[float, str, ClusterMember]] = []
         for member in self._members:
+            if self._goes_on_without(member):
+                continue
             death, how = told.get(member.address), _how(member.exit_code)
             if death is not None:
                 failures.append((death.at, death.how, member))
@@ -211,6 +217,11 @@ class _Launcher:
             return None
         _, how, first = min(failures, key=lambda failure: failure[0])
         return first, how
+
+    def _goes_on_without(self, member: ClusterMember) -> bool:
+        workers = [other for other in self._members if other.task.role is Role.WORKER and other is not member]
+        others = any(other.exit_code in (None, 0) for other in workers)
+        return self._spec.may_lose_workers and member.task.role is Role.WORKER and others
 
     def _end_in_time(self, now: float) -> None:
         if self._ask_at is not None and now >= self._ask_at:

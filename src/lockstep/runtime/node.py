@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lockstep.protocol.coordinator import CoordinatorMachine
-from lockstep.protocol.effects import BecameMember, Effect, JobEnded, Send, StillMissing
+from lockstep.protocol.effects import BecameMember, Effect, JobEnded, Send, StillMissing, ViewChanged
 from lockstep.protocol.events import Broken, Event, PeerGone
 from lockstep.protocol.faults import Fault
-from lockstep.protocol.ids import INITIAL_STEP, BucketId, Incarnation, JobId, Role, TaskId, hex64
+from lockstep.protocol.ids import INITIAL_STEP, BucketId, Incarnation, JobId, Role, Step, TaskId, hex64
 from lockstep.protocol.journal import Journal
 from lockstep.protocol.member import MemberMachine
 from lockstep.protocol.messages import (
@@ -25,6 +25,7 @@ from lockstep.protocol.messages import (
     GradientNote,
     Hello,
     Join,
+    Member,
     Message,
     MissingTask,
     Refused,
@@ -32,6 +33,7 @@ from lockstep.protocol.messages import (
     TransportAddress,
     VersionNote,
 )
+from lockstep.protocol.recovery import Beginning, RecoveryRules
 from lockstep.protocol.server import ServerMachine
 from lockstep.protocol.task import TaskMachine
 from lockstep.protocol.worker import WorkerMachine
@@ -87,6 +89,14 @@ class NodeConfig:
     faults: tuple[Fault, ...] = ()
     """What a drill plants in this task."""
     version: str = __version__
+    recovery: RecoveryRules = field(default_factory=RecoveryRules)
+    beginning: Beginning = field(default_factory=Beginning)
+    """What the job begins with; counts on the coordinator's task."""
+    train_dir: str = ""
+    """Where checkpoints are; empty: nowhere."""
+    checkpoints_kept: int = 5
+    returning: bool = False
+    """A life after the first one of this process: the others may still be in theirs."""
 
     @property
     def task(self) -> TaskId:
@@ -111,6 +121,13 @@ class Node(Observed):
         self._reporter = reporter
         self._member = threading.Event()
         self._lives: dict[TaskId, Incarnation] = {}
+        self._former: set[tuple[TaskId, Incarnation]] = set()
+        self.start_step: Step = INITIAL_STEP
+        """The step that this task begins with, once it is a member; ``INITIAL_STEP``: with the chief's parameters."""
+        self.local_state = b""
+        """What a worker had before that step; empty: as it is built."""
+        self.checkpoint = ""
+        """The checkpoint that the job began with."""
         self._ended = threading.Event()
         self._said_at: dict[str, float] = {}
         self._closed = False
@@ -145,11 +162,22 @@ class Node(Observed):
         join = Join(
             str(self.task), self.incarnation, spec.token, socket.gethostname(), os.getpid(), self.config.settings
         )
-        member = MemberMachine(self.task, shape.coordinator, join, now + spec.startup_timeout, self.journal, now)
+        rules = self.config.recovery
+        deadline = now + spec.startup_timeout
+        member = MemberMachine(self.task, shape.coordinator, join, deadline, self.journal, now, returns=rules.returns)
         coordinator = None
         if self.task == shape.coordinator:
             job = secrets.randbits(63) + 1
-            coordinator = CoordinatorMachine(shape, job, spec.token, self.journal, now, aggregate=self.config.aggregate)
+            coordinator = CoordinatorMachine(
+                shape,
+                job,
+                spec.token,
+                self.journal,
+                now,
+                aggregate=self.config.aggregate,
+                rules=rules,
+                beginning=self.config.beginning,
+            )
         return TaskMachine(self.incarnation, member, self._make_role(), coordinator, self.journal)
 
     def _make_role(self) -> WorkerMachine | ServerMachine:
@@ -219,6 +247,14 @@ class Node(Observed):
     @property
     def cluster(self) -> ClusterSpec:
         return self.config.cluster
+
+    def can_recover(self, task: TaskId) -> bool:
+        """Whether the job goes on after the loss of this task."""
+        rules = self.config.recovery
+        if task.role is Role.WORKER:
+            return rules.takes_back
+        # While a worker joins it may be another life of one that the running job waits for.
+        return rules.returns or (rules.takes_back and self.forming)
 
     def start_facts(self) -> StartFacts:
         """What this task was started with."""
@@ -328,11 +364,20 @@ class Node(Observed):
         return self._of_another_life(keeper.peer, hello.incarnation)
 
     def _of_another_life(self, peer: TaskId, incarnation: Incarnation) -> str | None:
-        """A member that comes back as another process has lost what its former life held: the job cannot go on."""
+        """A member that comes back as another process has lost what its former life held; a worker may get it back."""
         known = self._lives.get(peer, incarnation)
         if known == incarnation:
             return None
-        self.post(PeerGone(peer, f"was started again; its former life {hex64(known)} is gone"))
+        rules = self.config.recovery
+        if rules.takes_back and peer.role is Role.WORKER:
+            if (peer, incarnation) in self._former:
+                return f"the job runs already with another life of {peer}, which has taken its place"
+            # The coordinator decides; the others wait for its word.
+            knows = self.machine.coordinator is not None
+            return None if knows else f"{self.task} has not been told yet of this life of {peer}"
+        self.post(PeerGone(peer, f"was started again; its former life {hex64(known)} is gone", known))
+        if rules.returns:
+            return f"{self.task} has yet to leave the former life of the job"
         return f"the job runs already with another life of {peer}; start the whole job again"
 
     def _on_link(self, hello: Hello, link: ControlLink) -> LinkEvents:
@@ -348,19 +393,32 @@ class Node(Observed):
                     keeper.send(message)
             case BecameMember(job=job, members=members):
                 self.job = job
+                self.start_step, self.local_state, self.checkpoint = effect.start, effect.state, effect.checkpoint
                 self._lives = {TaskId.parse(member.task): member.incarnation for member in members}
                 self._reporter.ready(self._server.address, self.incarnation, job)
                 self._reporter.phase(Phase.COMPARING_SETTINGS)
                 self._member.set()
+            case ViewChanged(members=members):
+                self._on_view_changed(members)
             case StillMissing(missing=missing):
                 self._say_missing(missing)
             case JobEnded():
-                self._end(Outcome(effect.ok, effect.culprit, effect.step, effect.reason))
+                self._end(Outcome(effect.ok, effect.culprit, effect.step, effect.reason, effect.again))
             case _:
                 self._carry_out_role(effect)
 
     def _carry_out_role(self, effect: Effect) -> None:
         raise NotImplementedError
+
+    def _on_view_changed(self, members: tuple[Member, ...]) -> None:
+        for member in members:
+            task = TaskId.parse(member.task)
+            known = self._lives.get(task, member.incarnation)
+            if known != member.incarnation:
+                self._former.add((task, known))
+                self._lives[task] = member.incarnation
+                self._said_at.pop(member.task, None)
+                self._say(f"{self.task}: {task} has come back, in another life; the job goes on with it")
 
     def _end(self, outcome: Outcome) -> None:
         if self.outcome is None:
@@ -368,6 +426,7 @@ class Node(Observed):
             if not outcome.ok:
                 # At once, and not when this task has wound up: whoever looks at it wants to know now.
                 self._say(outcome.sentence())
+            if not outcome.ok and not outcome.again:
                 self._reporter.failed(outcome.reason)
         self._ended.set()
         self._wake()
@@ -381,15 +440,16 @@ class Node(Observed):
         now = time.monotonic()
         due = [one for one in missing if self._is_due(one, now)]
         for one in due[:MOST_SAID]:
-            self._say(
-                f"{self.task} is waiting for {one.task}: {one.address} {one.finding} (tried {one.attempts} times)"
-            )
+            found = f"{one.address} {one.finding} (tried {one.attempts} times)"
+            lost = f"{self.task}: {one.task} is lost: it {one.finding}"
+            self._say(f"{self.task} is waiting for {one.task}: {found}" if one.address else lost)
         if rest := due[MOST_SAID:]:
             names = ", ".join(TaskId.parse(one.task).short for one in rest)
             self._say(f"{self.task} is waiting for {len(rest)} more: {names}")
         self._said_at.update(dict.fromkeys((one.task for one in due), now))
 
     def _is_due(self, one: MissingTask, now: float) -> bool:
-        return (
-            one.attempts > 0 and one.seconds >= QUIET_SECONDS and now - self._said_at.get(one.task, 0.0) >= SAY_SECONDS
-        )
+        if now - self._said_at.get(one.task, 0.0) < SAY_SECONDS:
+            return False
+        # Without an address it is a member that was lost, which is worth a word at once.
+        return not one.address or (one.attempts > 0 and one.seconds >= QUIET_SECONDS)

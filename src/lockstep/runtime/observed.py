@@ -100,6 +100,9 @@ class Observed:
     def abandon(self, outcome: Outcome) -> None:
         raise NotImplementedError
 
+    def can_recover(self, task: TaskId) -> bool:
+        raise NotImplementedError
+
     def beat(self) -> None:
         """Tell the monitor that this task's threads run."""
         self._reporter.beat()
@@ -131,11 +134,11 @@ class Observed:
         kind = type(effect)
         if kind is Send:
             assert isinstance(effect, Send)
-            if type(effect.message) is End and not effect.message.ok:
+            if type(effect.message) is End and not (effect.message.ok or effect.message.again):
                 self.watchdog.job_ends(effect.message.culprit, effect.message.step, effect.message.reason)
         elif kind is JobEnded:
             assert isinstance(effect, JobEnded)
-            if not effect.ok:
+            if not (effect.ok or effect.again):
                 self.watchdog.job_ends(effect.culprit, effect.step, effect.reason)
         if self.faults is not None:
             self.faults.in_loop(self.machine.role.step)

@@ -15,12 +15,16 @@ class Outcome:
     culprit: str = ""
     step: Step = -1
     reason: str = ""
+    again: bool = False
+    """The job begins again, from its newest checkpoint: this task takes part in another life."""
 
     def sentence(self) -> str:
         """One line for people."""
         if self.ok:
             return f"the job ended well after {self.step} steps"
         where = f" in step {self.step}" if self.step >= 0 else ""
+        if self.again:
+            return f"the job goes back to its newest checkpoint{where}: {self.culprit} {self.reason}"
         return f"the job ended{where}: {self.culprit} {self.reason}".replace(": :", ":")
 
 

@@ -81,6 +81,11 @@ class PeerKeeper:
         return connection is not None and connection.up
 
     @property
+    def known_life(self) -> Incarnation:
+        """The life that it is, or was last, linked with; 0: none."""
+        return self._known
+
+    @property
     def connection(self) -> Connection | None:
         """The link's present life, if it is up."""
         connection = self._connection
@@ -144,6 +149,8 @@ class PeerKeeper:
     def _replace(self, connection: Connection, incarnation: Incarnation, reason: str) -> None:
         with self._lock:
             former, self._connection = self._connection, connection
+            if incarnation != self._known:
+                self._told_gone = False
             self._known = incarnation
         if former is not None:
             former.end(reason)
@@ -227,7 +234,7 @@ class PeerKeeper:
             return False
         if not self._told_gone:
             self._told_gone = True
-            self._node.post(PeerGone(self.peer, proof))
+            self._node.post(PeerGone(self.peer, proof, self._known))
         return True
 
     def _was_up(self) -> bool:

@@ -12,12 +12,32 @@ import time
 from collections.abc import Callable
 
 from lockstep.protocol.async_server import AsyncServerMachine
-from lockstep.protocol.effects import Apply, Effect, GiveBack, GrantRegion, Prepare, SendVersion, Serve
-from lockstep.protocol.events import Broken, BucketApplied, GradientArrived, Prepared
-from lockstep.protocol.ids import Incarnation, TaskId
-from lockstep.protocol.messages import Answer, GradientNote, Grant, Layout, Question, Ticket, VersionNote
-from lockstep.protocol.plan import Plan, make_plan
+from lockstep.protocol.effects import (
+    Apply,
+    Effect,
+    GiveBack,
+    GrantRegion,
+    Prepare,
+    SaveShard,
+    SendVersion,
+    Serve,
+    WriteCheckpoint,
+)
+from lockstep.protocol.events import (
+    Broken,
+    BucketApplied,
+    CheckpointWritten,
+    GradientArrived,
+    Prepared,
+    ShardSaved,
+)
+from lockstep.protocol.ids import INITIAL_STEP, Incarnation, TaskId
+from lockstep.protocol.messages import Answer, GradientNote, Grant, Layout, Question, Saved, Ticket, VersionNote
+from lockstep.protocol.plan import Plan, first_difference, make_plan
+from lockstep.protocol.recovery import LossPolicy
 from lockstep.protocol.server import ServerMachine
+from lockstep.runtime.checkpoint_writer import CheckpointWriter
+from lockstep.runtime.checkpoints import CheckpointFolder, make_manifest, verify
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
 from lockstep.runtime.node import Node, NodeConfig, Say
 from lockstep.runtime.store import CountsTime, ShardStore, StoreTimes
@@ -55,8 +75,15 @@ class ServerNode(Node):
         self._plan: Plan | None = None
         self._slots: tuple[Region, Region] | None = None
         self._inboxes: dict[_Life, Region] = {}
+        self._layout: Layout | None = None
+        self._writer: CheckpointWriter | None = None
+        if config.train_dir:
+            self._writer = CheckpointWriter(CheckpointFolder(config.train_dir), config.checkpoints_kept, say)
         self._loans: dict[int, Loan] = {}
         self._arrivals = 0
+        self._handed = 0
+        self._used = 0
+        """Updates that the store's thread was given, and those that it has done."""
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._run_store, name=f"store {self.task.short}", daemon=True)
         self._status = _StoreStatus(self._work.qsize)
@@ -72,6 +99,7 @@ class ServerNode(Node):
             eager=self.config.eager,
             summed=self.config.summed,
             aggregate=self.config.aggregate,
+            any_rates=self.config.recovery.on_worker_loss is LossPolicy.SHRINK,
         )
 
     @property
@@ -99,6 +127,8 @@ class ServerNode(Node):
         self._work.put(None)
         if self._worker.ident is not None:
             self._worker.join(_JOIN_SECONDS)
+        if self._writer is not None:
+            self._writer.close()
         super().close()
 
     # -- the loop's thread --
@@ -115,12 +145,17 @@ class ServerNode(Node):
                 self._grant(peer)
             case Serve(peer=peer, question=question):
                 self._work.put(lambda: self._answer(peer, question))
+            case SaveShard(version=version):
+                self._work.put(lambda: self._save(version))
+            case WriteCheckpoint():
+                self._write_checkpoint(effect)
             case Prepare(layout=layout):
                 self._reporter.phase(Phase.RECEIVING_PARAMETERS)
                 self._work.put(lambda: self._prepare(layout))
 
     def _apply(self, effect: Apply) -> None:
         loans = [self._loans.pop(arrival) for arrival in effect.arrivals]
+        self._handed += 1
         self._work.put(lambda: self._apply_now(effect, loans))
 
     def _send_version(self, effect: SendVersion) -> None:
@@ -145,10 +180,18 @@ class ServerNode(Node):
             # Gradients are reduced where the worker has them; memory for them here would stay empty.
             connection.send(Grant(loan_ticket(self.transport.name, nbytes)))
             return
+        self._free_inboxes_of_former_lives(peer, life)
         if life not in self._inboxes:
             self._inboxes[life] = self.transport.allocate(nbytes, f"gradients of {peer}")
         ticket: Ticket = self.transport.grant(self._inboxes[life], connection.address)
         connection.send(Grant(ticket))
+
+    def _free_inboxes_of_former_lives(self, peer: TaskId, life: _Life) -> None:
+        """What a lost worker delivered whole still counts; its memory is let go once that was used."""
+        used = {id(loan.buffer.obj) for loan in self._loans.values()}
+        for known in [one for one in self._inboxes if one[0] == peer and one != life]:
+            if id(self._inboxes[known].buffer.obj) not in used and self._handed == self._used:
+                self._inboxes.pop(known).close()
 
     # -- a transport's thread --
 
@@ -179,9 +222,43 @@ class ServerNode(Node):
         slots = (self.transport.allocate(nbytes, "parameters"), self.transport.allocate(nbytes, "parameters"))
         self._store = self._make_store()
         self._store.prepare(layout, plan, self.task.index, (slots[0].buffer, slots[1].buffer))
-        self._plan, self._slots = plan, slots
+        if layout.start > INITIAL_STEP:
+            self._restore(layout)
+        self._plan, self._slots, self._layout = plan, slots, layout
         self._reporter.phase(Phase.TRAINING)
         self.loop.post(Prepared(plan))
+
+    def _restore(self, layout: Layout) -> None:
+        """The parameters and optimizers of a checkpoint. Whatever is wrong with it ends the job, in a sentence."""
+        assert self._store is not None
+        self._status.enter(f"reading the checkpoint {layout.checkpoint}")
+        path = CheckpointFolder(self.config.train_dir).path / layout.checkpoint
+        manifest = verify(path)
+        difference = first_difference(manifest.parameters, layout.parameters)
+        if difference is not None:
+            raise ValueError(f"the checkpoint {path} is of another model: {difference}; give another --train_dir")
+        self._store.restore(path, [shard.name for shard in manifest.shards], layout.start % 2)
+
+    def _save(self, version: int) -> None:
+        """Copy the shard now, before the next update; the disk comes later."""
+        assert self._store is not None
+        self._status.enter(f"copying version {version} for a checkpoint")
+        if self._writer is None:
+            self.loop.post(ShardSaved(Saved(version, "", 0, "", "this server was started without --train_dir")))
+            return
+        name = f"shard-{self.task.index}-of-{self.config.cluster.shape.servers}.safetensors"
+        tensors = self._store.snapshot(version)
+        self._writer.write_shard(version, self.job, name, tensors, lambda saved: self.loop.post(ShardSaved(saved)))
+
+    def _write_checkpoint(self, effect: WriteCheckpoint) -> None:
+        assert self._writer is not None
+        assert self._layout is not None
+        shape, version = self.config.cluster.shape, effect.version
+        manifest = make_manifest(
+            self._layout, shape.servers, shape.workers, version, self.job, self.config.settings, self.config.version
+        )
+        post = self.loop.post
+        self._writer.write_checkpoint(effect, self.job, manifest, lambda p: post(CheckpointWritten(version, p)))
 
     def _apply_now(self, effect: Apply, loans: list[Loan]) -> None:
         assert self._store is not None
@@ -191,6 +268,7 @@ class ServerNode(Node):
         self._store.apply(effect, [loan.buffer for loan in loans])
         for loan in loans:
             loan.release()
+        self._used += 1
         self.loop.post(BucketApplied(effect.bucket, effect.step))
 
     def _answer(self, peer: TaskId, question: Question) -> None:

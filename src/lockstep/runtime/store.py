@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from lockstep.protocol.effects import Apply
 from lockstep.protocol.messages import Layout
 from lockstep.protocol.plan import Plan
+from lockstep.runtime.tensor_file import NamedTensor
 
 
 @dataclass(slots=True)
@@ -36,6 +38,15 @@ class ShardStore(Protocol):
 
     def apply(self, effect: Apply, gradients: Sequence[memoryview]) -> None:
         """Reduce ``gradients`` (in this order) and write the next version of the bucket."""
+
+    def snapshot(self, version: int) -> list[NamedTensor]:
+        """A copy of the whole shard at this version, optimizers included, that later updates do not touch."""
+
+    def restore(self, folder: Path, shards: Sequence[str], slot: int) -> None:
+        """Fill slot ``slot`` and the optimizers from the files of a checkpoint, of whatever number of servers.
+
+        ValueError with a sentence where they do not hold all of it.
+        """
 
     def answer(self, what: str, data: bytes) -> bytes:
         """Answer a worker's question; ValueError with a sentence where that cannot be done."""

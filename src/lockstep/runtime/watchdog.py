@@ -20,7 +20,7 @@ from lockstep.diagnose.evidence import Ended, Evidence, Seen
 from lockstep.diagnose.monitor_view import from_description
 from lockstep.diagnose.verdict import Cause, Diagnosis, Verdict
 from lockstep.diagnose.views import read_task
-from lockstep.protocol.events import Broken, Event
+from lockstep.protocol.events import Broken, Event, PeerGone
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.messages import Report
 from lockstep.protocol.waits import Wait
@@ -44,6 +44,8 @@ FORMING_LOOK_PER_TASK = 0.1
 FORMING_PATIENCE_PER_TASK = 0.5
 SMALL_CLUSTER = 8
 JOIN_SECONDS = 6.0
+LOSSES = frozenset({Cause.DEAD, Cause.OUT_OF_MEMORY, Cause.STALE_INCARNATION})
+"""Verdicts that a life is over: whether the job is, too, depends on what it does about losses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,9 @@ class Watched(Shown, Protocol):
     def beat(self) -> None: ...
 
     def abandon(self, outcome: Outcome) -> None: ...
+
+    def can_recover(self, task: TaskId) -> bool:
+        """Whether the job goes on after the loss of this task."""
 
 
 @dataclass(slots=True)
@@ -236,6 +241,9 @@ class Watchdog:
         if verdict is None or self._node.leaving or forming != self._node.forming:
             return
         patient = verdict.warning or verdict.cause is Cause.NEVER_STARTED or not verdict.proven
+        if verdict.cause in LOSSES and self._node.can_recover(TaskId.parse(verdict.culprit)):
+            patient = True
+            self._report_loss(verdict)
         if not patient:
             self._say_verdict(now, diagnosis, verdict)
         elif now - episode.notice_at >= 10.0 * 2 ** (episode.notices - 1) or episode.notices == 0:
@@ -243,10 +251,19 @@ class Watchdog:
             episode.notice_at = now
             self._say("notice", diagnosis, quiet=self._node.forming)
         still = time.monotonic() - self._node.sampler.progress_at
+        if self._node.machine.awaited:
+            return  # a lost task is waited for, which everybody says; --rejoin_timeout ends that
         if still >= self._stall_after() and not (episode.stalled or self._node.forming or verdict.warning):
             episode.stalled = True
             self._say("stall", diagnosis)
             self._end("stall", verdict)
+
+    def _report_loss(self, verdict: Verdict) -> None:
+        """A life is over, and the job is not: the machines know what to do, if they have not heard of it already."""
+        culprit = TaskId.parse(verdict.culprit)
+        keeper = self._node.peers.get(culprit)
+        if keeper is not None and not keeper.linked and keeper.known_life:
+            self._node.post(PeerGone(culprit, verdict.what.removeprefix(f"{culprit} "), keeper.known_life))
 
     def _stall_after(self) -> float:
         """``--stall_after``, or longer where steps are; before the first ones are done a job may compile and load."""
@@ -275,10 +292,12 @@ class Watchdog:
         self._publisher.publish(kind, diagnosis, quiet=quiet)
 
     def _end(self, kind: str, verdict: Verdict) -> None:
-        if self._settings.on_stall != "abort":
+        if self._settings.on_stall != "abort" or self._node.machine.awaited:
             return
         reason = f"{kind}: {verdict.cause.value}: {verdict.what}"
         culprit = TaskId.parse(verdict.culprit)
+        if verdict.cause is Cause.LEFTOVER_SERVER and self._node.forming and self._node.can_recover(culprit):
+            return  # this may be another life of a task that the job waits for; the coordinator knows
         coordinator = self._node.peers.get(self._node.cluster.shape.coordinator)
         self._node.post(Broken(culprit, verdict.step, reason))
         if coordinator is not None and coordinator.seconds_unheard(time.monotonic()) >= UNHEARD_SECONDS:

@@ -44,8 +44,19 @@ class WorkerNode(Node):
 
     def _make_role(self) -> WorkerMachine:
         config = self.config
-        lags = config.aggregate is not None
-        return WorkerMachine(self.task, config.cluster.shape.servers, self.journal, eager=config.eager, may_lag=lags)
+        return WorkerMachine(
+            self.task,
+            config.cluster.shape.servers,
+            self.journal,
+            eager=config.eager,
+            may_lag=config.aggregate is not None,
+            tells_state=config.recovery.keeps_states,
+        )
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether each seal must carry the local state, for the next life of this worker."""
+        return self.config.recovery.keeps_states
 
     @property
     def known_plan(self) -> Plan | None:
@@ -99,9 +110,10 @@ class WorkerNode(Node):
         void: bool = False,
         values: bool = False,
         occasion: str = "",
+        state: bytes = b"",
     ) -> None:
-        """The gradients are final. What the rest means: ``protocol.messages.Seal``."""
-        self.loop.post(Sealed(step, absent, rates, without, void, values, occasion))
+        """The gradients are final. What the rest means: ``protocol.messages.Seal``; ``state``: for the coordinator."""
+        self.loop.post(Sealed(step, absent, rates, without, void, values, occasion, state))
 
     def wait_version(self, version: int) -> int:
         """Block until every bucket is at ``version``; JobEndedError if the job ends before.

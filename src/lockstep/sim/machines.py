@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from lockstep.protocol.async_server import AsyncServerMachine
 from lockstep.protocol.coordinator import CoordinatorMachine
-from lockstep.protocol.ids import Incarnation, JobId, Role, TaskId
+from lockstep.protocol.ids import ClusterShape, Incarnation, JobId, Role, TaskId
 from lockstep.protocol.journal import Journal
 from lockstep.protocol.member import MemberMachine
 from lockstep.protocol.messages import Join, Setting
+from lockstep.protocol.recovery import Beginning, LossPolicy, RecoveryRules
 from lockstep.protocol.server import ServerMachine
 from lockstep.protocol.task import TaskMachine
 from lockstep.protocol.worker import WorkerMachine
@@ -46,3 +47,28 @@ class MachineMaker:
 
     def coordinator(self, scenario: Scenario, job: JobId, journal: Journal, now: float) -> CoordinatorMachine:
         return CoordinatorMachine(scenario.shape, job, "", journal, now, aggregate=scenario.aggregate)
+
+
+def life_machine(
+    shape: ClusterShape,
+    task: TaskId,
+    incarnation: Incarnation,
+    rules: RecoveryRules,
+    beginning: Beginning,
+    job: JobId,
+    now: float,
+) -> TaskMachine:
+    """All machines of one life of a task in synchronous training, where lives come and go (``lives.py``)."""
+    journal = Journal(JOURNAL_ROWS)
+    join = Join(str(task), incarnation, "", "host", 1, ())
+    member = MemberMachine(task, shape.coordinator, join, now + 300.0, journal, now, returns=rules.returns)
+    role: WorkerMachine | ServerMachine
+    if task.role is Role.WORKER:
+        role = WorkerMachine(task, shape.servers, journal, eager=True, tells_state=rules.keeps_states)
+    else:
+        shrinks = rules.on_worker_loss is LossPolicy.SHRINK
+        role = ServerMachine(task, shape, journal, eager=True, any_rates=shrinks)
+    coordinator = None
+    if task == shape.coordinator:
+        coordinator = CoordinatorMachine(shape, job, "", journal, now, rules=rules, beginning=beginning)
+    return TaskMachine(incarnation, member, role, coordinator, journal)

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from lockstep.protocol.ids import CHIEF, BucketId, Step
+from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, Step
 from lockstep.protocol.messages import Layout, OptimizerEntry, Setting
 from lockstep.protocol.plan import Plan, make_plan
 from lockstep.runtime.worker_node import WorkerNode
@@ -100,9 +100,17 @@ class Binding:
         self.plan: Plan = make_plan(entries, node.config.cluster.shape.servers, options.bucket_bytes)
         self._memory = _memory_for(node, self.plan, trained, options)
         self._bound = self._bind(trained)
-        layout = Layout(self.plan.hash, options.bucket_bytes, entries, optimizers, options.untrained)
+        layout = Layout(
+            self.plan.hash,
+            options.bucket_bytes,
+            entries,
+            optimizers,
+            options.untrained,
+            node.start_step,
+            node.checkpoint,
+        )
         node.announce(layout, self._memory.arrived)
-        if node.task == CHIEF:
+        if node.task == CHIEF and node.start_step == INITIAL_STEP:
             self._copy_values_to_gradients()
             self._memory.initial_values_are_in()
 
@@ -126,8 +134,8 @@ class Binding:
                 bound.gradient.copy_(bound.trained.parameter)
 
     def start(self) -> None:
-        """Block until the first parameters are here (version 0), and let the model use them."""
-        self.step = self._memory.wait(0) - 1
+        """Block until the parameters of the first step are here, and let the model use them."""
+        self.step = self._memory.wait(max(self._node.start_step, 0)) - 1
         for bound in self._bound:
             bound.trained.parameter.data = bound.local
         self._use_new_values()

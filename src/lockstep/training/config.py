@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.messages import Setting
+from lockstep.protocol.recovery import LossPolicy, RecoveryRules
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.training.data.names import NAMES
 from lockstep.training.features import DataConfig, EvaluationConfig, PrecisionConfig, ScheduleConfig
@@ -151,6 +152,9 @@ class OutputConfig:
     display_every: int = 10
     display_perf_ewma: float | None = None
     train_dir: str | None = None
+    save_model_secs: int = 0
+    save_model_steps: int | None = None
+    max_ckpts_to_keep: int = 5
     print_training_accuracy: bool = False
     loss_type: str = "total_loss"
     benchmark_log_dir: str | None = None
@@ -247,10 +251,26 @@ def settings(config: BenchConfig) -> tuple[Setting, ...]:
         "init_learning_rate": "the model's own" if rate is None else repr(rate),
         "weight_decay": repr(optimizer.weight_decay),
         "gradient_clip": repr(optimizer.gradient_clip),
+        "on_worker_loss": cluster.on_worker_loss,
         "learning-rate schedule": str(config.schedule),
         "precision": str(config.precision),
     }
     return tuple(Setting(name, str(value)) for name, value in values.items())
+
+
+def recovery_rules(config: BenchConfig) -> RecoveryRules:
+    """What this run does about lost tasks and checkpoints. Without common steps there is nothing to go back to."""
+    cluster, output = config.cluster or ClusterSpec(), config.output
+    if not config.exchange.cross_replica_sync:
+        return RecoveryRules(rejoin_seconds=cluster.rejoin_timeout)
+    return RecoveryRules(
+        on_worker_loss=LossPolicy(cluster.on_worker_loss),
+        rejoin_seconds=cluster.rejoin_timeout,
+        returns=output.train_dir is not None,
+        save_steps=output.save_model_steps or 0,
+        save_seconds=float(output.save_model_secs),
+        saves_last=output.train_dir is not None,
+    )
 
 
 @functools.cache

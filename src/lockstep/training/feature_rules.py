@@ -117,6 +117,25 @@ def output_rules(config: BenchConfig) -> Iterator[str]:
         yield f"--trace_steps={output.trace_steps} is out of range; give a number from 1 to 1000."
 
 
+def checkpoint_rules(config: BenchConfig) -> Iterator[str]:
+    output = config.output
+    asked = bool(output.save_model_secs or output.save_model_steps)
+    for name, value in (("save_model_secs", output.save_model_secs), ("max_ckpts_to_keep", output.max_ckpts_to_keep)):
+        if value < 0:
+            yield f"--{name}={value} is negative; give 0, or more."
+    if output.save_model_steps is not None and output.save_model_steps < 1:
+        yield f"--save_model_steps={output.save_model_steps} is out of range; give 1 or more, or leave it out."
+    if asked and output.train_dir is None:
+        yield "--save_model_secs and --save_model_steps write into --train_dir; give that folder too."
+    elif asked and (config.cluster is None or config.exchange.is_collective):
+        yield (
+            "checkpoints are written by servers, and this mode has none; leave --save_model_secs and "
+            "--save_model_steps out, or add --ps=1 --workers=1."
+        )
+    elif asked and not config.exchange.cross_replica_sync:
+        yield "without --cross_replica_sync there is no common step to save; leave the flags for checkpoints out."
+
+
 FEATURE_RULES: dict[str, Callable[[BenchConfig], Iterator[str]]] = {
     "data": data_rules,
     "mode": run_rules,
@@ -124,4 +143,5 @@ FEATURE_RULES: dict[str, Callable[[BenchConfig], Iterator[str]]] = {
     "precision": precision_rules,
     "schedule": schedule_rules,
     "files": output_rules,
+    "checkpoints": checkpoint_rules,
 }

@@ -6,7 +6,7 @@ one copy and one event. Gradients of linear layers are not copied at all (``dire
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lockstep.protocol.ids import CHIEF, BucketId, Step
 from lockstep.protocol.messages import GroupRates, OptimizerEntry
+from lockstep.protocol.recovery import LossPolicy
 from lockstep.runtime.worker_node import WorkerNode
 from lockstep.training.binding import Binding, BindingOptions, Bound, Memory, Trained
 from lockstep.training.direct_linear import DirectLinear, direct_linears
@@ -69,9 +70,12 @@ class Replica(Binding):
         *,
         own_copy: bool,
         model: nn.Module | None = None,
+        local_state: Callable[[], bytes] | None = None,
     ) -> None:
         """``own_copy``: the model keeps memory of its own and copies each version (``distributed_replicated``); else it
-        reads parameters where they arrive (``parameter_server``). ``model``: whose linear layers are taken over."""
+        reads parameters where they arrive (``parameter_server``). ``model``: whose linear layers are taken over.
+        ``local_state``: what the next life of this worker would need beside the parameters, asked after each backward.
+        """
         super().__init__(
             node, trained, optimizers, BindingOptions(bucket_bytes=bucket_bytes, own_copy=own_copy, in_place=True)
         )
@@ -82,19 +86,24 @@ class Replica(Binding):
             bound.index: layer for layer in self._direct for bound in (layer.weight, layer.bias) if bound is not None
         }
         self._handles = self._hook()
+        self._local_state = local_state if node.keeps_state else None
 
     # -- a step, as the training loop calls it --
 
     def begin(self, step: Step, rates: tuple[GroupRates, ...]) -> None:
-        """Forward of ``step`` is about to begin. ``rates`` count on the chief."""
+        """Forward of ``step`` is about to begin. ``rates`` count on the chief, unless the job may go on without it."""
         self.step = step
         for layer in self._direct:
             layer.begin_step()
-        self._node.begin_step(step, rates if self._node.task == CHIEF else ())
+        told = self._node.task == CHIEF or self._node.config.recovery.on_worker_loss is LossPolicy.SHRINK
+        self._node.begin_step(step, rates if told else ())
 
     def end(self) -> None:
         """Backward has ended: seal the step and block until the next version is here."""
-        self._node.seal(self.step, self._close_unfilled())
+        step, absent = self.step, self._close_unfilled()
+        state = b"" if self._local_state is None else self._local_state()
+        # Not before the last gradient was handed on: in the first step of a life the seal asks for the next version.
+        self._memory.after_filled(lambda: self._node.seal(step, absent, state=state))
         self._memory.wait(self.step + 1)
         self._use_new_values()
         self.copies.steps += 1

@@ -12,6 +12,7 @@ import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -21,8 +22,10 @@ from lockstep.protocol.ids import INITIAL_STEP, BucketId
 from lockstep.protocol.messages import Layout, OptimizerEntry
 from lockstep.protocol.plan import Bucket, Plan
 from lockstep.runtime.store import StoreTimes
+from lockstep.runtime.tensor_file import NamedTensor
 from lockstep.training.optimizer_state import PieceState, pack, put_together, take_apart, unpack
 from lockstep.training.rates import set_numbers
+from lockstep.training.shard_file import STATE, VALUE, PieceName, ShardFiles, named
 from lockstep.training.tensors import as_tensor, torch_dtype
 
 GET_STATE, PUT_STATE = "the optimizer's state", "to load the optimizer's state"
@@ -78,9 +81,11 @@ class TorchShardStore:
         self._device = device or torch.device("cpu")
         self._held: dict[BucketId, _Held] = {}
         self._incoming: dict[BucketId, bytearray] = {}
+        self._names: tuple[str, ...] = ()
         self.times = StoreTimes()
 
     def prepare(self, layout: Layout, plan: Plan, server: int, slots: tuple[memoryview, memoryview]) -> None:
+        self._names = tuple(entry.name for entry in plan.parameters)
         for bucket in plan.buckets_of(server):
             self._held[bucket.id] = self._hold(bucket, layout.optimizers[bucket.group], slots)
 
@@ -143,6 +148,33 @@ class TorchShardStore:
             optimizer.step()
         if not on_host:
             new.copy_(target)
+
+    # -- checkpoints --
+
+    def snapshot(self, version: int) -> list[NamedTensor]:
+        tensors = []
+        for held in self._held.values():
+            values = held.slots[version % 2].clone()
+            pieces = zip(held.bucket.pieces, held.ranges(), _states_of(held), strict=True)
+            for piece, where, state in pieces:
+                name = self._names[piece.parameter]
+                tensors.append(named(PieceName(VALUE, piece.first, "", name), values[where]))
+                for key, value in state.items():
+                    tensors.append(named(PieceName(STATE, piece.first, key, name), value.cpu()))
+        return tensors
+
+    def restore(self, folder: Path, shards: Sequence[str], slot: int) -> None:
+        files = ShardFiles(folder, shards)
+        for held in self._held.values():
+            target = held.slots[slot]
+            target.zero_()  # also what lies between two pieces
+            states = []
+            for piece, where in zip(held.bucket.pieces, held.ranges(), strict=True):
+                name = self._names[piece.parameter]
+                target[where] = files.value(name, piece.first, piece.elements, target.dtype)
+                states.append(files.state(name, piece.first, piece.elements))
+            held.parameter.data.copy_(target)
+            _load_states(held, states)
 
     # -- a worker asks for the optimizer's state, or brings it --
 

@@ -113,6 +113,9 @@ def build_config(line: CommandLine, environ: Mapping[str, str]) -> BenchConfig:
             display_every=values.whole("display_every"),
             display_perf_ewma=values.optional_number("display_perf_ewma"),
             train_dir=values.optional_text("train_dir"),
+            save_model_secs=values.whole("save_model_secs"),
+            save_model_steps=values.optional_whole("save_model_steps"),
+            max_ckpts_to_keep=values.whole("max_ckpts_to_keep"),
             print_training_accuracy=values.switch("print_training_accuracy"),
             loss_type=values.text("loss_type_to_report"),
             benchmark_log_dir=values.optional_text("benchmark_log_dir"),
@@ -167,6 +170,8 @@ def _cluster(values: _Values, environ: Mapping[str, str]) -> ClusterSpec:
         stall_after=values.number("stall_after"),
         rejoin_timeout=values.number("rejoin_timeout"),
         on_stall=values.text("on_stall"),
+        on_worker_loss=values.text("on_worker_loss"),
+        restarts=values.whole("restarts"),
         has_servers=values.text("variable_update") not in COLLECTIVE_UPDATES,
         token=values.text("job_token") or environ.get(TOKEN_VARIABLE, ""),
     )

@@ -120,6 +120,16 @@ class TaskRecord:
         self.changed.notify()
         return self.changed.number
 
+    def on_restarted(self) -> None:
+        """The task is about to be started again: what its former life said counts no more."""
+        with self._lock:
+            self._pid = 0
+            self._report = Report()
+            self._heard_at = time.monotonic()
+            self._stopped_since = None
+            self._enter(Phase.STARTING.value)
+        self.changed.notify()
+
     def _enter(self, phase: str) -> None:
         if phase != self._history[-1][0]:
             self._since = time.monotonic()

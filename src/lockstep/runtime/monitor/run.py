@@ -50,6 +50,8 @@ class MonitorSpec:
     """How long to answer for a task that failed, so that peers learn of it."""
     stop_seconds: float = 5.0
     """How long the task may take to end when asked to."""
+    restarts: int = 0
+    """How often the task is started again after a signal has killed it."""
 
 
 def run_monitor(spec: MonitorSpec) -> int:
@@ -104,9 +106,7 @@ class _Monitor:
 
     def run(self) -> int:
         try:
-            self._watch_task()
-            exit_code = self._task.news.exit_code
-            assert exit_code is not None, "the loop ends with the task"
+            exit_code = self._watch_lives()
             if exit_code == -9:
                 self._record.out_of_memory = self._witness.evidence() or ""
             number = self._record.on_exited(exit_code)
@@ -118,6 +118,27 @@ class _Monitor:
         if self._task.news.problem:
             return FAILED
         return exit_code_after(exit_code, self._stopping.signum)
+
+    def _watch_lives(self) -> int:
+        """One life of the task after the other; the exit code of the last one."""
+        for life in range(self._spec.restarts + 1):
+            self._watch_task()
+            exit_code = self._task.news.exit_code
+            assert exit_code is not None, "the loop ends with the task"
+            killed = exit_code < 0 and self._stopping.signum is None and not self._task.news.problem
+            if not killed or life == self._spec.restarts:
+                return exit_code
+            self._say_why(exit_code)
+            say(f"starting {self._spec.task} again ({life + 1} of {self._spec.restarts} restarts)")
+            self._start_again()
+        raise AssertionError("the last life returns")
+
+    def _start_again(self) -> None:
+        self._task.close(KEEPER_SECONDS)
+        processes.end_descendants(0.0, KEEPER_SECONDS)
+        self._record.on_restarted()
+        self._task = TaskProcess(self._spec.command)
+        self._reports_open = True
 
     def _watch_task(self) -> None:
         while self._task.news.exit_code is None:

@@ -24,6 +24,7 @@ from lockstep.training.benchmark.inputs import (
 from lockstep.training.benchmark.scaling import LossScale
 from lockstep.training.benchmark.towers import Towers
 from lockstep.training.config import BenchConfig
+from lockstep.training.local_state import LocalState
 from lockstep.training.metrics import Accuracy
 from lockstep.training.models import ModelSpec, find_model
 from lockstep.training.models.loss import classification_loss, main_logits
@@ -53,7 +54,6 @@ class BenchJob:
         worker_index: int,
         devices: Sequence[torch.device],
         surroundings: Surroundings | None = None,
-        first_step: int = 0,
     ) -> None:
         self.device = devices[0]
         self.spec: ModelSpec = find_model(config.model, config.data_name)
@@ -74,20 +74,30 @@ class BenchJob:
         self.towers.hook_gradients(self.scale, config.optimizer.gradient_clip)
         self.trained = trained_parameters(self.model)
         self._rate = Rate(config.schedule, config.optimizer.init_learning_rate, self.spec.default_learning_rate)
-        self._around = surroundings or Surroundings()
-        self._inputs = self._open_inputs(worker_index, self._around, first_step)
+        self.local_state = LocalState(self.towers.models, devices, self.scale, describes=worker_index == 0)
+        self.first_step = 0
+        self._worker_index = worker_index
+        self._surroundings = surroundings or Surroundings()
+        self._inputs: list[Input] = []
         self._last: tuple[Tensor, Tensor] | None = None
         self.last_batch: Batch | None = None
 
-    def _open_inputs(self, worker_index: int, around: Surroundings, first_step: int) -> list[Input]:
+    def begin_at(self, step: int, state: bytes = b"") -> None:
+        """The first step is this one, with what this worker had before it; before the first batch is asked for."""
+        self.first_step = step
+        if state:
+            self.local_state.put(state)
+
+    def _open_inputs(self) -> list[Input]:
         """Made-up pictures for each tower, or one stream of real ones for all of them."""
+        around = self._surroundings
         plan = InputPlan(
             spec=self.spec,
             batch=self.batch_size if self.data.source is None else self.worker_batch,
             device=self.device,
             memory_format=self.memory_format,
-            worker=worker_index,
-            first_step=first_step,
+            worker=self._worker_index,
+            first_step=self.first_step,
             on_wait=around.on_wait,
             say=around.say,
         )
@@ -107,7 +117,9 @@ class BenchJob:
     # -- a step --
 
     def next_batches(self) -> list[Batch]:
-        """One batch for each tower. May wait for the input."""
+        """One batch for each tower. May wait for the input, which begins with the first call."""
+        if not self._inputs:
+            self._inputs = self._open_inputs()
         batches = self._next_batches()
         self.last_batch = batches[0]
         return batches
@@ -135,7 +147,7 @@ class BenchJob:
 
     def _tower_step(self, number: int, batch: Batch) -> Tensor:
         if len(self.towers) > 1:
-            self._around.on_replica(number)
+            self._surroundings.on_replica(number)
         loss = self.loss_of(self.towers.models[number], batch, keep=number == 0)
         (loss * self.scale.factor if self.scale.factor != 1.0 else loss).backward()
         return loss.detach()

@@ -79,7 +79,7 @@ class _Loop:
         self._updates.start()
         self._observer.started(self._job)
         self._emit("Running warm up")
-        for step in range(self._run.num_warmup_batches):
+        for step in range(self._job.first_step, self._run.num_warmup_batches):
             self._one_step(step)
             self._progress.warm_up(step + 1, self._run.num_warmup_batches)
         self._observer.warmed_up()
@@ -91,8 +91,8 @@ class _Loop:
         _finish_device(job.device)
         evaluating = 0.0
         started = last = time.perf_counter()
-        number = 0
-        for number in range(1, self._run.num_batches + 1):
+        number = done = max(0, job.first_step - self._run.num_warmup_batches)
+        for number in range(done + 1, self._run.num_batches + 1):
             step = self._run.num_warmup_batches + number - 1
             loss = self._one_step(step)
             if is_reported(number, self._output.display_every) or number == self._run.num_batches:
@@ -107,7 +107,7 @@ class _Loop:
                 break
         _finish_device(job.device)
         seconds = time.perf_counter() - started - evaluating
-        return self._total(number, seconds)
+        return self._total(number, number - done, seconds)
 
     def _one_step(self, step: int) -> Tensor:
         """Forward, backward (buckets leave while it runs), and the next parameters."""
@@ -145,14 +145,15 @@ class _Loop:
         self._emit(f"Stopping, as the top 1 accuracy {result.accuracy.top_1:.4f} has reached {asked.stop_at_top_1:g}")
         return True
 
-    def _total(self, steps: int, seconds: float) -> BenchResult:
+    def _total(self, number: int, steps: int, seconds: float) -> BenchResult:
+        """``steps`` of the ``number`` were done here; one that had nothing left to do has no speed."""
         self._progress.close()
         workers = self._job.config.num_workers
-        total = total_speed(workers, steps, self._job.worker_batch, seconds)
+        total = total_speed(workers, steps, self._job.worker_batch, seconds) if steps else 0.0
         for line in total_lines(total):
             self._emit(line)
-        self._observer.finished(total, self._run.num_warmup_batches + steps)
-        return BenchResult(workers, steps, seconds / steps, total, self._loss, self._accuracy)
+        self._observer.finished(total, self._run.num_warmup_batches + number)
+        return BenchResult(workers, steps, seconds / max(1, steps), total, self._loss, self._accuracy)
 
 
 def _finish_device(device: torch.device) -> None:

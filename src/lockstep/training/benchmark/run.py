@@ -102,10 +102,21 @@ def _work(
     closing.callback(job.close)
     print_banner(job, emit)
     node.wait_until_member()
+    job.begin_at(max(0, node.start_step), node.local_state)
+    if job.first_step:
+        emit(f"Resuming at step {job.first_step}")
     own_copy = config.exchange.variable_update == "distributed_replicated"
     # Gradients that something works on before they leave must pass through the parameters' own .grad.
     model = job.model if job.leaves_gradients_alone else None
-    replica = Replica(node, job.trained, job.optimizers(), config.exchange.bucket_bytes, own_copy=own_copy, model=model)
+    replica = Replica(
+        node,
+        job.trained,
+        job.optimizers(),
+        config.exchange.bucket_bytes,
+        own_copy=own_copy,
+        model=model,
+        local_state=job.local_state.take,
+    )
     with contextlib.closing(replica), contextlib.closing(observers_of(job, node)) as observers:
         result = train(job, replica, emit, make_progress(), observers)
         _tell_times(config, node, result, replica, emit)

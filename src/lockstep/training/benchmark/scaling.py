@@ -25,6 +25,14 @@ class LossScale:
     def is_automatic(self) -> bool:
         return self._raise_every > 0
 
+    def numbers(self) -> tuple[float, int, int]:
+        """All that it has learned: the factor, good steps in a row, steps skipped."""
+        return self.factor, self._good, self.skipped
+
+    def set_numbers(self, factor: float, good: float, skipped: float) -> None:
+        """Go on from there."""
+        self.factor, self._good, self.skipped = factor, int(good), int(skipped)
+
     def judge(self, gradients: Iterable[Tensor | None]) -> bool:
         """Whether a step's gradients may be applied; adapts the factor."""
         return self.note(not self.is_automatic or all_finite(gradients))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstep.cli.flags.flag import Flag, Group, Kind, Rows
-from lockstep.runtime.cluster import ON_STALL, PROTOCOLS, ClusterSpec
+from lockstep.runtime.cluster import ON_STALL, ON_WORKER_LOSS, PROTOCOLS, ClusterSpec
 from lockstep.training.config import COLLECTIVE_UPDATES, MEBIBYTE, VARIABLE_UPDATES, ExchangeConfig
 
 _SPEC = ClusterSpec()
@@ -103,6 +103,21 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
         Kind.NUMBER,
         _SPEC.rejoin_timeout,
         "seconds to wait for a lost task to come back",
+        upstream=False,
+    ),
+    _CLUSTER.works(
+        "on_worker_loss",
+        Kind.CHOICE,
+        _SPEC.on_worker_loss,
+        "when a worker is lost: wait for it to be started again, go on without it (shrink) and take it back, or end",
+        choices=ON_WORKER_LOSS,
+        upstream=False,
+    ),
+    _CLUSTER.works(
+        "restarts",
+        Kind.WHOLE,
+        _SPEC.restarts,
+        "how often a monitor starts its task again after a signal has killed it",
         upstream=False,
     ),
     _CLUSTER.works(

@@ -8,7 +8,6 @@ from lockstep.training.config import OutputConfig
 _OUT = OutputConfig()
 _OUTPUT = Rows(Group.OUTPUT)
 
-_FINAL_ONLY = "this version writes the final parameters only; leave it out and give --train_dir."
 _NO_GRAPH = "PyTorch runs a model without building a graph of it first; leave it out."
 
 OUTPUT_FLAGS: tuple[Flag, ...] = (
@@ -19,7 +18,13 @@ OUTPUT_FLAGS: tuple[Flag, ...] = (
         _OUT.display_perf_ewma,
         "show a moving average of images/sec, with this weight (0 to 1) for its past",
     ),
-    _OUTPUT.works("train_dir", Kind.TEXT, _OUT.train_dir, "folder for the final parameters (safetensors)"),
+    _OUTPUT.works(
+        "train_dir",
+        Kind.TEXT,
+        _OUT.train_dir,
+        "folder for checkpoints and the final parameters (safetensors), one for all servers; a run that is started "
+        "again with it resumes",
+    ),
     _OUTPUT.works(
         "timing_dir",
         Kind.TEXT,
@@ -28,14 +33,23 @@ OUTPUT_FLAGS: tuple[Flag, ...] = (
         upstream=False,
     ),
     _OUTPUT.works("verbose", Kind.SWITCH, _OUT.verbose, "print what each task does, in detail", upstream=False),
-    _OUTPUT.refused("save_model_secs", Kind.WHOLE, 0, "seconds between two checkpoints", _FINAL_ONLY),
-    _OUTPUT.refused("save_model_steps", Kind.WHOLE, None, "steps between two checkpoints", _FINAL_ONLY),
-    _OUTPUT.notice(
+    _OUTPUT.works(
+        "save_model_secs",
+        Kind.WHOLE,
+        _OUT.save_model_secs,
+        "seconds between two checkpoints in --train_dir; 0: not by time. One more is written at the end",
+    ),
+    _OUTPUT.works(
+        "save_model_steps",
+        Kind.WHOLE,
+        _OUT.save_model_steps,
+        "steps between two checkpoints in --train_dir; without it not by steps",
+    ),
+    _OUTPUT.works(
         "max_ckpts_to_keep",
         Kind.WHOLE,
-        5,
-        "checkpoints to keep",
-        "this version writes the final parameters only, so there is nothing to clear away.",
+        _OUT.max_ckpts_to_keep,
+        "how many checkpoints are left in --train_dir, the newest ones; 0: all",
     ),
     _OUTPUT.works(
         "summary_verbosity",

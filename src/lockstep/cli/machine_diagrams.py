@@ -1,0 +1,54 @@
+"""Writes ``docs/machines.md``: the states of the protocol's machines, drawn from their transition tables.
+
+``python -m lockstep.cli.machine_diagrams > docs/machines.md``; a test holds the file to the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from lockstep.protocol import coordinator, ledger, member, worker
+
+_HEAD = """\
+# The machines of the protocol
+
+Made from the transition tables by `python -m lockstep.cli.machine_diagrams > docs/machines.md`; do not edit. A pair of
+state and trigger that has no arrow here is a defect, and raises an error that names it. What the states mean is said
+above each table, in the file that is named. `docs/recovery.md` tells how lives of tasks come and go around them.
+"""
+
+_DRAWN: tuple[tuple[str, str, Any], ...] = (
+    ("The coordinator's phase", "protocol/coordinator.py", coordinator.PHASE_TRANSITIONS),
+    ("A task's membership", "protocol/member.py", member.PHASE_TRANSITIONS),
+    ("A bucket on a server", "protocol/ledger.py", ledger.BUCKET_TRANSITIONS),
+    ("A bucket on a worker", "protocol/worker.py", worker.BUCKET_TRANSITIONS),
+)
+
+
+def document() -> str:
+    """The whole page."""
+    parts = [_HEAD]
+    for title, file, table in _DRAWN:
+        parts.append(f"## {title}\n\n`{file}`\n\n```mermaid\n{diagram(table)}\n```\n")
+    return "\n".join(parts)
+
+
+def diagram(table: Mapping[tuple[StrEnum, StrEnum], StrEnum]) -> str:
+    """One table as a state diagram; triggers between the same two states share an arrow."""
+    first = next(iter(table))[0]
+    lines = ["stateDiagram-v2", f"    [*] --> {first.name}"]
+    states = dict.fromkeys([state for state, _ in table] + list(table.values()))
+    lines += [f"    {state.name} : {state.value}" for state in states]
+    arrows: dict[tuple[str, str], list[str]] = {}
+    for (state, trigger), target in table.items():
+        arrows.setdefault((state.name, target.name), []).append(trigger.value)
+    lines += [f"    {source} --> {target} : {' / '.join(triggers)}" for (source, target), triggers in arrows.items()]
+    leaving = {state for state, _ in table}
+    lines += [f"    {state.name} --> [*]" for state in states if state not in leaving]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(document(), end="")

@@ -1,0 +1,278 @@
+"""The steps of a running job, as its coordinator keeps them: what is committed, who was lost, what is saved, the end.
+
+``coordinator.py`` adds how the cluster forms, and the door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+from lockstep.protocol.effects import Effect, Send
+from lockstep.protocol.ids import INITIAL_STEP, ClusterShape, Incarnation, JobId, Step, TaskId
+from lockstep.protocol.journal import Happening, Journal
+from lockstep.protocol.ledger import NOTHING_TO_APPLY
+from lockstep.protocol.losses import Losses
+from lockstep.protocol.machine import REPEAT_SECONDS, advance
+from lockstep.protocol.messages import (
+    Applied,
+    Commit,
+    Contributors,
+    Done,
+    End,
+    Join,
+    LocalState,
+    Lost,
+    Member,
+    MissingTask,
+    Roster,
+    Seal,
+    View,
+)
+from lockstep.protocol.recovery import Beginning, LocalStates, RecoveryRules
+from lockstep.protocol.saving import Saving
+
+
+class Phase(StrEnum):
+    FORMING = "forming"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class PhaseTrigger(StrEnum):
+    COMPLETE = "the last task joined"
+    END = "all workers finished, or a task failed"
+
+
+PHASE_TRANSITIONS: Mapping[tuple[Phase, PhaseTrigger], Phase] = MappingProxyType(
+    {
+        (Phase.FORMING, PhaseTrigger.COMPLETE): Phase.RUNNING,
+        (Phase.FORMING, PhaseTrigger.END): Phase.ENDED,
+        (Phase.RUNNING, PhaseTrigger.END): Phase.ENDED,
+    }
+)
+
+
+class RunningJob:
+    """Commits, losses, checkpoints and the end of one job."""
+
+    def __init__(
+        self,
+        shape: ClusterShape,
+        job: JobId,
+        token: str,
+        journal: Journal,
+        now: float,
+        *,
+        aggregate: int | None = None,
+        rules: RecoveryRules | None = None,
+        beginning: Beginning | None = None,
+    ) -> None:
+        """``aggregate``: a step is made of the first so many workers that seal it; None: of all of them."""
+        self.rules = rules or RecoveryRules()
+        self.beginning = beginning or Beginning()
+        start = self.beginning.start
+        self.states = LocalStates(self.beginning, shape.workers)
+        self.saving = Saving(self.rules, shape.server_ids(), start, now)
+        self.losses = Losses(self.rules, shape)
+        self._number = 0
+        self._ending: Step | None = None
+        """After how many steps all workers have finished."""
+        self._saved_last = False
+        self.shape = shape
+        self.aggregate = aggregate
+        self.dropped: dict[TaskId, int] = {}
+        """How many steps were made without each worker (backup workers)."""
+        self._sealed: dict[TaskId, Step] = {}
+        self.decision = Contributors(INITIAL_STEP, ())
+        """Who makes the newest step that was decided (backup workers)."""
+        self.job = job
+        self.phase = Phase.FORMING
+        self.committed: Step = start - 1
+        self.end: End | None = None
+        self._token = token
+        self._journal = journal
+        self._since = now
+        self._joined: dict[TaskId, Join] = {}
+        self._applied = dict.fromkeys(shape.server_ids(), start - 1)
+        self._done: dict[TaskId, Step] = {}
+        self._findings: dict[TaskId, MissingTask] = {}
+        self._roster_at = now
+
+    def _is_member(self, peer: TaskId, incarnation: Incarnation) -> bool:
+        join = self._joined.get(peer)
+        return join is not None and join.incarnation == incarnation
+
+    def _new_view(self, now: float) -> list[Effect]:
+        self._number += 1
+        self._journal.record(now, Happening.VIEW)
+        there = [task for task in self.shape.tasks() if not self.losses.is_away(task)]
+        return [Send(task, self._view(task)) for task in there]
+
+    def _view(self, task: TaskId) -> View:
+        """The view as this task gets it: it begins with the step after the last committed one."""
+        members = tuple(Member(str(t), self._joined[t].incarnation) for t in self.shape.tasks())
+        start = max(self.committed + 1, INITIAL_STEP)
+        state = self.states.of(task, start) if task in self.shape.worker_ids() else b""
+        return View(self.job, self._number, members, start, state, self.beginning.checkpoint)
+
+    # -- running --
+
+    def _on_applied(self, peer: TaskId, message: Applied, now: float) -> list[Effect]:
+        if peer not in self._applied:
+            return []
+        if message.step <= self.committed:
+            known: list[Effect] = [Send(peer, self._commit_for(peer))]
+            return [*known, Send(peer, self.decision)] if self.decision.step > self.committed else known
+        self._applied[peer] = max(self._applied[peer], message.step)
+        return self._commit_if_complete(now)
+
+    def _on_state(self, peer: TaskId, state: LocalState, now: float) -> list[Effect]:
+        if peer not in self.shape.worker_ids() or state.step <= self.committed or not self.states.note(peer, state):
+            return []
+        return self._commit_if_complete(now)
+
+    def _commit_if_complete(self, now: float) -> list[Effect]:
+        """A step is committed when every server has applied it and every worker's next life could begin after it."""
+        complete = min(self._applied.values())
+        effects: list[Effect] = []
+        while self.committed < complete and self._states_are_there(self.committed + 1):
+            # Servers without a bucket have "applied" them all.
+            self.committed = complete if complete == NOTHING_TO_APPLY else self.committed + 1
+            self._journal.record(now, Happening.COMMITTED, self.committed)
+            self.states.forget_before(self.committed + 1)
+            effects += self._take_back_the_waiting(now)
+            if self.saving.is_due(self.committed + 1, now):
+                self._begin_saving(now)
+            effects += self._tell_servers()
+        return effects + self._end_if_possible(now)
+
+    def _states_are_there(self, step: Step) -> bool:
+        if not self.rules.keeps_states or step == INITIAL_STEP or self.aggregate is not None:
+            return True
+        return all(self.states.has(task, step + 1) for task in self.losses.active())
+
+    def _begin_saving(self, now: float) -> None:
+        version = self.committed + 1
+        states = tuple((task.index, self.states.of(task, version)) for task in self.shape.worker_ids())
+        self.saving.begin(version, states, now)
+
+    def _tell_servers(self) -> list[Effect]:
+        return [Send(task, self._commit_for(task)) for task in self.shape.server_ids()]
+
+    def _commit_for(self, server: TaskId) -> Commit:
+        save = self.saving.version == self.committed + 1 and self.saving.lacks(server)
+        return Commit(self.committed, save, self.losses.change, self.losses.contributors())
+
+    def _on_seal(self, peer: TaskId, seal: Seal, now: float) -> list[Effect]:
+        """The first workers that seal a step make it; decided once, for all servers alike."""
+        if self.aggregate is None or seal.step <= self.decision.step:
+            return []
+        self._sealed[peer] = seal.step
+        here = sorted(task.index for task, step in self._sealed.items() if step == seal.step)
+        if len(here) < self.aggregate:
+            return []
+        self.decision = Contributors(seal.step, tuple(here))
+        for task in self.shape.worker_ids():
+            if task.index not in here:
+                self.dropped[task] = self.dropped.get(task, 0) + 1
+                self._journal.record(now, Happening.DROPPED, seal.step, peer=task, cause="not among the first to seal")
+        return [Send(task, self.decision) for task in self.shape.server_ids()]
+
+    def _on_done(self, peer: TaskId, message: Done, now: float) -> list[Effect]:
+        self._done[peer] = message.steps
+        if any(task not in self._done for task in self.losses.active()):
+            return []
+        self._ending = max(self._done.values())
+        return self._end_if_possible(now)
+
+    def _end_if_possible(self, now: float) -> list[Effect]:
+        """All workers have finished. What is being saved is written first, and the last version too."""
+        steps = self._ending
+        if steps is None or self.end is not None or self.saving.version is not None:
+            return []
+        if self.rules.saves_last and not self._saved_last:
+            if self.committed < steps - 1:
+                return []
+            self._saved_last = True
+            if self.saving.last != steps and self.committed == steps - 1:
+                self._begin_saving(now)
+                return self._tell_servers()
+        return self._finish(End(True, "", steps, ""), now)
+
+    # -- losses: a worker's may be healed, a server's takes everybody back to a checkpoint --
+
+    def _on_lost(self, lost: Lost, now: float) -> list[Effect]:
+        task = TaskId.parse(lost.task)
+        if lost.reason:
+            return self._on_loss(task, lost.incarnation, lost.reason, now)
+        known = self.losses.found_again(task, lost.incarnation)
+        return self._tell_of_losses(now) if known else []
+
+    def _on_loss(self, task: TaskId, incarnation: Incarnation, reason: str, now: float) -> list[Effect]:
+        known = self._joined.get(task)
+        if self.end is not None or (incarnation and known is not None and known.incarnation != incarnation):
+            return []
+        if self.losses.is_lost(task) or (task in self._done and self.rules.takes_back):
+            return []  # known, or it has done all its work
+        is_server = task in self._applied
+        if self.rules.returns if is_server else self.rules.takes_back:
+            if self.phase is Phase.FORMING:
+                self._joined.pop(task, None)
+                return []
+            if is_server:
+                return self._finish(End(False, str(task), self._steps_seen(), reason, again=True), now)
+            return self._lose_worker(task, reason, now)
+        return self._finish_badly(task, self._steps_seen(), reason, now)
+
+    def _lose_worker(self, task: TaskId, reason: str, now: float) -> list[Effect]:
+        self._journal.record(now, Happening.LOST, self._steps_seen(), peer=task, cause=reason)
+        begun = self.committed >= INITIAL_STEP
+        changed = self.losses.lose(task, self._joined[task].incarnation, reason, now, may_shrink=begun)
+        effects = self._tell_of_losses(now)
+        if not changed:
+            return effects
+        effects += [*self._tell_servers(), *self._commit_if_complete(now)]
+        self._ending = max(self._done.values()) if self._done and not self._unfinished() else None
+        return effects + self._end_if_possible(now)
+
+    def _unfinished(self) -> list[TaskId]:
+        return [task for task in self.losses.active() if task not in self._done]
+
+    def _tell_of_losses(self, now: float) -> list[Effect]:
+        self._roster_at = now + REPEAT_SECONDS
+        roster = Roster(self.losses.missing(now))
+        return [Send(task, roster) for task in self.shape.tasks() if not self.losses.is_lost(task)]
+
+    def _take_back(self, peer: TaskId, join: Join, now: float) -> list[Effect]:
+        """Another life of a worker has come. It takes part at once, or after this step if others went on."""
+        former = self._joined[peer].incarnation
+        self._joined[peer] = join
+        self._journal.record(now, Happening.JOINED, peer=peer)
+        if not self.losses.come_back(peer, former):
+            return []
+        return [*self._new_view(now), *self._tell_of_losses(now)]
+
+    def _take_back_the_waiting(self, now: float) -> list[Effect]:
+        """Between two steps: those that came back take part in the next one."""
+        back = self.losses.take_in()
+        for task in back:
+            self.states.set(task, self.committed + 1, self.states.newest_of(task))
+        return self._new_view(now) if back else []
+
+    # -- the end --
+
+    def _finish_badly(self, culprit: TaskId, step: Step, reason: str, now: float) -> list[Effect]:
+        if self.end is not None:
+            return []
+        return self._finish(End(False, str(culprit), step, reason), now)
+
+    def _finish(self, end: End, now: float) -> list[Effect]:
+        self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.END)
+        self.end = end
+        self._journal.record(now, Happening.ENDED, end.step, cause=end.reason)
+        return [Send(task, end) for task in self.shape.tasks() if task in self._joined]
+
+    def _steps_seen(self) -> Step:
+        return self.committed + 1

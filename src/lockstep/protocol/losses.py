@@ -1,0 +1,122 @@
+"""The workers that a running job has lost: waited for, or gone on without, and how they come back."""
+
+from __future__ import annotations
+
+from lockstep.protocol.ids import ClusterShape, Incarnation, Role, Step, TaskId
+from lockstep.protocol.messages import MissingTask
+from lockstep.protocol.recovery import Loss, LossPolicy, RecoveryRules
+from lockstep.protocol.waits import Wait
+
+
+class Losses:
+    """The coordinator's book of lost workers."""
+
+    def __init__(self, rules: RecoveryRules, shape: ClusterShape) -> None:
+        self._rules = rules
+        self._everybody = shape.worker_ids()
+        self._active = set(self._everybody)
+        self._former: dict[TaskId, set[Incarnation]] = {}
+        self._returned: set[TaskId] = set()
+        self.lost: dict[TaskId, Loss] = {}
+        self.change = 0
+        """How often the contributors have changed."""
+
+    # -- who takes part --
+
+    def active(self) -> tuple[TaskId, ...]:
+        """The workers that steps are made of, lost ones that are waited for among them."""
+        return tuple(task for task in self._everybody if task in self._active)
+
+    def contributors(self) -> tuple[int, ...]:
+        """Their indices; empty: everybody."""
+        return () if len(self._active) == len(self._everybody) else tuple(task.index for task in self.active())
+
+    def is_lost(self, task: TaskId) -> bool:
+        return task in self.lost
+
+    def is_away(self, task: TaskId) -> bool:
+        """Lost, or back but not taken in yet."""
+        return task in self.lost or task in self._returned
+
+    # -- a worker goes --
+
+    def lose(self, task: TaskId, incarnation: Incarnation, reason: str, now: float, *, may_shrink: bool) -> bool:
+        """Note a loss; True where the job goes on without this worker from now on."""
+        self.lost[task] = Loss(incarnation, now, reason)
+        self._former.setdefault(task, set()).add(incarnation)
+        self._returned.discard(task)
+        shrinks = self._rules.on_worker_loss is LossPolicy.SHRINK and may_shrink
+        if not shrinks or task not in self._active or not any(w not in self.lost for w in self._active):
+            return False
+        self._active.discard(task)
+        self.change += 1
+        return True
+
+    def found_again(self, task: TaskId, incarnation: Incarnation) -> bool:
+        """The very life that counted as lost lives; True where it still takes part."""
+        loss = self.lost.get(task)
+        if loss is None or loss.incarnation != incarnation or task not in self._active:
+            return False
+        del self.lost[task]
+        self._former[task].discard(incarnation)
+        return True
+
+    # -- and comes back --
+
+    def may_come_back(self, task: TaskId, incarnation: Incarnation) -> bool:
+        """Whether this life may take the place of one that was lost; a life that is over stays so."""
+        if not self._rules.takes_back or task.role is not Role.WORKER:
+            return False
+        return incarnation not in self._former.get(task, ())
+
+    def come_back(self, task: TaskId, former: Incarnation) -> bool:
+        """Another life is here; True where it takes part at once, since nothing went on without it."""
+        self.lost.pop(task, None)
+        self._former.setdefault(task, set()).add(former)
+        if task in self._active:
+            return True
+        self._returned.add(task)
+        return False
+
+    def take_in(self) -> tuple[TaskId, ...]:
+        """Those that came back take part from now on; who they are."""
+        back = tuple(sorted(self._returned))
+        if back:
+            self._active |= self._returned
+            self._returned.clear()
+            self.change += 1
+        return back
+
+    # -- time, and what others may ask --
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the job stands still for somebody."""
+        return any(task in self._active for task in self.lost)
+
+    def deadline(self) -> float | None:
+        due = [loss.since + self._rules.rejoin_seconds for task, loss in self.lost.items() if task in self._active]
+        return min(due, default=None)
+
+    def overdue(self, now: float) -> tuple[TaskId, Loss] | None:
+        for task, loss in self.lost.items():
+            if task in self._active and now >= loss.since + self._rules.rejoin_seconds:
+                return task, loss
+        return None
+
+    def missing(self, now: float) -> tuple[MissingTask, ...]:
+        """For everybody to say: who was lost and why, and whether it is waited for (then ``attempts`` is 1)."""
+        found = []
+        for task, loss in sorted(self.lost.items()):
+            waited = task in self._active
+            what = f"waiting up to {self._rules.rejoin_seconds:.0f} s for it to be started again"
+            text = f"{loss.reason}; {what if waited else 'the job goes on without it'}"
+            found.append(MissingTask(str(task), "", text, now - loss.since, int(waited)))
+        return tuple(found)
+
+    def waits(self, here: TaskId, step: Step) -> list[Wait]:
+        return [
+            Wait(here, task, "its return", step, loss.since, loss.since + self._rules.rejoin_seconds, loss.reason)
+            for task, loss in self.lost.items()
+            if task in self._active
+        ]

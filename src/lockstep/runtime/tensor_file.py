@@ -1,0 +1,89 @@
+"""Writes tensors to a safetensors file, with its digest: in pieces, so that no other thread of the task stands still.
+
+The format is that of the safetensors library, which reads these files back. Its own writer wants all tensors as one
+object and works on them without letting go of the interpreter; beside a training run that would be felt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+CHUNK_BYTES = 1 << 20
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTensor:
+    """One tensor as it lies in memory; ``dtype`` in the words of the format (``F32``)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """What a file must be."""
+
+    name: str
+    nbytes: int
+    digest: str
+
+
+def write_tensors(path: Path, tensors: Sequence[NamedTensor], metadata: Mapping[str, str]) -> FileFacts:
+    """Write and fsync a file; OSError where that cannot be done, a part of it may then be there."""
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for tensor in tensors:
+        end = offset + tensor.data.nbytes
+        header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    return _write(path, [memoryview(struct.pack("<Q", len(text)) + text), *(t.data for t in tensors)])
+
+
+def write_bytes(path: Path, data: bytes) -> FileFacts:
+    """The same for bytes that are a whole file already."""
+    return _write(path, [memoryview(data)])
+
+
+def _write(path: Path, parts: Sequence[memoryview]) -> FileFacts:
+    digest, nbytes = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for part in parts:
+            flat = part.cast("B")
+            for first in range(0, len(flat), CHUNK_BYTES):
+                chunk = flat[first : first + CHUNK_BYTES]
+                file.write(chunk)
+                digest.update(chunk)
+                nbytes += len(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return FileFacts(path.name, nbytes, digest.hexdigest())
+
+
+def digest_of(path: Path) -> tuple[int, str]:
+    """Length and digest of a file as it is now."""
+    digest, nbytes = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            nbytes += len(chunk)
+    return nbytes, digest.hexdigest()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder as durable as the files themselves."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,67 @@
+"""A checkpoint as one safetensors file that plain torch can load into the model."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from lockstep.runtime.checkpoints import CheckpointError, Manifest, verify
+from lockstep.training.local_state import DESCRIPTION
+from lockstep.training.shard_file import ShardFiles
+from lockstep.training.tensors import torch_dtype
+
+
+def export(checkpoint: Path, target: Path) -> int:
+    """Write the parameters and buffers of a checkpoint to ``target``; how many tensors there are.
+
+    CheckpointError where it is damaged; OSError where the file cannot be written.
+    """
+    manifest = verify(checkpoint)
+    tensors = _parameters(checkpoint, manifest)
+    shapes, buffers = _described(checkpoint, manifest)
+    for name, shape in shapes.items():
+        tensors[name] = tensors[name].reshape(shape)
+    tensors.update(buffers)
+    half = target.with_name(target.name + ".part")
+    save_file(tensors, half)
+    with half.open("rb") as written:
+        os.fsync(written.fileno())
+    half.replace(target)
+    return len(tensors)
+
+
+def _parameters(checkpoint: Path, manifest: Manifest) -> dict[str, Tensor]:
+    try:
+        files = ShardFiles(checkpoint, [shard.name for shard in manifest.shards])
+        return {
+            entry.name: files.value(entry.name, 0, entry.elements, torch_dtype(entry.dtype))
+            for entry in manifest.parameters
+        }
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _described(checkpoint: Path, manifest: Manifest) -> tuple[dict[str, list[int]], dict[str, Tensor]]:
+    """The shapes of the parameters, and the chief's buffers; both empty where no state of the chief was kept."""
+    chief = next((facts.name for facts in manifest.states if facts.name.startswith("worker-0.")), None)
+    if chief is None:
+        return {}, {}
+    with safe_open(checkpoint / chief, framework="pt") as file:
+        described: dict[str, Any] = json.loads(file.metadata().get(DESCRIPTION, "{}"))
+        flat = {key: file.get_tensor(key) for key in file.keys() if key.startswith("buffers/")}  # noqa: SIM118
+    shapes = {str(name): [int(size) for size in shape] for name, shape in described.get("parameters", [])}
+    buffers: dict[str, Tensor] = {}
+    offsets: dict[str, int] = {}
+    for name, shape, dtype, kept in described.get("buffers", []):
+        elements, first = torch.Size(shape).numel(), offsets.get(dtype, 0)
+        offsets[dtype] = first + elements
+        if kept:
+            buffers[name] = flat[f"buffers/{dtype}"][first : first + elements].reshape(shape).clone()
+    return shapes, buffers

@@ -1,0 +1,160 @@
+"""Tasks of real clusters are killed and started again; the job goes on, and ends with the bits it would have had."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from cluster.tasks import tasks_of
+from helpers.programs import run_lockstep
+from helpers.waiting import wait_until
+from lockstep.protocol.ids import ClusterShape, TaskId, worker
+
+TWO_AND_TWO = ClusterShape(2, 2)
+STEPS = 150
+RUN = (f"--num_batches={STEPS}", "--num_warmup_batches=0", "--optimizer=momentum", "--display_every=1")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The final parameters of the run that nothing happens to."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with tasks_of(TWO_AND_TWO, *RUN, f"--train_dir={folder}") as tasks:
+        for task in TWO_AND_TWO.tasks():
+            tasks.start(task)
+        assert {done.code for done in tasks.finish(100).values()} == {0}
+    return (folder / "final.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("victim", TWO_AND_TWO.tasks(), ids=lambda t: t.short.replace(" ", ""))
+def test_a_killed_task_is_started_again_by_its_monitor_and_the_bits_are_the_same(
+    victim: TaskId, undisturbed: bytes, tmp_path: Path
+) -> None:
+    flags = (*RUN, f"--train_dir={tmp_path}", "--save_model_steps=20", "--restarts=1")
+    with tasks_of(TWO_AND_TWO, *flags) as tasks:
+        for task in TWO_AND_TWO.tasks():
+            tasks.start(task)
+        tasks.programs[worker(0)].wait_for("\n30\timages/sec:", 80)
+        os.kill(tasks.task_pid(victim), signal.SIGKILL)
+        others = [program for task, program in tasks.programs.items() if task != victim]
+        for program in others:
+            program.wait_for(str(victim), 10)
+        results = tasks.finish(120)
+    assert {done.code for done in results.values()} == {0}, results
+    assert "Traceback" not in "".join(done.stderr for done in results.values())
+    assert (tmp_path / "final.safetensors").read_bytes() == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_a_lost_worker_is_named_within_5_seconds_and_waited_for_until_the_same_command_is_started_again(
+    undisturbed: bytes, tmp_path: Path
+) -> None:
+    victim = worker(1)
+    with tasks_of(TWO_AND_TWO, *RUN, f"--train_dir={tmp_path}") as tasks:
+        for task in TWO_AND_TWO.tasks():
+            tasks.start(task)
+        tasks.programs[worker(0)].wait_for("\n30\timages/sec:", 80)
+        os.kill(tasks.task_pid(victim), signal.SIGKILL)
+        killed_at = time.monotonic()
+        for task in TWO_AND_TWO.tasks():
+            if task != victim:
+                tasks.programs[task].wait_for(f"{victim} is lost: it was killed by SIGKILL", 5)
+        assert time.monotonic() - killed_at < 5
+        assert tasks.programs[victim].wait(20).code == 1
+        tasks.start(victim)
+        results = tasks.finish(120)
+    assert {done.code for done in results.values()} == {0}, results
+    assert "has come back" in results[worker(0)].stderr
+    assert (tmp_path / "final.safetensors").read_bytes() == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_who_does_not_come_back_ends_the_job_after_the_time_that_was_given() -> None:
+    with tasks_of(TWO_AND_TWO, "--num_batches=1000000", "--rejoin_timeout=4") as tasks:
+        for task in TWO_AND_TWO.tasks():
+            tasks.start(task)
+        tasks.programs[worker(0)].wait_for("images/sec:", 80)
+        os.kill(tasks.task_pid(worker(1)), signal.SIGKILL)
+        results = tasks.finish(40)
+    for task, done in results.items():
+        assert done.code == (1 if task == worker(1) else 3), f"{task}: {done}"
+    assert "did not come back within 4 s" in results[worker(0)].stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_the_others_go_on_without_a_lost_worker_and_take_it_back(tmp_path: Path) -> None:
+    victim = worker(1)
+    with tasks_of(TWO_AND_TWO, *RUN, f"--train_dir={tmp_path}", "--on_worker_loss=shrink") as tasks:
+        for task in TWO_AND_TWO.tasks():
+            tasks.start(task)
+        chief = tasks.programs[worker(0)]
+        chief.wait_for("\n20\timages/sec:", 80)
+        os.kill(tasks.task_pid(victim), signal.SIGKILL)
+        chief.wait_for("the job goes on without it", 10)
+        seen = last_step(chief.stdout())
+        wait_until(lambda: last_step(chief.stdout()) > seen + 3, 20, "steps without it")
+        assert tasks.programs[victim].wait(20).code == 1
+        tasks.start(victim)
+        results = tasks.finish(120)
+    assert {done.code for done in results.values()} == {0}, results
+    assert "has come back" in results[worker(0)].stderr
+
+
+def last_step(output: str) -> int:
+    return max((int(number) for number in re.findall(r"^(\d+)\timages/sec", output, re.MULTILINE)), default=0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_run_resumes_with_another_number_of_servers_and_the_same_bits(tmp_path: Path) -> None:
+    small = ("--device=cpu", "--model=lenet", "--batch_size=4", "--num_threads=1", "--optimizer=momentum")
+    flags = (*small, "--workers=2", "--num_warmup_batches=0")
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    assert run_lockstep("bench", "--ps=2", *flags, "--num_batches=8", f"--train_dir={whole}", timeout=50).code == 0
+    assert run_lockstep("bench", "--ps=1", *flags, "--num_batches=4", f"--train_dir={halves}", timeout=50).code == 0
+    done = run_lockstep("bench", "--ps=2", *flags, "--num_batches=8", f"--train_dir={halves}", timeout=50)
+    assert done.code == 0, done.stderr
+    assert "Resuming at step 4" in done.stdout
+    assert "the result does not change" in done.stderr
+    assert (whole / "final.safetensors").read_bytes() == (halves / "final.safetensors").read_bytes()
+    exported = tmp_path / "export.safetensors"
+    shown = run_lockstep("checkpoint", "export", str(halves), str(exported), timeout=30)
+    assert shown.code == 0, shown.stderr
+    final, export = load_file(halves / "final.safetensors"), load_file(exported)
+    assert final.keys() == export.keys()
+    assert all((final[name] == export[name]).all() and final[name].shape == export[name].shape for name in final)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_train_dir_of_another_run_is_refused(tmp_path: Path) -> None:
+    flags = ("--ps=1", "--workers=1", "--device=cpu", "--batch_size=2", "--num_batches=1", "--num_warmup_batches=0")
+    assert run_lockstep("bench", *flags, "--model=lenet", f"--train_dir={tmp_path}", timeout=50).code == 0
+    done = run_lockstep("bench", *flags, "--model=alexnet", f"--train_dir={tmp_path}", timeout=50)
+    assert done.code == 2
+    assert "is of another run: it has model=lenet, this run has model=alexnet" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_ten_kills_in_two_hundred_steps_change_no_bit() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "bench" / "chaos.py"), "--seeds=1"], capture_output=True, text=True, timeout=590
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the same bits" in done.stdout
