@@ -154,7 +154,8 @@ class CoordinatorMachine:
             return []
         self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.COMPLETE)
         self._journal.record(now, Happening.VIEW)
-        return [Send(task, self._view()) for task in self.shape.tasks()]
+        view = self._view()
+        return [Send(task, view) for task in self.shape.tasks()]
 
     def _why_refused(self, peer: TaskId, join: Join) -> str | None:
         if join.token != self._token:
