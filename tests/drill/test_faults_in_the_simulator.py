@@ -6,9 +6,10 @@ import pytest
 
 from lockstep.diagnose.analyse import analyse
 from lockstep.diagnose.verdict import Cause
-from lockstep.protocol.faults import DropMessage, DropTensor, EndEarly, Fault, Freeze, OddModel, OddSetting
+from lockstep.protocol.faults import DropMessage, DropTensor, EndEarly, Fault, OddModel, OddSetting, OddVersion
 from lockstep.protocol.ids import server, worker
-from lockstep.sim.faults import evidence_of, plant, run_until, with_faults
+from lockstep.sim.evidence import evidence_of
+from lockstep.sim.planting import plant, run_until, with_faults
 from lockstep.sim.scenario import NetworkProfile, Scenario, TrainingProfile
 from lockstep.sim.world import World
 
@@ -68,6 +69,6 @@ def test_what_a_task_is_can_be_wrong_too(fault: Fault, words: str) -> None:
     assert any(words in outcome.reason for outcome in result.outcomes.values())
 
 
-def test_a_fault_of_a_process_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="Freeze is a fault of a process"):
-        with_faults(SCENARIO, [Freeze(W1)])
+def test_a_fault_of_a_handshake_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="OddVersion is found out by the handshake of two processes"):
+        with_faults(SCENARIO, [OddVersion(W1)])

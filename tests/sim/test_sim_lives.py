@@ -160,7 +160,9 @@ def test_a_worker_that_begins_with_another_step_than_it_is_told_is_found(monkeyp
     monkeypatch.setattr(
         RunningJob,
         "_view",
-        lambda self, task: _later_start(plain(self, task)) if self._number > 1 else plain(self, task),
+        lambda self, task, members: (
+            _later_start(plain(self, task, members)) if self._number > 1 else plain(self, task, members)
+        ),
     )
     assert finds_a_defect(WORKER)
 

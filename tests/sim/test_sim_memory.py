@@ -12,7 +12,7 @@ NEW = GradientTag(worker(0), 1, 1, 0, 0)
 
 
 def filled(tag: GradientTag) -> Cell:
-    cell = Cell("a buffer")
+    cell = Cell(("gradient", worker(0), 0, 0, None))
     cell.write(0, tag)
     cell.write(1, tag)
     return cell
@@ -30,7 +30,9 @@ def test_a_buffer_is_whole_when_both_halves_are_of_the_same_origin() -> None:
 def test_a_torn_read_is_a_violation_that_names_both_halves() -> None:
     cell = filled(OLD)
     cell.write(0, NEW)
-    with pytest.raises(Violation, match=r"ps 0 reads a buffer: expected .*step=1.*, found .*step=1.* and .*step=0"):
+    with pytest.raises(
+        Violation, match=r"ps 0 reads gradient bucket 0 of worker 0: expected .*step=1.*, found .*step=1.* and .*step=0"
+    ):
         cell.expect(NEW, "ps 0")
 
 
@@ -38,7 +40,9 @@ def test_what_somebody_reads_may_be_written_again_but_not_changed() -> None:
     cell = filled(OLD)
     cell.readers = 1
     cell.write(0, OLD)
-    with pytest.raises(Violation, match=r"a buffer is overwritten with .*step=1.* while somebody reads .*step=0"):
+    with pytest.raises(
+        Violation, match=r"gradient bucket 0 of worker 0 is overwritten with .*step=1.* while somebody reads .*step=0"
+    ):
         cell.write(0, NEW)
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from lockstep.sim.draw import Size
+from lockstep.sim.explore import play_seed
 from lockstep.sim.memory import Violation
 from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, Span, TrainingProfile
 from lockstep.sim.world import World
@@ -81,3 +83,25 @@ def test_a_planted_defect_is_found(planted: Planted) -> None:
             assert World(planted.scenario(seed)).run().ok, "the sound machines must pass where the defect shows"
             return
     pytest.fail(f"not found within {SEEDS} seeds")
+
+
+SEARCHED = [
+    (mutants.CountsWithoutSender, ""),
+    (mutants.CountsAnyLife, "expected GradientTag"),
+    pytest.param(mutants.SleepsThroughTheCommit, "", marks=pytest.mark.slow),
+    (mutants.CommitsEarly, "committed"),
+    (mutants.UpdatesInPlace, "in place"),
+]
+"""Arrivals counted without sender, no check of the incarnation, a lost wake-up, an early commit, an update in place."""
+
+
+@pytest.mark.parametrize(("mutant", "finding"), SEARCHED, ids=lambda one: getattr(one, "__name__", ""))
+def test_a_planted_defect_is_found_by_drawn_runs_of_8_workers_and_2_servers(mutant: type, finding: str) -> None:
+    """What ``lockstep sim --seeds=500`` plays: no run is made for the defect."""
+    for seed in range(500):
+        played = play_seed(seed, Size(), maker=Plant(mutant))
+        if not played.sound:
+            assert finding in played.headline
+            assert play_seed(seed, Size()).sound, "the sound machines must pass where the defect shows"
+            return
+    pytest.fail("not found within 500 seeds")

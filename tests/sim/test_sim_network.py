@@ -160,7 +160,7 @@ def tag(step: int) -> GradientTag:
 
 
 def cell(content: GradientTag | None = None) -> Cell:
-    return Cell("source" if content else "target", [content, content])
+    return Cell(("gradient" if content else "inbox", W, 0, 0, None), [content, content])
 
 
 def copy(made: Wire, step: int, source: Cell, target: Cell, lanes: Lanes, arrived: Callable[[], None]) -> Copy:

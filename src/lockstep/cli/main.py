@@ -35,6 +35,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("ps", "lockstep.cli.ps", "serve any job that uses the library, without its program"),
     Command("why", "lockstep.cli.why", "why a job stands still: ask a live cluster, or read a run folder"),
     Command("net", "lockstep.cli.net", "measure every transport here, or between two hosts"),
+    Command("sim", "lockstep.cli.sim", "simulate a cluster: plant faults, or ask how many servers it needs"),
     Command("drill", "lockstep.cli.drill", "plant a fault in a small cluster and see what is said of it"),
 )
 
@@ -50,8 +51,8 @@ of which step, between which two tasks, is missing, and why.
   lockstep COMMAND --help    the flags of a command
   lockstep --version         which version this is
 
-First run, one server and two workers on this machine:
-  lockstep bench --ps=1 --workers=2
+First run, one server and two workers here: lockstep bench --ps=1 --workers=2
+
 Exit codes: 0 done, 1 failed, 2 bad input (nothing started),
             3 ended by a verdict or a stall, 130 ended by Ctrl-C
 """

@@ -137,7 +137,11 @@ def leads_to(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
         return _why_no_parameter(view, waiting)
     if waiting.wait.what.startswith(COMMIT):
         return _why_no_commit(evidence, waiting)
-    return [other for other in waits_of(view) if other.on != waiting.waiter or other.kind != "control"]
+    others = [other for other in waits_of(view) if other.on != waiting.waiter or other.kind != "control"]
+    if waiting.wait.what in JOINING:
+        # Whoever is not a member yet waits for those who are missing, and not for what the members wait for.
+        return [other for other in others if other.wait.what in JOINING]
+    return others
 
 
 def _why_no_gradient(view: TaskView, waiting: Waiting) -> list[Waiting]:
@@ -155,7 +159,12 @@ def _why_no_parameter(view: TaskView, waiting: Waiting) -> list[Waiting]:
     made = bucket is not None and bucket.version > waiting.wait.step
     if made or (view.store is not None and view.store.busy >= 1.0):
         return []
-    return list(waits_of(view))
+    waits = list(waits_of(view))
+    # Without synchronisation a bucket has no version of its own. But whoever already asks this worker for the gradient
+    # of that version has made it: it is on its way, and the two do not wait for one another.
+    if any(w.on == waiting.waiter and w.kind == "gradient" and w.wait.step > waiting.wait.step for w in waits):
+        return []
+    return waits
 
 
 def _why_no_commit(evidence: Evidence, waiting: Waiting) -> list[Waiting]:

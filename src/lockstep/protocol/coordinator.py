@@ -110,7 +110,7 @@ class CoordinatorMachine(RunningJob):
         known = self._joined.get(peer)
         if known is not None and known.incarnation == join.incarnation:
             waits = self.phase is not Phase.RUNNING or self.losses.is_away(peer)
-            return [] if waits else [Send(peer, self._view(peer))]
+            return [] if waits else [Send(peer, self._view(peer, self._members()))]
         refusal = self._why_refused(peer, join)
         if refusal is not None:
             return [Send(peer, Refused(refusal))]
@@ -163,7 +163,7 @@ class CoordinatorMachine(RunningJob):
         if self.end is not None:
             return [Send(event.peer, self.end)]
         changed = self._number > 1 and not self.losses.is_away(event.peer)
-        return [Send(event.peer, self._view(event.peer))] if changed else []
+        return [Send(event.peer, self._view(event.peer, self._members()))] if changed else []
 
     def _on_link_lost(self, event: LinkLost, now: float) -> list[Effect]:
         # Before the view is fixed a task may come and go; afterwards only proof of its end counts.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 
 Incarnation = int
 JobId = int
@@ -56,11 +57,13 @@ class TaskId:
         return cls(Role(match[1]), int(match[2]))
 
 
+@cache
 def server(index: int) -> TaskId:
-    """Server number ``index``."""
+    """Server number ``index``; always the same object, so that tables find it without comparing fields."""
     return TaskId(Role.SERVER, index)
 
 
+@cache
 def worker(index: int) -> TaskId:
     """Worker number ``index``."""
     return TaskId(Role.WORKER, index)

@@ -108,11 +108,14 @@ class RunningJob:
         self._number += 1
         self._journal.record(now, Happening.VIEW)
         there = [task for task in self.shape.tasks() if not self.losses.is_away(task)]
-        return [Send(task, self._view(task)) for task in there]
+        members = self._members()
+        return [Send(task, self._view(task, members)) for task in there]
 
-    def _view(self, task: TaskId) -> View:
+    def _members(self) -> tuple[Member, ...]:
+        return tuple(Member(str(task), self._joined[task].incarnation) for task in self.shape.tasks())
+
+    def _view(self, task: TaskId, members: tuple[Member, ...]) -> View:
         """The view as this task gets it: it begins with the step after the last committed one."""
-        members = tuple(Member(str(t), self._joined[t].incarnation) for t in self.shape.tasks())
         start = max(self.committed + 1, INITIAL_STEP)
         state = self.states.of(task, start) if task in self.shape.worker_ids() else b""
         return View(self.job, self._number, members, start, state, self.beginning.checkpoint)

@@ -225,7 +225,7 @@ class ServerMachine(Shard):
             return self._break(side.id, f"starts with another model than the chief: {untrained}", now)
         side.granted = True
         effects: list[Effect] = [GrantRegion(side.id)]
-        if side.id in self.contributors(self.step):
+        if self.contributes(side.id, self.step):
             effects.append(self._open(side, now))
         return effects
 
@@ -271,7 +271,7 @@ class ServerMachine(Shard):
             return "of another life of this worker"
         if event.step != ledger.version:
             return f"of step {event.step}; this bucket is in step {ledger.version}"
-        if event.peer not in self.contributors(event.step):
+        if not self.contributes(event.peer, event.step):
             return "does not contribute to this step"
         if ledger.state is BucketState.APPLYING:
             return "a duplicate; the step is being applied"
@@ -289,7 +289,7 @@ class ServerMachine(Shard):
         side.seal = seal
         self._journal.record(now, Happening.SEALED, seal.step, peer=side.id)
         effects = self._refuse_other_occasion(side, seal, now)
-        if side.id not in self.contributors(seal.step):
+        if not self.contributes(side.id, seal.step):
             return effects
         for ledger in self._ledgers.values():
             if ledger.version == seal.step and ledger.state is not BucketState.APPLYING:

@@ -57,6 +57,13 @@ class Shard:
             return (CHIEF,)
         return self._fixed.get(step, self._everybody)
 
+    def contributes(self, task: TaskId, step: Step) -> bool:
+        """Whether ``task`` is one of them; asked for every arrival, so it does not walk through all workers."""
+        fixed = self._fixed.get(step)
+        if step == INITIAL_STEP or fixed is not None:
+            return task in self.contributors(step)
+        return task in self._workers
+
     def _decided(self, step: Step) -> bool:
         return self.aggregate is None or step == INITIAL_STEP or step in self._fixed
 
@@ -65,7 +72,7 @@ class Shard:
 
     def _owed_buckets(self, side: WorkerSide) -> list[BucketId]:
         """The buckets whose gradient of the open step this worker has not delivered."""
-        if side.done is not None or side.id not in self.contributors(self.step):
+        if side.done is not None or not self.contributes(side.id, self.step):
             return []
         return [
             ledger.bucket
@@ -191,13 +198,16 @@ class Shard:
 
     def _out_of_step(self, now: float) -> list[Effect]:
         """A worker that has stopped owes a gradient that another has already sent: say who stopped where."""
+        if self.step == INITIAL_STEP or not any(ledger.arrived for ledger in self._ledgers.values()):
+            # The usual end, where all stop at the same step. Each of a thousand workers says so to each server.
+            return []
         stopped = [w for w in self._workers.values() if w.done is not None and w.done <= self.step]
         going = [
             w
             for w in self._workers.values()
             if w.done is None and any(w.id in ledger.arrived for ledger in self._ledgers.values())
         ]
-        if not stopped or not going or self.step == INITIAL_STEP:
+        if not stopped or not going:
             return []
         first = stopped[0]
         reason = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 
 Action = Callable[[], None]
@@ -18,9 +19,11 @@ class Agenda:
         self._planned = 0
 
     def at(self, time: float, action: Action) -> None:
-        """Plan an action; a time that has passed means now."""
+        """Plan an action; a time that has passed means now, an infinite one never."""
+        if time == math.inf:
+            return
         self._planned += 1
-        heapq.heappush(self._heap, (max(time, self.now), self._planned, action))
+        heapq.heappush(self._heap, (time if time > self.now else self.now, self._planned, action))
 
     def after(self, seconds: float, action: Action) -> None:
         self.at(self.now + seconds, action)

@@ -11,12 +11,36 @@ from lockstep.sim.scenario import Span
 
 Item = TypeVar("Item")
 
+_TABLE = 1 << 14
+_STRIDE = 7919
+
 
 class Dice:
-    """Draws in the words of the simulator."""
+    """Draws in the words of the simulator.
+
+    What happens on a link, or to the work of a task, is drawn by *place*: the n-th draw of a place is the same whatever
+    happens elsewhere. So a fault that is taken out of a run changes what it touched and not every number after it.
+    """
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
+        self._table: list[float] = []
+
+    def place(self) -> int:
+        """A new source of draws of its own."""
+        return self._random.getrandbits(30)
+
+    def at(self, place: int, number: int) -> float:
+        """The ``number``-th draw of a place, evenly between 0 and 1."""
+        if not self._table:
+            draw = Random(self._random.getrandbits(64)).random
+            self._table = [draw() for _ in range(_TABLE)]
+        return self._table[(place + number * _STRIDE) % _TABLE]
+
+    def seconds_at(self, span: Span, place: int, number: int) -> float:
+        if span.high == span.low:
+            return span.low
+        return span.low + (span.high - span.low) * self.at(place, number)
 
     def seconds(self, span: Span) -> float:
         return span.low + (span.high - span.low) * self._random.random()

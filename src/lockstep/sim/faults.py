@@ -1,144 +1,122 @@
-"""Plants faults (``protocol/faults.py``) in a simulated cluster, and looks at it with the eyes of the analysis.
+"""Faults as data: those of a real cluster (``protocol/faults.py``), and those that only a simulated one can be given.
 
-Those that change what a task is become part of the scenario; those that take messages or tensors out are planted in
-the network. A fault of a process (a freeze, a callback that blocks) has no meaning in a world without processes: it
-is refused by name.
+The first begin at a *step*; the second at a virtual *time*, which hits any moment of a step. Both have the same printed
+form, one line of JSON, so that a plan can travel on a command line.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import get_args, get_type_hints
 
-from lockstep.diagnose.evidence import Evidence, Seen
-from lockstep.diagnose.views import read_task
-from lockstep.protocol.faults import DropMessage, DropTensor, EndEarly, Fault, OddModel, OddSetting
-from lockstep.protocol.ids import Role, TaskId, hex64
-from lockstep.protocol.journal import tensor_states
-from lockstep.protocol.messages import Message, Setting
-from lockstep.protocol.waits import bucket_of
-from lockstep.sim.scenario import Scenario
-from lockstep.sim.world import SimTask, World
+from lockstep.protocol import faults as shared
+from lockstep.protocol.faults import Fault
 
 
-def with_faults(scenario: Scenario, faults: Sequence[Fault]) -> Scenario:
-    """The same scenario with the faults that change what a task is."""
-    for fault in faults:
-        match fault:
-            case EndEarly(task=task, steps=steps):
-                odd = (*scenario.odd_steps, (TaskId.parse(task), steps))
-                scenario = dataclasses.replace(scenario, odd_steps=odd)
-            case OddSetting(task=task, name=name, value=value):
-                settings = (*scenario.odd_settings, (TaskId.parse(task), Setting(name, value)))
-                scenario = dataclasses.replace(scenario, odd_settings=settings)
-            case OddModel(task=task):
-                scenario = dataclasses.replace(scenario, odd_models=(*scenario.odd_models, TaskId.parse(task)))
-            case DropMessage() | DropTensor():
-                continue
-            case _:
-                raise ValueError(f"{type(fault).__name__} is a fault of a process; the simulator has none")
-    return scenario
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """``task`` is killed at this time, and started again so many seconds later; -1: never."""
+
+    task: str
+    at: float
+    restart_after: float = -1.0
 
 
-def plant(world: World, faults: Sequence[Fault]) -> None:
-    """Plant what takes messages and tensors out of the network; before ``run``."""
-    planted = _Planted(faults)
-    world.network.loses_message = planted.loses_message
-    world.network.loses_tensor = planted.loses_tensor
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """``task`` is stopped (SIGSTOP) at this time, and goes on after so many seconds."""
+
+    task: str
+    at: float
+    seconds: float
 
 
-class _Planted:
-    def __init__(self, faults: Sequence[Fault]) -> None:
-        self._faults = faults
-        self._hits: dict[int, int] = {}
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """From this time on nothing passes between ``task`` and ``peer``; ``one_way``: only what ``task`` sends is lost.
 
-    def _strikes(self, number: int, fault: DropMessage | DropTensor) -> bool:
-        done = self._hits.get(number, 0)
-        if fault.times and done >= fault.times:
-            return False
-        self._hits[number] = done + 1
-        return True
+    ``seconds`` -1: for good. The connection stays, as one over TCP does: what was sent meanwhile comes afterwards.
+    """
 
-    def loses_message(self, sender: TaskId, receiver: TaskId, message: Message) -> bool:
-        return any(
-            isinstance(fault, DropMessage)
-            and fault.task == str(sender)
-            and fault.hits(receiver, message)
-            and self._strikes(number, fault)
-            for number, fault in enumerate(self._faults)
-        )
-
-    def loses_tensor(self, sender: TaskId, receiver: TaskId, number: int, bucket: int) -> bool:
-        return any(
-            isinstance(fault, DropTensor)
-            and fault.task == str(sender)
-            and fault.hits(receiver, number, bucket)
-            and self._strikes(place, fault)
-            for place, fault in enumerate(self._faults)
-        )
+    task: str
+    peer: str
+    at: float
+    seconds: float = -1.0
+    one_way: bool = False
 
 
-def run_until(world: World, over: Callable[[World], bool], seconds: float) -> bool:
-    """Play until ``over`` says so, for at most so many virtual seconds; whether it did."""
-    world.begin()
-    while len(world.agenda) and world.agenda.now < seconds:
-        if over(world):
-            return True
-        world.agenda.run_next()
-    return over(world)
+@dataclass(frozen=True, slots=True)
+class LoseConnection:
+    """The connection of ``task`` and ``peer`` breaks at this time, with what is in flight; it is opened again."""
+
+    task: str
+    peer: str
+    at: float
 
 
-def evidence_of(world: World) -> Evidence:
-    """What the analysis would be given if it asked every simulated task now."""
-    now = world.agenda.now
-    seen = {}
-    for name, task in world.tasks.items():
-        view = read_task(json.dumps(_snapshot(name, task, world, now)).encode()) if task.lives else None
-        seen[str(name)] = Seen(task=str(name), view=view, silence="" if view else "gone", monitor_silence="simulated")
-    return Evidence(tasks=seen, asker="simulation", time=now)
+@dataclass(frozen=True, slots=True)
+class StartLate:
+    """``task`` is started so many seconds after its time; -1: never."""
+
+    task: str
+    seconds: float = -1.0
 
 
-def _snapshot(name: TaskId, task: SimTask, world: World, now: float) -> dict[str, Any]:
-    machine = task.machine
-    waits = machine.waits()
-    longest = max((now - wait.since for wait in waits), default=0.0)
-    is_worker = name.role is Role.WORKER
-    sealed = is_worker and any("parameter/" in wait.what for wait in waits)
-    return {
-        "format": 1,
-        "kind": "task",
-        "task": str(name),
-        "incarnation": hex64(machine.incarnation),
-        "step": machine.role.step,
-        "phase": "simulated",
-        "machines": machine.snapshot(),
-        "main": {"doing": "waiting" if sealed else "computing", "seconds": longest, "cpu": 0.9} if is_worker else {},
-        "waits": [
-            {
-                "on": str(wait.on),
-                "what": wait.what,
-                "step": wait.step,
-                "seconds": now - wait.since,
-                "state": wait.state,
-                "bucket": -1 if (key := wait.key()) is None else bucket_of(key),
-            }
-            for wait in waits
-        ],
-        "links": [
-            {"peer": str(peer), "state": "lost" if link.cut else "up", "heard": 0.5}
-            for peer, link in world.network.links_of(name)
-        ],
-        "tensors": [
-            {
-                "kind": one.kind,
-                "number": one.number,
-                "bucket": one.bucket,
-                "peer": str(one.peer),
-                "ages": {state.value: now - at for state, at in one.times.items()},
-                "counts": {state.value: count for state, count in one.counts.items()},
-            }
-            for one in tensor_states(machine.journal, name.role, machine.role.step - 1, 1000)
-        ],
-    }
+SimFault = Crash | Pause | Partition | LoseConnection | StartLate
+AnyFault = Fault | SimFault
+
+_KINDS: Mapping[str, type[SimFault]] = MappingProxyType({kind.__name__: kind for kind in get_args(SimFault)})
+
+
+def to_text(fault: AnyFault) -> str:
+    """One line of JSON."""
+    return json.dumps({"fault": type(fault).__name__, **dataclasses.asdict(fault)})
+
+
+def parse_fault(text: str) -> AnyFault:
+    """Read the printed form back; ValueError is one plain sentence."""
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"a fault is a JSON object, and this is none: {error}") from error
+    kind = _KINDS.get(str(fields.get("fault"))) if isinstance(fields, dict) else None
+    if kind is None:
+        try:
+            return shared.parse_fault(text)
+        except ValueError as error:
+            raise ValueError(f"{error}; the simulator also has: {', '.join(_KINDS)}") from error
+    del fields["fault"]
+    return _build(kind, fields)
+
+
+def _build(kind: type[SimFault], fields: dict[str, object]) -> SimFault:
+    types = get_type_hints(kind)
+    for name, value in fields.items():
+        wanted = types.get(name)
+        if wanted is None:
+            raise ValueError(f"{kind.__name__} has no field {name!r}; it has: {', '.join(types)}")
+        if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+            fields[name] = float(value)
+        elif not isinstance(value, wanted):
+            raise ValueError(f"{kind.__name__}.{name} must be of type {wanted.__name__}, not {value!r}")
+    try:
+        return kind(**fields)  # type: ignore[arg-type]  # each field was just compared with its type
+    except TypeError as error:
+        raise ValueError(f"{kind.__name__} lacks a field: {error}") from error
+
+
+def end_of(fault: AnyFault) -> float:
+    """When it is over for good, in virtual seconds; 0 where it has no time of its own."""
+    match fault:
+        case Pause(at=at, seconds=seconds) | Partition(at=at, seconds=seconds):
+            return at + max(seconds, 0.0)
+        case Crash(at=at) | LoseConnection(at=at):
+            return at
+        case StartLate(seconds=seconds):
+            return max(seconds, 0.0)
+        case _:
+            return 0.0

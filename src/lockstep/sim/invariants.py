@@ -1,4 +1,4 @@
-"""What must hold after every event, whatever the network does.
+"""What must hold after every event, whatever the network does: what is cheap at once, the rest when a step ends.
 
 What becomes of the bytes is checked where they are read and written (``memory``, ``oracle``); here are the rules that
 can be read off the machines.
@@ -15,40 +15,56 @@ from lockstep.protocol.server import ServerMachine
 from lockstep.protocol.task import TaskMachine
 from lockstep.sim.memory import Violation
 from lockstep.sim.oracle import Oracle
+from lockstep.sim.task import SimTask
 
 _LOOK_AT_WAITS_EVERY = 8
+_LOOK_INTO_LARGE_EVERY = 1009
 
 
 class Invariants:
     """Watches the machines of one run."""
 
-    def __init__(self, oracle: Oracle, machines: Mapping[TaskId, TaskMachine]) -> None:
+    def __init__(self, oracle: Oracle, tasks: Mapping[TaskId, SimTask], *, large: bool = False) -> None:
+        """``large``: what looks at all of a machine is checked when its step ends, and now and then in between."""
         self._oracle = oracle
-        self._machines = machines
+        self._tasks = tasks
+        self._whole_every = _LOOK_INTO_LARGE_EVERY if large else 1
         self._synchronous = oracle.mode.synchronous
-        self._coordinator = self._find_coordinator()
+        self._home = oracle.shape.coordinator
         self._committed: Step = INITIAL_STEP - 1
-        self._known: dict[TaskId, Step] = {}
+        self._highest: Step = INITIAL_STEP - 1
+        """The newest step that any life of the coordinator has committed."""
+        self._watched: CoordinatorMachine | None = None
         self._events = 0
 
-    def _find_coordinator(self) -> CoordinatorMachine:
-        return next(m.coordinator for m in self._machines.values() if m.coordinator is not None)
+    @property
+    def _coordinator(self) -> CoordinatorMachine:
+        machine = self._tasks[self._home].machine.coordinator
+        assert machine is not None
+        return machine
 
     def after_event(self, name: TaskId) -> None:
         """Only ``name`` has changed."""
-        machine = self._machines[name]
-        machine.check()
+        task = self._tasks[name]
+        machine = task.machine
+        self._events += 1
+        if machine.role.step != task.step_checked or self._events % self._whole_every == 0:
+            task.step_checked = machine.role.step
+            machine.check()
         if machine.coordinator is not None:
             self._check_commit(machine.coordinator.committed)
-            self._check_decision()
+            if machine.coordinator.aggregate is not None:
+                self._check_decision()
         if isinstance(machine.role, ServerMachine):
-            self._check_server(name, machine.role)
-        self._events += 1
-        if self._events % _LOOK_AT_WAITS_EVERY == 0:
+            self._check_server(task, machine.role)
+        if self._events % (_LOOK_AT_WAITS_EVERY * self._whole_every) == 0:
             self._check_waits(machine)
 
     def _check_commit(self, committed: Step) -> None:
         """Commits go up, and only after every bucket of every server is there."""
+        if self._coordinator is not self._watched:
+            # A new life of the coordinator knows nothing of the former one's commits.
+            self._watched, self._committed = self._coordinator, INITIAL_STEP - 1
         if committed < self._committed:
             raise Violation(f"step {self._committed} was committed, and now only {committed}")
         if committed > self._committed and not self._oracle.complete(committed + 1):
@@ -60,17 +76,18 @@ class Invariants:
         decision = self._coordinator.decision
         self._oracle.contributors_said(decision.step, tuple(worker(index) for index in decision.workers))
 
-    def _check_server(self, name: TaskId, role: ServerMachine) -> None:
-        if role.committed < self._known.get(name, INITIAL_STEP - 1):
-            raise Violation(f"{name} forgot that a step was committed")
-        if role.committed > self._coordinator.committed:
-            raise Violation(f"{name} takes step {role.committed} for committed before the coordinator does")
-        self._known[name] = role.committed
+    def _check_server(self, task: SimTask, role: ServerMachine) -> None:
+        if role.committed < task.committed_seen:
+            raise Violation(f"{role.task} forgot that a step was committed")
+        self._highest = max(self._highest, self._coordinator.committed)
+        if role.committed > self._highest:
+            raise Violation(f"{role.task} takes step {role.committed} for committed before the coordinator does")
+        task.committed_seen = role.committed
 
     def before_apply(self, name: TaskId, effect: Apply) -> None:
         """The slot it writes to holds the version before: that may go only once its server knows of the commit."""
         self._check_decision()
-        role = self._machines[name].role
+        role = self._tasks[name].machine.role
         if self._synchronous and isinstance(role, ServerMachine) and role.committed < effect.step - 1:
             raise Violation(
                 f"{name} applies step {effect.step} and knows of no commit after step {role.committed}: an early commit"
@@ -79,11 +96,11 @@ class Invariants:
     def _check_waits(self, machine: TaskMachine) -> None:
         """Every wait has a waiter, a peer, and a name."""
         for wait in machine.waits():
-            if wait.waiter != machine.task or wait.on not in self._machines or not wait.what:
+            if wait.waiter != machine.task or wait.on not in self._tasks or not wait.what:
                 raise Violation(f"a wait that nobody can act on: {wait}")
 
     def after_tick(self, name: TaskId, now: float) -> None:
         """A deadline that stays in the past would make the loop spin."""
-        deadline = self._machines[name].next_deadline()
+        deadline = self._tasks[name].machine.next_deadline()
         if deadline is not None and deadline <= now:
             raise Violation(f"{name} was ticked at {now} and still has a deadline at {deadline}")

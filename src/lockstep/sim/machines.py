@@ -14,7 +14,10 @@ from lockstep.protocol.task import TaskMachine
 from lockstep.protocol.worker import WorkerMachine
 from lockstep.sim.scenario import Scenario
 
-JOURNAL_ROWS = 500
+JOURNAL_ROWS = 5000
+JOURNAL_ROWS_OF_LARGE = 500
+LARGE = 64
+"""Thousands of full journals would be gigabytes."""
 
 
 class MachineMaker:
@@ -24,8 +27,8 @@ class MachineMaker:
         self, scenario: Scenario, task: TaskId, incarnation: Incarnation, job: JobId, now: float
     ) -> TaskMachine:
         """All machines of a task that starts now."""
-        journal = Journal(JOURNAL_ROWS)
         shape = scenario.shape
+        journal = Journal(JOURNAL_ROWS if shape.servers + shape.workers < LARGE else JOURNAL_ROWS_OF_LARGE)
         settings = (dict(scenario.odd_settings).get(task, Setting("optimizer", "sgd")),)
         join = Join(str(task), incarnation, "", f"host-{task.role.value}-{task.index}", 1000 + task.index, settings)
         deadline = now + scenario.startup_timeout

@@ -43,10 +43,20 @@ Halves = tuple[Tag | None, Tag | None]
 class Cell:
     """One buffer."""
 
-    name: str
+    place: tuple[str, TaskId, BucketId, int, TaskId | None]
+    """What it is, whose, of which bucket; which part or life; whose bytes."""
     halves: list[Tag | None] = field(default_factory=lambda: [None, None])
     readers: int = 0
     """Readers that must not see a change. A transfer whose source may change is not one of them."""
+
+    @property
+    def name(self) -> str:
+        what, owner, bucket, part, of = self.place
+        if what == "slot":
+            return f"slot {part} of bucket {bucket} on {owner.short}"
+        if of is not None:
+            return f"the inbox of {owner.short} for bucket {bucket} of {of.short} in life {part:x}"
+        return f"{what} bucket {bucket} of {owner.short}"
 
     def write(self, half: int, tag: Tag | None) -> None:
         """Overwrite one half; what somebody reads must stay as it is."""
@@ -68,23 +78,32 @@ class Memory:
     """All buffers of a cluster."""
 
     def __init__(self) -> None:
-        self._cells: dict[str, Cell] = {}
+        self._cells: dict[tuple[str, TaskId, int, int, TaskId | None], Cell] = {}
 
-    def _cell(self, name: str) -> Cell:
-        return self._cells.setdefault(name, Cell(name))
+    def _cell(self, what: str, owner: TaskId, bucket: BucketId, part: int = 0, of: TaskId | None = None) -> Cell:
+        key = (what, owner, bucket, part, of)
+        cell = self._cells.get(key)
+        if cell is None:
+            cell = self._cells[key] = Cell(key)
+        return cell
 
     def parameters(self, worker: TaskId, bucket: BucketId) -> Cell:
         """A bucket in a worker's parameter arena."""
-        return self._cell(f"parameter bucket {bucket} of {worker.short}")
+        return self._cell("parameter", worker, bucket)
 
     def gradients(self, worker: TaskId, bucket: BucketId) -> Cell:
         """A bucket in a worker's gradient arena."""
-        return self._cell(f"gradient bucket {bucket} of {worker.short}")
+        return self._cell("gradient", worker, bucket)
 
     def inbox(self, server: TaskId, worker: TaskId, life: Incarnation, bucket: BucketId) -> Cell:
         """Where a server takes this bucket of one life of a worker."""
-        return self._cell(f"the inbox of {server.short} for bucket {bucket} of {worker.short} in life {life:x}")
+        return self._cell("inbox", server, bucket, life, worker)
 
     def slot(self, server: TaskId, bucket: BucketId, slot: int) -> Cell:
         """One of the two copies of a bucket in a server's store."""
-        return self._cell(f"slot {slot} of bucket {bucket} on {server.short}")
+        return self._cell("slot", server, bucket, slot)
+
+    def forget(self, task: TaskId) -> None:
+        """What a process had in its memory ends with it."""
+        for key in [key for key in self._cells if key[1] == task]:
+            del self._cells[key]

@@ -3,6 +3,9 @@
 What a link promises is what the runtime promises its machines: between ``LinkUp`` and ``LinkLost`` of one end, and
 only then, that end is told of messages and transfers of the link; the two ends are told at different times; what was
 in flight when the link broke may arrive before the ``LinkLost`` of the receiving end, or never.
+
+A way can be *blocked* (a partition, in one direction or both): the connection stays, as one over TCP does for many
+minutes, and what is sent meanwhile comes once the way is free again.
 """
 
 from __future__ import annotations
@@ -12,14 +15,19 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from lockstep.protocol.events import Event, LinkLost, LinkUp, Received
-from lockstep.protocol.ids import ClusterShape, Incarnation, Role, TaskId
+from lockstep.protocol.ids import ClusterShape, Incarnation, TaskId
 from lockstep.protocol.messages import Message
 from lockstep.sim.agenda import Agenda
 from lockstep.sim.dice import Dice
-from lockstep.sim.scenario import NetworkProfile
+from lockstep.sim.nic import adapters
+from lockstep.sim.scenario import Mishap, NetworkProfile
+from lockstep.sim.weather import Chance, Weather
 
 Deliver = Callable[[TaskId, Event], None]
 Pair = tuple[TaskId, TaskId]
+AGAIN = 0.3
+"""How soon after a blocked way is free the senders try again."""
+_SURVIVAL_SALT = 31
 
 
 @dataclass(slots=True)
@@ -33,40 +41,68 @@ class Traffic:
 
 
 @dataclass(slots=True)
-class _End:
+class End:
+    """One end of a link, and the way that leads to it."""
+
     task: TaskId
     peer: TaskId
+    place: int
+    """Where its draws come from (see ``Dice``)."""
     up: bool = False
     was_up: bool = False
     held: list[Event] = field(default_factory=list)
     """What came before this end was told that the link is up."""
     last_arrival: float = 0.0
+    delays: int = 0
+    survivals: int = 0
+    chances: dict[str, int] = field(default_factory=dict)
+    blocked_from: float = 0.0
+    blocked_until: float = 0.0
+
+    def blocked(self, now: float) -> bool:
+        return self.blocked_from <= now < self.blocked_until
 
 
 class Link:
     """One pair of tasks. A *session* is the time from one opening to the next break."""
 
+    __slots__ = ("_ends", "_lossless", "_network", "closed", "cut", "cut_at", "session")
+
     def __init__(self, pair: Pair, network: Network) -> None:
         self.session = 0
         self.cut = True
+        self.cut_at = 0.0
         self.closed = False
         self._lossless = False
         self._network = network
-        self._ends = {pair[0]: _End(*pair), pair[1]: _End(pair[1], pair[0])}
+        one, other = pair
+        self._ends = {one: End(one, other, network.dice.place()), other: End(other, one, network.dice.place())}
+
+    def end(self, task: TaskId) -> End:
+        """The end of this task."""
+        return self._ends[task]
 
     def open(self) -> None:
         """Begin a new session; each end is told of it in its own time."""
-        if self.closed:
+        if self.closed or not self.cut:
+            return
+        free_at = max(end.blocked_until if end.blocked(self._network.agenda.now) else 0.0 for end in self.ends())
+        if free_at:
+            # It cannot be opened while nothing passes; keepers try again and again.
+            self._network.agenda.at(free_at + AGAIN, self.open)
             return
         self.session += 1
         self.cut = False
-        for end in self._ends.values():
+        for end in self.ends():
             end.up = end.was_up = False
             end.held.clear()
             end.last_arrival = 0.0
-            self._network.after_latency(partial(self._raise, end, self.session))
+            self._network.after_delay(end, partial(self._raise, end, self.session))
 
-    def _raise(self, end: _End, session: int) -> None:
+    def ends(self) -> tuple[End, ...]:
+        return tuple(self._ends.values())
+
+    def _raise(self, end: End, session: int) -> None:
         if session != self.session or self.cut:
             return
         end.up = end.was_up = True
@@ -81,63 +117,71 @@ class Link:
 
     def send(self, sender: TaskId, message: Message) -> None:
         """Messages to a link that is not up are dropped, as the runtime does."""
-        if not self._ends[sender].up:
+        mine = self._ends[sender]
+        if not mine.up:
             return
         network = self._network
         network.traffic.sent += 1
-        receiver = self._ends[self._ends[sender].peer]
-        if network.loses_message(sender, receiver.task, message):
+        receiver = self._ends[mine.peer]
+        if network.loses_message is not None and network.loses_message(sender, receiver.task, message):
             network.traffic.lost += 1
             return
         event = Received(sender, network.incarnations[sender], message)
-        copies = 2 if network.happens(network.profile.duplicate_chance) else 1
-        network.traffic.doubled += copies - 1
-        for _ in range(copies):
+        self._post(receiver, event)
+        if network.strikes(Chance.DOUBLED, receiver):
+            network.traffic.doubled += 1
             self._post(receiver, event)
-        self.break_by_chance()
+        self.break_by_chance(receiver)
 
-    def _post(self, receiver: _End, event: Event) -> None:
-        time = self._network.agenda.now + self._network.delay()
-        if self._network.profile.in_order:
-            time = max(time, receiver.last_arrival)
+    def _post(self, receiver: End, event: Event) -> None:
+        network = self._network
+        time = network.agenda.now + network.delay(receiver)
+        if network.profile.in_order and time < receiver.last_arrival:
+            time = receiver.last_arrival
         receiver.last_arrival = max(time, receiver.last_arrival)
-        session = self.session
-        self._network.agenda.at(time, lambda: self._arrive(receiver, session, event))
+        network.agenda.at(time, partial(self._arrive, receiver, self.session, event))
 
-    def _arrive(self, end: _End, session: int, event: Event) -> None:
+    def _arrive(self, end: End, session: int, event: Event) -> None:
         if session == self.session and not end.was_up and not self.cut:
             end.held.append(event)
             return
-        if not self.carries(end.task, session) or not self.survives():
+        if not self.carries(end.task, session) or not self.survives(end):
             self._network.traffic.lost += 1
             return
         self._network.deliver(end.task, event)
 
-    def survives(self) -> bool:
+    def survives(self, end: End) -> bool:
         """Whether something in flight still gets through; always, unless the link is broken already."""
-        return not self.cut or self._lossless or self._network.dice.chance(0.5)
+        if not self.cut or self._lossless:
+            return True
+        end.survivals += 1
+        return self._network.dice.at(end.place + _SURVIVAL_SALT, end.survivals) < 0.5
 
-    def break_by_chance(self) -> None:
+    def break_by_chance(self, way: End) -> None:
         """Links break at messages and transfers rather than at times of day: that is where it matters."""
-        network = self._network
-        if network.traffic.resets < network.profile.max_resets and network.happens(network.profile.reset_chance):
+        if self._network.strikes(Chance.RESET, way):
             self.reset("connection reset")
 
     def reset(self, reason: str) -> None:
         """Break now, tell both ends, open again."""
         if self.cut:
             return
-        self._network.traffic.resets += 1
-        self.cut = True
-        delays = [self._lose_later(end, reason) for end in self._ends.values()]
-        self._network.agenda.after(max(delays) + self._network.dice.seconds(self._network.profile.reopen), self.open)
+        network = self._network
+        network.traffic.resets += 1
+        self.cut, self.cut_at = True, network.agenda.now
+        delays = [self._lose_later(end, reason) for end in self.ends()]
+        first = self.ends()[0]
+        first.delays += 1
+        again = network.dice.seconds_at(network.profile.reopen, first.place, first.delays)
+        network.agenda.after(max(delays) + again, self.open)
 
-    def _lose_later(self, end: _End, reason: str, not_before: float = 0.0) -> float:
-        session, delay = self.session, max(self._network.delay(), not_before - self._network.agenda.now)
-        self._network.agenda.after(delay, lambda: self._lose(end, session, reason))
+    def _lose_later(self, end: End, reason: str, not_before: float = 0.0) -> float:
+        # Both ends learn of it by themselves: what blocks the way between them does not hold this up.
+        delay = max(self._network.delay(end, blockable=False), not_before - self._network.agenda.now)
+        self._network.agenda.after(delay, partial(self._lose, end, self.session, reason))
         return delay
 
-    def _lose(self, end: _End, session: int, reason: str) -> None:
+    def _lose(self, end: End, session: int, reason: str) -> None:
         if self.carries(end.task, session):
             end.up = False
             self._network.deliver(end.task, LinkLost(end.peer, reason))
@@ -149,7 +193,12 @@ class Link:
         if not self.cut:
             self._lossless = orderly
             self._lose_later(other, reason, other.last_arrival if orderly else 0.0)
+            self.cut_at = self._network.agenda.now
         self.cut = self.closed = True
+
+    def revive(self) -> None:
+        """The one that left has a new life: the link may be opened again."""
+        self.closed = self._lossless = False
 
 
 class Network:
@@ -163,6 +212,7 @@ class Network:
         agenda: Agenda,
         deliver: Deliver,
         incarnations: Mapping[TaskId, Incarnation],
+        mishaps: tuple[Mishap, ...] | None = None,
     ) -> None:
         self.profile = profile
         self.dice = dice
@@ -170,41 +220,65 @@ class Network:
         self.deliver = deliver
         self.incarnations = incarnations
         self.traffic = Traffic()
-        self.loses_message: Callable[[TaskId, TaskId, Message], bool] = lambda *_: False
-        self.loses_tensor: Callable[[TaskId, TaskId, int, int], bool] = lambda *_: False
+        self.weather = Weather(profile, dice, mishaps)
+        self.adapters = adapters(shape, shared=profile.shared_hosts)
+        self.loses_message: Callable[[TaskId, TaskId, Message], bool] | None = None
+        self.loses_tensor: Callable[[TaskId, TaskId, int, int], bool] | None = None
         """What planted faults (``faults.py``) take out on purpose; by chance nothing is lost on a link that is up."""
-        self._links = {pair: Link(pair, self) for pair in linked_pairs(shape)}
+        self._links: dict[TaskId, dict[TaskId, Link]] = {task: {} for task in shape.tasks()}
+        for one, other in linked_pairs(shape):
+            self._links[one][other] = self._links[other][one] = Link((one, other), self)
 
     def link(self, one: TaskId, other: TaskId) -> Link:
-        return self._links[(one, other) if one < other else (other, one)]
+        return self._links[one][other]
 
     def links_of(self, task: TaskId) -> list[tuple[TaskId, Link]]:
         """Each peer of a task, with the link to it."""
-        return [(pair[pair[0] == task], link) for pair, link in self._links.items() if task in pair]
+        return list(self._links[task].items())
 
-    # -- chance, until the network is quiet --
+    # -- time on the way --
 
-    @property
-    def quiet(self) -> bool:
-        return self.agenda.now >= self.profile.quiet_after
+    def strikes(self, kind: Chance, way: End) -> Mishap | None:
+        weather = self.weather
+        return None if weather.fair else weather.strikes(kind, way, self.agenda.now)
 
-    def happens(self, probability: float) -> bool:
-        return not self.quiet and self.dice.chance(probability)
+    def delay(self, way: End, *, blockable: bool = True) -> float:
+        """How long something small takes to the end of this way."""
+        way.delays += 1
+        seconds = self.dice.seconds_at(self.profile.latency, way.place, way.delays)
+        late = self.strikes(Chance.LATE, way)
+        if late is not None:
+            seconds = late.seconds
+        if blockable and way.blocked_until:
+            now = self.agenda.now
+            if way.blocked(now):
+                seconds += way.blocked_until - now + AGAIN
+        return seconds
 
-    def delay(self) -> float:
-        late = self.happens(self.profile.late_chance)
-        return self.dice.seconds(self.profile.late if late else self.profile.latency)
+    def after_delay(self, way: End, action: Callable[[], None]) -> None:
+        self.agenda.after(self.delay(way), action)
 
-    def after_latency(self, action: Callable[[], None]) -> None:
-        self.agenda.after(self.delay(), action)
+    # -- bytes through the adapters --
+
+    def limited(self, sender: TaskId, receiver: TaskId) -> bool:
+        """Whether bytes between these two pass an adapter."""
+        return self.profile.bandwidth > 0 and self.adapters[sender] is not self.adapters[receiver]
+
+    def leave(self, sender: TaskId, nbytes: int) -> tuple[float, float]:
+        """When these bytes begin and end to leave the sender's host, if they are sent now."""
+        seconds = nbytes / self.profile.bandwidth
+        begins = self.adapters[sender].out.take(self.agenda.now, seconds)
+        return begins, begins + seconds
+
+    def enter(self, receiver: TaskId, nbytes: int) -> tuple[float, float]:
+        """When these bytes begin and end to enter the receiver's host, if the first one comes now."""
+        seconds = nbytes / self.profile.bandwidth
+        begins = self.adapters[receiver].into.take(self.agenda.now, seconds)
+        return begins, begins + seconds
 
 
 def linked_pairs(shape: ClusterShape) -> list[Pair]:
     """Workers are linked with every server, servers with the coordinator."""
-    tasks = sorted(shape.tasks())
-    return [
-        (one, other)
-        for index, one in enumerate(tasks)
-        for other in tasks[index + 1 :]
-        if one.role is not other.role or (one.role is Role.SERVER and shape.coordinator in (one, other))
-    ]
+    servers, workers = shape.server_ids(), shape.worker_ids()
+    with_coordinator = [(shape.coordinator, other) for other in servers if other != shape.coordinator]
+    return [*with_coordinator, *((one, other) for one in servers for other in workers)]

@@ -65,6 +65,10 @@ class NetworkProfile:
     """Gradients are read in the worker's own memory, as over shared memory; otherwise they are copied."""
     torn: bool = True
     """Bytes are read and land in two halves, at different moments."""
+    bandwidth: float = 0.0
+    """Bytes a second of every host's adapter, in each direction; 0: without limit."""
+    shared_hosts: bool = False
+    """Server *i* shares the host, and the adapter, of worker *i*."""
     quiet_after: float = 60.0
 
 
@@ -79,6 +83,13 @@ class TrainingProfile:
     backward: Span = Span(0.0, 0.02)
     """From one filled bucket to the next."""
     apply: Span = Span(0.0, 0.02)
+    """One update, whatever its size; updates of one server come one after the other."""
+    store_bandwidth: float = 0.0
+    """Bytes a second at which a server reads gradients and writes parameters, on top of ``apply``; 0: without limit."""
+    loop_seconds: float = 0.0
+    """What one event costs the loop of a task; the next one waits for it."""
+    in_order: bool = False
+    """Backward fills the buckets in the order of the plan; otherwise in a drawn one."""
     absent_chance: float = 0.0
     """A bucket gets no gradient in a step."""
     edit_chance: float = 0.0
@@ -89,6 +100,35 @@ class TrainingProfile:
     """A worker finds infinity in its gradients, and the whole step must not be applied (only with seals)."""
     rates_at_seal: bool = False
     """The chief says the rates with its seal instead of at the beginning of the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mishap:
+    """One thing that went wrong on the way from ``task`` to ``peer``: at the ``number``-th chance for it there."""
+
+    kind: str
+    """``late``, ``doubled``, ``reset``, ``failed`` or ``ghost``; see ``weather.py``."""
+    task: str
+    peer: str
+    number: int
+    seconds: float = 0.0
+    """How late, where it is."""
+
+    def to_text(self) -> str:
+        """``late,worker 1,ps 0,17,8.2``, for a command line."""
+        return ",".join(
+            [self.kind, self.task, self.peer, str(self.number), *([f"{self.seconds:g}"] * (self.seconds > 0))]
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Mishap:
+        """Read the printed form back; ValueError for anything else."""
+        parts = text.split(",")
+        try:
+            kind, task, peer, number, seconds = parts if len(parts) == 5 else (*parts, "0")
+            return cls(kind, task, peer, int(number), float(seconds))
+        except ValueError:
+            raise ValueError(f"{text!r} is no mishap like 'late,worker 1,ps 0,17,8.2'") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +166,12 @@ class Scenario:
     """When each task starts."""
     startup_timeout: float = 300.0
     kills: tuple[Kill, ...] = ()
+    mishaps: tuple[Mishap, ...] | None = None
+    """Exactly what goes wrong on the network; None: drawn, with the chances of ``network``."""
+    late_starts: tuple[tuple[TaskId, float], ...] = ()
+    """Tasks that start so many seconds after their time."""
+    stall_after: float = 60.0
+    """Without progress for so long the job is ended with a verdict."""
     absentees: tuple[TaskId, ...] = ()
     """Tasks that never start."""
     odd_settings: tuple[tuple[TaskId, Setting], ...] = ()

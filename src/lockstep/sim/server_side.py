@@ -8,8 +8,9 @@ from lockstep.protocol.effects import Apply, Effect, GiveBack, GrantRegion, Prep
 from lockstep.protocol.events import BucketApplied, GradientArrived, Prepared, VersionArrived
 from lockstep.protocol.ids import BucketId, Incarnation, Step, TaskId
 from lockstep.protocol.messages import Grant, Layout
-from lockstep.protocol.plan import Plan, make_plan
+from lockstep.protocol.plan import Plan
 from lockstep.sim.memory import Cell, GradientTag, VersionTag, Violation
+from lockstep.sim.scenario import Span
 from lockstep.sim.surroundings import Surroundings, ticket_for
 from lockstep.sim.transfers import Copy, Lanes, Loan, Parcel
 
@@ -34,15 +35,27 @@ class ServerSide:
         self.arrivals: dict[int, _Arrival] = {}
         self._around = around
         self._plan: Plan | None = None
+        self._shard_bytes = 0
         self._numbered = 0
         self._copies: dict[tuple[BucketId, int], list[Copy]] = {}
         self._lanes = Lanes()
+        self._place = around.dice.place()
+        self._draws = 0
+        self.store_free_at = 0.0
+        self.store_busy = 0.0
+        """Seconds for which the store has worked."""
+        self.slowed: tuple[Step, float] | None = None
+        """From which step on each update takes how much longer (a planted fault)."""
+        self.slow_is_busy = True
+        self.applying: tuple[Apply, float] | None = None
+        """The update that the store is at, and since when."""
 
     def carry_out(self, effect: Effect) -> None:
         match effect:
             case Prepare(layout=layout):
-                seconds = self._around.dice.seconds(self._around.scenario.training.prepare)
-                self._around.after(self.task, seconds, lambda: self._prepare(layout))
+                self._around.after(
+                    self.task, self._seconds(self._around.scenario.training.prepare), lambda: self._prepare(layout)
+                )
             case GrantRegion(peer=peer):
                 self._grant(peer)
             case SendVersion():
@@ -54,16 +67,21 @@ class ServerSide:
             case _:
                 raise TypeError(f"a server does not carry out {effect}")
 
+    def _seconds(self, span: Span) -> float:
+        self._draws += 1
+        return self._around.dice.seconds_at(span, self._place, self._draws)
+
     # -- memory --
 
     def _prepare(self, layout: Layout) -> None:
-        self._plan = make_plan(layout.parameters, self._around.scenario.servers, layout.bucket_bytes)
+        self._plan = self._around.plan(layout.parameters, layout.bucket_bytes)
+        self._shard_bytes = self._plan.shard_bytes(self.task.index)
         self._around.handle(self.task, Prepared(self._plan))
 
     def _grant(self, peer: TaskId) -> None:
         assert self._plan is not None
         link = self._around.network.link(self.task, peer)
-        link.send(self.task, Grant(ticket_for(link, self._plan.shard_bytes(self.task.index))))
+        link.send(self.task, Grant(ticket_for(link, self._shard_bytes)))
 
     # -- gradients come in --
 
@@ -95,8 +113,27 @@ class ServerSide:
         tag = around.oracle.next_tag(effect, gradients)
         self._refuse_overwriting(effect)
         target.write(0, tag)
-        seconds = around.dice.seconds(around.scenario.training.apply)
-        around.after(self.task, seconds, lambda: self._end_apply(effect, taken, gradients, tag))
+        begins, ends = self._store_time(effect)
+        around.after(self.task, begins - around.agenda.now, lambda: self._at_work(effect))
+        around.after(self.task, ends - around.agenda.now, lambda: self._end_apply(effect, taken, gradients, tag))
+
+    def _store_time(self, effect: Apply) -> tuple[float, float]:
+        """When this update begins and ends: the store does one after the other."""
+        training, now = self._around.scenario.training, self._around.agenda.now
+        seconds = self._seconds(training.apply)
+        if training.store_bandwidth:
+            assert self._plan is not None
+            moved = (len(effect.contributors) + 2) * self._plan.buckets[effect.bucket].nbytes
+            seconds += moved / training.store_bandwidth
+        if self.slowed is not None and effect.step >= self.slowed[0]:
+            seconds += self.slowed[1]
+        begins = max(now, self.store_free_at)
+        self.store_free_at = begins + seconds
+        self.store_busy += seconds
+        return begins, begins + seconds
+
+    def _at_work(self, effect: Apply) -> None:
+        self.applying = (effect, self._around.agenda.now)
 
     def _slots(self, effect: Apply) -> tuple[Cell, Cell]:
         if effect.from_slot == effect.to_slot:
@@ -117,6 +154,7 @@ class ServerSide:
     def _end_apply(
         self, effect: Apply, taken: list[_Arrival], gradients: tuple[GradientTag, ...], tag: VersionTag
     ) -> None:
+        self.applying = None
         source, target = self._slots(effect)
         source.expect(self._around.oracle.base_of(effect), f"{self.task} after step {effect.step}")
         for arrival, gradient in zip(taken, gradients, strict=True):
@@ -131,12 +169,15 @@ class ServerSide:
 
     def _send_version(self, effect: SendVersion) -> None:
         around = self._around
+        assert self._plan is not None
         route = around.route(self.task, effect.peer, effect.ticket)
+        if route is None:
+            return
         arrived = VersionArrived(self.task, effect.version, effect.bucket)
         copy = Copy(
             around.network,
             route,
-            Parcel(effect.version, effect.bucket),
+            Parcel(effect.version, effect.bucket, self._plan.buckets[effect.bucket].nbytes),
             around.memory.slot(self.task, effect.bucket, effect.slot),
             around.memory.parameters(effect.peer, effect.bucket),
             self._lanes,
@@ -144,4 +185,4 @@ class ServerSide:
         )
         self._copies.setdefault((effect.bucket, effect.slot), []).append(copy)
         copy.start()
-        route.link.break_by_chance()
+        route.link.break_by_chance(route.way)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lockstep.protocol.events import Event
 from lockstep.protocol.ids import Incarnation, TaskId
-from lockstep.protocol.messages import Ticket
+from lockstep.protocol.messages import ParameterEntry, Ticket
+from lockstep.protocol.plan import Plan, make_plan
 from lockstep.sim.agenda import Agenda
 from lockstep.sim.dice import Dice
 from lockstep.sim.memory import Memory, Violation
 from lockstep.sim.network import Link, Network
 from lockstep.sim.oracle import Oracle
 from lockstep.sim.scenario import Scenario
+from lockstep.sim.task import SimTask
 from lockstep.sim.transfers import Route
 
 
@@ -28,23 +30,41 @@ class Surroundings:
     memory: Memory
     oracle: Oracle
     incarnations: Mapping[TaskId, Incarnation]
+    tasks: Mapping[TaskId, SimTask]
     handle: Callable[[TaskId, Event], None]
     """Hand an event to the machines of a task; nothing happens if it has left."""
-    lives: Callable[[TaskId], bool]
+    plans: dict[tuple[tuple[ParameterEntry, ...], int], Plan] = field(default_factory=dict)
+
+    def lives(self, task: TaskId) -> bool:
+        return self.tasks[task].lives
 
     def after(self, task: TaskId, seconds: float, action: Callable[[], None]) -> None:
-        """Work of this task takes time; what is left of it ends with the task."""
+        """Work of this task takes time; what is left of it ends with the task, and waits while it is frozen."""
+        worker = self.tasks[task]
 
         def act_if_alive() -> None:
-            if self.lives(task):
-                action()
+            # A task that was started again is another one: the work of its former life is gone.
+            if worker.lives:
+                worker.act(action)
 
         self.agenda.after(seconds, act_if_alive)
 
-    def route(self, sender: TaskId, receiver: TaskId, ticket: Ticket) -> Route:
-        """The way of a new transfer; a ticket of another session of the link would write into freed memory."""
+    def plan(self, parameters: tuple[ParameterEntry, ...], bucket_bytes: int) -> Plan:
+        """Every task computes the same one, so it is computed once."""
+        key = (parameters, bucket_bytes)
+        if key not in self.plans:
+            self.plans[key] = make_plan(parameters, self.scenario.servers, bucket_bytes)
+        return self.plans[key]
+
+    def route(self, sender: TaskId, receiver: TaskId, ticket: Ticket) -> Route | None:
+        """The way of a new transfer; a ticket of another session of the link would write into freed memory.
+
+        None where the machines have not heard of the end of the link yet, because their task is behind or frozen.
+        """
         link = self.network.link(sender, receiver)
         if not link.carries(sender, ticket.region):
+            if self.tasks[sender].behind:
+                return None
             raise Violation(f"{sender} uses a ticket of session {ticket.region} in session {link.session}")
         return Route(link, link.session, sender, receiver)
 

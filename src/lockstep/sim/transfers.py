@@ -3,17 +3,21 @@
 A *copy* reads the source half by half, lands half by half in a region of the receiver, and is then reported there;
 the sender is told that its source is free once it has been read, whenever that news comes through. A *loan* moves
 nothing: the receiver reads the sender's own memory, and the sender is told once it has been released.
+
+Where adapters have a limit, a copy first queues for the sender's, then for the receiver's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from lockstep.protocol.events import TransferEnded
 from lockstep.protocol.ids import BucketId, TaskId
 from lockstep.sim.memory import Cell, Tag
-from lockstep.sim.network import Link, Network
+from lockstep.sim.network import End, Link, Network
+from lockstep.sim.weather import Chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,10 @@ class Route:
     sender: TaskId
     receiver: TaskId
 
+    @property
+    def way(self) -> End:
+        return self.link.end(self.receiver)
+
     def sender_is_up(self) -> bool:
         return self.link.carries(self.sender, self.session)
 
@@ -34,10 +42,11 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """Which bucket, as the sender's machine knows it: its step or version."""
+    """Which bucket, as the sender's machine knows it: its step or version; and how large it is."""
 
     number: int
     bucket: BucketId
+    nbytes: int = 0
 
 
 class Transfer:
@@ -51,6 +60,8 @@ class Transfer:
 
     def is_lost(self) -> bool:
         """Whether a planted fault takes this transfer out: it counts as sent, and never arrives."""
+        if self.network.loses_tensor is None:
+            return False
         route, parcel = self.route, self.parcel
         return self.network.loses_tensor(route.sender, route.receiver, parcel.number, parcel.bucket)
 
@@ -59,36 +70,39 @@ class Transfer:
         if self._ended:
             return
         self._ended = True
-        self.network.after_latency(lambda: self._tell(ok))
+        self.network.after_delay(self.route.link.end(self.route.sender), partial(self._tell, ok))
 
     def _tell(self, ok: bool) -> None:
         if self.route.sender_is_up():
             event = TransferEnded(self.route.receiver, self.parcel.number, self.parcel.bucket, ok)
             self.network.deliver(self.route.sender, event)
 
+    def later(self, action: Callable[[], None]) -> None:
+        """Something goes the way of this transfer."""
+        self.network.after_delay(self.route.way, action)
+
 
 class Lanes:
     """Copies into the same bytes over the same session of a link land in the order in which they were started."""
 
     def __init__(self) -> None:
-        self._waiting: dict[tuple[TaskId, int, str], list[Copy]] = {}
+        self._waiting: dict[tuple[TaskId, int, int], list[Copy]] = {}
 
     def enter(self, copy: Copy) -> None:
-        self._lane(copy).append(copy)
+        self._waiting.setdefault(copy.lane, []).append(copy)
 
     def is_first(self, copy: Copy) -> bool:
-        return self._lane(copy)[0] is copy
+        return self._waiting[copy.lane][0] is copy
 
     def leave(self, copy: Copy) -> None:
         """It has landed or never will."""
-        lane = self._lane(copy)
+        lane = self._waiting[copy.lane]
         was_first = lane[0] is copy
         lane.remove(copy)
         if was_first and lane:
             lane[0].may_land()
-
-    def _lane(self, copy: Copy) -> list[Copy]:
-        return self._waiting.setdefault((copy.route.receiver, copy.route.session, copy.target.name), [])
+        elif not lane:
+            del self._waiting[copy.lane]
 
 
 class Copy(Transfer):
@@ -105,24 +119,27 @@ class Copy(Transfer):
         on_arrived: Callable[[], None],
     ) -> None:
         super().__init__(network, route, parcel)
-        self.target = target
+        self.lane = (route.receiver, route.session, id(target))
+        self._target = target
         self._source = source
         self._lanes = lanes
         self._on_arrived = on_arrived
         self._read: list[Tag | None] = []
         self._landed = 0
         self._over = False
+        self._limited = network.limited(route.sender, route.receiver)
 
     def start(self) -> None:
         self._lanes.enter(self)
         if self.is_lost():
             self._finish()
             self.end(ok=True)
-            return
-        if self.network.happens(self.network.profile.transfer_failure_chance):
-            self.network.after_latency(self._fail)
+        elif self.network.strikes(Chance.FAILED, self.route.way):
+            self.later(self._fail)
+        elif self.network.profile.torn:
+            self._start_reading()
         else:
-            self.network.after_latency(self._read_half if self.network.profile.torn else self._move_at_once)
+            self._start_moving()
 
     @property
     def reads(self) -> bool:
@@ -133,45 +150,82 @@ class Copy(Transfer):
         self._finish()
         self.end(ok=False)
 
+    # -- half by half --
+
+    def _start_reading(self) -> None:
+        if not self._limited:
+            self.later(self._read_half)
+            return
+        begins, ends = self.network.leave(self.route.sender, self.parcel.nbytes)
+        self.network.agenda.at(begins, self._read_half)
+        self.network.agenda.at(ends, self._read_half)
+
     def _read_half(self) -> None:
-        if not self.route.sender_is_up() or not self.route.link.survives():
+        if self._over:
+            return
+        if not self.route.sender_is_up() or not self.route.link.survives(self.route.way):
             self._finish()
             return
         self._read.append(self._source.halves[len(self._read)])
         if len(self._read) == 1:
-            self.network.after_latency(self._read_half)
+            if not self._limited:
+                self.later(self._read_half)
             return
         self.end(ok=True)
-        if self._lanes.is_first(self):
-            self.network.after_latency(self._land_half)
+        self.may_land()
 
     def may_land(self) -> None:
-        """The copy before this one is over."""
-        if len(self._read) == 2:
-            self.network.after_latency(self._land_half)
+        """The copy before this one is over, or this one has been read."""
+        if len(self._read) == 2 and self._lanes.is_first(self):
+            self.later(self._land_half if not self._limited else self._enter)
+
+    def _enter(self) -> None:
+        begins, ends = self.network.enter(self.route.receiver, self.parcel.nbytes)
+        self.network.agenda.at(begins, self._land_half)
+        self.network.agenda.at(ends, self._land_half)
 
     def _land_half(self) -> None:
-        if not self.route.receiver_is_up() or not self.route.link.survives():
+        if self._over:
+            return
+        if not self.route.receiver_is_up() or not self.route.link.survives(self.route.way):
             self._finish()
             return
-        self.target.write(self._landed, self._read[self._landed])
+        self._target.write(self._landed, self._read[self._landed])
         self._landed += 1
-        if self._landed == 1:
-            self.network.after_latency(self._land_half)
-        else:
+        if self._landed == 2:
             self._finish()
             self._report()
+        elif not self._limited:
+            self.later(self._land_half)
 
-    def _move_at_once(self) -> None:
-        """The short form, for large clusters: read and landed in one moment."""
-        if not self._lanes.is_first(self):
-            self.network.after_latency(self._move_at_once)
+    # -- at once: the short form, for large clusters --
+
+    def _start_moving(self) -> None:
+        if not self._limited:
+            self.later(self._move)
             return
-        if not self.route.sender_is_up() or not self.route.receiver_is_up() or not self.route.link.survives():
+        begins, ends = self.network.leave(self.route.sender, self.parcel.nbytes)
+        delay = self.network.delay(self.route.way)
+        self.network.agenda.at(begins + delay, partial(self._queue_at_receiver, ends + delay))
+
+    def _queue_at_receiver(self, left_at: float) -> None:
+        """The first byte has come; the last one comes when the sender and the receiver's queue allow it."""
+        _, ends = self.network.enter(self.route.receiver, self.parcel.nbytes)
+        self.network.agenda.at(max(ends, left_at), self._move)
+
+    def _move(self) -> None:
+        if not self._lanes.is_first(self):
+            self.later(self._move)
+            return
+        if (
+            not self.route.sender_is_up()
+            or not self.route.receiver_is_up()
+            or not self.route.link.survives(self.route.way)
+        ):
             self._finish()
             return
         for half in (0, 1):
-            self.target.write(half, self._source.halves[half])
+            self._target.write(half, self._source.halves[half])
         self._finish()
         self.end(ok=True)
         self._report()
@@ -182,12 +236,15 @@ class Copy(Transfer):
         self._lanes.leave(self)
 
     def _report(self) -> None:
-        copies = 2 if self.network.happens(self.network.profile.duplicate_chance) else 1
-        for _ in range(copies):
-            self.network.after_latency(self._arrive)
+        if self.network.weather.fair and not self.network.profile.torn:
+            self._arrive()
+            return
+        self.later(self._arrive)
+        if self.network.strikes(Chance.DOUBLED, self.route.way):
+            self.later(self._arrive)
 
     def _arrive(self) -> None:
-        if self.route.receiver_is_up() and self.route.link.survives():
+        if self.route.receiver_is_up() and self.route.link.survives(self.route.way):
             self._on_arrived()
 
 
@@ -206,16 +263,15 @@ class Loan(Transfer):
         if self.is_lost():
             self.end(ok=True)
             return
-        if self.network.happens(self.network.profile.transfer_failure_chance):
-            self.network.after_latency(lambda: self.end(ok=False))
+        if self.network.strikes(Chance.FAILED, self.route.way):
+            self.later(partial(self.end, False))
             return
-        copies = 2 if self.network.happens(self.network.profile.duplicate_chance) else 1
-        self._outstanding = copies
-        for _ in range(copies):
-            self.network.after_latency(self._arrive)
+        self._outstanding = 2 if self.network.strikes(Chance.DOUBLED, self.route.way) else 1
+        for _ in range(self._outstanding):
+            self.later(self._arrive)
 
     def _arrive(self) -> None:
-        if self.route.receiver_is_up() and self.route.link.survives():
+        if self.route.receiver_is_up() and self.route.link.survives(self.route.way):
             self._on_lent(self)
 
     def release(self) -> None:

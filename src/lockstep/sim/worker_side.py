@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -9,11 +10,13 @@ from lockstep.protocol.effects import Effect, SendGradient, SendPull, VersionRea
 from lockstep.protocol.events import Finished, Prepared, Produced, Sealed, StepBegun
 from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, Step, TaskId
 from lockstep.protocol.messages import GroupRates, Layout, ParameterEntry, Pull
-from lockstep.protocol.plan import Plan, make_plan
+from lockstep.protocol.plan import Plan
 from lockstep.sim.memory import Cell
+from lockstep.sim.scenario import Span
 from lockstep.sim.server_side import ServerSide
 from lockstep.sim.surroundings import Surroundings, ticket_for
 from lockstep.sim.transfers import Copy, Lanes, Loan, Parcel, Route
+from lockstep.sim.weather import Chance
 
 
 class WorkerSide:
@@ -28,9 +31,19 @@ class WorkerSide:
         self._steps = dict(around.scenario.odd_steps).get(task, around.scenario.training.steps)
         self._plan: Plan | None = None
         self._versions: dict[BucketId, int] = {}
+        self._counts: Counter[int] = Counter()
+        """How many buckets are at each version."""
         self._editions: dict[BucketId, int] = {}
         self._reading: dict[BucketId, Cell] = {}
         self._lanes = Lanes()
+        self._place = around.dice.place()
+        self._draws = 0
+        self.slowed: tuple[Step, float] | None = None
+        """From which step on each step computes how much longer (a planted fault)."""
+        self.stuck: dict[Step, tuple[str, float]] = {}
+        """Where, and for how long, the training thread stands still in a step (a planted fault)."""
+        self.doing = ("starting", 0.0)
+        """What the training thread does, and since when."""
 
     # -- effects --
 
@@ -50,18 +63,21 @@ class WorkerSide:
     def _send_gradient(self, effect: SendGradient) -> None:
         around = self._around
         route = around.route(self.task, effect.peer, effect.ticket)
+        if route is None:
+            return
         life = around.incarnations[self.task]
-        if around.network.happens(around.network.profile.ghost_chance):
+        if around.network.strikes(Chance.GHOST, route.way):
             self._send_ghost(effect, route)
         source = around.memory.gradients(self.task, effect.bucket)
-        parcel = Parcel(effect.step, effect.bucket)
+        assert self._plan is not None
+        parcel = Parcel(effect.step, effect.bucket, self._plan.buckets[effect.bucket].nbytes)
         if around.network.profile.lent_in_place:
             Loan(around.network, route, parcel, source, lambda loan: self._hand_over(effect, life, loan)).start()
         else:
             target = around.memory.inbox(effect.peer, self.task, life, effect.bucket)
             arrive = partial(self._hand_over, effect, life, target)
             Copy(around.network, route, parcel, source, target, self._lanes, arrive).start()
-        route.link.break_by_chance()
+        route.link.break_by_chance(route.way)
 
     def _hand_over(self, effect: SendGradient, life: Incarnation, where: Cell | Loan) -> None:
         server = self._servers[effect.peer]
@@ -76,12 +92,22 @@ class WorkerSide:
             if route.receiver_is_up():
                 self._hand_over(effect, former_life, cell)
 
-        self._around.network.after_latency(arrive)
+        self._around.network.after_delay(route.way, arrive)
 
     # -- the training loop --
 
     def became_member(self) -> None:
-        self._later(self._around.dice.seconds(self._around.scenario.training.prepare), self._prepare)
+        self._later(self._seconds(self._around.scenario.training.prepare), self._prepare)
+
+    def _seconds(self, span: Span) -> float:
+        return self._around.dice.seconds_at(span, self._place, self._next_draw())
+
+    def _chance(self, probability: float) -> bool:
+        return probability > 0 and self._around.dice.at(self._place, self._next_draw()) < probability
+
+    def _next_draw(self) -> int:
+        self._draws += 1
+        return self._draws
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
         self._around.after(self.task, seconds, action)
@@ -95,20 +121,23 @@ class WorkerSide:
 
     def _prepare(self) -> None:
         scenario, parameters = self._around.scenario, self._parameters()
-        plan = make_plan(parameters, scenario.servers, scenario.bucket_bytes)
+        plan = self._around.plan(parameters, scenario.bucket_bytes)
         self._plan = plan
         self._versions = {bucket.id: INITIAL_STEP for bucket in plan.buckets}
+        self._counts[INITIAL_STEP] = len(self._versions)
         if self.task == CHIEF:
             self._around.oracle.buckets = tuple(self._versions)
         layout = Layout(plan.hash, plan.bucket_bytes, parameters, ())
         self._around.handle(self.task, Prepared(plan, layout))
         if self.task == CHIEF:
-            self._produce(self._around.dice.shuffled(self._versions), lambda: None)
+            self._produce(self._ordered(list(self._versions)), lambda: None)
         self._begin_if_held()
 
     def _on_version_ready(self, bucket: BucketId, version: int) -> None:
         cell = self._around.memory.parameters(self.task, bucket)
         self._around.oracle.received(self.task, bucket, version, cell)
+        self._counts[self._versions[bucket]] -= 1
+        self._counts[version] += 1
         self._versions[bucket] = version
         if self._around.scenario.aggregate is None:
             self._start_reading(bucket)
@@ -122,30 +151,48 @@ class WorkerSide:
 
     def _begin_if_held(self) -> None:
         """All buckets are at the next version: begin its step. A worker that was left behind begins a later one."""
-        held = {*self._versions.values()} or {self.step + 1}
-        if len(held) == 1 and max(held) > self.step:
+        version = next(iter(self._versions.values()), self.step + 1)
+        if self._counts[version] == len(self._versions) and version > self.step:
             # A worker that may be left behind computes with nothing before it knows which version it will get.
             for bucket in self._versions:
                 self._start_reading(bucket)
-            seconds = self._around.dice.seconds(self._around.scenario.training.forward)
-            self._later(seconds, partial(self._begin, max(held)))
+            self.doing = ("computing", self._around.agenda.now)
+            self._later(self._seconds(self._around.scenario.training.forward), partial(self._begin, version))
 
     def _begin(self, step: Step) -> None:
         self.step = step
         if self.step == self._steps:
             self.finished = True
+            self.doing = ("finishing", self._around.agenda.now)
             self._around.handle(self.task, Finished(self._steps))
             return
-        profile, dice = self._around.scenario.training, self._around.dice
-        absent = frozenset(bucket for bucket in self._versions if dice.chance(profile.absent_chance))
+        profile = self._around.scenario.training
+        absent = frozenset(bucket for bucket in self._versions if self._chance(profile.absent_chance))
         self._editions = {}
         filled = [bucket for bucket in self._versions if bucket not in absent]
         if self._around.scenario.mode.seals:
-            absent |= {bucket for bucket in filled if dice.chance(profile.withdraw_chance)}
-            filled += [bucket for bucket in filled if dice.chance(profile.edit_chance)]
+            absent |= {bucket for bucket in filled if self._chance(profile.withdraw_chance)}
+            filled += [bucket for bucket in filled if self._chance(profile.edit_chance)]
         self._around.oracle.step_planned(self.task, self.step, absent)
         self._around.handle(self.task, StepBegun(self.step, self._rates_to_say(at_seal=False)))
-        self._produce(dice.shuffled(filled), lambda: self._seal(absent))
+        self._hold_up(lambda: self._produce(self._ordered(filled), lambda: self._seal(absent)))
+
+    def _hold_up(self, then: Callable[[], None]) -> None:
+        """A training thread that is slow, or stands still, by a planted fault."""
+        where, seconds = self.stuck.get(self.step, ("computing", 0.0))
+        if self.slowed is not None and self.step >= self.slowed[0]:
+            seconds += self.slowed[1]
+        self.doing = (where, self._around.agenda.now)
+        if seconds:
+            self._later(seconds, then)
+        else:
+            then()
+
+    def _ordered(self, buckets: list[BucketId]) -> list[BucketId]:
+        """The order in which backward fills them."""
+        if self._around.scenario.training.in_order:
+            return buckets
+        return sorted(buckets, key=lambda _: self._around.dice.at(self._place, self._next_draw()))
 
     def _rates_to_say(self, *, at_seal: bool) -> tuple[GroupRates, ...]:
         scenario = self._around.scenario
@@ -174,7 +221,7 @@ class WorkerSide:
             self._around.handle(self.task, Produced(self.step, bucket))
             self._produce(rest, then)
 
-        self._later(self._around.dice.seconds(self._around.scenario.training.backward), filled)
+        self._later(self._seconds(self._around.scenario.training.backward), filled)
 
     def _stop_reading(self, bucket: BucketId) -> None:
         cell = self._reading.pop(bucket, None)
@@ -183,12 +230,13 @@ class WorkerSide:
 
     def _seal(self, absent: frozenset[BucketId]) -> None:
         around = self._around
-        void = around.scenario.mode.seals and around.dice.chance(around.scenario.training.void_chance)
+        void = around.scenario.mode.seals and self._chance(around.scenario.training.void_chance)
         around.oracle.step_sealed(self.task, self.step, dict(self._editions), void=void)
         # Where buckets are applied eagerly, the others have stopped being read when they were produced.
         for bucket in list(self._reading) if around.scenario.mode.seals else absent:
             self._stop_reading(bucket)
         rates = self._rates_to_say(at_seal=True)
+        self.doing = ("waiting", around.agenda.now)
         around.handle(self.task, Sealed(self.step, tuple(sorted(absent)), rates, void=void))
         if not self._versions:
             self._begin_if_held()

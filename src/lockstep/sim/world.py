@@ -1,21 +1,22 @@
 """A whole cluster in one object: the real machines, a virtual clock, a seeded network.
 
 ``World(scenario).run()`` plays the scenario to its end and checks the invariants after each event; it raises
-``Violation`` with the last events where one does not hold.
+``Violation`` with the last events where one does not hold. What disturbs a run on purpose is in ``disturb.py``.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from lockstep.protocol.effects import Apply, BecameMember, Effect, JobEnded, Send, StillMissing
 from lockstep.protocol.errors import ProtocolError
-from lockstep.protocol.events import Event, PeerGone, Tick
-from lockstep.protocol.ids import Incarnation, TaskId
+from lockstep.protocol.events import Event, GradientArrived, PeerGone, Tick
+from lockstep.protocol.ids import Incarnation, Role, Step, TaskId
+from lockstep.protocol.machine import REPEAT_SECONDS
 from lockstep.protocol.server import ServerMachine
-from lockstep.protocol.task import TaskMachine
 from lockstep.sim.agenda import Agenda
 from lockstep.sim.dice import Dice
 from lockstep.sim.invariants import Invariants
@@ -26,6 +27,7 @@ from lockstep.sim.oracle import make_oracle
 from lockstep.sim.scenario import Kill, Scenario, Span
 from lockstep.sim.server_side import ServerSide
 from lockstep.sim.surroundings import Surroundings
+from lockstep.sim.task import SimTask
 from lockstep.sim.worker_side import WorkerSide
 
 LINGER_SECONDS = 30.0
@@ -33,23 +35,11 @@ LINGER_SECONDS = 30.0
 GONE = Span(0.0, 3.0)
 """How long it takes others to find out that a task is dead."""
 TRACE_LENGTH = 60
+TICK_IS_QUEUED = -1.0
+LARGE = 64
+"""From so many tasks on, deadlines are looked at only where a nearer one is possible: it would be most of the work."""
 
-
-@dataclass(slots=True)
-class SimTask:
-    """One task of the cluster: its machines and everything around them."""
-
-    machine: TaskMachine
-    side: WorkerSide | ServerSide
-    start_at: float
-    started: bool = False
-    left: bool = False
-    outcome: JobEnded | None = None
-    tick_at: float | None = None
-
-    @property
-    def lives(self) -> bool:
-        return self.started and not self.left
+Watching = Callable[[TaskId, Event, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,56 +67,70 @@ class World:
         self.scenario = scenario
         self.agenda = Agenda()
         self.dice = Dice(scenario.seed)
+        self.tasks: dict[TaskId, SimTask] = {}
+        self.watching: Watching | None = None
+        """Told of every event that a machine is given; for measurements."""
+        self.on_step: dict[TaskId, Callable[[Step], None]] = {}
+        """Told of each step that a task begins; planted faults wait there."""
         shape = scenario.shape
-        self._incarnations: dict[TaskId, Incarnation] = {task: self.dice.incarnation() for task in shape.tasks()}
-        self.network = Network(shape, scenario.network, self.dice, self.agenda, self.handle, self._incarnations)
-        self.oracle = make_oracle(shape, scenario.mode, self._incarnations, scenario.aggregate)
-        around = Surroundings(
+        self.incarnations: dict[TaskId, Incarnation] = {task: self.dice.incarnation() for task in shape.tasks()}
+        self.network = Network(
+            shape, scenario.network, self.dice, self.agenda, self.handle, self.incarnations, scenario.mishaps
+        )
+        self.oracle = make_oracle(shape, scenario.mode, self.incarnations, scenario.aggregate)
+        self.around = Surroundings(
             scenario,
             self.agenda,
             self.dice,
             self.network,
             Memory(),
             self.oracle,
-            self._incarnations,
+            self.incarnations,
+            self.tasks,
             self.handle,
-            self._lives,
         )
-        self.tasks: dict[TaskId, SimTask] = {}
-        self._make_tasks(around, maker or MachineMaker())
-        self.invariants = Invariants(self.oracle, {t: task.machine for t, task in self.tasks.items()})
+        self.job = self.dice.incarnation()
+        self.servers: dict[TaskId, ServerSide] = {}
+        self._maker = maker or MachineMaker()
+        late = dict(scenario.late_starts)
+        for task in shape.tasks():
+            self.make_life(task, self.dice.seconds(scenario.start) + late.get(task, 0.0))
+        self._remaining = len(self.tasks)
+        large = len(self.tasks) >= LARGE
+        self._loop_seconds = scenario.training.loop_seconds
+        self._tick_horizon = REPEAT_SECONDS if large else 0.0
+        self.invariants = Invariants(self.oracle, self.tasks, large=large)
         self._missing: dict[TaskId, tuple[str, ...]] = {}
         self._trace: deque[tuple[float, TaskId, Event]] = deque(maxlen=TRACE_LENGTH)
 
-    def _make_tasks(self, around: Surroundings, maker: MachineMaker) -> None:
-        job = self.dice.incarnation()
-        servers = {task: ServerSide(task, around) for task in self.scenario.shape.server_ids()}
-        workers = {task: WorkerSide(task, around, servers) for task in self.scenario.shape.worker_ids()}
-        sides: dict[TaskId, WorkerSide | ServerSide] = {**servers, **workers}
-        for task, side in sides.items():
-            start_at = self.dice.seconds(self.scenario.start)
-            machine = maker.task_machine(self.scenario, task, self._incarnations[task], job, start_at)
-            self.tasks[task] = SimTask(machine, side, start_at)
-
-    def _lives(self, task: TaskId) -> bool:
-        return self.tasks[task].lives
+    def make_life(self, name: TaskId, start_at: float) -> SimTask:
+        """The machines and the memory of a task that will start then."""
+        machine = self._maker.task_machine(self.scenario, name, self.incarnations[name], self.job, start_at)
+        side: WorkerSide | ServerSide
+        if name.role is Role.WORKER:
+            side = WorkerSide(name, self.around, self.servers)
+        else:
+            side = self.servers[name] = ServerSide(name, self.around)
+        self.tasks[name] = SimTask(machine, side, start_at)
+        return self.tasks[name]
 
     # -- a run --
 
-    def run(self) -> Result:
-        """Play to the end; Violation where an invariant breaks or the run does not end."""
+    def run(self, within: float = 0.0) -> Result:
+        """Play to the end; Violation where an invariant breaks or the run does not end in this time."""
         self.begin()
-        limit = self.scenario.network.quiet_after + self.scenario.patience
+        limit = within or self.scenario.network.quiet_after + self.scenario.patience
+        agenda = self.agenda
         try:
-            while not all(task.left for task in self.tasks.values()):
-                if not len(self.agenda):
+            while self._remaining:
+                if not len(agenda):
                     raise Violation("nobody has a deadline: nothing will ever happen again")
-                if self.agenda.now > limit:
+                if agenda.now > limit:
                     raise Violation(f"the run has not ended within {limit:.0f} s")
-                self.agenda.run_next()
+                agenda.run_next()
+            self._check_end()
         except (AssertionError, ProtocolError) as broken:
             raise Violation(f"{broken}\n{self.story()}") from broken
-        self._check_end()
         return self.result()
 
     def begin(self) -> None:
@@ -134,16 +138,18 @@ class World:
         for name, task in self.tasks.items():
             if name in self.scenario.absentees:
                 task.left = True
+                self._remaining -= 1
             else:
-                self.agenda.at(task.start_at, partial(self._start, name))
+                self.agenda.at(task.start_at, partial(self.start, task))
         for kill in self.scenario.kills:
             self.agenda.at(kill.at, partial(self._kill, kill))
 
-    def _start(self, name: TaskId) -> None:
-        task = self.tasks[name]
+    def start(self, task: SimTask) -> None:
+        """A life begins."""
         if task.left:
             return
         task.started = True
+        name = task.machine.task
         self._carry_out_all(task, task.machine.start(self.agenda.now))
         self._plan_tick(name, task)
         for peer, link in self.network.links_of(name):
@@ -151,15 +157,53 @@ class World:
                 self.agenda.after(self.dice.seconds(Span(0.0, 0.3)), link.open)
 
     def handle(self, name: TaskId, event: Event) -> None:
-        """The only way in to the machines of a task."""
+        """The only way in to the machines of a task; a loop that is busy or frozen comes to it later."""
         task = self.tasks[name]
-        if not task.lives:
+        if task.left or not task.started:
             return
-        self._trace.append((self.agenda.now, name, event))
-        effects = task.machine.handle(event, self.agenda.now)
+        if task.events or task.frozen_since >= 0 or task.loop_free_at > self.agenda.now:
+            task.events.append(event)
+            self.drain_later(task)
+            return
+        self._handle_now(name, task, event)
+
+    def _handle_now(self, name: TaskId, task: SimTask, event: Event) -> None:
+        now = self.agenda.now
+        self._trace.append((now, name, event))
+        if self.watching is not None:
+            self.watching(name, event, now)
+        if task.tick_at == TICK_IS_QUEUED and type(event) is Tick:
+            task.tick_at = None
+        effects = task.machine.handle(event, now)
+        if self._loop_seconds:
+            task.loop_free_at = now + self._loop_seconds
+            task.loop_busy += self._loop_seconds
         self._carry_out_all(task, effects)
         self.invariants.after_event(name)
-        self._plan_tick(name, task)
+        if self.on_step and task.machine.role.step > task.step_seen:
+            self._step_began(name, task)
+        # Every deadline that an event sets is at least a repetition away: a tick before that is near enough.
+        if task.tick_at is None or not self._tick_horizon or task.tick_at > now + self._tick_horizon:
+            self._plan_tick(name, task)
+
+    def _step_began(self, name: TaskId, task: SimTask) -> None:
+        task.step_seen = task.machine.role.step
+        action = self.on_step.get(name)
+        if action is not None:
+            action(task.step_seen)
+
+    def drain_later(self, task: SimTask) -> None:
+        """The loop of this task comes to the next event when it is done with the last one."""
+        if not task.draining and not task.frozen:
+            task.draining = True
+            self.agenda.at(task.loop_free_at, partial(self._drain, task))
+
+    def _drain(self, task: SimTask) -> None:
+        task.draining = False
+        while task.events and task.lives and not task.frozen and task.loop_free_at <= self.agenda.now:
+            self._handle_now(task.machine.task, task, task.events.popleft())
+        if task.events and task.lives:
+            self.drain_later(task)
 
     # -- time --
 
@@ -167,14 +211,23 @@ class World:
         deadline = task.machine.next_deadline()
         if deadline is not None and task.lives and (task.tick_at is None or deadline < task.tick_at):
             task.tick_at = deadline
-            self.agenda.at(deadline, lambda: self._tick(name, task, deadline))
+            self.agenda.at(deadline, partial(self._tick_due, name, task, deadline))
 
-    def _tick(self, name: TaskId, task: SimTask, planned: float) -> None:
-        if task.tick_at != planned or not task.lives:
-            return
+    def _tick_due(self, name: TaskId, task: SimTask, planned: float) -> None:
+        if task.tick_at == planned and task.lives:
+            task.act(partial(self._tick, name, task))
+
+    def _tick(self, name: TaskId, task: SimTask) -> None:
         task.tick_at = None
+        if not task.lives:
+            return
         deadline = task.machine.next_deadline()
         if deadline is not None and deadline <= self.agenda.now:
+            if task.behind or task.loop_free_at > self.agenda.now:
+                # One is enough: the next deadline is looked at once the loop has come to it.
+                task.tick_at = TICK_IS_QUEUED
+                self.handle(name, Tick())
+                return
             self.handle(name, Tick())
             self.invariants.after_tick(name, self.agenda.now)
         self._plan_tick(name, task)
@@ -211,32 +264,50 @@ class World:
         task.outcome = effect
         if task.machine.coordinator is None:
             # Not at once: the machine is still in the middle of an event.
-            self.agenda.after(0.0, lambda: self._leave(task, orderly=True))
+            self.agenda.after(0.0, partial(self.leave, task, orderly=True))
         else:
             self._linger(task, self.agenda.now + LINGER_SECONDS)
 
     def _linger(self, task: SimTask, until: float) -> None:
-        others = [other for other in self.tasks.values() if other is not task]
-        if self.agenda.now >= until or all(other.left for other in others):
-            self._leave(task, orderly=True)
+        if self.agenda.now >= until or self._remaining == 1:
+            self.leave(task, orderly=True)
         else:
-            self.agenda.after(0.5, lambda: self._linger(task, until))
+            self.agenda.after(0.5, partial(self._linger, task, until))
 
-    def _leave(self, task: SimTask, *, orderly: bool) -> None:
+    def leave(self, task: SimTask, *, orderly: bool) -> None:
+        """This life ends, in order or not."""
         if task.left:
             return
         task.left = True
+        self._remaining -= 1
         name = task.machine.task
+        for event in task.events:
+            if isinstance(event, GradientArrived) and isinstance(task.side, ServerSide):
+                task.side.arrivals.pop(event.arrival).release()
         for _, link in self.network.links_of(name):
             link.close(name, f"{name} has left", orderly=orderly)
 
+    @property
+    def over(self) -> bool:
+        """Whether everybody has left."""
+        return self._remaining == 0
+
+    def comes_back(self) -> None:
+        """A task that had left has a new life."""
+        self._remaining += 1
+
     def _kill(self, kill: Kill) -> None:
-        task = self.tasks[kill.task]
+        self.kill(self.tasks[kill.task], "was killed by signal 9", -9)
+
+    def kill(self, task: SimTask, how: str, exit_code: int) -> None:
+        """This life ends without a word, and the others find out in their own time."""
         if task.left:
             return
-        self._leave(task, orderly=False)
-        gone = PeerGone(kill.task, "was killed by signal 9")
-        for peer, _ in self.network.links_of(kill.task):
+        name = task.machine.task
+        task.died_at, task.exit_code = self.agenda.now, exit_code
+        self.leave(task, orderly=False)
+        gone = PeerGone(name, how)
+        for peer, _ in self.network.links_of(name):
             self.agenda.after(self.dice.seconds(GONE), partial(self.handle, peer, gone))
 
     # -- the end --
@@ -245,6 +316,10 @@ class World:
         outcomes = [task.outcome for task in self.tasks.values()]
         if not all(outcome is not None and outcome.ok for outcome in outcomes):
             return
+        self.check_completion()
+
+    def check_completion(self) -> None:
+        """Violation where not every step is complete, or a gradient was never given back."""
         odd = dict(self.scenario.odd_steps)
         steps = {w: odd.get(w, self.scenario.training.steps) for w in self.scenario.shape.worker_ids()}
         self.oracle.finished_well(steps)

@@ -1,0 +1,68 @@
+"""What can be done to a running simulated cluster: stop a task, kill it, start it again, cut it off."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from lockstep.protocol.ids import TaskId
+from lockstep.sim.task import SimTask
+from lockstep.sim.world import World
+
+
+def freeze(world: World, task: SimTask, seconds: float, *, answers: bool = False) -> None:
+    """Stop the process; whatever comes waits. ``answers``: only its loop stands, other threads of it still speak."""
+    if task.frozen:
+        return
+    task.frozen_since = world.agenda.now
+    task.answers = answers
+    world.agenda.after(seconds, partial(thaw, world, task))
+
+
+def thaw(world: World, task: SimTask) -> None:
+    """Let the process go on: first what its threads had to do, then what came in."""
+    if not task.frozen:
+        return
+    task.frozen_since = -1.0
+    held, task.held_up = task.held_up, []
+    for action in held:
+        if task.lives:
+            action()
+    if task.events:
+        world.drain_later(task)
+
+
+def crash(world: World, task: SimTask, *, restart_after: float) -> None:
+    """Kill the process; start it again later, if that is wanted."""
+    name = task.machine.task
+    world.kill(task, "was killed by signal 9", -9)
+    if restart_after >= 0:
+        world.agenda.after(restart_after, partial(restart, world, name))
+
+
+def restart(world: World, name: TaskId) -> None:
+    """A new life of this task: new memory, new machines, new links. What becomes of it is the machines' affair."""
+    if world.over:
+        return
+    world.around.memory.forget(name)
+    world.incarnations[name] = world.dice.incarnation()
+    before = world.tasks[name].lives_before + 1
+    task = world.make_life(name, world.agenda.now)
+    task.lives_before = before
+    world.comes_back()
+    for _, link in world.network.links_of(name):
+        link.revive()
+    world.start(task)
+
+
+def block(world: World, task: TaskId, peer: TaskId, until: float, *, one_way: bool) -> None:
+    """From now until then nothing passes from ``task`` to ``peer``, nor (unless ``one_way``) back."""
+    link = world.network.link(task, peer)
+    for end in (link.end(peer),) if one_way else link.ends():
+        end.blocked_from, end.blocked_until = world.agenda.now, until
+
+
+def block_callback(world: World, task: SimTask, peer: TaskId, seconds: float) -> None:
+    """A callback of the link to ``peer`` does not return: nothing more comes in on it."""
+    name = task.machine.task
+    block(world, peer, name, world.agenda.now + seconds, one_way=True)
+    task.blocked_callbacks[peer] = (world.agenda.now, world.agenda.now + seconds)

@@ -1,0 +1,155 @@
+"""What the analysis (``lockstep.diagnose``) would be given if it asked every simulated task and its monitor now."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from lockstep.diagnose.evidence import Evidence, Seen
+from lockstep.diagnose.views import MonitorView, TaskView, read_task
+from lockstep.protocol.faults import Place
+from lockstep.protocol.ids import TaskId, hex64
+from lockstep.protocol.journal import tensor_states
+from lockstep.protocol.waits import bucket_of
+from lockstep.sim.network import Link
+from lockstep.sim.server_side import ServerSide
+from lockstep.sim.task import SimTask
+from lockstep.sim.worker_side import WorkerSide
+from lockstep.sim.world import World
+
+JUST_NOW = 0.5
+"""When a peer was last heard of over a link that works: heartbeats come every second."""
+WATCHED = 2.0
+HEARTBEAT_BYTES = 100
+NOTHING_LISTENS = "nothing listens there"
+_DETAIL = {Place.INPUT.value: "a file of the input", Place.CHECKPOINT.value: "a checkpoint"}
+
+
+def evidence_of(world: World, patience: float = 3.0) -> Evidence:
+    """All there is to know of a simulated cluster, in the form in which a real one tells it."""
+    now = world.agenda.now
+    seen = {str(name): _seen(world, name, task, now) for name, task in world.tasks.items()}
+    return Evidence(tasks=seen, asker="simulation", time=now, patience=patience)
+
+
+def _seen(world: World, name: TaskId, task: SimTask, now: float) -> Seen:
+    if not task.started:
+        return Seen(task=str(name), silence=NOTHING_LISTENS, monitor_silence=NOTHING_LISTENS)
+    answers = task.lives and (not task.frozen or task.answers)
+    view: TaskView | None = None
+    if answers:
+        view = read_task(json.dumps(_snapshot(world, name, task, now)).encode())
+    silence = "" if answers else "it says nothing in time" if task.lives else "gone"
+    return Seen(task=str(name), view=view, silence=silence, monitor=_monitor(name, task, now))
+
+
+def _monitor(name: TaskId, task: SimTask, now: float) -> MonitorView:
+    stopped = task.frozen and not task.answers
+    return MonitorView(
+        task=str(name),
+        host=f"host-{name.role.value}-{name.index}",
+        pid=1000 + name.index,
+        incarnation=hex64(task.machine.incarnation),
+        phase="training",
+        exited=task.died_at >= 0,
+        exit_code=task.exit_code,
+        state="stopped" if stopped else "running",
+        stopped=now - task.frozen_since if stopped else -1.0,
+    )
+
+
+def _snapshot(world: World, name: TaskId, task: SimTask, now: float) -> dict[str, Any]:
+    machine = task.machine
+    loop = {"busy": now - task.frozen_since, "what": "an event", "queued": len(task.events)} if task.frozen else {}
+    return {
+        "format": 1,
+        "kind": "task",
+        "task": str(name),
+        "incarnation": hex64(machine.incarnation),
+        "step": machine.role.step,
+        "phase": "simulated",
+        "machines": machine.snapshot(),
+        "main": _main(task.side, now) if isinstance(task.side, WorkerSide) else {},
+        "store": _store(task.side, now) if isinstance(task.side, ServerSide) else {},
+        "loop": loop,
+        "disk": {"written_ago": now - task.side.doing[1]} if isinstance(task.side, WorkerSide) else {},
+        "waits": [
+            {
+                "on": str(wait.on),
+                "what": wait.what,
+                "step": wait.step,
+                "seconds": now - wait.since,
+                "state": wait.state,
+                "bucket": -1 if (key := wait.key()) is None else bucket_of(key),
+            }
+            for wait in machine.waits()
+        ],
+        "links": [_link(world, task, peer, link, now) for peer, link in world.network.links_of(name)],
+        "tensors": [
+            {
+                "kind": one.kind,
+                "number": one.number,
+                "bucket": one.bucket,
+                "peer": str(one.peer),
+                "ages": {state.value: now - at for state, at in one.times.items()},
+                "counts": {state.value: count for state, count in one.counts.items()},
+            }
+            for one in tensor_states(machine.journal, name.role, machine.role.step - 1, 1000)
+        ],
+    }
+
+
+def _main(side: WorkerSide, now: float) -> dict[str, Any]:
+    doing, since = side.doing
+    # A slow step uses the processor; one that stands still does not.
+    in_device = doing == Place.DEVICE.value
+    return {
+        "doing": "computing" if in_device else doing,
+        "detail": _DETAIL.get(doing, ""),
+        "seconds": now - since,
+        "cpu": 0.9 if doing == "computing" else 0.0,
+        "where": Place.DEVICE.value if in_device else "user code",
+    }
+
+
+def _store(side: ServerSide, now: float) -> dict[str, Any]:
+    if side.applying is None:
+        return {}
+    effect, since = side.applying
+    cpu = 0.9 if side.slow_is_busy else 0.0
+    return {"doing": f"update bucket {effect.bucket}", "busy": now - since, "queued": 0, "cpu": cpu}
+
+
+def _link(world: World, task: SimTask, peer: TaskId, link: Link, now: float) -> dict[str, Any]:
+    """One end of a link: what was heard of the peer, and what the kernel knows of the bytes between the two."""
+    name = task.machine.task
+    here, there = link.end(name), link.end(peer)
+    other = world.tasks[peer]
+    silent_since = [
+        since
+        for since, is_so in (
+            (here.blocked_from, here.blocked(now)),
+            # Over TCP the deaf end's answers are missing, and soon nothing new comes from it either.
+            (there.blocked_from, there.blocked(now)),
+            (other.frozen_since, other.frozen and not other.answers),
+            (link.cut_at, link.cut),
+        )
+        if is_so
+    ]
+    fields: dict[str, Any] = {
+        "peer": str(peer),
+        "state": "up" if here.up else "lost",
+        "heard": max([JUST_NOW, *(now - since for since in silent_since)]),
+        "incarnation": hex64(world.incarnations[peer]),
+    }
+    blocked = here.blocked(now) or there.blocked(now)
+    since, until = task.blocked_callbacks.get(peer, (0.0, 0.0))
+    if since <= now < until:
+        return {**fields, "heard": JUST_NOW, "callback": {"name": "on_arrival", "seconds": now - since}}
+    if blocked:
+        fields["kernel"] = {
+            "watched": WATCHED,
+            "waiting": HEARTBEAT_BYTES,
+            "segments_in": 0 if here.blocked(now) else 3,
+        }
+    return fields

@@ -1,0 +1,169 @@
+"""What must become of a run with planted faults: completion, or a verdict that names one of them.
+
+A fault that ends, or that the protocol heals, must not end the job; one that does not must be named: the right task (or
+the right two) and a cause that fits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lockstep.diagnose.ending import cause_of
+from lockstep.diagnose.verdict import Cause
+from lockstep.protocol.effects import JobEnded
+from lockstep.protocol.faults import (
+    BlockCallback,
+    BlockLoop,
+    Die,
+    DropMessage,
+    DropTensor,
+    EndEarly,
+    Freeze,
+    OddModel,
+    OddSetting,
+    Place,
+    Raise,
+    SlowSteps,
+    SlowStore,
+    Stick,
+)
+from lockstep.protocol.ids import Role, TaskId
+from lockstep.sim.faults import AnyFault, Crash, LoseConnection, Partition, Pause, StartLate
+from lockstep.sim.memory import Violation
+from lockstep.sim.planting import Planted
+from lockstep.sim.scenario import Scenario
+from lockstep.sim.watch import Watch
+from lockstep.sim.world import World
+
+_STUCK_AT = {
+    Place.USER_CODE.value: Cause.USER_CODE,
+    Place.INPUT.value: Cause.INPUT_STARVED,
+    Place.CHECKPOINT.value: Cause.CHECKPOINT_STUCK,
+    Place.DEVICE.value: Cause.DEVICE_CALL,
+    Place.BEFORE_PRODUCING.value: Cause.DEADLOCK,
+}
+
+_WHILE_FORMING = (Cause.COMMUNICATION, Cause.NEVER_STARTED)
+"""A task that does not become a member can only say of the coordinator that it does not answer, or is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a verdict about one fault may say. ``heals``: it ends, or the protocol makes up for it."""
+
+    tasks: frozenset[str]
+    causes: frozenset[Cause]
+    heals: bool
+    seconds: float = 0.0
+    """How long it holds the job up, where it ends."""
+
+
+def expected_of(fault: AnyFault, scenario: Scenario) -> Expected:
+    """What one fault leads to in this scenario."""
+    both = frozenset({fault.task, getattr(fault, "peer", fault.task)})
+    causes, seconds = _causes(fault)
+    if isinstance(fault, EndEarly):
+        return Expected(both, causes, heals=not scenario.mode.synchronous)
+    if isinstance(fault, DropTensor) and not scenario.mode.synchronous and TaskId.parse(fault.task).role is Role.SERVER:
+        # Without synchronisation a value is sent once on a link: it may have changed meanwhile.
+        return Expected(both, causes, heals=False)
+    if isinstance(fault, StartLate):
+        return Expected(both, causes, heals=0 <= fault.seconds < scenario.startup_timeout)
+    return Expected(both, causes, 0 <= seconds < scenario.stall_after, max(seconds, 0.0))
+
+
+def _causes(fault: AnyFault) -> tuple[frozenset[Cause], float]:
+    """The causes that fit, and how long it lasts; -1: for good."""
+    match fault:
+        case Die() | Crash():
+            # One that was started again before anybody missed it is told that its place is taken.
+            return frozenset({Cause.DEAD, Cause.STALE_INCARNATION, Cause.LEFTOVER_SERVER}), -1.0
+        case Freeze():
+            return frozenset({Cause.FROZEN, *_WHILE_FORMING}), -1.0
+        case Pause(seconds=seconds):
+            return frozenset({Cause.FROZEN, *_WHILE_FORMING}), seconds
+        case StartLate(seconds=seconds):
+            return frozenset({Cause.NEVER_STARTED}), seconds
+        case Partition(seconds=seconds):
+            return frozenset({Cause.LINK_DOWN, Cause.ONE_WAY_LINK, *_WHILE_FORMING}), seconds
+        case LoseConnection():
+            return frozenset(), 0.0
+        case DropMessage(times=times):
+            return frozenset({Cause.REQUEST_LOST, Cause.ANSWER_LOST}), 0.0 if times else -1.0
+        case DropTensor(times=times):
+            return frozenset({Cause.ANSWER_LOST}), 0.0 if times else -1.0
+        case EndEarly():
+            return frozenset({Cause.OUT_OF_STEP}), -1.0
+        case OddSetting() | OddModel():
+            return frozenset({Cause.MISMATCH}), -1.0
+        case Raise():
+            return frozenset({Cause.FAILED}), -1.0
+        case Stick(place=place, seconds=seconds):
+            return frozenset({_STUCK_AT[place]}), seconds
+        case SlowSteps(seconds=seconds):
+            return frozenset({Cause.STRAGGLER}), seconds
+        case SlowStore(seconds=seconds):
+            return frozenset({Cause.OVERLOADED_SERVER, Cause.COMMUNICATION}), seconds
+        case BlockLoop(seconds=seconds) | BlockCallback(seconds=seconds):
+            return frozenset({Cause.COMMUNICATION}), seconds
+        case _:
+            raise ValueError(f"{type(fault).__name__} cannot be planted in the simulator")
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run with planted faults ended."""
+
+    completed: bool
+    cause: str = ""
+    culprit: str = ""
+    reason: str = ""
+    still: float = 0.0
+    """Where the watchdog ended it: how long nothing had moved."""
+
+
+def judge(world: World, planted: Planted, watch: Watch) -> Ending:
+    """The ending of a run that is over; Violation where it is not one that the faults explain."""
+    expected = [expected_of(fault, world.scenario) for fault in planted.struck]
+    bad = {name: task.outcome for name, task in world.tasks.items() if task.outcome is not None and not task.outcome.ok}
+    if not bad:
+        _refuse_false_completion(world, watch)
+        return Ending(completed=True)
+    for name, outcome in bad.items():
+        # A later life that was never a member of the job knows nothing of why it ended.
+        if name not in watch.left_behind and not world.tasks[name].lives_before:
+            _refuse_unexplained(f"{name} was told", outcome, _to_blame(expected, world.scenario), expected)
+    first = next(
+        (outcome for name, outcome in bad.items() if not world.tasks[name].lives_before), next(iter(bad.values()))
+    )
+    still = watch.finding.still if watch.finding is not None else 0.0
+    return Ending(False, cause_of(first.reason).value, first.culprit, first.reason, still)
+
+
+def _to_blame(expected: Sequence[Expected], scenario: Scenario) -> list[Expected]:
+    """What may end the job: what does not heal; and the rest together, if it holds the job up for too long."""
+    together = sum(one.seconds for one in expected if one.heals)
+    return [one for one in expected if not one.heals or together >= scenario.stall_after]
+
+
+def _refuse_false_completion(world: World, watch: Watch) -> None:
+    """All that were told anything were told that all went well: then every step is complete, and everybody was told."""
+    for name, task in world.tasks.items():
+        if task.outcome is None and task.started and task.died_at < 0 and name not in watch.left_behind:
+            raise Violation(f"{name} was never told how the job ended")
+    if not any(task.outcome is not None for task in world.tasks.values()):
+        raise Violation("nobody was told how the job ended")
+    world.check_completion()
+
+
+def _refuse_unexplained(who: str, outcome: JobEnded, to_blame: Sequence[Expected], planted: Sequence[Expected]) -> None:
+    cause = cause_of(outcome.reason)
+    named = f"{outcome.culprit} {outcome.reason}"
+    if any(cause in one.causes and any(task in named for task in one.tasks) for one in to_blame):
+        return
+    listed = "; ".join(f"{sorted(c.value for c in one.causes)} of {sorted(one.tasks)}" for one in planted)
+    raise Violation(
+        f"{who} that the job ended for another reason than what was planted: {cause.value}: {outcome.culprit}: "
+        f"{outcome.reason} (planted: {listed or 'nothing'})"
+    )

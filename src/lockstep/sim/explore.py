@@ -1,0 +1,78 @@
+"""Plays one drawn run and says what became of it; the unit of a search through many seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lockstep.protocol.errors import ProtocolError
+from lockstep.sim.draw import DrawnRun, Size, draw_run
+from lockstep.sim.expect import Ending, judge
+from lockstep.sim.faults import AnyFault, end_of
+from lockstep.sim.machines import MachineMaker
+from lockstep.sim.memory import Violation
+from lockstep.sim.planting import plant, with_faults
+from lockstep.sim.scenario import Mishap
+from lockstep.sim.watch import Watch
+from lockstep.sim.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What became of one run."""
+
+    seed: int
+    seconds: float
+    """Virtual seconds that it took."""
+    events: int
+    faults: tuple[AnyFault, ...]
+    struck: tuple[AnyFault, ...]
+    mishaps: tuple[Mishap, ...]
+    ending: Ending | None
+    violation: str = ""
+    """What was broken, with the story of the last events; empty where nothing was."""
+
+    @property
+    def sound(self) -> bool:
+        return not self.violation
+
+    @property
+    def headline(self) -> str:
+        return self.violation.partition("\n")[0]
+
+
+def play(run: DrawnRun, maker: MachineMaker | None = None) -> Played:
+    """Play one run to its end, with its faults, and judge it."""
+    scenario = with_faults(run.scenario, run.faults)
+    quiet = max([scenario.network.quiet_after, *(end_of(fault) for fault in run.faults)])
+    world = World(scenario, maker)
+    planted = plant(world, run.faults)
+    watch = Watch(world)
+    watch.begin()
+    ending: Ending | None = None
+    violation = ""
+    try:
+        world.run(within=quiet + scenario.patience)
+        ending = judge(world, planted, watch)
+    except (Violation, ProtocolError) as broken:
+        violation = str(broken)
+        if "\n" not in violation:
+            violation += f"\n{world.story()}"
+    return Played(
+        seed=scenario.seed,
+        seconds=world.agenda.now,
+        events=world.agenda.done,
+        faults=run.faults,
+        struck=tuple(planted.struck),
+        mishaps=tuple(world.network.weather.happened),
+        ending=ending,
+        violation=violation,
+    )
+
+
+def play_seed(
+    seed: int, size: Size, faults: Sequence[AnyFault] | None = None, maker: MachineMaker | None = None
+) -> Played:
+    """Play the run of this seed; ``faults`` instead of those that it draws."""
+    run = draw_run(seed, size)
+    return play(run if faults is None else replace(run, faults=tuple(faults)), maker)

@@ -1,0 +1,124 @@
+"""The watchdogs of a simulated cluster, as one: a job without progress is looked at, and ended with a verdict.
+
+It asks every task and monitor (``evidence_of``) and lets the real analysis decide. As in the runtime, a cause that
+cannot heal ends the job at once, anything else only after ``stall_after``; who cannot be told leaves by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from lockstep.diagnose.analyse import analyse
+from lockstep.diagnose.verdict import Cause, Verdict
+from lockstep.protocol import coordinator
+from lockstep.protocol.effects import JobEnded
+from lockstep.protocol.events import Broken, BucketApplied, Event, Prepared, Produced, Sealed, StepBegun
+from lockstep.protocol.ids import TaskId
+from lockstep.sim.evidence import evidence_of
+from lockstep.sim.world import World
+
+LOOK_EVERY = 2.0
+NOTICE_SECONDS = 5.0
+"""Without progress for so long, somebody looks why."""
+PATIENCE = 3.0
+FIRST_STEPS = 3
+FIRST_STEPS_PATIENCE = 30.0
+LAST_WORD_SECONDS = 10.0
+"""After the verdict, or after the coordinator has left, those that heard nothing of it leave by themselves."""
+_PROGRESS = frozenset({Produced, BucketApplied, StepBegun, Sealed, Prepared})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found out about a job that stood still."""
+
+    at: float
+    still: float
+    """Seconds without progress by then."""
+    verdict: Verdict
+
+
+class Watch:
+    """Watches one run."""
+
+    def __init__(self, world: World) -> None:
+        self.finding: Finding | None = None
+        """The verdict that ended the job, if one did."""
+        self.noticed: list[Finding] = []
+        """What was said before, in order: causes that may heal."""
+        self.left_behind: set[TaskId] = set()
+        """Tasks that could not be told of the end."""
+        self._world = world
+        self._progress_at = 0.0
+        self._ended = False
+        world.watching = self._saw
+
+    def begin(self) -> None:
+        self._world.agenda.after(LOOK_EVERY, self._look)
+
+    def _saw(self, _name: TaskId, event: Event, now: float) -> None:
+        if type(event) in _PROGRESS:
+            self._progress_at = now
+
+    def _look(self) -> None:
+        world = self._world
+        if world.over:
+            return
+        home = world.tasks[world.scenario.shape.coordinator]
+        if home.started and home.left and not self._ended:
+            self._ended = True
+            world.agenda.after(LAST_WORD_SECONDS, partial(self._leave_all, None))
+        machine = home.machine.coordinator
+        assert machine is not None
+        still = world.agenda.now - self._progress_at
+        running = machine.phase is coordinator.Phase.RUNNING
+        if not self._ended and running and still >= NOTICE_SECONDS and not self._job_is_done():
+            self._judge(still)
+        world.agenda.after(LOOK_EVERY, self._look)
+
+    def _job_is_done(self) -> bool:
+        """Nobody trains any more; what is left is to say so."""
+        return any(task.outcome is not None for task in self._world.tasks.values())
+
+    def _judge(self, still: float) -> None:
+        world = self._world
+        verdict = analyse(evidence_of(world, self._patience())).verdict
+        stalled = still >= world.scenario.stall_after
+        if verdict is None:
+            if not stalled:
+                return
+            verdict = Verdict(cause=Cause.UNKNOWN, culprit=str(world.scenario.shape.coordinator), what="nobody waits")
+        finding = Finding(world.agenda.now, still, verdict)
+        ends = stalled or (verdict.proven and not verdict.heals)
+        if not ends:
+            self.noticed.append(finding)
+            return
+        self.finding = finding
+        self._ended = True
+        kind = "verdict" if verdict.proven else "stall"
+        self._end(verdict, f"{kind}: {verdict.cause.value}: {verdict.what}")
+
+    def _patience(self) -> float:
+        """As in the runtime: the first steps compile, tune and load, and prove little."""
+        newest = max(task.machine.role.step for task in self._world.tasks.values())
+        return FIRST_STEPS_PATIENCE if newest < FIRST_STEPS else PATIENCE
+
+    def _end(self, verdict: Verdict, reason: str) -> None:
+        world = self._world
+        outcome = JobEnded(False, verdict.culprit, verdict.step, reason)
+        home = world.tasks[world.scenario.shape.coordinator]
+        if home.lives:
+            world.handle(home.machine.task, Broken(TaskId.parse(verdict.culprit), verdict.step, reason))
+        world.agenda.after(LAST_WORD_SECONDS, partial(self._leave_all, outcome))
+
+    def _leave_all(self, outcome: JobEnded | None) -> None:
+        """Whoever is still here has not been told. A frozen one is ended by its monitor."""
+        home = self._world.scenario.shape.coordinator
+        for name, task in self._world.tasks.items():
+            if not task.lives or (name == home and task.outcome is not None):
+                continue
+            self.left_behind.add(name)
+            if task.outcome is None and outcome is not None and not task.frozen:
+                task.outcome = outcome
+            self._world.leave(task, orderly=not task.frozen)
