@@ -52,7 +52,6 @@ of which step, between which two tasks, is missing, and why.
   lockstep --version         which version this is
 
 First run, one server and two workers here: lockstep bench --ps=1 --workers=2
-
 Exit codes: 0 done, 1 failed, 2 bad input (nothing started),
             3 ended by a verdict or a stall, 130 ended by Ctrl-C
 """
