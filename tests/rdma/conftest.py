@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -34,6 +34,13 @@ def pair(pytestconfig: pytest.Config) -> Iterator[Pair]:
     finally:
         stop_pair(hosts)
         hosts.forget()
+
+
+@pytest.fixture
+def report(pytestconfig: pytest.Config) -> Callable[[str], None]:
+    """Prints a figure into the report of the tests."""
+    reporter = pytestconfig.pluginmanager.get_plugin("terminalreporter")
+    return (lambda text: None) if reporter is None else (lambda text: reporter.write_line(f"\nRDMA lab: {text}"))
 
 
 @pytest.fixture(autouse=True)

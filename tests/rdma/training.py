@@ -20,6 +20,12 @@ LINE: Final = (
     "--task_index={index} {rest} --server_protocol {protocol}"
 )
 DEVICE_COUNTERS: Final = "/sys/class/infiniband/rxe0/ports/1/hw_counters"
+DROP_RDMA: Final = (
+    "tc qdisc add dev eth0 clsact; "
+    "tc filter add dev eth0 ingress protocol ip prio 1 flower ip_proto udp dst_port 4791 action drop; "
+    "tc filter add dev eth0 ingress protocol ipv6 prio 2 flower ip_proto udp dst_port 4791 action drop"
+)
+"""RoCE only, by IPv4 and IPv6, where it arrives: dropped where it leaves, it would be an error at once."""
 STARTED_SECONDS: Final = 150.0
 
 

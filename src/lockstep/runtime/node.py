@@ -276,8 +276,12 @@ class Node(Observed):
         self.abandon(Outcome(False, str(self.task), INITIAL_STEP, why))
 
     def linked(self, peer: TaskId, path: str) -> None:
+        self.tell_path(f"{self.task.short} to {peer.short}: {path}")
+
+    def tell_path(self, sentence: str) -> None:
+        """Say how tensors travel, where such things are said."""
         if self.config.tell_paths:
-            self._say(f"{self.task.short} to {peer.short}: {path}")
+            self._say(sentence)
 
     def tensors_in(self, bucket: BucketId) -> int:
         plan = self.known_plan
