@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-soak lint types unit bench clean
+.PHONY: demo test test-slow test-soak test-rdma test-rdma-short lint types unit bench clean
 
 demo: $(STAMP)
 	$(BIN)/lockstep bench --ps=1 --workers=2 --device=cpu --model=lenet --batch_size=64 --num_batches=100
@@ -25,11 +25,20 @@ unit: $(STAMP)
 	$(BIN)/python -m pytest -q $(TIMED)
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m 'slow and not rdma'
 
 # Every drill, every mis-configuration in network namespaces, transfers under random kills: for a quiet machine.
 test-soak: $(STAMP)
 	$(BIN)/python -m pytest -q -m soak
+
+# grpc+verbs over a real (software) RDMA device, in virtual machines: as root on a Debian machine, which gets qemu
+# installed. Kernel and disk image are kept in ~/.cache/lockstep-lab (LOCKSTEP_LAB).
+test-rdma: $(STAMP)
+	$(BIN)/python -m pytest -q -m rdma tests/rdma
+
+# Without the suite within one host, which adds little to the one between two.
+test-rdma-short: $(STAMP)
+	$(BIN)/python -m pytest -q -m 'rdma and not slow' tests/rdma
 
 bench: $(STAMP)
 	$(BIN)/python bench/grpc_table.py

@@ -21,9 +21,11 @@ from lockstep.runtime.cluster import DEFAULT_PROTOCOL, ON_STALL, ClusterSpec, cl
 from lockstep.runtime.monitor.companion import CompanionError, start_companion
 from lockstep.runtime.node import NodeConfig
 from lockstep.runtime.outcome import JobEndedError, Outcome
+from lockstep.runtime.preflight import protocol_problems
 from lockstep.runtime.rendezvous import Meeting, RendezvousError, free_port, meet
 from lockstep.runtime.watchdog import WatchSettings
 from lockstep.training.library.settings import ON_NAN, Exchange, exchange_problems, library_settings
+from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions
 from lockstep.version import __version__
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class JoinArguments:
     on_stall: str = "abort"
     bind: str | None = None
     job_token: str = field(default="", repr=False)
+    rdma: RdmaOptions = NO_OPTIONS
 
     @property
     def exchange(self) -> Exchange:
@@ -87,6 +90,7 @@ def join(
     on_stall: str = "abort",
     bind: str | None = None,
     job_token: str = "",
+    rdma: RdmaOptions = NO_OPTIONS,
 ) -> Job:
     """Become one task of a cluster. Blocks until all tasks are there, ``startup_timeout`` seconds at most.
 
@@ -115,6 +119,7 @@ def join(
         on_stall=on_stall,
         bind=bind,
         job_token=job_token,
+        rdma=rdma,
     )
     return join_with(arguments, os.environ)
 
@@ -124,6 +129,7 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     _refuse_bad_choices(arguments)
     cluster = _cluster(arguments, environ)
     _refuse(cluster_problems(cluster) + list(exchange_problems(arguments.exchange, cluster.shape.workers)))
+    _refuse(protocol_problems(cluster))
     listen = cluster.listen_address()
     assert cluster.task is not None
     try:
@@ -185,6 +191,7 @@ def _cluster(arguments: JoinArguments, environ: Mapping[str, str]) -> ClusterSpe
         stall_after=arguments.stall_after,
         on_stall=arguments.on_stall,
         token=token,
+        rdma=arguments.rdma,
     )
     if arguments.job_name:
         return spec.for_task(TaskId(Role(arguments.job_name), arguments.task_index))

@@ -58,11 +58,10 @@ SENTENCES: dict[str, str] = {
         "Invalid model name 'resnet5O' for dataset 'imagenet'; did you mean resnet50 or resnet152 or resnet50_v2?"
     ),
     "--server_protocol=grcp": (
-        "--server_protocol=grcp is not known; did you mean grpc? Known: auto, grpc, grpc+shm, grpc+ucx."
+        "--server_protocol=grcp is not known; did you mean grpc? Known: auto, grpc, grpc+shm, grpc+ucx, grpc+verbs."
     ),
-    "--server_protocol=grpc+verbs": (
-        "--server_protocol=grpc+verbs is refused: RDMA comes in a later version; "
-        "use --server_protocol=auto, or grpc+ucx."
+    "--ps=1 --workers=1 --server_protocol=grpc --rdma_device=mlx5_0": (
+        "--rdma_... has no effect with --server_protocol=grpc; leave it out, or use --server_protocol=grpc+verbs."
     ),
     "--optimizer=adamx": (
         "--optimizer=adamx is not known; did you mean adam? Known: sgd, momentum, rmsprop, adam, adamw."

@@ -173,6 +173,12 @@ def transfer_stands() -> Cluster:
     return cluster
 
 
+def rdma_down() -> Cluster:
+    cluster = transfer_stands()
+    cluster.link(W1, PS0)["path"] = "RDMA (verbs, reliable connection) by mlx5_0:1 to 10.0.0.1"
+    return cluster
+
+
 def store_stuck() -> Cluster:
     cluster = _server_updates()
     cluster.task(PS0)["store"] = {"doing": "the update", "busy": 4.0, "queued": 1, "cpu": 0.0, "where": "communication"}
@@ -306,6 +312,7 @@ FAULTY: tuple[Faulty, ...] = (
     _row(Cause.ANSWER_LOST, commit_lost, PS1, PS0, "the commit"),
     _row(Cause.LINK_DOWN, link_down, W1, PS0, GRADIENT),
     _row(Cause.LINK_DOWN, host_unreachable, W1, PS0, GRADIENT),
+    _row(Cause.LINK_DOWN, rdma_down, W1, PS0, GRADIENT),
     _row(Cause.ONE_WAY_LINK, one_way, W1, PS0, GRADIENT),
     _row(Cause.SLOW_LINK, slow_link, W1, PS0, GRADIENT),
     _row(Cause.DEADLOCK, deadlock, W1, PS0, GRADIENT),

@@ -14,7 +14,6 @@ from lockstep.doctor.facts import (
     DataFolder,
     NameFact,
     PeerReport,
-    RdmaPort,
     Shared,
     Visit,
     read_shared,
@@ -25,13 +24,13 @@ from lockstep.doctor.facts import (
 from lockstep.doctor.finding import Cause, Finding
 from lockstep.doctor.machine import MachineFacts, Roots, cuda_of_torch, look_at_data, look_at_machine, read_nvidia_smi
 from lockstep.doctor.needs import PARAMETERS, needs_of
-from lockstep.doctor.rdma import RdmaFacts, RdmaRoots, look_for_rdma
 from lockstep.doctor.rules_machine import Asked, machine_findings, rdma_findings
 from lockstep.doctor.rules_time import Story, without_early_refusals
 from lockstep.protocol.ids import Role, server, worker
 from lockstep.protocol.messages import Setting
 from lockstep.runtime.knock import Answer
 from lockstep.runtime.start_facts import StartFacts, list_difference, read_start_facts
+from lockstep.transports.verbs.devices import RdmaFacts, RdmaPort, RdmaRoots, look_for_rdma
 
 GIB = 1 << 30
 PLENTY = MachineFacts(
@@ -101,7 +100,7 @@ def test_too_little_locked_memory_matters_for_rdma_only() -> None:
 
 
 GOOD_PORT = RdmaPort("mlx5_0", 1, "ACTIVE", "InfiniBand", "mlx5", ("fe80:0000:0000:0000:0000:0000:0000:0001",))
-GOOD_RDMA = RdmaFacts((GOOD_PORT,), 1, ("mlx5", "rxe"), ("mlx5",))
+GOOD_RDMA = RdmaFacts((GOOD_PORT,), 1, ("mlx5", "rxe"), ("mlx5",), "/usr/lib64/libibverbs.so.1")
 
 
 @pytest.mark.parametrize(
@@ -111,9 +110,9 @@ GOOD_RDMA = RdmaFacts((GOOD_PORT,), 1, ("mlx5", "rxe"), ("mlx5",))
         ({"ports": (dataclasses.replace(GOOD_PORT, state="DOWN"),)}, "mlx5_0 port 1 is DOWN"),
         ({"device_files": 0}, "no /dev/infiniband/uverbs file"),
         ({"ports": (dataclasses.replace(GOOD_PORT, gids=()),)}, "has no GID"),
-        ({"providers": ("rxe",)}, "libibverbs has no provider mlx5"),
+        ({"bundled_providers": ("mlx4",), "providers": ("rxe",)}, "libibverbs has no provider mlx5"),
         ({"bundled_providers": None}, "needs NIXL, which is not installed"),
-        ({"bundled_providers": ()}, "put a folder into LD_LIBRARY_PATH"),
+        ({"bundled_providers": ("mlx4",), "system_verbs": ""}, "there is no libibverbs.so.1 on this machine"),
     ],
 )
 def test_each_lack_of_rdma_has_its_sentence(change: dict[str, object], text: str) -> None:
@@ -139,10 +138,12 @@ def test_rdma_is_read_from_the_kernels_files(tmp_path: Path) -> None:
     roots = RdmaRoots(tmp_path / "sys", tmp_path / "dev", (tmp_path / "providers",), tmp_path / "packages")
     found = look_for_rdma(roots)
     assert found.ports == (
-        RdmaPort("rxe0", 1, "ACTIVE", "Ethernet", "rxe", ("fe80:0000:0000:0000:5054:00ff:fe12:3456",)),
+        RdmaPort("rxe0", 1, "ACTIVE", "Ethernet", "rxe", ("fe80:0000:0000:0000:5054:00ff:fe12:3456",), (0,)),
     )
     assert (found.device_files, found.providers, found.bundled_providers) == (1, ("rxe",), ("mlx5",))
-    assert "LD_LIBRARY_PATH" in rdma_findings(found, "grpc+verbs")[0].sentence
+    assert "no libibverbs.so.1 on this machine" in rdma_findings(found, "grpc+verbs")[0].sentence
+    (tmp_path / "libibverbs.so.1").touch()
+    assert rdma_findings(look_for_rdma(roots), "grpc+verbs") == []
 
 
 def test_limits_of_control_groups_are_read(tmp_path: Path) -> None:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import pytest
 
 from lockstep.transports.base import TransportError
-from lockstep.transports.registry import known_transports, make_transport
+from lockstep.transports.registry import make_transport, runs_here, transports_that_run_here
 from lockstep.transports.wire.server import ControlServer
 
 
 def test_each_known_name_gives_a_transport_of_that_name() -> None:
-    for name in known_transports():
+    for name in transports_that_run_here():
         server = ControlServer("127.0.0.1", 0, threads=4)
         transport = make_transport(name, server, "/t", 1)
         assert transport.name == name
         transport.close()
         server.stop(0)
+
+
+@pytest.mark.skipif(runs_here("grpc+verbs"), reason="this machine has an RDMA device")
+def test_without_a_device_rdma_is_refused_with_what_was_looked_for_and_what_to_do() -> None:
+    server = ControlServer("127.0.0.1", 0, threads=4)
+    with pytest.raises(TransportError, match=r"needs an RDMA device, and /sys/class/infiniband shows none; load the"):
+        make_transport("grpc+verbs", server, "/t", 1)
+    server.stop(0)
 
 
 def test_an_unknown_name_lists_the_known_ones_and_suggests_the_nearest() -> None:

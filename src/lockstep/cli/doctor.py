@@ -22,6 +22,7 @@ from lockstep.version import __version__
 
 EXIT_HEALTHY = 0
 EXIT_DEFECTS = 1
+EXIT_BAD_INPUT = 2
 WAIT_SECONDS = 2.0
 MOST_WAIT_SECONDS = 3600.0
 
@@ -40,7 +41,7 @@ compare their flags. It works before the job is started, while it starts, and wh
   --wait=SECONDS  how long to wait for others that do not answer yet (2); give more when you start it by hand
                   on one host after the other
 
-Exit codes: 0 nothing keeps the job from working, 1 something does, 2 bad input
+Exit codes: 0 nothing keeps the job from working, 1 something does, 2 bad input (also: grpc+verbs without RDMA)
 """
 
 
@@ -50,6 +51,8 @@ def run(argv: Sequence[str]) -> int:
     line = parse_doctor(rest, os.environ)
     result = _examine(line, wait, os.environ)
     print(json.dumps(_as_json(result), indent=2) if as_json else "\n".join(_lines(result)))
+    if any(finding.cause is Cause.RDMA and finding.keeps_from_working for finding in result.findings):
+        return EXIT_BAD_INPUT  # as the job itself would end: what was asked for does not exist here
     return EXIT_HEALTHY if result.healthy else EXIT_DEFECTS
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lockstep.cli.flags.build import RDMA_FLAGS, rdma_options
 from lockstep.cli.flags.flag import Flag, Group, Kind, Rows, Value
 from lockstep.cli.flags.parsing import CommandLine, read_command_line
 from lockstep.cli.flags.table import TABLE
 from lockstep.errors import BadInput
 from lockstep.training.library.settings import ON_NAN, REDUCTIONS
+from lockstep.transports.verbs.options import RdmaOptions
 
 _ROWS = Rows(Group.EXCHANGE)
 _SHARED = (
@@ -26,6 +28,7 @@ _SHARED = (
     "on_stall",
     "bind",
     "job_token",
+    *RDMA_FLAGS,
 )
 _OWN = (
     _ROWS.works(
@@ -73,7 +76,7 @@ def read_library_flags(argv: Sequence[str], table: Sequence[Flag] = LIBRARY_TABL
     return line
 
 
-def cluster_flags(argv: Sequence[str]) -> tuple[dict[str, Value], list[str]]:
+def cluster_flags(argv: Sequence[str]) -> tuple[dict[str, Value | RdmaOptions], list[str]]:
     """Split a command line: keyword arguments for ``lockstep.join``, and the words that are the program's own.
 
     Raises BadInput where a flag of the cluster has a value that makes no sense.
@@ -93,4 +96,10 @@ def cluster_flags(argv: Sequence[str]) -> tuple[dict[str, Value], list[str]]:
         if not equals and words and not words[0].startswith("--") and name != "cross_replica_sync":
             ours.append(words.pop(0))
     line = read_library_flags(ours, table)
-    return {_JOIN_NAMES.get(name, name): given.value for name, given in line.given.items()}, rest
+    values = {name: given.value for name, given in line.given.items()}
+    arguments: dict[str, Value | RdmaOptions] = {
+        _JOIN_NAMES.get(name, name): value for name, value in values.items() if name not in RDMA_FLAGS
+    }
+    if values.keys() & set(RDMA_FLAGS):
+        arguments["rdma"] = rdma_options(values)
+    return arguments, rest

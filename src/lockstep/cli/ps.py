@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
-from lockstep.cli.flags.build import TOKEN_VARIABLE
+from lockstep.cli.flags.build import TOKEN_VARIABLE, rdma_options
 from lockstep.cli.library_flags import LIBRARY_TABLE, read_library_flags
 from lockstep.errors import BadInput, HelpAsked
 from lockstep.protocol.ids import Role, TaskId
@@ -91,6 +91,7 @@ def _parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ClusterSpec
         stall_after=float(stall_after),
         on_stall=str(values["on_stall"]),
         token=str(values["job_token"] or environ.get(TOKEN_VARIABLE, "")),
+        rdma=rdma_options(values),
     )
     problems = cluster_problems(cluster) + list(exchange_problems(exchange, len(worker_hosts)))
     if problems:

@@ -10,6 +10,7 @@ from lockstep.doctor.host import Job, look_at_limits
 from lockstep.protocol.ids import CHIEF, ClusterShape
 from lockstep.runtime.addresses import parse_address
 from lockstep.training.config import BenchConfig, recovery_rules
+from lockstep.transports.verbs.options import NO_OPTIONS
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 
@@ -27,6 +28,7 @@ def job_of(config: BenchConfig, environ: Mapping[str, str], data_dir: str | None
         data_name=config.data_name,
         train_dir=config.output.train_dir,
         data_dir=data_dir,
+        rdma=NO_OPTIONS if cluster is None else cluster.rdma,
         visible_gpus=environ.get("CUDA_VISIBLE_DEVICES"),
     )
 

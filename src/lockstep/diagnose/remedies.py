@@ -22,7 +22,10 @@ REMEDIES: Mapping[Cause, str] = MappingProxyType(
         Cause.DISK_FULL: "make room on that disk, or give --train_dir another folder.",
         Cause.REQUEST_LOST: "it is asked for again; if that does not help, keep the run folder: this is a defect.",
         Cause.ANSWER_LOST: "it is sent again after ten seconds; if that does not help, keep the run folder.",
-        Cause.LINK_DOWN: "try to reach one host from the other (ping, nc); look for a firewall, a cable or a route.",
+        Cause.LINK_DOWN: (
+            "try to reach one host from the other (ping, nc; for RDMA ib_write_bw); look for a firewall, a cable or a "
+            "route."
+        ),
         Cause.ONE_WAY_LINK: "look for a firewall rule or a route that lets packets through in one direction only.",
         Cause.SLOW_LINK: "measure the network between the two hosts (iperf3); look for a shared or a wrong interface.",
         Cause.STRAGGLER: "compare that host with the others: other programs on it, its clock rate, its data.",

@@ -11,6 +11,8 @@ from lockstep.diagnose.evidence import COMMIT, has_come, is_worker
 from lockstep.diagnose.verdict import Cause
 from lockstep.diagnose.views import MovingView, TaskView
 
+RDMA = "RDMA"
+"""How the path of a link begins that goes by it."""
 SENT = 2.0
 """A tensor that left this long ago over a link that works should be there."""
 
@@ -132,14 +134,43 @@ def slow_link(case: Case) -> Proof | None:
 
 def transfer_stands(case: Case) -> Proof | None:
     """A transfer was started, nothing of it moves, and both ends are well: it hangs in the transport."""
+    moving = _standing(case)
+    if moving is None or _by_rdma(case):
+        return None
+    what = f"a transfer from {case.on} to {case.waiter} stands still: bucket {moving.bucket}, {moving.nbytes} bytes"
+    return Proof(Cause.COMMUNICATION, what, (_stands_since(case, moving),), seconds=moving.seconds)
+
+
+def rdma_down(case: Case) -> Proof | None:
+    """The same by RDMA, which moves bytes without either program's help: what stands still there is the fabric.
+
+    The devices try again in silence, some of them for ever; only the two tasks' heartbeats, which go by TCP, show that
+    both of them are well.
+    """
+    moving = _standing(case)
+    if moving is None or not _by_rdma(case):
+        return None
+    what = f"{case.on} and {case.waiter} hear each other, but nothing passes between them by RDMA"
+    said = (_stands_since(case, moving), "heartbeats, which go by TCP, pass in both directions")
+    return Proof(Cause.LINK_DOWN, what, said, seconds=moving.seconds)
+
+
+def _standing(case: Case) -> MovingView | None:
+    """The transfer of what is waited for, where no byte of it moves although both ends are well."""
     moving, (mine, theirs) = _moving(case), case.links()
     if moving is None or mine is None or theirs is None or not (case.link_is_sound() and case.nobody_is_stuck()):
         return None
-    if moving.seconds < UNHEARD or mine.moved > 0 or theirs.moved > 0 or _held_back(case):
-        return None
-    what = f"a transfer from {case.on} to {case.waiter} stands still: bucket {moving.bucket}, {moving.nbytes} bytes"
-    said = (f"{case.on}: started {ago(moving.seconds)} ago, no byte moved in the last two seconds",)
-    return Proof(Cause.COMMUNICATION, what, said, seconds=moving.seconds)
+    still = moving.seconds >= UNHEARD and mine.moved <= 0 and theirs.moved <= 0
+    return moving if still and not _held_back(case) else None
+
+
+def _stands_since(case: Case, moving: MovingView) -> str:
+    return f"{case.on}: started {ago(moving.seconds)} ago, no byte moved in the last two seconds"
+
+
+def _by_rdma(case: Case) -> bool:
+    _, theirs = case.links()
+    return theirs is not None and theirs.path.startswith(RDMA)
 
 
 def sum_stands(case: Case) -> Proof | None:

@@ -9,6 +9,7 @@ from typing import Any
 from lockstep.doctor.finding import Cause, Finding
 from lockstep.runtime.knock import Answer
 from lockstep.runtime.start_facts import StartFacts
+from lockstep.transports.verbs.devices import RdmaPort
 
 MAX_TEXT = 1000
 MAX_ENTRIES = 2000
@@ -61,18 +62,6 @@ class NameFact:
     problem: str = ""
     loopback: bool = False
     only_ipv6: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class RdmaPort:
-    """One port of one RDMA device."""
-
-    device: str
-    port: int
-    state: str
-    link_layer: str
-    provider: str
-    gids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,11 @@ from lockstep.doctor.facts import Shared
 from lockstep.doctor.finding import Cause, Finding
 from lockstep.doctor.machine import look_at_data, look_at_machine
 from lockstep.doctor.needs import Needs, needs_of
-from lockstep.doctor.rdma import look_for_rdma
 from lockstep.doctor.rules_machine import VERBS, Asked, limit_findings, machine_findings, rdma_findings
 from lockstep.protocol.ids import CHIEF, ClusterShape, Role, TaskId
 from lockstep.runtime.preflight import folder_problems
+from lockstep.transports.verbs.devices import look_for_rdma
+from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,7 @@ class Job:
     data_name: str = ""
     train_dir: str | None = None
     data_dir: str | None = None
+    rdma: RdmaOptions = NO_OPTIONS
     visible_gpus: str | None = None
     """The variable CUDA_VISIBLE_DEVICES."""
 
@@ -38,7 +40,7 @@ def look_at_host(job: Job, tasks: tuple[TaskId, ...]) -> Shared:
     if train_dir is not None:
         findings += [Finding(Cause.FOLDER, sentence) for sentence in folder_problems("train_dir", train_dir)]
     rdma = look_for_rdma()
-    findings += rdma_findings(rdma, job.protocol)
+    findings += rdma_findings(rdma, job.protocol, job.rdma)
     data = look_at_data(job.data_dir) if job.data_dir is not None and asked.trains else None
     if data is not None and data.problem:
         sentence = f"--data_dir={data.path} cannot be read ({data.problem}); give the folder of the data set."

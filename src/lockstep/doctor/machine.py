@@ -18,6 +18,7 @@ from typing import Final
 
 from lockstep.doctor.facts import DataFolder
 from lockstep.runtime.preflight import visible_gpus
+from lockstep.transports.verbs.checks import lockable_memory
 
 _NVIDIA_SECONDS: Final = 3.0
 _MOST_FILES: Final = 20_000
@@ -68,7 +69,7 @@ def look_at_machine(
     groups = _cgroups(roots)
     return MachineFacts(
         open_files=_limit(resource.RLIMIT_NOFILE),
-        locked_memory=_limit(resource.RLIMIT_MEMLOCK),
+        locked_memory=lockable_memory(),
         shm_free=_free(roots.shm),
         memory_limit=_least(groups, "memory.max"),
         memory_available=_available(roots.meminfo),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from lockstep.doctor.facts import Case, RdmaPort
+from lockstep.doctor.facts import Case
 from lockstep.doctor.finding import Cause, Finding
 from lockstep.doctor.rules_machine import VERBS
 from lockstep.protocol.ids import Role, TaskId
 from lockstep.runtime.start_facts import StartFacts, list_difference
+from lockstep.transports.verbs.devices import RdmaPort
 
 CLOCK_SECONDS = 2.0
 _MOST_SETTINGS = 5

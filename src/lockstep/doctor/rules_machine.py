@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from lockstep.doctor.finding import Cause, Finding
 from lockstep.doctor.machine import UNLIMITED, MachineFacts
 from lockstep.doctor.needs import Needs, size
-from lockstep.doctor.rdma import RdmaFacts
+from lockstep.transports.verbs.checks import LEAST_LOCKED_BYTES, device_problems
+from lockstep.transports.verbs.devices import RdmaFacts
+from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions
 
 SHM_PROTOCOLS = ("grpc+shm", "auto")
 NIXL_PROTOCOLS = ("grpc+ucx", "grpc+verbs")
@@ -39,7 +41,7 @@ def machine_findings(facts: MachineFacts, asked: Asked, needs: Needs) -> list[Fi
 
 def limit_findings(facts: MachineFacts, asked: Asked, needs: Needs) -> list[Finding]:
     """Those of them that cost no time to find out; they are looked at whenever a task starts."""
-    quick: tuple[Rule, ...] = (_open_files, _locked_memory, _shared_memory, _memory, _disk)
+    quick: tuple[Rule, ...] = (_open_files, _more_locked_memory, _shared_memory, _memory, _disk)
     return [finding for rule in quick for finding in rule(facts, asked, needs)]
 
 
@@ -57,14 +59,20 @@ def _open_files(facts: MachineFacts, asked: Asked, needs: Needs) -> Iterator[Fin
 
 
 def _locked_memory(facts: MachineFacts, asked: Asked, needs: Needs) -> Iterator[Finding]:
-    if asked.protocol in NIXL_PROTOCOLS and _below(facts.locked_memory, max(needs.locked_memory, 64 << 20)):
-        needed = size(max(needs.locked_memory, 64 << 20))
+    if asked.protocol in NIXL_PROTOCOLS and _below(facts.locked_memory, max(needs.locked_memory, LEAST_LOCKED_BYTES)):
+        needed = size(max(needs.locked_memory, LEAST_LOCKED_BYTES))
         yield Finding(
             Cause.LIMIT,
             f"a process may lock {size(facts.locked_memory)} of memory here, and {asked.protocol} registers about "
             f"{needed} with the network device; run 'ulimit -l unlimited' (in a container: --ulimit memlock=-1).",
             asked.protocol == VERBS,
         )
+
+
+def _more_locked_memory(facts: MachineFacts, asked: Asked, needs: Needs) -> Iterator[Finding]:
+    """What is too little for any model, ``grpc+verbs`` says by itself when a task starts."""
+    if asked.protocol != VERBS or facts.locked_memory >= LEAST_LOCKED_BYTES:
+        yield from _locked_memory(facts, asked, needs)
 
 
 def _shared_memory(facts: MachineFacts, asked: Asked, needs: Needs) -> Iterator[Finding]:
@@ -161,46 +169,6 @@ def _disk(facts: MachineFacts, asked: Asked, needs: Needs) -> Iterator[Finding]:
 _RULES: tuple[Rule, ...] = (_open_files, _locked_memory, _shared_memory, _memory, _processors, _gpus, _torch, _disk)
 
 
-def rdma_findings(rdma: RdmaFacts, protocol: str) -> list[Finding]:
+def rdma_findings(rdma: RdmaFacts, protocol: str, options: RdmaOptions = NO_OPTIONS) -> list[Finding]:
     """Why ``grpc+verbs`` would not work on this machine; nothing for other protocols."""
-    return [Finding(Cause.RDMA, sentence) for sentence in _rdma(rdma)] if protocol == VERBS else []
-
-
-def _rdma(rdma: RdmaFacts) -> Iterator[str]:
-    if not rdma.ports:
-        yield (
-            "--server_protocol=grpc+verbs needs an RDMA device, and /sys/class/infiniband shows none; load the driver "
-            "of the network card, make the device visible in the container, or use --server_protocol=grpc."
-        )
-        return
-    active = [port for port in rdma.ports if port.state == "ACTIVE"]
-    if not active:
-        states = ", ".join(
-            f"{port.device} port {port.port} is {port.state or 'in no known state'}" for port in rdma.ports
-        )
-        yield (
-            f"no RDMA port is active ({states}); plug in the cable, start the subnet manager (InfiniBand) or set the "
-            "network interface up (RoCE)."
-        )
-        return
-    if not rdma.device_files:
-        yield (
-            "the RDMA device has no /dev/infiniband/uverbs file here; load ib_uverbs, or give the container the "
-            "devices (--device=/dev/infiniband)."
-        )
-    if not any(port.gids for port in active):
-        yield f"{active[0].device} port {active[0].port} has no GID; give its network interface an IP address."
-    provider = active[0].provider
-    if rdma.providers and provider not in rdma.providers:
-        yield (
-            f"libibverbs has no provider {provider} for {active[0].device} (it has {', '.join(rdma.providers)}); "
-            "install the distribution's package of providers, ibverbs-providers on Debian."
-        )
-    if rdma.bundled_providers is None:
-        yield "grpc+verbs needs NIXL, which is not installed in this Python; install it with 'pip install nixl-cu12'."
-    elif provider not in rdma.bundled_providers:
-        yield (
-            f"{active[0].device} needs the provider {provider}, and the libibverbs that NIXL brings along has none "
-            "for it; put a folder into LD_LIBRARY_PATH in which the names of NIXL's libibverbs-*.so.* and "
-            "libmlx5-*.so.* are links to the system's libibverbs.so.1 and libmlx5.so.1."
-        )
+    return [Finding(Cause.RDMA, sentence) for sentence in device_problems(rdma, options)] if protocol == VERBS else []

@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from lockstep.protocol.ids import ClusterShape, Role, TaskId
 from lockstep.protocol.recovery import LossPolicy
 from lockstep.runtime.addresses import Address, AddressError, parse_address, parse_bind
+from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions, option_problems
 
-PROTOCOLS: tuple[str, ...] = ("auto", "grpc", "grpc+shm", "grpc+ucx")
+PROTOCOLS: tuple[str, ...] = ("auto", "grpc", "grpc+shm", "grpc+ucx", "grpc+verbs")
 """The names that ``--server_protocol`` takes. A new transport adds its name here and nowhere else."""
+
+RDMA_PROTOCOLS: tuple[str, ...] = ("auto", "grpc+verbs")
 
 DEFAULT_PROTOCOL = "auto"
 
@@ -50,6 +53,7 @@ class ClusterSpec:
     """How often a monitor starts its task again after a signal killed it."""
     has_servers: bool = True
     """False: workers reduce among themselves, and the list of servers stays empty."""
+    rdma: RdmaOptions = NO_OPTIONS
     token: str = field(default="", repr=False)
 
     @property
@@ -147,6 +151,15 @@ def _protocol_is_known(spec: ClusterSpec) -> Iterator[str]:
         yield f"--server_protocol={spec.protocol} is not known here; use one of: {', '.join(PROTOCOLS)}."
 
 
+def _rdma_options_make_sense(spec: ClusterSpec) -> Iterator[str]:
+    yield from option_problems(spec.rdma)
+    if spec.rdma != NO_OPTIONS and spec.protocol not in RDMA_PROTOCOLS:
+        yield (
+            f"--rdma_... has no effect with --server_protocol={spec.protocol}; leave it out, or use "
+            "--server_protocol=grpc+verbs."
+        )
+
+
 def _bind_is_well_formed(spec: ClusterSpec) -> Iterator[str]:
     if spec.bind is None:
         return
@@ -188,6 +201,7 @@ CLUSTER_RULES: tuple[Callable[[ClusterSpec], Iterator[str]], ...] = (
     _addresses_are_well_formed,
     _addresses_differ,
     _protocol_is_known,
+    _rdma_options_make_sense,
     _bind_is_well_formed,
     _patience_is_positive,
     _restarts_are_few,

@@ -49,7 +49,7 @@ from lockstep.runtime.status import MainThread
 from lockstep.runtime.traffic import Traffic
 from lockstep.runtime.watchdog import WatchSettings
 from lockstep.transports.base import Loan, Transport
-from lockstep.transports.registry import make_transport
+from lockstep.transports.registry import make_transport, stays_on_one_host
 from lockstep.transports.wire.link import ControlLink, LinkEvents, serve_links
 from lockstep.transports.wire.monitor_service import snapshot_handler
 from lockstep.transports.wire.server import ControlServer
@@ -136,7 +136,7 @@ class Node(Observed):
         self.traffic = Traffic()
         self._server = self._listen()
         self.transport: Transport = make_transport(
-            config.cluster.protocol, self._server, str(self.task), self.incarnation
+            config.cluster.protocol, self._server, str(self.task), self.incarnation, config.cluster.rdma
         )
         self.machine = self._make_machine(time.monotonic())
         self.loop = TaskLoop(self.machine, self._carry_out)
@@ -307,13 +307,19 @@ class Node(Observed):
         """What was asked for is what is used, or the run does not start."""
         protocol = self.config.cluster.protocol
         self.refused = True
-        remedy = "use --server_protocol=auto, or run both tasks on one host"
+        remedy = "use --server_protocol=auto"
+        if stays_on_one_host(protocol):
+            remedy += ", or run both tasks on one host"
         why = f"cannot use --server_protocol={protocol} with {peer}: {reason}; {remedy}"
         self.abandon(Outcome(False, str(self.task), INITIAL_STEP, why))
 
     def linked(self, peer: TaskId, path: str) -> None:
+        self.tell_path(f"{self.task.short} to {peer.short}: {path}")
+
+    def tell_path(self, sentence: str) -> None:
+        """Say how tensors travel, where such things are said."""
         if self.config.tell_paths:
-            self._say(f"{self.task.short} to {peer.short}: {path}")
+            self._say(sentence)
 
     def tensors_in(self, bucket: BucketId) -> int:
         plan = self.known_plan

@@ -17,9 +17,11 @@ from lockstep.diagnose.verdict import Cause
 from lockstep.protocol.events import Broken, PeerGone
 from lockstep.protocol.ids import INITIAL_STEP, Incarnation, TaskId
 from lockstep.protocol.messages import Heartbeat, Hello, Message
+from lockstep.runtime.cluster import DEFAULT_PROTOCOL
 from lockstep.runtime.connection import Connection, NodeSide
 from lockstep.runtime.evidence import Finding, lack_of_memory, look, proof_of_end
 from lockstep.runtime.knock import Answer, knock
+from lockstep.transports.base import NO_PATH
 from lockstep.transports.wire.link import ControlLink, dial_link
 
 DIAL_SECONDS = 5.0
@@ -28,6 +30,8 @@ LONGEST_PAUSE = 0.9
 """Between two looks at a peer that is not ready."""
 PAUSE_PER_TASK = 0.05
 DIAL_PER_TASK = 0.5
+LONGEST_DIAL = 30.0
+"""Where a link takes longer to open than it was given, the next try gets twice the time, up to this."""
 HEARTBEAT_SECONDS = 1.0
 GONE_SECONDS = 2.0
 """A peer whose link broke and whose monitor cannot be reached for this long is gone, as far as anybody can tell."""
@@ -35,6 +39,7 @@ CANNOT_LINK = "answers"
 """How the finding of a peer begins whose monitor was reached, but not the task."""
 SLOW_SECONDS = 20.0
 """The same for a monitor that accepts connections and only does not answer in time: most likely its machine is busy."""
+TIMES_WITHOUT_PATH = 2
 LEFT_SECONDS = 3.0
 """A peer that ended with exit code 0 has this long to be explained by the end of the job."""
 
@@ -69,6 +74,8 @@ class PeerKeeper:
         self._looks = 0
         self._told_gone = False
         self._known_refusal = False
+        self._told_linked = False
+        self._without_path = 0
         self._host_address = ""
         self._thread = threading.Thread(target=self._run, name=f"peer {peer.short} of {node.task.short}", daemon=True)
 
@@ -260,16 +267,19 @@ class PeerKeeper:
                 reason = next((text for ended, text in self._broken if ended is connection), "")
                 if not reason and time.monotonic() >= deadline:
                     reason = "the link did not open in time"
+                    self._dial_seconds = min(2 * self._dial_seconds, max(LONGEST_DIAL, self._dial_seconds))
                 elif not reason:
                     self._wake.wait(0.05)
         if connection.was_up and connection.endpoint is not None:
             # Said of a link that has ended again, too: a short job may be over before this thread has its turn.
+            self._told_linked = True
             self._node.linked(self.peer, connection.endpoint.path())
         if connection.up:
             return
         if reason:
             self.finding = Finding(self._why_no_link(finding, reason), finding.description, True)
             self._give_up_if_refused_for_good(reason)
+            self._give_up_if_there_is_no_path(reason)
         connection.end("the link did not open in time")
         self._bury()  # what is broken would cut the pause short
         self._pause(self._next_pause())
@@ -294,6 +304,14 @@ class PeerKeeper:
         if not self._known_refusal and cause_of(reason) in (Cause.MISMATCH, Cause.LEFTOVER_SERVER):
             self._known_refusal = True
             self._node.post(Broken(self.peer, INITIAL_STEP, f"refuses this task: {reason}"))
+
+    def _give_up_if_there_is_no_path(self, reason: str) -> None:
+        """Before the first link: what was asked for does not work between these two. Later: it did, so it may again."""
+        if NO_PATH not in reason or self._told_linked or self._node.transport.name == DEFAULT_PROTOCOL:
+            return
+        self._without_path += 1
+        if self._without_path >= TIMES_WITHOUT_PATH:
+            self._node.refuse(self.peer, reason[reason.index(NO_PATH) + len(NO_PATH) :].strip())
 
     def close(self) -> None:
         """End the link, after what is queued has gone out, and the thread."""

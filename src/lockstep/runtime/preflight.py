@@ -24,7 +24,7 @@ from lockstep.runtime.addresses import (
     who_listens,
 )
 from lockstep.runtime.cluster import ClusterSpec
-from lockstep.transports.registry import missing_library, stays_on_one_host
+from lockstep.transports.registry import machine_problems, stays_on_one_host
 
 _NVIDIA_SMI_DEADLINE = 20.0
 
@@ -50,9 +50,7 @@ def protocol_problems(spec: ClusterSpec) -> list[str]:
 
 
 def _protocol_problems(spec: ClusterSpec) -> Iterator[str]:
-    missing = missing_library(spec.protocol)
-    if missing is not None:
-        yield f"--server_protocol={missing}."
+    yield from machine_problems(spec.protocol, spec.rdma)
     if not stays_on_one_host(spec.protocol):
         return
     for text in spec.ps_hosts + spec.worker_hosts:

@@ -34,6 +34,8 @@ class CudaMemory:
         self._host_gradients = as_tensor(gradients.buffer, torch.uint8)
         self._host_parameters = as_tensor(parameters.buffer, torch.uint8)
         self._pinned = [_pin(tensor) for tensor in (self._host_gradients, self._host_parameters)]
+        kind = "pinned" if all(self._pinned) else "pageable"
+        node.tell_path(f"{node.task.short}: tensors of the GPU travel through {kind} host memory (no GPUDirect)")
         self.gradients: Tensor = torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=device)
         self.parameters: Tensor = torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=device)
         self._down = torch.cuda.Stream(device)

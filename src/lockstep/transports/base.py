@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from lockstep.protocol.messages import Ticket
 
@@ -38,6 +38,11 @@ class TransportError(Exception):
 
 class LinkDownError(TransportError):
     """The link of this endpoint is lost or closed; the text says why."""
+
+
+NO_PATH: Final = "no path:"
+"""How the reason of ``on_lost`` begins, or goes on after who said so, where a link could not be made at all because the
+two hosts do not reach each other in the way that was asked for."""
 
 
 class NoPathError(TransportError):

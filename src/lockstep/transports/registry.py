@@ -11,6 +11,9 @@ import importlib.util
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from lockstep.transports.base import Transport, TransportError
+from lockstep.transports.verbs.checks import verbs_problems
+from lockstep.transports.verbs.devices import NIXL_MODULES
+from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions
 
 if TYPE_CHECKING:
     # Who only asks for names must not wait until gRPC is imported.
@@ -18,9 +21,14 @@ if TYPE_CHECKING:
 
 
 class TransportFactory(Protocol):
-    """What makes a transport of one task. ``server`` is the task's server, not started yet."""
+    """What makes a transport of one task. ``server`` is the task's server, not started yet.
 
-    def __call__(self, server: ControlServer, task: str, incarnation: int) -> Transport: ...
+    Only transports that use RDMA are given options for it.
+    """
+
+    def __call__(
+        self, server: ControlServer, task: str, incarnation: int, options: RdmaOptions = ..., /
+    ) -> Transport: ...
 
 
 _WHERE: Final = {
@@ -28,12 +36,14 @@ _WHERE: Final = {
     "grpc": "lockstep.transports.grpc_stream.transport:GrpcTransport",
     "grpc+shm": "lockstep.transports.shm.transport:ShmTransport",
     "grpc+ucx": "lockstep.transports.ucx.transport:UcxTransport",
+    "grpc+verbs": "lockstep.transports.verbs.transport:VerbsTransport",
 }
 
 
 _ONE_HOST: Final = frozenset({"grpc+shm"})
-_LIBRARIES: Final = {"grpc+ucx": ("nixl_cu12", "nixl_cu13")}
-_EXTRAS: Final = {"grpc+ucx": "ucx"}
+_LIBRARIES: Final = {"grpc+ucx": NIXL_MODULES, "grpc+verbs": NIXL_MODULES}
+_EXTRAS: Final = {"grpc+ucx": "ucx", "grpc+verbs": "ucx"}
+_TAKE_RDMA_OPTIONS: Final = frozenset({"auto", "grpc+verbs"})
 
 
 def stays_on_one_host(name: str) -> bool:
@@ -53,12 +63,32 @@ def missing_library(name: str) -> str | None:
     )
 
 
+def machine_problems(name: str, options: RdmaOptions = NO_OPTIONS) -> list[str]:
+    """Why this transport cannot be used on this machine, a sentence each; costs next to nothing to find out."""
+    missing = missing_library(name)
+    if missing is not None:
+        return [f"--server_protocol={missing}."]
+    return verbs_problems(options) if name == "grpc+verbs" else []
+
+
+def runs_here(name: str, options: RdmaOptions = NO_OPTIONS) -> bool:
+    """Whether this transport can be used on this machine."""
+    return not machine_problems(name, options)
+
+
 def known_transports() -> tuple[str, ...]:
     """The names that ``make_transport`` knows."""
     return tuple(_WHERE)
 
 
-def make_transport(name: str, server: ControlServer, task: str, incarnation: int) -> Transport:
+def transports_that_run_here() -> tuple[str, ...]:
+    """Those of the known names that can be used on this machine."""
+    return tuple(filter(runs_here, _WHERE))
+
+
+def make_transport(
+    name: str, server: ControlServer, task: str, incarnation: int, options: RdmaOptions = NO_OPTIONS
+) -> Transport:
     """The transport ``name`` for this life of ``task``; ``TransportError`` lists the known names."""
     if name not in _WHERE:
         nearest = difflib.get_close_matches(name, _WHERE, n=1)
@@ -69,4 +99,6 @@ def make_transport(name: str, server: ControlServer, task: str, incarnation: int
         raise TransportError(missing)
     module, _, attribute = _WHERE[name].partition(":")
     factory = cast(TransportFactory, getattr(importlib.import_module(module), attribute))
+    if name in _TAKE_RDMA_OPTIONS:
+        return factory(server, task, incarnation, options)
     return factory(server, task, incarnation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -23,6 +24,7 @@ from lockstep.training.config import (
     RunLength,
 )
 from lockstep.training.features import DataConfig, EvaluationConfig, PrecisionConfig, ScheduleConfig
+from lockstep.transports.verbs.options import RdmaOptions
 
 _T = TypeVar("_T")
 
@@ -174,7 +176,17 @@ def _cluster(values: _Values, environ: Mapping[str, str]) -> ClusterSpec:
         restarts=values.whole("restarts"),
         has_servers=values.text("variable_update") not in COLLECTIVE_UPDATES,
         token=values.text("job_token") or environ.get(TOKEN_VARIABLE, ""),
+        rdma=rdma_options({name: values.line.value(name) for name in RDMA_FLAGS}),
     )
+
+
+RDMA_FLAGS = tuple(f"rdma_{field.name}" for field in dataclasses.fields(RdmaOptions))
+
+
+def rdma_options(values: Mapping[str, Value]) -> RdmaOptions:
+    """What the flags about RDMA say; those that are missing or None were not given."""
+    given = {name.removeprefix("rdma_"): values.get(name) for name in RDMA_FLAGS}
+    return RdmaOptions(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
 
 def _optimizer(values: _Values) -> OptimizerConfig:

@@ -1,4 +1,4 @@
-"""The transport ``auto`` of one task: shared memory where the peer is on this host, gRPC everywhere else."""
+"""The transport ``auto`` of one task: shared memory on one host, RDMA where both hosts have it, else gRPC."""
 
 from __future__ import annotations
 
@@ -20,22 +20,32 @@ from lockstep.transports.base import (
 )
 from lockstep.transports.clerk import Clerk
 from lockstep.transports.grpc_stream.transport import GrpcTransport
+from lockstep.transports.registry import runs_here
 from lockstep.transports.shm.transport import ShmTransport
+from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions
 from lockstep.transports.wire.server import ControlServer
 
+VERBS: Final = "grpc+verbs"
 _OPEN: Final = (LinkState.CONNECTING, LinkState.UP)
 
 
-def paths_of(server: ControlServer, task: str, incarnation: int) -> list[Transport]:
+def paths_of(server: ControlServer, task: str, incarnation: int, options: RdmaOptions = NO_OPTIONS) -> list[Transport]:
     """The paths in the order in which a link tries them. The first one allocates the memory of all."""
-    return [ShmTransport(server, task, incarnation), GrpcTransport(server, task, incarnation)]
+    shared = ShmTransport(server, task, incarnation)
+    plain = GrpcTransport(server, task, incarnation)
+    if not runs_here(VERBS, options):
+        return [shared, plain]
+    # Imported here: where there is no RDMA, nobody has to wait for NIXL.
+    from lockstep.transports.verbs.transport import VerbsTransport
+
+    return [shared, VerbsTransport(server, task, incarnation, options), plain]
 
 
 class AutoTransport:
     """Several transports behind one. Memory is taken once and registered with all of them."""
 
-    def __init__(self, server: ControlServer, task: str, incarnation: int) -> None:
-        self._paths: Sequence[Transport] = paths_of(server, task, incarnation)
+    def __init__(self, server: ControlServer, task: str, incarnation: int, options: RdmaOptions = NO_OPTIONS) -> None:
+        self._paths: Sequence[Transport] = paths_of(server, task, incarnation, options)
         self._clerk = Clerk(f"auto-clerk-{task}")
         self._lock = threading.Lock()
         self._regions: list[ManyRegion] = []

@@ -20,9 +20,10 @@ def main() -> int:
     parser.add_argument("transport", choices=known_transports())
     parser.add_argument("--large", action="store_true", help="also run the cases that take gigabytes")
     parser.add_argument("--only", default="", metavar="TEXT", help="only the cases whose name contains TEXT")
+    parser.add_argument("--inn", default="", metavar="HOST:PORT", help="the second node lives there (see inn.py)")
     options = parser.parse_args()
     failed = total = 0
-    for outcome in run_suite(options.transport, large=options.large, only=options.only):
+    for outcome in run_suite(options.transport, large=options.large, only=options.only, inn=options.inn):
         sys.stdout.write(_line(outcome))
         sys.stdout.flush()
         total += 1

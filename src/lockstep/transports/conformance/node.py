@@ -94,13 +94,13 @@ class _Owner:
 class Node:
     """A node in this process."""
 
-    def __init__(self, transport: str, task: str, incarnation: int) -> None:
+    def __init__(self, transport: str, task: str, incarnation: int, host: str = "127.0.0.1") -> None:
         self.task = task
         self.incarnation = incarnation
         self.log = EventLog(task)
         self.loans: list[Loan] = []
         self.closing_kind = ""
-        self.server = ControlServer("127.0.0.1", 0, threads=32)
+        self.server = ControlServer(host, 0, threads=32)
         self.transport = make_transport(transport, self.server, task, incarnation)
         self.server.start()
         self._regions: list[Region] = []

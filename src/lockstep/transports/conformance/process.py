@@ -1,4 +1,4 @@
-"""The process of one remote node; run by ``RemoteNode`` with transport, task and incarnation as arguments.
+"""The process of one remote node; run by ``RemoteNode`` with transport, task, incarnation and address as arguments.
 
 It ends when its standard input does, so it never outlives the suite.
 """
@@ -50,9 +50,9 @@ def _carry_out(node: Node, line: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    transport, task, incarnation = sys.argv[1:]
+    transport, task, incarnation, *host = sys.argv[1:]
     out = _Lines(sys.stdout)
-    node = Node(transport, task, int(incarnation))
+    node = Node(transport, task, int(incarnation), *host)
     node.log = _TellingLog(task, out)
     for line in sys.stdin:
         out.write(_carry_out(node, line))

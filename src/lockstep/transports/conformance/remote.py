@@ -5,10 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 from typing import Any, Final, cast
 
@@ -16,8 +12,8 @@ from lockstep.protocol.messages import Ticket
 from lockstep.transports.base import Counters, LinkDownError, PeerAddress, TransportError
 from lockstep.transports.conformance.events import PATIENCE, CaseFailed, EventLog, Heard, PeerHasEnded
 from lockstep.transports.conformance.node import Node
+from lockstep.transports.conformance.processes import LocalProcess, LodgedProcess, NodeProcess
 
-_PROCESS: Final = "lockstep.transports.conformance.process"
 _PLAIN: Final = {"Ticket": Ticket, "PeerAddress": PeerAddress, "Counters": Counters, "Heard": Heard}
 _ERRORS: Final = {"TransportError": TransportError, "LinkDownError": LinkDownError, "gone": PeerHasEnded}
 
@@ -45,18 +41,15 @@ def unpack(value: Any) -> Any:
 class RemoteNode:
     """Has the methods of ``Node``; each call waits for its answer with a deadline."""
 
-    def __init__(self, transport: str, task: str, incarnation: int) -> None:
+    def __init__(self, transport: str, task: str, incarnation: int, inn: str = "") -> None:
+        """``inn``: HOST:PORT of the host that is to keep the node; empty: this one."""
         self.task = task
         self.incarnation = incarnation
         self.log = EventLog(task)
         self._answered = threading.Condition()
         self._answer: dict[str, Any] | None = None
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", _PROCESS, transport, task, str(incarnation)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        where = (transport, task, incarnation)
+        self._process: NodeProcess = LodgedProcess(inn, *where) if inn else LocalProcess(*where)
         self._reader = threading.Thread(target=self._read, name=f"suite-{task}", daemon=True)
         self._reader.start()
 
@@ -70,13 +63,12 @@ class RemoteNode:
         return lambda *arguments: self._call(name, *arguments)
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        assert self._process.stdin is not None
         with self._answered:
             self._answer = None
         line = json.dumps({"call": name, "arguments": [pack(argument) for argument in arguments]})
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
+        with contextlib.suppress(OSError):
+            self._process.calls.write(line + "\n")
+            self._process.calls.flush()
         with self._answered:
             if not self._answered.wait_for(lambda: self._answer is not None, PATIENCE):
                 raise CaseFailed(f"{self.task} did not carry out {name} within {PATIENCE:g} s")
@@ -86,48 +78,42 @@ class RemoteNode:
         return unpack(answer["result"])
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            content = json.loads(line)
-            if "heard" in content:
-                self.log.add(unpack(content["heard"]))
-                continue
-            with self._answered:
-                self._answer = content
-                self._answered.notify_all()
+        with contextlib.suppress(OSError, ValueError):  # a connection that breaks is the end, too
+            for line in self._process.answers:
+                self._take(json.loads(line))
         with self._answered:
             self._answer = {"error": "gone", "text": f"{self.task} has ended"}
+            self._answered.notify_all()
+
+    def _take(self, content: dict[str, Any]) -> None:
+        if "heard" in content:
+            self.log.add(unpack(content["heard"]))
+            return
+        with self._answered:
+            self._answer = content
             self._answered.notify_all()
 
     def kill(self) -> None:
         """SIGKILL, and wait until the process is gone."""
         self._process.kill()
-        self._process.wait(PATIENCE)
 
     def freeze(self) -> None:
         """SIGSTOP, and wait until the kernel says that it has stopped."""
-        os.kill(self.pid, signal.SIGSTOP)
-        _, status = os.waitpid(self.pid, os.WUNTRACED)
-        if not os.WIFSTOPPED(status):
-            raise CaseFailed(f"{self.task} ended instead of being frozen (status {status})")
+        self._process.freeze()
 
     def resume(self) -> None:
         """SIGCONT."""
-        os.kill(self.pid, signal.SIGCONT)
+        self._process.resume()
 
     def close(self) -> None:
         """End the process in good order, or kill it."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(ProcessLookupError):
-            self.resume()
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self.resume()
+        with contextlib.suppress(OSError):
+            self._process.calls.close()
         try:
-            self._process.wait(10.0)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            raise CaseFailed(f"{self.task} did not end within 10 s of being closed") from None
+            if not self._process.has_ended(10.0):
+                self.kill()
+                raise CaseFailed(f"{self.task} did not end within 10 s of being closed")
         finally:
             self._reader.join(PATIENCE)
-            self._process.stdout.close()
+            self._process.close()

@@ -12,6 +12,7 @@ from typing import Protocol, cast
 from lockstep.protocol.messages import Ticket
 from lockstep.transports.conformance.events import PATIENCE, CaseFailed, Heard
 from lockstep.transports.conformance.node import Node, SuiteNode, note_for
+from lockstep.transports.conformance.processes import own_address_towards
 from lockstep.transports.conformance.remote import RemoteNode
 
 
@@ -97,8 +98,11 @@ def _make_way(source: SuiteNode, source_link: int, target: SuiteNode, target_lin
 class Stage:
     """The nodes of one case. Leaving it closes them and checks that no thread is left."""
 
-    def __init__(self, transport: str) -> None:
+    def __init__(self, transport: str, inn: str = "") -> None:
+        """``inn``: where the second node of each pair lives; empty: in this process, or in one beside it."""
         self.transport = transport
+        self._inn = inn
+        self._host = own_address_towards(inn) if inn else "127.0.0.1"
         self._incarnations = count(0xA000_0000_0000_0001)
         self._nodes = ExitStack()
         self._threads_before: set[threading.Thread] = set()
@@ -117,13 +121,13 @@ class Stage:
 
     def node(self, task: str) -> Node:
         """A node in this process, in a new life."""
-        node = Node(self.transport, task, next(self._incarnations))
+        node = Node(self.transport, task, next(self._incarnations), self._host)
         self._nodes.callback(node.close)
         return node
 
     def victim(self, task: str) -> Victim:
         """A node in a process of its own, in a new life."""
-        node = RemoteNode(self.transport, task, next(self._incarnations))
+        node = RemoteNode(self.transport, task, next(self._incarnations), self._inn)
         self._nodes.callback(node.close)
         return cast(Victim, node)
 
@@ -137,8 +141,8 @@ class Stage:
         return a_link, b_link
 
     def pair(self) -> Pair:
-        """Two nodes in this process."""
-        return self._pair_with(self.node("/suite/b"))
+        """Two nodes in this process, or one here and one in the inn."""
+        return self._pair_with(self.victim("/suite/b") if self._inn else self.node("/suite/b"))
 
     def pair_with_victim(self) -> tuple[Pair, Victim]:
         """A node in this process, and one that can be killed or frozen."""

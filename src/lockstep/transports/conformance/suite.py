@@ -83,21 +83,24 @@ CASES: Final = (
 )
 
 
-def run_case(case: Case, transport: str) -> None:
+def run_case(case: Case, transport: str, inn: str = "") -> None:
     """Run one case; ``CaseFailed`` (or the transport's own error) says what went wrong."""
-    with Stage(transport) as stage:
+    with Stage(transport, inn) as stage:
         case.run(stage)
 
 
-def run_suite(transport: str, *, large: bool, only: str = "") -> Iterator[Outcome]:
-    """Run all cases whose name contains ``only``, and tell the outcome of each as it comes."""
+def run_suite(transport: str, *, large: bool, only: str = "", inn: str = "") -> Iterator[Outcome]:
+    """Run all cases whose name contains ``only``, and tell the outcome of each as it comes.
+
+    ``inn``: HOST:PORT of another host that keeps the second node of each pair (``inn.py``).
+    """
     for case in CASES:
         if only not in case.name or (case.large and not large):
             continue
         began = time.monotonic()
         failure = ""
         try:
-            run_case(case, transport)
+            run_case(case, transport, inn)
         except (CaseFailed, TransportError) as error:
             failure = f"{type(error).__name__}: {error}"
         yield Outcome(case, time.monotonic() - began, failure)

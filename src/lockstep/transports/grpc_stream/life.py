@@ -24,6 +24,10 @@ _CUT_SECONDS: Final = 2.0
 _OWNER_FAILED: Final = "a callback of the endpoint's owner raised an error"
 
 
+class CannotMeet(Exception):  # noqa: N818  # nobody's error: there is no way between the two
+    """The two ends cannot reach each other as this transport wants it; the text says what was tried."""
+
+
 class _Ended(Exception):  # noqa: N818  # not an error: how reading stops
     """Why no more frames are read; the text is the phrase for ``on_lost``."""
 
@@ -68,7 +72,7 @@ class StreamLife(Generic[AnyTransfer]):
     # --- what a transport adds ------------------------------------------------------------------------------
 
     def _meet(self, incoming: Iterable[bytes]) -> None:
-        """Before the link is up: tell the peer what it needs to know. FrameError ends the link."""
+        """Before the link is up: tell the peer what it needs to know. FrameError and CannotMeet end the link."""
 
     def _obey(self, header: Header, payload: memoryview) -> None:
         """A frame of the peer, of a kind that only this transport knows. FrameError ends the link."""
@@ -142,6 +146,9 @@ class StreamLife(Generic[AnyTransfer]):
                 self._on_frame(frame)
         except _Ended as end:
             return str(end)
+        except CannotMeet as why:
+            self._hang_up(str(why), incoming)
+            return str(why)
         except FrameError as fault:
             return self._hang_up(f"it broke the rules of the stream: {fault}", incoming)
         except grpc.RpcError as error:

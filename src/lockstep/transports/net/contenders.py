@@ -26,7 +26,7 @@ from lockstep.transports.wire.channels import open_data_channel
 from lockstep.transports.wire.server import method_path
 
 COPY, TCP, BARE_GRPC, BARE_NIXL = "memory copy", "TCP socket", "bare grpcio", "bare NIXL"
-SHM, SHM_LEND, GRPC, UCX = "grpc+shm", "grpc+shm lend", "grpc", "grpc+ucx"
+SHM, SHM_LEND, GRPC, UCX, VERBS = "grpc+shm", "grpc+shm lend", "grpc", "grpc+ucx", "grpc+verbs"
 LIMITS: Final = ((GRPC, BARE_GRPC), (UCX, BARE_NIXL), (SHM, COPY), (GRPC, TCP), (UCX, TCP))
 """Each path and what it is compared with."""
 

@@ -16,6 +16,7 @@ from lockstep.transports.net.contenders import (
     SHM,
     SHM_LEND,
     UCX,
+    VERBS,
     BareGrpc,
     BareNixl,
     Contender,
@@ -98,6 +99,8 @@ def _open_all(caller: Caller, plan: Plan, report: Report, opened: ExitStack) -> 
     attempt(MemoryCopy.name, lambda: MemoryCopy(nbytes))
     attempt(TcpSocket.name, lambda: TcpSocket(caller, nbytes))
     attempt(BareGrpc.name, lambda: BareGrpc(caller, nbytes))
+    # Before anything else of NIXL: a process loads it once, with the libibverbs that the device needs.
+    attempt(VERBS, lambda: Linked(caller, VERBS, nbytes))
     missing = missing_library(UCX)
     if missing is None:
         attempt(BareNixl.name, lambda: BareNixl(caller, nbytes))

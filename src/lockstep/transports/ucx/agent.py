@@ -14,50 +14,84 @@ import ctypes
 import importlib
 import importlib.util
 import logging
+import sys
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from lockstep.transports.base import TransportError
 
 MODULES: Final = ("nixl_cu12", "nixl_cu13")
 
-_SETTINGS: Final = (
-    ("UCX_TLS", "^sm", True),
-    # What these libraries print about a peer that died, we say ourselves, with its name.
-    ("UCX_LOG_LEVEL", "fatal", False),
-    ("NIXL_LOG_LEVEL", "FATAL", False),
-)
-"""Variable, value, and whether it counts even where the user has set it. UCX reads them when an agent is made."""
+Settings = tuple[tuple[str, str], ...]
+"""Variables of UCX and their values."""
+
+_QUIET: Final = (("UCX_LOG_LEVEL", "fatal"), ("NIXL_LOG_LEVEL", "FATAL"))
+"""What these libraries print about a peer that died, we say ourselves, with its name; a user may set them."""
+
+WITHOUT_SHARED_MEMORY: Final = (("UCX_TLS", "^sm"),)
 
 
 class AgentError(Exception):
     """NIXL could not do it; the text is what it said."""
 
 
-def load_nixl() -> Any:
-    """NIXL's Python module, with its settings in place; ``TransportError`` where it cannot be loaded."""
+@dataclass(frozen=True, slots=True)
+class Nixl:
+    """NIXL's Python module, and how UCX is to be set up for the agents that are made with it."""
+
+    module: Any
+    settings: Settings
+
+    def apply_settings(self) -> None:
+        """UCX reads its variables whenever an agent is made, in C; so they are set there, and not for children."""
+        library = ctypes.CDLL(None)
+        library.getenv.restype = ctypes.c_char_p
+        for name, value in self.settings:
+            # Only what differs: other threads may be reading the environment.
+            if library.getenv(name.encode()) != value.encode():
+                library.setenv(name.encode(), value.encode(), 1)
+
+
+def load_nixl(settings: Settings = WITHOUT_SHARED_MEMORY, folder: Path | None = None) -> Nixl:
+    """NIXL, from ``folder`` where one is given; ``TransportError`` where it cannot be loaded."""
     library = ctypes.CDLL(None)
-    for name, value, always in _SETTINGS:
-        # Set in C, where UCX reads them, and not for this program's children.
-        library.setenv(name.encode(), value.encode(), int(always))
-    for module in MODULES:
-        if importlib.util.find_spec(module) is None:
-            continue
-        try:
-            nixl = importlib.import_module(f"{module}._api")
-        except ImportError as error:
-            raise TransportError(f"NIXL is installed and cannot be loaded: {error}") from error
-        nixl.logger.setLevel(logging.ERROR)
-        return nixl
+    for name, value in _QUIET:
+        library.setenv(name.encode(), value.encode(), 0)
+    loaded = next((sys.modules[f"{name}._api"] for name in MODULES if f"{name}._api" in sys.modules), None)
+    if loaded is None:
+        loaded = _import_nixl(folder)
+    elif folder is not None and folder not in Path(str(loaded.__file__)).parents:
+        raise TransportError("NIXL was loaded already with another libibverbs; use grpc+verbs in a process of its own")
+    return Nixl(loaded, settings)
+
+
+def _import_nixl(folder: Path | None) -> Any:
+    before = list(sys.path)
+    if folder is not None:
+        sys.path.insert(0, str(folder))
+        importlib.invalidate_caches()
+    try:
+        for module in MODULES:
+            if importlib.util.find_spec(module) is not None:
+                nixl = importlib.import_module(f"{module}._api")
+                nixl.logger.setLevel(logging.ERROR)
+                return nixl
+    except ImportError as error:
+        raise TransportError(f"NIXL is installed and cannot be loaded: {error}") from error
+    finally:
+        sys.path[:] = before
     raise TransportError("NIXL is not installed")
 
 
 class Agent:
     """One NIXL agent. Not for several threads at the same time."""
 
-    def __init__(self, nixl: Any, name: str) -> None:
+    def __init__(self, nixl: Nixl, name: str) -> None:
+        nixl.apply_settings()
         try:
-            config = nixl.nixl_agent_config(enable_prog_thread=False)
-            self._agent: Any = nixl.nixl_agent(name, config)
+            config = nixl.module.nixl_agent_config(enable_prog_thread=False)
+            self._agent: Any = nixl.module.nixl_agent(name, config)
         except Exception as error:
             raise AgentError(f"NIXL could not be started: {type(error).__name__}: {error}") from error
         self._peer = ""

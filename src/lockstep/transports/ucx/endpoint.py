@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import ClassVar, Final
 
 from lockstep.protocol.ids import hex64
 from lockstep.protocol.messages import Ticket
@@ -22,7 +22,7 @@ from lockstep.transports.grpc_stream.life import StreamLife
 from lockstep.transports.grpc_stream.sending import Sender
 from lockstep.transports.loan import HeldLoan
 from lockstep.transports.memory import HostRegion, check_transfer
-from lockstep.transports.ucx.agent import Agent, AgentError
+from lockstep.transports.ucx.agent import Agent, AgentError, Nixl
 from lockstep.transports.ucx.driver import Driver
 from lockstep.transports.ucx.frames import MAX_METADATA_BYTES, Kind
 
@@ -71,8 +71,10 @@ class Transfer:
 class UcxEndpoint(StreamLife[Transfer]):
     """Writes ranges of regions into the memory of one life of one peer."""
 
+    name: ClassVar[str] = NAME
+
     def __init__(
-        self, peer: PeerAddress, grants: Grants, events: EndpointEvents, clerk: Clerk, nixl: Any, own_name: str
+        self, peer: PeerAddress, grants: Grants, events: EndpointEvents, clerk: Clerk, nixl: Nixl, own_name: str
     ) -> None:
         super().__init__(peer, events, clerk, Sender(lambda _: None))
         self._grants = grants
@@ -87,7 +89,7 @@ class UcxEndpoint(StreamLife[Transfer]):
 
     @property
     def transport(self) -> str:
-        return NAME
+        return self.name
 
     @property
     def lends_in_place(self) -> bool:
@@ -113,7 +115,7 @@ class UcxEndpoint(StreamLife[Transfer]):
     ) -> TransferId:
         if not isinstance(source, HostRegion) or source.closed:
             raise TransportError("the source is no open region of this transport: use its allocate or register first")
-        check_transfer(NAME, source, offset, nbytes, target, target_offset, note)
+        check_transfer(self.name, source, offset, nbytes, target, target_offset, note)
         with self._lock:
             self._refuse_if_over()
             number = next(self._numbers)
@@ -178,8 +180,9 @@ class UcxEndpoint(StreamLife[Transfer]):
             self.sender.add_urgent(pack(Header(Kind.AGENT), agent.connection()))
             header, payload = unpack(next(iter(incoming), b""))
             if header.kind != Kind.AGENT or len(payload) > MAX_METADATA_BYTES:
-                raise FrameError("a link of grpc+ucx begins with what NIXL says of itself")
+                raise FrameError(f"a link of {self.name} begins with what NIXL says of itself")
             agent.meet(bytes(payload))
+            self._prove(agent, incoming)
         except AgentError as error:
             raise FrameError(str(error)) from error
         with self._driver_lock:
@@ -191,6 +194,9 @@ class UcxEndpoint(StreamLife[Transfer]):
             self._driver = driver
             for transfer in self._unsettled.values():
                 self._hand_over(driver, transfer)
+
+    def _prove(self, agent: Agent, incoming: Iterable[bytes]) -> None:
+        """See that bytes do arrive, before the link counts as up; UCX finds some way wherever gRPC does."""
 
     def _obey(self, header: Header, payload: memoryview) -> None:
         if header.kind == Kind.NOTE:

@@ -2,6 +2,7 @@
 
 Before it writes, a sender asks once for each region (``ASK``, ``REGION``). Then, for each transfer: ``START`` lets the
 receiver drive its side of the network, ``NOTE`` says that all bytes are in place, ``STOP`` that they will not be.
+``PROBE`` tells where the peer may write some bytes, to see whether they arrive at all (``grpc+verbs``).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class Kind(IntEnum):
     START = 19
     NOTE = 20
     STOP = 21
+    PROBE = 22
 
 
 MAX_METADATA_BYTES: Final = 64 << 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from itertools import count
+from typing import ClassVar
 
 from lockstep.protocol.messages import Ticket
 from lockstep.transports.base import EndpointEvents, PeerAddress, Region, TransportError
@@ -11,7 +12,7 @@ from lockstep.transports.clerk import Clerk
 from lockstep.transports.grants import Grants
 from lockstep.transports.grpc_stream.links import StreamLinks
 from lockstep.transports.memory import HostRegion, allocate_memory, checked_buffer
-from lockstep.transports.ucx.agent import load_nixl
+from lockstep.transports.ucx.agent import Nixl, load_nixl
 from lockstep.transports.ucx.endpoint import NAME, UcxEndpoint, agent_name
 from lockstep.transports.wire.server import ControlServer
 
@@ -19,8 +20,11 @@ from lockstep.transports.wire.server import ControlServer
 class UcxTransport:
     """Works where UCX finds a network between the tasks. ``server`` must not have been started yet."""
 
-    def __init__(self, server: ControlServer, task: str, incarnation: int) -> None:
-        self._nixl = load_nixl()
+    service: ClassVar[str] = "Ucx"
+    """The name of its streams on the control server."""
+
+    def __init__(self, server: ControlServer, task: str, incarnation: int, nixl: Nixl | None = None) -> None:
+        self._nixl = load_nixl() if nixl is None else nixl
         self._server = server
         self._task = task
         self._incarnation = incarnation
@@ -29,7 +33,7 @@ class UcxTransport:
         self._numbers = count(1)
         self._agents = count(1)
         self._regions: dict[int, HostRegion] = {}
-        self._links: StreamLinks[UcxEndpoint] = StreamLinks(server, "Ucx", task, incarnation, self._clerk)
+        self._links: StreamLinks[UcxEndpoint] = StreamLinks(server, self.service, task, incarnation, self._clerk)
 
     @property
     def name(self) -> str:
@@ -58,14 +62,16 @@ class UcxTransport:
     def grant(self, region: Region, peer: PeerAddress) -> Ticket:
         if not isinstance(region, HostRegion) or self._regions.get(region.number) is not region:
             raise TransportError("this region does not belong to this transport: use its allocate or register first")
-        return self._grants.give(NAME, region, peer)
+        return self._grants.give(self.name, region, peer)
 
     def connect(self, peer: PeerAddress, dials: bool, events: EndpointEvents) -> UcxEndpoint:
-        name = agent_name(self._task, self._incarnation, next(self._agents))
-        endpoint = UcxEndpoint(peer, self._grants, events, self._clerk, self._nixl, name)
+        endpoint = self._make_endpoint(peer, events, agent_name(self._task, self._incarnation, next(self._agents)))
         talk = self._links.open(endpoint, dials)
         threading.Thread(target=endpoint.run, args=(talk,), name=f"ucx-link-{peer.task}", daemon=True).start()
         return endpoint
+
+    def _make_endpoint(self, peer: PeerAddress, events: EndpointEvents, name: str) -> UcxEndpoint:
+        return UcxEndpoint(peer, self._grants, events, self._clerk, self._nixl, name)
 
     def close(self) -> None:
         self._links.close()

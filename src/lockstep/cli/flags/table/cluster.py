@@ -12,7 +12,6 @@ _CLUSTER = Rows(Group.CLUSTER)
 _ROWS = Rows(Group.EXCHANGE)
 
 _ALL_REDUCE_SPEC = "torch.distributed chooses the algorithm itself; use collective, nccl or gloo."
-_NO_VERBS = "RDMA comes in a later version; use --server_protocol=auto, or grpc+ucx."
 _NO_SUCH_PATH = "tensors do not travel that way here; use --server_protocol=auto."
 _ALL_REDUCE_KNOB = "it tunes TensorFlow's all-reduce; gradients travel to the servers in buckets here (--bucket_mb)."
 
@@ -72,9 +71,51 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
         "server_protocol",
         Kind.CHOICE,
         _SPEC.protocol,
-        "how tensors travel between tasks; auto: shared memory on one host, else gRPC",
+        "how tensors travel between tasks; auto: shared memory on one host, RDMA between hosts that have it, else gRPC",
         choices=PROTOCOLS,
-        refused_choices=(("grpc+verbs", _NO_VERBS), ("grpc+gdr", _NO_SUCH_PATH), ("grpc+mpi", _NO_SUCH_PATH)),
+        refused_choices=(("grpc+gdr", _NO_SUCH_PATH), ("grpc+mpi", _NO_SUCH_PATH)),
+    ),
+    _CLUSTER.works(
+        "rdma_device",
+        Kind.TEXT,
+        None,
+        "with grpc+verbs: the RDMA device, NAME or NAME:PORT; without it the first active port",
+        upstream=False,
+    ),
+    _CLUSTER.works(
+        "rdma_gid_index",
+        Kind.WHOLE,
+        None,
+        "with grpc+verbs: which of the port's GIDs to use (RoCE: address and version); without it the best one",
+        upstream=False,
+    ),
+    _CLUSTER.works(
+        "rdma_traffic_class",
+        Kind.WHOLE,
+        None,
+        "with grpc+verbs: traffic class of the packets (RoCE: the byte with DSCP and ECN), 0 to 255",
+        upstream=False,
+    ),
+    _CLUSTER.works(
+        "rdma_service_level",
+        Kind.WHOLE,
+        None,
+        "with grpc+verbs: service level (InfiniBand) or priority (RoCE), 0 to 15",
+        upstream=False,
+    ),
+    _CLUSTER.works(
+        "rdma_timeout",
+        Kind.NUMBER,
+        None,
+        "with grpc+verbs: seconds until the device sends a packet again that got no answer",
+        upstream=False,
+    ),
+    _CLUSTER.works(
+        "rdma_retry_count",
+        Kind.WHOLE,
+        None,
+        "with grpc+verbs: how often it does so before the connection counts as broken, 0 to 7",
+        upstream=False,
     ),
     _CLUSTER.works(
         "startup_timeout",

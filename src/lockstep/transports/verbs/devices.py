@@ -1,13 +1,14 @@
-"""Looks for RDMA devices: their ports, addresses (GIDs), and the libraries that drive them."""
+"""Looks for RDMA devices: their ports, addresses (GIDs), and the libraries that drive them. Reads files only."""
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lockstep.doctor.facts import RdmaPort
-
+NIXL_MODULES: Final = ("nixl_cu12", "nixl_cu13")
+VERBS_LIBRARY: Final = "libibverbs.so.1"
 _MOST_GIDS: Final = 16
 _PROVIDER_FOLDERS: Final = (
     Path("/usr/lib/x86_64-linux-gnu/libibverbs"),
@@ -19,6 +20,27 @@ _PROVIDER_OF_DRIVER: Final = {"mlx5_core": "mlx5", "mlx4_core": "mlx4", "bnxt_en
 
 
 @dataclass(frozen=True, slots=True)
+class RdmaPort:
+    """One port of one RDMA device."""
+
+    device: str
+    port: int
+    state: str
+    link_layer: str
+    provider: str
+    gids: tuple[str, ...] = ()
+    gid_indices: tuple[int, ...] = ()
+    """Where in the port's table each of the GIDs stands."""
+
+    @property
+    def active(self) -> bool:
+        return self.state == "ACTIVE"
+
+    def __str__(self) -> str:
+        return f"{self.device}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
 class RdmaFacts:
     """``ports`` of all devices; ``device_files``: /dev/infiniband/uverbs*; ``providers``: libraries that are there."""
 
@@ -27,6 +49,8 @@ class RdmaFacts:
     providers: tuple[str, ...] = ()
     bundled_providers: tuple[str, ...] | None = None
     """Those that the installed NIXL brings itself; None if it is not installed."""
+    system_verbs: str = ""
+    """Where the system's own libibverbs.so.1 is; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +73,19 @@ def look_for_rdma(roots: RdmaRoots | None = None) -> RdmaFacts:
         device_files=sum(node.name.startswith("uverbs") for node in _listed(roots.device_files)),
         providers=_providers(roots.provider_folders),
         bundled_providers=_bundled(roots.packages),
+        system_verbs=next((str(path) for path in _system_libraries(roots, VERBS_LIBRARY)), ""),
     )
+
+
+def _system_libraries(roots: RdmaRoots, name: str) -> list[Path]:
+    """Libraries lie beside the folder of their providers."""
+    places = (folder.parent / name for folder in roots.provider_folders)
+    return [place for place in places if place.exists()]
+
+
+def system_library(name: str) -> Path | None:
+    """A library of this machine's own RDMA packages."""
+    return next(iter(_system_libraries(RdmaRoots(), name)), None)
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -76,17 +112,18 @@ def _ports(device: Path) -> list[RdmaPort]:
             state=_read(port / "state").rpartition(" ")[2],
             link_layer=_read(port / "link_layer"),
             provider=provider,
-            gids=_gids(port),
+            gids=tuple(gids.values()),
+            gid_indices=tuple(gids),
         )
-        for port in numbered
+        for port, gids in ((port, _gids(port)) for port in numbered)
     ]
 
 
-def _gids(port: Path) -> tuple[str, ...]:
-    """The addresses that are set; an entry that is not is all zeros behind its prefix."""
-    entries = sorted(_listed(port / "gids"), key=lambda entry: (len(entry.name), entry.name))[:_MOST_GIDS]
-    texts = (_read(entry) for entry in entries)
-    return tuple(text for text in texts if text and set(text.replace("fe80", "", 1)) - set("0:"))
+def _gids(port: Path) -> dict[int, str]:
+    """The addresses that are set, by index; an entry that is not is all zeros behind its prefix."""
+    entries = sorted(int(entry.name) for entry in _listed(port / "gids") if entry.name.isdecimal())
+    texts = ((index, _read(port / "gids" / str(index))) for index in entries[:_MOST_GIDS])
+    return {index: text for index, text in texts if text and set(text.replace("fe80", "", 1)) - set("0:")}
 
 
 def _provider_of(device: Path) -> str:
@@ -105,12 +142,20 @@ def _providers(folders: tuple[Path, ...]) -> tuple[str, ...]:
 
 
 def _bundled(packages: Path | None) -> tuple[str, ...] | None:
-    if packages is None:
-        import sysconfig
-
-        packages = Path(sysconfig.get_path("purelib"))
-    brought = [folder for folder in _listed(packages) if folder.name.startswith("nixl") and folder.suffix == ".libs"]
+    packages = packages or nixl_packages()
+    listed = [] if packages is None else _listed(packages)
+    brought = [folder for folder in listed if folder.name.startswith("nixl") and folder.suffix == ".libs"]
     if not brought:
         return None
     names = (file.name for folder in brought for file in _listed(folder))
     return tuple(sorted({name[3:].partition("-")[0] for name in names if name.startswith("libmlx")}))
+
+
+def nixl_packages() -> Path | None:
+    """The folder in which NIXL is installed; None if it is not. Does not load it."""
+    for module in NIXL_MODULES:
+        spec = importlib.util.find_spec(module)
+        if spec is not None and spec.origin is not None:
+            # Resolved: it may have been loaded from a folder of links (``provider.py``).
+            return Path(spec.origin).resolve().parents[1]
+    return None

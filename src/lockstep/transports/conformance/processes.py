@@ -1,0 +1,146 @@
+"""Where a remote node lives: a process of this host, or one that another host starts for us (``inn.py``)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import IO, Any, Final, Protocol
+
+from lockstep.transports.conformance.events import PATIENCE, CaseFailed
+
+NODE_MODULE: Final = "lockstep.transports.conformance.process"
+
+
+class NodeProcess(Protocol):
+    """The process of a node: two streams of lines, and what can be done to it."""
+
+    calls: IO[str]
+    answers: IO[str]
+
+    @property
+    def pid(self) -> int: ...
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until the process is gone."""
+
+    def freeze(self) -> None:
+        """SIGSTOP, and wait until the kernel says that it has stopped."""
+
+    def resume(self) -> None:
+        """SIGCONT."""
+
+    def has_ended(self, seconds: float) -> bool:
+        """Whether it ends within so many seconds."""
+
+    def close(self) -> None:
+        """Close the streams."""
+
+
+def freeze_child(pid: int) -> None:
+    """SIGSTOP for a child of this process, and wait for it to take effect."""
+    os.kill(pid, signal.SIGSTOP)
+    _, status = os.waitpid(pid, os.WUNTRACED)
+    if not os.WIFSTOPPED(status):
+        raise CaseFailed(f"process {pid} ended instead of being frozen (status {status})")
+
+
+def own_address_towards(inn: str) -> str:
+    """Under which address of this machine an inn can reach it."""
+    host, _, port = inn.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as probe:
+        return str(probe.getsockname()[0])
+
+
+class LocalProcess:
+    """A child of this process."""
+
+    def __init__(self, transport: str, task: str, incarnation: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", NODE_MODULE, transport, task, str(incarnation)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.calls: IO[str] = self._process.stdin
+        self.answers: IO[str] = self._process.stdout
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(PATIENCE)
+
+    def freeze(self) -> None:
+        freeze_child(self.pid)
+
+    def resume(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGCONT)
+
+    def has_ended(self, seconds: float) -> bool:
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def close(self) -> None:
+        self.answers.close()
+
+
+class LodgedProcess:
+    """A process that an inn on another host keeps for us."""
+
+    def __init__(self, inn: str, transport: str, task: str, incarnation: int) -> None:
+        host, _, port = inn.rpartition(":")
+        self._inn = (host, int(port))
+        self._incarnation = incarnation
+        self._socket = socket.create_connection(self._inn, timeout=PATIENCE)
+        words = {"start": [transport, task, str(incarnation), host]}
+        self._socket.sendall(json.dumps(words).encode() + b"\n")
+        self._socket.settimeout(None)
+        self.calls: IO[str] = self._socket.makefile("w")
+        self.answers: IO[str] = self._socket.makefile("r")
+
+    @property
+    def pid(self) -> int:
+        return int(self._ask("pid"))
+
+    def kill(self) -> None:
+        self._ask("kill")
+
+    def freeze(self) -> None:
+        self._ask("freeze")
+
+    def resume(self) -> None:
+        self._ask("resume")
+
+    def has_ended(self, seconds: float) -> bool:
+        with contextlib.suppress(OSError):  # its input ends with this
+            self._socket.shutdown(socket.SHUT_WR)
+        return bool(self._ask("wait", seconds))
+
+    def close(self) -> None:
+        for stream in (self.calls, self.answers):
+            with contextlib.suppress(OSError):
+                stream.close()
+        self._socket.close()
+
+    def _ask(self, what: str, seconds: float = PATIENCE) -> Any:
+        with socket.create_connection(self._inn, timeout=seconds + PATIENCE) as asking:
+            words = {"ask": what, "incarnation": str(self._incarnation), "seconds": seconds}
+            asking.sendall(json.dumps(words).encode() + b"\n")
+            with asking.makefile("r") as answers:
+                answer = json.loads(answers.readline() or "{}")
+        if "answer" not in answer:
+            raise CaseFailed(f"the inn at {self._inn[0]} did not {what} a node: {answer.get('error', 'no answer')}")
+        return answer["answer"]

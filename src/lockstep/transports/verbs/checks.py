@@ -1,0 +1,129 @@
+"""Why ``grpc+verbs`` cannot be used on this machine: what was looked for, what was found, what to do."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from lockstep.transports.base import TransportError
+from lockstep.transports.verbs.devices import RdmaFacts, RdmaPort, look_for_rdma
+from lockstep.transports.verbs.options import RdmaOptions
+
+UNLIMITED: Final = -1
+LEAST_LOCKED_BYTES: Final = 64 << 20
+_CAP_IPC_LOCK: Final = 14
+_STATUS: Final = Path("/proc/self/status")
+
+
+def device_problems(rdma: RdmaFacts, options: RdmaOptions) -> list[str]:
+    """A sentence for each lack; pure."""
+    ports = list(_matching(rdma.ports, options))
+    if not ports:
+        return [_no_device(rdma, options)]
+    active = [port for port in ports if port.active]
+    if not active:
+        states = ", ".join(f"{port.device} port {port.port} is {port.state or 'in no known state'}" for port in ports)
+        return [
+            f"no RDMA port is active ({states}); plug in the cable, start the subnet manager (InfiniBand) or set the "
+            "network interface up (RoCE)."
+        ]
+    return [*_files(rdma), *_gid(active[0], options), *_libraries(rdma, active[0])]
+
+
+def _matching(ports: tuple[RdmaPort, ...], options: RdmaOptions) -> Iterator[RdmaPort]:
+    for port in ports:
+        if options.name in ("", port.device) and options.port in (None, port.port):
+            yield port
+
+
+def _no_device(rdma: RdmaFacts, options: RdmaOptions) -> str:
+    if rdma.ports:
+        there = ", ".join(map(str, rdma.ports))
+        return f"--rdma_device={options.device} is not on this machine, which has {there}; give one of these."
+    named = f" (--rdma_device={options.device})" if options.device else ""
+    return (
+        f"--server_protocol=grpc+verbs needs an RDMA device{named}, and /sys/class/infiniband shows none; load the "
+        "driver of the network card, make the device visible in the container, or use --server_protocol=grpc."
+    )
+
+
+def _files(rdma: RdmaFacts) -> Iterator[str]:
+    if not rdma.device_files:
+        yield (
+            "the RDMA device has no /dev/infiniband/uverbs file here; load ib_uverbs, or give the container the "
+            "devices (--device=/dev/infiniband)."
+        )
+
+
+def _gid(port: RdmaPort, options: RdmaOptions) -> Iterator[str]:
+    if not port.gids:
+        yield f"{port.device} port {port.port} has no GID; give its network interface an IP address."
+    elif options.gid_index is not None and port.gid_indices and options.gid_index not in port.gid_indices:
+        there = ", ".join(f"{index} ({gid})" for index, gid in zip(port.gid_indices, port.gids, strict=True))
+        yield (
+            f"--rdma_gid_index={options.gid_index} is empty on {port.device} port {port.port}, which has {there}; "
+            "give one of these, or leave it out."
+        )
+
+
+def _libraries(rdma: RdmaFacts, port: RdmaPort) -> Iterator[str]:
+    if rdma.bundled_providers is None:
+        yield "grpc+verbs needs NIXL, which is not installed in this Python; install it with 'pip install nixl-cu12'."
+    elif needs_system_verbs(rdma, port):
+        if port.provider not in rdma.providers:
+            there = f"it has {', '.join(rdma.providers)}" if rdma.providers else "it has none at all"
+            yield (
+                f"libibverbs has no provider {port.provider} for {port.device} ({there}), and NIXL brings only "
+                f"{', '.join(rdma.bundled_providers)}; install the distribution's package of providers, "
+                "ibverbs-providers on Debian."
+            )
+        if not rdma.system_verbs:
+            yield (
+                f"{port.device} needs the provider {port.provider}, which NIXL does not bring along, and there is no "
+                "libibverbs.so.1 on this machine; install it, libibverbs1 on Debian."
+            )
+
+
+def needs_system_verbs(rdma: RdmaFacts, port: RdmaPort) -> bool:
+    """NIXL's own libibverbs has no provider for this device, so that the system's has to take its place."""
+    return rdma.bundled_providers is not None and port.provider not in rdma.bundled_providers
+
+
+def locked_memory_problems(limit: int) -> Iterator[str]:
+    """A network device reads and writes memory by itself, so that memory must be locked."""
+    if limit != UNLIMITED and limit < LEAST_LOCKED_BYTES:
+        yield (
+            f"a process may lock {limit >> 10} KiB of memory here, and grpc+verbs registers at least "
+            f"{LEAST_LOCKED_BYTES >> 20} MiB with the network device; run 'ulimit -l unlimited' (in a container: "
+            "--ulimit memlock=-1)."
+        )
+
+
+def lockable_memory() -> int:
+    """Bytes that this process may lock; -1 for no limit, which is also true of whoever may ignore it."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return UNLIMITED if soft == resource.RLIM_INFINITY or _may_ignore_limits() else soft
+
+
+def _may_ignore_limits() -> bool:
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError:
+        return False
+    effective = next((line.split()[1] for line in lines if line.startswith("CapEff:")), "0")
+    return bool(int(effective, 16) >> _CAP_IPC_LOCK & 1)
+
+
+def verbs_problems(options: RdmaOptions) -> list[str]:
+    """All of it, for this machine as it is now."""
+    return [*device_problems(look_for_rdma(), options), *locked_memory_problems(lockable_memory())]
+
+
+def usable_port(rdma: RdmaFacts, options: RdmaOptions) -> RdmaPort:
+    """The port that is used; ``TransportError`` with everything that is wrong where there is none."""
+    problems = [*device_problems(rdma, options), *locked_memory_problems(lockable_memory())]
+    if problems:
+        raise TransportError(" ".join(problems))
+    return next(port for port in _matching(rdma.ports, options) if port.active)

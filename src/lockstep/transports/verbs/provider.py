@@ -1,0 +1,85 @@
+"""NIXL with the system's own libibverbs in the place of the one that it brings along.
+
+NIXL's libibverbs knows the provider mlx5 only, and cannot load those of the system, which must be of its very version.
+For other devices we build a folder of links to everything that belongs to NIXL, in which the names of its libibverbs
+and libmlx5 lead to the system's libraries. All of NIXL's libraries look for one another beside themselves, so importing
+it from that folder is enough: nothing of the installation is touched, and no process has to be started again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from lockstep.transports.base import TransportError
+from lockstep.transports.verbs.devices import VERBS_LIBRARY, nixl_packages, system_library
+
+_REPLACED: Final = (("libibverbs-", VERBS_LIBRARY), ("libmlx5-", "libmlx5.so.1"))
+"""Beginnings of the names in NIXL's folder, and the system's libraries. One that the system lacks is left out."""
+
+_MARK: Final = "complete"
+
+
+def nixl_with_system_verbs() -> Path:
+    """The folder to import NIXL from; built once for each user, NIXL and libibverbs, and then found again."""
+    packages, verbs = nixl_packages(), system_library(VERBS_LIBRARY)
+    if packages is None or verbs is None:
+        raise TransportError("the system's libibverbs cannot take the place of NIXL's: one of the two is not installed")
+    version = f"{packages.resolve()}|{verbs.resolve()}|{_stamp(packages)}"
+    digest = hashlib.sha256(version.encode()).hexdigest()[:12]
+    folder = Path(tempfile.gettempdir()) / f"lockstep-nixl-{os.getuid()}-{digest}"
+    if not (folder / _MARK).exists():
+        _build(packages, folder)
+    _refuse_strangers(folder)
+    return folder
+
+
+def _stamp(packages: Path) -> str:
+    """Changes when NIXL is installed anew."""
+    return ",".join(str(part.stat().st_mtime_ns) for part in _parts(packages))
+
+
+def _parts(packages: Path) -> list[Path]:
+    """NIXL's module, its libraries, and those that its build system keeps apart."""
+    found = [entry for entry in packages.iterdir() if entry.is_dir() and entry.name.lstrip(".").startswith("nixl_cu")]
+    return sorted(entry for entry in found if not entry.name.endswith((".dist-info", ".scripts")))
+
+
+def _build(packages: Path, folder: Path) -> None:
+    draft = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    try:
+        for part in _parts(packages):
+            for place, names, files in os.walk(part):
+                names[:] = [name for name in names if name != "__pycache__"]
+                inside = draft / Path(place).relative_to(packages)
+                inside.mkdir(parents=True, exist_ok=True)
+                for name in files:
+                    _link(inside / name, Path(place) / name)
+        (draft / _MARK).touch()
+        draft.rename(folder)
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        if not (folder / _MARK).exists():  # else somebody else was quicker
+            raise TransportError(f"the folder {folder} for NIXL's libraries could not be made: {error}") from error
+
+
+def _link(link: Path, target: Path) -> None:
+    for beginning, library in _REPLACED:
+        if link.name.startswith(beginning):
+            replacement = system_library(library)
+            if replacement is not None:
+                link.symlink_to(replacement)
+            return
+    link.symlink_to(target)
+
+
+def _refuse_strangers(folder: Path) -> None:
+    """Programs are loaded from there: nobody else may have made it."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise TransportError(f"{folder} is not a folder of this user alone; remove it and start again")

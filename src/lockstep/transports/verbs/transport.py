@@ -1,0 +1,36 @@
+"""The transport ``grpc+verbs`` of one task."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from lockstep.transports.base import EndpointEvents, PeerAddress
+from lockstep.transports.ucx.agent import load_nixl
+from lockstep.transports.ucx.transport import UcxTransport
+from lockstep.transports.verbs.checks import needs_system_verbs, usable_port
+from lockstep.transports.verbs.devices import look_for_rdma
+from lockstep.transports.verbs.endpoint import NAME, VerbsEndpoint
+from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions, ucx_settings
+from lockstep.transports.verbs.provider import nixl_with_system_verbs
+from lockstep.transports.wire.server import ControlServer
+
+
+class VerbsTransport(UcxTransport):
+    """Raises ``TransportError`` with everything that is wrong where this machine cannot do RDMA."""
+
+    service: ClassVar[str] = "Verbs"
+
+    def __init__(self, server: ControlServer, task: str, incarnation: int, options: RdmaOptions = NO_OPTIONS) -> None:
+        rdma = look_for_rdma()
+        port = usable_port(rdma, options)
+        folder = nixl_with_system_verbs() if needs_system_verbs(rdma, port) else None
+        self._port = str(port)
+        settings = ucx_settings(options, port.device, port.port)
+        super().__init__(server, task, incarnation, load_nixl(settings, folder))
+
+    @property
+    def name(self) -> str:
+        return NAME
+
+    def _make_endpoint(self, peer: PeerAddress, events: EndpointEvents, name: str) -> VerbsEndpoint:
+        return VerbsEndpoint(peer, self._grants, events, self._clerk, self._nixl, name, self._port)

@@ -1,0 +1,1 @@
+"""``grpc+verbs`` over a real RDMA device: Soft-RoCE of a stock kernel, in small virtual machines."""

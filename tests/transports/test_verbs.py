@@ -1,0 +1,170 @@
+"""``grpc+verbs`` as far as it can be seen without a device; the rest is in ``tests/rdma``."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lockstep.cli.flags import parse_bench
+from lockstep.cli.flags.build import RDMA_FLAGS
+from lockstep.cli.library_flags import cluster_flags
+from lockstep.transports.base import TransportError
+from lockstep.transports.ucx.agent import Nixl
+from lockstep.transports.verbs import provider
+from lockstep.transports.verbs.checks import (
+    LEAST_LOCKED_BYTES,
+    UNLIMITED,
+    device_problems,
+    lockable_memory,
+    locked_memory_problems,
+    needs_system_verbs,
+)
+from lockstep.transports.verbs.devices import VERBS_LIBRARY, RdmaFacts, RdmaPort, nixl_packages, system_library
+from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions, option_problems, ucx_settings
+
+PORTS = (
+    RdmaPort("mlx5_0", 1, "DOWN", "Ethernet", "mlx5", ("fe80::1",), (0,)),
+    RdmaPort("mlx5_1", 1, "ACTIVE", "Ethernet", "mlx5", ("fe80::2", "::ffff:10.0.0.2"), (0, 3)),
+    RdmaPort("rxe0", 1, "ACTIVE", "Ethernet", "rxe", ("fe80::3",), (0,)),
+)
+FACTS = RdmaFacts(PORTS, 3, ("mlx5", "rxe"), ("mlx5",), "/usr/lib64/libibverbs.so.1")
+
+FLAGS = {
+    "--rdma_gid_index=3": ("UCX_IB_GID_INDEX", "3"),
+    "--rdma_traffic_class=106": ("UCX_IB_TRAFFIC_CLASS", "106"),
+    "--rdma_service_level=2": ("UCX_IB_SL", "2"),
+    "--rdma_timeout=0.5": ("UCX_RC_TIMEOUT", "500000us"),
+    "--rdma_retry_count=5": ("UCX_RC_RETRY_COUNT", "5"),
+}
+CLUSTER = ("--ps=1", "--workers=1", "--device=cpu", "--model=trivial", "--server_protocol=grpc+verbs")
+
+
+def options_of(*flags: str) -> RdmaOptions:
+    config = parse_bench((*CLUSTER, *flags), {})
+    assert config.cluster is not None
+    return config.cluster.rdma
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+def test_each_flag_reaches_ucx(flag: str) -> None:
+    settings = ucx_settings(options_of(flag), "mlx5_1", 1)
+    assert FLAGS[flag] in settings
+    assert len(settings) == 3
+
+
+def test_ucx_is_held_to_rdma_and_to_one_port_and_is_told_nothing_that_nobody_chose() -> None:
+    assert ucx_settings(NO_OPTIONS, "mlx5_1", 2) == (("UCX_TLS", "rc"), ("UCX_NET_DEVICES", "mlx5_1:2"))
+
+
+def test_every_option_has_a_flag_and_programs_of_ones_own_take_it_too() -> None:
+    assert {*(flag.partition("=")[0] for flag in FLAGS), "--rdma_device"} == {f"--{name}" for name in RDMA_FLAGS}
+    arguments, rest = cluster_flags(["--rdma_device", "mlx5_1:1", "--rdma_retry_count=4", "--mine"])
+    assert arguments == {"rdma": RdmaOptions(device="mlx5_1:1", retry_count=4)}
+    assert rest == ["--mine"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"device": "a:b"}, "--rdma_device=a:b is no device; write NAME or NAME:PORT"),
+        ({"device": "../x"}, "is no device"),
+        ({"gid_index": -1}, "--rdma_gid_index=-1 is out of range; give a number from 0 to 255."),
+        ({"traffic_class": 256}, "from 0 to 255"),
+        ({"service_level": 16}, "from 0 to 15"),
+        ({"retry_count": 8}, "from 0 to 7"),
+        ({"timeout": 0.0}, "--rdma_timeout=0 is out of range"),
+        ({"timeout": 31.0}, "up to 30"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(options: dict[str, object], text: str) -> None:
+    (sentence,) = option_problems(RdmaOptions(**options))  # type: ignore[arg-type]
+    assert text in sentence
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (RdmaOptions(device="mlx5_7"), "mlx5_7 is not on this machine, which has mlx5_0:1, mlx5_1:1, rxe0:1"),
+        (RdmaOptions(device="mlx5_1:2"), "mlx5_1:2 is not on this machine"),
+        (RdmaOptions(device="mlx5_0"), "no RDMA port is active (mlx5_0 port 1 is DOWN)"),
+        (RdmaOptions(gid_index=1), "is empty on mlx5_1 port 1, which has 0 (fe80::2), 3 (::ffff:10.0.0.2)"),
+    ],
+)
+def test_what_was_asked_for_is_compared_with_what_is_there(options: RdmaOptions, text: str) -> None:
+    (sentence,) = device_problems(FACTS, options)
+    assert text in sentence
+
+
+def test_the_first_active_port_is_good_enough() -> None:
+    assert device_problems(FACTS, NO_OPTIONS) == []
+    assert device_problems(FACTS, RdmaOptions(device="mlx5_1:1", gid_index=3)) == []
+
+
+def test_a_device_without_provider_in_nixl_needs_the_systems_libraries() -> None:
+    rxe = RdmaOptions(device="rxe0")
+    assert needs_system_verbs(FACTS, PORTS[2])
+    assert not needs_system_verbs(FACTS, PORTS[1])
+    assert device_problems(FACTS, rxe) == []
+    (lacking,) = device_problems(dataclasses.replace(FACTS, providers=("mlx5",)), rxe)
+    assert "no provider rxe for rxe0 (it has mlx5), and NIXL brings only mlx5; install" in lacking
+
+
+def test_too_little_lockable_memory_is_told_with_numbers_and_command() -> None:
+    (sentence,) = locked_memory_problems(65536)
+    assert "may lock 64 KiB of memory here" in sentence
+    assert "ulimit -l unlimited" in sentence
+    assert list(locked_memory_problems(UNLIMITED)) == list(locked_memory_problems(LEAST_LOCKED_BYTES)) == []
+    assert lockable_memory() >= UNLIMITED
+
+
+def test_settings_are_given_to_ucx_in_c_and_not_to_children() -> None:
+    code = (
+        "import ctypes, os; from lockstep.transports.ucx.agent import Nixl\n"
+        "Nixl(None, (('UCX_NET_DEVICES', 'mlx5_1:1'),)).apply_settings()\n"
+        "library = ctypes.CDLL(None); library.getenv.restype = ctypes.c_char_p\n"
+        "print(library.getenv(b'UCX_NET_DEVICES').decode(), os.environ.get('UCX_NET_DEVICES'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.split() == ["mlx5_1:1", "None"]
+    assert Nixl(None, ()).settings == ()
+
+
+needs_libraries = pytest.mark.skipif(
+    nixl_packages() is None or system_library(VERBS_LIBRARY) is None, reason="needs NIXL and a libibverbs of the system"
+)
+
+
+@needs_libraries
+def test_nixl_can_be_loaded_with_the_systems_libibverbs(tmp_path: Path) -> None:
+    """What a device needs whose provider is not mlx5. The mapped files tell which library was taken."""
+    code = (
+        "import tempfile, sys; tempfile.tempdir = sys.argv[1]\n"
+        "from lockstep.transports.ucx.agent import Agent, load_nixl\n"
+        "from lockstep.transports.verbs.provider import nixl_with_system_verbs\n"
+        "folder = nixl_with_system_verbs()\n"
+        "agent = Agent(load_nixl(folder=folder), 'probe')\n"
+        "assert nixl_with_system_verbs() == folder and load_nixl(folder=folder)\n"
+        "print({line.split()[-1] for line in open('/proc/self/maps') if 'libibverbs' in line})"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr
+    library = system_library(VERBS_LIBRARY)
+    assert library is not None
+    assert done.stdout.strip() == f"{{'{library.resolve()}'}}"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@needs_libraries
+def test_a_folder_that_somebody_else_could_have_filled_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = provider.nixl_with_system_verbs()
+    folder.chmod(0o777)
+    with pytest.raises(TransportError, match="is not a folder of this user alone; remove it"):
+        provider.nixl_with_system_verbs()
