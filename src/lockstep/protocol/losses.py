@@ -109,7 +109,7 @@ class Losses:
         found = []
         for task, loss in sorted(self.lost.items()):
             waited = task in self._active
-            what = f"waiting up to {self._rules.rejoin_seconds:.0f} s for it to be started again"
+            what = f"waiting up to {self._rules.rejoin_seconds:.0f} s for it to come back"
             text = f"{loss.reason}; {what if waited else 'the job goes on without it'}"
             found.append(MissingTask(str(task), "", text, now - loss.since, int(waited)))
         return tuple(found)

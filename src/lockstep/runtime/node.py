@@ -448,7 +448,7 @@ class Node(Observed):
         for one in due[:MOST_SAID]:
             found = f"{one.address} {one.finding} (tried {one.attempts} times)"
             lost = f"{self.task}: {one.task} is lost: it {one.finding}"
-            self._say(f"{self.task} is waiting for {one.task}: {found}" if one.address else lost)
+            self._say(lost if self._was_member(one) else f"{self.task} is waiting for {one.task}: {found}")
         if rest := due[MOST_SAID:]:
             names = ", ".join(TaskId.parse(one.task).short for one in rest)
             self._say(f"{self.task} is waiting for {len(rest)} more: {names}")
@@ -457,5 +457,8 @@ class Node(Observed):
     def _is_due(self, one: MissingTask, now: float) -> bool:
         if now - self._said_at.get(one.task, 0.0) < SAY_SECONDS:
             return False
-        # Without an address it is a member that was lost, which is worth a word at once.
-        return not one.address or (one.attempts > 0 and one.seconds >= QUIET_SECONDS)
+        return self._was_member(one) or (one.attempts > 0 and one.seconds >= QUIET_SECONDS)
+
+    def _was_member(self, one: MissingTask) -> bool:
+        """Not one that has yet to come but a member that was lost, which is worth a word at once."""
+        return not one.address and not self.forming

@@ -63,6 +63,8 @@ class PeerKeeper:
         self.dials = dials
         self._connection: Connection | None = None
         self._known: Incarnation = 0
+        self._linked_life: Incarnation = 0
+        """The last life with which a link was up."""
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._broken: list[tuple[Connection, str]] = []
@@ -90,7 +92,7 @@ class PeerKeeper:
     @property
     def known_life(self) -> Incarnation:
         """The life that it is, or was last, linked with; 0: none."""
-        return self._known
+        return self._linked_life
 
     @property
     def connection(self) -> Connection | None:
@@ -156,6 +158,8 @@ class PeerKeeper:
     def _replace(self, connection: Connection, incarnation: Incarnation, reason: str) -> None:
         with self._lock:
             former, self._connection = self._connection, connection
+            if former is not None and former.was_up:
+                self._linked_life = former.incarnation
             if incarnation != self._known:
                 self._told_gone = False
             self._known = incarnation
@@ -227,7 +231,15 @@ class PeerKeeper:
     def _judge(self, finding: Finding) -> bool:
         """Whether the peer that was linked is gone; says so once."""
         lost_for = time.monotonic() - self._last_heard()
-        proof = proof_of_end(finding, self._known)
+        if self._was_up():
+            self._linked_life = self._known
+        found = finding.description
+        if not self._linked_life and found is not None and found.incarnation not in (0, self._known):
+            # It was dialed and never reached; whoever is there now has taken nothing from this task.
+            self._known = 0
+            return False
+        known = self._linked_life or self._known
+        proof = proof_of_end(finding, known)
         if proof is not None and not self._told_gone:
             proof += lack_of_memory(finding, self.front)
         # While a large cluster starts, its machines are so busy that links break and monitors are silent: whoever is
@@ -241,7 +253,7 @@ class PeerKeeper:
             return False
         if not self._told_gone:
             self._told_gone = True
-            self._node.post(PeerGone(self.peer, proof, self._known))
+            self._node.post(PeerGone(self.peer, proof, known))
         return True
 
     def _was_up(self) -> bool:
