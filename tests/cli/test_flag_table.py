@@ -48,7 +48,7 @@ OLDER = _words("cache_data enable_layout_optimizer learning_rate pretrain_dir re
 
 OURS = _words("""
     bind bucket_mb collective_port deterministic job_token max_bad_records num_threads on_stall on_worker_loss ps
-    rejoin_timeout restarts seed stall_after startup_timeout timing_dir trace_steps use_bf16 verbose workers
+    rdma_device rdma_gid_index rdma_retry_count rdma_service_level rdma_timeout rdma_traffic_class rejoin_timeout restarts seed stall_after startup_timeout timing_dir trace_steps use_bf16 verbose workers
 """)
 
 WORKING = _words("""
@@ -88,6 +88,12 @@ EFFECTS: dict[str, list[str]] = {
     "rejoin_timeout": [*CLUSTER, "--rejoin_timeout=5"],
     "on_worker_loss": [*CLUSTER, "--on_worker_loss=shrink"],
     "restarts": [*CLUSTER, "--restarts=5"],
+    "rdma_device": [*CLUSTER, "--rdma_device=mlx5_0:1"],
+    "rdma_gid_index": [*CLUSTER, "--rdma_gid_index=3"],
+    "rdma_retry_count": [*CLUSTER, "--rdma_retry_count=5"],
+    "rdma_service_level": [*CLUSTER, "--rdma_service_level=2"],
+    "rdma_timeout": [*CLUSTER, "--rdma_timeout=0.5"],
+    "rdma_traffic_class": [*CLUSTER, "--rdma_traffic_class=106"],
     "save_model_secs": [*CLUSTER, "--train_dir=x", "--save_model_secs=5"],
     "save_model_steps": [*CLUSTER, "--train_dir=x", "--save_model_steps=5"],
     "job_token": [*CLUSTER, "--job_token=secret"],
@@ -146,6 +152,12 @@ BASELINES: dict[str, list[str]] = {
     "rejoin_timeout": CLUSTER,
     "on_worker_loss": CLUSTER,
     "restarts": CLUSTER,
+    "rdma_device": CLUSTER,
+    "rdma_gid_index": CLUSTER,
+    "rdma_retry_count": CLUSTER,
+    "rdma_service_level": CLUSTER,
+    "rdma_timeout": CLUSTER,
+    "rdma_traffic_class": CLUSTER,
     "save_model_secs": [*CLUSTER, "--train_dir=x"],
     "save_model_steps": [*CLUSTER, "--train_dir=x"],
     "ps": LOCAL,

@@ -185,7 +185,8 @@ class CoordinatorMachine(RunningJob):
         return Roster(tuple(self._finding(task, now) for task in self.missing()))
 
     def _finding(self, task: TaskId, now: float) -> MissingTask:
-        blank = MissingTask(str(task), "", "not looked for yet", now - self._since, 0)
+        # With words for an address: those that were lost have none, and are spoken of in another way.
+        blank = MissingTask(str(task), "its address", "not looked for yet", now - self._since, 0)
         return self._findings.get(task, blank)
 
     # -- time, and what others may ask --
