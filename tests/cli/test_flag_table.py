@@ -48,7 +48,8 @@ OLDER = _words("cache_data enable_layout_optimizer learning_rate pretrain_dir re
 
 OURS = _words("""
     bind bucket_mb collective_port deterministic job_token max_bad_records num_threads on_stall on_worker_loss ps
-    rdma_device rdma_gid_index rdma_retry_count rdma_service_level rdma_timeout rdma_traffic_class rejoin_timeout restarts seed stall_after startup_timeout timing_dir trace_steps use_bf16 verbose workers
+    rdma_device rdma_gid_index rdma_retry_count rdma_service_level rdma_timeout rdma_traffic_class
+    rejoin_timeout restarts seed stall_after startup_timeout timing_dir trace_steps use_bf16 verbose workers
 """)
 
 WORKING = _words("""
