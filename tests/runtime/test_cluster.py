@@ -9,6 +9,7 @@ import pytest
 from lockstep.protocol.ids import ClusterShape, Role, TaskId, server, worker
 from lockstep.runtime.addresses import Address
 from lockstep.runtime.cluster import CLUSTER_RULES, DEFAULT_PROTOCOL, PROTOCOLS, ClusterSpec, cluster_problems
+from lockstep.transports.verbs.options import RdmaOptions
 
 SPEC = ClusterSpec(
     ps_hosts=("10.0.0.1:2222",), worker_hosts=("10.0.0.2:2222", "10.0.0.3:2222"), task=worker(1), token="secret"
@@ -74,6 +75,12 @@ BROKEN: dict[str, tuple[ClusterSpec, str]] = {
     "startup_timeout": (dataclasses.replace(SPEC, startup_timeout=0.0), "--startup_timeout=0 leaves no time"),
     "stall_after": (dataclasses.replace(SPEC, stall_after=-1.0), "--stall_after=-1 leaves no time"),
     "rejoin_timeout": (dataclasses.replace(SPEC, rejoin_timeout=0.0), "--rejoin_timeout=0 leaves no time"),
+    "restarts": (dataclasses.replace(SPEC, restarts=-1), "--restarts=-1 is out of range"),
+    "on_worker_loss": (dataclasses.replace(SPEC, on_worker_loss="cry"), "--on_worker_loss=cry is not known"),
+    "rdma without RDMA": (
+        dataclasses.replace(SPEC, protocol="grpc", rdma=RdmaOptions(gid_index=1)),
+        "has no effect with --server_protocol=grpc",
+    ),
     "token too long": (dataclasses.replace(SPEC, token="x" * 257), "the job token must be at most 256 printable"),
     "token unprintable": (dataclasses.replace(SPEC, token="a\nb"), "the job token must be at most 256 printable"),
 }
