@@ -28,6 +28,8 @@ LONGEST_PAUSE = 0.9
 """Between two looks at a peer that is not ready."""
 PAUSE_PER_TASK = 0.05
 DIAL_PER_TASK = 0.5
+HURRIED_PAUSE = 0.1
+HURRIED_LOOKS = 100
 HEARTBEAT_SECONDS = 1.0
 GONE_SECONDS = 2.0
 """A peer whose link broke and whose monitor cannot be reached for this long is gone, as far as anybody can tell."""
@@ -69,6 +71,8 @@ class PeerKeeper:
         self._longest_pause = max(LONGEST_PAUSE, PAUSE_PER_TASK * tasks)
         self._dial_seconds = max(DIAL_SECONDS, DIAL_PER_TASK * tasks)
         self._looks = 0
+        self.hurries = False
+        """The peer is known to be on its way: it is looked for more often."""
         self._told_gone = False
         self._known_refusal = False
         self._host_address = ""
@@ -285,6 +289,8 @@ class PeerKeeper:
     def _next_pause(self) -> float:
         """Longer from look to look: everybody looks at the servers, and each look costs both sides a little."""
         self._looks += 1
+        if self.hurries and self._looks < HURRIED_LOOKS:
+            return HURRIED_PAUSE
         return min(RETRY_SECONDS * (1 + self._looks / 4), self._longest_pause)
 
     def _why_no_link(self, finding: Finding, reason: str) -> str:
@@ -303,11 +309,15 @@ class PeerKeeper:
             self._known_refusal = True
             self._node.post(Broken(self.peer, INITIAL_STEP, f"refuses this task: {reason}"))
 
-    def close(self) -> None:
-        """End the link, after what is queued has gone out, and the thread."""
+    def begin_closing(self) -> None:
+        """Ask the thread to end; ``close`` waits for it."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
+
+    def close(self) -> None:
+        """End the link, after what is queued has gone out, and the thread."""
+        self.begin_closing()
         if self._thread.ident is not None:
             self._thread.join(self._dial_seconds + 2.0)
         self._bury()
