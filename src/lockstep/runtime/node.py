@@ -206,6 +206,7 @@ class Node(Observed):
         self._reporter.phase(Phase.CONNECTING)
         self.loop.start()
         for keeper in self.peers.values():
+            keeper.hurries = self.config.returning
             keeper.start()
         if self._prober is not None:
             self._prober.start()
@@ -276,6 +277,8 @@ class Node(Observed):
         self.watchdog.close()
         # The word that the job is over wakes this task before it has gone out to the others: links stay open till then.
         self.loop.settle(SETTLE_SECONDS)
+        for keeper in self.peers.values():
+            keeper.begin_closing()
         for keeper in self.peers.values():
             keeper.close()
         if self.config.tell_paths and self.task.role is Role.WORKER:

@@ -32,6 +32,8 @@ PAUSE_PER_TASK = 0.05
 DIAL_PER_TASK = 0.5
 LONGEST_DIAL = 30.0
 """Where a link takes longer to open than it was given, the next try gets twice the time, up to this."""
+HURRIED_PAUSE = 0.1
+HURRIED_LOOKS = 100
 HEARTBEAT_SECONDS = 1.0
 GONE_SECONDS = 2.0
 """A peer whose link broke and whose monitor cannot be reached for this long is gone, as far as anybody can tell."""
@@ -74,6 +76,8 @@ class PeerKeeper:
         self._longest_pause = max(LONGEST_PAUSE, PAUSE_PER_TASK * tasks)
         self._dial_seconds = max(DIAL_SECONDS, DIAL_PER_TASK * tasks)
         self._looks = 0
+        self.hurries = False
+        """The peer is known to be on its way: it is looked for more often."""
         self._told_gone = False
         self._known_refusal = False
         self._told_linked = False
@@ -299,6 +303,8 @@ class PeerKeeper:
     def _next_pause(self) -> float:
         """Longer from look to look: everybody looks at the servers, and each look costs both sides a little."""
         self._looks += 1
+        if self.hurries and self._looks < HURRIED_LOOKS:
+            return HURRIED_PAUSE
         return min(RETRY_SECONDS * (1 + self._looks / 4), self._longest_pause)
 
     def _why_no_link(self, finding: Finding, reason: str) -> str:
@@ -325,11 +331,15 @@ class PeerKeeper:
         if self._without_path >= TIMES_WITHOUT_PATH:
             self._node.refuse(self.peer, reason[reason.index(NO_PATH) + len(NO_PATH) :].strip())
 
-    def close(self) -> None:
-        """End the link, after what is queued has gone out, and the thread."""
+    def begin_closing(self) -> None:
+        """Ask the thread to end; ``close`` waits for it."""
         with self._wake:
             self._closing = True
             self._wake.notify_all()
+
+    def close(self) -> None:
+        """End the link, after what is queued has gone out, and the thread."""
+        self.begin_closing()
         if self._thread.ident is not None:
             self._thread.join(self._dial_seconds + 2.0)
         self._bury()
