@@ -28,7 +28,9 @@ class Tasks:
         self.addresses = {task: f"127.0.0.1:{port}" for task, port in zip(self.shape.tasks(), ports, strict=True)}
 
     def start(self, task: TaskId, *more: str, environment: Mapping[str, str] | None = None) -> Program:
-        """Start one task the way a person does."""
+        """Start one task the way a person does; a former life of it must have ended."""
+        if task in self.programs:
+            self.programs[task].close()
         hosts = {role: [self.addresses[t] for t in ids] for role, ids in self._roles()}
         program = start_lockstep(
             "bench",

@@ -95,10 +95,13 @@ def test_who_does_not_come_back_ends_the_job_after_the_time_that_was_given() -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(280)
 def test_the_others_go_on_without_a_lost_worker_and_take_it_back(tmp_path: Path) -> None:
     victim = worker(1)
-    with tasks_of(TWO_AND_TWO, *RUN, f"--train_dir={tmp_path}", "--on_worker_loss=shrink") as tasks:
+    # Steps that take long enough for the lost worker to be started again before the others are done.
+    flags = ("--num_batches=300", *RUN[1:], f"--train_dir={tmp_path}", "--on_worker_loss=shrink")
+    with tasks_of(TWO_AND_TWO, *flags) as tasks:
+        tasks.flags = tuple(flag.replace("--batch_size=4", "--batch_size=32") for flag in tasks.flags)
         for task in TWO_AND_TWO.tasks():
             tasks.start(task)
         chief = tasks.programs[worker(0)]
@@ -109,7 +112,7 @@ def test_the_others_go_on_without_a_lost_worker_and_take_it_back(tmp_path: Path)
         wait_until(lambda: last_step(chief.stdout()) > seen + 3, 20, "steps without it")
         assert tasks.programs[victim].wait(20).code == 1
         tasks.start(victim)
-        results = tasks.finish(120)
+        results = tasks.finish(160)
     assert {done.code for done in results.values()} == {0}, results
     assert "has come back" in results[worker(0)].stderr
 
