@@ -193,7 +193,7 @@ class MemberMachine:
         return told + self._end(False, culprit, reason, now)
 
     def _coordinator_is_silent(self, now: float) -> bool:
-        """Whether what it last said of missing tasks is too old to be believed; one's own coordinator is never silent."""
+        """Whether what it last said of missing tasks is too old to believe; one's own coordinator is never silent."""
         return self.task != self.coordinator and now - self._roster_at > STALE_ROSTER_SECONDS
 
     def next_deadline(self) -> float | None:
