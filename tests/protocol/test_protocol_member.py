@@ -91,6 +91,7 @@ def test_a_coordinator_that_never_answers_is_named() -> None:
 
 def test_a_cluster_that_is_not_complete_in_time_ends_with_the_names_of_the_missing_tasks_for_everybody() -> None:
     rig = in_phase(Phase.JOINING)
+    rig.now = 399.0
     rig.hear(PS, Roster((MISSING,)))
     rig.now = 400.0
     reason = (
@@ -100,6 +101,15 @@ def test_a_cluster_that_is_not_complete_in_time_ends_with_the_names_of_the_missi
     assert rig.tell(Tick()) == [
         Send(PS, Failed(str(worker(0)), INITIAL_STEP, reason)),
         JobEnded(False, str(worker(0)), INITIAL_STEP, reason),
+    ]
+
+
+def test_a_coordinator_that_has_fallen_silent_is_named_and_not_whom_it_once_missed() -> None:
+    rig = in_phase(Phase.JOINING)
+    rig.hear(PS, Roster((MISSING,)))
+    rig.now = 400.0
+    assert only(rig.tell(Tick()), JobEnded) == [
+        JobEnded(False, str(PS), INITIAL_STEP, "did not answer a request to join within 300 s")
     ]
 
 

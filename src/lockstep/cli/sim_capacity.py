@@ -223,8 +223,13 @@ def _table(title: str, axis: str, rows: Sequence[dict[str, Any]]) -> list[str]:
 def _advice(measured: dict[str, Any]) -> str:
     name = measured["bottleneck"]
     most = measured["busy"][name]["most"]
-    if most < 0.5:
+    if most < 0.5 and measured["efficiency"] >= 0.9:
         return f"nothing is busy for half of the time; the most is {name} with {most:.0%}: computation is the limit."
+    if most < 0.5:
+        return (
+            f"nothing is busy for half of the time; the most is {name} with {most:.0%}. What is left is the way of the "
+            "last buckets: there, updated, and back, one after the other. A smaller --bucket_mb shortens it."
+        )
     return f"the limit is {name}: the busiest one works {most:.0%} of the time. {_REMEDY[name]}"
 
 

@@ -160,11 +160,13 @@ def _why_no_parameter(view: TaskView, waiting: Waiting) -> list[Waiting]:
     if made or (view.store is not None and view.store.busy >= 1.0):
         return []
     waits = list(waits_of(view))
+    own = [w for w in waits if w.kind == "gradient" and w.on == waiting.waiter]
     # Without synchronisation a bucket has no version of its own. But whoever already asks this worker for the gradient
     # of that version has made it: it is on its way, and the two do not wait for one another.
-    if any(w.on == waiting.waiter and w.kind == "gradient" and w.wait.step > waiting.wait.step for w in waits):
+    if any(w.wait.step > waiting.wait.step for w in own):
         return []
-    return waits
+    # Nor does it depend there on what other workers owe: their steps are not the server's.
+    return own or [w for w in waits if w.kind != "gradient" or w.wait.step == view.step]
 
 
 def _why_no_commit(evidence: Evidence, waiting: Waiting) -> list[Waiting]:

@@ -22,6 +22,9 @@ from lockstep.protocol.machine import REPEAT_SECONDS, advance
 from lockstep.protocol.messages import Done, End, Failed, Join, Lost, MissingTask, Refused, Roster, View
 from lockstep.protocol.waits import Wait
 
+STALE_ROSTER_SECONDS = 5 * REPEAT_SECONDS
+"""The coordinator says who is missing every two seconds. One that is silent for so long is itself what is amiss."""
+
 
 class Phase(StrEnum):
     OUTSIDE = "outside"
@@ -89,6 +92,8 @@ class MemberMachine:
         """What this task has found out, and the coordinator has not acted on."""
         self.awaited: frozenset[TaskId] = frozenset()
         """Members that were lost and are waited for, in the coordinator's word."""
+        self._roster_at = now
+        """When the coordinator last said who is missing."""
 
     # -- the door --
 
@@ -173,6 +178,7 @@ class MemberMachine:
             case View() as view:
                 return self._on_view(view, now)
             case Roster(missing=missing):
+                self._roster_at = now
                 return self._on_roster(missing)
             case Refused(reason=reason):
                 return self._end(False, str(self.task), reason, now)
@@ -224,7 +230,7 @@ class MemberMachine:
         waited = now - self._since
         if self.phase is Phase.OUTSIDE:
             culprit, reason = str(self.coordinator), f"could not be reached within {waited:.0f} s"
-        elif not self._missing:
+        elif not self._missing or self._coordinator_is_silent(now):
             culprit, reason = str(self.coordinator), f"did not answer a request to join within {waited:.0f} s"
         else:
             names = ", ".join(f"{m.task} at {m.address} ({m.finding})" for m in self._missing)
@@ -233,6 +239,10 @@ class MemberMachine:
         # Those that wait as well are told why, instead of finding later that one more task is missing.
         told: list[Effect] = [Send(self.coordinator, Failed(culprit, INITIAL_STEP, reason))] if self._linked else []
         return told + self._end(False, culprit, reason, now)
+
+    def _coordinator_is_silent(self, now: float) -> bool:
+        """Whether what it last said of missing tasks is too old to believe; one's own coordinator is never silent."""
+        return self.task != self.coordinator and now - self._roster_at > STALE_ROSTER_SECONDS
 
     def next_deadline(self) -> float | None:
         match self.phase:

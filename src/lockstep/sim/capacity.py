@@ -17,6 +17,7 @@ from lockstep.protocol.ids import ClusterShape, Step, TaskId
 from lockstep.protocol.messages import ParameterEntry
 from lockstep.protocol.plan import DEFAULT_BUCKET_BYTES, Plan, make_plan
 from lockstep.sim.memory import Violation
+from lockstep.sim.pool import no_collections
 from lockstep.sim.scenario import NetworkProfile, Scenario, Span, TrainingProfile
 from lockstep.sim.server_side import ServerSide
 from lockstep.sim.world import World
@@ -91,7 +92,8 @@ def measure(case: Case) -> Measured:
     plan = case.plan()
     clock = _StepClock(world, case, len(plan.buckets))
     world.watching = clock.saw
-    result = world.run()
+    with no_collections():
+        result = world.run()
     if not result.ok:
         raise Violation(f"a cluster without faults did not end well: {result.outcomes}")
     first = 1 if case.steps > 1 else 0
@@ -145,7 +147,10 @@ def scenario_of(case: Case) -> Scenario:
 class _Moments:
     """When the cluster passed each moment of one step."""
 
+    had: dict[TaskId, float] = field(default_factory=dict)
+    """When each worker had all parameters of the step."""
     produced: dict[TaskId, float] = field(default_factory=dict)
+    """When each worker had made its last gradient."""
     arrived: float = 0.0
     applied: float = 0.0
 
@@ -165,6 +170,7 @@ class _StepClock:
         kind = type(event)
         if kind is VersionArrived:
             assert isinstance(event, VersionArrived)
+            self._of(event.version).had[name] = now
             left = self._missing.get(event.version, self._expected) - 1
             self._missing[event.version] = left
             if left == 0:
@@ -189,13 +195,14 @@ class _StepClock:
     def parts(self, step: Step) -> dict[str, float]:
         """The parts of one step; they add up to it."""
         moments, begin, end = self._moments[step], self._held[step], self._held[step + 1]
-        made = list(moments.produced.values())
-        # Workers that had their parameters before the last one may be done before the step begins for all.
-        typical, last = max(begin, sum(made) / len(made)), max(begin, *made)
+        last = max(begin, *moments.produced.values())
+        own = [made - moments.had[worker] for worker, made in moments.produced.items()]
+        # Workers that get their parameters early begin early; for the cluster the step begins with the last of them.
+        compute = min(sum(own) / len(own), last - begin)
         arrived = max(moments.arrived, last)
         applied = max(moments.applied, arrived)
         return dict(
-            zip(PARTS, (typical - begin, last - typical, arrived - last, applied - arrived, end - applied), strict=True)
+            zip(PARTS, (compute, last - begin - compute, arrived - last, applied - arrived, end - applied), strict=True)
         )
 
     def _busy_now(self) -> dict[str, list[float]]:

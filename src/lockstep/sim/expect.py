@@ -6,7 +6,7 @@ the right two) and a cause that fits it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from lockstep.diagnose.ending import cause_of
@@ -130,13 +130,14 @@ def judge(world: World, planted: Planted, watch: Watch) -> Ending:
     if not bad:
         _refuse_false_completion(world, watch)
         return Ending(completed=True)
-    for name, outcome in bad.items():
-        # A later life that was never a member of the job knows nothing of why it ended.
-        if name not in watch.left_behind and not world.tasks[name].lives_before:
-            _refuse_unexplained(f"{name} was told", outcome, _to_blame(expected, world.scenario), expected)
-    first = next(
-        (outcome for name, outcome in bad.items() if not world.tasks[name].lives_before), next(iter(bad.values()))
-    )
+    to_blame = _to_blame(expected, world.scenario)
+    # A later life that was never a member of the job knows nothing of why it ended.
+    judged = {n: o for n, o in bad.items() if n not in watch.left_behind and not world.tasks[n].lives_before}
+    explained = {str(name) for name, outcome in judged.items() if _is_explained(outcome, to_blame)}
+    for name, outcome in judged.items():
+        if str(name) not in explained and not _follows(outcome, explained):
+            raise Violation(_unexplained(f"{name} was told", outcome, expected))
+    first = next(iter((judged or bad).values()))
     still = watch.finding.still if watch.finding is not None else 0.0
     return Ending(False, cause_of(first.reason).value, first.culprit, first.reason, still)
 
@@ -157,13 +158,19 @@ def _refuse_false_completion(world: World, watch: Watch) -> None:
     world.check_completion()
 
 
-def _refuse_unexplained(who: str, outcome: JobEnded, to_blame: Sequence[Expected], planted: Sequence[Expected]) -> None:
-    cause = cause_of(outcome.reason)
+def _is_explained(outcome: JobEnded, to_blame: Sequence[Expected]) -> bool:
     named = f"{outcome.culprit} {outcome.reason}"
-    if any(cause in one.causes and any(task in named for task in one.tasks) for one in to_blame):
-        return
+    return any(cause_of(outcome.reason) in one.causes and any(task in named for task in one.tasks) for one in to_blame)
+
+
+def _follows(outcome: JobEnded, explained: Set[str]) -> bool:
+    """Whether this names, as gone or missing, a task that gave up because of what was planted."""
+    return outcome.culprit in explained and cause_of(outcome.reason) in (Cause.DEAD, Cause.NEVER_STARTED)
+
+
+def _unexplained(who: str, outcome: JobEnded, planted: Sequence[Expected]) -> str:
     listed = "; ".join(f"{sorted(c.value for c in one.causes)} of {sorted(one.tasks)}" for one in planted)
-    raise Violation(
-        f"{who} that the job ended for another reason than what was planted: {cause.value}: {outcome.culprit}: "
-        f"{outcome.reason} (planted: {listed or 'nothing'})"
+    return (
+        f"{who} that the job ended for another reason than what was planted: {cause_of(outcome.reason).value}: "
+        f"{outcome.culprit}: {outcome.reason} (planted: {listed or 'nothing'})"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from itertools import islice
 from multiprocessing import get_context
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ def parallel(function: Callable[..., Answer], jobs: Sequence[tuple[Any, ...]], p
             yield function(*job)
         return
     # Not forked: this process may have threads (a progress bar) whose locks a copy would inherit.
-    with ProcessPoolExecutor(min(processes, len(jobs)), get_context("spawn"), initializer=_prepare) as pool:
+    with ProcessPoolExecutor(min(processes, len(jobs)), get_context("spawn")) as pool:
         waiting = iter(jobs)
         running = [pool.submit(function, *job) for job in islice(waiting, processes * _AHEAD)]
         while running:
@@ -29,6 +30,13 @@ def parallel(function: Callable[..., Answer], jobs: Sequence[tuple[Any, ...]], p
             running += [pool.submit(function, *job) for job in islice(waiting, 1)]
 
 
-def _prepare() -> None:
+@contextmanager
+def no_collections() -> Iterator[None]:
     """A run leaves few cycles behind, and looking for them among a million live objects takes a third of its time."""
-    gc.set_threshold(200_000, 50, 50)
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

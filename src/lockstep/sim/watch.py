@@ -73,13 +73,9 @@ class Watch:
         assert machine is not None
         still = world.agenda.now - self._progress_at
         running = machine.phase is coordinator.Phase.RUNNING
-        if not self._ended and running and still >= NOTICE_SECONDS and not self._job_is_done():
+        if not self._ended and running and still >= NOTICE_SECONDS:
             self._judge(still)
         world.agenda.after(LOOK_EVERY, self._look)
-
-    def _job_is_done(self) -> bool:
-        """Nobody trains any more; what is left is to say so."""
-        return any(task.outcome is not None for task in self._world.tasks.values())
 
     def _judge(self, still: float) -> None:
         world = self._world

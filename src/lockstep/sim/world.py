@@ -265,8 +265,16 @@ class World:
         if task.machine.coordinator is None:
             # Not at once: the machine is still in the middle of an event.
             self.agenda.after(0.0, partial(self.leave, task, orderly=True))
+            if not effect.ok and self._gives_up(task):
+                self._tell_gone(task, f"ended with exit code 3: {effect.reason}")
         else:
             self._linger(task, self.agenda.now + LINGER_SECONDS)
+
+    def _gives_up(self, task: SimTask) -> bool:
+        """Whether this end is its own, of a task that never became a member, while the coordinator goes on."""
+        home = self.tasks[self.scenario.shape.coordinator]
+        coordinator = home.machine.coordinator
+        return task.machine.member.job == 0 and home.lives and coordinator is not None and coordinator.end is None
 
     def _linger(self, task: SimTask, until: float) -> None:
         if self.agenda.now >= until or self._remaining == 1:
@@ -303,9 +311,13 @@ class World:
         """This life ends without a word, and the others find out in their own time."""
         if task.left:
             return
-        name = task.machine.task
         task.died_at, task.exit_code = self.agenda.now, exit_code
         self.leave(task, orderly=False)
+        self._tell_gone(task, how)
+
+    def _tell_gone(self, task: SimTask, how: str) -> None:
+        """The monitor of a task tells whoever asks how it ended."""
+        name = task.machine.task
         gone = PeerGone(name, how)
         for peer, _ in self.network.links_of(name):
             self.agenda.after(self.dice.seconds(GONE), partial(self.handle, peer, gone))
