@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 SHARE = Path("/share")
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.1
 
 
 def finish(name: str, process: subprocess.Popen[bytes], log: int) -> None:
@@ -23,6 +23,7 @@ def finish(name: str, process: subprocess.Popen[bytes], log: int) -> None:
 
 def begin(order: Path) -> None:
     command = json.loads(order.read_text())["command"]
+    order.unlink()
     log = os.open(SHARE / "out" / order.name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     process = subprocess.Popen(
         ["/bin/bash", "-c", command],
@@ -39,11 +40,9 @@ def main() -> None:
     for folder in ("out", "pid", "done"):
         (SHARE / folder).mkdir(exist_ok=True)
     (SHARE / "ready").write_text("")
-    seen: set[str] = set()
     while not (SHARE / "stop").exists():
         for order in sorted((SHARE / "todo").iterdir()):
-            if order.suffix != ".part" and order.name not in seen:
-                seen.add(order.name)
+            if order.suffix != ".part":
                 begin(order)
         time.sleep(POLL_SECONDS)
     Path("/proc/sysrq-trigger").write_text("o")
