@@ -31,13 +31,16 @@ class Workers:
     def __init__(self, count: int, *flags: str, environment: dict[str, str] | None = None) -> None:
         *ports, meeting = free_ports(count + 1)
         self.addresses = [f"127.0.0.1:{port}" for port in ports]
-        common: tuple[str, ...] = (
+        common = (
             *BASE,
             MODE,
+            "--job_name=worker",
             f"--worker_hosts={','.join(self.addresses)}",
             f"--collective_port={meeting}",
+            "--num_batches=1000000",
+            "--num_threads=1",
+            *flags,
         )
-        common += (f"--worker_hosts={','.join(self.addresses)}", "--num_batches=1000000", "--num_threads=1")
         self.programs: list[Program] = [
             start_lockstep("bench", *common, f"--task_index={index}", environment=environment) for index in range(count)
         ]
