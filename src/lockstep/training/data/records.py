@@ -5,14 +5,13 @@ Checksums are CRC-32C, masked: rotated right by 15 bits, plus a constant. All nu
 
 from __future__ import annotations
 
+import functools
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
-
-import google_crc32c
 
 from lockstep.training.data.errors import BadData, BadRecord
 
@@ -24,9 +23,22 @@ _MASK_DELTA = 0xA282EAD8
 _COPY_AGAIN = "copy the file again, or move it out of the folder"
 
 
+@functools.cache
+def _crc32c() -> Callable[[bytes], int]:
+    """Imported when it is first needed: a run without data needs nothing of the extra "data"."""
+    try:
+        from google_crc32c import value
+    except ImportError as missing:
+        raise BadData(
+            "record files need the package google-crc32c; install it with 'pip install lockstep-train[data]'."
+        ) from missing
+    found: Callable[[bytes], int] = value
+    return found
+
+
 def masked_checksum(data: bytes) -> int:
     """The checksum as the file keeps it."""
-    checksum = int(google_crc32c.value(data))
+    checksum = int(_crc32c()(data))
     rotated = (checksum >> 15 | checksum << 17) & 0xFFFFFFFF
     return (rotated + _MASK_DELTA) & 0xFFFFFFFF
 
