@@ -118,6 +118,7 @@ def test_a_missing_task_is_named_with_what_was_found_and_ends_the_start() -> Non
         assert "nothing listens" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_peers_name_that_does_not_resolve_is_a_missing_task() -> None:
     with tasks_of(ONE_AND_TWO, "--num_batches=3", "--startup_timeout=5") as tasks:
         tasks.addresses[worker(1)] = "no-such-host.invalid:20000"
@@ -130,6 +131,7 @@ def test_a_peers_name_that_does_not_resolve_is_a_missing_task() -> None:
         assert "does not resolve" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_task_with_another_setting_is_named() -> None:
     with tasks_of(ONE_AND_TWO, "--num_batches=3") as tasks:
         tasks.start(server(0))
