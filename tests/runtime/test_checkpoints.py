@@ -183,10 +183,10 @@ def test_a_full_file_system_is_said_and_the_old_checkpoints_stay(small_disk: Pat
 WRITER = """
 import sys
 from pathlib import Path
-sys.path[:0] = sys.argv[2:]
+sys.path[:0] = [sys.argv[2]]
 from helpers.written import Written
 made = Written(Path(sys.argv[1]), keep=3)
-for version in range(1, 100000):
+for version in range(int(sys.argv[3]), 100000):
     assert made.write(version, nbytes=300_000) == ""
     print(version, flush=True)
 """
@@ -197,11 +197,12 @@ for version in range(1, 100000):
 def test_a_kill_during_the_write_never_costs_a_checkpoint_that_was_complete(tmp_path: Path) -> None:
     dice = random.Random(7)
     here = str(Path(__file__).parents[1])
-    complete = 0
+    complete = version = 0
     for _ in range(50):
         out = tmp_path / "out"
         with out.open("wb") as printed:
-            writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), here], stdout=printed)
+            arguments = (str(tmp_path), here, str(version + 1))
+            writer = subprocess.Popen([sys.executable, "-c", WRITER, *arguments], stdout=printed)
             wait_until(lambda: len(out.read_text().splitlines()) >= 2, 30, "two checkpoints")  # noqa: B023
             delay = dice.uniform(0.0, 0.03)
             try:
