@@ -301,6 +301,9 @@ def _reduce(config: BenchConfig, node: CollectiveNode, reporter: TaskReporter) -
 
 def run_alone(config: BenchConfig) -> int:
     """Train, or evaluate, in this process, without a cluster."""
+    dumps: list[Callable[[str], None]] = []
+    # Before torch comes with threads of its own: one that does not block the signal would end the process by it.
+    on_signal(signal.SIGUSR1, lambda: dumps[0]("SIGUSR1") if dumps else None)
     from lockstep.runtime.collective_node import node_alone
     from lockstep.training.benchmark.run import NoSuchDeviceError, run_evaluation, run_single
     from lockstep.training.data.errors import BadData, InputLost, TooManyBadRecords
@@ -308,7 +311,7 @@ def run_alone(config: BenchConfig) -> int:
     output = Output()
     node = node_alone(say, config.output.train_dir or "")
     if not config.evaluation.only:
-        on_signal(signal.SIGUSR1, lambda: node.dump("SIGUSR1"))
+        dumps.append(node.dump)
         node.start()
     try:
         if config.evaluation.only:
