@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmark.runs import BASE, by_hand, largest_difference, run
+from benchmark.runs import BASE, NoProgress, by_hand, largest_difference, run
+from helpers.programs import start_lockstep
+from helpers.waiting import wait_until
 from lockstep.cli.flags import parse_bench
 from lockstep.training.benchmark.evaluation import Evaluation, evaluate_once
 from lockstep.training.benchmark.run import run_evaluation, run_single
@@ -119,8 +122,6 @@ def test_digits_reach_97_percent_and_the_run_stops_there_and_evaluates_to_the_sa
     flags = [*BASE[:3], "--batch_size=64", "--num_warmup_batches=0", "--num_epochs=12", "--optimizer=momentum"]
     flags += ["--init_learning_rate=0.02", f"--train_dir={tmp_path}", "--num_threads=1"]
     during = ["--eval_during_training_every_n_epochs=3", "--stop_at_top_1_accuracy=0.97"]
-    from benchmark.runs import NoProgress
-
     result = run_single(parse_bench([*flags, *during], {}), lines.append, NoProgress)
     assert result.accuracy is not None
     assert result.accuracy.top_1 >= 0.97
@@ -155,3 +156,16 @@ def test_an_evaluation_is_as_long_as_asked(tmp_path: Path) -> None:
     assert examples("--eval_batch_size=50", "--num_eval_batches=2") == 100
     assert examples("--eval_batch_size=100") == 359
     assert examples("--eval_batch_size=359", "--num_eval_epochs=2") == 718
+
+
+@pytest.mark.slow
+def test_evaluations_follow_one_another_until_stopped(tmp_path: Path) -> None:
+    trained = [*BASE, f"--train_dir={tmp_path}", "--num_batches=1"]
+    run_single(parse_bench(trained, {}), lambda _line: None, NoProgress)
+    asked = [*trained, "--eval", "--eval_interval_secs=1", "--num_eval_batches=1"]
+    with start_lockstep("bench", *asked) as program:
+        wait_until(lambda: program.stdout().count("Accuracy @ 1") >= 2, 60, "two evaluations")
+        program.signal(signal.SIGINT)
+        end = program.wait(20)
+    assert end.code == 130
+    assert "Traceback" not in end.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,34 @@ def test_gradients_are_packed_into_as_many_pieces_as_asked() -> None:
     assert len(sizes(1, 0)) == len(trained)
     assert sizes(1 << 30, 0) == [len(trained)]
     assert len(sizes(1 << 30, 2)) == 2
+
+
+@pytest.mark.slow
+def test_a_collective_travels_in_as_many_pieces_as_asked(tmp_path: Path) -> None:
+    flags = (
+        "--workers=2",
+        "--variable_update=collective_all_reduce",
+        "--gradient_repacking=2",
+        "--all_reduce_spec=gloo",
+    )
+    files = (f"--train_dir={tmp_path}", f"--graph_file={tmp_path}/plan.json")
+    done = run_lockstep("bench", *BASE, RATE, *flags, *files, "--all_reduce_spec=gloo", "--num_batches=5", timeout=110)
+    assert done.code == 0, done.stderr
+    assert "AllReduce:   gloo" in done.stdout
+    assert len(json.loads((tmp_path / "plan.json").read_text())["buckets"]) == 2
+    assert largest_difference(_final(tmp_path), by_hand(5, lanes=2)) < CLOSE
+
+
+@pytest.mark.slow
+def test_a_cluster_tells_its_times_and_its_buckets(tmp_path: Path) -> None:
+    flags = ("--ps=1", "--workers=2", "--bucket_mb=0.01", "--verbose", f"--timing_dir={tmp_path}/times")
+    done = run_lockstep(
+        *("bench", *BASE, RATE, *flags, f"--graph_file={tmp_path}/plan.json", "--num_batches=5", "--num_threads=1"),
+        timeout=110,
+    )
+    assert done.code == 0, done.stderr
+    assert {path.name for path in (tmp_path / "times").iterdir()} == {"ps-0.json", "worker-0.json", "worker-1.json"}
+    assert "a step of worker 0: computing" in done.stdout + done.stderr
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert max(bucket["bytes"] for bucket in plan["buckets"]) <= 10500  # 0.01 MiB
+    assert len(plan["buckets"]) > 100

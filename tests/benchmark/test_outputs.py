@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import xml.etree.ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from lockstep.cli.flags import parse_bench
 from lockstep.cli.main import main
 from lockstep.errors import BadInput
 from lockstep.runtime.trace_merge import clock_offsets, merged
+from lockstep.runtime.trace_page import trace_page
 from lockstep.training.benchmark.run import run_single
 from lockstep.training.data.events import EventFile
 from lockstep.training.data.records import read_records
@@ -66,6 +69,17 @@ def test_tensorboard_reads_what_was_asked_for(verbosity: int, kinds: set[str], t
     assert bool(tags["images"]) == ("each" in kinds)
 
 
+def test_summaries_come_as_often_as_asked(tmp_path: Path) -> None:
+    def written(*flags: str) -> int:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        _run(f"--train_dir={folder}", "--summary_verbosity=1", *flags)
+        (events,) = folder.glob("events*")
+        return events.read_bytes().count(b"total_loss")
+
+    assert written() == 3  # steps 1, 2 and 4 get a line
+    assert written("--save_summaries_steps=2") == 2
+
+
 def test_events_are_framed_records(tmp_path: Path) -> None:
     file = EventFile(tmp_path)
     file.scalars(3, {"zero": 0.0})
@@ -101,6 +115,13 @@ def test_traces_of_three_tasks_merge_on_one_clock(tmp_path: Path, capsys: pytest
     assert main(["trace", "merge", str(tmp_path / "all.json"), *traces]) == 0
     assert capsys.readouterr().out.count("judged by tensors") == 3
     check_format(json.loads((tmp_path / "all.json").read_text()), processes=3)
+    assert main(["trace", "merge", str(tmp_path / "all.html"), *traces]) == 0
+    shown = (tmp_path / "all.html").read_text()
+    for row in ("worker 0: training thread", "worker 1: transfers", "ps 0: updates"):
+        assert f">{row}</text>" in shown
+    for bar in ("forward and backward, step", "gradient 0", "parameter 0", "update bucket 0, step"):
+        assert f"<title>{bar}" in shown
+    xml.etree.ElementTree.fromstring(shown[shown.index("<svg") : shown.index("</svg>") + 6])
     plan = json.loads((tmp_path / "plan.json").read_text())
     assert {bucket["server"] for bucket in plan["buckets"]} == {"/job:ps/replica:0/task:0"}
     assert {name for bucket in plan["buckets"] for name in bucket["parameters"]} == {
@@ -125,6 +146,19 @@ def check_format(trace: dict[str, Any], processes: int) -> None:
             assert event["ts"] >= open_ends.pop(key)
     assert not open_ends
     assert len({event["pid"] for event in trace["traceEvents"]}) == processes
+
+
+def test_the_timeline_escapes_names_and_spreads_what_overlaps() -> None:
+    def transfer(number: int, begin: int, end: int) -> list[dict[str, Any]]:
+        common = {"cat": "transfer", "name": "gradient <b>", "pid": 1, "tid": 2, "id": str(number)}
+        return [{**common, "ph": "b", "ts": begin}, {**common, "ph": "e", "ts": end}]
+
+    trace = {"traceEvents": [*transfer(1, 0, 10), *transfer(2, 5, 15), *transfer(3, 12, 20)]}
+    shown = trace_page(trace).decode()
+    assert "<b>" not in shown
+    tops = [int(top) for top in re.findall(r"<rect x='[\d.]+' y='(\d+)'", shown)]
+    assert len(tops) == 3
+    assert tops[0] == tops[2] != tops[1]
 
 
 def _side(task: str, peer: str, seen: list[tuple[str, int, float]], wall: float = 0.0) -> dict[str, Any]:

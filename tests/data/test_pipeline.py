@@ -249,6 +249,20 @@ def test_both_engines_cut_out_the_same_part(method: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_a_mirrored_picture_is_the_same_one_mirrored(engine: str) -> None:
+    pixels = np.random.default_rng(4).integers(0, 256, (60, 80, 3), np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "JPEG")
+    made = []
+    for mirrored in (False, True):
+        target = np.zeros((SIZE, SIZE, 3), np.uint8)
+        make_engine(engine).cut_out(out.getvalue(), Window(3, 5, 50, 40), SIZE, "bilinear", target, mirrored)
+        made.append(target)
+    assert np.array_equal(made[0][:, ::-1], made[1])
+    assert not np.array_equal(made[0], made[1])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kept", [0, 2, 30])
 def test_a_picture_that_is_cut_off_is_bad_in_words(engine: str, kept: int) -> None:
     target = np.zeros((SIZE, SIZE, 3), np.uint8)

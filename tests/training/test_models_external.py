@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmark.runs import run
 from lockstep.training.models import UnknownModel, build_model, check_model_name, find_model
 
 OWN_MODULE = """
@@ -151,3 +152,75 @@ def test_a_model_of_timm_is_built_with_our_classes() -> None:
     assert find_model("timm:inception_v4").image_size == 299
     with pytest.raises(UnknownModel, match="timm has no model 'resnet18000'"):
         find_model("timm:resnet18000")
+
+
+TORCHVISION = """
+import torch
+
+def list_models(module=None):
+    assert module is not None
+    return ["small"]
+
+def get_model(name, weights, num_classes):
+    assert (name, weights) == ("small", None)
+    return torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, num_classes))
+"""
+
+TIMM = """
+import torch, types
+
+def is_model(name):
+    return name == "small"
+
+def get_pretrained_cfg(name, allow_unregistered):
+    return types.SimpleNamespace(input_size=(3, 96, 96))
+
+def create_model(name, pretrained, num_classes):
+    assert pretrained is False
+    return torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, num_classes))
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "files", "size"),
+    [
+        ("torchvision", {"__init__.py": "", "models/__init__.py": TORCHVISION}, 224),
+        ("timm", {"__init__.py": TIMM}, 96),
+    ],
+)
+def test_a_package_in_their_place_is_asked_as_they_are_and_trains(
+    package: str, files: dict[str, str], size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder stands in for the package, so that the way to it is walked where it is not installed."""
+    for name, text in files.items():
+        place = tmp_path / package / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    try:
+        assert find_model(f"{package}:small").image_size == size
+        ran = run(
+            base=("--device=cpu", f"--model={package}:small", "--batch_size=2", "--num_warmup_batches=0"), steps=2
+        )
+        assert ran.result.num_steps == 2
+        assert ran.job.last_batch is not None
+        assert ran.job.last_batch[0].shape == (2, 3, size, size)
+        with pytest.raises(UnknownModel, match="has no"):
+            find_model(f"{package}:large")
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+            del sys.modules[name]
+
+
+def test_a_model_of_ones_own_trains_by_its_name(own_package: str, tmp_path: Path) -> None:
+    (tmp_path / own_package / "pictures.py").write_text(
+        "import torch\n"
+        "def make(num_classes):\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, num_classes))\n"
+        "make.image_size = 8\n"
+    )
+    ran = run("--data_name=digits", base=("--device=cpu", f"--model={own_package}.pictures:make"), steps=2)
+    assert sorted(ran.parameters()) == ["1.bias", "1.weight"]
+    assert ran.job.worker_batch == 32

@@ -12,8 +12,9 @@ Put the traces that the tasks of a cluster wrote (--trace_file) on one clock.
 
   lockstep trace merge OUT TRACE TRACE ...
 
-OUT opens in https://ui.perfetto.dev and in chrome://tracing. Clocks of different
-machines are compared by the tensors that both sides saw.
+OUT opens in https://ui.perfetto.dev and in chrome://tracing; if it ends in .html,
+it is a timeline that a browser shows by itself. Clocks of different machines are
+compared by the tensors that both sides saw.
 """
 
 
@@ -35,12 +36,17 @@ def run(argv: Sequence[str]) -> int:
 def _merge(target: Path, sources: list[Path]) -> int:
     from lockstep.runtime.trace import write_trace
     from lockstep.runtime.trace_merge import merged, read_trace
+    from lockstep.runtime.trace_page import trace_page
 
     if target in sources:
         raise BadInput(f"{target} is one of the traces to merge; give another name for the result first.")
     result = merged([read_trace(source) for source in sources])
     try:
-        write_trace(target, result)
+        if target.suffix == ".html":
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(trace_page(result))
+        else:
+            write_trace(target, result)
     except OSError as error:
         raise BadInput(f"{target} cannot be written ({error.strerror}); give another name.") from None
     for task, clock in result["lockstep"]["clocks"].items():

@@ -20,6 +20,10 @@ from lockstep.runtime.monitor.reporter import Phase, TaskReporter
 from lockstep.runtime.node import Node, NodeConfig, Say
 from lockstep.transports.base import Loan, Region
 
+MOST_IN_PLACE = 400
+"""Buckets of one server that are read where the server has them. Each is lent until its next version is here, so there
+are two loans of each, and a link has room for about a thousand: with more buckets nothing would move any more."""
+
 OnVersion = Callable[[BucketId, int, Loan | None], None]
 """A bucket is at this version: in the arena, or in a loan that whoever is called gives back later."""
 
@@ -72,6 +76,8 @@ class WorkerNode(Node):
         """
         self.plan = plan
         self.reads_in_place = in_place and self.config.synchronous and self.config.aggregate is None
+        if max((len(plan.buckets_of(server)) for server in range(plan.servers)), default=0) > MOST_IN_PLACE:
+            self.reads_in_place = False
         self.gradients = self.transport.allocate(max(plan.arena_bytes, 1), "gradients")
         self.parameters = self.transport.allocate(max(plan.arena_bytes, 1), "parameters")
         self._versions = [INITIAL_STEP] * len(plan.buckets)

@@ -22,7 +22,7 @@ from lockstep.training.config import (
     BenchConfig,
 )
 from lockstep.training.feature_rules import FEATURE_RULES
-from lockstep.training.models.catalogue import UnknownModel, check_model_name, is_external
+from lockstep.training.models.catalogue import SEQ2SEQ, UnknownModel, check_model_name, is_external
 
 MAX_LOCAL_TASKS = 64
 MAX_DEVICES = 64
@@ -88,6 +88,8 @@ def _model(facts: _Facts) -> Iterator[str]:
     config = facts.config
     if config.data_name not in DATA_NAMES:
         yield f"--data_name={config.data_name} is not known; use one of: {', '.join(DATA_NAMES)}."
+    if config.model == SEQ2SEQ.name and config.data.is_real(config.data_name):
+        yield f"--model={config.model} makes its sequences itself; leave out --data_dir and --data_name."
     if config.task is not None and config.task.role is Role.SERVER and is_external(config.model):
         return  # a server has no model, so it need not have the package that holds it
     try:

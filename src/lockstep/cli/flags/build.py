@@ -11,6 +11,7 @@ from lockstep.cli.flags.flag import Value
 from lockstep.cli.flags.parsing import CommandLine
 from lockstep.errors import BadInput
 from lockstep.protocol.ids import Role, TaskId
+from lockstep.protocol.plan import ALIGNMENT
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.training.config import (
     COLLECTIVE_UPDATES,
@@ -101,7 +102,7 @@ def build_config(line: CommandLine, environ: Mapping[str, str]) -> BenchConfig:
             all_reduce_spec=values.text("all_reduce_spec") or None,
             gradient_repacking=values.whole("gradient_repacking"),
             collective_port=values.optional_whole("collective_port"),
-            bucket_bytes=round(values.number("bucket_mb") * MEBIBYTE),
+            bucket_bytes=_bucket_bytes(values.number("bucket_mb")),
         ),
         devices=DeviceConfig(
             device=values.text("device"),
@@ -216,6 +217,12 @@ def _data(values: _Values) -> DataConfig:
         prefetch=values.whole("datasets_prefetch_buffer_size") if values.switch("datasets_use_prefetch") else 1,
         max_bad_records=values.whole("max_bad_records"),
     )
+
+
+def _bucket_bytes(mebibytes: float) -> int:
+    """In whole lines of the plan's alignment, which a fraction of a MiB seldom is; too small a size stays as it is."""
+    asked = round(mebibytes * MEBIBYTE)
+    return asked // ALIGNMENT * ALIGNMENT or asked
 
 
 def _evaluation(values: _Values) -> EvaluationConfig:

@@ -80,7 +80,7 @@ class Evaluation:
                 first, among_five = correct_guesses(main_logits(model(images)), labels)
                 right_1 += first
                 right_5 += among_five
-                examples += len(labels)
+                examples += labels.numel()
                 if is_reported(number, self._config.output.display_every):
                     emit(eval_step_line(number, examples / (time.perf_counter() - begin)))
         accuracy = Accuracy(int(right_1) / examples, int(right_5) / examples)

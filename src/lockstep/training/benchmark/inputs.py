@@ -71,11 +71,16 @@ class InputPlan:
 
 
 class SyntheticInput:
-    """One made-up batch, again and again."""
+    """One made-up batch, again and again: pictures, or what else the model takes."""
 
     def __init__(self, config: BenchConfig, classes: int, plan: InputPlan) -> None:
+        generator = synthetic_generator(config.seed, plan.worker, plan.replica)
+        if plan.spec.make_batch is not None:
+            rows, answers = plan.spec.make_batch(plan.batch, generator)
+            self._batch = (rows.to(plan.device), answers.to(plan.device))
+            return
         made = synthetic_batch(
-            synthetic_generator(config.seed, plan.worker, plan.replica),
+            generator,
             batch_size=plan.batch,
             image_size=plan.spec.image_size,
             num_classes=classes,
@@ -125,12 +130,17 @@ def _feed(config: BenchConfig, source: Source, order: Order, plan: InputPlan, *,
             processes=asked.input_processes(_workers_here(config)),
             prefetch=asked.prefetch,
             max_bad_records=asked.max_bad_records,
-            patience=config.cluster.rejoin_timeout if config.cluster is not None else 300.0,
+            patience=input_patience(config),
             on_wait=plan.on_wait,
             on_bad=plan.say,
         )
         batches = DecodePipeline(source, order, how, options, plan.first_step)
     return BatchFeed(batches, plan.device, plan.memory_format, subtract_means=asked.ml_perf)
+
+
+def input_patience(config: BenchConfig) -> float:
+    """How long a file may take: as long as a task that is lost."""
+    return config.cluster.rejoin_timeout if config.cluster is not None else 300.0
 
 
 def _workers_here(config: BenchConfig) -> int:

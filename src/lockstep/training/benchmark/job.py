@@ -181,7 +181,7 @@ class BenchJob:
             return None
         logits, labels = self._last
         top_1, top_5 = correct_guesses(logits, labels)
-        return Accuracy(float(top_1) / len(labels), float(top_5) / len(labels))
+        return Accuracy(float(top_1) / labels.numel(), float(top_5) / labels.numel())
 
     def decay_loss(self) -> float:
         """What weight decay adds to the loss. Reads every parameter, so it is asked for only where it is printed."""
@@ -225,8 +225,8 @@ class BenchJob:
 
 def correct_guesses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """How many first guesses are right, and how many labels are among the first five."""
-    guesses = logits.topk(min(5, logits.shape[1]), dim=1).indices
-    right = guesses == labels.unsqueeze(1)
+    guesses = logits.topk(min(5, logits.shape[-1]), dim=-1).indices.flatten(0, -2)
+    right = guesses == labels.flatten().unsqueeze(1)
     return right[:, :1].sum(), right.sum()
 
 

@@ -11,6 +11,7 @@ from lockstep.training.benchmark.metric_log import MetricLog
 from lockstep.training.benchmark.observing import Observer, Observers
 from lockstep.training.benchmark.plan_file import PlanFile
 from lockstep.training.benchmark.tracing import TraceObserver
+from lockstep.training.config import BenchConfig
 
 
 class _PhaseTeller(Observer):
@@ -42,4 +43,14 @@ def observers_of(job: BenchJob, node: WorkerNode | CollectiveNode | None) -> Obs
             from lockstep.training.benchmark.summaries import Summaries
 
             members.append(Summaries(job, output.train_dir, output.summary_verbosity, output.save_summaries_steps))
+        members += evaluation_events(job.config)
     return Observers(members)
+
+
+def evaluation_events(config: BenchConfig) -> list[Observer]:
+    """What looks on at evaluations only, in training or instead of it."""
+    if config.evaluation.folder is None:
+        return []
+    from lockstep.training.benchmark.summaries import EvaluationEvents
+
+    return [EvaluationEvents(config.evaluation.folder)]

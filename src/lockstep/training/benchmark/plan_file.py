@@ -39,7 +39,7 @@ def plan_facts(job: BenchJob, plan: Plan | None) -> dict[str, Any]:
         facts["buckets"] = [
             {
                 "bucket": bucket.id,
-                "server": f"/job:ps/replica:0/task:{bucket.server}",
+                "server": f"/job:ps/replica:0/task:{bucket.server}" if plan.servers else "all workers",
                 "bytes": bucket.nbytes,
                 "offset": bucket.shard_offset,
                 "parameters": list(plan.names_in(bucket.id)),

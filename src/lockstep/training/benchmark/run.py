@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable
 
@@ -18,12 +19,13 @@ from lockstep.training.benchmark.evaluation import Evaluated, Evaluation, evalua
 from lockstep.training.benchmark.job import BenchJob, Surroundings
 from lockstep.training.benchmark.loop import BenchResult, Emit, Progress, train
 from lockstep.training.benchmark.observing import Observers
-from lockstep.training.benchmark.outputs import observers_of
+from lockstep.training.benchmark.outputs import evaluation_events, observers_of
 from lockstep.training.benchmark.updates import LocalUpdates, NoUpdates, Updates, WatchedUpdates
 from lockstep.training.config import BenchConfig
 from lockstep.training.data.errors import BadData
 from lockstep.training.final_parameters import write_final_parameters
 from lockstep.training.metrics import Banner, banner_lines, epochs_of
+from lockstep.training.models.catalogue import TOKENS
 from lockstep.training.replica import Replica
 from lockstep.training.shard_store import TorchShardStore
 from lockstep.version import __version__
@@ -195,11 +197,15 @@ def run_evaluation(config: BenchConfig, emit: Emit) -> Evaluated | None:
     assert config.output.train_dir is not None
     evaluation = Evaluation(config, device, torch.contiguous_format)
     model = evaluation.spec.build(evaluation.data.classes).to(device)
-    while True:
-        result = evaluate_once(evaluation, model, config.output.train_dir, emit)
-        if not config.evaluation.interval_secs:
-            return result
-        threading.Event().wait(config.evaluation.interval_secs)
+    with contextlib.closing(Observers(evaluation_events(config))) as observers:
+        for number in itertools.count():
+            result = evaluate_once(evaluation, model, config.output.train_dir, emit)
+            if result is not None:
+                observers.evaluated(number, result)
+            if not config.evaluation.interval_secs:
+                return result
+            threading.Event().wait(config.evaluation.interval_secs)
+    raise AssertionError("unreachable: the loop has no end")
 
 
 def print_banner(job: BenchJob, emit: Emit) -> None:
@@ -210,7 +216,7 @@ def print_banner(job: BenchJob, emit: Emit) -> None:
     banner = Banner(
         version=__version__,
         model=config.model,
-        dataset=config.data_name,
+        dataset=config.data_name if job.spec.make_batch is None else TOKENS,
         synthetic=job.data.source is None,
         mode="training + evaluation" if config.evaluation.during_training else mode,
         global_batch=job.global_batch,

@@ -68,14 +68,32 @@ class Summaries(Observer):
         self._events.scalars(step, {"eval/Accuracy@1": result.accuracy.top_1, "eval/Accuracy@5": result.accuracy.top_5})
 
     def _pictures(self, step: int, batch: Batch | None) -> None:
-        if batch is None:
-            return
+        if batch is None or batch[0].dim() != 4:
+            return  # tokens are no picture
         with contextlib.suppress(ImportError):  # Pillow comes with the extra "data"; pictures are a bonus
             for number, picture in enumerate(_pngs(batch[0][:_PICTURES])):
                 self._events.image(step, f"images/{number}", picture, batch[0].shape[3], batch[0].shape[2])
 
     def close(self) -> None:
         self._events.close()
+
+
+class EvaluationEvents(Observer):
+    """``--eval_dir``: the accuracy of each evaluation, for TensorBoard. The file is made with the first of them."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._events: EventFile | None = None
+
+    def evaluated(self, step: int, result: Evaluated) -> None:
+        if self._events is None:
+            self._events = EventFile(self._folder)
+        accuracy = result.accuracy
+        self._events.scalars(step, {"eval/Accuracy@1": accuracy.top_1, "eval/Accuracy@5": accuracy.top_5})
+
+    def close(self) -> None:
+        if self._events is not None:
+            self._events.close()
 
 
 def _numbers(tensor: Tensor) -> np.ndarray[tuple[int], np.dtype[np.float32]]:

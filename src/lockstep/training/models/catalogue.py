@@ -148,6 +148,10 @@ CATALOGUE: tuple[CatalogueEntry, ...] = (
     _cifar("nasnet", 32, "nasnet.nasnet_cifar", LearningRate(0.025)),
 )
 
+TOKENS = "tokens"
+SEQ2SEQ = CatalogueEntry("seq2seq", TOKENS, 0, 64, LearningRate(0.001), "seq2seq", "translator")
+"""The one model that takes no pictures: it has made-up sequences of tokens of its own, whatever the data set."""
+
 _REFUSED = {
     "ssd300": "it finds objects in pictures and needs the COCO data set with its boxes; only classification "
     "models are built in",
@@ -181,8 +185,8 @@ def is_external(name: str) -> bool:
 def find_entry(name: str, dataset: str = IMAGENET) -> CatalogueEntry:
     """The built-in model of this name; UnknownModel, with the reason and a remedy, where there is none."""
     table = known_dataset(dataset)
-    for entry in CATALOGUE:
-        if entry.name == name and entry.dataset == table:
+    for entry in (*CATALOGUE, SEQ2SEQ):
+        if entry.name == name and entry.dataset in (table, TOKENS):
             return entry
     raise UnknownModel(_why_unknown(name, dataset))
 
@@ -235,4 +239,4 @@ def _why_unknown(name: str, dataset: str) -> str:
 
 
 def _listed(dataset: str) -> str:
-    return ", ".join(model_names(dataset))
+    return ", ".join((*model_names(dataset), SEQ2SEQ.name))

@@ -16,10 +16,10 @@ def classification_loss(output: Tensor | Sequence[Tensor], labels: Tensor) -> Te
 
     Args:
         output: what the model returned: logits, or logits followed by those of its auxiliary heads.
-        labels: the class of each picture.
+        labels: the class of each picture, or of each token.
     """
     if isinstance(output, Tensor):
-        return functional.cross_entropy(output.float(), labels)
+        return functional.cross_entropy(output.flatten(0, -2).float(), labels.flatten())
     logits, *auxiliary = output
     loss = functional.cross_entropy(logits.float(), labels)
     for head in auxiliary:

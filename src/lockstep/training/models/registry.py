@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from lockstep.training.models.catalogue import (
     IMAGENET,
+    TOKENS,
     CatalogueEntry,
     find_entry,
     is_external,
@@ -19,7 +20,8 @@ from lockstep.training.models.catalogue import (
 from lockstep.training.models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from torch import nn
+    import torch
+    from torch import Tensor, nn
 
 
 def find_model(name: str, dataset: str = IMAGENET) -> ModelSpec:
@@ -39,6 +41,7 @@ def find_model(name: str, dataset: str = IMAGENET) -> ModelSpec:
         default_batch_size=entry.default_batch_size,
         default_learning_rate=entry.learning_rate,
         build=partial(_build_entry, entry),
+        make_batch=_make_tokens if entry.dataset == TOKENS else None,
     )
 
 
@@ -51,3 +54,9 @@ def _build_entry(entry: CatalogueEntry, num_classes: int) -> nn.Module:
     module = importlib.import_module(f"lockstep.training.models.{entry.module}")
     factory = cast("Callable[..., nn.Module]", getattr(module, entry.factory))
     return factory(num_classes, **dict(entry.arguments))
+
+
+def _make_tokens(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    from lockstep.training.models.seq2seq import make_batch
+
+    return make_batch(count, generator)

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 from lockstep.training.models.catalogue import LearningRate
 
 if TYPE_CHECKING:
-    from torch import nn
+    import torch
+    from torch import Tensor, nn
+
+    MakeBatch = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +31,5 @@ class ModelSpec:
     default_learning_rate: LearningRate
     build: Callable[[int], nn.Module]
     input_channels: int = 3
+    make_batch: MakeBatch | None = None
+    """For a model that takes no pictures: made-up input and labels. Logits and labels may then be of each token."""

@@ -21,11 +21,11 @@ _RUN = Rows(Group.RUN)
 _DEVICES = Rows(Group.DEVICES)
 _OPTIMIZER = Rows(Group.OPTIMIZER)
 
-_ONE_DEVICE = "a worker drives one device here; hide the others with the variable CUDA_VISIBLE_DEVICES."
+_ONE_DEVICE = "a worker takes the first --num_gpus devices; choose them with the variable CUDA_VISIBLE_DEVICES."
 
 RUN_FLAGS: tuple[Flag, ...] = (
     _RUN.works(
-        "model", Kind.TEXT, _BENCH.model, "trivial, lenet, alexnet, vgg11, vgg16, resnet50, inception3 and others"
+        "model", Kind.TEXT, _BENCH.model, "trivial, lenet, alexnet, vgg16, resnet50, inception3, seq2seq and others"
     ),
     _RUN.works("batch_size", Kind.WHOLE, _LENGTH.batch_size, "images a step for each device; 0: the model's own"),
     _RUN.works("num_batches", Kind.WHOLE, _LENGTH.num_batches, "timed steps"),

@@ -63,7 +63,7 @@ TENSORFLOW_FLAGS: tuple[Flag, ...] = (
         Kind.SWITCH,
         False,
         "let the GPUs of a worker start together",
-        "a worker drives one device here, which has nobody to wait for.",
+        "one thread of a worker starts the work of all its devices, so they begin together anyway.",
     ),
 )
 
@@ -87,14 +87,14 @@ OLDER_FLAGS: tuple[Flag, ...] = (
         Kind.SWITCH,
         True,
         "sum gradients with NCCL, in 2017",
-        "gradients are summed on the servers here.",
+        "--variable_update and --all_reduce_spec say how gradients are summed here.",
     ),
     _OLDER.notice(
         "cache_data",
         Kind.SWITCH,
         False,
         "keep a few pictures in memory, in 2018",
-        "synthetic data, which this version trains on, is not read.",
+        "the operating system keeps files in memory that are read again.",
     ),
     _OLDER.notice("enable_layout_optimizer", Kind.SWITCH, False, "optimise the graph's layout, in 2018", _GRAPH),
     _OLDER.refused(
@@ -102,6 +102,6 @@ OLDER_FLAGS: tuple[Flag, ...] = (
         Kind.TEXT,
         None,
         "where to store results, in 2018",
-        "this version prints results only; leave it out and keep the printed lines.",
+        "results go to files; leave it out and give --benchmark_log_dir.",
     ),
 )
