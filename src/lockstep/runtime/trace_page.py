@@ -12,8 +12,10 @@ from typing import Any
 
 Trace = Mapping[str, Any]
 
-_WIDTH, _LEFT, _LANE, _BAR, _GAP = 1200, 190, 9, 7, 8
-_MOST_LANES = 24
+_WIDTH, _LEFT, _TOP, _LANE, _BAR, _GAP = 1200, 190, 24, 9, 7, 8
+_MOST_LANES, _MOST_TICKS = 24, 10
+_ROUND = tuple(digit * 10.0**power for power in range(9) for digit in (1, 2, 5))
+"""Distances in microseconds that read well on an axis."""
 _COLOURS = {
     "input": "#8868a8",
     "forward and backward": "#4878a8",
@@ -73,7 +75,7 @@ def trace_page(trace: Trace) -> bytes:
     end = max((bar.end for row in rows for bar in row.bars), default=1.0)
     scale = (_WIDTH - _LEFT - 10) / max(end - begin, 1.0)
     drawn: list[str] = []
-    y = 10
+    y = _TOP
     for row in rows:
         lanes = row.spread()
         height = max(lanes * _LANE, 14)
@@ -82,7 +84,8 @@ def trace_page(trace: Trace) -> bytes:
         y += height + _GAP
         drawn.append(f"<line x1='0' x2='{_WIDTH}' y1='{y - _GAP // 2}' y2='{y - _GAP // 2}' stroke='#ddd'/>")
     key = ", ".join(f"<span style='color:{_COLOURS[kind]}'>&#9632;</span> {label}" for kind, label in _LABELS.items())
-    svg = f"<svg viewBox='0 0 {_WIDTH} {y + 4}' role='img' aria-label='timeline of all tasks'>{''.join(drawn)}</svg>"
+    inside = _axis(end - begin, scale, y) + "".join(drawn)
+    svg = f"<svg viewBox='0 0 {_WIDTH} {y + 4}' role='img' aria-label='timeline of all tasks'>{inside}</svg>"
     title = f"Lockstep: {(end - begin) / 1000:.1f} ms of {len({row.name.partition(':')[0] for row in rows})} tasks"
     parts = (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
@@ -90,6 +93,17 @@ def trace_page(trace: Trace) -> bytes:
         f"<body><h1>{escape(title)}</h1><p>{key}</p>{svg}</body></html>",
     )
     return "\n".join(parts).encode()
+
+
+def _axis(duration: float, scale: float, bottom: int) -> str:
+    """A thin line every so many milliseconds, at most ten of them."""
+    apart = next(size for size in _ROUND if duration / size <= _MOST_TICKS or size == _ROUND[-1])
+    drawn = []
+    for number in range(int(duration / apart) + 1):
+        x = _LEFT + number * apart * scale
+        drawn.append(f"<line x1='{x:.1f}' x2='{x:.1f}' y1='{_TOP - 6}' y2='{bottom}' stroke='#e4e4e4'/>")
+        drawn.append(f"<text x='{x:.1f}' y='{_TOP - 10}' text-anchor='middle'>{number * apart / 1000:g} ms</text>")
+    return "".join(drawn)
 
 
 def _rectangle(bar: _Bar, lane: int, y: int, begin: float, scale: float) -> str:
