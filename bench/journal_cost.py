@@ -2,11 +2,12 @@
 
     python bench/journal_cost.py [--model=alexnet] [--pairs=5] [--steps=20] [--quick]
 
-Two measurements. The first counts the records of one step on a worker and on a server, and times one record. The second
-runs the same job in turn with both on and with both off (the journal's ``record`` and the watchdog's thread replaced by
-nothing), in one process with real nodes and sockets, and gives the difference with a confidence interval of 95 %: once
-on the model, once on a step of about two milliseconds without torch. Time is processor time of the whole process, all
-tasks of the job in it: on a machine that others use too, the time on the wall says more about them than about us.
+Three measurements. The first counts the records of one step on a worker and on a server, and times one record. The
+second times the looks of the watchdogs. The third runs the same job in turn with both on and with both off (the
+journal's ``record`` and the watchdog's look replaced by nothing), in one process with real nodes and sockets, and gives
+the difference with a confidence interval of 95 %: once on the model, once on a step of about two milliseconds without
+torch. Time is processor time of the whole process, all tasks of the job in it: on a machine that others use too, the
+time on the wall says more about them than about us.
 """
 
 from __future__ import annotations
@@ -144,6 +145,26 @@ def records_a_step(steps: int = 50) -> dict[str, float]:
         return {node.task.short: node.journal.total / steps for node in cluster.nodes()}
 
 
+def watchdog_share(steps: int = 2000) -> tuple[float, float]:
+    """Processor microseconds of one look of a watchdog, and the share of a core that one takes, in percent."""
+    tick, spent = Watchdog._tick, list[float]()
+
+    def timed(watchdog: Watchdog, now: float) -> None:
+        began = time.thread_time()
+        tick(watchdog, now)
+        spent.append(time.thread_time() - began)
+
+    Watchdog._tick = timed  # type: ignore[method-assign,assignment]
+    began = time.monotonic()
+    try:
+        run_small(lambda _: None, steps)
+    finally:
+        Watchdog._tick = tick  # type: ignore[method-assign]
+    tasks = 3
+    share = 100 * sum(spent) / tasks / (time.monotonic() - began)
+    return statistics.mean(spent) * 1e6, share
+
+
 def run_model(model: str, batch: int) -> Callable[[Callable[[int], None], int], None]:
     """The benchmark's own loop on one worker and one server, so that on a small machine the step is the model's."""
 
@@ -200,6 +221,8 @@ def main() -> None:
     cost, counts = nanoseconds_a_record(), records_a_step()
     print(f"one record: {cost:.0f} ns; records a step: {json.dumps(counts)}")
     most = max(counts.values())
+    look, share = watchdog_share()
+    print(f"one look of the watchdog: {look:.0f} us of processor time; one watchdog: {share:.3f} % of a core")
     small = measure(run_small, asked.pairs, 300)
     _print("step without torch", small, most * cost)
     if not asked.quick:

@@ -201,7 +201,7 @@ def table(report: Report) -> str:
     lines += _block(report, "CPU seconds of both ends for each GB", lambda row: f"{row.cpu_per_gigabyte:.2f}")
     lines += ["", "how close to the limits:"]
     lines += [
-        f"  {ratio.path} / {ratio.limit}, {in_units(ratio.nbytes)}: {ratio.value:.2f}"
+        f"  {ratio.path} / {ratio.limit}, {in_units(ratio.nbytes)}: {ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
         for ratio in report.ratios(LIMITS)
     ]
     lines += [f"not measured: {name}: {reason}" for name, reason in report.left_out.items()]

@@ -56,12 +56,14 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A path next to its limit, at one size."""
+    """A path next to its limit, at one size: the median of all rounds, the lowest and the highest."""
 
     path: str
     limit: str
     nbytes: int
     value: float
+    low: float
+    high: float
 
 
 @dataclass(slots=True)
@@ -94,7 +96,7 @@ class Report:
                 mine, best = self.find(path, nbytes), self.find(limit, nbytes)
                 if mine is not None and best is not None and mine.rates and best.rates:
                     rounds = [one / other for one, other in zip(mine.rates, best.rates, strict=True)]
-                    found.append(Ratio(path, limit, nbytes, median(rounds)))
+                    found.append(Ratio(path, limit, nbytes, median(rounds), min(rounds), max(rounds)))
                     break
         return found
 
