@@ -47,8 +47,8 @@ UPSTREAM = _words("""
 OLDER = _words("cache_data enable_layout_optimizer learning_rate pretrain_dir result_storage use_nccl")
 
 OURS = _words("""
-    bind bucket_mb collective_port deterministic job_token max_bad_records num_threads on_stall ps rejoin_timeout seed
-    stall_after startup_timeout timing_dir trace_steps use_bf16 verbose workers
+    bind bucket_mb collective_port compile deterministic job_token max_bad_records num_threads on_stall ps
+    rejoin_timeout seed stall_after startup_timeout timing_dir trace_steps use_bf16 verbose wire_dtype workers
 """)
 
 WORKING = _words("""
@@ -89,6 +89,7 @@ EFFECTS: dict[str, list[str]] = {
     "job_token": [*CLUSTER, "--job_token=secret"],
     "variable_update": ["--ps=1", "--workers=1", "--variable_update=distributed_replicated"],
     "local_parameter_device": ["--local_parameter_device=cpu"],
+    "wire_dtype": ["--wire_dtype=bfloat16"],
     "model": ["--model=lenet"],
     "device": ["--device=cpu"],
     "data_format": ["--data_format=NHWC"],
@@ -98,6 +99,7 @@ EFFECTS: dict[str, list[str]] = {
     "train_dir": ["--train_dir=somewhere"],
     "cross_replica_sync": ["--nocross_replica_sync"],
     "deterministic": ["--deterministic"],
+    "compile": ["--compile"],
     "server_protocol": ["--ps=1", "--workers=1", "--server_protocol=grpc"],
     "verbose": ["--verbose"],
     "on_stall": [*CLUSTER, "--on_stall=report"],

@@ -20,7 +20,7 @@ from lockstep.protocol.plan import Plan, make_plan
 from lockstep.protocol.server import ServerMachine
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
 from lockstep.runtime.node import Node, NodeConfig, Say
-from lockstep.runtime.store import CountsTime, ShardStore, StoreTimes
+from lockstep.runtime.store import AppliesLater, CountsTime, ShardStore, StoreTimes
 from lockstep.transports.base import Loan, Region, loan_ticket
 
 _JOIN_SECONDS = 10.0
@@ -99,6 +99,9 @@ class ServerNode(Node):
         self._work.put(None)
         if self._worker.ident is not None:
             self._worker.join(_JOIN_SECONDS)
+        store: object = self._store
+        if isinstance(store, AppliesLater):
+            store.close()
         super().close()
 
     # -- the loop's thread --
@@ -168,9 +171,12 @@ class ServerNode(Node):
             try:
                 work()
             except Exception as error:  # noqa: BLE001 - whatever it is, the job is told and ends
-                reason = f"could not do a server's work: {type(error).__name__}: {error}"
-                self.loop.post(Broken(self.task, self.machine.role.step, reason))
+                self._tell_broken(error)
             self._status.leave()
+
+    def _tell_broken(self, error: Exception) -> None:
+        reason = f"could not do a server's work: {type(error).__name__}: {error}"
+        self.loop.post(Broken(self.task, self.machine.role.step, reason))
 
     def _prepare(self, layout: Layout) -> None:
         self._status.enter("preparing its memory")
@@ -188,10 +194,21 @@ class ServerNode(Node):
         self._status.enter(f"the update of step {effect.step}, bucket {effect.bucket}")
         if self.faults is not None:
             self.faults.in_store(effect.step)
-        self._store.apply(effect, [loan.buffer for loan in loans])
+        gradients = [loan.buffer for loan in loans]
+        if isinstance(self._store, AppliesLater):
+            self._store.begin(effect, gradients, lambda error: self._applied(effect, loans, error))
+        else:
+            self._store.apply(effect, gradients)
+            self._applied(effect, loans, None)
+
+    def _applied(self, effect: Apply, loans: list[Loan], error: Exception | None) -> None:
+        """Store's thread, or one of the store's own."""
         for loan in loans:
             loan.release()
-        self.loop.post(BucketApplied(effect.bucket, effect.step))
+        if error is None:
+            self.loop.post(BucketApplied(effect.bucket, effect.step))
+        else:
+            self._tell_broken(error)
 
     def _answer(self, peer: TaskId, question: Question) -> None:
         try:

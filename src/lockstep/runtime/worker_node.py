@@ -33,6 +33,8 @@ class WorkerNode(Node):
         self.gradients: Region | None = None
         self.parameters: Region | None = None
         self._versions: list[int] = []
+        self._narrow: dict[BucketId, int] = {}
+        """Bytes of a gradient bucket, once it is sent in fewer than the plan gives it."""
         self._awaited: int | None = None
         """The version that the training thread waits for."""
         self._changed = threading.Condition()
@@ -85,8 +87,10 @@ class WorkerNode(Node):
         if self.faults is not None:
             self.faults.at_step(self, step)
 
-    def produced(self, step: Step, bucket: BucketId) -> None:
-        """The gradient bucket is filled in the arena."""
+    def produced(self, step: Step, bucket: BucketId, nbytes: int | None = None) -> None:
+        """The gradient bucket is filled in the arena; ``nbytes``: only so many of its range are sent."""
+        if nbytes is not None:
+            self._narrow[bucket] = nbytes
         self.loop.post(Produced(step, bucket))
 
     def seal(
@@ -187,8 +191,9 @@ class WorkerNode(Node):
         note = GradientNote(effect.step, effect.bucket, effect.edition)
         connection = self.peers[effect.peer].connection
         if connection is not None:
+            nbytes = self._narrow.get(bucket.id, bucket.nbytes)
             connection.lend_gradient(
-                note, self.gradients, bucket.arena_offset, bucket.nbytes, effect.ticket, bucket.shard_offset
+                note, self.gradients, bucket.arena_offset, nbytes, effect.ticket, bucket.shard_offset
             )
 
     def _send_pull(self, effect: SendPull) -> None:

@@ -12,7 +12,9 @@ from lockstep.errors import BadInput
 from lockstep.protocol.ids import Role, TaskId
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.training.config import (
+    BUCKET_BYTES,
     COLLECTIVE_UPDATES,
+    COMPILED_BUCKET_BYTES,
     MEBIBYTE,
     BenchConfig,
     DeviceConfig,
@@ -95,11 +97,12 @@ def build_config(line: CommandLine, environ: Mapping[str, str]) -> BenchConfig:
             variable_update=values.text("variable_update"),
             cross_replica_sync=values.switch("cross_replica_sync"),
             local_parameter_device=values.text("local_parameter_device"),
+            wire_dtype=values.text("wire_dtype"),
             variable_consistency=values.text("variable_consistency"),
             all_reduce_spec=values.text("all_reduce_spec") or None,
             gradient_repacking=values.whole("gradient_repacking"),
             collective_port=values.optional_whole("collective_port"),
-            bucket_bytes=round(values.number("bucket_mb") * MEBIBYTE),
+            bucket_bytes=_bucket_bytes(values),
         ),
         devices=DeviceConfig(
             device=values.text("device"),
@@ -107,6 +110,7 @@ def build_config(line: CommandLine, environ: Mapping[str, str]) -> BenchConfig:
             data_format=values.text("data_format"),
             num_threads=values.optional_whole("num_threads"),
             deterministic=values.switch("deterministic"),
+            compile=values.switch("compile"),
         ),
         optimizer=_optimizer(values),
         output=OutputConfig(
@@ -146,6 +150,13 @@ def build_config(line: CommandLine, environ: Mapping[str, str]) -> BenchConfig:
         cluster=_cluster(values, environ) if distributed else None,
         local=local,
     )
+
+
+def _bucket_bytes(values: _Values) -> int:
+    asked = values.optional_number("bucket_mb")
+    if asked is not None:
+        return round(asked * MEBIBYTE)
+    return COMPILED_BUCKET_BYTES if values.switch("compile") else BUCKET_BYTES
 
 
 def _local(values: _Values) -> LocalCluster | None:

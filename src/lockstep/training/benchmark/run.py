@@ -25,6 +25,7 @@ from lockstep.training.final_parameters import write_final_parameters
 from lockstep.training.metrics import Banner, banner_lines, epochs_of
 from lockstep.training.replica import Replica
 from lockstep.training.shard_store import TorchShardStore
+from lockstep.training.wire_format import WireFormat
 from lockstep.version import __version__
 
 MakeProgress = Callable[[], Progress]
@@ -68,8 +69,9 @@ def set_up_torch(config: BenchConfig) -> None:
 def server_store(config: BenchConfig) -> TorchShardStore:
     """Where a server reduces and updates: on its CPU, or on a GPU it has if that was asked for."""
     set_up_torch(config)
-    on_gpu = config.exchange.local_parameter_device == "gpu" and torch.cuda.is_available()
-    return TorchShardStore(torch.device("cuda", 0) if on_gpu else None)
+    asked = config.exchange.local_parameter_device == "gpu" and config.devices.device != "cpu"
+    device = torch.device("cuda", 0) if asked and torch.cuda.is_available() else None
+    return TorchShardStore(device, WireFormat(config.exchange.wire_dtype))
 
 
 def run_worker(config: BenchConfig, node: WorkerNode, emit: Emit, make_progress: MakeProgress) -> BenchResult:
@@ -100,7 +102,11 @@ def _work(
     own_copy = config.exchange.variable_update == "distributed_replicated"
     # Gradients that something works on before they leave must pass through the parameters' own .grad.
     model = job.model if job.leaves_gradients_alone else None
-    replica = Replica(node, job.trained, job.optimizers(), config.exchange.bucket_bytes, own_copy=own_copy, model=model)
+    exchange = config.exchange
+    wire = WireFormat(exchange.wire_dtype)
+    replica = Replica(
+        node, job.trained, job.optimizers(), exchange.bucket_bytes, own_copy=own_copy, model=model, wire=wire
+    )
     with contextlib.closing(replica), contextlib.closing(observers_of(job, node)) as observers:
         result = train(job, replica, emit, make_progress(), observers)
         _tell_times(config, node, result, replica, emit)
@@ -113,10 +119,10 @@ def _work(
 def _tell_times(config: BenchConfig, node: WorkerNode, result: BenchResult, replica: Replica, emit: Emit) -> None:
     first = config.run.num_warmup_batches
     if config.output.verbose:
-        for line in times.lines(node, replica.copies, first):
+        for line in times.lines(node, replica, first):
             emit(line)
     if config.output.timing_dir is not None:
-        told = times.worker_times(node, result, replica.copies, first)
+        told = times.worker_times(node, result, replica, first)
         times.write_times(config.output.timing_dir, node.task, told)
 
 

@@ -5,14 +5,13 @@ Checksums are CRC-32C, masked: rotated right by 15 bits, plus a constant. All nu
 
 from __future__ import annotations
 
+import functools
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
-
-import google_crc32c
 
 from lockstep.training.data.errors import BadData, BadRecord
 
@@ -26,9 +25,23 @@ _COPY_AGAIN = "copy the file again, or move it out of the folder"
 
 def masked_checksum(data: bytes) -> int:
     """The checksum as the file keeps it."""
-    checksum = int(google_crc32c.value(data))
+    checksum = _crc32c()(data)
     rotated = (checksum >> 15 | checksum << 17) & 0xFFFFFFFF
     return (rotated + _MASK_DELTA) & 0xFFFFFFFF
+
+
+@functools.cache
+def _crc32c() -> Callable[[bytes], int]:
+    """Imported when a record is read: a run on made-up pictures needs no package for it."""
+    try:
+        import google_crc32c
+    except ModuleNotFoundError as error:
+        raise BadData(
+            "TFRecords are checked with the package google-crc32c, which is not installed here; "
+            "install it with 'pip install lockstep-train[data]'."
+        ) from error
+    value: Callable[[bytes], int] = google_crc32c.value
+    return value
 
 
 def framed(payload: bytes) -> bytes:
