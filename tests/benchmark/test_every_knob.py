@@ -39,14 +39,12 @@ class Counts(Observer):
         self.processes = 0
         self.slots = 0
 
-    def started(self, job: BenchJob) -> None:
+    def gradients(self, job: BenchJob, step: int) -> None:
+        self.steps += 1
         (stream,) = job._inputs
         if isinstance(stream, BatchFeed) and isinstance(stream.batches, DecodePipeline):
             self.processes = len(stream.batches.pids)
             self.slots = stream.batches._slots.shape.slots
-
-    def gradients(self, job: BenchJob, step: int) -> None:
-        self.steps += 1
 
 
 @dataclass(frozen=True)
@@ -307,6 +305,7 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 
 
 MODES, CLUSTER, STILL = "benchmark/test_modes.py", "cluster/test_life_of_a_cluster.py", "benchmark/test_standing_still_"
+RECOVERY, VERBS = "cluster/test_recovery.py", "transports/test_verbs.py"
 ELSEWHERE: dict[str, tuple[str, str]] = {
     "ps": (MODES, "test_a_cluster_has_the_values_of_the_formula"),
     "workers": (MODES, "test_a_cluster_has_the_values_of_the_formula"),
@@ -345,10 +344,23 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "max_bad_records": ("data/test_pipeline.py", "test_more_bad_records_than_allowed_end_the_run"),
     "eval": ("benchmark/test_features.py", "test_an_evaluation_without_parameters_says_so"),
     "eval_interval_secs": ("benchmark/test_features.py", "test_evaluations_follow_one_another_until_stopped"),
+    "save_model_steps": (RECOVERY, "test_a_killed_task_is_started_again_by_its_monitor_and_the_bits_are_the_same"),
+    "restarts": (RECOVERY, "test_a_killed_task_is_started_again_by_its_monitor_and_the_bits_are_the_same"),
+    "on_worker_loss": (RECOVERY, "test_the_others_go_on_without_a_lost_worker_and_take_it_back"),
+    "save_model_secs": (
+        "protocol/test_protocol_recovery.py",
+        "test_a_version_is_saved_when_the_time_since_the_last_one_is_over",
+    ),
+    "max_ckpts_to_keep": ("runtime/test_checkpoints.py", "test_the_oldest_are_cleared_away"),
+    "rdma_device": (VERBS, "test_ucx_is_held_to_rdma_and_to_one_port_and_is_told_nothing_that_nobody_chose"),
+    **dict.fromkeys(
+        ("rdma_gid_index", "rdma_traffic_class", "rdma_service_level", "rdma_timeout", "rdma_retry_count"),
+        (VERBS, "test_each_flag_reaches_ucx"),
+    ),
     "device": ("benchmark/test_every_knob.py", "test_a_device_that_is_not_there_is_refused"),
 }
 """Flags whose effect another test shows: its file and its name."""
-OTHER_WORDS = {"display_perf_ewma": "ewma"}
+OTHER_WORDS = {"display_perf_ewma": "ewma", "save_model_secs": "save_seconds", "max_ckpts_to_keep": "keep"}
 
 
 def test_input_is_waited_for_as_long_as_a_lost_task() -> None:

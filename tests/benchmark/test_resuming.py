@@ -29,7 +29,8 @@ Seen = list[list[int]]
 
 def _train(config: BenchConfig, first: int, end: int, state: State | None = None) -> tuple[State, Seen]:
     """Steps ``first`` to ``end`` of a run, from this state; what it left, and the labels of every step."""
-    job = BenchJob(config, 0, choose_devices(config), first_step=first)
+    job = BenchJob(config, 0, choose_devices(config))
+    job.begin_at(first)
     try:
         if state is not None:
             job.model.load_state_dict(state)

@@ -49,7 +49,7 @@ def test_why_names_the_file_that_a_step_waits_for_and_the_job_goes_on_once_it_co
         (folder / f"{number}.jpg").write_bytes(_picture(number))
     os.mkfifo(folder / STUCK)
     # One epoch of 3 steps: the file that sticks is in exactly one of its batches.
-    flags = ("--device=cpu", "--model=lenet", "--batch_size=2", "--num_threads=1", "--num_batches=3")
+    flags = ["--device=cpu", "--model=lenet", "--batch_size=2", "--num_threads=1", "--num_batches=3"]
     flags += ("--num_warmup_batches=0", f"--data_dir={tmp_path}/set", "--datasets_num_private_threads=1")
     tasks = Tasks(ClusterShape(1, 2), (*flags, "--nodatasets_use_prefetch"))
 

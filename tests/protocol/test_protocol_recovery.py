@@ -391,6 +391,15 @@ def test_a_version_is_saved_with_the_commit_before_it_changes() -> None:
     assert rig.machine.saving.last == 2
 
 
+def test_a_version_is_saved_when_the_time_since_the_last_one_is_over() -> None:
+    rig = running(RecoveryRules(save_seconds=30.0, returns=True))
+    make_step(rig, INITIAL_STEP)
+    rig.now += 29.0
+    assert messages_to(make_step(rig, 0), PS, Commit) == [Commit(0)]
+    rig.now += 1.0
+    assert messages_to(make_step(rig, 1), PS, Commit) == [Commit(1, save=True)]
+
+
 def test_a_lost_request_to_save_is_repeated() -> None:
     rig = running(SAVING)
     for step in (INITIAL_STEP, 0, 1):
