@@ -103,6 +103,18 @@ def test_compiled_stages_give_the_gradients_of_the_plain_model_under_the_same_na
         assert torch.equal(gradient, found[name])  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("_forget_compiled")
+def test_the_model_of_a_later_life_is_compiled_like_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.training.compiling.MOST_VARIANTS", 4)
+    torch._dynamo.config.recompile_limit = 4
+    backend = CountingBackend()
+    for life in range(1, 4):
+        model = chain()
+        stages = len(compile_model(model, backend))
+        model(torch.ones(1, 8))
+        assert backend.graphs == life * stages
+
+
 class NoChain(nn.Module):
     """Two ways that are added: nothing that could be cut."""
 

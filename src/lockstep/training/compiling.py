@@ -103,5 +103,8 @@ def _stage(modules: Sequence[nn.Module], how: dict[str, Any]) -> Callable[[Tenso
             given = module(given)
         return given
 
+    # Code of its own. Torch counts how often it has compiled one piece of code, and gives up after some times without a
+    # word; a task that begins another life in its process compiles again, and must compute the same bits.
+    run.__code__ = run.__code__.replace(co_name="stage")
     compiled: Callable[[Tensor], Tensor] = torch.compile(run, **how)
     return compiled
