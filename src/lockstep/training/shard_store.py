@@ -111,6 +111,7 @@ class TorchShardStore:
         if self._lane is None:
             yield
             return
+        self._lane.finish()  # the slots are host memory, which is read and written at once
         with self._lane.queueing():
             yield
         self._lane.finish()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import threading
 from collections.abc import Callable
@@ -67,6 +68,10 @@ def set_up_torch(config: BenchConfig) -> None:
         torch.backends.cudnn.benchmark = False
     else:
         torch.backends.cudnn.benchmark = True
+    if torch.cuda.is_initialized():
+        # A former life of this task in this process: its model hangs together in circles, and has the GPU's memory.
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def server_store(config: BenchConfig) -> TorchShardStore:
