@@ -313,6 +313,8 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "gradient_repacking": (MODES, "test_a_collective_travels_in_as_many_pieces_as_asked"),
     "all_reduce_spec": (MODES, "test_a_collective_travels_in_as_many_pieces_as_asked"),
     "bucket_mb": (MODES, "test_a_cluster_tells_its_times_and_its_buckets"),
+    "wire_dtype": ("cluster/test_recovery.py", "test_16_bit_gradients_survive_a_kill_and_give_other_bits_than_32"),
+    "compile": ("training/test_compiling.py", "test_a_compiled_run_asks_for_fused_optimizers_and_larger_buckets"),
     "timing_dir": (MODES, "test_a_cluster_tells_its_times_and_its_buckets"),
     "verbose": (MODES, "test_a_cluster_tells_its_times_and_its_buckets"),
     "collective_port": (f"{STILL}without_servers.py", "test_workers_with_different_settings_do_not_start"),

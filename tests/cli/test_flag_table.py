@@ -47,9 +47,9 @@ UPSTREAM = _words("""
 OLDER = _words("cache_data enable_layout_optimizer learning_rate pretrain_dir result_storage use_nccl")
 
 OURS = _words("""
-    bind bucket_mb collective_port deterministic job_token max_bad_records num_threads on_stall on_worker_loss ps
-    rdma_device rdma_gid_index rdma_retry_count rdma_service_level rdma_timeout rdma_traffic_class
-    rejoin_timeout restarts seed stall_after startup_timeout timing_dir trace_steps use_bf16 verbose workers
+    bind bucket_mb collective_port compile deterministic job_token max_bad_records num_threads on_stall on_worker_loss
+    ps rdma_device rdma_gid_index rdma_retry_count rdma_service_level rdma_timeout rdma_traffic_class
+    rejoin_timeout restarts seed stall_after startup_timeout timing_dir trace_steps use_bf16 verbose wire_dtype workers
 """)
 
 WORKING = _words("""
@@ -100,6 +100,7 @@ EFFECTS: dict[str, list[str]] = {
     "job_token": [*CLUSTER, "--job_token=secret"],
     "variable_update": ["--ps=1", "--workers=1", "--variable_update=distributed_replicated"],
     "local_parameter_device": ["--local_parameter_device=cpu"],
+    "wire_dtype": ["--wire_dtype=bfloat16"],
     "model": ["--model=lenet"],
     "device": ["--device=cpu"],
     "data_format": ["--data_format=NHWC"],
@@ -109,6 +110,7 @@ EFFECTS: dict[str, list[str]] = {
     "train_dir": ["--train_dir=somewhere"],
     "cross_replica_sync": ["--nocross_replica_sync"],
     "deterministic": ["--deterministic"],
+    "compile": ["--compile"],
     "server_protocol": ["--ps=1", "--workers=1", "--server_protocol=grpc"],
     "verbose": ["--verbose"],
     "on_stall": [*CLUSTER, "--on_stall=report"],

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from cluster.tasks import tasks_of
 from helpers.programs import run_lockstep
 from helpers.waiting import wait_until
-from lockstep.protocol.ids import ClusterShape, TaskId, worker
+from lockstep.protocol.ids import ClusterShape, TaskId, server, worker
 
 TWO_AND_TWO = ClusterShape(2, 2)
 STEPS = 150
@@ -54,6 +54,51 @@ def test_a_killed_task_is_started_again_by_its_monitor_and_the_bits_are_the_same
     assert {done.code for done in results.values()} == {0}, results
     assert "Traceback" not in "".join(done.stderr for done in results.values())
     assert (tmp_path / "final.safetensors").read_bytes() == undisturbed
+
+
+NARROW = (*RUN, "--wire_dtype=bfloat16")
+
+
+@pytest.fixture(scope="module")
+def undisturbed_narrow(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The same with gradients in 16 bits on their way."""
+    folder = tmp_path_factory.mktemp("narrow")
+    with tasks_of(TWO_AND_TWO, *NARROW, f"--train_dir={folder}") as tasks:
+        for task in TWO_AND_TWO.tasks():
+            tasks.start(task)
+        assert {done.code for done in tasks.finish(100).values()} == {0}
+    return (folder / "final.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("victim", [worker(0), worker(1), server(1)], ids=lambda t: t.short.replace(" ", ""))
+def test_16_bit_gradients_survive_a_kill_and_give_other_bits_than_32(
+    victim: TaskId, undisturbed: bytes, undisturbed_narrow: bytes, tmp_path: Path
+) -> None:
+    with tasks_of(TWO_AND_TWO, *NARROW, f"--train_dir={tmp_path}", "--save_model_steps=20", "--restarts=1") as tasks:
+        for task in TWO_AND_TWO.tasks():
+            tasks.start(task)
+        tasks.programs[worker(0)].wait_for("\n30\timages/sec:", 80)
+        os.kill(tasks.task_pid(victim), signal.SIGKILL)
+        results = tasks.finish(150)
+    assert {done.code for done in results.values()} == {0}, results
+    final = (tmp_path / "final.safetensors").read_bytes()
+    assert final == undisturbed_narrow
+    assert final != undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_goes_on_compiled_and_with_another_type_on_the_wire_and_says_so(tmp_path: Path) -> None:
+    small = ("--device=cpu", "--model=lenet", "--batch_size=4", "--num_threads=1", "--optimizer=momentum")
+    flags = ("bench", *small, "--ps=2", "--workers=1", "--num_warmup_batches=0", f"--train_dir={tmp_path}")
+    assert run_lockstep(*flags, "--num_batches=4", timeout=60).code == 0
+    done = run_lockstep(*flags, "--num_batches=6", "--compile", "--wire_dtype=float16", timeout=300)
+    assert done.code == 0, done.stderr
+    assert "Resuming at step 4" in done.stdout
+    assert "resuming with wire_dtype=float16, saved with float32; gradients are rounded in another way" in done.stderr
+    assert "resuming with compile=True, saved with False" in done.stderr
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from helpers.ports import free_ports
 from lockstep.protocol.faults import Fault
 from lockstep.protocol.ids import ClusterShape, TaskId
 from lockstep.protocol.messages import Description, Setting
+from lockstep.protocol.recovery import RecoveryRules
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.node import Node, NodeConfig
@@ -112,6 +113,7 @@ def in_process_cluster(
     watch: WatchSettings | None = None,
     faults: tuple[Fault, ...] = (),
     tell_paths: bool = False,
+    recovery: RecoveryRules | None = None,
 ) -> Iterator[InProcessCluster]:
     """Start all nodes of a cluster; close them whatever happens."""
     ports = [f"127.0.0.1:{port}" for port in free_ports(shape.servers + shape.workers)]
@@ -137,6 +139,7 @@ def in_process_cluster(
                 watch=watch or WatchSettings(),
                 faults=faults,
                 tell_paths=tell_paths,
+                recovery=recovery or RecoveryRules(),
             )
             reporter = TaskReporter.none()
             fronts.append(Front(task, spec.address_of(task), reporter))

@@ -10,9 +10,10 @@ import torch
 from lockstep.protocol.effects import Apply
 from lockstep.protocol.ids import CHIEF, INITIAL_STEP
 from lockstep.protocol.messages import GroupRates, Layout, OptimizerEntry, ParameterEntry
-from lockstep.protocol.plan import Plan, make_plan
+from lockstep.protocol.plan import Bucket, Plan, make_plan
 from lockstep.runtime.tensor_file import write_tensors
 from lockstep.training.shard_store import TorchShardStore
+from lockstep.training.wire_format import WireFormat
 
 ENTRIES = (
     ParameterEntry("first.weight", 100, "float32", 0),
@@ -26,10 +27,12 @@ RATES = (GroupRates(("lr",), (0.1,)), GroupRates(("lr",), (0.05,)))
 class Servers:
     """The stores of so many servers, fed with the same gradients by parameter."""
 
-    def __init__(self, count: int, kind: str, options: str, start: int = INITIAL_STEP) -> None:
+    def __init__(self, count: int, name: str, start: int = INITIAL_STEP, wire: str = "float32") -> None:
         self.plan: Plan = make_plan(ENTRIES, count, 256)
-        layout = Layout(self.plan.hash, 256, ENTRIES, (OptimizerEntry(kind, options),) * 2)
-        self.stores = [TorchShardStore() for _ in range(count)]
+        optimizer = OptimizerEntry(name.split()[0], OPTIMIZERS[name])
+        layout = Layout(self.plan.hash, 256, ENTRIES, (optimizer,) * 2)
+        self.wire = WireFormat(wire)
+        self.stores = [TorchShardStore(wire=self.wire) for _ in range(count)]
         self.slots = []
         for index, store in enumerate(self.stores):
             nbytes = max(1, self.plan.shard_bytes(index))
@@ -47,8 +50,14 @@ class Servers:
                 flat[piece.offset // 4 : piece.offset // 4 + piece.elements] = values
             slots = (self.version % 2, (self.version + 1) % 2)
             effect = Apply(self.version, bucket.id, (CHIEF,), (1,), 1, RATES, *slots)
-            self.stores[bucket.server].apply(effect, [flat.numpy().data])
+            self.stores[bucket.server].apply(effect, [self._leaving(bucket, flat)])
         self.version += 1
+
+    def _leaving(self, bucket: Bucket, flat: torch.Tensor) -> memoryview:
+        """As a worker sends it: the first parameters whole, gradients in the type of the wire."""
+        if self.version == INITIAL_STEP:
+            return flat.numpy().data.cast("B")
+        return self.wire.narrowed(bucket, flat.view(torch.uint8)).numpy().data
 
     def values(self) -> list[torch.Tensor]:
         found = [torch.zeros(entry.elements) for entry in ENTRIES]
@@ -75,18 +84,23 @@ OPTIMIZERS = {
     "SGD": '{"lr": 0.1, "momentum": 0.9, "nesterov": true}',
     "Adam": '{"lr": 0.1, "betas": [0.9, 0.999]}',
     "RMSprop": '{"lr": 0.1, "momentum": 0.9}',
+    "SGD fused": '{"lr": 0.1, "momentum": 0.9, "nesterov": true, "fused": true}',
+    "Adam fused": '{"lr": 0.1, "fused": true}',
 }
 
 
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("servers", [1, 2, 3])
 @pytest.mark.parametrize("steps", [1, 4, 5])
-def test_a_restored_shard_goes_on_with_the_same_bits(tmp_path: Path, kind: str, servers: int, steps: int) -> None:
-    saved = Servers(2, kind, OPTIMIZERS[kind])
+def test_a_restored_shard_goes_on_with_the_same_bits(
+    tmp_path: Path, kind: str, servers: int, steps: int, wire: str
+) -> None:
+    saved = Servers(2, kind, wire=wire)
     for _ in range(steps):
         saved.apply()
     names = saved.save(tmp_path)
-    again = Servers(servers, kind, OPTIMIZERS[kind], start=saved.version)
+    again = Servers(servers, kind, start=saved.version, wire=wire)
     again.restore(tmp_path, names)
     for _ in range(3):
         assert all(torch.equal(a, b) for a, b in zip(saved.values(), again.values(), strict=True))
@@ -95,7 +109,7 @@ def test_a_restored_shard_goes_on_with_the_same_bits(tmp_path: Path, kind: str, 
 
 
 def test_later_updates_do_not_touch_a_snapshot(tmp_path: Path) -> None:
-    saved = Servers(1, "SGD", OPTIMIZERS["SGD"])
+    saved = Servers(1, "SGD")
     for _ in range(3):
         saved.apply()
     before = saved.stores[0].snapshot(saved.version)
@@ -105,12 +119,37 @@ def test_later_updates_do_not_touch_a_snapshot(tmp_path: Path) -> None:
     assert [bytes(tensor.data) for tensor in before] == copies
 
 
+def test_a_checkpoint_is_32_bit_whatever_the_wire(tmp_path: Path) -> None:
+    saved = Servers(1, "SGD", wire="float16")
+    for _ in range(3):
+        saved.apply()
+    assert {tensor.dtype for tensor in saved.stores[0].snapshot(saved.version)} == {"F32"}
+    exact = Servers(1, "SGD")
+    for _ in range(3):
+        exact.apply()
+    assert any(not torch.equal(a, b) for a, b in zip(saved.values(), exact.values(), strict=True))
+
+
+@pytest.mark.parametrize(("before", "after"), [("Adam", "Adam fused"), ("Adam fused", "Adam")])
+def test_a_fused_optimizer_goes_on_from_one_that_is_not_and_back(tmp_path: Path, before: str, after: str) -> None:
+    saved = Servers(1, before)
+    for _ in range(3):
+        saved.apply()
+    again = Servers(1, after, start=saved.version)
+    again.restore(tmp_path, saved.save(tmp_path))
+    for _ in range(3):
+        saved.apply()
+        again.apply()
+    for one, other in zip(saved.values(), again.values(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
 def test_a_shard_that_lacks_a_part_is_not_restored(tmp_path: Path) -> None:
-    saved = Servers(2, "SGD", OPTIMIZERS["SGD"])
+    saved = Servers(2, "SGD")
     saved.apply()
     names = saved.save(tmp_path)
     with pytest.raises(ValueError, match="elements of"):
-        Servers(1, "SGD", OPTIMIZERS["SGD"], start=0).restore(tmp_path, names[:1])
+        Servers(1, "SGD", start=0).restore(tmp_path, names[:1])
     (tmp_path / names[0]).write_bytes(b"nonsense")
     with pytest.raises(ValueError, match="cannot be read as a shard"):
-        Servers(1, "SGD", OPTIMIZERS["SGD"], start=0).restore(tmp_path, names)
+        Servers(1, "SGD", start=0).restore(tmp_path, names)

@@ -17,11 +17,17 @@ from lockstep.errors import BadInput
 from lockstep.protocol.ids import CHIEF, Role, TaskId, server
 from lockstep.protocol.recovery import LossPolicy
 from lockstep.runtime.checkpoints import CheckpointError, CheckpointFolder
-from lockstep.training.config import BenchConfig, recovery_rules, settings
+from lockstep.runtime.preflight import count_gpus
+from lockstep.training.config import BenchConfig, LocalCluster, recovery_rules, settings
 from lockstep.version import __version__
 
 TASK_FLAG = "--lockstep_task="
 """Internal: this process is the task itself, and this is the descriptor on which it reports to its monitor."""
+
+
+CORES_OF_GPU_WORKER = 4
+MOST_SERVER_THREADS = 8
+"""More do not make the update of one bucket faster."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -96,11 +102,12 @@ def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequen
     assert config.local is not None
     local = config.local
     meeting_port = _free_port() if config.exchange.is_collective else 0
+    on_gpus = config.devices.device != "cpu" and count_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) > 0
 
     def command(task: TaskId, ps_hosts: Sequence[str], worker_hosts: Sequence[str]) -> list[str]:
         arguments = task_arguments(argv, task, ps_hosts, worker_hosts)
         if config.devices.num_threads is None:
-            arguments.append(f"--num_threads={_threads(task, local.workers)}")
+            arguments.append(f"--num_threads={_threads(task, local, on_gpus)}")
         if config.exchange.is_collective and config.exchange.collective_port is None:
             arguments.append(f"--collective_port={meeting_port}")
         return [*program, "bench", *arguments]
@@ -117,10 +124,17 @@ def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequen
     return run_local_cluster(spec)
 
 
-def _threads(task: TaskId, workers: int) -> int:
-    """The workers of one machine share its cores; a server works in the gaps that they leave."""
+def _threads(task: TaskId, local: LocalCluster, on_gpus: bool) -> int:
+    """The workers of one machine share its cores; a server works in the gaps that they leave.
+
+    Workers on GPUs leave nearly all of them: each needs a few that start its kernels and copies.
+    """
     cores = len(os.sched_getaffinity(0))
-    return max(1, cores // workers) if task.role is Role.WORKER else 1
+    if task.role is Role.WORKER:
+        return max(1, cores // local.workers)
+    if not on_gpus:
+        return 1
+    return max(1, min(MOST_SERVER_THREADS, (cores - CORES_OF_GPU_WORKER * local.workers) // max(1, local.servers)))
 
 
 def _free_port() -> int:

@@ -329,5 +329,7 @@ _MEANINGS: Mapping[str, str] = MappingProxyType(
         "number of servers": "; the shards are distributed anew, the result does not change",
         "number of workers": "; each step now covers another number of samples, so the run differs from here on; "
         "a worker that is new begins with the chief's batch-norm statistics and random numbers",
+        "wire_dtype": "; gradients are rounded in another way, so the run differs from here on",
+        "compile": "; arithmetic is rounded in another way, so the run differs from here on",
     }
 )

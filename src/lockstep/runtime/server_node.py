@@ -6,10 +6,11 @@ loop only starts it and is told when it is done.
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from lockstep.protocol.async_server import AsyncServerMachine
 from lockstep.protocol.effects import (
@@ -32,7 +33,17 @@ from lockstep.protocol.events import (
     ShardSaved,
 )
 from lockstep.protocol.ids import INITIAL_STEP, Incarnation, TaskId
-from lockstep.protocol.messages import Answer, GradientNote, Grant, Layout, Question, Saved, Ticket, VersionNote
+from lockstep.protocol.messages import (
+    Answer,
+    GradientNote,
+    Grant,
+    Layout,
+    ParameterEntry,
+    Question,
+    Saved,
+    Ticket,
+    VersionNote,
+)
 from lockstep.protocol.plan import Plan, first_difference, make_plan
 from lockstep.protocol.recovery import LossPolicy
 from lockstep.protocol.server import ServerMachine
@@ -40,7 +51,7 @@ from lockstep.runtime.checkpoint_writer import CheckpointWriter
 from lockstep.runtime.checkpoints import CheckpointFolder, make_manifest, verify
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
 from lockstep.runtime.node import Node, NodeConfig, Say
-from lockstep.runtime.store import CountsTime, ShardStore, StoreTimes
+from lockstep.runtime.store import AppliesLater, CountsTime, ShardStore, StoreTimes
 from lockstep.transports.base import Loan, Region, loan_ticket
 
 _JOIN_SECONDS = 10.0
@@ -62,6 +73,10 @@ class _StoreStatus:
 
     def leave(self) -> None:
         self.since = 0.0
+
+
+def _without_groups(parameters: Iterable[ParameterEntry]) -> list[ParameterEntry]:
+    return [dataclasses.replace(entry, group=0) for entry in parameters]
 
 
 class ServerNode(Node):
@@ -127,6 +142,9 @@ class ServerNode(Node):
         self._work.put(None)
         if self._worker.ident is not None:
             self._worker.join(_JOIN_SECONDS)
+        store: object = self._store
+        if isinstance(store, AppliesLater):
+            store.close()
         if self._writer is not None:
             self._writer.close()
         super().close()
@@ -174,6 +192,9 @@ class ServerNode(Node):
         connection = self.peers[peer].connection
         if connection is None or connection.address is None or self._plan is None:
             return
+        store: object = self._store
+        if isinstance(store, AppliesLater):
+            self._work.put(store.links_changed)
         life = (peer, connection.incarnation)
         nbytes = max(self._plan.shard_bytes(self.task.index), 1)
         if connection.lends_in_place:
@@ -211,9 +232,12 @@ class ServerNode(Node):
             try:
                 work()
             except Exception as error:  # noqa: BLE001 - whatever it is, the job is told and ends
-                reason = f"could not do a server's work: {type(error).__name__}: {error}"
-                self.loop.post(Broken(self.task, self.machine.role.step, reason))
+                self._tell_broken(error)
             self._status.leave()
+
+    def _tell_broken(self, error: Exception) -> None:
+        reason = f"could not do a server's work: {type(error).__name__}: {error}"
+        self.loop.post(Broken(self.task, self.machine.role.step, reason))
 
     def _prepare(self, layout: Layout) -> None:
         self._status.enter("preparing its memory")
@@ -234,7 +258,8 @@ class ServerNode(Node):
         self._status.enter(f"reading the checkpoint {layout.checkpoint}")
         path = CheckpointFolder(self.config.train_dir).path / layout.checkpoint
         manifest = verify(path)
-        difference = first_difference(manifest.parameters, layout.parameters)
+        # Groups may differ (--compile makes more of them): they only say what shares a bucket and an optimizer.
+        difference = first_difference(_without_groups(manifest.parameters), _without_groups(layout.parameters))
         if difference is not None:
             raise ValueError(f"the checkpoint {path} is of another model: {difference}; give another --train_dir")
         self._store.restore(path, [shard.name for shard in manifest.shards], layout.start % 2)
@@ -265,11 +290,22 @@ class ServerNode(Node):
         self._status.enter(f"the update of step {effect.step}, bucket {effect.bucket}")
         if self.faults is not None:
             self.faults.in_store(effect.step)
-        self._store.apply(effect, [loan.buffer for loan in loans])
+        gradients = [loan.buffer for loan in loans]
+        if isinstance(self._store, AppliesLater):
+            self._store.begin(effect, gradients, lambda error: self._applied(effect, loans, error))
+        else:
+            self._store.apply(effect, gradients)
+            self._applied(effect, loans, None)
+
+    def _applied(self, effect: Apply, loans: list[Loan], error: Exception | None) -> None:
+        """Store's thread, or one of the store's own."""
         for loan in loans:
             loan.release()
         self._used += 1
-        self.loop.post(BucketApplied(effect.bucket, effect.step))
+        if error is None:
+            self.loop.post(BucketApplied(effect.bucket, effect.step))
+        else:
+            self._tell_broken(error)
 
     def _answer(self, peer: TaskId, question: Question) -> None:
         try:

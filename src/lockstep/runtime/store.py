@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -11,6 +11,9 @@ from lockstep.protocol.effects import Apply
 from lockstep.protocol.messages import Layout
 from lockstep.protocol.plan import Plan
 from lockstep.runtime.tensor_file import NamedTensor
+
+Done = Callable[[Exception | None], None]
+"""Told what became of an update: nothing where it is done, else the error."""
 
 
 @dataclass(slots=True)
@@ -50,3 +53,17 @@ class ShardStore(Protocol):
 
     def answer(self, what: str, data: bytes) -> bytes:
         """Answer a worker's question; ValueError with a sentence where that cannot be done."""
+
+
+@runtime_checkable
+class AppliesLater(Protocol):
+    """A store that only starts an update, on a GPU for instance, and tells when it is done."""
+
+    def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
+        """As ``ShardStore.apply``; ``done`` is called once, on any thread. The gradients stay readable until then."""
+
+    def links_changed(self) -> None:
+        """A worker has come, perhaps in another life: what was kept for memory that it lent before may be let go."""
+
+    def close(self) -> None:
+        """Nothing is applied any more: wait for what was begun, and let go of what this needed."""

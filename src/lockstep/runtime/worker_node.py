@@ -27,6 +27,13 @@ are two loans of each, and a link has room for about a thousand: with more bucke
 OnVersion = Callable[[BucketId, int, Loan | None], None]
 """A bucket is at this version: in the arena, or in a loan that whoever is called gives back later."""
 
+InOrder = Callable[[Callable[[], None]], None]
+"""Does something after all that it was asked to do before."""
+
+
+def _at_once(action: Callable[[], None]) -> None:
+    action()
+
 
 class WorkerNode(Node):
     """One worker of the cluster."""
@@ -37,6 +44,8 @@ class WorkerNode(Node):
         self.gradients: Region | None = None
         self.parameters: Region | None = None
         self._versions: list[int] = []
+        self._narrow: dict[BucketId, int] = {}
+        """Bytes of a gradient bucket, once it is sent in fewer than the plan gives it."""
         self._awaited: int | None = None
         """The version that the training thread waits for."""
         self._changed = threading.Condition()
@@ -96,14 +105,17 @@ class WorkerNode(Node):
         for bucket in self.plan.buckets:
             self.loop.post(Produced(INITIAL_STEP, bucket.id))
 
-    def begin_step(self, step: Step, rates: tuple[GroupRates, ...] = ()) -> None:
-        self.loop.post(StepBegun(step, rates))
+    def begin_step(self, step: Step, rates: tuple[GroupRates, ...] = (), *, in_order: InOrder = _at_once) -> None:
+        """Forward is about to begin. ``in_order``: tells the loop so, where the seal before may be on its way to it."""
+        in_order(lambda: self.loop.post(StepBegun(step, rates)))
         self.main.enter("computing", f"step {step}")
         if self.faults is not None:
             self.faults.at_step(self, step)
 
-    def produced(self, step: Step, bucket: BucketId) -> None:
-        """The gradient bucket is filled in the arena."""
+    def produced(self, step: Step, bucket: BucketId, nbytes: int | None = None) -> None:
+        """The gradient bucket is filled in the arena; ``nbytes``: only so many of its range are sent."""
+        if nbytes is not None:
+            self._narrow[bucket] = nbytes
         self.loop.post(Produced(step, bucket))
 
     def seal(
@@ -205,8 +217,9 @@ class WorkerNode(Node):
         note = GradientNote(effect.step, effect.bucket, effect.edition)
         connection = self.peers[effect.peer].connection
         if connection is not None:
+            nbytes = self._narrow.get(bucket.id, bucket.nbytes)
             connection.lend_gradient(
-                note, self.gradients, bucket.arena_offset, bucket.nbytes, effect.ticket, bucket.shard_offset
+                note, self.gradients, bucket.arena_offset, nbytes, effect.ticket, bucket.shard_offset
             )
 
     def _send_pull(self, effect: SendPull) -> None:

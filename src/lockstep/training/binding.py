@@ -7,7 +7,7 @@ may do anything with them until ``optimizer.step()``) add how a step is made of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -20,6 +20,7 @@ from lockstep.runtime.worker_node import WorkerNode
 from lockstep.training.cuda_memory import CudaMemory
 from lockstep.training.host_memory import HostMemory
 from lockstep.training.tensors import entry_of, parameter_offsets, parameter_view
+from lockstep.training.wire_format import WireFormat
 from lockstep.transports.base import Loan
 
 
@@ -32,6 +33,8 @@ class Memory(Protocol):
     def filled(self, step: Step, bucket: BucketId) -> None: ...
 
     def after_filled(self, action: Callable[[], None]) -> None: ...
+
+    def in_order(self, action: Callable[[], None]) -> None: ...
 
     def initial_values_are_in(self) -> None: ...
 
@@ -79,6 +82,8 @@ class BindingOptions:
     """The model keeps memory of its own and copies each version; else it reads parameters where they arrive."""
     in_place: bool = False
     """Nothing writes to the parameters here: they may be read in the servers' own memory, where it is mapped."""
+    wire: WireFormat = field(default_factory=WireFormat)
+    """How gradients travel."""
     untrained: tuple[Setting, ...] = ()
     """Digests of what is not trained, compared with the chief's."""
 
@@ -100,6 +105,9 @@ class Binding:
         self.plan: Plan = make_plan(entries, node.config.cluster.shape.servers, options.bucket_bytes)
         self._memory = _memory_for(node, self.plan, trained, options)
         self._bound = self._bind(trained)
+        self._apart = [bound for bound in self._bound if bound.local is not bound.value]
+        if isinstance(self._memory, CudaMemory):
+            self._apart = _copied_by(self._memory, self._apart)
         layout = Layout(
             self.plan.hash,
             options.bucket_bytes,
@@ -123,7 +131,9 @@ class Binding:
         for index, (one, offset) in enumerate(zip(trained, parameter_offsets(self.plan), strict=True)):
             gradient = parameter_view(self._memory.gradients, offset, one.parameter)
             value = parameter_view(self._memory.parameters, offset, one.parameter)
-            local = one.parameter.data if self._own_copy else value
+            # Weights in another order of dimensions (channels_last) keep it: kernels are chosen by it.
+            apart = self._own_copy or not one.parameter.is_contiguous()
+            local = one.parameter.data if apart else value
             # Of its own, or all gradients would share the arena's version counter.
             bound.append(Bound(one, index, gradient.data, value, tuple(buckets[index]), local))
         return bound
@@ -142,14 +152,20 @@ class Binding:
 
     def _use_new_values(self) -> None:
         lent = self._memory.newest([b.value for b in self._bound])
-        if self._own_copy:
+        if self._apart:
+            values = [b.value if lent is None else lent[b.index] for b in self._apart]
             with torch.no_grad():
-                torch._foreach_copy_([b.local for b in self._bound], lent or [b.value for b in self._bound])
-        elif lent is not None:
+                torch._foreach_copy_([b.local for b in self._apart], values)
+        if lent is not None and len(self._apart) < len(self._bound):
             # Some 0.3 us a parameter; a copy of the whole model costs hundreds of times as much.
             for bound, value in zip(self._bound, lent, strict=True):
-                bound.trained.parameter.data = value
+                if bound.local is bound.value:
+                    bound.trained.parameter.data = value
         self._memory.release_former()
+
+    def gpu_idle(self) -> float | None:
+        """Seconds of a step in which the GPU had to wait for parameters; None without a GPU."""
+        return self._memory.idle.usual() if isinstance(self._memory, CudaMemory) else None
 
     def close(self) -> None:
         """Let go of the model and the arenas; the parameters keep their last values."""
@@ -161,6 +177,17 @@ class Binding:
         self._memory.close()
 
 
+def _copied_by(memory: CudaMemory, apart: Sequence[Bound]) -> list[Bound]:
+    """Let the memory copy what lies in one bucket as soon as that arrives; what is left is copied when all is here."""
+    left = []
+    for bound in apart:
+        if len(bound.buckets) == 1:
+            memory.copy_on_arrival(bound.buckets[0], bound.local, bound.value)
+        else:
+            left.append(bound)
+    return left
+
+
 def _memory_for(node: WorkerNode, plan: Plan, trained: Sequence[Trained], options: BindingOptions) -> Memory:
     devices = {one.parameter.device for one in trained}
     if len(devices) > 1:
@@ -168,5 +195,5 @@ def _memory_for(node: WorkerNode, plan: Plan, trained: Sequence[Trained], option
         raise ValueError(f"the model lies on several devices ({names}); move all of it to one")
     device = next(iter(devices), torch.device("cpu"))
     if device.type == "cuda":
-        return CudaMemory(node, plan, device)
-    return HostMemory(node, plan, in_place=options.in_place)
+        return CudaMemory(node, plan, device, options.wire)
+    return HostMemory(node, plan, in_place=options.in_place, wire=options.wire)

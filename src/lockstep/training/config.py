@@ -24,12 +24,17 @@ from lockstep.version import __version__
 DTYPE = "float32"
 """The type of parameters and gradients."""
 
+WIRE_DTYPES = (DTYPE, "bfloat16", "float16")
+
 COLLECTIVE_UPDATES = ("collective_all_reduce", "distributed_all_reduce")
 LOCAL_UPDATES = ("replicated", "independent")
 VARIABLE_UPDATES = ("parameter_server", "distributed_replicated", *LOCAL_UPDATES, *COLLECTIVE_UPDATES)
 DEVICES = ("auto", "cpu", "gpu")
 DATA_FORMATS = ("NCHW", "NHWC")
 MEBIBYTE = 1 << 20
+BUCKET_BYTES = 4 * MEBIBYTE
+COMPILED_BUCKET_BYTES = 128 * MEBIBYTE
+"""With ``--compile`` all gradients of a stage come at once: smaller buckets would only be more of them."""
 DATA_NAMES = NAMES
 
 OptionValue = float | bool | tuple[float, float]
@@ -67,7 +72,9 @@ class ExchangeConfig:
     variable_update: str = "parameter_server"
     cross_replica_sync: bool = True
     local_parameter_device: str = "gpu"
-    bucket_bytes: int = 4 * MEBIBYTE
+    bucket_bytes: int = BUCKET_BYTES
+    wire_dtype: str = DTYPE
+    """The type of gradients on their way to a server."""
     variable_consistency: str = "strong"
     all_reduce_spec: str | None = None
     gradient_repacking: int = 0
@@ -89,6 +96,7 @@ class DeviceConfig:
     data_format: str = "NCHW"
     num_threads: int | None = None
     deterministic: bool = False
+    compile: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,6 +248,8 @@ def settings(config: BenchConfig) -> tuple[Setting, ...]:
         "model": config.model,
         "data_name": known_dataset(config.data_name),
         "dtype": DTYPE,
+        "wire_dtype": config.exchange.wire_dtype,
+        "compile": config.devices.compile,
         "batch_size": config.run.batch_size or "the model's own",
         "num_batches": config.run.num_batches if config.run.num_epochs is None else "by --num_epochs",
         "num_epochs": "by --num_batches" if config.run.num_epochs is None else repr(config.run.num_epochs),

@@ -1,8 +1,8 @@
 """A worker's arenas on a GPU, with pinned host memory between them and the transport.
 
-Copies run on two streams of their own, next to the computation. A thread waits for each event and only then hands the
-bucket on: the callbacks of transports and hooks never block (a blocking copy in the only callback thread is what hung
-the system we follow).
+Copies run on two streams of their own, next to the computation. Threads wait for their events and only then hand a
+bucket on or a loan back: the callbacks of transports and hooks never block (a blocking copy in the only callback
+thread is what hung the system we follow). Parameters of a server on this host are read where the server has them.
 """
 
 from __future__ import annotations
@@ -14,40 +14,54 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from lockstep.protocol.events import Broken
 from lockstep.protocol.ids import INITIAL_STEP, BucketId, Step
 from lockstep.protocol.plan import Plan
 from lockstep.runtime.worker_node import WorkerNode
+from lockstep.training.gpu_idle import GpuIdle
+from lockstep.training.pinned_memory import PinnedMemory, pins_read_only
 from lockstep.training.tensors import as_tensor
+from lockstep.training.wire_format import WireFormat
 from lockstep.transports.base import Loan
 
 _JOIN_SECONDS = 10.0
+_Jobs = queue.SimpleQueue[Callable[[], None] | None]
 
 
 class CudaMemory:
     """For models on a GPU."""
 
-    def __init__(self, node: WorkerNode, plan: Plan, device: torch.device) -> None:
-        gradients, parameters = node.allocate(plan)
+    def __init__(self, node: WorkerNode, plan: Plan, device: torch.device, wire: WireFormat) -> None:
+        # What is lent is copied at once, so that programs may write to their parameters as they like.
+        gradients, parameters = node.allocate(plan, in_place=pins_read_only())
         self._node = node
         self._plan = plan
         self._device = device
+        self._wire = wire
+        self._parameters = parameters
+        self._pinned = PinnedMemory()
+        pinned = [self._pinned.pin(region.buffer) for region in (gradients, parameters)]
+        kind = "pinned" if all(pinned) else "pageable"
+        node.tell_path(f"{node.task.short}: tensors of the GPU travel through {kind} host memory (no GPUDirect)")
         self._host_gradients = as_tensor(gradients.buffer, torch.uint8)
         self._host_parameters = as_tensor(parameters.buffer, torch.uint8)
-        self._pinned = [_pin(tensor) for tensor in (self._host_gradients, self._host_parameters)]
-        kind = "pinned" if all(self._pinned) else "pageable"
-        node.tell_path(f"{node.task.short}: tensors of the GPU travel through {kind} host memory (no GPUDirect)")
         self.gradients: Tensor = torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=device)
         self.parameters: Tensor = torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=device)
+        self.idle = GpuIdle(device)
         self._down = torch.cuda.Stream(device)
         self._up = torch.cuda.Stream(device)
         self._versions = [INITIAL_STEP] * len(plan.buckets)
+        self._local: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in plan.buckets]
+        """By bucket: where the model has parameters apart from the arena, and where in the arena they arrive."""
+        self._read_until: torch.cuda.Event | None = None
         self._changed = threading.Condition()
         self._events: list[torch.cuda.Event | None] = [None] * len(plan.buckets)
-        self._downs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._ups: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._downs: _Jobs = queue.SimpleQueue()
+        self._ups: _Jobs = queue.SimpleQueue()
+        self._loans: _Jobs = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=_run, args=(jobs,), name=f"copy {what} {node.task.short}", daemon=True)
-            for what, jobs in (("down", self._downs), ("up", self._ups))
+            threading.Thread(target=self._run, args=(jobs,), name=f"{what} {node.task.short}", daemon=True)
+            for what, jobs in (("copy down", self._downs), ("copy up", self._ups), ("give back", self._loans))
         ]
         for thread in self._threads:
             thread.start()
@@ -56,23 +70,36 @@ class CudaMemory:
 
     def filled(self, step: Step, bucket: BucketId) -> None:
         """Training thread: start the copy to the host; the bucket is handed on when it has ended."""
-        where = self._range(bucket)
+        known = self._plan.buckets[bucket]
+        nbytes = self._wire.nbytes(known)
         computed = torch.cuda.Event()
         computed.record(torch.cuda.current_stream(self._device))
         copied = torch.cuda.Event()
         with torch.cuda.stream(self._down):
             self._down.wait_event(computed)
-            self._host_gradients[where].copy_(self.gradients[where], non_blocking=True)
+            leaving = self._wire.narrowed(known, self.gradients[self._range(bucket)])
+            self._host_gradients[known.arena_offset : known.arena_offset + nbytes].copy_(leaving, non_blocking=True)
             copied.record(self._down)
 
         def hand_on() -> None:
             copied.synchronize()
-            self._node.produced(step, bucket)
+            self._node.produced(step, bucket, nbytes)
 
         self._downs.put(hand_on)
 
     def after_filled(self, action: Callable[[], None]) -> None:
         """Training thread: do this once every bucket that was filled so far has been copied and handed on."""
+        # Until here the program may have queued work that reads its parameters: new ones must not overtake it.
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        self._read_until = event
+        self._downs.put(action)
+
+    def in_order(self, action: Callable[[], None]) -> None:
+        """Training thread: do this after all that was handed on or asked for so far.
+
+        New parameters may be here before a step's seal has been told: the next step must not be told before it.
+        """
         self._downs.put(action)
 
     def initial_values_are_in(self) -> None:
@@ -82,24 +109,49 @@ class CudaMemory:
 
     # -- parameters come up --
 
-    def arrived(self, bucket: BucketId, version: int, loan: Loan | None) -> None:
-        """Loop's thread: a bucket is in host memory; let the copy thread bring it up."""
-        assert loan is None, "parameters for a GPU come into pinned memory"
-        self._ups.put(lambda: self._bring_up(bucket, version))
+    def copy_on_arrival(self, bucket: BucketId, local: Tensor, value: Tensor) -> None:
+        """Before the first version: when this bucket arrives, copy ``value``, a part of it in the arena, there."""
+        self._local[bucket][0].append(local)
+        self._local[bucket][1].append(value)
 
-    def _bring_up(self, bucket: BucketId, version: int) -> None:
+    def arrived(self, bucket: BucketId, version: int, loan: Loan | None) -> None:
+        """Loop's thread: a bucket is in host memory, here or at its server; start its copy up.
+
+        Starting a copy of pinned memory takes no time. What is not pinned yet is left to a thread that may wait.
+        """
+        if self._pinned.is_pinned(self._parameters.buffer if loan is None else loan.buffer):
+            self._bring_up(bucket, version, loan)
+        else:
+            self._ups.put(lambda: self._pin_and_bring_up(bucket, version, loan))
+
+    def _pin_and_bring_up(self, bucket: BucketId, version: int, loan: Loan | None) -> None:
+        if loan is not None:
+            self._pinned.pin(loan.buffer)
+        self._bring_up(bucket, version, loan)
+
+    def _bring_up(self, bucket: BucketId, version: int, loan: Loan | None) -> None:
         where = self._range(bucket)
+        source = self._host_parameters[where] if loan is None else as_tensor(loan.buffer, torch.uint8)
         copied = torch.cuda.Event()
-        with torch.cuda.device(self._device), torch.cuda.stream(self._up):
-            self.parameters[where].copy_(self._host_parameters[where], non_blocking=True)
+        with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(self._up):
+            if self._read_until is not None:
+                self._up.wait_event(self._read_until)
+            self.parameters[where].copy_(source, non_blocking=True)
+            locals_, values = self._local[bucket]
+            if locals_:
+                torch._foreach_copy_(locals_, values)
             copied.record(self._up)
         with self._changed:
             self._events[bucket] = copied
             self._versions[bucket] = version
-            self._changed.notify_all()
+            if min(self._versions) == version:
+                self._changed.notify_all()
+        if loan is not None:
+            self._loans.put(lambda: _give_back(copied, loan))
 
     def wait(self, version: int) -> int:
         """Training thread: block until every copy up has started, then let the computation wait for them on the GPU."""
+        self.idle.begins()
         reached = self._node.wait_version(version)
         with self._changed:
             while min(self._versions, default=reached) < reached:
@@ -109,6 +161,7 @@ class CudaMemory:
         for event in self._events:
             if event is not None:
                 stream.wait_event(event)
+        self.idle.ends()
         return reached
 
     def newest(self, likes: Sequence[Tensor]) -> list[Tensor] | None:  # noqa: ARG002 - as of every memory
@@ -116,7 +169,7 @@ class CudaMemory:
         return None
 
     def release_former(self) -> None:
-        """Nothing is lent."""
+        """What was lent is given back as soon as it is copied."""
 
     def _range(self, bucket: BucketId) -> slice:
         known = self._plan.buckets[bucket]
@@ -124,24 +177,21 @@ class CudaMemory:
 
     def close(self) -> None:
         """End the copy threads and unpin the host memory."""
-        for jobs in (self._downs, self._ups):
+        for jobs, thread in zip((self._downs, self._ups, self._loans), self._threads, strict=True):
             jobs.put(None)
-        for thread in self._threads:
             thread.join(_JOIN_SECONDS)
         torch.cuda.synchronize(self._device)
-        for pinned, tensor in zip(self._pinned, (self._host_gradients, self._host_parameters), strict=True):
-            if pinned:
-                torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
+        self._pinned.close()
+
+    def _run(self, jobs: _Jobs) -> None:
+        while (job := jobs.get()) is not None:
+            try:
+                job()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the job is told and ends
+                reason = f"could not copy between host and GPU: {type(error).__name__}: {error}"
+                self._node.loop.post(Broken(self._node.task, self._node.machine.role.step, reason))
 
 
-def _run(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-    while (job := jobs.get()) is not None:
-        job()
-
-
-def _pin(tensor: Tensor) -> bool:
-    """Pin memory that the transport owns, so that copies run beside the computation. Without it they still work."""
-    if not tensor.numel():
-        return False
-    result = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.numel(), 0)
-    return int(result) == 0
+def _give_back(copied: torch.cuda.Event, loan: Loan) -> None:
+    copied.synchronize()
+    loan.release()

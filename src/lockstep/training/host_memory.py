@@ -12,16 +12,20 @@ from lockstep.protocol.plan import Plan
 from lockstep.runtime.worker_node import WorkerNode
 from lockstep.training.lent_parameters import LentParameters
 from lockstep.training.tensors import as_tensor
+from lockstep.training.wire_format import WireFormat
 from lockstep.transports.base import Loan
 
 
 class HostMemory:
     """For models on the CPU: no copy between the model's memory and the transport's."""
 
-    def __init__(self, node: WorkerNode, plan: Plan, *, in_place: bool) -> None:
+    def __init__(self, node: WorkerNode, plan: Plan, *, in_place: bool, wire: WireFormat) -> None:
         """``in_place``: nothing writes to the parameters here, so they may be read in a server's own memory."""
         gradients, parameters = node.allocate(plan, in_place=in_place)
-        self.gradients: Tensor = as_tensor(gradients.buffer, torch.uint8)
+        self._plan = plan
+        self._wire = wire
+        self._leaving: Tensor = as_tensor(gradients.buffer, torch.uint8)
+        self.gradients: Tensor = torch.zeros_like(self._leaving) if wire.narrows else self._leaving
         self.parameters: Tensor = as_tensor(parameters.buffer, torch.uint8)
         self._node = node
         self._lent = LentParameters(plan, self.parameters)
@@ -33,14 +37,27 @@ class HostMemory:
 
     def filled(self, step: Step, bucket: BucketId) -> None:
         """Training thread: the gradient bucket is complete."""
-        self._node.produced(step, bucket)
+        if not self._wire.narrows:
+            self._node.produced(step, bucket)
+            return
+        known = self._plan.buckets[bucket]
+        whole = self.gradients[known.arena_offset : known.arena_offset + known.nbytes]
+        nbytes = self._wire.nbytes(known)
+        self._leaving[known.arena_offset : known.arena_offset + nbytes] = self._wire.narrowed(known, whole)
+        self._node.produced(step, bucket, nbytes)
 
     def after_filled(self, action: Callable[[], None]) -> None:
         """Training thread: do this once every bucket that was filled so far is handed on; here they are."""
         action()
 
+    def in_order(self, action: Callable[[], None]) -> None:
+        """Training thread: do this after all that was handed on or asked for so far; here that is done."""
+        action()
+
     def initial_values_are_in(self) -> None:
-        """Chief: the gradient arena holds the initial parameters."""
+        """Chief: the gradient arena holds the initial parameters, which travel whole."""
+        if self._wire.narrows:
+            self._leaving.copy_(self.gradients)
         self._node.offer_initial()
 
     def wait(self, version: int) -> int:

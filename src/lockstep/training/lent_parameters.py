@@ -131,7 +131,7 @@ class LentParameters:
         whole = as_tensor(memoryview(slot), torch.uint8)
         offset = address - whole.data_ptr()
         nbytes = like.numel() * ELEMENT_BYTES[dtype_name(like.dtype)]
-        return whole[offset : offset + nbytes].view(like.dtype).view(like.shape)
+        return whole[offset : offset + nbytes].view(like.dtype).as_strided(like.shape, like.stride())
 
     def _put_together(
         self, places: _Places, home: list[tuple[Bucket, int, int]], bytes_of: dict[BucketId, Tensor]

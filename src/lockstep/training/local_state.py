@@ -2,12 +2,18 @@
 
 A worker that is lost gets it back in its next life, and a checkpoint holds it for each worker, so it is told in every
 step: small, as safetensors, and one flat tensor for each dtype, because a model has hundreds of small buffers.
+
+It must be the state of exactly that step, and on a GPU that step is still being computed when its state is asked for.
+So taking it has two halves: the training thread only queues copies, behind the step's kernels and before those of the
+next step, and another thread waits for them. The coordinator needs a step's state when the step after it is applied.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from safetensors.torch import load, save
@@ -20,6 +26,24 @@ MOST_BYTES = 8 << 20
 
 
 DESCRIPTION = "model"
+
+TakenState = Callable[[], bytes]
+"""The state of one step, packed when it is called; that may wait for a GPU, and may happen on any thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the host knows of a state without asking a GPU."""
+
+    random: dict[str, Tensor]
+    scale: tuple[float, int, int]
+
+    def equals(self, other: _Known) -> bool:
+        same = self.scale == other.scale and self.random.keys() == other.random.keys()
+        return same and all(torch.equal(known, other.random[name]) for name, known in self.random.items())
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {**self.random, "scale": torch.tensor(self.scale, dtype=torch.float64)}
 
 
 def _describe(model: nn.Module) -> dict[str, list[list[object]]]:
@@ -55,29 +79,48 @@ class LocalState:
         self._metadata = {DESCRIPTION: json.dumps(_describe(models[0]))} if describes else {}
         self._devices = sorted({device.index or 0 for device in devices if device.type == "cuda"})
         self._scale = scale
-        self._last: tuple[Tensor, tuple[float, int, int]] | None = None
-        self._packed = b""
+        self._last: tuple[_Known, bytes] | None = None
+
+    def begin_taking(self) -> TakenState:
+        """The state as it is after what this thread has computed or queued so far; never waits for a GPU.
+
+        A model without buffers that draws no random numbers is not packed again.
+        """
+        known = self._known()
+        if not self._buffers:
+            packed = self._packed_without_buffers(known)
+            return lambda: packed
+        self._refuse_if_large(sum(buffer.nbytes for buffer in self._buffers))
+        copies = {f"buffers/{dtype}": _Copies(buffers) for dtype, buffers in self._by_dtype().items()}
+        metadata = self._metadata
+
+        def pack() -> bytes:
+            return save({**known.tensors(), **{name: one.flat() for name, one in copies.items()}}, metadata)
+
+        return pack
 
     def take(self) -> bytes:
-        """The state as bytes. A model without buffers that draws no random numbers is not packed again."""
-        random, scale = torch.get_rng_state(), self._scale.numbers()
-        if not self._buffers and not self._devices and self._last is not None:
-            known, factor = self._last
-            if factor == scale and torch.equal(known, random):
-                return self._packed
-        tensors = {"random": random, "scale": torch.tensor(scale, dtype=torch.float64)}
+        """The state as bytes, now. Waits for a GPU."""
+        return self.begin_taking()()
+
+    def _known(self) -> _Known:
+        random = {"random": torch.get_rng_state()}
         for device in self._devices:
-            tensors[f"random/cuda:{device}"] = torch.cuda.get_rng_state(device)
-        for dtype, buffers in self._by_dtype().items():
-            tensors[f"buffers/{dtype}"] = torch.cat([b.detach().reshape(-1) for b in buffers]).cpu()
-        packed = save(tensors, self._metadata)
-        if len(packed) > MOST_BYTES:
+            # A seed and a count that the host keeps: the GPU is not asked.
+            random[f"random/cuda:{device}"] = torch.cuda.get_rng_state(device)
+        return _Known(random, self._scale.numbers())
+
+    def _packed_without_buffers(self, known: _Known) -> bytes:
+        if self._last is None or not known.equals(self._last[0]):
+            self._last = known, save(known.tensors(), self._metadata)
+        return self._last[1]
+
+    def _refuse_if_large(self, nbytes: int) -> None:
+        if nbytes > MOST_BYTES:
             raise StateDoesNotFitError(
-                f"this model has {len(packed) >> 20} MiB of buffers, and a worker tells at most {MOST_BYTES >> 20} MiB "
+                f"this model has {nbytes >> 20} MiB of buffers, and a worker tells at most {MOST_BYTES >> 20} MiB "
                 "in a step; use --on_worker_loss=abort without checkpoints"
             )
-        self._last, self._packed = (random, scale), packed
-        return packed
 
     def put(self, packed: bytes) -> None:
         """Go on from there. StateDoesNotFitError where it is of another model; nothing is changed then."""
@@ -104,3 +147,32 @@ class LocalState:
         for buffer in self._buffers:
             found.setdefault(str(buffer.dtype).removeprefix("torch."), []).append(buffer)
         return found
+
+
+class _Copies:
+    """Copies of some buffers: made at once on the CPU, and on a GPU queued there, into pinned memory."""
+
+    def __init__(self, buffers: Sequence[Tensor]) -> None:
+        self._parts: list[Tensor] = []
+        self._events: list[torch.cuda.Event] = []
+        # The towers of a worker may be on several devices; one part for each, in the order of the buffers.
+        for device, group in itertools.groupby(buffers, lambda buffer: buffer.device):
+            flat = torch.cat([buffer.detach().reshape(-1) for buffer in group])
+            self._parts.append(self._on_host(flat, device) if device.type == "cuda" else flat)
+
+    def _on_host(self, flat: Tensor, device: torch.device) -> Tensor:
+        """On the stream that computes, so behind this step and before the next one changes the buffers."""
+        # Fresh memory each time: the former step's may not have been read yet. Torch keeps pinned memory for reuse.
+        host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
+        with torch.cuda.device(device):
+            host.copy_(flat, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(device))
+        self._events.append(event)
+        return host
+
+    def flat(self) -> Tensor:
+        """All of them; waits until they are here."""
+        for event in self._events:
+            event.synchronize()
+        return self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.ma
 
 _LABEL_WIDTH = 13
 _RULE = "-" * 64

@@ -19,6 +19,8 @@ from lockstep.protocol.recovery import LossPolicy
 from lockstep.runtime.worker_node import WorkerNode
 from lockstep.training.binding import Binding, BindingOptions, Bound, Memory, Trained
 from lockstep.training.direct_linear import DirectLinear, direct_linears
+from lockstep.training.local_state import TakenState
+from lockstep.training.wire_format import WireFormat
 
 __all__ = ["Copies", "Memory", "Replica", "Trained"]
 
@@ -70,17 +72,19 @@ class Replica(Binding):
         *,
         own_copy: bool,
         model: nn.Module | None = None,
-        local_state: Callable[[], bytes] | None = None,
+        wire: WireFormat | None = None,
+        local_state: Callable[[], TakenState] | None = None,
     ) -> None:
         """``own_copy``: the model keeps memory of its own and copies each version (``distributed_replicated``); else it
         reads parameters where they arrive (``parameter_server``). ``model``: whose linear layers are taken over.
-        ``local_state``: what the next life of this worker would need beside the parameters, asked after each backward.
+        ``wire``: how gradients travel, if not as they are. ``local_state``: what the next life of this worker would
+        need beside the parameters, asked after each backward.
         """
-        super().__init__(
-            node, trained, optimizers, BindingOptions(bucket_bytes=bucket_bytes, own_copy=own_copy, in_place=True)
-        )
+        options = BindingOptions(bucket_bytes=bucket_bytes, own_copy=own_copy, in_place=True, wire=wire or WireFormat())
+        super().__init__(node, trained, optimizers, options)
         self._fillings = [_Filling(len(bucket.pieces), len(bucket.pieces)) for bucket in self.plan.buckets]
         self.copies = Copies()
+        self._bytes_apart = sum(bound.value.nbytes for bound in self._bound if bound.local is not bound.value)
         self._direct = [] if model is None else direct_linears(model, self._bound, self._on_written)
         self._layers: dict[int, DirectLinear] = {
             bound.index: layer for layer in self._direct for bound in (layer.weight, layer.bias) if bound is not None
@@ -96,19 +100,19 @@ class Replica(Binding):
         for layer in self._direct:
             layer.begin_step()
         told = self._node.task == CHIEF or self._node.config.recovery.on_worker_loss is LossPolicy.SHRINK
-        self._node.begin_step(step, rates if told else ())
+        self._node.begin_step(step, rates if told else (), in_order=self._memory.in_order)
 
     def end(self) -> None:
         """Backward has ended: seal the step and block until the next version is here."""
         step, absent = self.step, self._close_unfilled()
-        state = b"" if self._local_state is None else self._local_state()
+        state = _no_state if self._local_state is None else self._local_state()
         # Not before the last gradient was handed on: in the first step of a life the seal asks for the next version.
-        self._memory.after_filled(lambda: self._node.seal(step, absent, state=state))
+        # With a GPU it is another thread that waits for the state, while this one queues the next step.
+        self._memory.after_filled(lambda: self._node.seal(step, absent, state=state()))
         self._memory.wait(self.step + 1)
         self._use_new_values()
         self.copies.steps += 1
-        if self._own_copy:
-            self.copies.parameter_bytes_copied += sum(bound.value.nbytes for bound in self._bound)
+        self.copies.parameter_bytes_copied += self._bytes_apart
 
     def close(self) -> None:
         for layer in self._direct:
@@ -148,8 +152,10 @@ class Replica(Binding):
                 bound.gradient.copy_(gradient)
         else:
             filling = self._fillings[bound.buckets[0]]
-            filling.targets.append(bound.gradient)
-            filling.sources.append(gradient)
+            flat = gradient.is_cuda and gradient.is_contiguous()
+            # As flat rows all of them are copied by one kernel; with strides of their own it would be one for each.
+            filling.targets.append(bound.gradient.view(-1) if flat else bound.gradient)
+            filling.sources.append(gradient.view(-1) if flat else gradient)
         self._one_more(bound)
 
     def _on_written(self, bound: Bound) -> None:
@@ -169,7 +175,7 @@ class Replica(Binding):
     def _fill(self, bucket: BucketId, filling: _Filling) -> None:
         if filling.targets:
             with torch.no_grad():
-                torch._foreach_copy_(filling.targets, filling.sources)
+                _copy(filling.targets, filling.sources)
             filling.targets.clear()
             filling.sources.clear()
         filling.lacking = filling.members
@@ -194,3 +200,20 @@ class Replica(Binding):
             bound = self._bound[piece.parameter]
             if bound.got_in != self.step:
                 bound.gradient.zero_()
+
+
+def _no_state() -> bytes:
+    return b""
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    flat = [number for number, target in enumerate(targets) if target.dim() == 1]
+    if not sources[0].is_cuda or len(flat) == len(targets):
+        torch._foreach_copy_(targets, sources)
+        return
+    # One tensor of another shape would make the call for all of them a slow one.
+    if flat:
+        torch._foreach_copy_([targets[number] for number in flat], [sources[number] for number in flat])
+    for target, source in zip(targets, sources, strict=True):
+        if target.dim() != 1:
+            target.copy_(source)

@@ -7,10 +7,11 @@ is copied into the other slot first, and the optimizer works there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,12 +22,14 @@ from lockstep.protocol.effects import Apply
 from lockstep.protocol.ids import INITIAL_STEP, BucketId
 from lockstep.protocol.messages import Layout, OptimizerEntry
 from lockstep.protocol.plan import Bucket, Plan
-from lockstep.runtime.store import StoreTimes
+from lockstep.runtime.store import Done, StoreTimes
 from lockstep.runtime.tensor_file import NamedTensor
+from lockstep.training.gpu_lane import GpuLane
 from lockstep.training.optimizer_state import PieceState, pack, put_together, take_apart, unpack
 from lockstep.training.rates import set_numbers
 from lockstep.training.shard_file import STATE, VALUE, PieceName, ShardFiles, named
 from lockstep.training.tensors import as_tensor, torch_dtype
+from lockstep.training.wire_format import WireFormat
 
 GET_STATE, PUT_STATE = "the optimizer's state", "to load the optimizer's state"
 STATE_HEADER = struct.Struct("<IQQ")
@@ -47,6 +50,11 @@ class _Held:
     bucket: Bucket
     apart: list[torch.optim.Optimizer] = field(default_factory=list)
     """One optimizer for each piece, once the pieces no longer move together."""
+
+    @property
+    def only_reads(self) -> bool:
+        """Whether the optimizer leaves its gradient as it is: a loan may then serve as it."""
+        return bool(self.optimizer.param_groups[0].get("fused"))
 
     def ranges(self) -> list[slice]:
         size = self.parameter.element_size()
@@ -76,18 +84,37 @@ def optimizer_options(entry: OptimizerEntry) -> dict[str, object]:
 class TorchShardStore:
     """Implements ``runtime.store.ShardStore``; all its calls come on one thread."""
 
-    def __init__(self, device: torch.device | None = None) -> None:
-        """``device``: where reduction and update run; the CPU by default."""
+    def __init__(self, device: torch.device | None = None, wire: WireFormat | None = None) -> None:
+        """``device``: where reduction and update run; the CPU by default. ``wire``: how gradients come."""
+        self._wire = wire or WireFormat()
         self._device = device or torch.device("cpu")
+        self._lane = GpuLane(self._device) if self._device.type == "cuda" else None
         self._held: dict[BucketId, _Held] = {}
         self._incoming: dict[BucketId, bytearray] = {}
         self._names: tuple[str, ...] = ()
+        self._slots: list[memoryview] = []
         self.times = StoreTimes()
 
     def prepare(self, layout: Layout, plan: Plan, server: int, slots: tuple[memoryview, memoryview]) -> None:
         self._names = tuple(entry.name for entry in plan.parameters)
-        for bucket in plan.buckets_of(server):
-            self._held[bucket.id] = self._hold(bucket, layout.optimizers[bucket.group], slots)
+        if self._lane is not None:
+            for slot in slots:
+                self._lane.pinned.pin(slot)
+                self._slots.append(slot)
+        with self._on_device():
+            for bucket in plan.buckets_of(server):
+                self._held[bucket.id] = self._hold(bucket, layout.optimizers[bucket.group], slots)
+
+    @contextlib.contextmanager
+    def _on_device(self) -> Iterator[None]:
+        """What is computed inside is done when this ends, and comes after all updates that were begun before."""
+        if self._lane is None:
+            yield
+            return
+        self._lane.finish()  # the slots are host memory, which is read and written at once
+        with self._lane.queueing():
+            yield
+        self._lane.finish()
 
     def _hold(self, bucket: Bucket, entry: OptimizerEntry, slots: tuple[memoryview, memoryview]) -> _Held:
         dtype = torch_dtype(bucket.dtype)
@@ -98,18 +125,46 @@ class TorchShardStore:
         optimizer = make_optimizer(entry, parameter)
         return _Held((first, second), parameter, optimizer, torch.empty_like(value), bucket.group, entry, bucket)
 
+    def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
+        """As ``apply``, and ``done`` is called when it has been done: now, or by the GPU's thread."""
+        if self._lane is None:
+            self._apply(effect, gradients)
+            done(None)
+            return
+        for gradient in gradients:
+            self._lane.pinned.pin(gradient)
+        with self._lane.queueing():
+            self._apply(effect, gradients)
+            self._lane.when_done(done)
+
+    def links_changed(self) -> None:
+        """Memory of a worker's former life need not stay pinned; what is still lent is pinned again when it is used."""
+        if self._lane is not None:
+            self._lane.finish()
+            self._lane.pinned.keep_only(self._slots)
+
+    def close(self) -> None:
+        """Let go of the GPU."""
+        if self._lane is not None:
+            self._lane.close()
+
     def apply(self, effect: Apply, gradients: Sequence[memoryview]) -> None:
+        self.begin(effect, gradients, lambda _error: None)
+        if self._lane is not None:
+            self._lane.finish()
+
+    def _apply(self, effect: Apply, gradients: Sequence[memoryview]) -> None:
         held = self._held[effect.bucket]
         old, new = held.slots[effect.from_slot], held.slots[effect.to_slot]
-        given = [as_tensor(gradient, old.dtype) for gradient in gradients]
+        given = [as_tensor(one, self._wire.dtype_of(held.bucket, one.nbytes)) for one in gradients]
         if effect.step == INITIAL_STEP or (effect.values and given):
             new.copy_(given[0])
-            held.parameter.data.copy_(new)
+            held.parameter.data.copy_(new, non_blocking=True)
         elif not given:
             new.copy_(old)
         else:
             began = time.perf_counter()
-            held.parameter.grad = self._reduce(held.scratch, given, effect.replicas)
+            held.parameter.grad = self._reduce(held, given, effect.replicas)
             reduced = time.perf_counter()
             if effect.without and not held.apart:
                 _take_bucket_apart(held)
@@ -118,6 +173,7 @@ class TorchShardStore:
             else:
                 set_numbers(held.optimizer.param_groups[0], effect.rates[held.group])
                 self._step(held, old, new)
+            held.parameter.grad = None  # it may be a loan, which ends here
             self.times.reduce += reduced - began
             self.times.update += time.perf_counter() - reduced
             self.times.buckets += 1
@@ -129,7 +185,7 @@ class TorchShardStore:
             held.optimizer.step()
         else:
             held.optimizer.step()
-            new.copy_(held.parameter.data)
+            new.copy_(held.parameter.data, non_blocking=True)
 
     def _step_apart(self, held: _Held, old: Tensor, new: Tensor, effect: Apply) -> None:
         """Each piece by itself; those without a gradient stay as they are, like a parameter whose grad is None."""
@@ -147,11 +203,15 @@ class TorchShardStore:
             group["params"][0].grad = held.parameter.grad[where]
             optimizer.step()
         if not on_host:
-            new.copy_(target)
+            new.copy_(target, non_blocking=True)
 
     # -- checkpoints --
 
     def snapshot(self, version: int) -> list[NamedTensor]:
+        with self._on_device():
+            return self._snapshot(version)
+
+    def _snapshot(self, version: int) -> list[NamedTensor]:
         tensors = []
         for held in self._held.values():
             values = held.slots[version % 2].clone()
@@ -164,7 +224,10 @@ class TorchShardStore:
         return tensors
 
     def restore(self, folder: Path, shards: Sequence[str], slot: int) -> None:
-        files = ShardFiles(folder, shards)
+        with self._on_device():
+            self._restore(ShardFiles(folder, shards), slot)
+
+    def _restore(self, files: ShardFiles, slot: int) -> None:
         for held in self._held.values():
             target = held.slots[slot]
             target.zero_()  # also what lies between two pieces
@@ -185,9 +248,10 @@ class TorchShardStore:
         held = self._held.get(bucket)
         if held is None:
             raise ValueError(f"bucket {bucket} is not on this server")
-        if what == PUT_STATE:
-            return self._put_state(held, offset, total, data[STATE_HEADER.size :])
-        packed = pack(_states_of(held))
+        with self._on_device():
+            if what == PUT_STATE:
+                return self._put_state(held, offset, total, data[STATE_HEADER.size :])
+            packed = pack(_states_of(held))
         return STATE_HEADER.pack(bucket, offset, len(packed)) + packed[offset : offset + STATE_CHUNK]
 
     def _put_state(self, held: _Held, offset: int, total: int, chunk: bytes) -> bytes:
@@ -200,18 +264,19 @@ class TorchShardStore:
             _load_states(held, unpack(bytes(incoming), len(held.bucket.pieces)))
         return b""
 
-    def _reduce(self, scratch: Tensor, given: list[Tensor], count: int) -> Tensor:
+    def _reduce(self, held: _Held, given: list[Tensor], count: int) -> Tensor:
         """The mean in the order of worker index: ((g0 + g1) + g2) / count."""
-        total = scratch
-        if len(given) == 1:
-            total.copy_(given[0])
-        elif self._device.type == "cpu":
+        total = held.scratch
+        if len(given) == count == 1 and held.only_reads and given[0].dtype == total.dtype and self._lane is None:
+            return given[0]
+        if len(given) > 1 and self._device.type == "cpu" and given[0].dtype == total.dtype:
             torch.add(given[0], given[1], out=total)
+            rest = given[2:]
         else:
-            total.copy_(given[0])
-            total.add_(given[1].to(self._device))
-        for gradient in given[2:]:
-            total.add_(gradient.to(self._device))
+            total.copy_(given[0], non_blocking=True)
+            rest = given[1:]
+        for gradient in rest:
+            total.add_(gradient.to(self._device, non_blocking=True))
         return total.div_(count) if count > 1 else total
 
 
@@ -241,7 +306,8 @@ def _set_apart(held: _Held, states: Sequence[PieceState]) -> None:
 
 def _load_states(held: _Held, states: Sequence[PieceState]) -> None:
     device = held.parameter.device
-    placed = [{n: v.to(device) if v.dim() else v for n, v in state.items()} for state in states]
+    # Fused optimizers count their steps on their device, the others on the CPU.
+    placed = [{n: v.to(device) if v.dim() or held.only_reads else v for n, v in state.items()} for state in states]
     whole = put_together(placed, held.parameter.numel(), held.ranges())
     if whole is None:
         _set_apart(held, placed)

@@ -54,6 +54,13 @@ def parameter_offsets(plan: Plan) -> list[int]:
 
 
 def parameter_view(arena: Tensor, offset: int, like: Tensor) -> Tensor:
-    """The range of a byte arena that holds one parameter, in its shape."""
+    """The range of a byte arena that holds one parameter, in its shape.
+
+    Numbers travel in the order of ``contiguous_format``, so that tasks with different formats understand one another.
+    """
     nbytes = like.numel() * ELEMENT_BYTES[dtype_name(like.dtype)]
-    return arena[offset : offset + nbytes].view(like.dtype).view(like.shape)
+    flat = arena[offset : offset + nbytes].view(like.dtype)
+    if like.is_contiguous():
+        # The same strides, also where a dimension of one gives a choice: compiled code is held to those it saw first.
+        return flat.as_strided(like.shape, like.stride())
+    return flat.view(like.shape)

@@ -14,7 +14,9 @@ from lockstep.protocol.ids import Role, TaskId
 from lockstep.protocol.plan import ALIGNMENT
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.training.config import (
+    BUCKET_BYTES,
     COLLECTIVE_UPDATES,
+    COMPILED_BUCKET_BYTES,
     MEBIBYTE,
     BenchConfig,
     DeviceConfig,
@@ -98,11 +100,12 @@ def build_config(line: CommandLine, environ: Mapping[str, str]) -> BenchConfig:
             variable_update=values.text("variable_update"),
             cross_replica_sync=values.switch("cross_replica_sync"),
             local_parameter_device=values.text("local_parameter_device"),
+            wire_dtype=values.text("wire_dtype"),
             variable_consistency=values.text("variable_consistency"),
             all_reduce_spec=values.text("all_reduce_spec") or None,
             gradient_repacking=values.whole("gradient_repacking"),
             collective_port=values.optional_whole("collective_port"),
-            bucket_bytes=_bucket_bytes(values.number("bucket_mb")),
+            bucket_bytes=_bucket_bytes(values),
         ),
         devices=DeviceConfig(
             device=values.text("device"),
@@ -110,6 +113,7 @@ def build_config(line: CommandLine, environ: Mapping[str, str]) -> BenchConfig:
             data_format=values.text("data_format"),
             num_threads=values.optional_whole("num_threads"),
             deterministic=values.switch("deterministic"),
+            compile=values.switch("compile"),
         ),
         optimizer=_optimizer(values),
         output=OutputConfig(
@@ -219,8 +223,11 @@ def _data(values: _Values) -> DataConfig:
     )
 
 
-def _bucket_bytes(mebibytes: float) -> int:
+def _bucket_bytes(values: _Values) -> int:
     """In whole lines of the plan's alignment, which a fraction of a MiB seldom is; too small a size stays as it is."""
+    mebibytes = values.optional_number("bucket_mb")
+    if mebibytes is None:
+        return COMPILED_BUCKET_BYTES if values.switch("compile") else BUCKET_BYTES
     asked = round(mebibytes * MEBIBYTE)
     return asked // ALIGNMENT * ALIGNMENT or asked
 

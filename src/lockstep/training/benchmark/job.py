@@ -23,6 +23,7 @@ from lockstep.training.benchmark.inputs import (
 )
 from lockstep.training.benchmark.scaling import LossScale
 from lockstep.training.benchmark.towers import Towers
+from lockstep.training.compiling import Stage, compile_model
 from lockstep.training.config import BenchConfig
 from lockstep.training.local_state import LocalState
 from lockstep.training.metrics import Accuracy
@@ -32,7 +33,11 @@ from lockstep.training.replica import Trained
 from lockstep.training.schedules import Rate
 
 DECAYED, NOT_DECAYED = 0, 1
-"""The two parameter groups: weight decay counts for all parameters but those of batch-norm."""
+"""The two parameter groups: weight decay counts for all parameters but those of batch-norm. A model that is compiled
+in stages has more, all of them decayed: one for each further stage."""
+
+FUSED = ("SGD", "Adam", "AdamW")
+"""The optimizers of torch that can update a tensor in one pass, on every device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +75,10 @@ class BenchJob:
         self.model.train()
         self.memory_format = self._memory_format()
         self.towers = Towers(self.model, devices, independent=config.exchange.variable_update == "independent")
+        stages = self._compile() if config.devices.compile else []
         self.scale = LossScale(config.precision)
         self.towers.hook_gradients(self.scale, config.optimizer.gradient_clip)
-        self.trained = trained_parameters(self.model)
+        self.trained = in_groups_of_stages(trained_parameters(self.model), stages)
         self._rate = Rate(config.schedule, config.optimizer.init_learning_rate, self.spec.default_learning_rate)
         self.local_state = LocalState(self.towers.models, devices, self.scale, describes=worker_index == 0)
         self.first_step = 0
@@ -107,6 +113,13 @@ class BenchJob:
             training_input(self.config, self.data, dataclasses.replace(plan, replica=replica, device=device))
             for replica, device in enumerate(self.towers.devices)
         ]
+
+    def _compile(self) -> list[Stage]:
+        """Compile every tower; the stages of the first."""
+        exchange = self.config.exchange
+        keeps_gradients = exchange.variable_consistency == "relaxed" or exchange.is_collective
+        first, *_ = [compile_model(tower, graphs=not keeps_gradients) for tower in self.towers.models]
+        return first
 
     def _memory_format(self) -> torch.memory_format:
         if self.config.devices.data_format == "NHWC":
@@ -189,14 +202,15 @@ class BenchJob:
         if not decay or self.config.output.loss_type == "base_loss":
             return 0.0
         with torch.no_grad():
-            norms = torch._foreach_norm([t.parameter for t in self.trained if t.group == DECAYED])
+            norms = torch._foreach_norm([t.parameter for t in self.trained if t.group != NOT_DECAYED])
             return decay * float(torch.stack(list(norms)).square().sum()) / 2
 
     @property
     def leaves_gradients_alone(self) -> bool:
-        """Whether gradients leave backward as they are: 32-bit, of one device, neither scaled nor clipped."""
+        """Whether gradients leave backward as they are: 32-bit, of one device, neither scaled, clipped nor compiled."""
         plain = self.scale.factor == 1.0 and self.config.optimizer.gradient_clip is None
-        return plain and len(self.towers) == 1 and not self.config.precision.reduced
+        reduced = self.config.precision.reduced or self.config.devices.compile
+        return plain and len(self.towers) == 1 and not reduced
 
     # -- what the updates need --
 
@@ -206,14 +220,23 @@ class BenchJob:
     def rates(self, step: int) -> tuple[GroupRates, ...]:
         """The numbers of each parameter group in this step."""
         rate = GroupRates(("lr",), (self.learning_rate(step),))
-        return (rate, rate)
+        return (rate,) * self._groups
+
+    def _fused(self) -> dict[str, bool]:
+        """Compiled arithmetic rounds in its own way already, so the optimizer may do all its work in one pass too."""
+        return {"fused": True} if self.config.devices.compile and self.config.optimizer.kind in FUSED else {}
+
+    @property
+    def _groups(self) -> int:
+        return max([NOT_DECAYED, *(t.group for t in self.trained)]) + 1
 
     def optimizers(self) -> tuple[OptimizerEntry, ...]:
         """What each parameter group asks of the servers."""
         asked = self.config.optimizer
         entries = []
-        for decay in (asked.weight_decay, 0.0):
-            options = {"lr": self.learning_rate(0), "weight_decay": decay, **asked.options()}
+        for group in range(self._groups):
+            decay = 0.0 if group == NOT_DECAYED else asked.weight_decay
+            options = {"lr": self.learning_rate(0), "weight_decay": decay, **asked.options(), **self._fused()}
             entries.append(OptimizerEntry(asked.kind, json.dumps(options, sort_keys=True)))
         return tuple(entries)
 
@@ -242,4 +265,17 @@ def trained_parameters(model: nn.Module) -> list[Trained]:
         Trained(name, parameter, NOT_DECAYED if id(parameter) in normalising else DECAYED)
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
+    ]
+
+
+def in_groups_of_stages(trained: list[Trained], stages: Sequence[Sequence[nn.Module]]) -> list[Trained]:
+    """The decayed parameters of each stage but one in a group of their own: buckets never hold two groups, so a bucket
+    is full, and leaves, as soon as its stage has gone through backward."""
+    group_of: dict[int, int] = {}
+    for number, stage in enumerate(stages[1:], start=NOT_DECAYED + 1):
+        for module in stage:
+            group_of.update((id(parameter), number) for parameter in module.parameters())
+    return [
+        one if one.group == NOT_DECAYED else dataclasses.replace(one, group=group_of.get(id(one.parameter), one.group))
+        for one in trained
     ]

@@ -80,7 +80,9 @@ class _Loop:
         self._observer.started(self._job)
         self._emit("Running warm up")
         for step in range(self._job.first_step, self._run.num_warmup_batches):
-            self._one_step(step)
+            loss = self._one_step(step)
+            if step == self._job.first_step:
+                self._loss_of_report(loss)  # its kernels are loaded when they are needed first: not in a timed step
             self._progress.warm_up(step + 1, self._run.num_warmup_batches)
         self._observer.warmed_up()
         self._emit("Done warm up")
@@ -96,7 +98,7 @@ class _Loop:
             step = self._run.num_warmup_batches + number - 1
             loss = self._one_step(step)
             if is_reported(number, self._output.display_every) or number == self._run.num_batches:
-                self._loss = float(loss.detach()) + job.decay_loss()
+                self._loss = self._loss_of_report(loss)
             now = time.perf_counter()
             self._times.append(now - last)
             self._report(number, step)
@@ -108,6 +110,10 @@ class _Loop:
         _finish_device(job.device)
         seconds = time.perf_counter() - started - evaluating
         return self._total(number, number - done, seconds)
+
+    def _loss_of_report(self, loss: Tensor) -> float:
+        """What a step line shows: waits for the device."""
+        return float(loss.detach()) + self._job.decay_loss()
 
     def _one_step(self, step: int) -> Tensor:
         """Forward, backward (buckets leave while it runs), and the next parameters."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import threading
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from lockstep.training.metrics import Banner, banner_lines, epochs_of
 from lockstep.training.models.catalogue import TOKENS
 from lockstep.training.replica import Replica
 from lockstep.training.shard_store import TorchShardStore
+from lockstep.training.wire_format import WireFormat
 from lockstep.version import __version__
 
 MakeProgress = Callable[[], Progress]
@@ -66,13 +68,18 @@ def set_up_torch(config: BenchConfig) -> None:
         torch.backends.cudnn.benchmark = False
     else:
         torch.backends.cudnn.benchmark = True
+    if torch.cuda.is_initialized():
+        # A former life of this task in this process: its model hangs together in circles, and has the GPU's memory.
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def server_store(config: BenchConfig) -> TorchShardStore:
     """Where a server reduces and updates: on its CPU, or on a GPU it has if that was asked for."""
     set_up_torch(config)
-    on_gpu = config.exchange.local_parameter_device == "gpu" and torch.cuda.is_available()
-    return TorchShardStore(torch.device("cuda", 0) if on_gpu else None)
+    asked = config.exchange.local_parameter_device == "gpu" and config.devices.device != "cpu"
+    device = torch.device("cuda", 0) if asked and torch.cuda.is_available() else None
+    return TorchShardStore(device, WireFormat(config.exchange.wire_dtype))
 
 
 def run_worker(config: BenchConfig, node: WorkerNode, emit: Emit, make_progress: MakeProgress) -> BenchResult:
@@ -117,7 +124,8 @@ def _work(
         config.exchange.bucket_bytes,
         own_copy=own_copy,
         model=model,
-        local_state=job.local_state.take,
+        wire=WireFormat(config.exchange.wire_dtype),
+        local_state=job.local_state.begin_taking,
     )
     with contextlib.closing(replica), contextlib.closing(observers_of(job, node)) as observers:
         result = train(job, replica, emit, make_progress(), observers)
@@ -131,10 +139,10 @@ def _work(
 def _tell_times(config: BenchConfig, node: WorkerNode, result: BenchResult, replica: Replica, emit: Emit) -> None:
     first = config.run.num_warmup_batches
     if config.output.verbose:
-        for line in times.lines(node, replica.copies, first):
+        for line in times.lines(node, replica, first):
             emit(line)
     if config.output.timing_dir is not None:
-        told = times.worker_times(node, result, replica.copies, first)
+        told = times.worker_times(node, result, replica, first)
         times.write_times(config.output.timing_dir, node.task, told)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lockstep.runtime.server_node import ServerNode
     from lockstep.runtime.worker_node import WorkerNode
     from lockstep.training.benchmark.loop import BenchResult
-    from lockstep.training.replica import Copies
+    from lockstep.training.replica import Replica
 
 
 def file_name(task: TaskId) -> str:
@@ -23,14 +23,15 @@ def file_name(task: TaskId) -> str:
     return f"{task.role.value}-{task.index}.json"
 
 
-def worker_times(node: WorkerNode, result: BenchResult, copies: Copies, first: int) -> dict[str, Any]:
+def worker_times(node: WorkerNode, result: BenchResult, replica: Replica, first: int) -> dict[str, Any]:
     """What a worker knows of its steps from ``first`` on."""
     return {
         "task": str(node.task),
         "images_per_sec": result.images_per_sec,
         "seconds_a_step": result.average_wall_time,
         "moments": _from(worker_moments(node.journal), first),
-        "copies": dataclasses.asdict(copies),
+        "copies": dataclasses.asdict(replica.copies),
+        "gpu_idle": replica.gpu_idle(),
         "links": _links(node),
     }
 
@@ -45,7 +46,7 @@ def server_times(node: ServerNode, first: int) -> dict[str, Any]:
     }
 
 
-def lines(node: WorkerNode, copies: Copies, first: int) -> list[str]:
+def lines(node: WorkerNode, replica: Replica, first: int) -> list[str]:
     """The same for people."""
     known = {step: at for step, at in worker_moments(node.journal).items() if step >= first}
     computing, waiting = computing_and_waiting(known)
@@ -53,11 +54,12 @@ def lines(node: WorkerNode, copies: Copies, first: int) -> list[str]:
         f"{link['peer']} by {link['path']}: {link['sent'] / 1e6:.1f} MB sent, {link['received'] / 1e6:.1f} MB received"
         for link in _links(node)
     )
-    return [
-        f"a step of {node.task.short}: computing {1000 * computing:.2f} ms, waiting {1000 * waiting:.2f} ms",
-        copies.sentence(),
-        f"links of {node.task.short}: {links}",
-    ]
+    told = f"a step of {node.task.short}: computing {1000 * computing:.2f} ms, waiting {1000 * waiting:.2f} ms"
+    idle = replica.gpu_idle()
+    if idle is not None:
+        # Its thread is through with a step long before the GPU is: only the GPU knows how long it waited.
+        told += f" (its thread); its GPU waited {1000 * idle:.2f} ms for parameters"
+    return [told, replica.copies.sentence(), f"links of {node.task.short}: {links}"]
 
 
 def write_times(folder: str, task: TaskId, times: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lockstep.cli.flags.flag import Flag, Group, Kind, Rows
 from lockstep.runtime.cluster import ON_STALL, ON_WORKER_LOSS, PROTOCOLS, ClusterSpec
-from lockstep.training.config import COLLECTIVE_UPDATES, MEBIBYTE, VARIABLE_UPDATES, ExchangeConfig
+from lockstep.training.config import COLLECTIVE_UPDATES, VARIABLE_UPDATES, WIRE_DTYPES, ExchangeConfig
 
 _SPEC = ClusterSpec()
 _EXCHANGE = ExchangeConfig()
@@ -211,14 +211,23 @@ EXCHANGE_FLAGS: tuple[Flag, ...] = (
         "local_parameter_device",
         Kind.CHOICE,
         _EXCHANGE.local_parameter_device,
-        "where a worker keeps the parameters that it got, before its device reads them",
+        "where a server keeps and updates its parameters; the CPU where it has no GPU, or --device=cpu",
         choices=("cpu", "gpu"),
+    ),
+    _ROWS.works(
+        "wire_dtype",
+        Kind.CHOICE,
+        _EXCHANGE.wire_dtype,
+        "the type of gradients on their way to a server; 16-bit types halve the bytes and cost digits",
+        choices=WIRE_DTYPES,
+        only_with=("variable_update", ("parameter_server", "distributed_replicated")),
+        upstream=False,
     ),
     _ROWS.works(
         "bucket_mb",
         Kind.NUMBER,
-        _EXCHANGE.bucket_bytes / MEBIBYTE,
-        "size in MiB of the buckets in which tensors travel",
+        None,
+        "size in MiB of the buckets in which tensors travel; without it 4, or 128 with --compile",
         upstream=False,
     ),
     _ROWS.refused(

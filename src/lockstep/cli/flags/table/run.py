@@ -74,6 +74,13 @@ DEVICE_FLAGS: tuple[Flag, ...] = (
         "use only kernels that give the same bits each time; slower on a GPU",
         upstream=False,
     ),
+    _DEVICES.works(
+        "compile",
+        Kind.SWITCH,
+        _DEVICE.compile,
+        "compile the model with torch.compile, in stages, so that gradients leave before backward ends",
+        upstream=False,
+    ),
     _DEVICES.refused("gpu_indices", Kind.TEXT, "", "which GPUs to use, in which order", _ONE_DEVICE),
     _DEVICES.refused(
         "gpu_memory_frac_for_testing",
