@@ -200,10 +200,9 @@ def table(report: Report) -> str:
     lines += _block(report, "p99, microseconds until the answer", lambda row: f"{row.latency(0.99) * 1e6:.0f}")
     lines += _block(report, "CPU seconds of both ends for each GB", lambda row: f"{row.cpu_per_gigabyte:.2f}")
     lines += ["", "how close to the limits:"]
-    lines += [
-        f"  {ratio.path} / {ratio.limit}, {in_units(ratio.nbytes)}: {ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
-        for ratio in report.ratios(LIMITS)
-    ]
+    for ratio in report.ratios(LIMITS):
+        spread = f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+        lines.append(f"  {ratio.path} / {ratio.limit}, {in_units(ratio.nbytes)}: {spread}")
     lines += [f"not measured: {name}: {reason}" for name, reason in report.left_out.items()]
     return "\n".join(lines)
 
