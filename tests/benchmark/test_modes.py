@@ -47,14 +47,20 @@ def _final(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "final.safetensors")
 
 
+SHAPES = {"1x1": (1, 1), "2x2": (2, 2), "3x1": (3, 1), "1x3": (1, 3)}  # workers x servers
 CLUSTERS = {
-    "collective_all_reduce, 2 workers": ("--workers=2", "--variable_update=collective_all_reduce"),
-    "collective_all_reduce, 3 workers": ("--workers=3", "--variable_update=collective_all_reduce"),
-    "distributed_all_reduce, 2 workers": ("--workers=2", "--variable_update=distributed_all_reduce"),
-    "parameter_server, 2x2": ("--workers=2", "--ps=2"),
-    "parameter_server, 3x1": ("--workers=3", "--ps=1"),
-    "parameter_server, 1x3": ("--workers=1", "--ps=3"),
-    "distributed_replicated, 2x2": ("--workers=2", "--ps=2", "--variable_update=distributed_replicated"),
+    **{
+        f"{mode}, {count} workers": (f"--workers={count}", f"--variable_update={mode}")
+        for mode in ("collective_all_reduce", "distributed_all_reduce")
+        for count in (1, 2, 3)
+    },
+    **{
+        f"{mode}, {shape}": (f"--workers={workers}", f"--ps={servers}", f"--variable_update={mode}")
+        for mode in ("parameter_server", "distributed_replicated")
+        for shape, (workers, servers) in SHAPES.items()
+    },
+    # With one worker nobody can be late, so the formula holds without synchronisation too.
+    "parameter_server without synchronisation, 1x3": ("--workers=1", "--ps=3", "--nocross_replica_sync"),
 }
 
 
