@@ -11,6 +11,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from lockstep.cli.environment import LAUNCHED_VARIABLE
 from lockstep.cli.flags import check_machine, parse_bench, task_arguments
 from lockstep.cli.start_checks import limits_of_machine, start_notices
 from lockstep.errors import BadInput
@@ -68,7 +69,6 @@ def _refuse_checkpoints_of_another_run(config: BenchConfig) -> None:
 
 
 def _run_monitor(config: BenchConfig, argv: Sequence[str], program: Sequence[str]) -> int:
-    from lockstep.cli.bench_task import LAUNCHED_VARIABLE
     from lockstep.cli.forming import addresses_of, forming_line
     from lockstep.runtime.monitor.run import MonitorSpec, run_monitor
     from lockstep.runtime.monitor.task_process import REPORT_FD
@@ -95,7 +95,6 @@ def _run_monitor(config: BenchConfig, argv: Sequence[str], program: Sequence[str
 
 
 def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequence[str]) -> int:
-    from lockstep.cli.bench_task import LAUNCHED_VARIABLE
     from lockstep.cli.forming import forming_line
     from lockstep.runtime.local_cluster import LocalClusterSpec, run_local_cluster
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from lockstep.cli.environment import LAUNCHED_VARIABLE
 from lockstep.cli.progress import Output
 from lockstep.cli.terminal import clear_line
 from lockstep.diagnose.ending import by_verdict
@@ -41,8 +42,6 @@ EXIT_BAD_INPUT = 2
 EXIT_VERDICT = 3
 
 FAULTS_VARIABLE = "LOCKSTEP_FAULTS"
-LAUNCHED_VARIABLE = "LOCKSTEP_LAUNCHED"
-"""Set for the tasks of a local cluster: the launcher shows how they come together, and ends them together."""
 
 
 class StoppedError(BaseException):

@@ -16,6 +16,9 @@ from lockstep.runtime.addresses import Address, AddressError, parse_address
 
 Environment = Mapping[str, str]
 
+LAUNCHED_VARIABLE = "LOCKSTEP_LAUNCHED"
+"""Set for the tasks of a local cluster: the launcher shows how they come together, and ends them together."""
+
 FIRST_PORT, LAST_PORT = 20000, 32000
 """Ports that are derived from the number of a job lie here: below those that the system gives to connections."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lockstep.doctor.analysis import proxy_sentence
 from lockstep.doctor.finding import Finding
 from lockstep.doctor.host import Job, look_at_limits
 from lockstep.protocol.ids import CHIEF, ClusterShape
@@ -45,6 +44,8 @@ def start_notices(config: BenchConfig, environ: Mapping[str, str]) -> list[str]:
     sentences = [one.sentence for one in limits_of_machine(config, environ) if not one.keeps_from_working]
     names = proxies(environ)
     if names and _leaves_this_machine(config):
+        from lockstep.doctor.analysis import proxy_sentence  # here: most starts need no part of the analysis
+
         sentences.append(proxy_sentence(names))
     if (loss := _loss_of_a_server(config)) is not None:
         sentences.append(loss)

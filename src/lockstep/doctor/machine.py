@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
 import re
 import resource
@@ -168,6 +167,8 @@ def read_nvidia_smi(shown: str) -> tuple[int, str]:
 
 def _torch() -> tuple[str, str]:
     """Version and CUDA version of torch from what pip noted down: importing it would take seconds."""
+    import importlib.metadata  # here, because no start of a task needs it
+
     try:
         version = importlib.metadata.version("torch")
         wanted = importlib.metadata.requires("torch") or []

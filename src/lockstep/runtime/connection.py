@@ -109,7 +109,14 @@ _Running = tuple[str, float, int]
 class Connection:
     """One life of a link: its control stream and its endpoint, and all their callbacks."""
 
-    def __init__(self, node: NodeSide, peer: TaskId, on_end: Callable[[Connection, str], None]) -> None:
+    def __init__(
+        self,
+        node: NodeSide,
+        peer: TaskId,
+        on_end: Callable[[Connection, str], None],
+        on_open: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``on_open``: it may be ready for use now, which whoever waits for that should look at."""
         self.peer = peer
         self.incarnation: Incarnation = 0
         self.address: PeerAddress | None = None
@@ -118,6 +125,7 @@ class Connection:
         self.endpoint: Endpoint | None = None
         self._node = node
         self._on_end = on_end
+        self._on_open = on_open
         self._lock = threading.Lock()
         self._alive = True
         self._up = False
@@ -167,6 +175,7 @@ class Connection:
         self.address = PeerAddress(hello.task, hello.incarnation, published)
         try:
             self.endpoint = self._node.transport.connect(self.address, dials, self)
+            self._on_open()
         except NoPathError as error:
             # The end that asks refuses. If the other one hung up first, it would ask again in vain.
             if dials:
@@ -218,6 +227,7 @@ class Connection:
             for event in self._early:
                 self._node.post(event)
             self._early.clear()
+        self._on_open()
 
     def on_sent(self, transfer: int) -> None:
         self._transfer_over(transfer, ok=True)

@@ -13,6 +13,7 @@ from lockstep.runtime.knock import Answer, greet, knock
 from lockstep.transports.wire.monitor_client import Unreachable, describe, fetch_snapshot
 
 ASK_SECONDS = 1.0
+ASK_SECONDS_PER_TASK = 0.1
 _MOST_REASON = 500
 
 
@@ -44,13 +45,21 @@ class Finding:
                 return f"{self.text}{self.note}"
 
 
-def look(task: TaskId, address: str) -> Finding:
-    """Ask the monitor at ``address`` what its task does; takes about a second, two if what answers is no monitor."""
+def ask_seconds(tasks: int) -> float:
+    """How long a monitor of a cluster of this size may take to answer: all start at once, perhaps on one machine."""
+    return max(ASK_SECONDS, ASK_SECONDS_PER_TASK * tasks)
+
+
+def look(task: TaskId, address: str, seconds: float = ASK_SECONDS) -> Finding:
+    """Ask the monitor at ``address`` what its task does; takes about a second, two if what answers is no monitor.
+
+    ``seconds``: how long one that accepts connections may take to answer.
+    """
     knocked = knock(address, ASK_SECONDS)
     if knocked.answer is not Answer.OPEN:
         return Finding(knocked.detail, answer=knocked.answer, note=knocked.note)
     try:
-        found = describe(address, ASK_SECONDS)
+        found = describe(address, seconds)
     except Unreachable as error:
         greeted = greet(address)
         if greeted.answer is Answer.OPEN:

@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from lockstep.protocol.ids import TaskId
-from lockstep.runtime.evidence import Finding, look
+from lockstep.runtime.evidence import Finding, ask_seconds, look
 from lockstep.runtime.monitor.reporter import Phase
 
 ASK_EVERY: Final = 1.0
-ASK_EVERY_PER_TASK: Final = 0.05
+ASK_EVERY_PER_TASK: Final = 0.1
 """Large clusters are asked less often: a question costs both sides some milliseconds."""
 ASKED_AT_ONCE: Final = 4
 NAMES_SHOWN: Final = 6
@@ -123,4 +123,4 @@ class FormingWatch:
         self._over()
 
     def _look(self, task: TaskId) -> Finding:
-        return look(task, self._addresses[task])
+        return look(task, self._addresses[task], ask_seconds(len(self._addresses)))

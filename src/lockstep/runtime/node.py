@@ -120,6 +120,8 @@ class Node(Observed):
         self._say = say
         self._reporter = reporter
         self._member = threading.Event()
+        self._decided = threading.Event()
+        """Set once it is clear whether this task becomes a member."""
         self._lives: dict[TaskId, Incarnation] = {}
         self._former: set[tuple[TaskId, Incarnation]] = set()
         self.start_step: Step = INITIAL_STEP
@@ -143,7 +145,8 @@ class Node(Observed):
         self.peers = {peer: self._make_keeper(peer) for peer in self._linked_tasks()}
         self._prober = Prober(self) if self.machine.coordinator is not None else None
         dialed = [keeper for keeper in self.peers.values() if keeper.dials]
-        self._search = Search(dialed, self.start_facts, self._say_missing, lambda: self.leaving)
+        tasks = len(config.cluster.shape.tasks())
+        self._search = Search(dialed, self.start_facts, self._say_missing, lambda: self.leaving, tasks)
         self._begin_observing(say, config.watch, config.run_folder, config.faults)
         serve_links(self._server, self._on_hello, self._on_link)
         self._server.add_handlers("Task", {"Snapshot": snapshot_handler(self._snapshot_json)})
@@ -215,8 +218,7 @@ class Node(Observed):
 
     def wait_until_member(self) -> None:
         """Block until the cluster is complete; JobEndedError where it never is. Says whom it waits for."""
-        while not self._member.wait(0.2) and not self._ended.is_set():
-            pass  # meanwhile the search, and the coordinator's roster, say who is missing
+        self._decided.wait()  # meanwhile the search, and the coordinator's roster, say who is missing
         self.raise_if_ended()
 
     def wait_until_ended(self) -> Outcome:
@@ -407,6 +409,7 @@ class Node(Observed):
                 self._reporter.ready(self._server.address, self.incarnation, job)
                 self._reporter.phase(Phase.COMPARING_SETTINGS)
                 self._member.set()
+                self._decided.set()
             case ViewChanged(members=members):
                 self._on_view_changed(members)
             case StillMissing(missing=missing):
@@ -438,6 +441,7 @@ class Node(Observed):
             if not outcome.ok and not outcome.again:
                 self._reporter.failed(outcome.reason)
         self._ended.set()
+        self._decided.set()
         self._wake()
 
     def _wake(self) -> None:

@@ -19,7 +19,7 @@ from lockstep.protocol.ids import INITIAL_STEP, Incarnation, TaskId
 from lockstep.protocol.messages import Heartbeat, Hello, Message
 from lockstep.runtime.cluster import DEFAULT_PROTOCOL
 from lockstep.runtime.connection import Connection, NodeSide
-from lockstep.runtime.evidence import Finding, lack_of_memory, look, proof_of_end
+from lockstep.runtime.evidence import Finding, ask_seconds, lack_of_memory, look, proof_of_end
 from lockstep.runtime.knock import Answer, knock
 from lockstep.transports.base import NO_PATH
 from lockstep.transports.wire.link import ControlLink, dial_link
@@ -75,6 +75,7 @@ class PeerKeeper:
         self._closing = False
         self._longest_pause = max(LONGEST_PAUSE, PAUSE_PER_TASK * tasks)
         self._dial_seconds = max(DIAL_SECONDS, DIAL_PER_TASK * tasks)
+        self._ask_seconds = ask_seconds(tasks)
         self._looks = 0
         self.hurries = False
         """The peer is known to be on its way: it is looked for more often."""
@@ -177,6 +178,10 @@ class PeerKeeper:
             self._broken.append((connection, reason))
             self._wake.notify_all()
 
+    def _on_open(self) -> None:
+        with self._wake:
+            self._wake.notify_all()
+
     def _run(self) -> None:
         while not self._closing:
             if self.linked:
@@ -211,7 +216,7 @@ class PeerKeeper:
     def _find(self) -> None:
         """Not linked: look what is there, judge, and dial where it is ready."""
         self._bury()
-        finding = look(self.peer, self.front)
+        finding = look(self.peer, self.front, self._ask_seconds)
         self.attempts += 1
         self._note(finding)
         if self._known and self._judge(finding):
@@ -272,7 +277,7 @@ class PeerKeeper:
     def _dial(self, finding: Finding) -> None:
         """Dial and wait, bounded, until the link is up or has failed."""
         assert finding.description is not None
-        connection = Connection(self._node, self.peer, self._on_end)
+        connection = Connection(self._node, self.peer, self._on_end, self._on_open)
         self._replace(connection, finding.description.incarnation, "dialed again")
         connection.attach(dial_link(finding.task_address, self._node.hello(), connection, self._dial_seconds))
         deadline = time.monotonic() + self._dial_seconds + 1.0
@@ -284,8 +289,8 @@ class PeerKeeper:
                 if not reason and time.monotonic() >= deadline:
                     reason = "the link did not open in time"
                     self._dial_seconds = min(2 * self._dial_seconds, max(LONGEST_DIAL, self._dial_seconds))
-                elif not reason:
-                    self._wake.wait(0.05)
+                elif not (reason or self._closing or (connection.up and connection.endpoint)):
+                    self._wake.wait(deadline - time.monotonic())
         if connection.was_up and connection.endpoint is not None:
             # Said of a link that has ended again, too: a short job may be over before this thread has its turn.
             self._told_linked = True

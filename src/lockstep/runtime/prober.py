@@ -17,7 +17,7 @@ from lockstep.protocol.ids import JobId, TaskId
 from lockstep.protocol.messages import MissingTask
 from lockstep.protocol.task import TaskMachine
 from lockstep.runtime.cluster import ClusterSpec
-from lockstep.runtime.evidence import Finding, look
+from lockstep.runtime.evidence import Finding, ask_seconds, look
 from lockstep.runtime.inquiry import ask_start, difference_with_any, why_it_does_not_come
 from lockstep.runtime.knock import Answer
 from lockstep.runtime.loop import TaskLoop
@@ -30,8 +30,17 @@ PROBE_SECONDS_PER_TASK = 0.05
 PROBES_AT_ONCE = 4
 ASK_AFTER_SECONDS = 3.0
 """A task that is up and has not joined for this long is asked why. A healthy one joins sooner."""
+ASK_AFTER_PER_TASK = 0.25
+"""In a large cluster all start at once, so a healthy one takes longer; and if all asked all, nobody could start."""
+ASKED_A_ROUND = 4
+"""So many of those that are up and have not joined are asked why, from one look at all to the next."""
 COMPARE_SECONDS = 5.0
 """How often a task that finds nobody compares its host lists with those of others."""
+
+
+def ask_after(tasks: int) -> float:
+    """How long the tasks of a cluster of this size have before anybody asks them why they do not come."""
+    return max(ASK_AFTER_SECONDS, ASK_AFTER_PER_TASK * tasks)
 
 
 class _Config(Protocol):
@@ -60,6 +69,12 @@ class Prober:
         self._attempts: dict[TaskId, int] = {}
         self._found: dict[TaskId, tuple[Answer, float]] = {}
         self._up_since: dict[TaskId, float] = {}
+        self._reasons: dict[TaskId, str] = {}
+        """What those said that were asked why they do not come."""
+        tasks = len(node.config.cluster.shape.tasks())
+        self._ask_after, self._ask_seconds = ask_after(tasks), ask_seconds(tasks)
+        self._asked_at: dict[TaskId, float] = {}
+        self._may_ask: frozenset[TaskId] = frozenset()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="prober", daemon=True)
 
@@ -76,14 +91,23 @@ class Prober:
         assert coordinator is not None
         with ThreadPoolExecutor(PROBES_AT_ONCE, thread_name_prefix="probe") as pool:
             while not self._stop.is_set() and (missing := coordinator.missing()):
+                self._may_ask = self._whose_turn(missing)
                 findings = list(pool.map(self._look, missing))
                 self._node.loop.call(lambda found=tuple(findings): coordinator.note_findings(found))  # type: ignore[misc]
                 self._stop.wait(PROBE_SECONDS + PROBE_SECONDS_PER_TASK * len(missing))
 
+    def _whose_turn(self, missing: Iterable[TaskId]) -> frozenset[TaskId]:
+        """Those that are asked for their reasons in this round: a few, one after the other."""
+        now = time.monotonic()
+        up = [task for task in missing if now - self._up_since.get(task, now) >= self._ask_after]
+        turn = sorted(up, key=lambda task: self._asked_at.get(task, 0.0))[:ASKED_A_ROUND]
+        self._asked_at.update(dict.fromkeys(turn, now))
+        return frozenset(turn)
+
     def _look(self, task: TaskId) -> MissingTask:
         address = self._node.config.cluster.address_of(task)
         self._attempts[task] = self._attempts.get(task, 0) + 1
-        finding = look(task, address)
+        finding = look(task, address, self._ask_seconds)
         now = time.monotonic()
         known, since = self._found.get(task, (None, now))
         if known is not finding.answer:
@@ -97,14 +121,16 @@ class Prober:
         found = finding.description
         if found is None or found.exited:
             self._up_since.pop(task, None)
+            self._reasons.pop(task, None)
             return ""
         coordinator = self._node.machine.coordinator
         assert coordinator is not None
         if found.job not in (0, coordinator.job):
             return belongs_elsewhere(found.job, found.phase, found.phase_seconds, found.pid, found.host)
-        if now - self._up_since.setdefault(task, now) < ASK_AFTER_SECONDS:
-            return ""
-        return why_it_does_not_come(self._node.start_facts(), finding, address)
+        self._up_since.setdefault(task, now)
+        if task in self._may_ask:
+            self._reasons[task] = why_it_does_not_come(self._node.start_facts(), finding, address)
+        return self._reasons.get(task, "")
 
 
 def belongs_elsewhere(job: JobId, phase: str, seconds: float, pid: int, host: str) -> str:
@@ -124,13 +150,16 @@ class Search:
         ours: Callable[[], StartFacts],
         say_missing: Callable[[tuple[MissingTask, ...]], None],
         over: Callable[[], bool],
+        tasks: int,
     ) -> None:
-        """``keepers``: of the peers that this task dials. ``over``: nobody is looked for any more."""
+        """``keepers``: of the peers that this task dials. ``over``: nobody is looked for any more. ``tasks``: of the
+        whole cluster."""
         self._keepers = list(keepers)
         self._ours = ours
         self._say_missing = say_missing
         self._over = over
-        self._compared_at = time.monotonic() - COMPARE_SECONDS + ASK_AFTER_SECONDS
+        self._compare_at = time.monotonic() + ask_after(tasks)
+        self._compare_every = max(COMPARE_SECONDS, ask_after(tasks))
         self._difference = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="search", daemon=True)
@@ -156,8 +185,8 @@ class Search:
         now = time.monotonic()
         finding = keeper.finding
         text = finding.phrase(now - keeper.found_since)
-        if finding.description is None and now - self._compared_at >= COMPARE_SECONDS:
-            self._compared_at = now
+        if finding.description is None and now >= self._compare_at:
+            self._compare_at = now + self._compare_every
             self._difference = self._compare(keeper, finding)
         if finding.description is None and self._difference:
             text = f"{text}; {self._difference}"

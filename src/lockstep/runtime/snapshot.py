@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import psutil
-
 from lockstep.protocol.ids import BucketId, Incarnation, JobId, Role, TaskId, hex64
 from lockstep.protocol.journal import Journal, Record, tensor_states
 from lockstep.protocol.machine import WholeTask
@@ -116,10 +114,16 @@ def snapshot_of(node: Shown, *, on_loop: bool = False) -> dict[str, Any]:
         "store": _store(node, now),
         "parts": parts_of_a_step(records, node.task.role),
         "spans": spans_of(records, node.task.role, now),
-        "memory": {"resident": psutil.Process().memory_info().rss, "available": psutil.virtual_memory().available},
+        "memory": _memory(),
         "disk": _disk(node, now),
         "threads": sorted(thread.name for thread in threading.enumerate())[:200],
     }
+
+
+def _memory() -> dict[str, int]:
+    import psutil  # here, because it is not needed for a start
+
+    return {"resident": psutil.Process().memory_info().rss, "available": psutil.virtual_memory().available}
 
 
 def journal_rows(node: Shown) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -181,7 +181,7 @@ class Watchdog:
         if now >= self._look_at and self._decides(now, self._episode):
             self._look(now, self._episode)
             # In a large cluster, or where many do not answer, a look takes long: leave time in between.
-            pause = FORMING_LOOK_PER_TASK * len(self._node.peers) if self._node.forming else 0.0
+            pause = FORMING_LOOK_PER_TASK * self._tasks() if self._node.forming else 0.0
             self._look_at = time.monotonic() + max(pause, min(5.0, time.monotonic() - now))
 
     def threshold(self) -> float:
@@ -225,7 +225,11 @@ class Watchdog:
 
     def _patience_while_forming(self) -> float:
         """In a large cluster everybody misses somebody at first; if all asked all, nothing else would be done."""
-        return FORMING_PATIENCE_PER_TASK * max(0, len(self._node.peers) - SMALL_CLUSTER)
+        return FORMING_PATIENCE_PER_TASK * max(0, self._tasks() - SMALL_CLUSTER)
+
+    def _tasks(self) -> int:
+        """Of the whole cluster: a worker is linked with the servers only, and yet all others start beside it."""
+        return len(self._node.cluster.shape.tasks())
 
     def _leads(self) -> bool:
         return self._node.task == self._node.cluster.shape.coordinator
@@ -309,9 +313,17 @@ class Watchdog:
         """Everybody's snapshot, collected now."""
         cluster = self._node.cluster
         own = read_task(json.dumps(snapshot_of(self._node)).encode())
-        addresses = {str(task): cluster.address_of(task) for task in cluster.shape.tasks()}
+        addresses = {str(task): cluster.address_of(task) for task in self._asked()}
         found = collect(addresses, self._settings.ask, {str(self._node.task): own})
         return self._evidence(found)
+
+    def _asked(self) -> Sequence[TaskId]:
+        """Everybody; but while a large cluster forms all are busy enough without being asked by all, so each asks
+        those that it is linked with, and the coordinator asks everybody."""
+        node = self._node
+        if node.peers and node.forming and not self._leads() and self._tasks() > SMALL_CLUSTER:
+            return (node.task, *node.peers)
+        return node.cluster.shape.tasks()
 
     def look_now(self) -> Diagnosis:
         """What can be proven at this moment, by a thread that may wait."""

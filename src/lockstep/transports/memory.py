@@ -9,8 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from lockstep.protocol.messages import Ticket
 from lockstep.transports.base import Region, TransportError
 
@@ -26,6 +24,8 @@ _GROUP_FILES: Final = (
 
 def available_memory() -> int:
     """Bytes that this process can still take: of the machine, or of its control group where that has less."""
+    import psutil  # here, because it is not needed for a start
+
     available: int = psutil.virtual_memory().available
     for folder, limit_name, used_name in _GROUP_FILES:
         with suppress(OSError, ValueError):
