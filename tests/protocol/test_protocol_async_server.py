@@ -199,3 +199,10 @@ def test_a_gradient_that_was_taken_back_goes_back_and_its_worker_moves_on(seal: 
     assert messages_to(effects, W0, Open) == [Open(1, ())]
     assert rig.arrive(0, 0) == [GiveBack(3)]
     assert only(effects, Apply) == []
+
+
+def test_a_chief_that_leaves_without_a_step_leaves_the_rates_that_it_announced() -> None:
+    rig = ServerRig(workers=2, synchronous=False)
+    rig.initialise()
+    assert rig.arrive(1, 0) == []
+    assert only(rig.hear(W0, Done(0)), Apply) == [Apply(0, 0, (W1,), (2,), 1, (), 0, 1)]

@@ -20,6 +20,7 @@ from lockstep.protocol.events import (
     Prepared,
     Sealed,
     ShardSaved,
+    StateTaken,
     StepBegun,
     Tick,
 )
@@ -447,3 +448,80 @@ def test_a_server_saves_before_it_applies_anything_to_that_version() -> None:
     saved = Saved(1, "shard-0", 10, "digest")
     assert rig.tell(ShardSaved(saved)) == [Send(PS, saved)]
     assert rig.hear(PS, Commit(0, save=True)) == [Send(PS, saved)]
+
+
+# -- a worker that could not go on where it is --
+
+
+def test_the_loss_of_a_worker_that_cannot_go_on_where_it_is_ends_the_job_with_its_reason() -> None:
+    rig = running(WAIT)
+    make_step(rig, INITIAL_STEP)
+    rig.hear(W0, LocalState(1, b"a"))
+    rig.hear(W1, LocalState(1, b"", stuck="it plays dice"))
+    rig.hear(PS, Applied(0))
+    effects = rig.tell(PeerGone(W1, "was killed", life(W1)))
+    (end,) = messages_to(effects, W0, End)
+    assert (end.ok, end.culprit) == (False, str(W1))
+    assert end.reason == "was killed; it cannot be taken back: it plays dice"
+
+
+def test_nothing_is_committed_that_would_take_its_last_good_step_from_a_lost_worker() -> None:
+    rig = running(WAIT)
+    make_step(rig, INITIAL_STEP)
+    rig.hear(W0, LocalState(1, b"a"))
+    rig.hear(W1, LocalState(1, b"", stuck="it is between two steps"))
+    rig.tell(PeerGone(W1, "was killed", life(W1)))
+    assert rig.machine.end is None
+    assert messages_to(rig.hear(PS, Applied(0)), PS, Commit) == []
+    effects = rig.hear(W1, join_of(W1, incarnation=AGAIN), AGAIN)
+    (view,) = messages_to(effects, W1, View)
+    assert (view.start, view.state) == (0, b"")
+    told = rig.hear(W1, LocalState(1, b"", stuck="it is between two steps"), AGAIN)
+    assert messages_to(told, PS, Commit) == [Commit(0)]
+
+
+def test_a_version_that_no_job_could_begin_with_is_not_saved_but_a_later_one() -> None:
+    rig = running(RecoveryRules(save_steps=1))
+    make_step(rig, INITIAL_STEP)
+    rig.hear(W0, LocalState(1, b"", stuck="between"))
+    rig.hear(W1, LocalState(1, b"", stuck="between"))
+    assert messages_to(rig.hear(PS, Applied(0)), PS, Commit) == [Commit(0)]
+    assert messages_to(make_step(rig, 1), PS, Commit) == [Commit(1, save=True)]
+
+
+def test_the_coordinator_waits_for_a_state_by_name() -> None:
+    rig = running(WAIT)
+    make_step(rig, INITIAL_STEP)
+    rig.hear(W0, LocalState(1, b"a"))
+    rig.hear(PS, Applied(0))
+    assert [(wait.on, wait.what) for wait in rig.machine.waits()] == [(W1, "its state before step 1")]
+    rig.hear(W1, LocalState(1, b"b"))
+    assert rig.machine.waits() == []
+
+
+def test_a_state_may_be_told_after_the_seal() -> None:
+    rig = WorkerRig(eager=False)
+    rig.machine._tells_state = True
+    rig.grant_and_open(0)
+    rig.begin(0)
+    effects = rig.tell(Sealed(0, (), (), state=None))
+    assert messages_to(effects, PS, LocalState) == []
+    assert messages_to(rig.tell(StateTaken(1, b"x")), PS, LocalState) == [LocalState(1, b"x")]
+    rig.receive_version(1)
+    rig.tell(StepBegun(1, ()))
+    rig.tell(Sealed(1, (), (), state=None))
+    assert messages_to(rig.tell(StateTaken(2, b"x")), PS, LocalState) == [LocalState(2, b"", same=True)]
+    rig.receive_version(2)
+    rig.tell(StepBegun(2, ()))
+    rig.tell(Sealed(2, (), (), state=None))
+    stuck = rig.tell(StateTaken(3, b"", "why"))
+    assert messages_to(stuck, PS, LocalState) == [LocalState(3, b"", stuck="why")]
+
+
+def test_a_worker_that_is_lost_after_it_has_finished_is_counted_as_done() -> None:
+    rig = running(RecoveryRules())
+    make_step(rig, INITIAL_STEP)
+    rig.hear(W1, Done(0))
+    assert rig.tell(PeerGone(W1, "was killed", life(W1))) == []
+    (end,) = messages_to(rig.hear(W0, Done(0)), W0, End)
+    assert end.ok

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import helpers.small_task
 from helpers.ports import free_port
-from helpers.programs import Program
+from helpers.programs import Program, command_line
 from helpers.waiting import wait_until
 from lockstep.protocol.ids import worker
-from lockstep.runtime.monitor.task_process import REPORT_FD
+from lockstep.runtime.monitor.task_process import FINISHED, REPORT_FD
 from lockstep.transports.wire.monitor_client import Unreachable, describe
 
 TASK = worker(1)
@@ -70,3 +70,19 @@ def test_who_is_asked_to_end_is_not_started_again() -> None:
         done = program.wait(15)
     assert done.code == 128 + signal.SIGTERM
     assert "again" not in done.stderr
+
+
+def test_another_life_is_told_that_the_one_before_had_done_its_work(tmp_path: Path) -> None:
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    # Each word after the descriptor is an action: the one that only a second life gets is left out in the first.
+    told = (FINISHED, f"wait={tmp_path / 'go'}", "phase=finishing", "hang")
+    with monitored(port, 1, "ready=10.0.0.1:1", "phase=training", *told) as program:
+        first = wait_until(lambda: pid_of(address), 15, "a life")
+        assert FINISHED not in command_line(first)
+        (tmp_path / "go").touch()
+        wait_until(lambda: describe(address, 1.0).phase == "finishing", 15, "its end")
+        os.kill(first, signal.SIGKILL)
+        done = program.wait(15)
+    # The small task knows no such action, which shows that it was given it.
+    assert f"unknown action '{FINISHED}'" in done.stderr

@@ -13,6 +13,7 @@ from lockstep.protocol.faults import (
     Die,
     DropMessage,
     DropTensor,
+    EndEarly,
     Freeze,
     OddSetting,
     Place,
@@ -185,3 +186,10 @@ def test_drawn_runs_are_sound() -> None:
 def test_hundreds_of_drawn_runs_are_sound() -> None:
     broken = {seed: played.headline for seed in range(600) if not (played := play_seed(seed, Size())).sound}
     assert not broken
+
+
+def test_an_async_chief_without_a_single_step_does_not_hold_up_the_others() -> None:
+    scenario = replace(SCENARIO, mode=Mode.ASYNC)
+    played = run(EndEarly(W0, 0), scenario=scenario)
+    assert played.ending is not None
+    assert played.ending.completed

@@ -31,20 +31,20 @@ Walked = set[tuple[str, str]]
 
 
 @functools.cache
-def undisturbed() -> tuple[dict[BucketId, int], LivesWorld]:
-    world = LivesWorld(PLAIN)
+def undisturbed(*, eager: bool = True) -> tuple[dict[BucketId, int], LivesWorld]:
+    world = LivesWorld(LivesScenario(eager=eager))
     return world.run(), world
 
 
-def play(*kills: KillPoint, policy: LossPolicy = LossPolicy.WAIT) -> LivesWorld:
-    world = LivesWorld(LivesScenario(kills=kills, policy=policy))
-    assert world.run() == undisturbed()[0], kills
+def play(*kills: KillPoint, policy: LossPolicy = LossPolicy.WAIT, eager: bool = True) -> LivesWorld:
+    world = LivesWorld(LivesScenario(kills=kills, policy=policy, eager=eager))
+    assert world.run() == undisturbed(eager=eager)[0], kills
     return world
 
 
-def moments(task: TaskId, step: int | None = None) -> Iterator[KillPoint]:
+def moments(task: TaskId, step: int | None = None, *, eager: bool = True) -> Iterator[KillPoint]:
     """Each event at which this task can die, before and after its effects: of one step, or of the whole run."""
-    for who, event, committed in undisturbed()[1].story[:-20]:
+    for who, event, committed in undisturbed(eager=eager)[1].story[:-20]:
         if who == task and step in (None, committed + 1):
             yield KillPoint(task, event, False)
             yield KillPoint(task, event, True)
@@ -86,6 +86,16 @@ def test_killed_at_every_transition_of_a_step_no_gradient_is_lost_doubled_or_sta
     for who, event in found:
         for effects_done in (False, True):
             assert play(KillPoint(who, event, effects_done)).lost == 1
+
+
+def test_what_the_library_ends_with_is_what_the_benchmark_ends_with() -> None:
+    assert undisturbed(eager=False)[0] == undisturbed()[0]
+
+
+@pytest.mark.parametrize("task", VICTIMS, ids=lambda t: t.short)
+def test_killed_at_every_event_of_a_step_of_the_library_the_job_ends_with_the_same_numbers(task: TaskId) -> None:
+    for kill in moments(task, STEP, eager=False):
+        play(kill, eager=False)
 
 
 @pytest.mark.slow

@@ -40,8 +40,11 @@ def start(argv: Sequence[str], program: Sequence[str]) -> int:
     """Run the command; the processes below this one are started as ``program bench FLAGS``."""
     if argv and argv[0].startswith(TASK_FLAG):
         from lockstep.cli.bench_task import run_task
+        from lockstep.runtime.monitor.task_process import FINISHED
 
-        return run_task(parse_bench(argv[1:], os.environ), int(argv[0].removeprefix(TASK_FLAG)))
+        flags = [word for word in argv[1:] if word != FINISHED]
+        report_fd = int(argv[0].removeprefix(TASK_FLAG))
+        return run_task(parse_bench(flags, os.environ), report_fd, finished=FINISHED in argv)
     config = parse_bench(argv, os.environ)
     limits = [one.sentence for one in limits_of_machine(config, os.environ) if one.keeps_from_working]
     check_machine(config, limits)
@@ -71,13 +74,13 @@ def _refuse_checkpoints_of_another_run(config: BenchConfig) -> None:
 def _run_monitor(config: BenchConfig, argv: Sequence[str], program: Sequence[str]) -> int:
     from lockstep.cli.forming import addresses_of, forming_line
     from lockstep.runtime.monitor.run import MonitorSpec, run_monitor
-    from lockstep.runtime.monitor.task_process import REPORT_FD
+    from lockstep.runtime.monitor.task_process import FINISHED, REPORT_FD
     from lockstep.runtime.start_facts import start_facts
 
     assert config.cluster is not None
     assert config.task is not None
     listen = config.cluster.listen_address()
-    command = (*program, "bench", f"{TASK_FLAG}{REPORT_FD}", *argv)
+    command = (*program, "bench", f"{TASK_FLAG}{REPORT_FD}", FINISHED, *argv)
     spec = MonitorSpec(
         task=config.task,
         host=listen.host,

@@ -23,11 +23,11 @@ from lockstep.protocol.faults import Fault, parse_faults
 from lockstep.protocol.ids import Role
 from lockstep.protocol.journal import Happening
 from lockstep.protocol.recovery import Beginning, LossPolicy, RecoveryRules
-from lockstep.runtime.checkpoints import CheckpointError, CheckpointFolder
 from lockstep.runtime.dump import on_signal
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
 from lockstep.runtime.node import NodeConfig
 from lockstep.runtime.outcome import JobEndedError, Outcome
+from lockstep.runtime.resuming import beginning_in
 from lockstep.runtime.watchdog import WatchSettings
 from lockstep.training.config import BenchConfig, recovery_rules, settings
 
@@ -48,8 +48,8 @@ class StoppedError(BaseException):
     """A signal asked this task to end. Not an Exception: nothing on the way may swallow it."""
 
 
-def run_task(config: BenchConfig, report_fd: int) -> int:
-    """Run one task of a cluster; ``report_fd`` leads to its monitor."""
+def run_task(config: BenchConfig, report_fd: int, *, finished: bool = False) -> int:
+    """Run one task of a cluster; ``report_fd`` leads to its monitor. ``finished``: a former life was at its end."""
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the monitor decides what Ctrl-C means
     dumps: list[Callable[[str], None]] = []
@@ -62,7 +62,7 @@ def run_task(config: BenchConfig, report_fd: int) -> int:
             return _run_collective(config, reporter, dumps)
         if config.task.role is Role.SERVER:
             return _run_server(config, reporter, dumps)
-        return _run_worker(config, reporter, dumps)
+        return _run_worker(config, reporter, dumps, finished=finished)
     except StoppedError:
         return 128 + signal.SIGTERM
 
@@ -81,7 +81,7 @@ def node_config(config: BenchConfig, *, returning: bool = False) -> NodeConfig:
     return NodeConfig(
         cluster=cluster,
         recovery=rules,
-        beginning=_beginning(config) if rules.saves and config.task == cluster.shape.coordinator else Beginning(),
+        beginning=_beginning(config, rules),
         train_dir=(config.output.train_dir or "") if rules.saves else "",
         checkpoints_kept=config.output.max_ckpts_to_keep,
         returning=returning,
@@ -95,6 +95,14 @@ def node_config(config: BenchConfig, *, returning: bool = False) -> NodeConfig:
     )
 
 
+def _beginning(config: BenchConfig, rules: RecoveryRules) -> Beginning:
+    assert config.cluster is not None
+    if not rules.saves or config.task != config.cluster.shape.coordinator:
+        return Beginning()
+    assert config.output.train_dir is not None
+    return beginning_in(config.output.train_dir, settings(config), say)
+
+
 def rules_here(config: BenchConfig, environ: Mapping[str, str]) -> RecoveryRules:
     """What this run does about losses. In a cluster on this machine whose monitors start nothing again, nobody does."""
     rules = recovery_rules(config)
@@ -104,22 +112,6 @@ def rules_here(config: BenchConfig, environ: Mapping[str, str]) -> RecoveryRules
     shrinks = rules.on_worker_loss is LossPolicy.SHRINK
     policy = LossPolicy.SHRINK if shrinks else LossPolicy.ABORT
     return dataclasses.replace(rules, on_worker_loss=policy, returns=False)
-
-
-def _beginning(config: BenchConfig) -> Beginning:
-    """The checkpoint that the job begins with; BadInput where --train_dir belongs to another run."""
-    assert config.output.train_dir is not None
-    folder = CheckpointFolder(config.output.train_dir)
-    try:
-        beginning = folder.beginning(settings(config), say)
-    except CheckpointError as error:
-        raise BadInput(f"the checkpoint {error}.") from error
-    except OSError as error:
-        raise BadInput(f"--train_dir={config.output.train_dir} cannot be read: {error.strerror}.") from error
-    folder.clear_parts()
-    if beginning.checkpoint:
-        say(f"the job begins with the checkpoint {folder.path / beginning.checkpoint}, at step {beginning.start}")
-    return beginning
 
 
 def planted_faults(environ: Mapping[str, str]) -> tuple[Fault, ...]:
@@ -160,8 +152,9 @@ def _serve(
         assert config.task is not None
         Output().emit(f"Running parameter server {config.task.index}")
         reporter.phase(Phase.IMPORTING_TORCH)
-        import torch  # noqa: F401 - while the cluster forms, so that the first bucket does not wait for it
+        from lockstep.training.shard_store import warm_up
 
+        warm_up()  # while the cluster forms, so that the first bucket does not wait for it
         reporter.phase(Phase.CONNECTING if node.forming else Phase.COMPARING_SETTINGS)
         outcome = _wait_for_the_end(node)
         if node.refused:
@@ -206,11 +199,14 @@ def _wait_for_the_end(node: ServerNode) -> Outcome:
         return ended.outcome
 
 
-def _run_worker(config: BenchConfig, reporter: TaskReporter, dumps: list[Callable[[str], None]]) -> int:
+def _run_worker(
+    config: BenchConfig, reporter: TaskReporter, dumps: list[Callable[[str], None]], *, finished: bool
+) -> int:
     from lockstep.runtime.worker_node import WorkerNode
 
     while True:
-        node = WorkerNode(node_config(config, returning=bool(dumps)), say, reporter)
+        made = dataclasses.replace(node_config(config, returning=bool(dumps)), finished=finished and not dumps)
+        node = WorkerNode(made, say, reporter)
         dumps[:] = [node.dump]
         try:
             node.start()

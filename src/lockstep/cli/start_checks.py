@@ -47,18 +47,23 @@ def start_notices(config: BenchConfig, environ: Mapping[str, str]) -> list[str]:
         from lockstep.doctor.analysis import proxy_sentence  # here: most starts need no part of the analysis
 
         sentences.append(proxy_sentence(names))
-    if (loss := _loss_of_a_server(config)) is not None:
+    if (loss := _what_a_loss_means(config)) is not None:
         sentences.append(loss)
     return sentences
 
 
-def _loss_of_a_server(config: BenchConfig) -> str | None:
+def _what_a_loss_means(config: BenchConfig) -> str | None:
     """Said once, where people look: by the launcher of a local cluster, or by the chief."""
     if config.cluster is None or config.exchange.is_collective or (config.local is None and config.task != CHIEF):
         return None
     output, saves = config.output, bool(config.output.save_model_secs or config.output.save_model_steps)
     if config.local is not None and not config.cluster.restarts:
         return None  # whoever looks at this machine sees it end; nobody would start a task again
+    if not config.exchange.cross_replica_sync:
+        return (
+            "the loss of any task ends the job: without synchronisation (--cross_replica_sync=False) there is no "
+            "common step to go back to (docs/recovery.md)"
+        )
     if not recovery_rules(config).returns:
         return "without --train_dir the loss of a server ends the job (docs/recovery.md)"
     if not saves:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from lockstep.diagnose.views import LinkView, MonitorView, TaskView, WaitView
 from lockstep.protocol.keys import TensorKey
+from lockstep.protocol.waits import STATE_WAIT
 
 JOINING = ("its joining", "a connection", "the cluster to be complete")
 """What is waited for while a cluster forms."""
@@ -170,9 +171,13 @@ def _why_no_parameter(view: TaskView, waiting: Waiting) -> list[Waiting]:
 
 
 def _why_no_commit(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
-    """A step is complete once every server has applied it: whoever has not explains the wait."""
+    """A step is complete once every server has applied it, and every worker has told its state: whoever has not
+    explains the wait."""
     found: list[Waiting] = []
     step = waiting.wait.step
+    coordinator = evidence.view(waiting.on)
+    if coordinator is not None:
+        found += [other for other in waits_of(coordinator) if other.wait.what.startswith(STATE_WAIT)]
     for name, seen in evidence.tasks.items():
         if is_worker(name) or name == waiting.waiter:
             continue

@@ -10,6 +10,7 @@ from lockstep.diagnose.case import HELD_BACK, STUCK, UNHEARD, Case, Proof, ago
 from lockstep.diagnose.evidence import COMMIT, has_come, is_worker
 from lockstep.diagnose.verdict import Cause
 from lockstep.diagnose.views import MovingView, TaskView
+from lockstep.protocol.waits import STATE_WAIT
 
 RDMA = "RDMA"
 """How the path of a link begins that goes by it."""
@@ -62,6 +63,8 @@ def commit_lost(case: Case) -> Proof | None:
     servers = [seen.view for name, seen in case.evidence.tasks.items() if not is_worker(name) and seen.view is not None]
     if any(server.step <= case.step for server in servers):
         return None
+    if any(wait.what.startswith(STATE_WAIT) for wait in view.waits):
+        return None  # a worker has yet to tell what it takes into the next step
     lost = Cause.ANSWER_LOST if view.committed >= case.step else Cause.REQUEST_LOST
     which = "the commit" if lost is Cause.ANSWER_LOST else "its word that it has applied"
     what = f"{which} of step {case.step} is lost between {case.waiter} and {case.on}"

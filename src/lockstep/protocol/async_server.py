@@ -14,7 +14,7 @@ from lockstep.protocol.events import BucketApplied, GradientArrived, Prepared
 from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, ClusterShape, Step, TaskId
 from lockstep.protocol.journal import Happening, Journal
 from lockstep.protocol.ledger import NO_GRADIENT, Arrival, BucketState, Ledger, WorkerSide, sealed_edition
-from lockstep.protocol.messages import Rates, Seal
+from lockstep.protocol.messages import Done, GroupRates, Rates, Seal
 from lockstep.protocol.server import ServerMachine
 
 
@@ -100,6 +100,16 @@ class AsyncServerMachine(ServerMachine):
         self._latest_rates = rates
         return self._apply_all_possible(now)
 
+    def _known_rates(self) -> tuple[GroupRates, ...] | None:
+        """What the chief said last; None where it has yet to speak; nothing, for the numbers that the optimizers were
+        announced with, where it has left without a step."""
+        if self._latest_rates is not None:
+            return self._latest_rates.groups
+        return () if self._workers[CHIEF].done is not None else None
+
+    def _on_done(self, side: WorkerSide, done: Done, now: float) -> list[Effect]:
+        return super()._on_done(side, done, now) + (self._apply_all_possible(now) if side.id == CHIEF else [])
+
     def _why_refused(self, event: GradientArrived, ledger: Ledger | None) -> str | None:
         if self.step == INITIAL_STEP:
             return super()._why_refused(event, ledger)
@@ -142,7 +152,8 @@ class AsyncServerMachine(ServerMachine):
             return super()._apply_if_possible(ledger, now)
         queue = self._queues[ledger.bucket]
         target = 1 - self._slots[ledger.bucket]
-        if ledger.state is BucketState.APPLYING or not queue or self._latest_rates is None or ledger.readers[target]:
+        rates = self._known_rates()
+        if ledger.state is BucketState.APPLYING or not queue or rates is None or ledger.readers[target]:
             return []
         ledger.state = BucketState.APPLYING
         worker, arrival = queue[0]
@@ -150,7 +161,6 @@ class AsyncServerMachine(ServerMachine):
         self._journal.record(now, Happening.CONSUMED, step, ledger.bucket, worker)
         seals = self._seals_of((worker,), step)
         without, values = self._without_gradient(seals, ledger), any(seal.values for seal in seals)
-        rates = self._latest_rates.groups
         return [Apply(step, ledger.bucket, (worker,), (arrival,), 1, rates, 1 - target, target, without, values)]
 
     def _on_bucket_applied(self, event: BucketApplied, now: float) -> list[Effect]:

@@ -44,7 +44,7 @@ from lockstep.protocol.messages import (
     Saved,
     Seal,
 )
-from lockstep.protocol.waits import Wait
+from lockstep.protocol.waits import STATE_WAIT, Wait
 
 __all__ = ["PHASE_TRANSITIONS", "CoordinatorMachine", "Phase", "PhaseTrigger"]
 
@@ -248,6 +248,12 @@ class CoordinatorMachine(RunningJob):
         saved, due = f"its shard of version {self.saving.version}", self.saving.repeat_at or 0.0
         step = self._steps_seen()
         found = [Wait(here, task, saved, step, self.saving.since, due, "saving") for task in self.saving.missing()]
+        since, due = self._applied_since, self._applied_since + REPEAT_SECONDS
+        found += [
+            Wait(here, task, f"{STATE_WAIT} {step + 1}", step, since, due, "the step is applied on every server")
+            for task in self._lacking_states()
+            if not self.losses.is_away(task)
+        ]
         return found + self.losses.waits(here, step)
 
     def snapshot(self) -> dict[str, object]:

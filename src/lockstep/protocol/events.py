@@ -109,7 +109,7 @@ class Produced:
 class Sealed:
     """The gradients of ``step`` are final; the buckets of ``absent`` got none. The rest is as in ``messages.Seal``.
 
-    ``state`` is what this worker takes into the next step beside the parameters.
+    ``state`` is what this worker takes into the next step beside the parameters; None: that is told later.
     """
 
     step: Step
@@ -119,7 +119,16 @@ class Sealed:
     void: bool = False
     values: bool = False
     occasion: str = ""
-    state: bytes = b""
+    state: bytes | None = b""
+
+
+@dataclass(frozen=True, slots=True)
+class StateTaken:
+    """What this worker takes into ``step`` beside the parameters; ``stuck`` as in ``messages.LocalState``."""
+
+    step: Step
+    data: bytes
+    stuck: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +217,7 @@ Event = (
     | StepBegun
     | Produced
     | Sealed
+    | StateTaken
     | Asked
     | ShardSaved
     | CheckpointWritten

@@ -96,6 +96,8 @@ class RunningJob:
         self._since = now
         self._joined: dict[TaskId, Join] = {}
         self._applied = dict.fromkeys(shape.server_ids(), start - 1)
+        self._applied_since = now
+        """Since when every server has applied the step after the last committed one, if they have."""
         self._done: dict[TaskId, Step] = {}
         self._findings: dict[TaskId, MissingTask] = {}
         self._roster_at = now
@@ -129,6 +131,7 @@ class RunningJob:
             known: list[Effect] = [Send(peer, self._commit_for(peer))]
             return [*known, Send(peer, self.decision)] if self.decision.step > self.committed else known
         self._applied[peer] = max(self._applied[peer], message.step)
+        self._applied_since = now
         return self._commit_if_complete(now)
 
     def _on_state(self, peer: TaskId, state: LocalState, now: float) -> list[Effect]:
@@ -146,7 +149,7 @@ class RunningJob:
             self._journal.record(now, Happening.COMMITTED, self.committed)
             self.states.forget_before(self.committed + 1)
             effects += self._take_back_the_waiting(now)
-            if self.saving.is_due(self.committed + 1, now):
+            if self.saving.is_due(self.committed + 1, now, possible=self._can_begin_with(self.committed + 1)):
                 self._begin_saving(now)
             effects += self._tell_servers()
         return effects + self._end_if_possible(now)
@@ -155,6 +158,17 @@ class RunningJob:
         if not self.rules.keeps_states or step == INITIAL_STEP or self.aggregate is not None:
             return True
         return all(self.states.has(task, step + 1) for task in self.losses.active())
+
+    def _lacking_states(self) -> list[TaskId]:
+        """The workers for whose state the next commit waits: every server has applied that step."""
+        step = self.committed + 1
+        if min(self._applied.values()) < step or self._states_are_there(step):
+            return []
+        return [task for task in self.losses.active() if not self.states.has(task, step + 1)]
+
+    def _can_begin_with(self, step: Step) -> bool:
+        """Whether a job could begin with the workers' states before ``step``."""
+        return not any(self.states.stuck_at(task, step) for task in self.losses.active())
 
     def _begin_saving(self, now: float) -> None:
         version = self.committed + 1
@@ -217,7 +231,7 @@ class RunningJob:
         known = self._joined.get(task)
         if self.end is not None or (incarnation and known is not None and known.incarnation != incarnation):
             return []
-        if self.losses.is_lost(task) or (task in self._done and self.rules.takes_back):
+        if self.losses.is_lost(task) or task in self._done:
             return []  # known, or it has done all its work
         is_server = task in self._applied
         if self.rules.returns if is_server else self.rules.takes_back:
@@ -231,6 +245,10 @@ class RunningJob:
 
     def _lose_worker(self, task: TaskId, reason: str, now: float) -> list[Effect]:
         self._journal.record(now, Happening.LOST, self._steps_seen(), peer=task, cause=reason)
+        start = max(self.committed + 1, INITIAL_STEP)
+        if stuck := self.states.stuck_at(task, start):
+            return self._finish_badly(task, self._steps_seen(), f"{reason}; it cannot be taken back: {stuck}", now)
+        self.states.forget_stuck_after(task, start)
         begun = self.committed >= INITIAL_STEP
         changed = self.losses.lose(task, self._joined[task].incarnation, reason, now, may_shrink=begun)
         effects = self._tell_of_losses(now)

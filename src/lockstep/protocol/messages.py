@@ -288,11 +288,15 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class LocalState:
-    """Worker to coordinator: what I had beside the parameters before ``step``; ``same``: as a step earlier."""
+    """Worker to coordinator: what I had beside the parameters before ``step``; ``same``: as a step earlier.
+
+    ``stuck``: why another life of this worker could not begin with that step; empty where it could.
+    """
 
     step: Step
     data: bytes
     same: bool = False
+    stuck: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,17 +77,17 @@ class LocalStates:
     """What each worker had before its steps, for those that its next life may have to begin with."""
 
     def __init__(self, beginning: Beginning, workers: int) -> None:
-        self._known: dict[TaskId, dict[Step, bytes]] = {worker(index): {} for index in range(workers)}
+        self._known: dict[TaskId, dict[Step, LocalState]] = {worker(index): {} for index in range(workers)}
         if beginning.start > INITIAL_STEP:
             for task, states in self._known.items():
-                states[beginning.start] = beginning.state_of(task.index)
+                states[beginning.start] = LocalState(beginning.start, beginning.state_of(task.index))
 
     def note(self, task: TaskId, state: LocalState) -> bool:
         """Keep it; False where it says "the same as before" and what was before has not come (it is said again)."""
         states = self._known[task]
         if state.same and state.step - 1 not in states:
             return False
-        states[state.step] = states[state.step - 1] if state.same else state.data
+        states[state.step] = states[state.step - 1] if state.same else state
         return True
 
     def has(self, task: TaskId, step: Step) -> bool:
@@ -95,15 +95,28 @@ class LocalStates:
 
     def of(self, task: TaskId, step: Step) -> bytes:
         """The state of a worker before ``step``; empty: as it is built."""
-        return self._known[task].get(step, b"")
+        state = self._known[task].get(step)
+        return b"" if state is None else state.data
+
+    def stuck_at(self, task: TaskId, step: Step) -> str:
+        """Why another life of a worker could not begin with ``step``; empty where it could."""
+        state = self._known[task].get(step)
+        return "" if state is None else state.stuck
 
     def newest_of(self, task: TaskId) -> bytes:
         """Its last known one, for a worker without which steps were made."""
         states = self._known[task]
-        return states[max(states)] if states else b""
+        return states[max(states)].data if states else b""
 
     def set(self, task: TaskId, step: Step, data: bytes) -> None:
-        self._known[task] = {step: data}
+        self._known[task] = {step: LocalState(step, data)}
+
+    def forget_stuck_after(self, task: TaskId, step: Step) -> None:
+        """A worker was lost that can begin again with ``step``, and not where it had come to: nothing may be committed
+        that would take the former from it. Its next life, or this one if it lives after all, tells it again."""
+        states = self._known[task]
+        for known in [one for one, state in states.items() if one > step and state.stuck]:
+            del states[known]
 
     def forget_before(self, step: Step) -> None:
         """All but the newest of each: a worker without which steps are made may come back to it."""

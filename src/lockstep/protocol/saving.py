@@ -35,14 +35,15 @@ class Saving:
         self._since = now
         self.repeat_at: float | None = None
 
-    def is_due(self, version: int, now: float) -> bool:
-        """Whether ``version``, whose step is being committed, is to be saved."""
+    def is_due(self, version: int, now: float, *, possible: bool = True) -> bool:
+        """Whether ``version``, whose step is being committed, is to be saved. ``possible``: a job could begin with it;
+        else a later one takes its turn."""
         by_steps = bool(self._rules.save_steps) and version > 0 and version % self._rules.save_steps == 0
         by_time = bool(self._rules.save_seconds) and now - self._last_at >= self._rules.save_seconds
         owed = self._owed_at is not None and now >= self._owed_at
         if not (by_steps or by_time or owed):
             return False
-        if self.version is not None:
+        if self.version is not None or not possible:
             self._owed_at = now  # the one before is still being written; then the next version takes its turn
             return False
         return True

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from lockstep.protocol.ids import BucketId, Step, TaskId
 from lockstep.protocol.keys import TensorKey
 
+STATE_WAIT = "its state before step"
+"""What the coordinator waits for of a worker that has yet to say with what it goes into the next step."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wait:

@@ -33,6 +33,7 @@ from lockstep.protocol.events import (
     Produced,
     Received,
     Sealed,
+    StateTaken,
     StepBegun,
     Tick,
     TransferEnded,
@@ -195,6 +196,8 @@ class WorkerMachine:
                 return self._on_step_begun(event, now)
             case Sealed():
                 return self._on_sealed(event, now)
+            case StateTaken():
+                return self._on_state_taken(event)
             case LinkUp():
                 return self._on_link_up(event, now)
             case LinkLost():
@@ -282,14 +285,19 @@ class WorkerMachine:
         if not self.eager or absent:
             effects += self._send_seals(event, absent)
         self._journal.record(now, Happening.SEALED, event.step)
-        if self._tells_state:
+        if self._tells_state and event.state is not None:
             effects += self._tell_state(LocalState(event.step + 1, event.state))
         return effects + self._ask_for(max(self.step + 1, self._newest_open()), now)
 
+    def _on_state_taken(self, event: StateTaken) -> list[Effect]:
+        if event.step > self.step + 1:
+            raise LocalProtocolError(f"{self.task} told its state before step {event.step} in step {self.step}")
+        return self._tell_state(LocalState(event.step, event.data, stuck=event.stuck)) if self._tells_state else []
+
     def _tell_state(self, state: LocalState) -> list[Effect]:
         """What the next life of this worker would need; most models have little of it, and many never change it."""
-        same = state.data == self._newest_state
-        self._newest_state = state.data
+        same = not state.stuck and state.data == self._newest_state
+        self._newest_state = None if state.stuck else state.data
         self._states[state.step] = LocalState(state.step, b"", same=True) if same else state
         return [Send(COORDINATOR, self._states[state.step])] if self._servers[COORDINATOR].linked else []
 

@@ -38,6 +38,7 @@ from lockstep.protocol.server import ServerMachine
 from lockstep.protocol.task import TaskMachine
 from lockstep.protocol.worker import WorkerMachine
 from lockstep.runtime.cluster import ClusterSpec
+from lockstep.runtime.knock import Answer
 from lockstep.runtime.loop import TaskLoop
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
 from lockstep.runtime.observed import Observed
@@ -63,6 +64,9 @@ QUIET_SECONDS = 2.0
 """Tasks never start in the same instant: nothing is said of one that is missing for less than this."""
 SAY_SECONDS = 5.0
 """How often a task that waits for others says so."""
+LEFT_LOOK_SECONDS = 0.2
+LOOKS_FOR_NOBODY = 3
+"""So many looks that find nobody at the coordinator's address tell that the job is over."""
 MOST_SAID = 5
 """So many missing tasks get a line of their own; the others are only named."""
 
@@ -97,6 +101,8 @@ class NodeConfig:
     checkpoints_kept: int = 5
     returning: bool = False
     """A life after the first one of this process: the others may still be in theirs."""
+    finished: bool = False
+    """A former life of this task had done all its work: where nobody is left, the job is over."""
 
     @property
     def task(self) -> TaskId:
@@ -218,8 +224,19 @@ class Node(Observed):
 
     def wait_until_member(self) -> None:
         """Block until the cluster is complete; JobEndedError where it never is. Says whom it waits for."""
-        self._decided.wait()  # meanwhile the search, and the coordinator's roster, say who is missing
+        # Meanwhile the search, and the coordinator's roster, say who is missing.
+        while not self._decided.wait(LEFT_LOOK_SECONDS if self.config.finished else None):
+            if self._others_have_left():
+                self._say(f"{self.task} had done all its work in its former life, and the job is over")
+                self.abandon(Outcome(True))
         self.raise_if_ended()
+
+    def _others_have_left(self) -> bool:
+        """Whether nothing listens where the coordinator was, or its own end is told there."""
+        keeper = self.peers[self.config.cluster.shape.coordinator]
+        found = keeper.finding.description
+        gone = keeper.finding.answer is Answer.REFUSED and keeper.attempts >= LOOKS_FOR_NOBODY
+        return gone or (found is not None and found.exited)
 
     def wait_until_ended(self) -> Outcome:
         """Block until the job is over on this task."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from lockstep.protocol.effects import Answered, Effect, SendGradient, SendPull, VersionReady
-from lockstep.protocol.events import Asked, Finished, Prepared, Produced, Sealed, StepBegun, VersionArrived
+from lockstep.protocol.events import Asked, Finished, Prepared, Produced, Sealed, StateTaken, StepBegun, VersionArrived
 from lockstep.protocol.ids import INITIAL_STEP, BucketId, Step, TaskId
 from lockstep.protocol.messages import Answer, GradientNote, GroupRates, Layout, Pull, Question, VersionNote
 from lockstep.protocol.plan import Plan
@@ -128,10 +128,15 @@ class WorkerNode(Node):
         void: bool = False,
         values: bool = False,
         occasion: str = "",
-        state: bytes = b"",
+        state: bytes | None = b"",
     ) -> None:
-        """The gradients are final. What the rest means: ``protocol.messages.Seal``; ``state``: for the coordinator."""
+        """The gradients are final. What the rest means: ``protocol.messages.Seal``; ``state``: for the coordinator,
+        None where ``tell_state`` follows."""
         self.loop.post(Sealed(step, absent, rates, without, void, values, occasion, state))
+
+    def tell_state(self, step: Step, data: bytes, stuck: str = "") -> None:
+        """What the next life of this worker would need to begin with ``step``, or why it could not."""
+        self.loop.post(StateTaken(step, data, stuck))
 
     def wait_version(self, version: int) -> int:
         """Block until every bucket is at ``version``; JobEndedError if the job ends before.

@@ -45,6 +45,7 @@ from lockstep.protocol.events import (
     Received,
     Sealed,
     ShardSaved,
+    StateTaken,
     StepBegun,
     Tick,
     TransferEnded,
@@ -134,7 +135,14 @@ class LivesWorld:
     def _start(self, task: TaskId) -> None:
         incarnation = 1_000_000 * (1 + self.shape.tasks().index(task)) + next(self._numbers)
         machine = life_machine(
-            self.shape, task, incarnation, self.scenario.rules(), self.disk.beginning(), next(self._numbers), self.now
+            self.shape,
+            task,
+            incarnation,
+            self.scenario.rules(),
+            self.disk.beginning(),
+            next(self._numbers),
+            self.now,
+            eager=self.scenario.eager,
         )
         life = self.lives[task] = Life(task, incarnation, machine)
         self._carry_out_all(life, machine.start(self.now))
@@ -363,6 +371,9 @@ class LivesWorld:
     def _one_step(self, life: Life, step: Step) -> None:
         if not life.alive:
             return
+        if life.untold is not None:
+            self._post(life, StateTaken(life.untold, life.state))
+            life.untold = None
         if step == self.scenario.steps:
             self._post(life, Finished(step))
             return
@@ -382,6 +393,8 @@ class LivesWorld:
     def _seal(self, life: Life, step: Step) -> None:
         if life.alive:
             life.state = mixed(life.state, step).to_bytes(4, "big")
-            self._tell_if_alive(life, Sealed(step, (), (), state=life.state))
+            eager = self.scenario.eager
+            life.untold = None if eager else step + 1
+            self._tell_if_alive(life, Sealed(step, (), (), state=life.state if eager else None))
             life.wanted = step + 1
             self._go_on_if_whole(life)

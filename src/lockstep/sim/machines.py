@@ -60,6 +60,8 @@ def life_machine(
     beginning: Beginning,
     job: JobId,
     now: float,
+    *,
+    eager: bool = True,
 ) -> TaskMachine:
     """All machines of one life of a task in synchronous training, where lives come and go (``lives.py``)."""
     journal = Journal(JOURNAL_ROWS)
@@ -67,10 +69,10 @@ def life_machine(
     member = MemberMachine(task, shape.coordinator, join, now + 300.0, journal, now, returns=rules.returns)
     role: WorkerMachine | ServerMachine
     if task.role is Role.WORKER:
-        role = WorkerMachine(task, shape.servers, journal, eager=True, tells_state=rules.keeps_states)
+        role = WorkerMachine(task, shape.servers, journal, eager=eager, tells_state=rules.keeps_states)
     else:
         shrinks = rules.on_worker_loss is LossPolicy.SHRINK
-        role = ServerMachine(task, shape, journal, eager=True, any_rates=shrinks)
+        role = ServerMachine(task, shape, journal, eager=eager, any_rates=shrinks)
     coordinator = None
     if task == shape.coordinator:
         coordinator = CoordinatorMachine(shape, job, "", journal, now, rules=rules, beginning=beginning)

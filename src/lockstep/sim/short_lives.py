@@ -37,6 +37,8 @@ class LivesScenario:
     save_steps: int = 2
     policy: LossPolicy = LossPolicy.WAIT
     kills: tuple[KillPoint, ...] = ()
+    eager: bool = True
+    """As the benchmark does it; else as the library: steps are sealed, and states told when the next step begins."""
 
     @property
     def shape(self) -> ClusterShape:
@@ -95,6 +97,8 @@ class Life:
     values: dict[BucketId, int] = field(default_factory=dict)
     versions: dict[BucketId, int] = field(default_factory=dict)
     state: bytes = b""
+    untold: Step | None = None
+    """The step before which the state has not been told yet."""
     step: Step = INITIAL_STEP
     wanted: int | None = None
     job: int = 0

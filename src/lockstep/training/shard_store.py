@@ -171,7 +171,8 @@ class TorchShardStore:
             if held.apart:
                 self._step_apart(held, old, new, effect)
             else:
-                set_numbers(held.optimizer.param_groups[0], effect.rates[held.group])
+                if effect.rates:  # else those that the optimizer was made with
+                    set_numbers(held.optimizer.param_groups[0], effect.rates[held.group])
                 self._step(held, old, new)
             held.parameter.grad = None  # it may be a loan, which ends here
             self.times.reduce += reduced - began
@@ -198,7 +199,8 @@ class TorchShardStore:
             if piece.parameter in effect.without:
                 continue
             group = optimizer.param_groups[0]
-            set_numbers(group, effect.rates[held.group])
+            if effect.rates:
+                set_numbers(group, effect.rates[held.group])
             group["params"][0].data = target[where]
             group["params"][0].grad = held.parameter.grad[where]
             optimizer.step()

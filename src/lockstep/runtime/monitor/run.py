@@ -20,6 +20,7 @@ from lockstep.runtime.monitor.ending import BAD_INPUT, FAILED, describe_death, e
 from lockstep.runtime.monitor.lingering import linger
 from lockstep.runtime.monitor.oom import OomWitness, find_counters
 from lockstep.runtime.monitor.record import TaskRecord
+from lockstep.runtime.monitor.reporter import Phase
 from lockstep.runtime.monitor.service import MonitorService
 from lockstep.runtime.monitor.stopping import Action, Stopping
 from lockstep.runtime.monitor.task_process import TaskProcess
@@ -134,10 +135,11 @@ class _Monitor:
         raise AssertionError("the last life returns")
 
     def _start_again(self) -> None:
+        finished = self._record.report.phase == Phase.FINISHING.value
         self._task.close(KEEPER_SECONDS)
         processes.end_descendants(0.0, KEEPER_SECONDS)
         self._record.on_restarted()
-        self._task = TaskProcess(self._spec.command)
+        self._task = TaskProcess(self._spec.command, finished=finished)
         self._reports_open = True
 
     def _watch_task(self) -> None:

@@ -16,6 +16,9 @@ from lockstep.runtime.monitor.reporter import MAX_LINE_BYTES, LineBuffer, Report
 REPORT_FD: Final = "{report_fd}"
 """Where a command holds this text, the number of the descriptor for ``TaskReporter`` is put in its place."""
 
+FINISHED: Final = "--lockstep_finished"
+"""Where a command holds this word, it is left out, but for a life after one that had done all its work."""
+
 
 @dataclass(slots=True)
 class KeeperNews:
@@ -31,7 +34,7 @@ class KeeperNews:
 class TaskProcess:
     """One life of a task. Make it on the main thread of a process that is a subreaper."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], *, finished: bool = False) -> None:
         command_reader, self._commands = os.pipe()
         self.status_fd, status_writer = os.pipe()
         self.report_fd, report_writer = os.pipe()
@@ -41,7 +44,8 @@ class TaskProcess:
         os.set_blocking(self.status_fd, False)
         os.set_blocking(self.report_fd, False)
         inherited = (command_reader, status_writer, report_writer)
-        argv = [part.replace(REPORT_FD, str(report_writer)) for part in command]
+        words = [part for part in command if finished or part != FINISHED]
+        argv = [part.replace(REPORT_FD, str(report_writer)) for part in words]
         try:
             self._keeper = subprocess.Popen(
                 keeper.keeper_command(*inherited, argv),
