@@ -20,12 +20,15 @@ types: $(STAMP)
 
 # Tests that measure how soon something is said have the machine to themselves; the others share it.
 TIMED := tests/cluster tests/diagnose tests/doctor tests/drill tests/runtime
+# Clusters of real processes measured by the clock can be late once on a machine that others use. What failed is run a
+# second time by itself, and says so; what fails twice is broken. The first failure stays in the output.
+AGAIN = echo '*** the tests that failed above once more, by themselves' && $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures=none
 unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist=worksteal tests $(TIMED:%=--ignore=%)
-	$(BIN)/python -m pytest -q $(TIMED)
+	$(BIN)/python -m pytest -q $(TIMED) || ($(AGAIN) $(TIMED))
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -q -m 'slow and not rdma'
+	$(BIN)/python -m pytest -q -m 'slow and not rdma' || ($(AGAIN) -m 'slow and not rdma')
 
 # Every drill, every mis-configuration in network namespaces, transfers under random kills: for a quiet machine.
 test-soak: $(STAMP)
