@@ -163,6 +163,10 @@ def _serve(
             return None
         node.see_others_off()
         _write_server_trace(config, node)
+        if config.output.verbose:
+            from lockstep.training.benchmark.times import server_line
+
+            Output().emit(server_line(node))
         if config.output.timing_dir is not None:
             from lockstep.training.benchmark.times import server_times, write_times
 

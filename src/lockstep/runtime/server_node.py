@@ -51,8 +51,9 @@ from lockstep.runtime.checkpoint_writer import CheckpointWriter
 from lockstep.runtime.checkpoints import CheckpointFolder, make_manifest, verify
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
 from lockstep.runtime.node import Node, NodeConfig, Say
-from lockstep.runtime.store import AppliesLater, CountsTime, ShardStore, StoreTimes
+from lockstep.runtime.store import AppliesLater, CountsTime, ShardStore, StoreTimes, TellsMemory
 from lockstep.transports.base import Loan, Region, loan_ticket
+from lockstep.transports.memory import resident_bytes
 
 _JOIN_SECONDS = 10.0
 MakeStore = Callable[[], ShardStore]
@@ -133,6 +134,14 @@ class ServerNode(Node):
     def store_times(self) -> StoreTimes:
         """What the store's thread has spent its time on."""
         return self._store.times if isinstance(self._store, CountsTime) else StoreTimes()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes that this server holds for its shard, by what they are for."""
+        held = {
+            "two versions": sum(resident_bytes(slot.buffer) for slot in self._slots or ()),
+            "arriving gradients": sum(resident_bytes(inbox.buffer) for inbox in self._inboxes.values()),
+        }
+        return held | dict(self._store.memory() if isinstance(self._store, TellsMemory) else {})
 
     def start(self) -> None:
         self._worker.start()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -31,6 +31,14 @@ class CountsTime(Protocol):
 
     @property
     def times(self) -> StoreTimes: ...
+
+
+@runtime_checkable
+class TellsMemory(Protocol):
+    """A store that can tell what it holds beside the two slots."""
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes by what they are for."""
 
 
 class ShardStore(Protocol):

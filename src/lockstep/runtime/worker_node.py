@@ -19,6 +19,7 @@ from lockstep.protocol.worker import WorkerMachine
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
 from lockstep.runtime.node import Node, NodeConfig, Say
 from lockstep.transports.base import Loan, Region
+from lockstep.transports.memory import resident_bytes
 
 MOST_IN_PLACE = 400
 """Buckets of one server that are read where the server has them. Each is lent until its next version is here, so there
@@ -91,6 +92,11 @@ class WorkerNode(Node):
         self.parameters = self.transport.allocate(max(plan.arena_bytes, 1), "parameters")
         self._versions = [INITIAL_STEP] * len(plan.buckets)
         return self.gradients, self.parameters
+
+    def memory(self) -> dict[str, int]:
+        """Bytes that this worker holds for the exchange, by what they are for."""
+        regions = {"gradients": self.gradients, "parameters": self.parameters}
+        return {name: resident_bytes(region.buffer) for name, region in regions.items() if region is not None}
 
     def announce(self, layout: Layout, on_version: OnVersion | None = None) -> None:
         """The model is known. ``on_version`` is called on the loop's thread for each bucket; it must not block."""

@@ -114,6 +114,10 @@ class Replica(Binding):
         self.copies.steps += 1
         self.copies.parameter_bytes_copied += self._bytes_apart
 
+    def memory(self) -> dict[str, int]:
+        """Bytes of parameters in memory of the model's own, beside those that the transport knows."""
+        return {"copies of its own": self._bytes_apart}
+
     def close(self) -> None:
         for layer in self._direct:
             layer.restore()

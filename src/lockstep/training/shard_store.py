@@ -44,7 +44,6 @@ class _Held:
     slots: tuple[Tensor, Tensor]
     parameter: torch.nn.Parameter
     optimizer: torch.optim.Optimizer
-    scratch: Tensor
     group: int
     entry: OptimizerEntry
     bucket: Bucket
@@ -93,6 +92,9 @@ class TorchShardStore:
         self._incoming: dict[BucketId, bytearray] = {}
         self._names: tuple[str, ...] = ()
         self._slots: list[memoryview] = []
+        self._sums: dict[torch.dtype, Tensor] = {}
+        """Where gradients are added up: one place for all buckets, which are updated one by one. It stays in the
+        cache, and the optimizer reads it there."""
         self.times = StoreTimes()
 
     def prepare(self, layout: Layout, plan: Plan, server: int, slots: tuple[memoryview, memoryview]) -> None:
@@ -123,7 +125,10 @@ class TorchShardStore:
         value = first if self._device.type == "cpu" else torch.zeros_like(first, device=self._device)
         parameter = torch.nn.Parameter(value, requires_grad=False)
         optimizer = make_optimizer(entry, parameter)
-        return _Held((first, second), parameter, optimizer, torch.empty_like(value), bucket.group, entry, bucket)
+        sums = self._sums.get(dtype)
+        if sums is None or sums.numel() < value.numel():
+            self._sums[dtype] = torch.empty_like(value)
+        return _Held((first, second), parameter, optimizer, bucket.group, entry, bucket)
 
     def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
         """As ``apply``, and ``done`` is called when it has been done: now, or by the GPU's thread."""
@@ -136,6 +141,17 @@ class TorchShardStore:
         with self._lane.queueing():
             self._apply(effect, gradients)
             self._lane.when_done(done)
+
+    def memory(self) -> dict[str, int]:
+        """What is held beside the two slots, on the device that updates."""
+        states = [o.state.values() for held in self._held.values() for o in (held.optimizer, *held.apart)]
+        tensors = [value for found in states for state in found for value in state.values()]
+        on_gpu = sum(held.parameter.nbytes for held in self._held.values()) if self._lane is not None else 0
+        return {
+            "state of the optimizer": sum(value.nbytes for value in tensors if isinstance(value, Tensor)),
+            "sums of gradients": sum(sums.nbytes for sums in self._sums.values()),
+            "parameters on the GPU": on_gpu,
+        }
 
     def links_changed(self) -> None:
         """Memory of a worker's former life need not stay pinned; what is still lent is pinned again when it is used."""
@@ -268,7 +284,7 @@ class TorchShardStore:
 
     def _reduce(self, held: _Held, given: list[Tensor], count: int) -> Tensor:
         """The mean in the order of worker index: ((g0 + g1) + g2) / count."""
-        total = held.scratch
+        total = self._sums[held.parameter.dtype][: held.parameter.numel()]
         if len(given) == count == 1 and held.only_reads and given[0].dtype == total.dtype and self._lane is None:
             return given[0]
         if len(given) > 1 and self._device.type == "cpu" and given[0].dtype == total.dtype:

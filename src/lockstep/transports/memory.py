@@ -75,6 +75,17 @@ def address_of(buffer: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer)) if buffer.nbytes else 0
 
 
+def resident_bytes(buffer: memoryview) -> int:
+    """How much of this memory is really there. Pages that nobody has touched cost nothing."""
+    address, size = address_of(buffer), mmap.PAGESIZE
+    first = address - address % size
+    pages = -(-(address + buffer.nbytes - first) // size) if buffer.nbytes else 0
+    seen = (ctypes.c_ubyte * pages)()
+    if not pages or ctypes.CDLL(None).mincore(ctypes.c_void_p(first), ctypes.c_size_t(pages * size), seen) != 0:
+        return 0
+    return min(buffer.nbytes, sum(page & 1 for page in bytes(seen)) * size)
+
+
 class HostRegion:
     """A region in ordinary memory of this process."""
 

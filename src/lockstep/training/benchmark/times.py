@@ -1,9 +1,10 @@
-"""What a task of the benchmark says about its time: a JSON file in ``--timing_dir``, lines with ``--verbose``."""
+"""What a task of the benchmark says about its time and memory: a file in ``--timing_dir``, lines with ``--verbose``."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ def worker_times(node: WorkerNode, result: BenchResult, replica: Replica, first:
         "seconds_a_step": result.average_wall_time,
         "moments": _from(worker_moments(node.journal), first),
         "copies": dataclasses.asdict(replica.copies),
+        "memory": {"parameters": node.plan.arena_bytes if node.plan else 0, "held": node.memory()},
         "gpu_idle": replica.gpu_idle(),
         "links": _links(node),
     }
@@ -42,6 +44,7 @@ def server_times(node: ServerNode, first: int) -> dict[str, Any]:
         "task": str(node.task),
         "moments": _from(server_moments(node.journal), first),
         "store": dataclasses.asdict(node.store_times),
+        "memory": {"parameters": _shard_bytes(node), "held": node.memory()},
         "links": _links(node),
     }
 
@@ -59,7 +62,24 @@ def lines(node: WorkerNode, replica: Replica, first: int) -> list[str]:
     if idle is not None:
         # Its thread is through with a step long before the GPU is: only the GPU knows how long it waited.
         told += f" (its thread); its GPU waited {1000 * idle:.2f} ms for parameters"
-    return [told, replica.copies.sentence(), f"links of {node.task.short}: {links}"]
+    held = memory_line(node.task, node.plan.arena_bytes if node.plan else 0, node.memory() | replica.memory())
+    return [told, replica.copies.sentence(), held, f"links of {node.task.short}: {links}"]
+
+
+def server_line(node: ServerNode) -> str:
+    """What a server holds, for people."""
+    return memory_line(node.task, _shard_bytes(node), node.memory())
+
+
+def memory_line(task: TaskId, parameters: int, held: Mapping[str, int]) -> str:
+    """What a task holds as a multiple of its parameters. The model's own activations are not in it."""
+    each = ", ".join(f"{name} {nbytes / max(parameters, 1):.2f}" for name, nbytes in held.items() if nbytes)
+    total = sum(held.values()) / max(parameters, 1)
+    return f"memory of {task.short}: {total:.2f} times its {parameters / 1e6:.1f} MB of parameters ({each})"
+
+
+def _shard_bytes(node: ServerNode) -> int:
+    return node.known_plan.shard_bytes(node.task.index) if node.known_plan is not None else 0
 
 
 def write_times(folder: str, task: TaskId, times: dict[str, Any]) -> None:
