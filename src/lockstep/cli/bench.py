@@ -13,11 +13,9 @@ from collections.abc import Sequence
 
 from lockstep.cli.environment import LAUNCHED_VARIABLE
 from lockstep.cli.flags import check_machine, parse_bench, task_arguments
-from lockstep.cli.start_checks import limits_of_machine, start_notices
 from lockstep.errors import BadInput
 from lockstep.protocol.ids import CHIEF, Role, TaskId, server
 from lockstep.protocol.recovery import LossPolicy
-from lockstep.runtime.checkpoints import CheckpointError, CheckpointFolder
 from lockstep.training.config import BenchConfig, recovery_rules, settings
 from lockstep.version import __version__
 
@@ -36,6 +34,8 @@ def start(argv: Sequence[str], program: Sequence[str]) -> int:
         from lockstep.cli.bench_task import run_task
 
         return run_task(parse_bench(argv[1:], os.environ), int(argv[0].removeprefix(TASK_FLAG)))
+    from lockstep.cli.start_checks import limits_of_machine, start_notices  # here: the task itself needs none of them
+
     config = parse_bench(argv, os.environ)
     limits = [one.sentence for one in limits_of_machine(config, os.environ) if one.keeps_from_working]
     check_machine(config, limits)
@@ -56,6 +56,8 @@ def _refuse_checkpoints_of_another_run(config: BenchConfig) -> None:
     coordinates = config.local is not None or (config.cluster is not None and config.task == server(0))
     if config.output.train_dir is None or not coordinates or not recovery_rules(config).saves:
         return
+    from lockstep.runtime.checkpoints import CheckpointError, CheckpointFolder
+
     try:
         CheckpointFolder(config.output.train_dir).refuse_foreign(settings(config))
     except CheckpointError as error:
