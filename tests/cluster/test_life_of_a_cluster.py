@@ -32,7 +32,7 @@ def test_a_local_cluster_trains_and_ends_with_nothing_left(tmp_path: Path) -> No
     assert len(STEP_LINE.findall(done.stdout)) == 3
     assert re.search(r"^total images/sec: \d+\.\d\d$", done.stdout, re.MULTILINE)
     assert load_file(tmp_path / "final.safetensors")
-    assert not processes_mentioning(str(tmp_path))
+    assert not processes_mentioning(str(tmp_path)), "others may run clusters here too"
 
 
 @pytest.mark.slow

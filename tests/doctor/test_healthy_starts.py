@@ -10,7 +10,10 @@ import threading
 import pytest
 
 from doctor.plain_cluster import plain_cluster
+from helpers.ports import free_port
+from helpers.waiting import wait_until
 from lockstep.protocol.ids import server, worker
+from lockstep.runtime.knock import Answer, knock
 
 STARTS = 50
 FINDING = re.compile(
@@ -65,6 +68,19 @@ def test_doctor_names_the_job_that_was_left_behind() -> None:
     assert done.code == 1
     assert "worker 0 runs here already, as process" in done.stdout
     assert "it has other host lists" in done.stdout
+
+
+@pytest.mark.slow
+def test_doctor_sees_a_second_one_with_its_index_that_comes_later() -> None:
+    with plain_cluster(1, 2) as cluster:
+        elsewhere = free_port()
+        flags = ("--wait=6", f"--bind=127.0.0.1:{elsewhere}")
+        with cluster.doctor(worker(0), *flags) as first:
+            wait_until(lambda: knock(f"127.0.0.1:{elsewhere}").answer is Answer.OPEN, 10, "the first doctor listens")
+            with cluster.doctor(worker(0), "--wait=6"):
+                done = first.wait(20)
+    assert f"worker 0 is at {cluster.addresses[worker(0)]} already, as process" in done.stdout
+    assert done.code == 1
 
 
 @pytest.mark.soak

@@ -12,9 +12,14 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import lockstep.version
+
+if TYPE_CHECKING:
+    from lockstep.runtime.monitor.reporter import TaskReporter
+    from lockstep.runtime.node import Node
+    from lockstep.runtime.outcome import Outcome
 
 lockstep.version.__version__ = os.environ.get("PLAIN_VERSION", lockstep.version.__version__)
 
@@ -42,8 +47,7 @@ def run_task(flags: Sequence[str], report_fd: int) -> int:
     from lockstep.cli.bench_task import node_config, say
     from lockstep.cli.flags import parse_bench
     from lockstep.protocol.ids import Role
-    from lockstep.runtime.monitor.reporter import Phase, TaskReporter
-    from lockstep.runtime.outcome import JobEndedError
+    from lockstep.runtime.monitor.reporter import TaskReporter
     from lockstep.runtime.server_node import ServerNode
     from lockstep.runtime.worker_node import WorkerNode
 
@@ -58,20 +62,31 @@ def run_task(flags: Sequence[str], report_fd: int) -> int:
         node = WorkerNode(config, say, reporter)
     try:
         node.start()
+        outcome = _until_the_end(node, reporter)
+        if isinstance(node, ServerNode):
+            node.see_others_off()  # as a server of ``lockstep bench`` does
+        return 0 if outcome.ok else 1
+    finally:
+        node.close()
+
+
+def _until_the_end(node: Node, reporter: TaskReporter) -> Outcome:
+    from lockstep.runtime.monitor.reporter import Phase
+    from lockstep.runtime.outcome import JobEndedError
+    from lockstep.runtime.worker_node import WorkerNode
+
+    try:
         node.wait_until_member()
         os.write(1, b"formed\n")
         reporter.phase(Phase.TRAINING)
         if isinstance(node, WorkerNode) and not os.environ.get("PLAIN_HOLD"):
             node.finish(0)
-        return 0 if node.wait_until_ended().ok else 1
+        return node.wait_until_ended()
     except JobEndedError as ended:
-        if (
-            ended.outcome.ok
-        ):  # the workers had nothing to do, and were done before this task was told that it is a member
+        if ended.outcome.ok:
+            # The workers had nothing to do, and were done before this task was told that it is a member.
             os.write(1, b"formed\n")
-        return 0 if ended.outcome.ok else 1
-    finally:
-        node.close()
+        return ended.outcome
 
 
 def _no_store() -> NoReturn:

@@ -13,12 +13,9 @@ from collections.abc import Sequence
 
 from lockstep.cli.environment import LAUNCHED_VARIABLE
 from lockstep.cli.flags import check_machine, parse_bench, task_arguments
-from lockstep.cli.start_checks import limits_of_machine, start_notices
 from lockstep.errors import BadInput
 from lockstep.protocol.ids import CHIEF, Role, TaskId, server
 from lockstep.protocol.recovery import LossPolicy
-from lockstep.runtime.checkpoints import CheckpointError, CheckpointFolder
-from lockstep.runtime.preflight import count_gpus
 from lockstep.training.config import BenchConfig, LocalCluster, recovery_rules, settings
 from lockstep.version import __version__
 
@@ -45,6 +42,8 @@ def start(argv: Sequence[str], program: Sequence[str]) -> int:
         flags = [word for word in argv[1:] if word != FINISHED]
         report_fd = int(argv[0].removeprefix(TASK_FLAG))
         return run_task(parse_bench(flags, os.environ), report_fd, finished=FINISHED in argv)
+    from lockstep.cli.start_checks import limits_of_machine, start_notices  # here: the task itself needs none of them
+
     config = parse_bench(argv, os.environ)
     limits = [one.sentence for one in limits_of_machine(config, os.environ) if one.keeps_from_working]
     check_machine(config, limits)
@@ -65,6 +64,8 @@ def _refuse_checkpoints_of_another_run(config: BenchConfig) -> None:
     coordinates = config.local is not None or (config.cluster is not None and config.task == server(0))
     if config.output.train_dir is None or not coordinates or not recovery_rules(config).saves:
         return
+    from lockstep.runtime.checkpoints import CheckpointError, CheckpointFolder
+
     try:
         CheckpointFolder(config.output.train_dir).refuse_foreign(settings(config))
     except CheckpointError as error:
@@ -100,6 +101,7 @@ def _run_monitor(config: BenchConfig, argv: Sequence[str], program: Sequence[str
 def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequence[str]) -> int:
     from lockstep.cli.forming import forming_line
     from lockstep.runtime.local_cluster import LocalClusterSpec, run_local_cluster
+    from lockstep.runtime.preflight import count_gpus
 
     assert config.local is not None
     local = config.local

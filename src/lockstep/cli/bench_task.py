@@ -155,7 +155,7 @@ def _serve(
         from lockstep.training.shard_store import warm_up
 
         warm_up()  # while the cluster forms, so that the first bucket does not wait for it
-        reporter.phase(Phase.CONNECTING if node.forming else Phase.COMPARING_SETTINGS)
+        reporter.phase_after(Phase.IMPORTING_TORCH, Phase.CONNECTING if node.forming else Phase.COMPARING_SETTINGS)
         outcome = _wait_for_the_end(node)
         if node.refused:
             return EXIT_BAD_INPUT

@@ -195,8 +195,9 @@ class _Work:
             leave_word(self._spec.address_of(task), stand.snapshot())
 
     def _visit(self, task: TaskId) -> Seen | None:
-        if task in self._seen and self._settled(task):
-            return None
+        known = self._seen.get(task)
+        if known is not None and self._settled(task) and (known.visit.reached or task not in self._own):
+            return None  # at an address of our own that nobody has answered at, another one of us may still turn up
         stand = self._stands.get(self._visitor())
         word = b"" if stand is None or task in self._own else stand.snapshot()
         return look_at(self._visitor(), task, self._spec.address_of(task), word)

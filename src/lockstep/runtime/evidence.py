@@ -15,6 +15,8 @@ from lockstep.transports.wire.monitor_client import Unreachable, describe, fetch
 ASK_SECONDS = 1.0
 ASK_SECONDS_PER_TASK = 0.1
 _MOST_REASON = 500
+IS_UP = "is up, "
+"""How the finding of a task begins with which all is well so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def look(task: TaskId, address: str, seconds: float = ASK_SECONDS) -> Finding:
         return Finding(f"is {found.task} there, not {task}: the host lists or the task indices do not fit", None, True)
     if found.exited:
         return Finding(how_it_ended(found) + _last_words(found, address), found, True)
-    return Finding(f"is up, {found.phase} (process {found.pid} on {found.host})", found, True)
+    return Finding(f"{IS_UP}{found.phase} (process {found.pid} on {found.host})", found, True)
 
 
 def _last_words(found: Description, address: str) -> str:

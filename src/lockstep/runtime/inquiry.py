@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lockstep.protocol.ids import Role, TaskId
-from lockstep.runtime.evidence import Finding
+from lockstep.runtime.evidence import IS_UP, Finding
 from lockstep.runtime.knock import Answer, knock
 from lockstep.runtime.start_facts import StartFacts, list_difference, read_start_facts
 from lockstep.transports.wire.monitor_client import Unreachable, fetch_snapshot
@@ -55,8 +55,8 @@ def why_it_does_not_come(ours: StartFacts, finding: Finding, address: str) -> st
 
 def _as_seen_from_there(ours: StartFacts, pid: int, host: str, link: dict[str, Any]) -> str:
     front, finding = str(link.get("front", ""))[:300], str(link.get("finding", ""))[:1000]
-    if not front or not int(link.get("attempts", 0)):
-        return ""
+    if not front or not int(link.get("attempts", 0)) or finding.startswith(IS_UP):
+        return ""  # it has not looked yet, or it reaches us and the link is about to open
     return f"is up (process {pid} on {host}) but does not reach {ours.short}: from there, {front} {finding}"
 
 

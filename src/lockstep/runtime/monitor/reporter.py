@@ -126,6 +126,11 @@ class TaskReporter:
         """I am now doing this."""
         self._tell(phase=str(phase))
 
+    def phase_after(self, former: Phase, phase: Phase) -> None:
+        """``former`` is over and I am now doing this, unless another thread has come further meanwhile."""
+        if self._report.phase == str(former):
+            self.phase(phase)
+
     def ready(self, task_address: str, incarnation: int, job: int = 0) -> None:
         """I answer at ``task_address`` in this life; ``job`` is 0 until it is known."""
         self._tell(task_address=task_address, incarnation=incarnation, job=job)
