@@ -191,4 +191,5 @@ def test_hundreds_of_drawn_runs_are_sound() -> None:
 def test_an_async_chief_without_a_single_step_does_not_hold_up_the_others() -> None:
     scenario = replace(SCENARIO, mode=Mode.ASYNC)
     played = run(EndEarly(W0, 0), scenario=scenario)
+    assert played.ending is not None
     assert played.ending.completed
