@@ -16,15 +16,26 @@ from typing import TYPE_CHECKING
 
 from lockstep.cli.environment import Launch, launched_by
 from lockstep.errors import BadInput
-from lockstep.protocol.ids import Role, TaskId
+from lockstep.protocol.ids import CHIEF, Role, TaskId
+from lockstep.protocol.recovery import Beginning
 from lockstep.runtime.cluster import DEFAULT_PROTOCOL, ON_STALL, ClusterSpec, cluster_problems
 from lockstep.runtime.monitor.companion import CompanionError, start_companion
 from lockstep.runtime.node import NodeConfig
 from lockstep.runtime.outcome import JobEndedError, Outcome
 from lockstep.runtime.preflight import protocol_problems
 from lockstep.runtime.rendezvous import Meeting, RendezvousError, free_port, meet
+from lockstep.runtime.resuming import beginning_in
 from lockstep.runtime.watchdog import WatchSettings
-from lockstep.training.library.settings import ON_NAN, Exchange, exchange_problems, library_settings
+from lockstep.training.library.settings import (
+    ON_NAN,
+    Exchange,
+    Keeping,
+    exchange_problems,
+    keeping_problems,
+    library_settings,
+    loss_notice,
+    recovery_rules,
+)
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions
 from lockstep.version import __version__
 
@@ -61,6 +72,27 @@ class JoinArguments:
     bind: str | None = None
     job_token: str = field(default="", repr=False)
     rdma: RdmaOptions = NO_OPTIONS
+    train_dir: str | None = None
+    save_model_secs: float = 0
+    save_model_steps: int | None = None
+    max_ckpts_to_keep: int = 5
+    on_worker_loss: str | None = None
+    rejoin_timeout: float = 300.0
+
+    @property
+    def launched(self) -> bool:
+        """Whether a launcher says who is what."""
+        return not self.job_name
+
+    @property
+    def keeping(self) -> Keeping:
+        return Keeping(
+            train_dir=self.train_dir or "",
+            save_model_secs=float(self.save_model_secs),
+            save_model_steps=self.save_model_steps or 0,
+            max_ckpts_to_keep=self.max_ckpts_to_keep,
+            on_worker_loss=self.on_worker_loss or "",
+        )
 
     @property
     def exchange(self) -> Exchange:
@@ -91,6 +123,12 @@ def join(
     bind: str | None = None,
     job_token: str = "",
     rdma: RdmaOptions = NO_OPTIONS,
+    train_dir: str | None = None,
+    save_model_secs: float = 0,
+    save_model_steps: int | None = None,
+    max_ckpts_to_keep: int = 5,
+    on_worker_loss: str | None = None,
+    rejoin_timeout: float = 300.0,
 ) -> Job:
     """Become one task of a cluster. Blocks until all tasks are there, ``startup_timeout`` seconds at most.
 
@@ -120,6 +158,12 @@ def join(
         bind=bind,
         job_token=job_token,
         rdma=rdma,
+        train_dir=train_dir,
+        save_model_secs=save_model_secs,
+        save_model_steps=save_model_steps,
+        max_ckpts_to_keep=max_ckpts_to_keep,
+        on_worker_loss=on_worker_loss,
+        rejoin_timeout=rejoin_timeout,
     )
     return join_with(arguments, os.environ)
 
@@ -128,30 +172,48 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     """``join`` with an environment of one's own."""
     _refuse_bad_choices(arguments)
     cluster = _cluster(arguments, environ)
-    _refuse(cluster_problems(cluster) + list(exchange_problems(arguments.exchange, cluster.shape.workers)))
+    workers = cluster.shape.workers
+    problems = list(exchange_problems(arguments.exchange, workers))
+    problems += keeping_problems(arguments.keeping, arguments.exchange, workers, launched=arguments.launched)
+    _refuse(cluster_problems(cluster) + problems)
     _refuse(protocol_problems(cluster))
+    config = node_config(cluster, arguments.exchange, arguments.keeping, launched=arguments.launched)
     listen = cluster.listen_address()
     assert cluster.task is not None
     try:
         companion = start_companion(cluster.task, listen.host, listen.port, __version__)
     except CompanionError as error:
         raise BadInput(str(error)) from None
-    config = NodeConfig(
-        tell_paths=True,
-        cluster=cluster,
-        settings=library_settings(cluster, arguments.exchange),
-        synchronous=arguments.synchronous,
-        eager=False,
-        summed=arguments.reduction == "sum",
-        aggregate=arguments.exchange.aggregate(cluster.shape.workers),
-        watch=WatchSettings(on_stall=cluster.on_stall),
-    )
     if cluster.task.role is Role.SERVER:
         _serve_and_leave(config, companion)
     from lockstep.training.library.job import JobOptions
 
     options = JobOptions(on_nan=arguments.on_nan, bucket_bytes=round(arguments.bucket_mb * MEBIBYTE))
     return _join_as_worker(config, companion, options)
+
+
+def node_config(cluster: ClusterSpec, exchange: Exchange, keeping: Keeping, *, launched: bool = False) -> NodeConfig:
+    """What the runtime needs to know of a job of the library. BadInput where its ``train_dir`` is of another run."""
+    workers = cluster.shape.workers
+    rules = recovery_rules(keeping, exchange, workers, cluster.rejoin_timeout, launched=launched)
+    settings = library_settings(cluster, exchange, rules)
+    resumes = bool(keeping.train_dir) and cluster.task == cluster.shape.coordinator
+    if cluster.task == CHIEF and (notice := loss_notice(rules, exchange, workers, launched=launched)):
+        say(notice)
+    return NodeConfig(
+        tell_paths=True,
+        cluster=cluster,
+        settings=settings,
+        synchronous=exchange.synchronous,
+        eager=False,
+        summed=exchange.reduction == "sum",
+        aggregate=exchange.aggregate(workers),
+        watch=WatchSettings(on_stall=cluster.on_stall),
+        recovery=rules,
+        beginning=beginning_in(keeping.train_dir, settings, say) if resumes else Beginning(),
+        train_dir=keeping.train_dir,
+        checkpoints_kept=keeping.max_ckpts_to_keep,
+    )
 
 
 def _refuse_bad_choices(arguments: JoinArguments) -> None:
@@ -190,6 +252,7 @@ def _cluster(arguments: JoinArguments, environ: Mapping[str, str]) -> ClusterSpe
         startup_timeout=arguments.startup_timeout,
         stall_after=arguments.stall_after,
         on_stall=arguments.on_stall,
+        rejoin_timeout=arguments.rejoin_timeout,
         token=token,
         rdma=arguments.rdma,
     )
@@ -283,7 +346,8 @@ def dropped_lines(coordinator: object) -> list[str]:
 
 def _join_as_worker(config: NodeConfig, companion: Companion, options: JobOptions) -> Job:
     from lockstep.runtime.worker_node import WorkerNode
-    from lockstep.training.library.job import Job, close_before_threads_end
+    from lockstep.training.library.job import Job
+    from lockstep.training.library.leaving import close_before_threads_end
 
     node = WorkerNode(config, say, companion.reporter)
 

@@ -13,10 +13,11 @@ from helpers.ports import free_ports
 from lockstep.protocol.faults import Fault
 from lockstep.protocol.ids import ClusterShape, TaskId
 from lockstep.protocol.messages import Description, Setting
-from lockstep.protocol.recovery import RecoveryRules
+from lockstep.protocol.recovery import Beginning, RecoveryRules
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.node import Node, NodeConfig
+from lockstep.runtime.resuming import beginning_in
 from lockstep.runtime.server_node import MakeStore, ServerNode
 from lockstep.runtime.watchdog import WatchSettings
 from lockstep.runtime.worker_node import WorkerNode
@@ -114,6 +115,7 @@ def in_process_cluster(
     faults: tuple[Fault, ...] = (),
     tell_paths: bool = False,
     recovery: RecoveryRules | None = None,
+    train_dir: str = "",
 ) -> Iterator[InProcessCluster]:
     """Start all nodes of a cluster; close them whatever happens."""
     ports = [f"127.0.0.1:{port}" for port in free_ports(shape.servers + shape.workers)]
@@ -125,6 +127,7 @@ def in_process_cluster(
         stall_after=stall_after,
     )
     cluster = InProcessCluster()
+    beginning = beginning_in(train_dir, settings(shape.coordinator), cluster.said.append) if train_dir else Beginning()
     fronts: list[Front] = []
     try:
         for task in shape.tasks():
@@ -140,6 +143,9 @@ def in_process_cluster(
                 faults=faults,
                 tell_paths=tell_paths,
                 recovery=recovery or RecoveryRules(),
+                train_dir=train_dir,
+                checkpoints_kept=0,
+                beginning=beginning if task == shape.coordinator else Beginning(),
             )
             reporter = TaskReporter.none()
             fronts.append(Front(task, spec.address_of(task), reporter))

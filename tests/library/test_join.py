@@ -71,9 +71,9 @@ def hosts(servers: int, workers: int) -> tuple[str, str]:
     return f"--ps_hosts={','.join(ports[:servers])}", f"--worker_hosts={','.join(ports[servers:])}"
 
 
-def cluster_of(*extra: str, servers: int = 1) -> list[Command]:
+def cluster_of(*extra: str, servers: int = 1, shared: tuple[str, ...] = ()) -> list[Command]:
     """``lockstep ps`` for every server, and the program for two workers."""
-    lists = hosts(servers, 2)
+    lists = (*hosts(servers, 2), *shared)
     served: list[Command] = [((*LOCKSTEP, "ps", *lists, f"--task_index={index}"), {}) for index in range(servers)]
     trained: list[Command] = [
         ((*PROGRAM, *lists, "--job_name=worker", f"--task_index={i}", *extra), {}) for i in range(2)
@@ -97,13 +97,14 @@ def test_an_exception_in_one_program_is_told_to_all() -> None:
     assert "KeyError" in other.stderr
 
 
-def test_a_killed_program_is_named_and_nothing_is_left_behind() -> None:
-    server, chief, other = run_all(cluster_of("--die"))
+def test_a_killed_program_that_nobody_waits_for_is_named_and_nothing_is_left_behind() -> None:
+    server, chief, other = run_all(cluster_of("--die", shared=("--on_worker_loss=abort",)))
     assert other.code == -9
     assert server.code == 1
     assert chief.code == 1
     for one in (server, chief):
         assert re.search(r"/job:worker/replica:0/task:1", one.stderr), one.stderr
+    assert "the loss of a worker ends this job: on_worker_loss says abort" in chief.stderr
 
 
 @pytest.mark.slow

@@ -148,3 +148,14 @@ def test_a_data_set_smaller_than_a_batch_still_has_a_rate() -> None:
         for name in model_names(dataset):
             rate = find_model(name, dataset).default_learning_rate
             assert 0.0 <= rate.at(7, 512, 5) < 10.0
+
+
+@pytest.mark.slow
+def test_a_model_is_built_without_what_torch_imports_for_compiling() -> None:
+    """It takes a second, for which everybody waits when a worker comes back."""
+    code = (
+        "import sys, torch; from lockstep.training.models.registry import build_model as build\n"
+        "build('resnet20', 'cifar10', 10); build('lenet', 'imagenet', 10); print('sympy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "False", done.stderr

@@ -12,7 +12,7 @@ from lockstep.cli.flags.flag import Flag, Group, Kind, Rows, Value
 from lockstep.cli.flags.parsing import CommandLine, read_command_line
 from lockstep.cli.flags.table import TABLE
 from lockstep.errors import BadInput
-from lockstep.training.library.settings import ON_NAN, REDUCTIONS
+from lockstep.training.library.settings import ON_NAN, ON_WORKER_LOSS, REDUCTIONS
 from lockstep.transports.verbs.options import RdmaOptions
 
 _ROWS = Rows(Group.EXCHANGE)
@@ -26,8 +26,13 @@ _SHARED = (
     "startup_timeout",
     "stall_after",
     "on_stall",
+    "rejoin_timeout",
     "bind",
     "job_token",
+    "train_dir",
+    "save_model_secs",
+    "save_model_steps",
+    "max_ckpts_to_keep",
     *RDMA_FLAGS,
 )
 _OWN = (
@@ -44,6 +49,14 @@ _OWN = (
         Kind.WHOLE,
         None,
         "backup workers: a step is made of the first so many workers that finish it (default: all)",
+        upstream=False,
+    ),
+    _ROWS.works(
+        "on_worker_loss",
+        Kind.CHOICE,
+        "wait",
+        "when a worker is lost: wait for it to be started again, or end (default: wait where it can come back)",
+        choices=ON_WORKER_LOSS,
         upstream=False,
     ),
 )

@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from lockstep.cli.flags.build import TOKEN_VARIABLE, rdma_options
+from lockstep.cli.flags.parsing import CommandLine
 from lockstep.cli.library_flags import LIBRARY_TABLE, read_library_flags
 from lockstep.errors import BadInput, HelpAsked
 from lockstep.protocol.ids import Role, TaskId
 from lockstep.runtime.cluster import ClusterSpec, cluster_problems
 from lockstep.runtime.preflight import task_problems
-from lockstep.training.library.settings import Exchange, exchange_problems, library_settings
+from lockstep.training.library.settings import Exchange, Keeping, exchange_problems, keeping_problems
 from lockstep.version import __version__
 
 TASK_FLAG = "--lockstep_task="
@@ -42,7 +43,7 @@ def run(argv: Sequence[str]) -> int:
         raise HelpAsked(help_text())
     if argv and argv[0].startswith(TASK_FLAG):
         return _run_server(argv[1:], int(argv[0].removeprefix(TASK_FLAG)), os.environ)
-    cluster, _ = _parse(argv, os.environ)
+    cluster, _, _ = _parse(argv, os.environ)
     problems = task_problems(cluster)
     if problems:
         raise BadInput(problems)
@@ -63,7 +64,7 @@ def help_text() -> str:
     return _HELP.format(flags="\n".join(rows))
 
 
-def _parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ClusterSpec, Exchange]:
+def _parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ClusterSpec, Exchange, Keeping]:
     line = read_library_flags(argv)
     if line.value("job_name") not in ("", "ps"):
         raise BadInput("'lockstep ps' is always a server; leave out --job_name, or start the program itself as worker.")
@@ -75,28 +76,43 @@ def _parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ClusterSpec
         replicas_to_aggregate=count if isinstance(count, int) else None,
     )
     ps_hosts, worker_hosts, index = values["ps_hosts"], values["worker_hosts"], values["task_index"]
-    timeout, stall_after = values["startup_timeout"], values["stall_after"]
     assert isinstance(ps_hosts, tuple)
     assert isinstance(worker_hosts, tuple)
     assert isinstance(index, int)
-    assert isinstance(timeout, int | float)
-    assert isinstance(stall_after, int | float)
     cluster = ClusterSpec(
         ps_hosts=ps_hosts,
         worker_hosts=worker_hosts,
         task=TaskId(Role.SERVER, index),
         protocol=str(values["server_protocol"]),
         bind=None if values["bind"] is None else str(values["bind"]),
-        startup_timeout=float(timeout),
-        stall_after=float(stall_after),
+        startup_timeout=_number(line, "startup_timeout"),
+        stall_after=_number(line, "stall_after"),
+        rejoin_timeout=_number(line, "rejoin_timeout"),
         on_stall=str(values["on_stall"]),
         token=str(values["job_token"] or environ.get(TOKEN_VARIABLE, "")),
         rdma=rdma_options(values),
     )
+    keeping = _keeping(line)
     problems = cluster_problems(cluster) + list(exchange_problems(exchange, len(worker_hosts)))
+    problems += keeping_problems(keeping, exchange, len(worker_hosts), launched=False)
     if problems:
         raise BadInput(problems)
-    return cluster, exchange
+    return cluster, exchange, keeping
+
+
+def _number(line: CommandLine, name: str) -> float:
+    value = line.value(name)
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _keeping(line: CommandLine) -> Keeping:
+    return Keeping(
+        train_dir=str(line.value("train_dir") or ""),
+        save_model_secs=_number(line, "save_model_secs"),
+        save_model_steps=int(_number(line, "save_model_steps")),
+        max_ckpts_to_keep=int(_number(line, "max_ckpts_to_keep")),
+        on_worker_loss=str(line.value("on_worker_loss")) if "on_worker_loss" in line.given else "",
+    )
 
 
 class StoppedError(BaseException):
@@ -109,24 +125,12 @@ def _stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
 
 
 def _run_server(argv: Sequence[str], report_fd: int, environ: Mapping[str, str]) -> int:
-    from lockstep.entry import EXIT_FAILED, say, serve
+    from lockstep.entry import EXIT_FAILED, node_config, say, serve
     from lockstep.runtime.monitor.reporter import TaskReporter
-    from lockstep.runtime.node import NodeConfig
-    from lockstep.runtime.watchdog import WatchSettings
 
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the monitor decides what Ctrl-C means
-    cluster, exchange = _parse(argv, environ)
-    config = NodeConfig(
-        tell_paths=True,
-        cluster=cluster,
-        settings=library_settings(cluster, exchange),
-        synchronous=exchange.synchronous,
-        eager=False,
-        summed=exchange.reduction == "sum",
-        aggregate=exchange.aggregate(cluster.shape.workers),
-        watch=WatchSettings(on_stall=cluster.on_stall),
-    )
+    config = node_config(*_parse(argv, environ))
     try:
         outcome = serve(config, TaskReporter(report_fd))
     except StoppedError:

@@ -36,6 +36,8 @@ PART = ".part"
 FORMAT = 1
 MAX_MANIFEST_BYTES = 64 << 20
 
+PROGRAM = "program"
+"""The setting that jobs of the library have, and those of the benchmark do not."""
 MUST_FIT = ("model", "data_name", "dtype", "optimizer", "precision")
 """A checkpoint with another value of one of these settings belongs to another run."""
 
@@ -305,6 +307,9 @@ def with_shards(manifest: Manifest, shards: Sequence[Saved]) -> Manifest:
 
 def first_difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
     """Why a checkpoint is of another run; None where it fits."""
+    if (PROGRAM in ours) != (PROGRAM in theirs):
+        known = "a program of one's own", "lockstep bench"
+        return f"it is of {known[PROGRAM not in theirs]}, this run is of {known[PROGRAM not in ours]}"
     for name in MUST_FIT:
         if name in ours and name in theirs and ours[name] != theirs[name]:
             return f"it has {name}={theirs[name]}, this run has {name}={ours[name]}"

@@ -9,7 +9,7 @@ is sent twice.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -222,7 +222,9 @@ class SealedReplica(Binding):
         node, step = self._node, self.step
         # The seal says which edition of each bucket counts, so it must not overtake the last of them.
         self._memory.after_filled(
-            lambda: node.seal(step, absent, said, without=without, void=void, values=values, occasion=occasion)
+            lambda: node.seal(
+                step, absent, said, without=without, void=void, values=values, occasion=occasion, state=None
+            )
         )
 
     def _settle(self, bound: Bound) -> Tensor | None:
@@ -276,7 +278,7 @@ class SealedReplica(Binding):
         torch.autograd.graph.increment_version([bound.trained.parameter for bound in self._bound])
         self._begin(reached)
 
-    def publish_values(self, rates: tuple[GroupRates, ...], occasion: str) -> None:
+    def publish_values(self, rates: tuple[GroupRates, ...], occasion: str, on_sealed: Callable[[], None]) -> None:
         """The chief's parameters, as they are now, become everybody's; takes a step of its own, on all workers."""
         kept = {b.index: b.gradient.clone() for b in self._bound if b.trained.parameter.grad is b.gradient}
         every = tuple(range(len(self.plan.buckets)))
@@ -285,6 +287,7 @@ class SealedReplica(Binding):
             for bucket in every:
                 self._memory.filled(self.step, bucket)
         self._send_seal(rates, () if self._node.task == CHIEF else every, values=True, occasion=occasion)
+        on_sealed()
         self.wait_for_next()
         for index, gradient in kept.items():
             self._bound[index].gradient.copy_(gradient)

@@ -30,7 +30,8 @@ from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.reporter import MAX_LINE_BYTES, LineBuffer, TaskReporter, decode_report
 from lockstep.runtime.monitor.run import say, why_not_listening
 from lockstep.runtime.monitor.service import MonitorService
-from lockstep.transports.wire.server import ListenError
+from lockstep.transports.wire.monitor_client import Unreachable, describe
+from lockstep.transports.wire.server import ListenError, PortTaken
 
 UNKNOWN_EXIT_CODE: Final = 255
 """Told for a task that ended without a word on a system where only its parent learns the exit code."""
@@ -38,6 +39,11 @@ UNKNOWN_EXIT_CODE: Final = 255
 START_SECONDS: Final = 30.0
 """A companion listens after a fraction of a second; a machine that is starting a hundred of them takes longer."""
 
+FORMER_SECONDS: Final = 10.0
+"""How long a companion waits for that of a former life of its task to let go of the address."""
+
+_RETRY_SECONDS: Final = 0.1
+_ASK_SECONDS: Final = 1.0
 _CLOSE_SECONDS: Final = 5.0
 _TICK_SECONDS: Final = 0.5
 _EXIT_STATUS_SECONDS: Final = 0.5
@@ -147,7 +153,7 @@ def main(arguments: Sequence[str]) -> int:
         record = TaskRecord(spec.task, spec.version, os.getpid())
         record.on_started(task_pid)
         try:
-            service = MonitorService(spec.host, spec.port, record)
+            service = _listen(spec, record)
         except ListenError as error:
             os.write(ready_writer, why_not_listening(TaskId.parse(spec.task), spec.port, error).encode())
             return 0
@@ -158,6 +164,34 @@ def main(arguments: Sequence[str]) -> int:
         finally:
             service.close()
     return 0
+
+
+def _listen(spec: CompanionSpec, record: TaskRecord) -> MonitorService:
+    """The companion of a former life of this task may still tell of its end there; it is gone in some seconds."""
+    deadline = time.monotonic() + FORMER_SECONDS
+    silent = 0
+    while True:
+        try:
+            return MonitorService(spec.host, spec.port, record)
+        except PortTaken:
+            former = _is_of_a_former_life(spec)
+            silent += former is None
+            # One that gives no answer may have let go of the port meanwhile; the next try will tell.
+            if former is False or silent > 1 or time.monotonic() >= deadline:
+                raise
+            time.sleep(_RETRY_SECONDS)
+
+
+def _is_of_a_former_life(spec: CompanionSpec) -> bool | None:
+    """Whether who listens there answers for this very task, whose process has ended; None: nobody answers."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(spec.host, spec.host)
+    try:
+        found = describe(f"[{host}]:{spec.port}" if ":" in host else f"{host}:{spec.port}", _ASK_SECONDS)
+    except Unreachable:
+        return None
+    facts = processes.process_facts(found.pid)
+    ended = found.exited or facts is None or facts.state.startswith("dead")
+    return found.task == spec.task and ended
 
 
 class _Companion:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -21,13 +20,16 @@ from lockstep.runtime.outcome import JobEndedError
 from lockstep.runtime.worker_node import WorkerNode
 from lockstep.training.binding import BindingOptions
 from lockstep.training.library.changes import ChangeWatch
+from lockstep.training.library.course import Course
 from lockstep.training.library.errors import UsageError
+from lockstep.training.library.leaving import why_it_left
 from lockstep.training.library.misuse import MisuseWatch
 from lockstep.training.library.optimizers import KnownOptimizer, known_optimizer
 from lockstep.training.library.parameters import trained_parameters, untrained_digests
+from lockstep.training.library.plain import Stateful
+from lockstep.training.library.program_state import ProgramState
 from lockstep.training.library.sharding import Collate, IterableShard, MapShard, Shard, make_shard
 from lockstep.training.library.state import RemoteState
-from lockstep.training.library.steps import seed_everything, step_seed
 from lockstep.training.library.wrapped import unwrap_optimizer, wrap_optimizer
 from lockstep.training.sealed_replica import SealedReplica, SealedStep
 
@@ -61,8 +63,7 @@ class Job:
         self._handles: list[Any] = []
         self._loaded = False
         self._misuse: MisuseWatch | None = None
-        self._iteration = 0
-        self._in_steps = False
+        self._course = Course(node, say)
         self._closed = False
         self.not_finite_steps = 0
         """Steps in which a gradient of this worker had a NaN or an infinity."""
@@ -116,7 +117,7 @@ class Job:
         """
         if self._replica is not None:
             raise UsageError("job.wrap() was called twice; wrap everything at once: job.wrap(model, [first, second])")
-        if self._in_steps or self._iteration:
+        if self._course.in_steps or self._course.iteration:
             raise UsageError("job.wrap() was called after training began; call it before the loop over job.steps()")
         several = isinstance(optimizer, list | tuple)
         self._models = [model] if isinstance(model, nn.Module) else list(model)
@@ -142,7 +143,9 @@ class Job:
         except ValueError as error:
             raise UsageError(str(error)) from None
         self._replica.start()
-        self.missed_steps = self._iteration = self._replica.step
+        state = ProgramState(self._models, self._optimizers, trained, describes=self.is_chief)
+        self._course.begin(state, self._optimizers, self._replica.step)
+        self.missed_steps = 0 if self._node.keeps_state else self._replica.step
         self._state = RemoteState(self._node, self._replica.plan, self._replica.bound_parameters())
         self._watch = ChangeWatch(self._replica.bound_parameters())
         self._watch.remember(self._replica.step)
@@ -154,6 +157,7 @@ class Job:
         """Saving and loading in the middle of training: the state is on the servers."""
 
         def loaded(*_: object) -> None:
+            self._refuse_where_resumed("load_state_dict() of a model")
             self._loaded = True
 
         for model in self._models:
@@ -172,6 +176,7 @@ class Job:
 
         def bring(_: torch.optim.Optimizer) -> None:
             self._refuse_without_common_step("load_state_dict() of an optimizer")
+            self._refuse_where_resumed("load_state_dict() of an optimizer")
             assert self._state is not None
             if self.is_chief:
                 self._state.bring(known)
@@ -191,11 +196,19 @@ class Job:
                 "or backup workers) load before job.wrap()"
             )
 
+    def _refuse_where_resumed(self, what: str) -> None:
+        if self._course.resumed and not self._course.in_steps:
+            raise UsageError(
+                f"{what} would replace what this job has trained already: it goes on at step {self._course.iteration}; "
+                "load before job.wrap(), which then counts for a job that begins"
+            )
+
     # -- a step --
 
-    def make_step(self, optimizer: torch.optim.Optimizer, void: bool) -> None:
+    def make_step(self, optimizer: torch.optim.Optimizer, void: bool, scales: bool = False) -> None:
         """What ``optimizer.step()`` does: hand over, and block until the next parameters are here."""
         replica, known = self._checked(optimizer)
+        self._course.scales = self._course.scales or scales
         if self._loaded:
             self._publish("load_state_dict()")
         rates = tuple(rate for one in self._optimizers for rate in one.rates())
@@ -203,7 +216,9 @@ class Job:
         self._misuse.refuse_second_step(known)
         occasion = self._occasion(known)
         skip = self._options.on_nan == "skip"
+        self._course.before_step("optimizer.step()")
         sealed = replica.seal(rates, known.groups, void=void, skip_not_finite=skip, occasion=occasion)
+        self._course.after_step(sealed.step)
         self._misuse.sealed(known)
         self._judge(sealed)
         self._wait_for_next(replica)
@@ -213,13 +228,13 @@ class Job:
         replica.wait_for_next()
         missed = replica.step - former - 1
         self.missed_steps += missed
-        self._iteration += missed
+        self._course.iteration += missed
         if self._watch is not None:
             self._watch.remember(replica.step)
 
     def _occasion(self, known: KnownOptimizer) -> str:
         which = f" of optimizer {self._optimizers.index(known)}" if len(self._optimizers) > 1 else ""
-        when = f" in step {self._iteration} of job.steps()" if self._in_steps else ""
+        when = f" in step {self._course.iteration} of job.steps()" if self._course.in_steps else ""
         return f"step(){which}{when}"
 
     def _judge(self, sealed: SealedStep) -> None:
@@ -266,8 +281,10 @@ class Job:
         assert self._replica is not None
         self._refuse_without_common_step(occasion)
         self._loaded = False
+        self._course.before_step(occasion)
+        step = self._replica.step
         rates: tuple[GroupRates, ...] = tuple(rate for one in self._optimizers for rate in one.rates())
-        self._replica.publish_values(rates, occasion)
+        self._replica.publish_values(rates, occasion, lambda: self._course.after_step(step))
         if self._watch is not None:
             self._watch.remember(self._replica.step)
 
@@ -277,23 +294,20 @@ class Job:
         """Count ``count`` steps. Each begins with random numbers that follow from (seed, step, worker) alone.
 
         ``data``, made by ``job.shard()``, is positioned at the step. With backup workers a step that was completed
-        without this worker is left out. Never blocks itself; JobEndedError where the job ended.
+        without this worker is left out, and so are steps that were made before this job, or this worker, was started
+        again. Never blocks itself; JobEndedError where the job ended.
         """
         if count < 0:
             raise UsageError(f"job.steps({count}) counts down; give the number of steps to make")
-        end = self._iteration + count
-        while self._iteration < end:
-            self._node.raise_if_ended()
-            step = self._iteration
-            seed_everything(step_seed(seed, step, self.worker))
-            if data is not None:
-                data.position(step)
-            self._in_steps = True
-            try:
-                yield step
-            finally:
-                self._in_steps = False
-            self._iteration += 1
+        return self._course.steps(count, seed, data)
+
+    def keep(self, **objects: Stateful) -> None:
+        """What changes from step to step beside the model and its optimizer: schedulers, scalers, objects of one's own.
+
+        Anything with ``state_dict()`` and ``load_state_dict()``, by name: it goes with every step, so that a worker, or
+        a job, that is started again has it back. Call it after ``job.wrap()`` and before the first loop. Never blocks.
+        """
+        self._course.keep(objects)
 
     def shard(
         self,
@@ -319,6 +333,7 @@ class Job:
         if self._closed:
             return
         try:
+            self._course.settle()
             self._node.finish(self.step)
         finally:
             self._leave()
@@ -373,19 +388,3 @@ class Job:
             except JobEndedError as ended:
                 self._say(str(ended))
                 os._exit(EXIT_FAILED)  # too late for an exception to count: the program would end with 0
-
-
-def why_it_left(error: BaseException) -> str:
-    """The words in which an exception of the program is told to everybody."""
-    if isinstance(error, UsageError):
-        return f"was used wrongly: {error}"
-    text = f": {error}" if str(error) else ""
-    return f"failed with {type(error).__name__}{text}"
-
-
-def close_before_threads_end(job: Job) -> None:
-    """Close the job when the program ends, even if it does not.
-
-    gRPC's threads would keep the interpreter from ending, and atexit comes after waiting for them.
-    """
-    threading._register_atexit(job.close_at_exit)  # type: ignore[attr-defined]  # what concurrent.futures uses

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lockstep.protocol.messages import Setting
+from lockstep.protocol.recovery import LossPolicy, RecoveryRules
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.training.config import torch_version
 from lockstep.version import __version__
@@ -43,7 +44,74 @@ def exchange_problems(exchange: Exchange, workers: int) -> Iterator[str]:
         yield "without synchronisation each gradient is applied by itself; leave out reduction='sum'."
 
 
-def library_settings(cluster: ClusterSpec, exchange: Exchange) -> tuple[Setting, ...]:
+ON_WORKER_LOSS = (LossPolicy.WAIT.value, LossPolicy.ABORT.value)
+"""What a program of one's own may ask for; going on without a worker is for the benchmark."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Keeping:
+    """What a job writes to disk, and what becomes of it when it loses a worker."""
+
+    train_dir: str = ""
+    save_model_secs: float = 0.0
+    save_model_steps: int = 0
+    max_ckpts_to_keep: int = 5
+    on_worker_loss: str = ""
+    """Empty: wait for it, where it can come back."""
+
+
+def _why_no_recovery(exchange: Exchange, workers: int, *, launched: bool) -> str:
+    """Why a lost worker cannot come back to such a job; empty where it can."""
+    if not exchange.synchronous:
+        return "without synchronisation there is no common step to go back to"
+    if exchange.aggregate(workers) is not None:
+        return "with backup workers (replicas_to_aggregate) a step may have been made without it"
+    if launched:
+        return "torchrun, srun and mpirun give a process that is started again another address"
+    return ""
+
+
+def keeping_problems(keeping: Keeping, exchange: Exchange, workers: int, *, launched: bool) -> Iterator[str]:
+    """What is wrong with this choice, a sentence each."""
+    lost, why = keeping.on_worker_loss, _why_no_recovery(exchange, workers, launched=launched)
+    if lost not in ("", *ON_WORKER_LOSS):
+        yield f"on_worker_loss={lost!r} is not known here; use one of: {', '.join(ON_WORKER_LOSS)}."
+    elif lost == LossPolicy.WAIT and why:
+        yield f"on_worker_loss='wait' cannot be had: {why}; leave it out, and the loss of a worker ends the job."
+    if keeping.train_dir and (why := _why_no_recovery(exchange, workers, launched=False)):
+        yield f"train_dir={keeping.train_dir!r} cannot be used: {why}; leave it out, and save the model yourself."
+    if (keeping.save_model_secs or keeping.save_model_steps) and not keeping.train_dir:
+        yield "save_model_secs and save_model_steps say how often, and not where; add train_dir."
+    if keeping.save_model_secs and keeping.save_model_steps:
+        yield "save_model_secs and save_model_steps cannot both be given; choose one."
+    if min(keeping.save_model_secs, keeping.save_model_steps, keeping.max_ckpts_to_keep) < 0:
+        yield "save_model_secs, save_model_steps and max_ckpts_to_keep count from 0; give no negative number."
+
+
+def recovery_rules(
+    keeping: Keeping, exchange: Exchange, workers: int, rejoin_seconds: float, *, launched: bool
+) -> RecoveryRules:
+    """What a job of the library does about lost workers and checkpoints. The loss of a server ends it."""
+    why = _why_no_recovery(exchange, workers, launched=launched)
+    policy = LossPolicy(keeping.on_worker_loss or (LossPolicy.ABORT if why else LossPolicy.WAIT))
+    return RecoveryRules(
+        on_worker_loss=policy,
+        rejoin_seconds=rejoin_seconds,
+        save_steps=keeping.save_model_steps,
+        save_seconds=keeping.save_model_secs,
+        saves_last=bool(keeping.train_dir),
+    )
+
+
+def loss_notice(rules: RecoveryRules, exchange: Exchange, workers: int, *, launched: bool) -> str:
+    """What the chief says at the start of what a loss would mean; empty where a lost worker is waited for."""
+    if rules.takes_back:
+        return ""
+    why = _why_no_recovery(exchange, workers, launched=launched)
+    return f"the loss of a worker ends this job: {why or 'on_worker_loss says abort'} (docs/recovery.md)"
+
+
+def library_settings(cluster: ClusterSpec, exchange: Exchange, rules: RecoveryRules) -> tuple[Setting, ...]:
     """Compared when a task joins; the first that differs is named."""
     shape = cluster.shape
     values: dict[str, object] = {
@@ -56,5 +124,7 @@ def library_settings(cluster: ClusterSpec, exchange: Exchange) -> tuple[Setting,
         "cross_replica_sync": exchange.synchronous,
         "reduction": exchange.reduction,
         "replicas_to_aggregate": exchange.replicas_to_aggregate or shape.workers,
+        "on_worker_loss": rules.on_worker_loss.value,
+        "train_dir": "given" if rules.saves_last else "not given",
     }
     return tuple(Setting(name, str(value)) for name, value in values.items())

@@ -17,7 +17,7 @@ from lockstep.training.library.errors import UsageError
 class StepMaker(Protocol):
     """Who makes the steps of a wrapped optimizer."""
 
-    def make_step(self, optimizer: torch.optim.Optimizer, void: bool) -> None: ...
+    def make_step(self, optimizer: torch.optim.Optimizer, void: bool, scales: bool) -> None: ...
 
 
 class WrappedOptimizer(torch.optim.Optimizer):
@@ -41,7 +41,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         scale = getattr(self, "grad_scale", None)
         if scale is not None and not void:
             _unscale(self, scale)
-        self._lockstep.make_step(self, void)
+        self._lockstep.make_step(self, void, scales=found is not None or scale is not None)
         return loss
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedulers need not wrap it: it tells them itself

@@ -35,6 +35,15 @@ def truncated_normal_(
         tensor.clamp_(mean - 2 * deviation, mean + 2 * deviation)
 
 
+def _give_memory(layer: nn.Module) -> None:
+    """Memory for a layer that was made without. ``Module.to_empty`` does the same, but at its first call torch imports
+    its symbolic shapes, and with them sympy: a second in which a worker that comes back keeps everybody waiting.
+    """
+    for name, parameter in layer.named_parameters(recurse=False):
+        empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=torch.get_default_device())
+        layer.register_parameter(name, nn.Parameter(empty))
+
+
 def conv(
     inputs: int,
     outputs: int,
@@ -63,7 +72,8 @@ def conv(
         padding = (height // 2, width // 2)
     layer = nn.Conv2d(
         inputs, outputs, (height, width), stride, padding, groups=groups, bias=bias is not None, device="meta"
-    ).to_empty(device=torch.get_default_device())
+    )
+    _give_memory(layer)
     fan_in = inputs // groups * height * width
     truncated_normal_(layer.weight, deviation or math.sqrt(1.0 / fan_in) / _TRUNCATED_DEVIATION)
     if layer.bias is not None and bias is not None:
@@ -75,7 +85,8 @@ def linear(
     inputs: int, outputs: int, *, before_relu: bool = False, bias: float = 0.0, deviation: float | None = None
 ) -> nn.Linear:
     """A fully connected layer; ``before_relu`` doubles the variance of its initial weights."""
-    layer = nn.Linear(inputs, outputs, device="meta").to_empty(device=torch.get_default_device())
+    layer = nn.Linear(inputs, outputs, device="meta")
+    _give_memory(layer)
     truncated_normal_(layer.weight, deviation or math.sqrt((2.0 if before_relu else 1.0) / inputs))
     nn.init.constant_(layer.bias, bias)
     return layer

@@ -1,0 +1,30 @@
+"""How a program leaves its job: the words for an exception, and what happens where it forgets to close."""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+from lockstep.training.library.errors import UsageError
+
+
+class ClosesAtExit(Protocol):
+    """A job."""
+
+    def close_at_exit(self) -> None: ...
+
+
+def why_it_left(error: BaseException) -> str:
+    """The words in which an exception of the program is told to everybody."""
+    if isinstance(error, UsageError):
+        return f"was used wrongly: {error}"
+    text = f": {error}" if str(error) else ""
+    return f"failed with {type(error).__name__}{text}"
+
+
+def close_before_threads_end(job: ClosesAtExit) -> None:
+    """Close the job when the program ends, even if it does not.
+
+    gRPC's threads would keep the interpreter from ending, and atexit comes after waiting for them.
+    """
+    threading._register_atexit(job.close_at_exit)  # type: ignore[attr-defined]  # what concurrent.futures uses

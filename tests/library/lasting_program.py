@@ -1,0 +1,97 @@
+"""A program of one's own with all that changes from step to step: batch-norm, dropout, a scheduler, shuffled data.
+
+``python lasting_program.py [flags of the cluster] [--steps=N] [--die=WORKER:STEP:WHERE] [--outside] [--two]``: prints
+each step that it makes and, at the end, a digest of its model. ``--die`` kills that worker before (``early``) or after
+(``late``) its optimizer's step, unless the file that ``--once`` names is there. ``--outside`` makes a step of its own
+before the loop, ``--two`` makes two in each iteration. ``--linger`` names a file that the chief waits for before it
+closes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import lockstep
+
+
+class Options:
+    """What is left of the command line."""
+
+    def __init__(self, words: list[str]) -> None:
+        given = dict(word.removeprefix("--").split("=", 1) for word in words if "=" in word)
+        self.steps = int(given.get("steps", "12"))
+        self.linger = Path(given.get("linger", "/"))
+        self.once = Path(given.get("once", "/nonexistent/once"))
+        worker, step, self.where = given.get("die", "-1:-1:").split(":")
+        self.worker, self.step = int(worker), int(step)
+        self.outside = "--outside" in words
+        self.two = "--two" in words
+
+    def die_if_asked(self, job: lockstep.Job, step: int, where: str) -> None:
+        if (job.worker, step, where) != (self.worker, self.step, self.where) or self.once.exists():
+            return
+        self.once.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def build() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Dropout(0.5), nn.Linear(32, 16))
+
+
+def digest(model: nn.Module) -> str:
+    parts = [tensor.detach().numpy().tobytes() for tensor in model.state_dict().values()]
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+
+
+def main() -> None:
+    ours, rest = lockstep.cluster_flags(sys.argv[1:])
+    options = Options(rest)
+    torch.set_num_threads(1)
+    job = lockstep.join(startup_timeout=100, **ours)  # type: ignore[arg-type]  # flags are checked by their table
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    job.wrap(model, optimizer)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[4, 8], gamma=0.5)
+    job.keep(scheduler=scheduler)
+    data = job.shard(list(torch.arange(64.0).reshape(64, 1)), 4, shuffle=True, seed=3, collate=torch.stack)
+
+    def backward(batch: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        (model(torch.randn(4, 16) + batch / 64) ** 2).mean().backward()
+
+    if options.outside:
+        backward(torch.ones(4, 1))
+        optimizer.step()
+    half = options.steps // 2
+    for count in (half, options.steps - half):
+        for step in job.steps(count, seed=7, data=data):
+            sys.stdout.write(f"step {step}\n")
+            sys.stdout.flush()
+            backward(next(iter(data)))
+            options.die_if_asked(job, step, "early")
+            optimizer.step()
+            if options.two:
+                backward(torch.ones(4, 1))
+                optimizer.step()
+            options.die_if_asked(job, step, "late")
+            scheduler.step()
+    rates = [group["lr"] for group in optimizer.param_groups]
+    sys.stdout.write(f"worker {job.worker} of {job.workers}: {digest(model)} at {rates}\n")
+    sys.stdout.flush()
+    pause = threading.Event()
+    while job.is_chief and not options.linger.exists():
+        pause.wait(0.05)
+    job.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Programs of one's own that are killed and started again: the job goes on, and ends with the same bits."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from helpers.programs import LOCKSTEP, Finished, Program
+from helpers.waiting import wait_until
+from library.test_join import ONE_THREAD, hosts
+from lockstep.transports.wire.monitor_client import describe
+
+PROGRAM = (sys.executable, str(Path(__file__).with_name("lasting_program.py")))
+SECONDS = 110.0
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
+
+
+class Cluster:
+    """One server and two workers as processes."""
+
+    def __init__(self, started: ExitStack, *flags: str, program: tuple[str, ...] = ()) -> None:
+        self._started = started
+        self._lists = hosts(1, 2)
+        self._flags, self._program = flags, program
+        self.addresses = self._lists[1].partition("=")[2].split(",")
+        self.server = self._start((*LOCKSTEP, "ps", *self._lists, *flags))
+        self.workers = [self.start_worker(index) for index in range(2)]
+
+    def start_worker(self, index: int) -> Program:
+        place = ("--job_name=worker", f"--task_index={index}")
+        return self._start((*PROGRAM, *self._lists, *place, *self._flags, *self._program))
+
+    def _start(self, command: tuple[str, ...]) -> Program:
+        return self._started.enter_context(Program(command, ONE_THREAD))
+
+    def finish(self) -> list[Finished]:
+        return [one.wait(SECONDS) for one in (self.server, *self.workers)]
+
+
+def results(finished: list[Finished]) -> list[str]:
+    """What each worker ended with: digest of its model, and its rates."""
+    found = [re.search(r"worker \d of \d: (.*)", one.stdout) for one in finished[1:]]
+    return [match[1] if match is not None else "" for match in found]
+
+
+def run(*program: str, flags: tuple[str, ...] = ()) -> list[Finished]:
+    with ExitStack() as started:
+        return Cluster(started, *flags, program=program).finish()
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[str]:
+    finished = run()
+    assert [one.code for one in finished] == [0, 0, 0], finished
+    return results(finished)
+
+
+@pytest.mark.parametrize("where", ["1:3:early", "1:5:late", "0:8:early", "0:0:early", "1:11:late"])
+def test_a_killed_program_that_is_started_again_goes_on_with_the_same_bits(
+    where: str, undisturbed: list[str], tmp_path: Path
+) -> None:
+    victim, step, _ = where.split(":")
+    with ExitStack() as started:
+        cluster = Cluster(started, program=(f"--die={where}", f"--once={tmp_path / 'once'}"))
+        dead = cluster.workers[int(victim)]
+        assert dead.wait(SECONDS).code == -9
+        cluster.workers[1 - int(victim)].wait_for("is lost: it was killed by SIGKILL", 10)
+        cluster.workers[int(victim)] = cluster.start_worker(int(victim))
+        finished = cluster.finish()
+    assert [one.code for one in finished] == [0, 0, 0], finished
+    assert results(finished) == undisturbed
+    again = finished[1 + int(victim)]
+    assert re.findall(r"step (\d+)\n", again.stdout)[0] == step
+    if step != "0":
+        assert f"goes on at step {step}" in again.stderr
+    assert "has come back, in another life" in finished[2 - int(victim)].stderr
+
+
+def test_a_program_lost_after_the_second_step_of_an_iteration_ends_the_job_with_a_sentence(tmp_path: Path) -> None:
+    server, chief, other = run("--two", "--die=1:3:late", f"--once={tmp_path / 'once'}")
+    assert other.code == -9
+    assert (server.code, chief.code) == (1, 1)
+    assert "it cannot be taken back: it was in the middle of an iteration of several steps" in chief.stderr
+
+
+def test_a_program_lost_outside_of_its_loops_ends_the_job_with_a_sentence(tmp_path: Path) -> None:
+    server, chief, other = run("--outside", "--die=1:3:early", f"--once={tmp_path / 'once'}")
+    assert other.code == -9
+    assert (server.code, chief.code) == (1, 1)
+    assert "it cannot be taken back: it makes its steps outside of job.steps()" in chief.stderr
+    assert "the loss of a worker ends this job: it makes its steps outside of job.steps()" in chief.stderr
+
+
+def test_a_program_that_is_killed_after_it_has_closed_its_job_is_counted_as_done(tmp_path: Path) -> None:
+    file = tmp_path / "go"
+    with ExitStack() as started:
+        cluster = Cluster(started, program=(f"--linger={file}",))
+        cluster.workers[0].wait_for("worker 0 of 2", SECONDS)
+        wait_until(lambda: describe(cluster.addresses[1], 5.0).phase == "finishing", 20, "the end of worker 1")
+        cluster.workers[1].signal(signal.SIGKILL)
+        assert cluster.workers[1].wait(20).code == -9
+        file.touch()
+        began = time.monotonic()
+        finished = cluster.finish()
+        assert time.monotonic() - began < 20
+    assert [one.code for one in finished] == [0, 0, -9], finished
+
+
+def test_a_job_that_was_killed_whole_resumes_with_the_same_bits(undisturbed: list[str], tmp_path: Path) -> None:
+    flags = (f"--train_dir={tmp_path}", "--save_model_steps=2")
+    with ExitStack() as started:
+        cluster = Cluster(started, *flags, program=("--die=0:9:early", f"--once={tmp_path / 'once'}"))
+        assert cluster.workers[0].wait(SECONDS).code == -9
+        for one in (cluster.server, *cluster.workers):
+            one.close()
+    finished = run(flags=flags)
+    assert [one.code for one in finished] == [0, 0, 0], finished
+    assert re.findall(r"step (\d+)\n", finished[1].stdout)[0] in ("4", "6", "8")
+    assert "the job begins with the checkpoint" in finished[0].stderr
+    assert results(finished) == undisturbed
