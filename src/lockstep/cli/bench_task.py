@@ -156,7 +156,8 @@ def _serve(
         from lockstep.training.shard_store import warm_up
 
         warm_up()  # while the cluster forms, so that the first bucket does not wait for it
-        reporter.phase(Phase.CONNECTING if node.forming else Phase.COMPARING_SETTINGS)
+        if reporter.report.phase == Phase.IMPORTING_TORCH.value:  # else its store is at work already
+            reporter.phase(Phase.CONNECTING if node.forming else Phase.COMPARING_SETTINGS)
         outcome = _wait_for_the_end(node)
         if node.refused:
             return EXIT_BAD_INPUT
