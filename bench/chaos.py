@@ -95,13 +95,15 @@ class Cluster:
             return 0
 
     def torch_is_there_since(self, task: TaskId) -> float:
-        """How many seconds ago this task had imported torch; 0 where it has not."""
+        """How many seconds ago this life of the task had imported torch; 0 where it has not."""
         try:
             phases = json.loads(fetch_snapshot(self.addresses[task], "Monitor", ASK_SECONDS))["phases"]
         except (Unreachable, ValueError):
             return 0.0
         after = 0.0
         for here, following in itertools.pairwise(phases):
+            if here["phase"] == Phase.STARTING.value:
+                after = 0.0  # another life
             if here["phase"] == Phase.IMPORTING_TORCH.value:
                 after = float(following["began_seconds_ago"])
         return after
@@ -153,6 +155,7 @@ def kill_and_wait(cluster: Cluster, victim: TaskId) -> Recovery:
     os.kill(before, signal.SIGKILL)
     killed_at = time.monotonic()
     wait_until(lambda: cluster.pid(victim) not in (0, before), cluster, RECOVERY_SECONDS, f"restart of {victim}")
+    at_kill = max(at_kill, cluster.committed())  # what its former life had delivered may have been committed meanwhile
     seen: list[int] = []
 
     def goes_on() -> bool:
@@ -160,7 +163,7 @@ def kill_and_wait(cluster: Cluster, victim: TaskId) -> Recovery:
         if now >= -1:
             seen.append(now)
         if victim.role.value == "worker":
-            return now > at_kill + 1
+            return now > at_kill + 1 and cluster.torch_is_there_since(victim) > 0
         # The job is in another life: its steps begin at a checkpoint, and two in a row show that it goes on.
         return len(seen) > 1 and seen[-1] > seen[0] and cluster.torch_is_there_since(victim) > 0
 

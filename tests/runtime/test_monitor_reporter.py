@@ -112,3 +112,13 @@ def test_an_overlong_line_is_dropped_and_the_next_one_is_read() -> None:
     assert buffer.feed(b"y" * 100) == []
     assert buffer.feed(b"z\nshort\n") == [b"short"]
     assert buffer.feed(b"x" * 30 + b"\nagain\n") == [b"again"]
+
+
+def test_who_imports_torch_is_not_said_to_be_further_because_the_cluster_is() -> None:
+    reporter = TaskReporter.none()
+    reporter.phase(Phase.IMPORTING_TORCH)
+    reporter.phase_unless_importing(Phase.COMPARING_SETTINGS)
+    assert reporter.report.phase == "importing torch"
+    reporter.phase(Phase.CONNECTING)
+    reporter.phase_unless_importing(Phase.COMPARING_SETTINGS)
+    assert reporter.report.phase == "comparing settings"

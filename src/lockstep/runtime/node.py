@@ -424,7 +424,7 @@ class Node(Observed):
                 self.start_step, self.local_state, self.checkpoint = effect.start, effect.state, effect.checkpoint
                 self._lives = {TaskId.parse(member.task): member.incarnation for member in members}
                 self._reporter.ready(self._server.address, self.incarnation, job)
-                self._reporter.phase(Phase.COMPARING_SETTINGS)
+                self._reporter.phase_unless_importing(Phase.COMPARING_SETTINGS)
                 self._member.set()
                 self._decided.set()
             case ViewChanged(members=members):

@@ -177,7 +177,7 @@ class ServerNode(Node):
             case WriteCheckpoint():
                 self._write_checkpoint(effect)
             case Prepare(layout=layout):
-                self._reporter.phase(Phase.RECEIVING_PARAMETERS)
+                self._reporter.phase_unless_importing(Phase.RECEIVING_PARAMETERS)
                 self._work.put(lambda: self._prepare(layout))
 
     def _apply(self, effect: Apply) -> None:

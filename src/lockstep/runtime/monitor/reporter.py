@@ -131,6 +131,11 @@ class TaskReporter:
         if self._report.phase == str(former):
             self.phase(phase)
 
+    def phase_unless_importing(self, phase: Phase) -> None:
+        """The cluster has come so far; who imports torch meanwhile is still doing that, and says when it is done."""
+        if self._report.phase != Phase.IMPORTING_TORCH.value:
+            self.phase(phase)
+
     def ready(self, task_address: str, incarnation: int, job: int = 0) -> None:
         """I answer at ``task_address`` in this life; ``job`` is 0 until it is known."""
         self._tell(task_address=task_address, incarnation=incarnation, job=job)
