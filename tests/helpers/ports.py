@@ -1,25 +1,36 @@
-"""Ports that nobody uses."""
+"""Ports that nobody uses, and that nobody gets by chance.
+
+They lie below those that the system gives to outgoing connections (32768 and above on Linux), and processes that run
+tests beside each other take theirs from different parts: some time passes until a task listens.
+"""
 
 from __future__ import annotations
 
+import itertools
+import os
 import socket
+import time
+
+FIRST, PARTS, PART = 12000, 16, 1250
+_beside = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+_begin = FIRST + int(_beside or os.getpid()) % PARTS * PART
+_places = itertools.count(time.time_ns() % PART)
 
 
 def free_port() -> int:
-    """A TCP port of the loopback address that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of the loopback address that nobody listens at."""
+    for _ in range(PART):
+        port = _begin + next(_places) % PART
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError(f"all ports from {_begin} to {_begin + PART} are taken")
 
 
 def free_ports(count: int) -> list[int]:
     """Several of them, all different."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
+    return [free_port() for _ in range(count)]
