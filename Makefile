@@ -24,7 +24,7 @@ TIMED := tests/cluster tests/diagnose tests/doctor tests/drill tests/runtime
 # second time by itself, and says so; what fails twice is broken. The first failure stays in the output.
 AGAIN = echo '*** the tests that failed above once more, by themselves' && $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures=none
 unit: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist=worksteal tests $(TIMED:%=--ignore=%)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist=worksteal tests $(TIMED:%=--ignore=%) || ($(AGAIN) tests $(TIMED:%=--ignore=%))
 	$(BIN)/python -m pytest -q $(TIMED) || ($(AGAIN) $(TIMED))
 
 test-slow: $(STAMP)
