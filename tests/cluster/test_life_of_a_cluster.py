@@ -44,6 +44,7 @@ def test_two_runs_write_the_same_file(tmp_path: Path) -> None:
     assert first.read_bytes() == second.read_bytes()
 
 
+@pytest.mark.slow
 def test_proxy_variables_do_not_matter() -> None:
     dead = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "grpc_proxy"), "http://127.0.0.1:9")
     done = run_lockstep("bench", "--ps=1", "--workers=1", *SMALL_RUN, "--num_batches=3", timeout=50, environment=dead)
@@ -107,6 +108,7 @@ def test_a_killed_monitor_takes_its_task_along_and_is_named() -> None:
         wait_until(lambda: not Path(f"/proc/{pid}").exists(), 5, "its task is gone too")
 
 
+@pytest.mark.slow
 def test_a_missing_task_is_named_with_what_was_found_and_ends_the_start() -> None:
     with tasks_of(ONE_AND_TWO, "--num_batches=3", "--startup_timeout=5") as tasks:
         for task in (server(0), worker(0)):
