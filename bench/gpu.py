@@ -3,8 +3,8 @@
     python bench/gpu.py --model=resnet50_v1.5 --torchvision=resnet50 --batch_size=256 --rounds=3
 
 Everybody computes in bfloat16 (autocast), channels_last, compiled, on one synthetic batch, with SGD and Nesterov's
-momentum. The contestants take turns, and each round begins with another one. The first round compiles; its times are
-not in the table.
+momentum. The contestants take turns, and each round begins with another one. Each run compiles and warms up before its
+timed steps. ``--only`` names some of them: plain, stages, torchvision, cpu, gpu, turns.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ def loop_rate(name: str, asked: argparse.Namespace, how: str = "whole") -> tuple
     return float(json.loads(output.splitlines()[-1])), ""
 
 
-def lockstep_rate(place: str, asked: argparse.Namespace) -> tuple[float, str]:
+def lockstep_rate(place: str, asked: argparse.Namespace, *more: str) -> tuple[float, str]:
     """One server and one worker; ``place``: where the server has its parameters."""
     output = _run(
         [
             *(sys.executable, "-m", "lockstep", "bench", "--ps=1", "--workers=1", "--device=gpu", "--compile"),
             *("--data_format=NHWC", "--use_bf16", "--optimizer=momentum", f"--num_warmup_batches={_WARM_UP}"),
             *(f"--model={asked.model}", f"--batch_size={asked.batch_size}", f"--num_batches={asked.steps}"),
-            *("--init_learning_rate=0.001", f"--local_parameter_device={place}", "--verbose", *asked.more),
+            *("--init_learning_rate=0.001", f"--local_parameter_device={place}", "--verbose", *more, *asked.more),
         ]
     )
     found, waited = _TOTAL.search(output), _WAITED.search(output)
@@ -109,25 +109,31 @@ def _run(command: list[str]) -> str:
 
 def compare(asked: argparse.Namespace) -> None:
     """All contestants, round after round."""
-    contestants: dict[str, Callable[[], tuple[float, str]]] = {
-        f"plain loop, {asked.model}": lambda: loop_rate(asked.model, asked),
-        f"plain loop, {asked.model}, in stages": lambda: loop_rate(asked.model, asked, "stages"),
-        "Lockstep, parameters on the CPU": lambda: lockstep_rate("cpu", asked),
-        "Lockstep, parameters on the GPU": lambda: lockstep_rate("gpu", asked),
+    everybody: dict[str, tuple[str, Callable[[], tuple[float, str]]]] = {
+        "plain": (f"plain loop, {asked.model}", lambda: loop_rate(asked.model, asked)),
+        "stages": (f"plain loop, {asked.model}, in stages", lambda: loop_rate(asked.model, asked, "stages")),
+        "cpu": ("Lockstep, parameters on the CPU", lambda: lockstep_rate("cpu", asked)),
+        "gpu": ("Lockstep, parameters on the GPU", lambda: lockstep_rate("gpu", asked)),
+        "turns": (
+            "Lockstep, parameters on the GPU, in turns (--nomps)",
+            lambda: lockstep_rate("gpu", asked, "--nomps"),
+        ),
     }
     if asked.torchvision:
-        contestants[f"plain loop, torchvision's {asked.torchvision}"] = lambda: loop_rate(
-            f"torchvision:{asked.torchvision}", asked
+        everybody["torchvision"] = (
+            f"plain loop, torchvision's {asked.torchvision}",
+            lambda: loop_rate(f"torchvision:{asked.torchvision}", asked),
         )
+    chosen = asked.only.split(",") if asked.only else list(everybody)
+    contestants = dict(everybody[key] for key in ["plain", *(key for key in chosen if key != "plain")])
     rates: dict[str, list[float]] = {name: [] for name in contestants}
     remarks: dict[str, str] = {}
     names = list(contestants)
-    for turn in range(asked.rounds + 1):
+    for turn in range(asked.rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             rate, remarks[name] = contestants[name]()
             print(f"round {turn}: {name}: {rate:.0f} {remarks[name]}", flush=True)
-            if turn:
-                rates[name].append(rate)
+            rates[name].append(rate)
     _print_table(rates, remarks, names[0])
     if asked.json:
         Path(asked.json).write_text(json.dumps({"rates": rates, "asked": vars(asked)}))
@@ -148,6 +154,7 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=256)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="contestants by their short names, with commas")
     parser.add_argument("--json", default="")
     parser.add_argument("--loop", default="", help="internal: run one plain loop here")
     parser.add_argument("--how", choices=("whole", "stages", "eager"), default="whole")
@@ -157,7 +164,10 @@ def main() -> None:
     if asked.loop:
         print(json.dumps(plain_loop(asked.loop, asked.batch_size, asked.steps, asked.how)))
     else:
-        compare(asked)
+        try:
+            compare(asked)
+        except KeyboardInterrupt:
+            sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -322,6 +322,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
         f"{STILL}without_servers.py",
         "test_a_frozen_chief_which_keeps_the_store_is_named_too_and_the_stall_ends_the_others",
     ),
+    "mps": ("runtime/test_gpu_sharing.py", "test_servers_on_the_gpu_of_workers_share_it_unless_told_not_to"),
     "job_name": ("cluster/tasks.py", "start"),
     "task_index": ("cluster/tasks.py", "start"),
     "ps_hosts": ("cluster/tasks.py", "start"),

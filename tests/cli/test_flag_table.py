@@ -47,8 +47,8 @@ UPSTREAM = _words("""
 OLDER = _words("cache_data enable_layout_optimizer learning_rate pretrain_dir result_storage use_nccl")
 
 OURS = _words("""
-    bind bucket_mb collective_port compile deterministic job_token max_bad_records num_threads on_stall on_worker_loss
-    ps rdma_device rdma_gid_index rdma_retry_count rdma_service_level rdma_timeout rdma_traffic_class
+    bind bucket_mb collective_port compile deterministic job_token max_bad_records mps num_threads on_stall
+    on_worker_loss ps rdma_device rdma_gid_index rdma_retry_count rdma_service_level rdma_timeout rdma_traffic_class
     rejoin_timeout restarts seed stall_after startup_timeout timing_dir trace_steps use_bf16 verbose wire_dtype workers
 """)
 

@@ -6,6 +6,9 @@ differently.
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -27,6 +30,7 @@ pytestmark = [
 if torch.cuda.is_available():
     # What CUDA opens once for the whole process is nothing that a test left behind.
     torch.zeros(1, device="cuda", requires_grad=True).sum().backward()
+    torch.cuda.Event(interprocess=True).ipc_handle()
 
 
 def gpu_model() -> Any:
@@ -112,3 +116,31 @@ def test_moving_the_model_to_a_gpu_after_wrapping() -> None:
         pytest.raises(UsageError, match=r"'0\.weight' was moved from cpu to cuda:0 after job\.wrap"),
     ):
         run_jobs(cluster, body)
+
+
+STEP_LINE = re.compile(r"^(\d+)\timages/sec: .*\t(\S+)$", re.MULTILINE)
+BENCH = (
+    *("-m", "lockstep", "bench", "--ps=1", "--workers=2", "--device=gpu", "--model=lenet", "--batch_size=32"),
+    *("--num_batches=40", "--num_warmup_batches=2", "--display_every=4", "--optimizer=momentum", "--verbose"),
+    *("--deterministic", "--local_parameter_device=gpu", "--bucket_mb=1"),
+)
+
+
+def test_tasks_on_one_gpu_that_wait_for_each_other_there_compute_the_same() -> None:
+    """Handed on before it is computed, or after: the same losses, with MPS and in turns."""
+
+    def losses(*flags: str) -> tuple[dict[str, str], str]:
+        done = subprocess.run(
+            [sys.executable, *BENCH, *flags], capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return dict(STEP_LINE.findall(done.stdout)), done.stderr
+
+    # Where lost tasks come back nothing is handed on early.
+    expected, said = losses("--restarts=1")
+    assert len(expected) == 11
+    assert "are on one GPU" not in said
+    for flags in ((), ("--nomps",)):
+        found, said = losses(*flags)
+        assert said.count("and ps 0 are on one GPU, which waits for their copies by itself") == 2
+        assert found == expected

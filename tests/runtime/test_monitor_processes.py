@@ -50,6 +50,13 @@ def test_a_process_that_does_not_exist_has_no_facts() -> None:
     assert processes.process_facts(2**22 + 1) is None
 
 
+def test_what_cuda_left_of_one_process_is_removed(tmp_path: Path) -> None:
+    for name in ("cuda.shm.0.4d1.1", "cuda.shm.0.4d1.2", "cuda.shm.0.4d2.1", "psm_4d1"):
+        (tmp_path / name).touch()
+    processes.remove_cuda_memory(0x4D1, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cuda.shm.0.4d2.1", "psm_4d1"]
+
+
 def test_a_guarded_program_dies_with_its_parent() -> None:
     code = (
         "import subprocess, sys; from lockstep.runtime.processes import dies_with_this_process as guarded\n"

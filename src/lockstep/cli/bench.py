@@ -6,16 +6,19 @@ task, which runs below it (``bench_task.py``); with neither it trains in this pr
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from lockstep.cli.environment import LAUNCHED_VARIABLE
 from lockstep.cli.flags import check_machine, parse_bench, task_arguments
 from lockstep.errors import BadInput
 from lockstep.protocol.ids import CHIEF, Role, TaskId, server
 from lockstep.protocol.recovery import LossPolicy
+from lockstep.runtime.cluster import ClusterSpec
 from lockstep.training.config import BenchConfig, LocalCluster, recovery_rules, settings
 from lockstep.version import __version__
 
@@ -100,6 +103,7 @@ def _run_monitor(config: BenchConfig, argv: Sequence[str], program: Sequence[str
 
 def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequence[str]) -> int:
     from lockstep.cli.forming import forming_line
+    from lockstep.runtime.gpu_sharing import shared_gpu
     from lockstep.runtime.local_cluster import LocalClusterSpec, run_local_cluster
     from lockstep.runtime.preflight import count_gpus
 
@@ -124,8 +128,24 @@ def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequen
         show_all=config.output.verbose,
         forming=forming_line,
         may_lose_workers=config.cluster is not None and config.cluster.on_worker_loss == LossPolicy.SHRINK.value,
+        around=functools.partial(shared_gpu, os.environ, _tell) if on_gpus and shares_gpus(config) else nullcontext,
     )
     return run_local_cluster(spec)
+
+
+def shares_gpus(config: BenchConfig) -> bool:
+    """Whether servers compute on the workers' GPUs, and nothing is lost if all tasks end with one of them.
+
+    A task that dies can take the others of its MPS along, so not where a lost task is to come back.
+    """
+    cluster = config.cluster or ClusterSpec()
+    goes_on = cluster.restarts or cluster.on_worker_loss == LossPolicy.SHRINK.value or recovery_rules(config).saves
+    on_server = config.exchange.local_parameter_device == "gpu" and not config.exchange.is_collective
+    return config.devices.mps and on_server and not goes_on
+
+
+def _tell(text: str) -> None:
+    print(f"lockstep: {text}", file=sys.stderr)
 
 
 def _threads(task: TaskId, local: LocalCluster, on_gpus: bool) -> int:

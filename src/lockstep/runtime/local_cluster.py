@@ -58,6 +58,8 @@ class LocalClusterSpec:
     """The job goes on without a worker that a signal has killed; while another one runs, its death ends nothing."""
     forming: Callable[[dict[TaskId, str]], AbstractContextManager[None]] | None = None
     """Shows how the tasks at these addresses come together, for as long as they run."""
+    around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    """What is there before the first task starts and until the last one has ended."""
 
 
 def run_local_cluster(spec: LocalClusterSpec) -> int:
@@ -71,7 +73,7 @@ def run_local_cluster(spec: LocalClusterSpec) -> int:
         for _ in range(PORT_ATTEMPTS):
             with _Launcher(spec, inbox) as launcher:
                 show = contextlib.nullcontext() if spec.forming is None else spec.forming(launcher.addresses())
-                with show:
+                with spec.around(), show:
                     code = launcher.run()
             if code is not None:
                 return code

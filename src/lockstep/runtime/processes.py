@@ -13,6 +13,7 @@ Three means are used together, because each has a hole:
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -171,6 +172,14 @@ def send_signal(pid: int, signum: int) -> None:
         os.kill(pid, signum)
     except ProcessLookupError:
         return
+
+
+def remove_cuda_memory(pid: int, folder: Path = Path("/dev/shm")) -> None:
+    """Remove what CUDA leaves in memory for ever once a process, which has ended, has shared an event with another."""
+    for path in folder.glob(f"cuda.shm.*.{pid:x}.*"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_uid == os.getuid():
+                path.unlink()
 
 
 def end_descendants(grace: float, patience: float) -> list[ProcessFacts]:

@@ -251,9 +251,10 @@ class ServerNode(Node):
     def _prepare(self, layout: Layout) -> None:
         self._status.enter("preparing its memory")
         plan = make_plan(layout.parameters, self.config.cluster.shape.servers, layout.bucket_bytes)
-        nbytes = max(plan.shard_bytes(self.task.index), 1)
-        slots = (self.transport.allocate(nbytes, "parameters"), self.transport.allocate(nbytes, "parameters"))
         self._store = self._make_store()
+        spare = self._store.spare_bytes(plan) if isinstance(self._store, AppliesLater) else 0
+        nbytes = max(plan.shard_bytes(self.task.index) + spare, 1)
+        slots = (self.transport.allocate(nbytes, "parameters"), self.transport.allocate(nbytes, "parameters"))
         self._store.prepare(layout, plan, self.task.index, (slots[0].buffer, slots[1].buffer))
         if layout.start > INITIAL_STEP:
             self._restore(layout)

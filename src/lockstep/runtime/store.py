@@ -67,8 +67,14 @@ class ShardStore(Protocol):
 class AppliesLater(Protocol):
     """A store that only starts an update, on a GPU for instance, and tells when it is done."""
 
+    def spare_bytes(self, plan: Plan) -> int:
+        """So many bytes behind each of the two slots are its own."""
+
     def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
-        """As ``ShardStore.apply``; ``done`` is called once, on any thread. The gradients stay readable until then."""
+        """As ``ShardStore.apply``; ``done`` is called once, on any thread. The gradients stay readable until then.
+
+        Where those who read the version wait for the GPU by themselves, it is called when all is queued there.
+        """
 
     def links_changed(self) -> None:
         """A worker has come, perhaps in another life: what was kept for memory that it lent before may be let go."""

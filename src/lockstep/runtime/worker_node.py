@@ -78,8 +78,8 @@ class WorkerNode(Node):
 
     # -- the training thread speaks --
 
-    def allocate(self, plan: Plan, *, in_place: bool = False) -> tuple[Region, Region]:
-        """Registered memory for the gradients and the parameters of this plan.
+    def allocate(self, plan: Plan, *, in_place: bool = False, spare: int = 0) -> tuple[Region, Region]:
+        """Registered memory for the gradients, with ``spare`` bytes behind them, and the parameters of this plan.
 
         ``in_place``: parameters may also be read where the server has them, over links that can do that. A worker
         that the others may leave behind must not: they would wait until it gives back what they want to overwrite.
@@ -88,7 +88,7 @@ class WorkerNode(Node):
         self.reads_in_place = in_place and self.config.synchronous and self.config.aggregate is None
         if max((len(plan.buckets_of(server)) for server in range(plan.servers)), default=0) > MOST_IN_PLACE:
             self.reads_in_place = False
-        self.gradients = self.transport.allocate(max(plan.arena_bytes, 1), "gradients")
+        self.gradients = self.transport.allocate(max(plan.arena_bytes + spare, 1), "gradients")
         self.parameters = self.transport.allocate(max(plan.arena_bytes, 1), "parameters")
         self._versions = [INITIAL_STEP] * len(plan.buckets)
         return self.gradients, self.parameters

@@ -97,6 +97,7 @@ class DeviceConfig:
     num_threads: int | None = None
     deterministic: bool = False
     compile: bool = False
+    mps: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,22 +10,37 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lockstep.protocol.events import Broken
-from lockstep.protocol.ids import INITIAL_STEP, BucketId, Step
+from lockstep.protocol.ids import INITIAL_STEP, BucketId, Role, Step, TaskId
 from lockstep.protocol.plan import Plan
 from lockstep.runtime.worker_node import WorkerNode
 from lockstep.training.gpu_idle import GpuIdle
+from lockstep.training.gpu_lane import ends_soon
 from lockstep.training.pinned_memory import PinnedMemory, pins_read_only
+from lockstep.training.shared_events import OwnEvents, PeerEvents, open_events, spare_bytes, table_at
 from lockstep.training.tensors import as_tensor
 from lockstep.training.wire_format import WireFormat
 from lockstep.transports.base import Loan
 
 _JOIN_SECONDS = 10.0
+_POLL_SECONDS = 0.0005
+_TOGETHER_BYTES = 4 << 20
+"""Buckets that are smaller are copied together with the last one: it takes no noticeable time."""
 _Jobs = queue.SimpleQueue[Callable[[], None] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Coming:
+    """A bucket of new parameters that has arrived in host memory, or will be there when its server's event passes."""
+
+    bucket: BucketId
+    version: int
+    loan: Loan | None
 
 
 class CudaMemory:
@@ -33,7 +48,8 @@ class CudaMemory:
 
     def __init__(self, node: WorkerNode, plan: Plan, device: torch.device, wire: WireFormat) -> None:
         # What is lent is copied at once, so that programs may write to their parameters as they like.
-        gradients, parameters = node.allocate(plan, in_place=pins_read_only())
+        spare = spare_bytes(len(plan.buckets))
+        gradients, parameters = node.allocate(plan, in_place=pins_read_only(), spare=spare)
         self._node = node
         self._plan = plan
         self._device = device
@@ -43,7 +59,7 @@ class CudaMemory:
         pinned = [self._pinned.pin(region.buffer) for region in (gradients, parameters)]
         kind = "pinned" if all(pinned) else "pageable"
         node.tell_path(f"{node.task.short}: tensors of the GPU travel through {kind} host memory (no GPUDirect)")
-        self._host_gradients = as_tensor(gradients.buffer, torch.uint8)
+        self._host_gradients = as_tensor(gradients.buffer[: plan.arena_bytes], torch.uint8)
         self._host_parameters = as_tensor(parameters.buffer, torch.uint8)
         self.gradients: Tensor = torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=device)
         self.parameters: Tensor = torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=device)
@@ -54,6 +70,15 @@ class CudaMemory:
         self._local: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in plan.buckets]
         """By bucket: where the model has parameters apart from the arena, and where in the arena they arrive."""
         self._read_until: torch.cuda.Event | None = None
+        self._step_before: torch.cuda.Event | None = None
+        self._own: OwnEvents | None = None
+        # A worker that comes back must find what it handed on in its former life: then nothing is handed on early.
+        if all(pinned) and not node.keeps_state:
+            at = table_at(plan.arena_bytes)
+            self._own = OwnEvents(device, node.task.index, len(plan.buckets), [gradients.buffer], at)
+        self._version_coming, self._came = INITIAL_STEP, 0
+        self._held: list[_Coming] = []
+        self._serving: list[PeerEvents | None] = [None] * plan.servers
         self._changed = threading.Condition()
         self._events: list[torch.cuda.Event | None] = [None] * len(plan.buckets)
         self._downs: _Jobs = queue.SimpleQueue()
@@ -80,12 +105,21 @@ class CudaMemory:
             leaving = self._wire.narrowed(known, self.gradients[self._range(bucket)])
             self._host_gradients[known.arena_offset : known.arena_offset + nbytes].copy_(leaving, non_blocking=True)
             copied.record(self._down)
+        if self._own is not None:
+            self._own.record(bucket, self._down)
+        server_waits = self._is_waited_for(known.server)
 
         def hand_on() -> None:
-            copied.synchronize()
+            if not server_waits:
+                copied.synchronize()
             self._node.produced(step, bucket, nbytes)
 
         self._downs.put(hand_on)
+
+    def _is_waited_for(self, server: int) -> bool:
+        """Whether the GPU of this server waits for our copies by itself, and ours for its updates."""
+        known = self._serving[server]
+        return known is not None and known.lets_read(self._node.task.index)
 
     def after_filled(self, action: Callable[[], None]) -> None:
         """Training thread: do this once every bucket that was filled so far has been copied and handed on."""
@@ -125,12 +159,58 @@ class CudaMemory:
             self._ups.put(lambda: self._pin_and_bring_up(bucket, version, loan))
 
     def _pin_and_bring_up(self, bucket: BucketId, version: int, loan: Loan | None) -> None:
-        if loan is not None:
-            self._pinned.pin(loan.buffer)
+        server = self._plan.buckets[bucket].server
+        if loan is not None and self._pinned.pin(loan.buffer) and self._own is not None:
+            self._share_events(server, loan.buffer, self._own)
+        events = self._serving[server]
+        if loan is not None and events is not None and not self._pinned.is_pinned(loan.buffer):
+            events.synchronize(bucket)  # the processor copies, and must not overtake the GPU
         self._bring_up(bucket, version, loan)
 
+    def _share_events(self, server: int, lent: memoryview, own: OwnEvents) -> None:
+        """The first version of this server is here: if its GPU is ours, the two wait for each other from now on."""
+        if self._serving[server] is not None:
+            return
+        at = table_at(self._plan.shard_bytes(server))
+        known = open_events(lent, at, len(self._plan.buckets), self._device)
+        if known is None:
+            return
+        self._serving[server] = known
+        own.let_read(server)
+        peer = TaskId(Role.SERVER, server).short
+        self._node.tell_path(
+            f"{self._node.task.short} and {peer} are on one GPU, which waits for their copies by itself"
+        )
+
     def _bring_up(self, bucket: BucketId, version: int, loan: Loan | None) -> None:
-        where = self._range(bucket)
+        for one in self._come(_Coming(bucket, version, loan)):
+            self._copy_up(one)
+
+    def _come(self, one: _Coming) -> list[_Coming]:
+        """What is to be copied now that this one has come.
+
+        Two processes on one GPU take turns on it, some milliseconds each where MPS does not run. So what a server has
+        updated in one of its turns, at the end of a step, is waited for as a whole: a copy of the first bucket would
+        give the turn to this process, and the server had to wait for the next one with its second bucket.
+        """
+        known = self._plan.buckets[one.bucket]
+        with self._changed:
+            if one.version != self._version_coming:
+                self._version_coming, self._came = one.version, 0
+            self._came += 1
+            self._held.append(one)
+            shared = one.loan is not None and self._serving[known.server] is not None
+            if shared and known.nbytes < _TOGETHER_BYTES and self._came < len(self._plan.buckets):
+                return []
+            ready, self._held = self._held, []
+        for held in ready:
+            events = self._serving[self._plan.buckets[held.bucket].server]
+            if held.loan is not None and events is not None:
+                events.wait(held.bucket, self._up)
+        return ready
+
+    def _copy_up(self, one: _Coming) -> None:
+        bucket, loan, where = one.bucket, one.loan, self._range(one.bucket)
         source = self._host_parameters[where] if loan is None else as_tensor(loan.buffer, torch.uint8)
         copied = torch.cuda.Event()
         with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(self._up):
@@ -143,8 +223,8 @@ class CudaMemory:
             copied.record(self._up)
         with self._changed:
             self._events[bucket] = copied
-            self._versions[bucket] = version
-            if min(self._versions) == version:
+            self._versions[bucket] = one.version
+            if min(self._versions) == one.version:
                 self._changed.notify_all()
         if loan is not None:
             self._loans.put(lambda: _give_back(copied, loan))
@@ -162,7 +242,16 @@ class CudaMemory:
             if event is not None:
                 stream.wait_event(event)
         self.idle.ends()
+        self._stay_near()
         return reached
+
+    def _stay_near(self) -> None:
+        """Not more than a step ahead of the GPU: where the GPUs wait for each other, nothing else would hold this."""
+        before, self._step_before = self._step_before, self._read_until
+        while before is not None and not before.query():
+            self._node.raise_if_ended()
+            with self._changed:
+                self._changed.wait(_POLL_SECONDS)
 
     def newest(self, likes: Sequence[Tensor]) -> list[Tensor] | None:  # noqa: ARG002 - as of every memory
         """The values are always in the arena."""
@@ -180,8 +269,10 @@ class CudaMemory:
         for jobs, thread in zip((self._downs, self._ups, self._loans), self._threads, strict=True):
             jobs.put(None)
             thread.join(_JOIN_SECONDS)
-        torch.cuda.synchronize(self._device)
-        self._pinned.close()
+        # A server that was killed never passes its event, and whoever waits for that waits in vain.
+        if all(ends_soon(stream, _JOIN_SECONDS) for stream in (self._down, self._up)):
+            torch.cuda.synchronize(self._device)
+            self._pinned.close()
 
     def _run(self, jobs: _Jobs) -> None:
         while (job := jobs.get()) is not None:

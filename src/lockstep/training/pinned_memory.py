@@ -85,11 +85,11 @@ def _register(whole: Tensor, *, read_only: bool) -> bool:
     result = torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.numel(), _READ_ONLY if read_only else 0)
     if int(result) == 0:
         return True
-    _forget_error()
+    forget_error()
     return False
 
 
-def _forget_error() -> None:
+def forget_error() -> None:
     """CUDA remembers an error, and torch would blame it on whatever it starts next."""
     runtime = ctypes.CDLL(f"libcudart.so.{(torch.version.cuda or '').partition('.')[0]}")
     runtime.cudaGetLastError()

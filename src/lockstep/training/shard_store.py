@@ -28,6 +28,7 @@ from lockstep.training.gpu_lane import GpuLane
 from lockstep.training.optimizer_state import PieceState, pack, put_together, take_apart, unpack
 from lockstep.training.rates import set_numbers
 from lockstep.training.shard_file import STATE, VALUE, PieceName, ShardFiles, named
+from lockstep.training.shared_events import spare_bytes
 from lockstep.training.tensors import as_tensor, torch_dtype
 from lockstep.training.wire_format import WireFormat
 
@@ -100,9 +101,10 @@ class TorchShardStore:
     def prepare(self, layout: Layout, plan: Plan, server: int, slots: tuple[memoryview, memoryview]) -> None:
         self._names = tuple(entry.name for entry in plan.parameters)
         if self._lane is not None:
-            for slot in slots:
-                self._lane.pinned.pin(slot)
-                self._slots.append(slot)
+            self._slots = list(slots)
+            pinned = [self._lane.pinned.pin(slot) for slot in slots]
+            if all(pinned):
+                self._lane.share(plan, server, slots)
         with self._on_device():
             for bucket in plan.buckets_of(server):
                 self._held[bucket.id] = self._hold(bucket, layout.optimizers[bucket.group], slots)
@@ -136,11 +138,14 @@ class TorchShardStore:
             self._apply(effect, gradients)
             done(None)
             return
-        for gradient in gradients:
-            self._lane.pinned.pin(gradient)
+        readers_wait = self._lane.take(effect.bucket, gradients)
         with self._lane.queueing():
             self._apply(effect, gradients)
-            self._lane.when_done(done)
+            self._lane.hand_on(effect.bucket, done, at_once=readers_wait)
+
+    def spare_bytes(self, plan: Plan) -> int:
+        """Where workers find the events of this server's GPU."""
+        return 0 if self._lane is None else spare_bytes(len(plan.buckets))
 
     def memory(self) -> dict[str, int]:
         """What is held beside the two slots, on the device that updates."""
@@ -156,8 +161,7 @@ class TorchShardStore:
     def links_changed(self) -> None:
         """Memory of a worker's former life need not stay pinned; what is still lent is pinned again when it is used."""
         if self._lane is not None:
-            self._lane.finish()
-            self._lane.pinned.keep_only(self._slots)
+            self._lane.let_go(self._slots)
 
     def close(self) -> None:
         """Let go of the GPU."""
@@ -173,6 +177,8 @@ class TorchShardStore:
         held = self._held[effect.bucket]
         old, new = held.slots[effect.from_slot], held.slots[effect.to_slot]
         given = [as_tensor(one, self._wire.dtype_of(held.bucket, one.nbytes)) for one in gradients]
+        if self._lane is not None and (effect.step == INITIAL_STEP or effect.values or not given):
+            self._lane.finish()  # the processor copies, and must not overtake the GPU
         if effect.step == INITIAL_STEP or (effect.values and given):
             new.copy_(given[0])
             held.parameter.data.copy_(new, non_blocking=True)

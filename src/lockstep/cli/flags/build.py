@@ -114,6 +114,7 @@ def build_config(line: CommandLine, environ: Mapping[str, str]) -> BenchConfig:
             num_threads=values.optional_whole("num_threads"),
             deterministic=values.switch("deterministic"),
             compile=values.switch("compile"),
+            mps=values.switch("mps"),
         ),
         optimizer=_optimizer(values),
         output=OutputConfig(

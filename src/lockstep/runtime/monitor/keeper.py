@@ -51,6 +51,7 @@ class Keeper:
             os.close(self._report)
             self._tell(started=self._task)
             self._keep(inbox)
+        processes.remove_cuda_memory(self._task)
         stuck = processes.end_descendants(LEFTOVER_GRACE, LEFTOVER_PATIENCE)
         if stuck:
             self._tell(stuck=[facts.pid for facts in stuck])

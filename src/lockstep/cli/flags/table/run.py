@@ -68,6 +68,13 @@ DEVICE_FLAGS: tuple[Flag, ...] = (
         "num_intra_threads", Kind.WHOLE, _DEVICE.num_threads, "another name of --num_threads", same_as="num_threads"
     ),
     _DEVICES.works(
+        "mps",
+        Kind.SWITCH,
+        _DEVICE.mps,
+        "run NVIDIA's MPS around --ps and --workers on one GPU, so that they need not take turns on it",
+        upstream=False,
+    ),
+    _DEVICES.works(
         "deterministic",
         Kind.SWITCH,
         _DEVICE.deterministic,
