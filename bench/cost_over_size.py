@@ -12,6 +12,7 @@ on all cores (read and written bytes both count). The last column is the time of
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -37,7 +38,7 @@ COPYING_SECONDS = 1.0
 def model() -> nn.Module:
     """Four matrices of 16 MB: ``--model=cost_over_size:model``."""
     sizes = [WIDTH, *[HIDDEN, WIDTH] * (LAYERS // 2)]
-    layers = [nn.Linear(a, b, bias=False) for a, b in zip(sizes, sizes[1:], strict=False)]
+    layers = [nn.Linear(a, b, bias=False) for a, b in itertools.pairwise(sizes)]
     return nn.Sequential(nn.Flatten(), *layers)
 
 
@@ -49,8 +50,8 @@ def bytes_of_a_step(workers: int) -> int:
 
     Each worker reads the parameters twice (forward, and backward for the gradient of a layer's input, which the first
     layer does not have) and writes its gradients once. Servers read the gradients of all workers, read the old
-    parameters and write the new ones; plain SGD has no state. Sums of gradients fit a cache, loans need no copy, and the
-    lines that a processor reads before it overwrites them are not counted.
+    parameters and write the new ones; plain SGD has no state. Sums of gradients fit a cache and loans need no copy.
+    The lines that a processor reads before it overwrites them are not counted.
     """
     read_by_model = 2 * PARAMETER_BYTES - PARAMETER_BYTES // LAYERS
     return workers * (read_by_model + 2 * PARAMETER_BYTES) + 2 * PARAMETER_BYTES
