@@ -130,13 +130,16 @@ def train_cluster(
         model = models[worker]
         node.wait_until_member()
         taken_over = model if direct else None
-        replica = Replica(node, trained_of(model), entries, BUCKET_BYTES, own_copy=own_copy, model=taken_over)
+        replica = Replica(
+            node, trained_of(model), entries, BUCKET_BYTES, own_copy=own_copy, model=taken_over, layers=model
+        )
         replica.start()
         for step in range(STEPS):
             rate = GroupRates(("lr",), (learning_rate(base, step),))
             replica.begin(step, (rate, rate))
             loss_of(model, worker, step).backward()
             replica.end()
+        replica.settle()
         # All four tensors of the two linear layers but in the first step, which goes the plain way.
         assert replica.copies.gradients_in_place == (4 * (STEPS - 1) if direct else 0)
         assert replica.copies.gradients_copied + replica.copies.gradients_in_place == 8 * STEPS

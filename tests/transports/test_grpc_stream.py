@@ -20,6 +20,7 @@ from lockstep.transports.conformance.node import Node, note_for
 from lockstep.transports.conformance.stage import Stage
 from lockstep.transports.grpc_stream import frames, links
 from lockstep.transports.grpc_stream.frames import FIRST, LAST, LOAN, FrameError, Header, Kind
+from lockstep.transports.grpc_stream.sending import Sender, Transfer
 from lockstep.transports.wire import codec
 from lockstep.transports.wire.channels import open_data_channel
 from lockstep.transports.wire.server import method_path
@@ -303,3 +304,30 @@ def test_a_clerk_runs_errands_in_time_and_not_those_taken_back() -> None:
     assert done == ["soon", "later"]
     clerk.close()
     clerk.close()
+
+
+def _waiting_transfer(number: int, urgency: int) -> Transfer:
+    ticket = Ticket("grpc", 1, 64, 0, b"12345678")
+    return Transfer(number, memoryview(bytes(8)), ticket, 0, b"note", False, urgency)
+
+
+def _order_of(sender: Sender) -> list[int]:
+    sender.flow()
+    sent = sender.frames()
+    return [frames.unpack(next(sent))[0].transfer for _ in range(len(sender._bulk))]
+
+
+def test_transfers_that_wait_leave_by_urgency_and_then_in_the_order_of_the_calls() -> None:
+    sender = Sender(lambda _: None)
+    for number, urgency in ((1, 0), (2, 5), (3, 5), (4, 1), (5, 9)):
+        sender.add(_waiting_transfer(number, urgency))
+    assert _order_of(sender) == [5, 2, 3, 4, 1]
+
+
+def test_a_transfer_that_has_begun_is_not_overtaken() -> None:
+    sender = Sender(lambda _: None)
+    begun = _waiting_transfer(1, 0)
+    begun.begun = 4
+    sender.add(begun)
+    sender.add(_waiting_transfer(2, 7))
+    assert _order_of(sender) == [1, 2]

@@ -299,9 +299,10 @@ class Connection:
             self._post(TransferEnded(self.peer, transfer.number, transfer.bucket, ok=True))
             return
         start = self.endpoint.lend if how == "lend" else self.endpoint.write
+        # Buckets are numbered from the last layer to the first, which the next forward needs first: they are urgent.
         # The lock keeps the completion, which comes on another thread, from overtaking its own registration.
         with self._lock:
-            self._transfers[start(*where, encode_note(note))] = transfer
+            self._transfers[start(*where, encode_note(note), transfer.bucket)] = transfer
 
     # -- what others may ask --
 

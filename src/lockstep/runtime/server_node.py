@@ -7,7 +7,6 @@ loop only starts it and is told when it is done.
 from __future__ import annotations
 
 import dataclasses
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -52,6 +51,7 @@ from lockstep.runtime.checkpoints import CheckpointFolder, make_manifest, verify
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
 from lockstep.runtime.node import Node, NodeConfig, Say
 from lockstep.runtime.store import AppliesLater, CountsTime, ShardStore, StoreTimes, TellsMemory
+from lockstep.runtime.store_queue import StoreQueue
 from lockstep.transports.base import Loan, Region, loan_ticket
 from lockstep.transports.memory import resident_bytes
 
@@ -100,7 +100,7 @@ class ServerNode(Node):
         self._handed = 0
         self._used = 0
         """Updates that the store's thread was given, and those that it has done."""
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._work = StoreQueue()
         self._worker = threading.Thread(target=self._run_store, name=f"store {self.task.short}", daemon=True)
         self._status = _StoreStatus(self._work.qsize)
 
@@ -183,7 +183,7 @@ class ServerNode(Node):
     def _apply(self, effect: Apply) -> None:
         loans = [self._loans.pop(arrival) for arrival in effect.arrivals]
         self._handed += 1
-        self._work.put(lambda: self._apply_now(effect, loans))
+        self._work.put_update(effect.bucket, lambda: self._apply_now(effect, loans))
 
     def _send_version(self, effect: SendVersion) -> None:
         assert self._plan is not None

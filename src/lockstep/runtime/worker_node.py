@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lockstep.protocol.effects import Answered, Effect, SendGradient, SendPull, VersionReady
 from lockstep.protocol.events import Asked, Finished, Prepared, Produced, Sealed, StateTaken, StepBegun, VersionArrived
@@ -47,8 +47,8 @@ class WorkerNode(Node):
         self._versions: list[int] = []
         self._narrow: dict[BucketId, int] = {}
         """Bytes of a gradient bucket, once it is sent in fewer than the plan gives it."""
-        self._awaited: int | None = None
-        """The version that the training thread waits for."""
+        self._awaited: tuple[int, Sequence[BucketId] | None] | None = None
+        """The version that the training thread waits for: of these buckets, or of all."""
         self._changed = threading.Condition()
         self._on_version: OnVersion | None = None
         self._lent: Loan | None = None
@@ -113,7 +113,15 @@ class WorkerNode(Node):
 
     def begin_step(self, step: Step, rates: tuple[GroupRates, ...] = (), *, in_order: InOrder = _at_once) -> None:
         """Forward is about to begin. ``in_order``: tells the loop so, where the seal before may be on its way to it."""
-        in_order(lambda: self.loop.post(StepBegun(step, rates)))
+        in_order(lambda: self.tell_begun(step, rates))
+        self.enter_step(step)
+
+    def tell_begun(self, step: Step, rates: tuple[GroupRates, ...]) -> None:
+        """The whole version of this step is here, and its forward has begun."""
+        self.loop.post(StepBegun(step, rates))
+
+    def enter_step(self, step: Step) -> None:
+        """The training thread is in this step; ``tell_begun`` may follow, once all parameters are here."""
         self.main.enter("computing", f"step {step}")
         if self.faults is not None:
             self.faults.at_step(self, step)
@@ -150,14 +158,31 @@ class WorkerNode(Node):
         Returns the version that is here: with backup workers it may be a later one, the same for all buckets.
         """
         self.main.enter("waiting", f"version {version}")
+        self._wait(version, None)
+        self.main.enter("user code")
+        return self._versions[0] if self._versions else version
+
+    def wait_buckets(self, version: int, buckets: Sequence[BucketId]) -> None:
+        """Block until these buckets are at ``version``, in the middle of its step's forward."""
+        if self.has_version(version, buckets):
+            return
+        self.main.enter("waiting", f"version {version}")
+        self._wait(version, buckets)
+        self.main.enter("computing", f"step {version}")
+
+    def has_version(self, version: int, buckets: Sequence[BucketId] | None = None) -> bool:
+        """Whether these buckets are at ``version``; all of them, if none are named."""
+        if buckets is None:
+            return self._is_whole(version)
+        return all(self._versions[bucket] >= version for bucket in buckets)
+
+    def _wait(self, version: int, buckets: Sequence[BucketId] | None) -> None:
         with self._changed:
-            self._awaited = version
-            while not self._is_whole(version):
+            self._awaited = (version, buckets)
+            while not self.has_version(version, buckets):
                 self.raise_if_ended()
                 self._changed.wait(1.0)
             self._awaited = None
-        self.main.enter("user code")
-        return self._versions[0] if self._versions else version
 
     def ask(self, peer: TaskId, what: str, data: bytes = b"") -> bytes:
         """Ask a server something outside of the steps and block until it answers.
@@ -218,7 +243,7 @@ class WorkerNode(Node):
         with self._changed:
             self._versions[bucket] = version
             # Waking the training thread for every bucket would cost it a look at all of them each time.
-            if self._awaited is not None and self._is_whole(self._awaited):
+            if self._awaited is not None and self.has_version(*self._awaited):
                 self._changed.notify_all()
 
     def _send_gradient(self, effect: SendGradient) -> None:

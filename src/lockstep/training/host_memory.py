@@ -68,6 +68,10 @@ class HostMemory:
         """Training thread: where the values that were waited for are, by parameter; None: all in the arena."""
         return self._lent.newest(likes)
 
+    def take(self, parameters: Sequence[int], likes: Sequence[Tensor]) -> list[Tensor]:
+        """Training thread: where the next values of these parameters are; their buckets were waited for."""
+        return self._lent.take(parameters, likes)
+
     def release_former(self) -> None:
         """Training thread: nothing uses the version before any more."""
         self._lent.release_former()

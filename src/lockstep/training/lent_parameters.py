@@ -3,12 +3,15 @@
 A version lies in one slot of each server, the next one in the other, so the model alternates between two sets of views.
 A parameter that was cut over several servers has no place of its own in any slot: its pieces are copied together. The
 memory is shared for reading only; writing to such a parameter would end the process.
+
+The next version is taken as a whole (``newest``), or parameter by parameter while the rest is still on its way
+(``take``, and ``newest`` for what is left). ``release_former`` ends the change to it either way.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +21,9 @@ from lockstep.protocol.ids import BucketId
 from lockstep.protocol.plan import ELEMENT_BYTES, Bucket, Plan
 from lockstep.training.tensors import as_tensor, dtype_name, parameter_offsets, parameter_view
 from lockstep.transports.base import Loan
+
+_VIEWS_OF_A_PARAMETER = 4
+"""One for each of two slots; more are of slots that were mapped before a link was opened again."""
 
 
 @dataclass(slots=True)
@@ -39,7 +45,12 @@ class LentParameters:
         self._lock = threading.Lock()
         self._fresh: dict[BucketId, Loan] = {}
         self._held: dict[BucketId, Loan] = {}
-        self._former: dict[BucketId, Loan] = {}
+        self._former: list[Loan] = []
+        self._taken: set[BucketId] = set()
+        """Buckets whose next version was taken already, while others are still on their way."""
+        self._homes = _homes(plan)
+        self._views: dict[tuple[int, ...], Tensor | None] = {}
+        """By parameter and the slots that its pieces lie in: where it can be read, or None if it must be copied."""
         self._places: dict[tuple[int, ...], _Places] = {}
 
     def arrived(self, bucket: BucketId, loan: Loan) -> None:
@@ -52,10 +63,12 @@ class LentParameters:
 
     def newest(self, likes: Sequence[Tensor]) -> list[Tensor] | None:
         """Training thread: the values of all parameters, where they are now; None where all are in the arena."""
+        if self._taken:
+            return self.take(range(len(likes)), likes)
         with self._lock:
             fresh, self._fresh = self._fresh, {}
         former, self._held = self._held, fresh
-        self._former = former
+        self._former += former.values()
         if not fresh:
             return None
         whole = len(fresh) == len(self._plan.buckets)
@@ -73,24 +86,58 @@ class LentParameters:
                 torch._foreach_copy_(places.targets, places.sources)
         return places.values
 
+    def take(self, parameters: Iterable[int], likes: Sequence[Tensor]) -> list[Tensor]:
+        """Training thread: the next values of these parameters, all of whose buckets are here, where they are."""
+        wanted = list(parameters)
+        buckets = {bucket.id for index in wanted for bucket, _, _ in self._homes[index]} - self._taken
+        self._taken |= buckets
+        with self._lock:
+            for bucket in buckets:
+                if (held := self._held.pop(bucket, None)) is not None:
+                    self._former.append(held)
+                if (fresh := self._fresh.pop(bucket, None)) is not None:
+                    self._held[bucket] = fresh
+        return [self._value(index, likes[index]) for index in wanted]
+
+    def _value(self, index: int, like: Tensor) -> Tensor:
+        home = self._homes[index]
+        loans = {bucket.id: self._held[bucket.id] for bucket, _, _ in home if bucket.id in self._held}
+        if not loans:
+            return like
+        key = (index, *(id(loan.buffer.obj) for loan in loans.values()))
+        if key not in self._views:
+            if len(self._views) > _VIEWS_OF_A_PARAMETER * len(self._homes):
+                self._views.clear()
+            self._views[key] = self._view_in_place(home, loans, _bytes_of(loans), like)
+        view = self._views[key]
+        if view is not None:
+            return view
+        places = _Places([], [], [])
+        self._put_together(places, home, _bytes_of(loans))
+        with torch.no_grad():
+            torch._foreach_copy_(places.targets, places.sources)
+        return like
+
     def release_former(self) -> None:
         """Training thread: nothing uses the version before any more; its servers may overwrite it."""
-        former, self._former = self._former, {}
-        for loan in former.values():
+        former, self._former = self._former, []
+        self._taken.clear()
+        for loan in former:
             loan.release()
 
     def close(self) -> None:
         """Give everything back. The parameters must live elsewhere by now."""
         with self._lock:
-            loans = [*self._fresh.values(), *self._held.values()]
-            self._fresh, self._held = {}, {}
+            loans = [*self._fresh.values(), *self._held.values(), *self._former]
+            self._fresh, self._held, self._former = {}, {}, []
         self._places.clear()
+        self._views.clear()
         for loan in loans:
             loan.release()
 
     def _find_places(self, fresh: dict[BucketId, Loan], likes: Sequence[Tensor]) -> _Places:
-        bytes_of = {bucket: as_tensor(loan.buffer, torch.uint8) for bucket, loan in fresh.items()}
-        homes = self._homes()
+        bytes_of = _bytes_of(fresh)
+        homes = self._homes
         places = _Places([], [], [])
         for index, (like, offset) in enumerate(zip(likes, parameter_offsets(self._plan), strict=True)):
             view = self._view_in_place(homes[index], fresh, bytes_of, like)
@@ -99,15 +146,6 @@ class LentParameters:
                 view = parameter_view(self._arena, offset, like)
             places.values.append(view)
         return places
-
-    def _homes(self) -> list[list[tuple[Bucket, int, int]]]:
-        """For each parameter its pieces: bucket, and the range of bytes in it."""
-        homes: list[list[tuple[Bucket, int, int]]] = [[] for _ in self._plan.parameters]
-        for bucket in self._plan.buckets:
-            size = ELEMENT_BYTES[bucket.dtype]
-            for piece in bucket.pieces:
-                homes[piece.parameter].append((bucket, piece.offset, piece.offset + piece.elements * size))
-        return homes
 
     def _view_in_place(
         self,
@@ -141,3 +179,17 @@ class LentParameters:
             if source is not None:
                 places.sources.append(source[start:end])
                 places.targets.append(self._arena[bucket.arena_offset + start : bucket.arena_offset + end])
+
+
+def _homes(plan: Plan) -> list[list[tuple[Bucket, int, int]]]:
+    """For each parameter its pieces: bucket, and the range of bytes in it."""
+    homes: list[list[tuple[Bucket, int, int]]] = [[] for _ in plan.parameters]
+    for bucket in plan.buckets:
+        size = ELEMENT_BYTES[bucket.dtype]
+        for piece in bucket.pieces:
+            homes[piece.parameter].append((bucket, piece.offset, piece.offset + piece.elements * size))
+    return homes
+
+
+def _bytes_of(loans: dict[BucketId, Loan]) -> dict[BucketId, Tensor]:
+    return {bucket: as_tensor(loan.buffer, torch.uint8) for bucket, loan in loans.items()}

@@ -1,7 +1,9 @@
 """One worker's model where nothing edits gradients after backward: buckets leave as they fill, and are applied eagerly.
 
 Rows 2 and 8 of the life of a gradient happen here. Python's work is one short hook a parameter and, for each bucket,
-one copy and one event. Gradients of linear layers are not copied at all (``direct_linear.py``).
+one copy and one event. Gradients of linear layers are not copied at all (``direct_linear.py``). The next forward may
+begin while parameters of later layers are still on their way (``layer_waits.py``): after ``end`` the model must be left
+alone but for its forward, until ``settle`` has waited for the rest.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from lockstep.protocol.recovery import LossPolicy
 from lockstep.runtime.worker_node import WorkerNode
 from lockstep.training.binding import Binding, BindingOptions, Bound, Memory, Trained
 from lockstep.training.direct_linear import DirectLinear, direct_linears
+from lockstep.training.host_memory import HostMemory
+from lockstep.training.layer_waits import LayerWaits
 from lockstep.training.local_state import TakenState
 from lockstep.training.wire_format import WireFormat
 
@@ -74,16 +78,19 @@ class Replica(Binding):
         model: nn.Module | None = None,
         wire: WireFormat | None = None,
         local_state: Callable[[], TakenState] | None = None,
+        layers: nn.Module | None = None,
     ) -> None:
         """``own_copy``: the model keeps memory of its own and copies each version (``distributed_replicated``); else it
         reads parameters where they arrive (``parameter_server``). ``model``: whose linear layers are taken over.
         ``wire``: how gradients travel, if not as they are. ``local_state``: what the next life of this worker would
-        need beside the parameters, asked after each backward.
+        need beside the parameters, asked after each backward. ``layers``: whose forward waits layer by layer, if the
+        parameters are in host memory and every step is made with this worker.
         """
         options = BindingOptions(bucket_bytes=bucket_bytes, own_copy=own_copy, in_place=True, wire=wire or WireFormat())
         super().__init__(node, trained, optimizers, options)
         self._fillings = [_Filling(len(bucket.pieces), len(bucket.pieces)) for bucket in self.plan.buckets]
         self.copies = Copies()
+        self._values = [bound.value for bound in self._bound]
         self._bytes_apart = sum(bound.value.nbytes for bound in self._bound if bound.local is not bound.value)
         self._direct = [] if model is None else direct_linears(model, self._bound, self._on_written)
         self._layers: dict[int, DirectLinear] = {
@@ -91,6 +98,16 @@ class Replica(Binding):
         }
         self._handles = self._hook()
         self._local_state = local_state if node.keeps_state else None
+        self._awaited: int | None = None
+        """The version whose parameters the model does not have all of."""
+        self._told: tuple[Step, tuple[GroupRates, ...]] | None = None
+        """The step that has begun and that the node is told of when all parameters of it are here."""
+        self._taken: set[int] = set()
+        """Parameters that have the awaited version."""
+        self._layer_waits: LayerWaits | None = None
+        every_step = node.config.synchronous and node.config.aggregate is None
+        if layers is not None and every_step and isinstance(self._memory, HostMemory):
+            self._layer_waits = LayerWaits(layers, self._bound, self._need, self.settle)
 
     # -- a step, as the training loop calls it --
 
@@ -100,25 +117,72 @@ class Replica(Binding):
         for layer in self._direct:
             layer.begin_step()
         told = self._node.task == CHIEF or self._node.config.recovery.on_worker_loss is LossPolicy.SHRINK
-        self._node.begin_step(step, rates if told else (), in_order=self._memory.in_order)
+        said = rates if told else ()
+        if self._awaited is not None and self._node.has_version(self._awaited):
+            self.settle()
+        if self._awaited is None:
+            self._node.begin_step(step, said, in_order=self._memory.in_order)
+        else:
+            self._told = (step, said)
+            self._node.enter_step(step)
+        if self._layer_waits is not None:
+            self._layer_waits.begin()
 
     def end(self) -> None:
-        """Backward has ended: seal the step and block until the next version is here."""
+        """Backward has ended: seal the step. Block until the next version is here, or leave that to its forward."""
         step, absent = self.step, self._close_unfilled()
         state = _no_state if self._local_state is None else self._local_state()
         # Not before the last gradient was handed on: in the first step of a life the seal asks for the next version.
         # With a GPU it is another thread that waits for the state, while this one queues the next step.
         self._memory.after_filled(lambda: self._node.seal(step, absent, state=state()))
-        self._memory.wait(self.step + 1)
+        self._awaited = self.step + 1
+        if self._layer_waits is None or not self._layer_waits.learned:
+            self.settle()
+
+    def settle(self) -> None:
+        """Block until the model has all parameters of the step that comes next, or has begun."""
+        if self._awaited is None:
+            return
+        if self._told is None:
+            self._memory.wait(self._awaited)
+        else:
+            self._node.wait_buckets(self._awaited, range(len(self.plan.buckets)))
         self._use_new_values()
+        self._awaited = None
+        self._taken.clear()
         self.copies.steps += 1
         self.copies.parameter_bytes_copied += self._bytes_apart
+        if self._told is not None:
+            # Only now: the version after this one is asked for with it, and one version is awaited at a time.
+            begun, self._told = self._told, None
+            self._node.tell_begun(*begun)
+
+    def _need(self, some: Sequence[Bound]) -> None:
+        """Forward has come to a layer with these parameters."""
+        if self._awaited is None:
+            return
+        if self._node.has_version(self._awaited):
+            self.settle()
+            return
+        memory = self._memory
+        assert isinstance(memory, HostMemory)
+        new = [bound for bound in some if bound.index not in self._taken]
+        self._node.wait_buckets(self._awaited, [bucket for bound in new for bucket in bound.buckets])
+        self._taken.update(bound.index for bound in new)
+        for bound, value in zip(new, memory.take([bound.index for bound in new], self._values), strict=True):
+            if bound.local is bound.value:
+                bound.trained.parameter.data = value
+            else:
+                with torch.no_grad():
+                    bound.local.copy_(value)
 
     def memory(self) -> dict[str, int]:
         """Bytes of parameters in memory of the model's own, beside those that the transport knows."""
         return {"copies of its own": self._bytes_apart}
 
     def close(self) -> None:
+        if self._layer_waits is not None:
+            self._layer_waits.close()
         for layer in self._direct:
             layer.restore()
         for handle in self._handles:
@@ -170,6 +234,11 @@ class Replica(Binding):
 
     def _one_more(self, bound: Bound) -> None:
         bound.got_in = self.step
+        if self._layer_waits is not None and not self._layer_waits.was_waited_for(bound):
+            raise RuntimeError(
+                f"{bound.trained.name} was used in step {self.step} without a call of the layer that it belongs to, "
+                "unlike in the first step; every parameter must be used in the same way in every step"
+            )
         for bucket in bound.buckets:
             filling = self._fillings[bucket]
             filling.lacking -= 1

@@ -2,7 +2,7 @@
 
 The optimizer is the named class of torch.optim, one instance a bucket, on the flat bucket: its kernels work element
 by element, so packing parameters changes nothing but the number of calls. A version is made out of place: the old one
-is copied into the other slot first, and the optimizer works there.
+is copied into the other slot first, and the optimizer works there (plain SGD on a CPU needs no copy: ``sgd.py``).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from lockstep.runtime.tensor_file import NamedTensor
 from lockstep.training.gpu_lane import GpuLane
 from lockstep.training.optimizer_state import PieceState, pack, put_together, take_apart, unpack
 from lockstep.training.rates import set_numbers
+from lockstep.training.sgd import is_plain_sgd, next_version
 from lockstep.training.shard_file import STATE, VALUE, PieceName, ShardFiles, named
 from lockstep.training.shared_events import spare_bytes
 from lockstep.training.tensors import as_tensor, torch_dtype
@@ -184,6 +185,13 @@ class TorchShardStore:
             held.parameter.data.copy_(new, non_blocking=True)
         elif not given:
             new.copy_(old)
+        elif self._lane is None and not effect.without and not held.apart and is_plain_sgd(held.optimizer):
+            if effect.rates:
+                set_numbers(held.optimizer.param_groups[0], effect.rates[held.group])
+            sums = self._sums[held.parameter.dtype]
+            next_version(held.optimizer, old, new, given, effect.replicas, sums, self.times)
+            held.parameter.data = new
+            self.times.buckets += 1
         else:
             began = time.perf_counter()
             held.parameter.grad = self._reduce(held, given, effect.replicas)

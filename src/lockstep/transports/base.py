@@ -138,12 +138,29 @@ class Endpoint(Protocol):
     def state(self) -> LinkState: ...
 
     def write(
-        self, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
+        self,
+        source: Region,
+        offset: int,
+        nbytes: int,
+        target: Ticket,
+        target_offset: int,
+        note: bytes,
+        urgency: int = 0,
     ) -> TransferId:
-        """Copy a range of ``source`` into the peer's region and then deliver ``note``. ``nbytes`` may be 0."""
+        """Copy a range of ``source`` into the peer's region and then deliver ``note``. ``nbytes`` may be 0.
+
+        ``urgency``: where transfers wait for one another, those of a higher one that have not begun may go first.
+        """
 
     def lend(
-        self, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
+        self,
+        source: Region,
+        offset: int,
+        nbytes: int,
+        target: Ticket,
+        target_offset: int,
+        note: bytes,
+        urgency: int = 0,
     ) -> TransferId:
         """Let the peer read a range of ``source``: in place where memory is shared, else in ``target`` after a copy."""
 

@@ -290,6 +290,9 @@ class CollectiveUpdates:
                 step, number, _ = self._on_device.popleft()
                 self._node.summed(step, number)
 
+    def settle(self) -> None:
+        """They are."""
+
     def close(self) -> None:
         self._node.before_look = lambda: None
         for handle in self._handles:

@@ -212,6 +212,11 @@ class BenchJob:
         reduced = self.config.precision.reduced or self.config.devices.compile
         return plain and len(self.towers) == 1 and not reduced
 
+    @property
+    def waits_by_layer(self) -> bool:
+        """Whether forward may begin before all parameters are here: a compiled one, and further towers, take all."""
+        return len(self.towers) == 1 and not self.config.devices.compile
+
     # -- what the updates need --
 
     def learning_rate(self, step: int) -> float:

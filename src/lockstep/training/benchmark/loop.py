@@ -84,6 +84,7 @@ class _Loop:
             if step == self._job.first_step:
                 self._loss_of_report(loss)  # its kernels are loaded when they are needed first: not in a timed step
             self._progress.warm_up(step + 1, self._run.num_warmup_batches)
+        self._updates.settle()
         self._observer.warmed_up()
         self._emit("Done warm up")
         self._emit(step_header(self._output.loss_type, self._output.print_training_accuracy))
@@ -107,16 +108,18 @@ class _Loop:
             evaluating += last - now
             if stop:
                 break
+        self._updates.settle()
         _finish_device(job.device)
         seconds = time.perf_counter() - started - evaluating
         return self._total(number, number - done, seconds)
 
     def _loss_of_report(self, loss: Tensor) -> float:
-        """What a step line shows: waits for the device."""
+        """What a step line shows: waits for the device, and for all parameters."""
+        self._updates.settle()
         return float(loss.detach()) + self._job.decay_loss()
 
     def _one_step(self, step: int) -> Tensor:
-        """Forward, backward (buckets leave while it runs), and the next parameters."""
+        """Forward (parameters of later layers may arrive while it runs), backward (buckets leave while it runs)."""
         job, during = self._job, self._observer.during
         with during("input", step):
             batches = job.next_batches()
@@ -142,6 +145,7 @@ class _Loop:
         asked, job = self._job.config.evaluation, self._job
         if self._evaluation is None or not asked.is_due(number, job.images_per_epoch / job.global_batch):
             return False
+        self._updates.settle()
         self._emit(f"Running evaluation at global_step {step + 1}")
         result = self._evaluation.run(job.model, self._emit)
         self._accuracy = result.accuracy

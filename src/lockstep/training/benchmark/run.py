@@ -126,6 +126,7 @@ def _work(
         model=model,
         wire=WireFormat(config.exchange.wire_dtype),
         local_state=job.local_state.begin_taking,
+        layers=job.model if job.waits_by_layer else None,
     )
     with contextlib.closing(replica), contextlib.closing(observers_of(job, node)) as observers:
         result = train(job, replica, emit, make_progress(), observers)

@@ -23,7 +23,10 @@ class Updates(Protocol):
         """Forward of this step is about to begin."""
 
     def end(self) -> None:
-        """Backward has ended: block until the next parameters are in the model."""
+        """Backward has ended: the next parameters come into the model, now or while its next forward goes on."""
+
+    def settle(self) -> None:
+        """Block until the next parameters are in the model: before anything else than forward looks at them."""
 
     def close(self) -> None: ...
 
@@ -93,6 +96,9 @@ class LocalUpdates:
             for number, parameter in enumerate(one.parameters):
                 parameter.grad, kept[number] = kept[number], parameter.grad
 
+    def settle(self) -> None:
+        """They are."""
+
     def close(self) -> None:
         """Nothing to let go of."""
 
@@ -116,6 +122,9 @@ class WatchedUpdates:
         self._inner.end()
         self._node.step_done()
 
+    def settle(self) -> None:
+        self._inner.settle()
+
     def close(self) -> None:
         self._inner.close()
 
@@ -131,6 +140,9 @@ class NoUpdates:
 
     def end(self) -> None:
         """Nothing to apply."""
+
+    def settle(self) -> None:
+        """They are."""
 
     def close(self) -> None:
         """Nothing to let go of."""

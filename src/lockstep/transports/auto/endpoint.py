@@ -183,16 +183,30 @@ class AutoEndpoint:
         return f"{self._chosen.path()} ({reasons})" if reasons else self._chosen.path()
 
     def write(
-        self, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
+        self,
+        source: Region,
+        offset: int,
+        nbytes: int,
+        target: Ticket,
+        target_offset: int,
+        note: bytes,
+        urgency: int = 0,
     ) -> TransferId:
         endpoint, part, ticket = self._on_path(source, target)
-        return endpoint.write(part, offset, nbytes, ticket, target_offset, note)
+        return endpoint.write(part, offset, nbytes, ticket, target_offset, note, urgency)
 
     def lend(
-        self, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
+        self,
+        source: Region,
+        offset: int,
+        nbytes: int,
+        target: Ticket,
+        target_offset: int,
+        note: bytes,
+        urgency: int = 0,
     ) -> TransferId:
         endpoint, part, ticket = self._on_path(source, target)
-        return endpoint.lend(part, offset, nbytes, ticket, target_offset, note)
+        return endpoint.lend(part, offset, nbytes, ticket, target_offset, note, urgency)
 
     def _on_path(self, source: Region, target: Ticket) -> tuple[Endpoint, Region, Ticket]:
         if self._over is not None or self._chosen is None:

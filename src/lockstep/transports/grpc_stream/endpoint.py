@@ -30,17 +30,40 @@ class GrpcEndpoint(StreamLife[Transfer]):
         self._landing = Landing(grants, peer.task, peer.incarnation)
 
     def write(
-        self, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
+        self,
+        source: Region,
+        offset: int,
+        nbytes: int,
+        target: Ticket,
+        target_offset: int,
+        note: bytes,
+        urgency: int = 0,
     ) -> TransferId:
-        return self._start(source, offset, nbytes, target, target_offset, note, loan=False)
+        return self._start(source, offset, nbytes, target, target_offset, note, urgency, loan=False)
 
     def lend(
-        self, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
+        self,
+        source: Region,
+        offset: int,
+        nbytes: int,
+        target: Ticket,
+        target_offset: int,
+        note: bytes,
+        urgency: int = 0,
     ) -> TransferId:
-        return self._start(source, offset, nbytes, target, target_offset, note, loan=True)
+        return self._start(source, offset, nbytes, target, target_offset, note, urgency, loan=True)
 
     def _start(
-        self, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes, *, loan: bool
+        self,
+        source: Region,
+        offset: int,
+        nbytes: int,
+        target: Ticket,
+        target_offset: int,
+        note: bytes,
+        urgency: int,
+        *,
+        loan: bool,
     ) -> TransferId:
         if not isinstance(source, HostRegion) or source.closed:
             raise TransportError("the source is no open region of this transport: use its allocate or register first")
@@ -48,7 +71,7 @@ class GrpcEndpoint(StreamLife[Transfer]):
         data = source.buffer[offset : offset + nbytes]
         with self._lock:
             self._refuse_if_over()
-            transfer = Transfer(next(self._numbers), data, target, target_offset, note, loan)
+            transfer = Transfer(next(self._numbers), data, target, target_offset, note, loan, urgency)
             self._unsettled[transfer.number] = transfer
             self.sender.add(transfer)
         return transfer.number

@@ -26,12 +26,13 @@ class Transfer:
     target_offset: int
     note: bytes
     loan: bool
+    urgency: int = 0
     begun: int = 0
     """How many bytes have become chunks."""
 
 
 class Sender:
-    """Orders frames: what is urgent before bulk, bulk in the order of the calls."""
+    """Orders frames: what is urgent before bulk, bulk by its urgency and then in the order of the calls."""
 
     def __init__(self, on_left: Callable[[Transfer], None]) -> None:
         self._on_left = on_left
@@ -44,7 +45,11 @@ class Sender:
     def add(self, transfer: Transfer) -> None:
         """Queue a transfer; it moves once ``flow`` was called."""
         with self._wake:
-            self._bulk.append(transfer)
+            place = len(self._bulk)
+            # One that has begun is not overtaken: the other end takes the chunks of one transfer at a time.
+            while place and self._bulk[place - 1].urgency < transfer.urgency and not self._bulk[place - 1].begun:
+                place -= 1
+            self._bulk.insert(place, transfer)
             self._wake.notify()
 
     def add_urgent(self, frame: bytes) -> None:

@@ -110,12 +110,26 @@ class ShmEndpoint:
         return "shared memory"
 
     def write(
-        self, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
+        self,
+        source: Region,
+        offset: int,
+        nbytes: int,
+        target: Ticket,
+        target_offset: int,
+        note: bytes,
+        urgency: int = 0,  # noqa: ARG002 - a loan waits for nothing
     ) -> TransferId:
         return self._start(source, offset, nbytes, target, target_offset, note, loan=False)
 
     def lend(
-        self, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
+        self,
+        source: Region,
+        offset: int,
+        nbytes: int,
+        target: Ticket,
+        target_offset: int,
+        note: bytes,
+        urgency: int = 0,  # noqa: ARG002 - a loan waits for nothing
     ) -> TransferId:
         return self._start(source, offset, nbytes, target, target_offset, note, loan=True)
 

@@ -101,12 +101,26 @@ class UcxEndpoint(StreamLife[Transfer]):
     # --- sending --------------------------------------------------------------------------------------------------
 
     def write(
-        self, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
+        self,
+        source: Region,
+        offset: int,
+        nbytes: int,
+        target: Ticket,
+        target_offset: int,
+        note: bytes,
+        urgency: int = 0,  # noqa: ARG002 - UCX has many under way at once
     ) -> TransferId:
         return self._start(source, offset, nbytes, target, target_offset, note, loan=False)
 
     def lend(
-        self, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
+        self,
+        source: Region,
+        offset: int,
+        nbytes: int,
+        target: Ticket,
+        target_offset: int,
+        note: bytes,
+        urgency: int = 0,  # noqa: ARG002 - UCX has many under way at once
     ) -> TransferId:
         return self._start(source, offset, nbytes, target, target_offset, note, loan=True)
 
