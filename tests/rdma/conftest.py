@@ -29,7 +29,7 @@ def report(pytestconfig: pytest.Config) -> Callable[[str], None]:
 
 @pytest.fixture(scope="session")
 def lab(report: Callable[[str], None]) -> Iterator[Lab]:
-    """Two hosts with a Soft-RoCE device each. Where there can be no lab, its tests are skipped with the reason."""
+    """Three hosts with a Soft-RoCE device each. Where there can be no lab, its tests are skipped with the reason."""
     began = time.monotonic()
     try:
         image = build(folder(), prepare())
@@ -39,8 +39,8 @@ def lab(report: Callable[[str], None]) -> Iterator[Lab]:
     hosts = start_lab(image, folder())
     up = time.monotonic() - built
     report(
-        f"image ready after {built - began:.0f} s, both hosts up ({hosts.how}) after {up:.0f} s more, "
-        f"{hosts.boots - 2} boots repeated"
+        f"image ready after {built - began:.0f} s, all hosts up ({hosts.how}) after {up:.0f} s more, "
+        f"{hosts.boots - len(hosts.hosts)} boots repeated"
     )
     try:
         yield hosts

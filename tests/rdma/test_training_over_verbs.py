@@ -36,7 +36,8 @@ BACK = r"/job:worker/replica:0/task:1 has come back"
 KILL_IN_THE_MIDDLE_OF_A_WRITE = (
     # What waits before the wire is a write that has begun and not ended: 100,000 bytes or more of a gradient's 209,000.
     """until waits=$(tc -s -j qdisc show dev eth0 | grep -oE '"backlog":[0-9]{6,}'); do :; done; """
-    """pkill -KILL -f 'lockstep_task=.*task_index=1' && echo "$waits" """
+    # Of the processes there, the one that trains is by far the largest.
+    'kill -KILL $(ps -eo pid= --sort=-rss | head -1) && echo "$waits"'
 )
 
 

@@ -72,12 +72,11 @@ def _plug_in(lab: Lab, tree: int) -> None:
     cables = [socket.socketpair() for _ in lab.hosts[1:]]
     near, far = [cable[0].fileno() for cable in cables], [cable[1].fileno() for cable in cables]
     lab.first.power_on(tree, _hub(near), near, lab.how)
-    for number, machine in enumerate(lab.hosts[1:], 1):
-        cable = far[number - 1]
-        machine.power_on(tree, [*_end("n0", cable), *_card("n0", number)], [cable], lab.how)
-    for cable in cables:
-        for end in cable:
-            end.close()
+    for number, (machine, end) in enumerate(zip(lab.hosts[1:], far, strict=True), 1):
+        machine.power_on(tree, [*_end("n0", end), *_card("n0", number)], [end], lab.how)
+    for one, other in cables:
+        one.close()
+        other.close()
 
 
 def _see_each_other(lab: Lab) -> bool:
