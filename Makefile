@@ -37,11 +37,11 @@ test-soak: $(STAMP)
 # grpc+verbs over a real (software) RDMA device, in virtual machines: as root on a Debian machine, which gets qemu
 # installed. Kernel and disk image are kept in ~/.cache/lockstep-lab (LOCKSTEP_LAB).
 test-rdma: $(STAMP)
-	$(BIN)/python -m pytest -q -m rdma tests/rdma
+	$(BIN)/python -m pytest -q -m rdma tests/rdma || ($(AGAIN) -m rdma tests/rdma)
 
 # Without the suite within one host, which adds little to the one between two.
 test-rdma-short: $(STAMP)
-	$(BIN)/python -m pytest -q -m 'rdma and not slow' tests/rdma
+	$(BIN)/python -m pytest -q -m 'rdma and not slow' tests/rdma || ($(AGAIN) -m 'rdma and not slow' tests/rdma)
 
 bench: $(STAMP)
 	$(BIN)/python bench/grpc_table.py

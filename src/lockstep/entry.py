@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from lockstep.cli.environment import Launch, launched_by
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "LOCKSTEP_JOB_TOKEN"
 MEBIBYTE = 1 << 20
 EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,8 +138,9 @@ def join(
     do; without them it is what torchrun, srun or mpirun started: the first ``servers`` ranks serve, the others train.
     In a process that serves, this call does not return: it serves until the job has ended and then leaves the program.
 
-    Returns the job, to be used in a ``with`` block or closed. Raises BadInput where what was asked for cannot be done,
-    and JobEndedError where the cluster did not form.
+    Returns the job, to be used in a ``with`` block or closed. Raises BadInput where what was asked for cannot be done
+    (a program that does not catch it ends with its sentence and exit code 2), and JobEndedError where the cluster did
+    not form.
     """
     arguments = JoinArguments(
         ps_hosts=tuple(ps_hosts),
@@ -165,7 +168,26 @@ def join(
         on_worker_loss=on_worker_loss,
         rejoin_timeout=rejoin_timeout,
     )
-    return join_with(arguments, os.environ)
+    try:
+        return join_with(arguments, os.environ)
+    except BadInput:
+        _end_with_the_sentence()
+        raise
+
+
+def _end_with_the_sentence() -> None:
+    """A program that does not catch ``BadInput`` ends as a command would: with its sentences and exit code 2."""
+    otherwise = sys.excepthook
+
+    def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, BadInput):
+            otherwise(kind, error, trace)
+            return
+        for sentence in error.sentences:
+            say(sentence)
+        raise SystemExit(EXIT_BAD_INPUT)
+
+    sys.excepthook = end
 
 
 def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 import lockstep
@@ -51,3 +54,12 @@ def test_the_doctor_says_the_same_sentence_and_ends_as_the_job_would(capsys: pyt
 def test_the_command_ends_with_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ps", *LISTS]) == 2
     assert capsys.readouterr().err == f"lockstep: {SENTENCE}\n"
+
+
+def test_a_program_of_ones_own_ends_with_the_sentence_and_exit_code_2() -> None:
+    program = (
+        "import lockstep; lockstep.join(ps_hosts=['127.0.0.1:7411'], worker_hosts=['127.0.0.1:7412'], "
+        "job_name='worker', server_protocol='grpc+verbs')"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert (ended.returncode, ended.stderr) == (2, f"lockstep: {SENTENCE}\n")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from diagnose.faulty import FAULTY, Faulty, dead, frozen, keys, user_code
+from diagnose.faulty import FAULTY, Faulty, dead, frozen, keys, store_stuck, user_code
 from helpers.snapshots import (
     PS0,
     PS1,
@@ -27,6 +27,8 @@ from helpers.snapshots import (
 from lockstep.diagnose.analyse import CAUSES, RULES, analyse, without
 from lockstep.diagnose.evidence import Ended, Evidence
 from lockstep.diagnose.verdict import Cause, Diagnosis, Verdict
+from lockstep.diagnose.work_rules import IMPORTING
+from lockstep.runtime.monitor.reporter import Phase
 
 IDS = [make.__name__ for _, make, _, _ in FAULTY]
 
@@ -69,6 +71,18 @@ def test_leaving_out_any_other_rule_changes_no_cause(left_out: Cause) -> None:
     for cause, make, _, _ in FAULTY:
         found = verdict_of(analyse(evidence_of(make), without(left_out))).cause
         assert found is (Cause.UNKNOWN if cause is left_out else cause), make.__name__
+
+
+def test_a_server_that_still_imports_torch_is_not_called_stuck() -> None:
+    cluster = store_stuck()
+    cluster.task(PS0)["phase"] = "importing torch"
+    verdict = verdict_of(analyse(cluster.evidence()))
+    assert verdict.cause is not Cause.COMMUNICATION
+    assert not verdict.proven
+
+
+def test_what_a_task_says_while_it_imports_torch_is_what_the_analysis_knows() -> None:
+    assert Phase.IMPORTING_TORCH.value == IMPORTING
 
 
 def test_every_cause_of_the_rules_is_struck_by_one_of_the_faults() -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from rdma.lab.machine import Machine
-from rdma.lab.pair import ENVIRONMENT, LOCKSTEP, Pair
+from rdma.lab.network import ENVIRONMENT, LOCKSTEP, Lab
 from rdma.training import DROP_RDMA
 
 pytestmark = [pytest.mark.rdma, pytest.mark.timeout(900)]
@@ -28,8 +28,8 @@ def refusal(machine: Machine, before: str, after: str, flags: str = "", wrap: st
     return done.output
 
 
-def test_each_lack_of_a_host_is_told_in_a_sentence(pair: Pair) -> None:
-    host = pair.first
+def test_each_lack_of_a_host_is_told_in_a_sentence(lab: Lab) -> None:
+    host = lab.first
     away = refusal(host, "rdma link delete rxe0", "rdma link add rxe0 type rxe netdev eth0")
     assert "needs an RDMA device, and /sys/class/infiniband shows none" in away
     down = refusal(host, "ip link set eth0 down", "ip link set eth0 up")
@@ -47,9 +47,6 @@ def test_each_lack_of_a_host_is_told_in_a_sentence(pair: Pair) -> None:
 
 
 INN = "12.12.12.44:6001"
-WAIT_FOR_INN = (
-    f"for i in $(seq 200); do (exec 3<>/dev/tcp/{INN.replace(':', '/')}) 2>/dev/null && break; sleep 0.2; done"
-)
 LINK = """
 import sys
 from lockstep.transports.conformance.events import CaseFailed
@@ -69,27 +66,31 @@ with Stage(sys.argv[1], sys.argv[2]) as stage:
 """
 
 
-def linked(pair: Pair, transport: str) -> str:
+@pytest.fixture
+def inn(lab: Lab) -> str:
+    """Where the second host starts nodes."""
+    lab.second.start(f"{ENVIRONMENT} exec python3 -m lockstep.transports.conformance.inn {INN}").wait_for("Waiting", 60)
+    return INN
+
+
+def linked(lab: Lab, transport: str, inn: str) -> str:
     """What becomes of a link between the two hosts."""
-    inn = pair.second.start(f"{ENVIRONMENT} exec python3 -m lockstep.transports.conformance.inn {INN}")
-    said = pair.first.run(f"{ENVIRONMENT} {WAIT_FOR_INN}; python3 -c '{LINK}' {transport} {INN} 2>&1", 200).output
-    inn.end()
-    return said
+    return lab.first.run(f"{ENVIRONMENT} exec python3 -c '{LINK}' {transport} {inn}", 200).output
 
 
-def test_hosts_that_do_not_reach_each_other_by_rdma_are_not_linked(pair: Pair) -> None:
+def test_hosts_that_do_not_reach_each_other_by_rdma_are_not_linked(lab: Lab, inn: str) -> None:
     """gRPC passes, RDMA does not: nothing falls back, and the reason says what was tried."""
-    pair.second.run(DROP_RDMA, 20).ok()
-    said = linked(pair, "grpc+verbs")
+    lab.second.run(DROP_RDMA, 20).ok()
+    said = linked(lab, "grpc+verbs", inn)
     assert "do not reach each other by RDMA although gRPC does" in said
     assert "UDP port 4791" in said
     assert "\nup:" not in said
 
 
-def test_auto_takes_rdma_between_hosts_that_have_it_and_grpc_where_it_does_not_pass(pair: Pair) -> None:
-    assert "up: RDMA (verbs, reliable connection) by rxe0:1 to 12.12.12.44 (not grpc+shm" in linked(pair, "auto")
-    pair.second.run(DROP_RDMA, 20).ok()
-    said = linked(pair, "auto")
+def test_auto_takes_rdma_between_hosts_that_have_it_and_grpc_where_it_does_not_pass(lab: Lab, inn: str) -> None:
+    assert "up: RDMA (verbs, reliable connection) by rxe0:1 to 12.12.12.44 (not grpc+shm" in linked(lab, "auto", inn)
+    lab.second.run(DROP_RDMA, 20).ok()
+    said = linked(lab, "auto", inn)
     assert "up: gRPC stream" in said
     assert "not grpc+verbs: no path: rxe0:1 here and /suite/b" in said
 
@@ -113,31 +114,31 @@ with Stage("grpc+verbs") as stage:
 def connected(machine: Machine, options: str) -> str:
     """What UCX says of the connections that it makes with these options."""
     command = f"""{ENVIRONMENT} UCX_LOG_LEVEL=debug python3 -c '{PROBE}' "{options}" 2>&1"""
-    said = machine.run(command, 200).ok()
+    said = machine.run(command, 200).ok().output
     lines = [line for line in said.splitlines() if re.search(r"connected (rc )?qp|rc qp", line)]
     assert lines, said[-3000:]
     return lines[0]
 
 
-def test_timeout_retries_and_service_level_reach_the_connection(pair: Pair) -> None:
-    plain = connected(pair.first, "dict()")
-    chosen = connected(pair.first, "dict(timeout=0.06, retry_count=5, service_level=3)")
+def test_timeout_retries_and_service_level_reach_the_connection(lab: Lab) -> None:
+    plain = connected(lab.first, "dict()")
+    chosen = connected(lab.first, "dict(timeout=0.06, retry_count=5, service_level=3)")
     assert re.search(r"sl 3\b", chosen), (plain, chosen)
     assert re.search(r"timer \d+x5\b", chosen), (plain, chosen)
     assert re.search(r"timer (\d+)x", plain)[1] != re.search(r"timer (\d+)x", chosen)[1]  # type: ignore[index]
 
 
-def test_the_traffic_class_is_in_the_packets(pair: Pair) -> None:
+def test_the_traffic_class_is_in_the_packets(lab: Lab) -> None:
     """Counted where they leave: 0x68 is DSCP 26. GID 1 is an IPv4 address on both hosts."""
-    host = pair.first
+    host = lab.first
     count = "tc filter add dev eth0 egress protocol ip prio 1 flower ip_tos 0x68 ip_proto udp dst_port 4791 action pass"
     host.run(f"tc qdisc add dev eth0 clsact; {count}", 20).ok()
     inn = f"export UCX_IB_GID_INDEX=1; exec python3 -m lockstep.transports.conformance.inn {INN}"
-    pair.second.start(f"{ENVIRONMENT} {inn}")
+    lab.second.start(f"{ENVIRONMENT} {inn}").wait_for("Waiting", 60)
     probe = PROBE.replace('Stage("grpc+verbs")', f'Stage("grpc+verbs", "{INN}")')
     for options, seen in (("dict(gid_index=1)", False), ("dict(gid_index=1, traffic_class=0x68)", True)):
-        host.run(f"""{ENVIRONMENT} {WAIT_FOR_INN}; python3 -c '{probe}' "{options}" 2>&1""", 200).ok()
-        counted = host.run("tc -s filter show dev eth0 egress", 20).ok()
+        host.run(f"""{ENVIRONMENT} python3 -c '{probe}' "{options}" 2>&1""", 200).ok()
+        counted = host.run("tc -s filter show dev eth0 egress", 20).ok().output
         packets = re.search(r"(\d+) pkt", counted)
         assert packets is not None, counted
         assert (int(packets[1]) > 0) is seen, counted

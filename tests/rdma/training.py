@@ -1,24 +1,48 @@
-"""Trainings in the lab: the command lines of the report about ``grpc+verbs``, with a small model."""
+"""Trainings in the lab: the command lines of the report about ``grpc+verbs``, with a small model and batch, on CPUs."""
 
 from __future__ import annotations
 
-import re
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from rdma.lab.machine import Done, Job, LabError, Machine
-from rdma.lab.pair import LOCKSTEP, Pair
+from rdma.lab.machine import Job, Machine
+from rdma.lab.network import ENVIRONMENT, Lab
 
-SMALL: Final = "--model=trivial --data_name=cifar10 --batch_size=4"
-LARGE: Final = "--model=trivial --batch_size=2"
-"""About 17 MB of parameters: a step takes long enough to be disturbed in its middle."""
-
-HOSTS: Final = "--ps_hosts 12.12.12.43:20000 --worker_hosts 12.12.12.44:20000,12.12.12.41:20000"
-LINE: Final = (
-    "bench {hosts} {model} --variable_update=parameter_server --local_parameter_device=cpu --job_name={job} "
-    "--task_index={index} {rest} --server_protocol {protocol}"
+CLUSTER: Final = (
+    "--ps_hosts 12.12.12.43:20000 --worker_hosts 12.12.12.44:20000,12.12.12.41:20000 --batch_size=1 --model=trivial "
+    "--data_name=cifar10 --variable_update=parameter_server --local_parameter_device=cpu"
 )
+SERVER: Final = (
+    "CUDA_VISIBLE_DEVICES='' exec python3 -m lockstep bench {cluster} --job_name=ps --task_index=0 "
+    "--server_protocol {protocol} --device=cpu"
+)
+WORKER: Final = (
+    "CUDA_VISIBLE_DEVICES='0,1,2,3,4,5,6,7' exec python3 -m lockstep bench {cluster} --job_name=worker "
+    "--task_index={index} --num_gpus=8 --data_dir=/data/imagenet_data/ --train_dir=/data/imagenet_train/ "
+    "--server_protocol {protocol} --device=cpu"
+)
+"""Word for word those of the report but for the program, the model (with the data set that makes it small), the batch
+and the device."""
+
+STEPS: Final = 100
+"""The default of ``--num_batches``; ten more come before them."""
+PARAMETER_BYTES: Final = 4 * 52_235
+"""Of the small model."""
+PACKET_BYTES: Final = 4096
+"""The most that one packet of these devices carries."""
+
+MAKE_PICTURES: Final = """
+import os, pickle, numpy
+os.makedirs("/data/imagenet_data", exist_ok=True)
+generator = numpy.random.default_rng(0)
+for name in [f"data_batch_{n}" for n in range(1, 6)] + ["test_batch"]:
+    pixels = generator.integers(0, 256, (40, 3072), dtype=numpy.uint8)
+    labels = [int(label) for label in generator.integers(0, 10, 40)]
+    with open(f"/data/imagenet_data/{name}", "wb") as file:
+        pickle.dump({b"data": pixels, b"labels": labels}, file)
+"""
+"""The report has real pictures, so these are files, too: CIFAR-10's, which are small."""
+
 DEVICE_COUNTERS: Final = "/sys/class/infiniband/rxe0/ports/1/hw_counters"
 DROP_RDMA: Final = (
     "tc qdisc add dev eth0 clsact; "
@@ -26,69 +50,61 @@ DROP_RDMA: Final = (
     "tc filter add dev eth0 ingress protocol ipv6 prio 2 flower ip_proto udp dst_port 4791 action drop"
 )
 """RoCE only, by IPv4 and IPv6, where it arrives: dropped where it leaves, it would be an error at once."""
-STARTED_SECONDS: Final = 150.0
+MEND: Final = "tc qdisc del dev eth0 clsact"
+BAD_WIRE: Final = "tc qdisc add dev eth0 root netem loss 1% corrupt 1%"
+SLOW_WIRE: Final = "tc qdisc add dev eth0 root netem rate 4mbit"
+"""A gradient takes 0.4 s to leave; the device waits for a second before it sends a packet again."""
+WHOLE_WIRE: Final = "tc qdisc del dev eth0 root"
 
 
 @dataclass(slots=True)
 class Training:
-    """One run with the addresses of the report: server and worker 1 on the first host, worker 0 on the second."""
+    """One run with the addresses of the report: its server on the first host, its workers on the others."""
 
-    server: Job
-    workers: tuple[Job, Job]
+    lab: Lab
+    protocol: str
+    server: Job = field(init=False)
+    chief: Job = field(init=False)
+    other: Job = field(init=False)
 
-    def jobs(self) -> tuple[Job, Job, Job]:
-        return (self.server, *self.workers)
+    def __post_init__(self) -> None:
+        pictures = f"{ENVIRONMENT} rm -rf /data; exec python3 -c '{MAKE_PICTURES}'"
+        for made in [machine.start(pictures) for machine in self.lab.hosts[1:]]:
+            made.wait(120).ok()
+        self.server = self.lab.first.start(ENVIRONMENT + SERVER.format(cluster=CLUSTER, protocol=self.protocol))
+        self.chief = self.start_worker(0)
+        self.other = self.start_worker(1)
 
-    def wait(self, seconds: float) -> list[Done]:
-        """How all three ended."""
-        deadline = time.monotonic() + seconds
-        return [job.wait(max(1.0, deadline - time.monotonic())) for job in self.jobs()]
+    def start_worker(self, index: int) -> Job:
+        line = WORKER.format(cluster=CLUSTER, index=index, protocol=self.protocol)
+        return self.lab.hosts[1 + index].start(ENVIRONMENT + line)
 
-    def wait_well(self, seconds: float) -> list[str]:
-        """All three ended well; what they said."""
-        return [done.ok() for done in self.wait(seconds)]
+    def wait_for_step(self, step: int, seconds: float = 300.0) -> None:
+        """Until the chief has printed this timed step: the first one, and every tenth."""
+        self.chief.wait_for(rf"\n{step}\timages/sec", seconds)
 
-    def wait_for_step(self, step: int, seconds: float = STARTED_SECONDS) -> None:
-        """Until the chief has printed this timed step."""
-        self.workers[0].wait_for(f"\n{step}\timages/sec", seconds)
+    def wait_well(self, seconds: float) -> None:
+        """All of them end well."""
+        for job in (self.chief, self.other, self.server):
+            job.wait(seconds).ok()
 
-
-def start(pair: Pair, protocol: str, model: str, batches: int, more: str = "", folder: str = "") -> Training:
-    """Start all three tasks. ``folder``: where the chief writes the trained parameters."""
-    rest = f"--device=cpu --num_gpus=1 --num_batches={batches} --num_warmup_batches=1 --display_every=1 {more}"
-    written = f"--train_dir={folder}" if folder else ""
-
-    def begin(machine: Machine, job: str, index: int, extra: str) -> Job:
-        line = LINE.format(hosts=HOSTS, model=model, job=job, index=index, rest=extra, protocol=protocol)
-        return machine.start(LOCKSTEP + line)
-
-    server = begin(pair.first, "ps", 0, rest)
-    chief = begin(pair.second, "worker", 0, f"{rest} {written}")
-    other = begin(pair.first, "worker", 1, f"{rest} {written}")
-    return Training(server, (chief, other))
+    def digest(self) -> str:
+        """A digest of the trained parameters."""
+        return self.lab.second.run("sha256sum /data/imagenet_train/final.safetensors", 20).ok().output.split()[0]
 
 
 def counters(machine: Machine) -> dict[str, int]:
     """What the RDMA device of a host has counted so far."""
-    said = machine.run(f"cd {DEVICE_COUNTERS} && grep -H . *", 20).ok()
+    said = machine.run(f"cd {DEVICE_COUNTERS} && grep -H . *", 20).ok().output
     return {name: int(value) for name, _, value in (line.partition(":") for line in said.splitlines())}
 
 
-def digest(machine: Machine, folder: str) -> str:
-    """A digest of the trained parameters."""
-    return machine.run(f"sha256sum {folder}/final.safetensors", 20).ok().split()[0]
+def packets_sent(lab: Lab) -> list[int]:
+    """How many packets of RDMA have left each of the hosts so far."""
+    return [counters(machine)["sent_pkts"] for machine in lab.hosts]
 
 
-def rdma_bytes(counted_before: dict[str, int], counted_after: dict[str, int]) -> int:
-    """At least so many bytes went through the device: packets carry up to 4096 each."""
-    return (counted_after["sent_pkts"] - counted_before["sent_pkts"]) * 4096
-
-
-def seconds_until(job: Job, pattern: str, since: float, seconds: float) -> float:
-    """How long after ``since`` a line that matches came up in the output of a job."""
-    deadline = since + seconds
-    while time.monotonic() < deadline:
-        if re.search(pattern, job.output()):
-            return time.monotonic() - since
-        time.sleep(0.05)
-    raise LabError(f"not within {seconds:g} s: {pattern!r}\n{job.output()[-3000:]}")
+def repeated(lab: Lab) -> int:
+    """How often packets were missing, or came again."""
+    names = ("completer_retry_err", "rcvd_seq_err", "out_of_seq_request", "duplicate_request")
+    return sum(counters(machine)[name] for machine in lab.hosts for name in names)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -151,6 +153,30 @@ def test_since_gives_each_row_once_also_when_the_ring_has_turned() -> None:
     journal.record(9.0, Happening.ARRIVED, 9)
     rows, seen = journal.since(seen)
     assert ([row[2] for row in rows], seen) == ([9], 6)
+
+
+def test_since_reads_while_another_thread_writes() -> None:
+    """A watchdog that ended of it would leave its task without anybody who notices a stall."""
+    journal, stop, rows = Journal(100), threading.Event(), 0
+
+    def write() -> None:
+        for number in itertools.count():
+            journal.record(float(number), Happening.ARRIVED, number)
+            if stop.is_set():
+                return
+
+    writer = threading.Thread(target=write)
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        writer.start()
+        for _ in range(20_000):
+            rows += len(journal.since(0)[0])
+    finally:
+        sys.setswitchinterval(usual)
+        stop.set()
+        writer.join(10.0)
+    assert rows > 0
 
 
 class _Sampled:

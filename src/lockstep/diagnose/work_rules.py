@@ -13,6 +13,8 @@ SETTLED = 0.6
 """A thread must have waited for this part of the patience before its waiting proves anything."""
 QUEUED = 1000
 """A loop with this many events before it is behind."""
+IMPORTING = "importing torch"
+"""What a task says of itself meanwhile (``runtime.monitor.reporter.Phase``)."""
 
 
 def _training(case: Case) -> MainView | None:
@@ -127,6 +129,8 @@ def store_stuck(case: Case) -> Proof | None:
     store = None if case.view is None else case.view.store
     if store is None or store.busy < case.evidence.patience or not 0 <= store.cpu < IDLE:
         return None
+    if case.view is not None and case.view.phase == IMPORTING:
+        return None  # another thread of it imports, and this one waits for that: on a slow machine for long
     in_device = store.where == "device call"
     where = "a device call" if in_device else "the communication layer"
     what = f"the update thread of {case.on} stands still in {where}: {store.doing}"

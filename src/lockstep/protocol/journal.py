@@ -100,11 +100,15 @@ class Journal:
 
     def since(self, number: int) -> tuple[list[Row], int]:
         """The rows after the first ``number`` ones, as far as they are still kept, and how many there were so far."""
-        total = self.total
-        # One call in C: no other thread runs in between, so the ring does not change under it.
-        newest_first = list(islice(reversed(self._rows), max(0, total - number)))
-        newest_first.reverse()
-        return newest_first, total
+        while True:
+            total = self.total
+            newest = reversed(self._rows)
+            try:
+                newest_first = list(islice(newest, max(0, total - number)))
+            except RuntimeError:
+                continue  # the loop's thread appended a row since the line above: read again
+            newest_first.reverse()
+            return newest_first, total
 
     @staticmethod
     def newest_progress(rows: Sequence[Row]) -> Record | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.metadata
 import os
@@ -55,6 +56,12 @@ class Image:
 def build(folder: Path, suite: str) -> Image:
     """The image, from the cache where nothing that it is made of has changed."""
     folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one at a time builds; the others find what it built
+        return _build(folder, suite)
+
+
+def _build(folder: Path, suite: str) -> Image:
     tree = _kernel(folder)
     version = next((tree / "lib" / "modules").iterdir()).name
     debian = _debian(folder, suite)

@@ -1,39 +1,43 @@
-"""One lab host: a virtual machine that boots in some seconds and runs what it is asked for."""
+"""One lab host: a virtual machine that boots in some seconds and runs what it is asked for.
+
+Nothing of it lies in the file system but a log, and it ends with the process that started it, however that one ends:
+its cable, its channel and its second disk are open descriptors, and the kernel kills it when its parent is gone.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import shlex
-import shutil
+import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rdma.lab.image import Image
 
-BOOT_SECONDS: Final = 180.0
+BOOT_SECONDS: Final = 120.0
 PROBE_SECONDS: Final = 8.0
 BOOTS: Final = 4
-POLL_SECONDS: Final = 0.03
-_KERNEL_LINE: Final = "console=ttyS0 quiet panic=-1 mitigations=off nokaslr"
+OFF_SECONDS: Final = 5.0
+MEMORY: Final = 3072
+"""Megabytes."""
+_KERNEL_LINE: Final = (
+    "console=ttyS0 quiet panic=-1 mitigations=off nokaslr init_on_alloc=0 transparent_hugepage=always audit=0 "
+    "nowatchdog"
+)
+_DIES_WITH_US: Final = ("setpriv", "--pdeathsig", "KILL", "--")
 
 
 class LabError(Exception):
     """Something of the lab itself, and not of what is tested, went wrong."""
-
-
-def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    """Wait for something, with a deadline."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise LabError(f"waited {seconds:g} s in vain: {what}")
-        time.sleep(POLL_SECONDS)
 
 
 def accelerator(image: Image) -> str:
@@ -52,144 +56,214 @@ def _emulator(accelerator: str, image: Image, words: str, memory: int) -> list[s
     how = "tcg,thread=multi" if accelerator == "tcg" else accelerator
     # One processor: with two, one boot in about forty panicked under emulation.
     command = (
-        f"qemu-system-x86_64 -M q35 -accel {how} -cpu max -smp 1 -m {memory}M -nodefaults -no-user-config -nographic "
-        f"-no-reboot -serial stdio -kernel {image.kernel} -initrd {image.initramfs}"
+        f"qemu-system-x86_64 -M q35 -accel {how} -cpu max,la57=off -smp 1 -m {memory}M -nodefaults -no-user-config "
+        f"-nographic -no-reboot -serial stdio -kernel {image.kernel} -initrd {image.initramfs}"
     )
-    return [*shlex.split(command), "-append", f"{_KERNEL_LINE} {words}"]
+    return [*_DIES_WITH_US, *shlex.split(command), "-append", f"{_KERNEL_LINE} {words}"]
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """How a command ended, and what it said."""
+    """How a command ended, what it said, and when it began and ended."""
 
     code: int
     output: str
+    began: float
+    ended: float
 
-    def ok(self) -> str:
-        """The output of a command that must have worked."""
+    def ok(self) -> Done:
+        """A command that must have worked."""
         if self.code != 0:
             raise LabError(f"a command ended with {self.code}:\n{self.output[-3000:]}")
-        return self.output
+        return self
 
 
 class Job:
-    """A command under way on a lab host."""
+    """A command under way on a lab host. What it says comes on the machine's thread, which wakes those who wait.
 
-    def __init__(self, machine: Machine, name: str) -> None:
+    Times are those of the lab host, which tells them, in the seconds of this machine's clock.
+    """
+
+    def __init__(self, machine: Machine, name: str, command: str) -> None:
+        self.name = name
+        self.pid = 0
         self._machine = machine
-        self._name = name
+        self._command = command
+        self._texts: list[tuple[float, str]] = []
+        self._began = 0.0
+        self._done: Done | None = None
+
+    def __str__(self) -> str:
+        return f"'{self._command[-60:]}' on {self._machine.name}"
+
+    def heard(self, words: dict[str, Any], ahead: float) -> None:
+        """On the machine's thread, under its condition. ``ahead``: what this machine's clock is ahead of the host's."""
+        if "began" in words:
+            self._began = words["at"] + ahead
+        elif "pid" in words:
+            self.pid = words["pid"]
+        elif "text" in words:
+            self._texts.append((words["at"] + ahead, words["text"]))
+        elif "code" in words:
+            self._done = Done(words["code"], self.output(), self._began, words["ended"] + ahead)
 
     def output(self) -> str:
-        path = self._machine.share / "out" / self._name
-        return path.read_text(errors="replace") if path.exists() else ""
+        return "".join(text for _, text in list(self._texts))
 
     @property
     def ended(self) -> bool:
-        return (self._machine.share / "done" / self._name).exists()
+        return self._done is not None
 
     def wait(self, seconds: float) -> Done:
-        try:
-            until(lambda: self.ended or not self._machine.running, seconds, f"the end of {self._name}")
-        except LabError as error:
-            raise LabError(f"{error}\n{self.output()[-3000:]}") from None
-        if not self.ended:
-            raise LabError(f"{self._machine.name} went down during {self._name}:\n{self._machine.console()[-2000:]}")
-        return Done(int((self._machine.share / "done" / self._name).read_text()), self.output())
+        self._machine.wait_until(lambda: self.ended, seconds, f"the end of {self}", self.output)
+        assert self._done is not None
+        return self._done
 
-    def wait_for(self, text: str, seconds: float) -> str:
-        """Until its output has this text; all of the output."""
-        try:
-            until(lambda: text in self.output() or self.ended, seconds, f"{text!r} in the output of {self._name}")
-        except LabError as error:
-            raise LabError(f"{error}\n{self.output()[-3000:]}") from None
-        if text not in self.output():
-            raise LabError(f"{self._name} ended without saying {text!r}:\n{self.output()[-3000:]}")
-        return self.output()
+    def wait_for(self, pattern: str, seconds: float) -> float:
+        """Until its output matches; when that was."""
+        what = f"{pattern!r} in the output of {self}"
+        self._machine.wait_until(lambda: self.ended or self.when(pattern) is not None, seconds, what, self.output)
+        when = self.when(pattern)
+        if when is None:
+            raise LabError(f"{self} ended without saying {pattern!r}:\n{self.output()[-3000:]}")
+        return when
+
+    def when(self, pattern: str) -> float | None:
+        """When its output matched first."""
+        found = re.search(pattern, self.output())
+        if found is None:
+            return None
+        length = 0
+        for at, text in self._texts:
+            length += len(text)
+            if length >= found.end():
+                return at
+        raise AssertionError("what was found is in the output")
 
     def end(self) -> None:
         """Kill it and everything that it started; the tasks of a job are in sessions of their own."""
-        pid = self._machine.share / "pid" / self._name
-        if not self.ended and pid.exists():
-            self._machine.run(f"pkill -KILL -f '[m] lockstep'; kill -KILL -- -{pid.read_text()} || true", 20)
+        self._machine.wait_until(lambda: self.ended or self.pid > 0, 20, f"the start of {self}")
+        if not self.ended:
+            self._machine.run(f"pkill -KILL -f '[m] lockstep'; kill -KILL -- -{self.pid} || true", 20)
 
 
 class Machine:
-    """``link`` are the emulator's words for its network."""
+    """``log``: the file for what it says while it boots; beside it lies another one with all that it says later."""
 
-    def __init__(self, name: str, image: Image, folder: Path, addresses: Sequence[str], link: str) -> None:
+    def __init__(self, name: str, image: Image, address: str, log: Path) -> None:
         self.name = name
         self.boots = 0
-        self.share = folder / name
         self._image = image
-        self._words = f"lab.name={name} lab.addresses={','.join(addresses)}"
-        self._link = link
+        self._log = log
+        self._words = f"lab.name={name} lab.address={address}/24"
         self._numbers = count(1)
-        self._jobs: list[Job] = []
+        self._jobs: dict[str, Job] = {}
+        self._changed = threading.Condition()
+        self._ready = False
+        self._gone = True
+        self._ahead = math.inf
         self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._reader: threading.Thread | None = None
 
     @property
     def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return not self._gone
 
     def console(self) -> str:
         """What the kernel and the first scripts said."""
-        path = self.share / "console"
-        return path.read_text(errors="replace") if path.exists() else ""
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
 
-    def power_on(self, tree: Path, accelerator: str, memory: int = 3072) -> None:
-        """Begin to boot; ``tree``: an archive of what the host finds as its working folder."""
-        shutil.rmtree(self.share, ignore_errors=True)
-        (self.share / "todo").mkdir(parents=True)
-        shutil.copy(tree, self.share / "tree.tar")
+    def power_on(self, tree: int, network: Sequence[str], cables: Sequence[int], how: str) -> None:
+        """Begin to boot. ``tree``: descriptor of an archive of what the host finds as its working folder; ``network``
+        and ``cables``: the emulator's words for its network, and the descriptors of the cables that it holds."""
+        self._channel, far = socket.socketpair()
         devices = shlex.split(
             f"-drive file={self._image.disk},if=virtio,format=raw,readonly=on -device virtio-rng-pci "
-            f"-virtfs local,path={self.share},mount_tag=share,security_model=none,multidevs=remap {self._link}"
+            f"-drive file=/dev/fd/{tree},if=virtio,format=raw,readonly=on "
+            f"-chardev socket,id=lab,fd={far.fileno()} -device virtio-serial-pci "
+            "-device virtserialport,chardev=lab,name=lab"
         )
-        command = [*_emulator(accelerator, self._image, self._words, memory), *devices]
+        command = [*_emulator(how, self._image, self._words, MEMORY), *devices, *network]
         self.boots += 1
-        with (self.share / "console").open("wb") as console:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=console, stderr=console)
+        self._ready, self._gone, self._ahead = False, False, math.inf
+        with far, self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(tree, *cables, far.fileno())
+            )
+        self._reader = threading.Thread(target=self._listen, args=(self._channel,), name=f"lab-{self.name}")
+        self._reader.start()
 
-    def wait_up(self, seconds: float = BOOT_SECONDS) -> bool:
+    def _listen(self, channel: socket.socket) -> None:
+        """What the host says, until it is off."""
+        with channel.makefile("rb") as lines, self._log.with_suffix(".log").open("wb", buffering=0) as log:
+            for line in lines:
+                log.write(line)
+                words = json.loads(line)
+                # The word that took the least time to come here tells best how the clocks differ.
+                self._ahead = min(self._ahead, time.monotonic() - words["at"])
+                with self._changed:
+                    if "ready" in words:
+                        self._ready = True
+                    elif words["job"] in self._jobs:
+                        self._jobs[words["job"]].heard(words, self._ahead)
+                    self._changed.notify_all()
+        with self._changed:
+            self._gone = True
+            self._changed.notify_all()
+
+    def wait_until(
+        self, condition: Callable[[], bool], seconds: float, what: str, output: Callable[[], str] = str
+    ) -> None:
+        """Wait for something that the host tells of; LabError where it does not in time, or goes down."""
+        with self._changed:
+            heard = self._changed.wait_for(lambda: condition() or self._gone, seconds)
+            if condition():
+                return
+        if not heard:
+            raise LabError(f"waited {seconds:g} s in vain for {what}\n{output()[-3000:]}")
+        raise LabError(f"{self.name} went down before {what}:\n{self.console()[-2000:]}")
+
+    def wait_up(self) -> bool:
         """Whether it has come up."""
         try:
-            until(lambda: self._ready() or not self.running or "Kernel panic" in self.console(), seconds, "boot")
+            self.wait_until(lambda: self._ready, BOOT_SECONDS, "its boot")
         except LabError:
             return False
-        return self._ready()
-
-    def _ready(self) -> bool:
-        return (self.share / "ready").exists()
+        return True
 
     def start(self, command: str) -> Job:
         """Run a command there, and do not wait for it."""
-        number = next(self._numbers)
-        name = f"{number:03d}"
-        part = self.share / "todo" / f"{name}.part"
-        part.write_text(json.dumps({"command": command}))
-        part.rename(self.share / "todo" / name)
-        job = Job(self, name)
-        self._jobs.append(job)
+        name = str(next(self._numbers))
+        job = Job(self, name, command)
+        with self._changed:
+            self._jobs[name] = job
+        self._tell({"job": name, "command": command})
         return job
+
+    def _tell(self, words: dict[str, object]) -> None:
+        assert self._channel is not None
+        self._channel.sendall(json.dumps(words).encode() + b"\n")
 
     def run(self, command: str, seconds: float) -> Done:
         return self.start(command).wait(seconds)
 
     def end_all(self) -> None:
         """Kill every command that still runs."""
-        for job in self._jobs:
-            if not job.ended:
-                job.end()
+        for job in list(self._jobs.values()):
+            job.end()
         self._jobs.clear()
 
     def power_off(self) -> None:
-        if self._process is None:
+        if self._process is None or self._channel is None or self._reader is None:
             return
-        if self.running:
-            (self.share / "stop").write_text("")
         try:
-            self._process.wait(5.0)
-        except subprocess.TimeoutExpired:
+            if self.running:
+                self._tell({"off": True})
+            self._process.wait(OFF_SECONDS)
+        except (OSError, subprocess.TimeoutExpired):
             self._process.kill()
             self._process.wait(10.0)
+        self._reader.join(10.0)
+        self._channel.close()
         self._process = None

@@ -98,6 +98,8 @@ def main() -> None:
     inn = Inn()
     try:
         with socket.create_server((host, int(port)), backlog=16) as listener:
+            sys.stdout.write(f"Waiting at {sys.argv[1]}\n")
+            sys.stdout.flush()
             inn.serve(listener)
     finally:
         inn.close()

@@ -1,50 +1,80 @@
-"""Runs what the tests ask for on a lab host: one JSON file for each command, in a folder that both sides see."""
+"""Runs what the tests ask for on a lab host, and tells what becomes of it: lines of JSON on a virtual serial port.
+
+Whatever it says has the time of this host's own clock: what happens here is timed here.
+"""
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-SHARE = Path("/share")
-POLL_SECONDS = 0.1
+PORTS = Path("/sys/class/virtio-ports")
+NAME = "lab"
+DRAIN_SECONDS = 2.0
+"""How long the end of a command waits for its last words: others may have its output open, too."""
 
 
-def finish(name: str, process: subprocess.Popen[bytes], log: int) -> None:
-    code = process.wait()
-    os.close(log)
-    words = SHARE / "done" / f"{name}.part"
-    words.write_text(str(code))
-    words.rename(SHARE / "done" / name)
+class Channel:
+    """The serial port that leads to the tests."""
+
+    def __init__(self) -> None:
+        name = next(port.name for port in PORTS.iterdir() if (port / "name").read_text().strip() == NAME)
+        self._port = os.open(f"/dev/{name}", os.O_RDWR)
+        self._lock = threading.Lock()
+
+    def say(self, **words: object) -> None:
+        line = json.dumps({**words, "at": time.monotonic()}).encode() + b"\n"
+        with self._lock:
+            while line:
+                line = line[os.write(self._port, line) :]
+
+    def orders(self) -> Iterator[dict[str, str]]:
+        with os.fdopen(os.dup(self._port), "rb", buffering=0) as lines:
+            for line in lines:
+                yield json.loads(line)
 
 
-def begin(order: Path) -> None:
-    command = json.loads(order.read_text())["command"]
-    order.unlink()
-    log = os.open(SHARE / "out" / order.name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+def pump(channel: Channel, name: str, output: int) -> None:
+    """Hand on what a command writes."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    while chunk := os.read(output, 1 << 15):
+        channel.say(job=name, text=decoder.decode(chunk))
+    os.close(output)
+
+
+def run(channel: Channel, name: str, command: str) -> None:
+    reading, writing = os.pipe()
+    channel.say(job=name, began=True)
     process = subprocess.Popen(
         ["/bin/bash", "-c", command],
         stdin=subprocess.DEVNULL,
-        stdout=log,
+        stdout=writing,
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    (SHARE / "pid" / order.name).write_text(str(process.pid))
-    threading.Thread(target=finish, args=(order.name, process, log), daemon=True).start()
+    os.close(writing)
+    channel.say(job=name, pid=process.pid)
+    words = threading.Thread(target=pump, args=(channel, name, reading), daemon=True)
+    words.start()
+    code = process.wait()
+    ended = time.monotonic()
+    words.join(DRAIN_SECONDS)
+    channel.say(job=name, code=code, ended=ended)
 
 
 def main() -> None:
-    for folder in ("out", "pid", "done"):
-        (SHARE / folder).mkdir(exist_ok=True)
-    (SHARE / "ready").write_text("")
-    while not (SHARE / "stop").exists():
-        for order in sorted((SHARE / "todo").iterdir()):
-            if order.suffix != ".part":
-                begin(order)
-        time.sleep(POLL_SECONDS)
+    channel = Channel()
+    channel.say(ready=True)
+    for order in channel.orders():
+        if "off" in order:
+            break
+        threading.Thread(target=run, args=(channel, order["job"], order["command"]), daemon=True).start()
     Path("/proc/sysrq-trigger").write_text("o")
 
 
