@@ -360,6 +360,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
         ("rdma_gid_index", "rdma_traffic_class", "rdma_service_level", "rdma_timeout", "rdma_retry_count"),
         (VERBS, "test_each_flag_reaches_ucx"),
     ),
+    "rdma_gpudirect": (VERBS, "test_gpudirect_needs_a_kernel_that_lets_a_network_device_into_a_gpu"),
     "device": ("benchmark/test_every_knob.py", "test_a_device_that_is_not_there_is_refused"),
 }
 """Flags whose effect another test shows: its file and its name."""

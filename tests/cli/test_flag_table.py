@@ -48,8 +48,9 @@ OLDER = _words("cache_data enable_layout_optimizer learning_rate pretrain_dir re
 
 OURS = _words("""
     bind bucket_mb collective_port compile deterministic job_token max_bad_records mps num_threads on_stall
-    on_worker_loss ps rdma_device rdma_gid_index rdma_retry_count rdma_service_level rdma_timeout rdma_traffic_class
-    rejoin_timeout restarts seed stall_after startup_timeout timing_dir trace_steps use_bf16 verbose wire_dtype workers
+    on_worker_loss ps rdma_device rdma_gid_index rdma_gpudirect rdma_retry_count rdma_service_level rdma_timeout
+    rdma_traffic_class rejoin_timeout restarts seed stall_after startup_timeout timing_dir trace_steps use_bf16 verbose
+    wire_dtype workers
 """)
 
 WORKING = _words("""
@@ -91,6 +92,7 @@ EFFECTS: dict[str, list[str]] = {
     "restarts": [*CLUSTER, "--restarts=5"],
     "rdma_device": [*CLUSTER, "--rdma_device=mlx5_0:1"],
     "rdma_gid_index": [*CLUSTER, "--rdma_gid_index=3"],
+    "rdma_gpudirect": [*CLUSTER, "--rdma_gpudirect"],
     "rdma_retry_count": [*CLUSTER, "--rdma_retry_count=5"],
     "rdma_service_level": [*CLUSTER, "--rdma_service_level=2"],
     "rdma_timeout": [*CLUSTER, "--rdma_timeout=0.5"],
@@ -157,6 +159,7 @@ BASELINES: dict[str, list[str]] = {
     "restarts": CLUSTER,
     "rdma_device": CLUSTER,
     "rdma_gid_index": CLUSTER,
+    "rdma_gpudirect": CLUSTER,
     "rdma_retry_count": CLUSTER,
     "rdma_service_level": CLUSTER,
     "rdma_timeout": CLUSTER,

@@ -12,6 +12,7 @@ import pytest
 from lockstep.cli.flags import parse_bench
 from lockstep.cli.flags.build import RDMA_FLAGS
 from lockstep.cli.library_flags import cluster_flags
+from lockstep.cli.start_checks import gpudirect_limits
 from lockstep.transports.base import TransportError
 from lockstep.transports.ucx.agent import Nixl
 from lockstep.transports.verbs import provider
@@ -19,6 +20,7 @@ from lockstep.transports.verbs.checks import (
     LEAST_LOCKED_BYTES,
     UNLIMITED,
     device_problems,
+    gpudirect_problems,
     lockable_memory,
     locked_memory_problems,
     needs_system_verbs,
@@ -61,10 +63,40 @@ def test_ucx_is_held_to_rdma_and_to_one_port_and_is_told_nothing_that_nobody_cho
 
 
 def test_every_option_has_a_flag_and_programs_of_ones_own_take_it_too() -> None:
-    assert {*(flag.partition("=")[0] for flag in FLAGS), "--rdma_device"} == {f"--{name}" for name in RDMA_FLAGS}
+    flags = {*(flag.partition("=")[0] for flag in FLAGS), "--rdma_device", "--rdma_gpudirect"}
+    assert flags == {f"--{name}" for name in RDMA_FLAGS}
     arguments, rest = cluster_flags(["--rdma_device", "mlx5_1:1", "--rdma_retry_count=4", "--mine"])
     assert arguments == {"rdma": RdmaOptions(device="mlx5_1:1", retry_count=4)}
     assert rest == ["--mine"]
+
+
+def test_gpudirect_needs_a_kernel_that_lets_a_network_device_into_a_gpu(tmp_path: Path) -> None:
+    direct = RdmaOptions(gpudirect=True)
+    modules, driver = tmp_path / "module", tmp_path / "version"
+    assert list(gpudirect_problems(NO_OPTIONS, modules, driver)) == []
+    (no_driver,) = gpudirect_problems(direct, modules, driver)
+    assert "needs a GPU and NVIDIA's driver, which is not loaded here" in no_driver
+    driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65")
+    (no_module,) = gpudirect_problems(direct, modules, driver)
+    assert "run 'modprobe nvidia_peermem', or leave the flag out." in no_module
+    driver.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65")
+    assert list(gpudirect_problems(direct, modules, driver)) == []
+    driver.unlink()
+    (modules / "nvidia_peermem").mkdir(parents=True)
+    assert list(gpudirect_problems(direct, modules, driver)) == []
+
+
+def test_with_gpudirect_ucx_knows_memory_of_gpus() -> None:
+    assert ("UCX_TLS", "rc,cuda_copy") in ucx_settings(RdmaOptions(gpudirect=True), "mlx5_1", 1)
+
+
+def test_gpudirect_is_for_workers_with_gpus() -> None:
+    hosts = ("--ps_hosts=10.0.0.1:1", "--worker_hosts=10.0.0.1:2", "--server_protocol=grpc+verbs", "--rdma_gpudirect")
+    on_cpu = parse_bench((*hosts, "--job_name=worker", "--device=cpu"), {})
+    assert gpudirect_limits(on_cpu) == ["--rdma_gpudirect is about the memory of GPUs; leave it out with --device=cpu."]
+    assert gpudirect_limits(parse_bench((*hosts, "--job_name=ps"), {})) == []
+    (sentence,) = gpudirect_limits(parse_bench((*hosts, "--job_name=worker"), {}))
+    assert "--rdma_gpudirect needs" in sentence
 
 
 @pytest.mark.parametrize(

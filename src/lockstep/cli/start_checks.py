@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from lockstep.doctor.finding import Finding
 from lockstep.doctor.host import Job, look_at_limits
-from lockstep.protocol.ids import CHIEF, ClusterShape
+from lockstep.protocol.ids import CHIEF, ClusterShape, Role
 from lockstep.runtime.addresses import parse_address
 from lockstep.training.config import BenchConfig, recovery_rules
+from lockstep.transports.verbs.checks import gpudirect_problems
 from lockstep.transports.verbs.options import NO_OPTIONS
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
@@ -37,6 +38,17 @@ def limits_of_machine(config: BenchConfig, environ: Mapping[str, str]) -> list[F
     job = job_of(config, environ)
     tasks = (config.task,) if config.task is not None else job.shape.tasks()
     return look_at_limits(job, tasks)
+
+
+def gpudirect_limits(config: BenchConfig) -> list[str]:
+    """What keeps a worker from ``--rdma_gpudirect``; a server needs no GPU for it."""
+    if config.cluster is None or not config.cluster.rdma.gpudirect:
+        return []
+    if config.devices.device == "cpu":
+        return ["--rdma_gpudirect is about the memory of GPUs; leave it out with --device=cpu."]
+    if config.task is not None and config.task.role is Role.SERVER:
+        return []
+    return list(gpudirect_problems(config.cluster.rdma))
 
 
 def start_notices(config: BenchConfig, environ: Mapping[str, str]) -> list[str]:

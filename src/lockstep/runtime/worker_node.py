@@ -84,14 +84,22 @@ class WorkerNode(Node):
         ``in_place``: parameters may also be read where the server has them, over links that can do that. A worker
         that the others may leave behind must not: they would wait until it gives back what they want to overwrite.
         """
+        self._take_plan(plan, in_place=in_place)
+        self.gradients = self.transport.allocate(max(plan.arena_bytes + spare, 1), "gradients")
+        self.parameters = self.transport.allocate(max(plan.arena_bytes, 1), "parameters")
+        return self.gradients, self.parameters
+
+    def use(self, plan: Plan, gradients: Region, parameters: Region) -> None:
+        """As ``allocate``, with regions that the caller has registered with this node's transport."""
+        self._take_plan(plan, in_place=False)
+        self.gradients, self.parameters = gradients, parameters
+
+    def _take_plan(self, plan: Plan, *, in_place: bool) -> None:
         self.plan = plan
         self.reads_in_place = in_place and self.config.synchronous and self.config.aggregate is None
         if max((len(plan.buckets_of(server)) for server in range(plan.servers)), default=0) > MOST_IN_PLACE:
             self.reads_in_place = False
-        self.gradients = self.transport.allocate(max(plan.arena_bytes + spare, 1), "gradients")
-        self.parameters = self.transport.allocate(max(plan.arena_bytes, 1), "parameters")
         self._versions = [INITIAL_STEP] * len(plan.buckets)
-        return self.gradients, self.parameters
 
     def memory(self) -> dict[str, int]:
         """Bytes that this worker holds for the exchange, by what they are for."""

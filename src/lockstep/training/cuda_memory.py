@@ -20,12 +20,12 @@ from lockstep.protocol.ids import INITIAL_STEP, BucketId, Role, Step, TaskId
 from lockstep.protocol.plan import Plan
 from lockstep.runtime.worker_node import WorkerNode
 from lockstep.training.gpu_idle import GpuIdle
-from lockstep.training.gpu_lane import ends_soon
+from lockstep.training.gpu_lane import DRAIN_SECONDS, ends_soon
 from lockstep.training.pinned_memory import PinnedMemory, pins_read_only
 from lockstep.training.shared_events import OwnEvents, PeerEvents, open_events, spare_bytes, table_at
 from lockstep.training.tensors import as_tensor
 from lockstep.training.wire_format import WireFormat
-from lockstep.transports.base import Loan
+from lockstep.transports.base import Loan, MovesGpuMemory
 
 _JOIN_SECONDS = 10.0
 _POLL_SECONDS = 0.0005
@@ -47,22 +47,16 @@ class CudaMemory:
     """For models on a GPU."""
 
     def __init__(self, node: WorkerNode, plan: Plan, device: torch.device, wire: WireFormat) -> None:
-        # What is lent is copied at once, so that programs may write to their parameters as they like.
-        spare = spare_bytes(len(plan.buckets))
-        gradients, parameters = node.allocate(plan, in_place=pins_read_only(), spare=spare)
         self._node = node
         self._plan = plan
         self._device = device
         self._wire = wire
-        self._parameters = parameters
         self._pinned = PinnedMemory()
-        pinned = [self._pinned.pin(region.buffer) for region in (gradients, parameters)]
-        kind = "pinned" if all(pinned) else "pageable"
-        node.tell_path(f"{node.task.short}: tensors of the GPU travel through {kind} host memory (no GPUDirect)")
-        self._host_gradients = as_tensor(gradients.buffer[: plan.arena_bytes], torch.uint8)
-        self._host_parameters = as_tensor(parameters.buffer, torch.uint8)
         self.gradients: Tensor = torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=device)
         self.parameters: Tensor = torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=device)
+        self._own: OwnEvents | None = None
+        self.is_direct = isinstance(node.transport, MovesGpuMemory) and node.transport.gpu_direct and not wire.narrows
+        self._leaving, self._landing = self._register_gpu() if self.is_direct else self._register_host()
         self.idle = GpuIdle(device)
         self._down = torch.cuda.Stream(device)
         self._up = torch.cuda.Stream(device)
@@ -71,11 +65,6 @@ class CudaMemory:
         """By bucket: where the model has parameters apart from the arena, and where in the arena they arrive."""
         self._read_until: torch.cuda.Event | None = None
         self._step_before: torch.cuda.Event | None = None
-        self._own: OwnEvents | None = None
-        # A worker that comes back must find what it handed on in its former life: then nothing is handed on early.
-        if all(pinned) and not node.keeps_state:
-            at = table_at(plan.arena_bytes)
-            self._own = OwnEvents(device, node.task.index, len(plan.buckets), [gradients.buffer], at)
         self._version_coming, self._came = INITIAL_STEP, 0
         self._held: list[_Coming] = []
         self._serving: list[PeerEvents | None] = [None] * plan.servers
@@ -91,6 +80,35 @@ class CudaMemory:
         for thread in self._threads:
             thread.start()
 
+    def _register_gpu(self) -> tuple[Tensor, Tensor]:
+        """Where gradients leave from and parameters land, for a network device that gets at the GPU by itself."""
+        transport, number = self._node.transport, self._device.index or 0
+        assert isinstance(transport, MovesGpuMemory)
+        # New parameters land beside those that the model still computes with.
+        landing = torch.zeros_like(self.parameters)
+        leaving = self.gradients
+        regions = [transport.register_gpu(one.data_ptr(), max(one.numel(), 1), number) for one in (leaving, landing)]
+        self._node.use(self._plan, regions[0], regions[1])
+        self._node.tell_path(f"{self._node.task.short}: the network device reads and writes its GPU itself (GPUDirect)")
+        return leaving, landing
+
+    def _register_host(self) -> tuple[Tensor, Tensor]:
+        """The same in host memory, pinned where that can be."""
+        node, plan = self._node, self._plan
+        # What is lent is copied at once, so that programs may write to their parameters as they like.
+        spare = spare_bytes(len(plan.buckets))
+        gradients, parameters = node.allocate(plan, in_place=pins_read_only(), spare=spare)
+        pinned = [self._pinned.pin(region.buffer) for region in (gradients, parameters)]
+        kind = "pinned" if all(pinned) else "pageable"
+        node.tell_path(f"{node.task.short}: tensors of the GPU travel through {kind} host memory (no GPUDirect)")
+        # A worker that comes back must find what it handed on in its former life: then nothing is handed on early.
+        if all(pinned) and not node.keeps_state:
+            at = table_at(plan.arena_bytes)
+            self._own = OwnEvents(self._device, node.task.index, len(plan.buckets), [gradients.buffer], at)
+        self._parameters = parameters.buffer
+        leaving = as_tensor(gradients.buffer[: plan.arena_bytes], torch.uint8)
+        return leaving, as_tensor(parameters.buffer, torch.uint8)
+
     # -- gradients go down --
 
     def filled(self, step: Step, bucket: BucketId) -> None:
@@ -102,8 +120,9 @@ class CudaMemory:
         copied = torch.cuda.Event()
         with torch.cuda.stream(self._down):
             self._down.wait_event(computed)
-            leaving = self._wire.narrowed(known, self.gradients[self._range(bucket)])
-            self._host_gradients[known.arena_offset : known.arena_offset + nbytes].copy_(leaving, non_blocking=True)
+            if not self.is_direct:
+                sent = self._wire.narrowed(known, self.gradients[self._range(bucket)])
+                self._leaving[known.arena_offset : known.arena_offset + nbytes].copy_(sent, non_blocking=True)
             copied.record(self._down)
         if self._own is not None:
             self._own.record(bucket, self._down)
@@ -138,7 +157,9 @@ class CudaMemory:
 
     def initial_values_are_in(self) -> None:
         """Chief: the gradient arena holds the initial parameters."""
-        self._host_gradients.copy_(self.gradients)
+        if not self.is_direct:
+            self._leaving.copy_(self.gradients)
+        torch.cuda.synchronize(self._device)
         self._node.offer_initial()
 
     # -- parameters come up --
@@ -153,7 +174,7 @@ class CudaMemory:
 
         Starting a copy of pinned memory takes no time. What is not pinned yet is left to a thread that may wait.
         """
-        if self._pinned.is_pinned(self._parameters.buffer if loan is None else loan.buffer):
+        if self.is_direct or self._pinned.is_pinned(self._parameters if loan is None else loan.buffer):
             self._bring_up(bucket, version, loan)
         else:
             self._ups.put(lambda: self._pin_and_bring_up(bucket, version, loan))
@@ -211,7 +232,7 @@ class CudaMemory:
 
     def _copy_up(self, one: _Coming) -> None:
         bucket, loan, where = one.bucket, one.loan, self._range(one.bucket)
-        source = self._host_parameters[where] if loan is None else as_tensor(loan.buffer, torch.uint8)
+        source = self._landing[where] if loan is None else as_tensor(loan.buffer, torch.uint8)
         copied = torch.cuda.Event()
         with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(self._up):
             if self._read_until is not None:
@@ -270,7 +291,7 @@ class CudaMemory:
             jobs.put(None)
             thread.join(_JOIN_SECONDS)
         # A server that was killed never passes its event, and whoever waits for that waits in vain.
-        if all(ends_soon(stream, _JOIN_SECONDS) for stream in (self._down, self._up)):
+        if all(ends_soon(stream, DRAIN_SECONDS) for stream in (self._down, self._up)):
             torch.cuda.synchronize(self._device)
             self._pinned.close()
 

@@ -21,6 +21,8 @@ from lockstep.training.pinned_memory import PinnedMemory
 from lockstep.training.shared_events import OpenedEvents, OwnEvents, table_at
 
 _JOIN_SECONDS = 10.0
+DRAIN_SECONDS = 3.0
+"""What is queued on a GPU takes milliseconds; what takes longer waits for a task that is gone."""
 _POLL_SECONDS = 0.01
 
 
@@ -95,7 +97,7 @@ class GpuLane:
         self._queued.put(None)
         self._thread.join(_JOIN_SECONDS)
         # A worker that was killed never passes its event, and whoever waits for that waits in vain.
-        if ends_soon(self._stream, _JOIN_SECONDS):
+        if ends_soon(self._stream, DRAIN_SECONDS):
             self.pinned.close()
 
     def _run(self) -> None:

@@ -189,6 +189,18 @@ def loan_ticket(transport: str, nbytes: int) -> Ticket:
 
 
 @runtime_checkable
+class MovesGpuMemory(Protocol):
+    """A transport whose network device may read and write the memory of a GPU by itself (GPUDirect)."""
+
+    @property
+    def gpu_direct(self) -> bool:
+        """Whether this was asked for; else the memory of GPUs is copied to and from regions on the host."""
+
+    def register_gpu(self, address: int, nbytes: int, device: int) -> Region:
+        """Memory of GPU number ``device``. Its region has no ``buffer``: only the device itself touches it."""
+
+
+@runtime_checkable
 class ShowsProgress(Protocol):
     """An endpoint that can tell how much of its unfinished transfers has moved: a slow link is told from a dead one."""
 

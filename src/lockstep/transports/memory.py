@@ -94,6 +94,8 @@ class HostRegion:
     ) -> None:
         self.number = number
         self.closed = False
+        self.device: int | None = None
+        """The GPU that the memory is on; None: ordinary memory."""
         self._on_close = on_close
         self._buffer = buffer
         self._memory = memory
@@ -126,6 +128,20 @@ class HostRegion:
             self._buffer.release()
             self._memory.close()
         self._buffer = memoryview(b"")
+
+
+class GpuRegion(HostRegion):
+    """A region in the memory of a GPU, which nobody but the GPU and a network device touches."""
+
+    def __init__(self, number: int, address: int, nbytes: int, device: int, on_close: Callable[[int], None]) -> None:
+        super().__init__(number, memoryview(b""), None, on_close)
+        self.device = device
+        self._address = address
+        self._nbytes = nbytes
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
 
 
 def check_transfer(

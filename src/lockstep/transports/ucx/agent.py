@@ -106,11 +106,11 @@ class Agent:
         name = self._call(lambda: self._agent.add_remote_agent(metadata))
         self._peer = name.decode() if isinstance(name, bytes) else str(name)
 
-    def register(self, number: int, address: int, nbytes: int) -> None:
-        """Let a range of this process's memory take part, once."""
+    def register(self, number: int, address: int, nbytes: int, device: int | None = None) -> None:
+        """Let a range of this process's memory take part, once; ``device``: it is memory of this GPU."""
         if number not in self._registered:
-            described = [(address, nbytes, 0, "")]
-            self._registered[number] = self._call(lambda: self._agent.register_memory(described, "DRAM"))
+            described = [(address, nbytes, device or 0, "")]
+            self._registered[number] = self._call(lambda: self._agent.register_memory(described, _kind(device)))
 
     def forget(self, number: int) -> None:
         """A region is closed."""
@@ -123,12 +123,15 @@ class Agent:
         registered = self._registered[number]
         return bytes(self._call(lambda: self._agent.get_partial_agent_metadata(registered, True, ["UCX"])))
 
-    def begin_write(self, address: int, remote_address: int, nbytes: int) -> Any:
-        """Start a write into the peer's memory; a handle for ``is_done``."""
+    def begin_write(
+        self, address: int, remote_address: int, nbytes: int, devices: tuple[int | None, int | None] = (None, None)
+    ) -> Any:
+        """Start a write into the peer's memory; a handle for ``is_done``. ``devices``: the GPUs of here and there."""
+        here, there = devices
 
         def begin() -> Any:
-            local = self._agent.get_xfer_descs([(address, nbytes, 0)], "DRAM")
-            remote = self._agent.get_xfer_descs([(remote_address, nbytes, 0)], "DRAM")
+            local = self._agent.get_xfer_descs([(address, nbytes, here or 0)], _kind(here))
+            remote = self._agent.get_xfer_descs([(remote_address, nbytes, there or 0)], _kind(there))
             handle = self._agent.initialize_xfer("WRITE", local, remote, self._peer)
             if self._agent.transfer(handle) == "ERR":
                 raise AgentError("a write could not be started")
@@ -161,3 +164,8 @@ class Agent:
             raise
         except Exception as error:
             raise AgentError(f"{type(error).__name__.removeprefix('nixl')}: {error}") from error
+
+
+def _kind(device: int | None) -> str:
+    """What NIXL calls memory of the host, or of a GPU."""
+    return "DRAM" if device is None else "VRAM"

@@ -43,6 +43,9 @@ class Outgoing(Protocol):
     def place(self) -> tuple[int, int, int, int]:
         """The peer's region, its address there, where the bytes are here, and how many."""
 
+    def devices(self) -> tuple[int | None, int | None]:
+        """The GPUs whose memory it is here and there; None for ordinary memory."""
+
 
 class Driver:
     """Drives an agent until it is stopped; then the agent is gone."""
@@ -155,7 +158,7 @@ class Driver:
         if transfer.cancelled:
             return
         _, remote, address, nbytes = transfer.place()
-        handle = self._agent.begin_write(address, remote, nbytes) if nbytes else None
+        handle = self._agent.begin_write(address, remote, nbytes, transfer.devices()) if nbytes else None
         self._flying.append((transfer, handle))
 
     def _look_at_the_oldest(self) -> None:

@@ -43,8 +43,8 @@ class Transfer:
     target_offset: int
     note: bytes
     loan: bool
-    addresses: dict[_Place, int]
-    """Where the peer's regions are, as far as it has told."""
+    addresses: dict[_Place, tuple[int, int | None]]
+    """Where the peer's regions are, as far as it has told, and on which of its GPUs, if on one."""
     cancelled: bool = False
     announced: bool = False
 
@@ -52,8 +52,11 @@ class Transfer:
         return (self.target.region, self.target.key) in self.addresses
 
     def place(self) -> tuple[int, int, int, int]:
-        remote = self.addresses[self.target.region, self.target.key] + self.target_offset
-        return self.target.region, remote, self.source.address + self.offset, self.nbytes
+        begin, _ = self.addresses[self.target.region, self.target.key]
+        return self.target.region, begin + self.target_offset, self.source.address + self.offset, self.nbytes
+
+    def devices(self) -> tuple[int | None, int | None]:
+        return self.source.device, self.addresses[self.target.region, self.target.key][1]
 
     def header(self, kind: int, note_bytes: int = 0) -> Header:
         return Header(
@@ -83,7 +86,7 @@ class UcxEndpoint(StreamLife[Transfer]):
         self._driver: Driver | None = None
         self._driver_lock = threading.Lock()
         self._landing_ended = False
-        self._addresses: dict[_Place, int] = {}
+        self._addresses: dict[_Place, tuple[int, int | None]] = {}
         self._asked: set[_Place] = set()
         self._incoming: dict[TransferId, Grant] = {}
 
@@ -148,7 +151,7 @@ class UcxEndpoint(StreamLife[Transfer]):
             self.sender.add_urgent(pack(transfer.header(Kind.ASK)))
         source = transfer.source
         if source.nbytes:
-            driver.do(lambda agent: agent.register(source.number, source.address, source.nbytes))
+            driver.do(lambda agent: agent.register(source.number, source.address, source.nbytes, source.device))
         self.sender.add_urgent(pack(transfer.header(Kind.START)))
         driver.write(transfer)
 
@@ -244,13 +247,14 @@ class UcxEndpoint(StreamLife[Transfer]):
 
     def _on_ask(self, header: Header) -> None:
         region = self._granted(header).region
-        answer = Header(Kind.REGION, region=header.region, key=header.key, offset=region.address)
+        gpu = 0 if region.device is None else region.device + 1
+        answer = Header(Kind.REGION, region=header.region, key=header.key, offset=region.address, total=gpu)
 
         def tell(agent: Agent) -> None:
             if not region.nbytes:
                 self.sender.add_urgent(pack(answer))
                 return
-            agent.register(region.number, region.address, region.nbytes)
+            agent.register(region.number, region.address, region.nbytes, region.device)
             self.sender.add_urgent(pack(answer, agent.metadata_of(region.number)))
 
         self._drive().do(tell)
@@ -264,7 +268,7 @@ class UcxEndpoint(StreamLife[Transfer]):
         def learn(agent: Agent) -> None:
             if metadata:
                 agent.meet(metadata)
-            self._addresses[place] = header.offset
+            self._addresses[place] = (header.offset, header.total - 1 if header.total else None)
 
         driver.do(learn)
 

@@ -1,6 +1,7 @@
 """What the two ends of a ``grpc+ucx`` link tell each other, as frames of the link's gRPC stream.
 
-Before it writes, a sender asks once for each region (``ASK``, ``REGION``). Then, for each transfer: ``START`` lets the
+Before it writes, a sender asks once for each region (``ASK``; ``REGION`` tells its address and, one more than its
+number, the GPU that it is on). Then, for each transfer: ``START`` lets the
 receiver drive its side of the network, ``NOTE`` says that all bytes are in place, ``STOP`` that they will not be.
 ``PROBE`` tells where the peer may write some bytes, to see whether they arrive at all (``grpc+verbs``).
 """

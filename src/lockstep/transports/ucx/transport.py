@@ -11,7 +11,7 @@ from lockstep.transports.base import EndpointEvents, PeerAddress, Region, Transp
 from lockstep.transports.clerk import Clerk
 from lockstep.transports.grants import Grants
 from lockstep.transports.grpc_stream.links import StreamLinks
-from lockstep.transports.memory import HostRegion, allocate_memory, checked_buffer
+from lockstep.transports.memory import GpuRegion, HostRegion, allocate_memory, checked_buffer
 from lockstep.transports.ucx.agent import Nixl, load_nixl
 from lockstep.transports.ucx.endpoint import NAME, UcxEndpoint, agent_name
 from lockstep.transports.wire.server import ControlServer
@@ -48,6 +48,11 @@ class UcxTransport:
 
     def register(self, buffer: memoryview) -> Region:
         return self._add_region(HostRegion(next(self._numbers), checked_buffer(buffer), None, self._forget))
+
+    gpu_direct = False
+
+    def register_gpu(self, address: int, nbytes: int, device: int) -> Region:
+        return self._add_region(GpuRegion(next(self._numbers), address, nbytes, device, self._forget))
 
     def _add_region(self, region: HostRegion) -> HostRegion:
         self._regions[region.number] = region

@@ -14,6 +14,7 @@ from lockstep.transports.verbs.options import RdmaOptions
 UNLIMITED: Final = -1
 LEAST_LOCKED_BYTES: Final = 64 << 20
 _CAP_IPC_LOCK: Final = 14
+_PEER_MODULES: Final = ("nvidia_peermem", "nv_peer_mem")
 _STATUS: Final = Path("/proc/self/status")
 
 
@@ -116,8 +117,26 @@ def _may_ignore_limits() -> bool:
     return bool(int(effective, 16) >> _CAP_IPC_LOCK & 1)
 
 
+def gpudirect_problems(
+    options: RdmaOptions, modules: Path = Path("/sys/module"), driver: Path = Path("/proc/driver/nvidia/version")
+) -> Iterator[str]:
+    """Whether the kernel lets a network device into the memory of GPUs. Whether it works, the first transfer shows."""
+    if not options.gpudirect or any((modules / name).exists() for name in _PEER_MODULES):
+        return
+    try:
+        version = driver.read_text()
+    except OSError:
+        yield "--rdma_gpudirect needs a GPU and NVIDIA's driver, which is not loaded here; leave the flag out."
+        return
+    if "Open Kernel Module" not in version:  # these offer dma-buf, which needs no further module
+        yield (
+            "--rdma_gpudirect needs the kernel module nvidia_peermem or NVIDIA's open kernel modules, and this machine "
+            "has neither; run 'modprobe nvidia_peermem', or leave the flag out."
+        )
+
+
 def verbs_problems(options: RdmaOptions) -> list[str]:
-    """All of it, for this machine as it is now."""
+    """All of it, for this machine as it is now, but for GPUs, which only some tasks need."""
     return [*device_problems(look_for_rdma(), options), *locked_memory_problems(lockable_memory())]
 
 

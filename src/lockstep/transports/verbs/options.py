@@ -10,6 +10,9 @@ TRANSPORTS: Final = "rc"
 """UCX's reliable connections, by plain verbs or by the faster way of mlx5, with the datagrams that they need to meet.
 Nothing else: no TCP, no shared memory."""
 
+GPU_TRANSPORTS: Final = f"{TRANSPORTS},cuda_copy"
+"""With it UCX recognises memory of a GPU. It moves nothing between tasks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RdmaOptions:
@@ -23,6 +26,8 @@ class RdmaOptions:
     timeout: float | None = None
     """Seconds until a packet without an answer is sent again."""
     retry_count: int | None = None
+    gpudirect: bool = False
+    """The device reads and writes the memory of GPUs by itself."""
 
     @property
     def name(self) -> str:
@@ -65,5 +70,5 @@ def ucx_settings(options: RdmaOptions, device: str, port: int) -> tuple[tuple[st
         ("UCX_RC_TIMEOUT", None if options.timeout is None else f"{options.timeout * 1e6:.0f}us"),
         ("UCX_RC_RETRY_COUNT", options.retry_count),
     )
-    held = (("UCX_TLS", TRANSPORTS), ("UCX_NET_DEVICES", f"{device}:{port}"))
+    held = (("UCX_TLS", GPU_TRANSPORTS if options.gpudirect else TRANSPORTS), ("UCX_NET_DEVICES", f"{device}:{port}"))
     return held + tuple((name, str(value)) for name, value in chosen if value is not None)

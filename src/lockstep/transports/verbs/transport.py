@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from lockstep.transports.base import EndpointEvents, PeerAddress
+from lockstep.transports.base import EndpointEvents, PeerAddress, Region, TransportError
 from lockstep.transports.ucx.agent import load_nixl
 from lockstep.transports.ucx.transport import UcxTransport
-from lockstep.transports.verbs.checks import needs_system_verbs, usable_port
+from lockstep.transports.verbs.checks import gpudirect_problems, needs_system_verbs, usable_port
 from lockstep.transports.verbs.devices import look_for_rdma
 from lockstep.transports.verbs.endpoint import NAME, VerbsEndpoint
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions, ucx_settings
@@ -25,12 +25,20 @@ class VerbsTransport(UcxTransport):
         port = usable_port(rdma, options)
         folder = nixl_with_system_verbs() if needs_system_verbs(rdma, port) else None
         self._port = str(port)
+        self.gpu_direct = options.gpudirect
+        self._options = options
         settings = ucx_settings(options, port.device, port.port)
         super().__init__(server, task, incarnation, load_nixl(settings, folder))
 
     @property
     def name(self) -> str:
         return NAME
+
+    def register_gpu(self, address: int, nbytes: int, device: int) -> Region:
+        problems = list(gpudirect_problems(self._options))
+        if problems:
+            raise TransportError(" ".join(problems))
+        return super().register_gpu(address, nbytes, device)
 
     def _make_endpoint(self, peer: PeerAddress, events: EndpointEvents, name: str) -> VerbsEndpoint:
         return VerbsEndpoint(peer, self._grants, events, self._clerk, self._nixl, name, self._port)

@@ -118,6 +118,13 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
         upstream=False,
     ),
     _CLUSTER.works(
+        "rdma_gpudirect",
+        Kind.SWITCH,
+        False,
+        "with grpc+verbs: the device reads and writes GPU memory by itself, not by way of the host (never tried yet)",
+        upstream=False,
+    ),
+    _CLUSTER.works(
         "startup_timeout",
         Kind.NUMBER,
         _SPEC.startup_timeout,
