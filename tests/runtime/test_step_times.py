@@ -51,6 +51,15 @@ def test_the_parts_of_a_step_add_up_to_the_step() -> None:
     assert shares.computing + shares.exposed == pytest.approx(PERIOD)
 
 
+def test_what_arrives_under_the_next_forward_is_not_waiting() -> None:
+    """The last bucket comes 14 s after backward has ended, but the thread stood still for 3 s of them only."""
+    hidden = worker_moments(worker_journal(6.0, PERIOD), {1: 3.0, 2: 3.0, 3: 3.0})
+    assert computing_and_waiting(hidden) == pytest.approx((17.0 - 11.0 / 3, 3.0))
+    shares = step_shares([{s: m for s, m in hidden.items() if s}], [server_moments(server_journal(13.0, 18.0))])
+    assert shares is not None
+    assert (shares.computing, shares.exposed) == pytest.approx((17.0, 3.0))
+
+
 def test_what_was_over_before_backward_ended_is_not_exposed() -> None:
     alone = worker_moments(worker_journal(19.0, PERIOD))
     shares = step_shares([alone], [server_moments(server_journal(13.0, 18.0))])

@@ -42,8 +42,12 @@ class StepShares:
         return self.others + self.gradients + self.update + self.parameters
 
 
-def worker_moments(records: Iterable[Record]) -> Moments:
-    """When each step's version was here, and when its backward had ended."""
+def worker_moments(records: Iterable[Record], blocked: Mapping[Step, float] | None = None) -> Moments:
+    """When each step's version was here, and when its backward had ended.
+
+    ``blocked``: seconds that the training thread really stood still for a step's version. Where forward began before
+    all of it was here, the version counts as here when that time had passed: the rest of its way was hidden.
+    """
     ready: dict[Step, float] = {}
     sealed: dict[Step, float] = {}
     for record in records:
@@ -51,6 +55,9 @@ def worker_moments(records: Iterable[Record]) -> Moments:
             ready[record.step] = record.at
         elif record.happening is Happening.SEALED:
             sealed[record.step] = record.at
+    for step, seconds in (blocked or {}).items():
+        if step in ready and step - 1 in sealed:
+            ready[step] = min(ready[step], sealed[step - 1] + seconds)
     return {step: (ready[step], at) for step, at in sealed.items() if step in ready}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from lockstep.protocol.effects import Answered, Effect, SendGradient, SendPull, VersionReady
@@ -24,6 +25,8 @@ from lockstep.transports.memory import resident_bytes
 MOST_IN_PLACE = 400
 """Buckets of one server that are read where the server has them. Each is lent until its next version is here, so there
 are two loans of each, and a link has room for about a thousand: with more buckets nothing would move any more."""
+
+_STEPS_KEPT = 4096
 
 OnVersion = Callable[[BucketId, int, Loan | None], None]
 """A bucket is at this version: in the arena, or in a loan that whoever is called gives back later."""
@@ -49,6 +52,8 @@ class WorkerNode(Node):
         """Bytes of a gradient bucket, once it is sent in fewer than the plan gives it."""
         self._awaited: tuple[int, Sequence[BucketId] | None] | None = None
         """The version that the training thread waits for: of these buckets, or of all."""
+        self._stood_still = 0.0
+        self._blocked: deque[tuple[Step, float]] = deque(maxlen=_STEPS_KEPT)
         self._changed = threading.Condition()
         self._on_version: OnVersion | None = None
         self._lent: Loan | None = None
@@ -126,6 +131,8 @@ class WorkerNode(Node):
 
     def tell_begun(self, step: Step, rates: tuple[GroupRates, ...]) -> None:
         """The whole version of this step is here, and its forward has begun."""
+        self._blocked.append((step, self._stood_still))
+        self._stood_still = 0.0
         self.loop.post(StepBegun(step, rates))
 
     def enter_step(self, step: Step) -> None:
@@ -185,12 +192,18 @@ class WorkerNode(Node):
         return all(self._versions[bucket] >= version for bucket in buckets)
 
     def _wait(self, version: int, buckets: Sequence[BucketId] | None) -> None:
+        began = time.monotonic()
         with self._changed:
             self._awaited = (version, buckets)
             while not self.has_version(version, buckets):
                 self.raise_if_ended()
                 self._changed.wait(1.0)
             self._awaited = None
+        self._stood_still += time.monotonic() - began
+
+    def blocked(self) -> dict[Step, float]:
+        """How long the training thread stood still for the parameters of each of the last steps, in seconds."""
+        return dict(self._blocked)
 
     def ask(self, peer: TaskId, what: str, data: bytes = b"") -> bytes:
         """Ask a server something outside of the steps and block until it answers.

@@ -183,6 +183,7 @@ class Replica(Binding):
     def close(self) -> None:
         if self._layer_waits is not None:
             self._layer_waits.close()
+            self._layer_waits = None
         for layer in self._direct:
             layer.restore()
         for handle in self._handles:

@@ -11,7 +11,7 @@ Rules that every transport keeps (``conformance.py`` checks them):
 * Callbacks come on the transport's own threads. They must not block; a transport may rely on that.
 * Exactly one of ``on_sent`` and ``on_failed`` is called for each transfer, also after ``cancel`` and ``close``.
 * A callback for a transfer may come before the call that started it has returned its number.
-* Writes of one endpoint into the same bytes land in the order of the calls.
+* Writes of one endpoint into the same bytes, with the same urgency, land in the order of the calls.
 * When a link is closed or lost, nothing of it lands in memory any more once ``close`` has returned.
 * After ``on_lost`` no further callback but pending ``on_failed`` ones is made; it is made at most once, and not for
   one's own ``close``.

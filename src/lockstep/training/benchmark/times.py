@@ -30,7 +30,7 @@ def worker_times(node: WorkerNode, result: BenchResult, replica: Replica, first:
         "task": str(node.task),
         "images_per_sec": result.images_per_sec,
         "seconds_a_step": result.average_wall_time,
-        "moments": _from(worker_moments(node.journal), first),
+        "moments": _from(worker_moments(node.journal, node.blocked()), first),
         "copies": dataclasses.asdict(replica.copies),
         "memory": {"parameters": node.plan.arena_bytes if node.plan else 0, "held": node.memory()},
         "gpu_idle": replica.gpu_idle(),
@@ -51,7 +51,7 @@ def server_times(node: ServerNode, first: int) -> dict[str, Any]:
 
 def lines(node: WorkerNode, replica: Replica, first: int) -> list[str]:
     """The same for people."""
-    known = {step: at for step, at in worker_moments(node.journal).items() if step >= first}
+    known = {step: at for step, at in worker_moments(node.journal, node.blocked()).items() if step >= first}
     computing, waiting = computing_and_waiting(known)
     links = ", ".join(
         f"{link['peer']} by {link['path']}: {link['sent'] / 1e6:.1f} MB sent, {link['received'] / 1e6:.1f} MB received"
