@@ -1,9 +1,8 @@
 """Parameters that a worker reads where its servers have them: in the servers' two slots, mapped here.
 
 A version lies in one slot of each server, the next one in the other, so the model alternates between two sets of views.
-A parameter that was cut over several servers has no place of its own in any slot: its pieces are mapped side by side,
-or copied together where they are no whole pages. The memory is shared for reading only; writing to such a parameter
-would end the process.
+A parameter that was cut over several servers has no place of its own in any slot: its pieces are copied together. The
+memory is shared for reading only; writing to such a parameter would end the process.
 
 The next version is taken as a whole (``newest``), or parameter by parameter while the rest is still on its way
 (``take``, and ``newest`` for what is left). ``release_former`` ends the change to it either way.
@@ -22,7 +21,6 @@ from lockstep.protocol.ids import BucketId
 from lockstep.protocol.plan import ELEMENT_BYTES, Bucket, Plan
 from lockstep.training.tensors import as_tensor, dtype_name, parameter_offsets, parameter_view
 from lockstep.transports.base import Loan
-from lockstep.transports.joined_memory import join_pages
 
 _VIEWS_OF_A_PARAMETER = 4
 """One for each of two slots; more are of slots that were mapped before a link was opened again."""
@@ -110,8 +108,7 @@ class LentParameters:
         if key not in self._views:
             if len(self._views) > _VIEWS_OF_A_PARAMETER * len(self._homes):
                 self._views.clear()
-            view = self._view_in_place(home, loans, _bytes_of(loans), like)
-            self._views[key] = _joined(home, _bytes_of(loans), like) if view is None else view
+            self._views[key] = self._view_in_place(home, loans, _bytes_of(loans), like)
         view = self._views[key]
         if view is not None:
             return view
@@ -144,8 +141,6 @@ class LentParameters:
         places = _Places([], [], [])
         for index, (like, offset) in enumerate(zip(likes, parameter_offsets(self._plan), strict=True)):
             view = self._view_in_place(homes[index], fresh, bytes_of, like)
-            if view is None:
-                view = _joined(homes[index], bytes_of, like)
             if view is None:
                 self._put_together(places, homes[index], bytes_of)
                 view = parameter_view(self._arena, offset, like)
@@ -198,13 +193,3 @@ def _homes(plan: Plan) -> list[list[tuple[Bucket, int, int]]]:
 
 def _bytes_of(loans: dict[BucketId, Loan]) -> dict[BucketId, Tensor]:
     return {bucket: as_tensor(loan.buffer, torch.uint8) for bucket, loan in loans.items()}
-
-
-def _joined(home: list[tuple[Bucket, int, int]], bytes_of: dict[BucketId, Tensor], like: Tensor) -> Tensor | None:
-    """The parameter's pieces, all of them lent, mapped side by side."""
-    if not like.numel() or any(bucket.id not in bytes_of for bucket, _, _ in home):
-        return None
-    pages = join_pages([(bytes_of[bucket.id].data_ptr() + start, end - start) for bucket, start, end in home])
-    if pages is None:
-        return None
-    return as_tensor(pages, torch.uint8).view(like.dtype).as_strided(like.shape, like.stride())
