@@ -170,6 +170,11 @@ class Machine:
     def running(self) -> bool:
         return not self._gone
 
+    @property
+    def pid(self) -> int:
+        """Of its emulator; 0 while it is off."""
+        return 0 if self._process is None else self._process.pid
+
     def console(self) -> str:
         """What the kernel and the first scripts said."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
@@ -191,7 +196,10 @@ class Machine:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(tree, *cables, far.fileno())
             )
-        self._reader = threading.Thread(target=self._listen, args=(self._channel,), name=f"lab-{self.name}")
+        # A daemon: this process must be able to end, however it does, for the emulator to end with it.
+        self._reader = threading.Thread(
+            target=self._listen, args=(self._channel,), name=f"lab-{self.name}", daemon=True
+        )
         self._reader.start()
 
     def _listen(self, channel: socket.socket) -> None:

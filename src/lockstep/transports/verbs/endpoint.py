@@ -26,7 +26,9 @@ _PROBE: Final = b"lockstep"
 _PROBE_REGION: Final = 0
 """The regions of a transport are numbered from 1."""
 _HALF: Final = mmap.PAGESIZE
-_PAUSE: Final = 0.001
+_PAUSES: Final = (0.001, 0.05)
+"""Seconds between two looks at the probe: the first ones, and at most. Bytes arrive at once or, mostly, much later: the
+peer still imports torch, and so may this task, which needs its processor for that."""
 
 
 class VerbsEndpoint(UcxEndpoint):
@@ -75,20 +77,21 @@ class VerbsEndpoint(UcxEndpoint):
 
     def _exchange(self, agent: Agent, address: int, remote: int, memory: mmap.mmap) -> None:
         handle = agent.begin_write(address + _HALF, remote, len(_PROBE))
-        deadline = time.monotonic() + PROBE_SECONDS
+        began = time.monotonic()
         sent = False
         while not (sent and memory[: len(_PROBE)] == _PROBE):
             if sent:
                 agent.progress()
             else:
                 sent = agent.is_done(handle)
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - began
+            if waited > PROBE_SECONDS:
                 got = "arrived" if memory[: len(_PROBE)] == _PROBE else "did not arrive"
                 was = "was acknowledged" if sent else "was not acknowledged"
                 raise CannotMeet(
                     self._unreachable(f"within {PROBE_SECONDS:g} s a write from here {was}, and one from there {got}")
                 )
-            time.sleep(_PAUSE)
+            time.sleep(min(max(_PAUSES[0], waited / 20), _PAUSES[1]))
 
     def _unreachable(self, found: str) -> str:
         return (
