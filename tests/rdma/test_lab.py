@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from rdma.lab.network import Lab
-
 pytestmark = pytest.mark.rdma
 
 OWNER = """
@@ -33,8 +31,8 @@ SECONDS = 10.0
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_an_emulator_ends_with_the_process_that_started_it(lab: Lab, tmp_path: Path, end: signal.Signals) -> None:
-    del lab  # without it there is no image, and this test is skipped
+@pytest.mark.usefixtures("image")
+def test_an_emulator_ends_with_the_process_that_started_it(tmp_path: Path, end: signal.Signals) -> None:
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path)],
