@@ -39,7 +39,7 @@ test-soak: $(STAMP)
 test-rdma: $(STAMP)
 	$(BIN)/python -m pytest -q -m rdma tests/rdma || ($(AGAIN) -m rdma tests/rdma)
 
-# Without the suite within one host, which adds little to the one between two.
+# Without what takes longest: the conformance suites, and the training over gRPC with which bits are compared.
 test-rdma-short: $(STAMP)
 	$(BIN)/python -m pytest -q -m 'rdma and not slow' tests/rdma || ($(AGAIN) -m 'rdma and not slow' tests/rdma)
 

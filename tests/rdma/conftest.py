@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rdma.lab.host import NoLabError, folder, prepare
-from rdma.lab.image import build
+from rdma.lab.image import Image, build
 from rdma.lab.network import Lab, start_lab, stop_lab
+from rdma.suite import SuiteRun, start_suite
 
 
 @pytest.fixture(scope="session")
@@ -28,25 +29,42 @@ def report(pytestconfig: pytest.Config) -> Callable[[str], None]:
 
 
 @pytest.fixture(scope="session")
-def lab(report: Callable[[str], None]) -> Iterator[Lab]:
-    """Three hosts with a Soft-RoCE device each. Where there can be no lab, its tests are skipped with the reason."""
+def image(report: Callable[[str], None]) -> Image:
+    """What the hosts boot. Where there can be no lab, its tests are skipped with the reason."""
     began = time.monotonic()
     try:
-        image = build(folder(), prepare())
+        built = build(folder(), prepare())
     except NoLabError as why:
         pytest.skip(f"no RDMA lab here: {why}")
-    built = time.monotonic()
+    report(f"image ready after {time.monotonic() - began:.0f} s")
+    return built
+
+
+@pytest.fixture(scope="session")
+def lab(image: Image, report: Callable[[str], None]) -> Iterator[Lab]:
+    """Three hosts with a Soft-RoCE device each."""
+    began = time.monotonic()
     hosts = start_lab(image, folder())
-    up = time.monotonic() - built
-    report(
-        f"image ready after {built - began:.0f} s, all hosts up ({hosts.how}) after {up:.0f} s more, "
-        f"{hosts.boots - len(hosts.hosts)} boots repeated"
-    )
+    repeated = hosts.boots - len(hosts.hosts)
+    report(f"all hosts up ({hosts.how}) after {time.monotonic() - began:.0f} s, {repeated} boots repeated")
     try:
         yield hosts
     finally:
         stop_lab(hosts)
-        report(f"off after {time.monotonic() - began:.0f} s in all")
+        report(f"all hosts off after {time.monotonic() - began:.0f} s")
+
+
+@pytest.fixture(scope="session")
+def suite_between_hosts(lab: Lab) -> SuiteRun:
+    """The suite between the first two hosts. It goes on while tests use the third one, and whoever asks waits."""
+    return start_suite(lab)
+
+
+@pytest.fixture(scope="session")
+def suite_meanwhile(request: pytest.FixtureRequest) -> None:
+    """Let that suite begin early, if there is a test that will ask for it."""
+    if any("suite_between_hosts" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("suite_between_hosts")
 
 
 @pytest.fixture(autouse=True)

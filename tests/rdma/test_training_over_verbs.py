@@ -144,6 +144,7 @@ def test_a_worker_killed_in_the_middle_of_a_write_is_named_and_comes_back(story:
     assert "images/sec" in story.other
 
 
+@pytest.mark.slow
 def test_after_all_of_that_the_same_bits_as_over_grpc(lab: Lab, story: Story, report: Callable[[str], None]) -> None:
     before = packets_sent(lab)
     run = Training(lab, "grpc")

@@ -26,6 +26,7 @@ from lockstep.transports.verbs.checks import (
     needs_system_verbs,
 )
 from lockstep.transports.verbs.devices import VERBS_LIBRARY, RdmaFacts, RdmaPort, nixl_packages, system_library
+from lockstep.transports.verbs.looks import Looks, proves_that_there_is_no_path
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions, option_problems, ucx_settings
 
 PORTS = (
@@ -200,3 +201,34 @@ def test_a_folder_that_somebody_else_could_have_filled_is_refused(
     folder.chmod(0o777)
     with pytest.raises(TransportError, match="is not a folder of this user alone; remove it"):
         provider.nixl_with_system_verbs()
+
+
+def look_for(seconds: float, gaps: dict[float, float]) -> Looks:
+    """Look until it is over, or for so many seconds; ``gaps``: from when on, and for how long, nothing runs."""
+    now = 0.0
+    looks = Looks(now)
+    while now < seconds and not looks.over(now):
+        now += looks.pause
+        for at in [at for at in gaps if at <= now]:
+            now += gaps.pop(at)
+    return looks
+
+
+def test_who_looks_for_the_probe_all_the_time_proves_that_there_is_no_path() -> None:
+    looks = look_for(100.0, {})
+    assert looks.frozen == 0.0
+    assert proves_that_there_is_no_path(looks.frozen, looks.frozen)
+
+
+@pytest.mark.parametrize("gaps", [{0.5: 7.0}, {2.0: 1.2, 4.0: 1.2}], ids=["an import", "two of them"])
+def test_who_was_kept_from_running_has_proven_nothing(gaps: dict[float, float]) -> None:
+    looks = look_for(100.0, dict(gaps))
+    assert looks.frozen > 1.0
+    assert not proves_that_there_is_no_path(looks.frozen, 0.0)
+    assert not proves_that_there_is_no_path(0.0, looks.frozen)
+
+
+def test_the_longer_a_probe_is_looked_for_the_less_of_the_processor_that_takes() -> None:
+    assert Looks(0.0).pause == 0.001
+    assert look_for(0.5, {}).pause == pytest.approx(0.025, rel=0.1)
+    assert look_for(4.0, {}).pause == 0.05

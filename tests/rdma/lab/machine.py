@@ -6,6 +6,7 @@ its cable, its channel and its second disk are open descriptors, and the kernel 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -84,9 +85,10 @@ class Job:
     Times are those of the lab host, which tells them, in the seconds of this machine's clock.
     """
 
-    def __init__(self, machine: Machine, name: str, command: str) -> None:
+    def __init__(self, machine: Machine, name: str, command: str, *, lasting: bool) -> None:
         self.name = name
         self.pid = 0
+        self.lasting = lasting
         self._machine = machine
         self._command = command
         self._texts: list[tuple[float, str]] = []
@@ -141,10 +143,11 @@ class Job:
         raise AssertionError("what was found is in the output")
 
     def end(self) -> None:
-        """Kill it and everything that it started; the tasks of a job are in sessions of their own."""
+        """Kill it and everything that it started."""
         self._machine.wait_until(lambda: self.ended or self.pid > 0, 20, f"the start of {self}")
         if not self.ended:
-            self._machine.run(f"pkill -KILL -f '[m] lockstep'; kill -KILL -- -{self.pid} || true", 20)
+            self._machine.tell({"end": self.name, "pid": self.pid})
+            self.wait(20)
 
 
 class Machine:
@@ -170,6 +173,11 @@ class Machine:
     def running(self) -> bool:
         return not self._gone
 
+    @property
+    def pid(self) -> int:
+        """Of its emulator; 0 while it is off."""
+        return 0 if self._process is None else self._process.pid
+
     def console(self) -> str:
         """What the kernel and the first scripts said."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
@@ -191,25 +199,32 @@ class Machine:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(tree, *cables, far.fileno())
             )
-        self._reader = threading.Thread(target=self._listen, args=(self._channel,), name=f"lab-{self.name}")
+        # A daemon: this process must be able to end, however it does, for the emulator to end with it.
+        self._reader = threading.Thread(
+            target=self._listen, args=(self._channel,), name=f"lab-{self.name}", daemon=True
+        )
         self._reader.start()
 
     def _listen(self, channel: socket.socket) -> None:
-        """What the host says, until it is off."""
-        with channel.makefile("rb") as lines, self._log.with_suffix(".log").open("wb", buffering=0) as log:
+        """What the host says, until it is off: half a line, or an error of the socket, is how a killed one ends."""
+        log = self._log.with_suffix(".log")
+        with channel.makefile("rb") as lines, log.open("wb", buffering=0) as record, contextlib.suppress(OSError):
             for line in lines:
-                log.write(line)
-                words = json.loads(line)
-                # The word that took the least time to come here tells best how the clocks differ.
-                self._ahead = min(self._ahead, time.monotonic() - words["at"])
-                with self._changed:
-                    if "ready" in words:
-                        self._ready = True
-                    elif words["job"] in self._jobs:
-                        self._jobs[words["job"]].heard(words, self._ahead)
-                    self._changed.notify_all()
+                record.write(line)
+                if line.endswith(b"\n"):
+                    self._hear(json.loads(line))
         with self._changed:
             self._gone = True
+            self._changed.notify_all()
+
+    def _hear(self, words: dict[str, Any]) -> None:
+        # The word that took the least time to come here tells best how the clocks differ.
+        self._ahead = min(self._ahead, time.monotonic() - words["at"])
+        with self._changed:
+            if "ready" in words:
+                self._ready = True
+            elif words["job"] in self._jobs:
+                self._jobs[words["job"]].heard(words, self._ahead)
             self._changed.notify_all()
 
     def wait_until(
@@ -232,16 +247,16 @@ class Machine:
             return False
         return True
 
-    def start(self, command: str) -> Job:
-        """Run a command there, and do not wait for it."""
+    def start(self, command: str, *, lasting: bool = False) -> Job:
+        """Run a command there, and do not wait for it. ``lasting``: it may go on beyond the test that starts it."""
         name = str(next(self._numbers))
-        job = Job(self, name, command)
+        job = Job(self, name, command, lasting=lasting)
         with self._changed:
             self._jobs[name] = job
-        self._tell({"job": name, "command": command})
+        self.tell({"job": name, "command": command})
         return job
 
-    def _tell(self, words: dict[str, object]) -> None:
+    def tell(self, words: dict[str, object]) -> None:
         assert self._channel is not None
         self._channel.sendall(json.dumps(words).encode() + b"\n")
 
@@ -249,17 +264,18 @@ class Machine:
         return self.start(command).wait(seconds)
 
     def end_all(self) -> None:
-        """Kill every command that still runs."""
+        """Kill every command that still runs, and forget those that have ended."""
         for job in list(self._jobs.values()):
-            job.end()
-        self._jobs.clear()
+            if not job.lasting:
+                job.end()
+                del self._jobs[job.name]
 
     def power_off(self) -> None:
         if self._process is None or self._channel is None or self._reader is None:
             return
         try:
             if self.running:
-                self._tell({"off": True})
+                self.tell({"off": True})
             self._process.wait(OFF_SECONDS)
         except (OSError, subprocess.TimeoutExpired):
             self._process.kill()

@@ -15,15 +15,25 @@ def _line(outcome: Outcome) -> str:
     return line + (f"        {outcome.failure}\n" if outcome.failure else "")
 
 
+def _part(text: str) -> tuple[int, int]:
+    """``K/N``, with K from 1 to N."""
+    which, _, parts = text.partition("/")
+    if not (which.isdecimal() and parts.isdecimal() and 1 <= int(which) <= int(parts)):
+        raise argparse.ArgumentTypeError(f"{text} is no part; write, for example, 1/2")
+    return int(which), int(parts)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m lockstep.transports.conformance", description=__doc__)
     parser.add_argument("transport", choices=known_transports())
     parser.add_argument("--large", action="store_true", help="also run the cases that take gigabytes")
     parser.add_argument("--only", default="", metavar="TEXT", help="only the cases whose name contains TEXT")
     parser.add_argument("--inn", default="", metavar="HOST:PORT", help="the second node lives there (see inn.py)")
+    parser.add_argument("--part", type=_part, default=(1, 1), metavar="K/N", help="only the K-th of N parts")
     options = parser.parse_args()
     failed = total = 0
-    for outcome in run_suite(options.transport, large=options.large, only=options.only, inn=options.inn):
+    chosen = {"large": options.large, "only": options.only, "inn": options.inn, "part": options.part}
+    for outcome in run_suite(options.transport, **chosen):
         sys.stdout.write(_line(outcome))
         sys.stdout.flush()
         total += 1

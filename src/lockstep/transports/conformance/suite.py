@@ -89,12 +89,16 @@ def run_case(case: Case, transport: str, inn: str = "") -> None:
         case.run(stage)
 
 
-def run_suite(transport: str, *, large: bool, only: str = "", inn: str = "") -> Iterator[Outcome]:
+def run_suite(
+    transport: str, *, large: bool, only: str = "", inn: str = "", part: tuple[int, int] = (1, 1)
+) -> Iterator[Outcome]:
     """Run all cases whose name contains ``only``, and tell the outcome of each as it comes.
 
-    ``inn``: HOST:PORT of another host that keeps the second node of each pair (``inn.py``).
+    ``inn``: HOST:PORT of another host that keeps the second node of each pair (``inn.py``). ``part``: which part of how
+    many; several may run at the same time.
     """
-    for case in CASES:
+    which, parts = part
+    for case in CASES[which - 1 :: parts]:
         if only not in case.name or (case.large and not large):
             continue
         began = time.monotonic()

@@ -11,22 +11,20 @@ from typing import ClassVar, Final
 from lockstep.transports.base import NO_PATH, EndpointEvents, PeerAddress
 from lockstep.transports.clerk import Clerk
 from lockstep.transports.grants import Grants
+from lockstep.transports.grpc_stream import frames as stream
 from lockstep.transports.grpc_stream.frames import FrameError, Header, pack, unpack
 from lockstep.transports.grpc_stream.life import CannotMeet
 from lockstep.transports.ucx.agent import Agent, AgentError, Nixl
 from lockstep.transports.ucx.endpoint import UcxEndpoint
 from lockstep.transports.ucx.frames import MAX_METADATA_BYTES, Kind
+from lockstep.transports.verbs.looks import LOOK_SECONDS, Looks, proves_that_there_is_no_path
 
 NAME: Final = "grpc+verbs"
-
-PROBE_SECONDS: Final = 8.0
-"""How long the first bytes may take. RDMA itself may try for ever, and says nothing meanwhile."""
 
 _PROBE: Final = b"lockstep"
 _PROBE_REGION: Final = 0
 """The regions of a transport are numbered from 1."""
 _HALF: Final = mmap.PAGESIZE
-_PAUSE: Final = 0.001
 
 
 class VerbsEndpoint(UcxEndpoint):
@@ -67,28 +65,44 @@ class VerbsEndpoint(UcxEndpoint):
             if header.kind != Kind.PROBE or len(payload) > MAX_METADATA_BYTES:
                 raise FrameError(f"a link of {NAME} begins with a probe")
             agent.meet(bytes(payload))
-            self._exchange(agent, address, header.offset, memory)
+            found = self._exchange(agent, address, header.offset, memory, incoming)
+            if found:
+                raise CannotMeet(found)
             agent.forget(_PROBE_REGION)
         except AgentError as error:
             raise CannotMeet(self._unreachable(str(error))) from error
         del view
 
-    def _exchange(self, agent: Agent, address: int, remote: int, memory: mmap.mmap) -> None:
+    def _exchange(self, agent: Agent, address: int, remote: int, memory: mmap.mmap, incoming: Iterable[bytes]) -> str:
+        """Empty once bytes have crossed both ways; else why they have not."""
         handle = agent.begin_write(address + _HALF, remote, len(_PROBE))
-        deadline = time.monotonic() + PROBE_SECONDS
+        looks = Looks(time.monotonic())
         sent = False
         while not (sent and memory[: len(_PROBE)] == _PROBE):
             if sent:
                 agent.progress()
             else:
                 sent = agent.is_done(handle)
-            if time.monotonic() > deadline:
+            if looks.over(time.monotonic()):
                 got = "arrived" if memory[: len(_PROBE)] == _PROBE else "did not arrive"
                 was = "was acknowledged" if sent else "was not acknowledged"
-                raise CannotMeet(
-                    self._unreachable(f"within {PROBE_SECONDS:g} s a write from here {was}, and one from there {got}")
-                )
-            time.sleep(_PAUSE)
+                found = f"within {LOOK_SECONDS:g} s a write from here {was}, and one from there {got}"
+                return self._in_vain(looks.frozen, found, incoming)
+            time.sleep(looks.pause)
+        return ""
+
+    def _in_vain(self, frozen: float, found: str, incoming: Iterable[bytes]) -> str:
+        """Tell the peer, and hear whether it has looked as well: an end that could not run has proven nothing."""
+        self.sender.add_urgent(pack(Header(Kind.IN_VAIN, total=round(frozen * 1000))))
+        header, _ = unpack(next(iter(incoming), b""))
+        if header.kind not in (Kind.IN_VAIN, stream.Kind.FAULT):
+            return f"{found}, although {self.peer.task} goes on"  # it came through just too late
+        theirs = header.total / 1000 if header.kind == Kind.IN_VAIN else 0.0
+        if proves_that_there_is_no_path(frozen, theirs):
+            return self._unreachable(found)
+        return (
+            f"{found}; but {self.peer.task} could not run for {theirs:.1f} s of them, and this task for {frozen:.1f} s"
+        )
 
     def _unreachable(self, found: str) -> str:
         return (

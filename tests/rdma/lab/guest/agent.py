@@ -6,8 +6,10 @@ Whatever it says has the time of this host's own clock: what happens here is tim
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -16,6 +18,9 @@ from pathlib import Path
 
 PORTS = Path("/sys/class/virtio-ports")
 NAME = "lab"
+CGROUPS = Path("/lab/cgroup")
+IN_ITS_GROUP = 'echo $$ >"$0" && eval "$1"'
+"""Whatever a command starts stays in its control group, and can be ended with it."""
 DRAIN_SECONDS = 2.0
 """How long the end of a command waits for its last words: others may have its output open, too."""
 
@@ -50,9 +55,11 @@ def pump(channel: Channel, name: str, output: int) -> None:
 
 def run(channel: Channel, name: str, command: str) -> None:
     reading, writing = os.pipe()
+    group = CGROUPS / name
+    group.mkdir()
     channel.say(job=name, began=True)
     process = subprocess.Popen(
-        ["/bin/bash", "-c", command],
+        ["/bin/bash", "-c", IN_ITS_GROUP, str(group / "cgroup.procs"), command],
         stdin=subprocess.DEVNULL,
         stdout=writing,
         stderr=subprocess.STDOUT,
@@ -68,12 +75,21 @@ def run(channel: Channel, name: str, command: str) -> None:
     channel.say(job=name, code=code, ended=ended)
 
 
+def end(name: str, pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    (CGROUPS / name / "cgroup.kill").write_text("1")
+
+
 def main() -> None:
     channel = Channel()
     channel.say(ready=True)
     for order in channel.orders():
         if "off" in order:
             break
+        if "end" in order:
+            end(order["end"], int(order["pid"]))
+            continue
         threading.Thread(target=run, args=(channel, order["job"], order["command"]), daemon=True).start()
     Path("/proc/sysrq-trigger").write_text("o")
 

@@ -19,7 +19,8 @@ ulimit -l unlimited
 ulimit -n 65536
 echo "lab: network and device"
 # The second disk is the archive itself: the program under test.
-mkdir /lab/tree
+mkdir /lab/tree /lab/cgroup
+mount -t cgroup2 cgroup /lab/cgroup
 tar -x -f /dev/vdb -C /lab/tree
 cd /lab/tree
 echo "lab: up"

@@ -1,0 +1,42 @@
+"""How long a probe is looked for, and how much of that time the one who looks could not run at all."""
+
+from __future__ import annotations
+
+from typing import Final
+
+LOOK_SECONDS: Final = 8.0
+"""How long the first bytes may take. RDMA itself may try for ever, and says nothing meanwhile."""
+
+_PAUSES: Final = (0.001, 0.05)
+"""Seconds between two looks: the first ones, and at most. Bytes arrive at once or, mostly, much later: the peer still
+imports torch, and so may this task, which needs its processor for that."""
+_LATE: Final = 0.5
+"""A look that comes this much later than it should is one that was kept from running."""
+PROOF_SECONDS: Final = 1.0
+"""Who was kept from running for longer than this, in all, has proven nothing."""
+
+
+class Looks:
+    """Counts the looks of one end. Times are those of a monotonic clock."""
+
+    def __init__(self, now: float) -> None:
+        self._began = now
+        self._last = now
+        self.frozen = 0.0
+        """Seconds in which this end did not run: native code, an import for example, may keep all threads waiting."""
+
+    def over(self, now: float) -> bool:
+        """Note a look; whether it was the last one."""
+        self.frozen += max(0.0, now - self._last - _LATE)
+        self._last = now
+        return now - self._began > LOOK_SECONDS
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next look."""
+        return min(max(_PAUSES[0], (self._last - self._began) / 20), _PAUSES[1])
+
+
+def proves_that_there_is_no_path(frozen_here: float, frozen_there: float) -> bool:
+    """Whether a probe that was looked for in vain at both ends says something about the network between them."""
+    return frozen_here + frozen_there < PROOF_SECONDS
