@@ -1,4 +1,4 @@
-"""The report's training over a real RDMA device: undisturbed, over a bad wire, with a cut, with a death.
+"""The report's training over a real RDMA device: undisturbed, with a cut, over a bad wire, with a death.
 
 It takes the hosts of the lab a minute to import torch, so that one run goes through all of it, one after the other.
 """
@@ -28,9 +28,9 @@ from rdma.training import (
 
 pytestmark = [pytest.mark.rdma, pytest.mark.timeout(900)]
 
-VERDICT_SECONDS = 5.0 + 3.0
-"""5 s is what is promised and, on a machine with nothing else to do, kept (3.7 s). Here three hosts are emulated by two
-cores: at a load of 30 a cut was named after 4.4 and after 5.0 s. The report of the tests says how long each took."""
+VERDICT_SECONDS = 5.0 + 2.0
+"""Five, and two for emulated hosts on a machine that others use: a cut was named after 3.7 s on a quiet one, and after
+5.0 s with twenty other processes that wanted its two processors."""
 CUT = r"hear each other, but nothing passes between them by RDMA"
 LOST = r"/job:worker/replica:0/task:1 is lost: it was killed by SIGKILL"
 BACK = r"/job:worker/replica:0/task:1 has come back"
@@ -92,17 +92,17 @@ def story(lab: Lab, report: Callable[[str], None]) -> Story:
     run.wait_for_step(30)
     packets = [after - earlier for after, earlier in zip(packets_sent(lab), before, strict=True)]
     report(f"20 undisturbed steps: {packets[0]} packets of RDMA from the server, {packets[1:]} from the workers")
+    cut_named = cut_and_mend(run)
+    report(f"RDMA cut in the middle of a step: named after {cut_named:.1f} s")
+    run.wait_for_step(40)
     before_again = repeated(lab)
     for machine in lab.hosts:
         machine.run(BAD_WIRE, 20).ok()
-    run.wait_for_step(40)
+    run.wait_for_step(50)
     again = repeated(lab) - before_again
     for machine in lab.hosts:
         machine.run(WHOLE_WIRE, 20).ok()
     report(f"1 % lost and 1 % corrupted: packets were missing or came again {again} times in 10 steps")
-    cut_named = cut_and_mend(run)
-    report(f"RDMA cut in the middle of a step: named after {cut_named:.1f} s")
-    run.wait_for_step(50)
     killed_named, unsent = kill_in_the_middle_of_a_write(run)
     report(f"a worker killed in the middle of a write ({unsent} bytes unsent): named after {killed_named:.1f} s")
     run.wait_well(300)

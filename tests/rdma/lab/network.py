@@ -8,7 +8,6 @@ import marshal
 import socket
 import tarfile
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
@@ -68,12 +67,13 @@ def start_lab(image: Image, logs: Path) -> Lab:
 
 
 def _plug_in(lab: Lab, tree: int) -> None:
-    """Switch all on. A cable leads from each of the others to the first, whose emulator joins them."""
+    """Switch all on. A cable leads from each of the others to the first, which joins them."""
     cables = [socket.socketpair() for _ in lab.hosts[1:]]
-    near, far = [cable[0].fileno() for cable in cables], [cable[1].fileno() for cable in cables]
-    lab.first.power_on(tree, _hub(near), near, lab.how)
-    for number, (machine, end) in enumerate(zip(lab.hosts[1:], far, strict=True), 1):
-        machine.power_on(tree, [*_end("n0", end), *_card("n0", number)], [end], lab.how)
+    near = [one.fileno() for one, _ in cables]
+    cards = [word for number, end in enumerate(near) for word in _card(end, f"n{number}", number)]
+    lab.first.power_on(tree, cards, near, lab.how)
+    for number, (machine, (_, other)) in enumerate(zip(lab.hosts[1:], cables, strict=True), len(cables)):
+        machine.power_on(tree, _card(other.fileno(), "n0", number), [other.fileno()], lab.how)
     for one, other in cables:
         one.close()
         other.close()
@@ -89,21 +89,14 @@ def stop_lab(lab: Lab) -> None:
         machine.power_off()
 
 
-def _hub(cables: Sequence[int]) -> list[str]:
-    """The first host and all cables at one hub."""
-    words = ["-netdev", "hubport,id=n0,hubid=0", *_card("n0", 0)]
-    for number, cable in enumerate(cables):
-        words += [*_end(f"c{number}", cable), "-netdev", f"hubport,id=h{number},hubid=0,netdev=c{number}"]
-    return words
-
-
-def _end(name: str, cable: int) -> list[str]:
-    return ["-netdev", f"stream,id={name},server=off,addr.type=fd,addr.str={cable}"]
-
-
-def _card(netdev: str, number: int) -> list[str]:
-    """A large MTU lets RDMA use its largest, 4096."""
-    return ["-device", f"virtio-net-pci,netdev={netdev},romfile=,host_mtu=9000,mac=52:54:00:12:12:{number + 1:02x}"]
+def _card(cable: int, name: str, number: int) -> list[str]:
+    """A network card at one end of a cable. A large MTU lets RDMA use its largest, 4096."""
+    return [
+        "-netdev",
+        f"stream,id={name},server=off,addr.type=fd,addr.str={cable}",
+        "-device",
+        f"virtio-net-pci,netdev={name},romfile=,host_mtu=9000,mac=52:54:00:12:12:{number + 1:02x}",
+    ]
 
 
 def _working_folder() -> IO[bytes]:

@@ -11,6 +11,15 @@ hostname "$(value name)"
 echo "127.0.0.1 localhost" >/etc/hosts
 ip link set lo up
 modprobe -a virtio_net virtio_rng
+if [ -e /sys/class/net/eth1 ]; then
+  # Two cables end here: this host joins them, and its own address is at the bridge.
+  modprobe bridge
+  mtu=$(cat /sys/class/net/eth0/mtu)
+  ip link set eth0 name port0
+  ip link set eth1 name port1
+  ip link add eth0 mtu "$mtu" type bridge forward_delay 0
+  for port in port0 port1; do ip link set "$port" master eth0 up; done
+fi
 ip link set eth0 up
 ip address add "$(value address)" dev eth0
 modprobe -a rdma_rxe sch_netem sch_ingress sch_prio cls_u32 cls_flower cls_matchall act_gact
