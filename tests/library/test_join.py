@@ -123,5 +123,5 @@ def test_other_choices_on_the_server_are_named() -> None:
 
 def test_a_program_outside_of_any_cluster_gets_one_sentence() -> None:
     (alone,) = run_all([(PROGRAM, {})])
-    assert alone.code == 1
+    assert alone.code == 2
     assert "this process does not know its cluster; start it with torchrun, srun or mpirun" in alone.stderr
