@@ -45,18 +45,15 @@ def start(argv: Sequence[str], program: Sequence[str]) -> int:
         flags = [word for word in argv[1:] if word != FINISHED]
         report_fd = int(argv[0].removeprefix(TASK_FLAG))
         return run_task(parse_bench(flags, os.environ), report_fd, finished=FINISHED in argv)
-    from lockstep.cli.start_checks import (
-        gpudirect_limits,
-        limits_of_machine,
-        start_notices,
-    )  # here: the task itself needs none of them
+    # Here, because the task itself needs none of them.
+    from lockstep.cli.start_checks import gpudirect_limits, limits_of_machine, start_notices
 
     config = parse_bench(argv, os.environ)
     limits = [one.sentence for one in limits_of_machine(config, os.environ) if one.keeps_from_working]
     check_machine(config, [*limits, *gpudirect_limits(config)])
     _refuse_checkpoints_of_another_run(config)
     for notice in (*config.output.notices, *start_notices(config, os.environ)):
-        print(f"lockstep: {notice}", file=sys.stderr)
+        _tell(notice)
     if config.local is not None:
         return _run_local_cluster(config, argv, program)
     if config.task is not None:

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Final
 
@@ -39,7 +39,7 @@ def why_not(environment: Mapping[str, str]) -> str | None:
 
 
 @contextlib.contextmanager
-def shared_gpu(environment: dict[str, str] | os._Environ[str], say: Say) -> Iterator[None]:
+def shared_gpu(environment: MutableMapping[str, str], say: Say) -> Iterator[None]:
     """Processes that are started inside with this environment share GPUs by MPS, where that can be."""
     reason = why_not(environment)
     if reason is not None:

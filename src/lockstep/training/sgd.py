@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.runtime.store import StoreTimes
+from lockstep.training.reduction import mean_of
 
 PIECE_BYTES = 1 << 20
 """Measured: below, the calls cost more than the cache saves; above it, nothing is gained."""
@@ -70,25 +71,11 @@ def next_version(
     for before, after, given, moved in zip(old.split(pieces), new.split(pieces), parts, moving, strict=True):
         began = time.perf_counter()
         room = scratch[: before.numel()]
-        mean = _mean(given, count, room)
+        mean = mean_of(given, count, room)
         reduced = time.perf_counter()
         torch.add(before, _direction(mean, before, moved, room, numbers, first=first), alpha=-numbers.rate, out=after)
         times.reduce += reduced - began
         times.update += time.perf_counter() - reduced
-
-
-def _mean(given: Sequence[Tensor], count: int, room: Tensor) -> Tensor:
-    if len(given) == count == 1 and given[0].dtype == room.dtype:
-        return given[0]
-    if len(given) > 1 and given[0].dtype == room.dtype == given[1].dtype:
-        torch.add(given[0], given[1], out=room)
-        rest = given[2:]
-    else:
-        room.copy_(given[0])
-        rest = given[1:]
-    for gradient in rest:
-        room.add_(gradient)
-    return room.div_(count) if count > 1 else room
 
 
 def _direction(

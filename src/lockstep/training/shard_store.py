@@ -27,6 +27,7 @@ from lockstep.runtime.tensor_file import NamedTensor
 from lockstep.training.gpu_lane import GpuLane
 from lockstep.training.optimizer_state import PieceState, pack, put_together, take_apart, unpack
 from lockstep.training.rates import set_numbers
+from lockstep.training.reduction import mean_of
 from lockstep.training.sgd import is_plain_sgd, next_version
 from lockstep.training.shard_file import STATE, VALUE, PieceName, ShardFiles, named
 from lockstep.training.shared_events import spare_bytes
@@ -297,17 +298,11 @@ class TorchShardStore:
         return b""
 
     def _reduce(self, held: _Held, given: list[Tensor], count: int) -> Tensor:
-        """The mean in the order of worker index: ((g0 + g1) + g2) / count."""
         total = self._sums[held.parameter.dtype][: held.parameter.numel()]
-        if len(given) == count == 1 and held.only_reads and given[0].dtype == total.dtype and self._lane is None:
-            return given[0]
-        if len(given) > 1 and self._device.type == "cpu" and given[0].dtype == total.dtype:
-            torch.add(given[0], given[1], out=total)
-            rest = given[2:]
-        else:
-            total.copy_(given[0], non_blocking=True)
-            rest = given[1:]
-        for gradient in rest:
+        if self._lane is None:
+            return mean_of(given, count, total, may_be_loan=held.only_reads)
+        total.copy_(given[0], non_blocking=True)
+        for gradient in given[1:]:
             total.add_(gradient.to(self._device, non_blocking=True))
         return total.div_(count) if count > 1 else total
 
