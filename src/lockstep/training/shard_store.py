@@ -24,6 +24,7 @@ from lockstep.protocol.messages import Layout, OptimizerEntry
 from lockstep.protocol.plan import Bucket, Plan
 from lockstep.runtime.store import Done, StoreTimes
 from lockstep.runtime.tensor_file import NamedTensor
+from lockstep.training.bare_optimizer import keep_compiler_out, step
 from lockstep.training.gpu_lane import GpuLane
 from lockstep.training.optimizer_state import PieceState, pack, put_together, take_apart, unpack
 from lockstep.training.rates import set_numbers
@@ -71,10 +72,11 @@ def make_optimizer(entry: OptimizerEntry, parameter: torch.nn.Parameter) -> torc
 
 
 def warm_up() -> None:
-    """Import now what torch imports with its first optimizer: the first bucket would wait seconds for it."""
+    """Import now what torch imports with its first optimizer: the first bucket would wait for it."""
+    keep_compiler_out()
     parameter = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
     parameter.grad = torch.zeros(1)
-    make_optimizer(OptimizerEntry("SGD", '{"lr": 0.0}'), parameter).step()
+    step(make_optimizer(OptimizerEntry("SGD", '{"lr": 0.0}'), parameter))
 
 
 def optimizer_options(entry: OptimizerEntry) -> dict[str, object]:
@@ -214,9 +216,9 @@ class TorchShardStore:
         if self._device.type == "cpu":
             new.copy_(old)
             held.parameter.data = new
-            held.optimizer.step()
+            step(held.optimizer)
         else:
-            held.optimizer.step()
+            step(held.optimizer)
             new.copy_(held.parameter.data, non_blocking=True)
 
     def _step_apart(self, held: _Held, old: Tensor, new: Tensor, effect: Apply) -> None:
@@ -234,7 +236,7 @@ class TorchShardStore:
                 set_numbers(group, effect.rates[held.group])
             group["params"][0].data = target[where]
             group["params"][0].grad = held.parameter.grad[where]
-            optimizer.step()
+            step(optimizer)
         if not on_host:
             new.copy_(target, non_blocking=True)
 
