@@ -71,6 +71,9 @@ class NodeSide(Protocol):
 
     def post(self, event: Event) -> None: ...
 
+    def do(self, event: Event) -> None:
+        """As ``post``, but on the calling thread where that is free."""
+
     def gradient_lent(self, peer: TaskId, incarnation: Incarnation, note: GradientNote, loan: Loan) -> None: ...
 
     def version_lent(self, peer: TaskId, note: VersionNote, loan: Loan) -> None: ...
@@ -240,7 +243,7 @@ class Connection:
             known = self._transfers.pop(transfer, None)
         if known is not None:
             self._tensors += self._node.tensors_in(known.bucket) if ok else 0
-            self._post(TransferEnded(self.peer, known.number, known.bucket, ok))
+            self._do(TransferEnded(self.peer, known.number, known.bucket, ok))
 
     def on_arrived(self, note: bytes, nbytes: int) -> None:  # noqa: ARG002 - the endpoint counts bytes
         self.heard_at = time.monotonic()
@@ -248,7 +251,7 @@ class Connection:
         known = decode_note(note)
         if isinstance(known, VersionNote):
             self._tensors += self._node.tensors_in(known.bucket)
-            self._post(VersionArrived(self.peer, known.version, known.bucket))
+            self._do(VersionArrived(self.peer, known.version, known.bucket))
         self._callbacks[1] = None
 
     def on_lent(self, note: bytes, loan: Loan) -> None:
@@ -344,6 +347,15 @@ class Connection:
                 self._node.post(event)
             elif self._alive:
                 self._early.append(event)
+
+    def _do(self, event: Event) -> None:
+        """As ``_post``, on the endpoint's thread: it is closed, and has ended, before ``LinkLost`` is told."""
+        with self._lock:
+            told = self._up and self._alive
+            if self._alive and not told:
+                self._early.append(event)
+        if told:
+            self._node.do(event)
 
     def end(self, reason: str) -> None:
         """Whatever broke first ends the whole connection, once. ``LinkLost`` follows when it is closed: until then

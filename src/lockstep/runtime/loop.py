@@ -1,7 +1,11 @@
-"""The one loop of a task: it feeds events to the machines and carries out their effects, on one thread.
+"""The one loop of a task: it feeds events to the machines and carries out their effects, one event after the other.
 
 Any thread may post an event; none of them ever waits for the loop. Nothing that the loop does may block: transfers are
 started, messages queued, and heavy work is handed to the store's thread.
+
+The loop has a thread. To wake it takes longer than most events do, and a step has several for each bucket, so whoever
+brings one of those may carry it out at once (``do``) where nothing else is under way. The order in which a thread's
+events are carried out is that in which it brought them, either way.
 """
 
 from __future__ import annotations
@@ -32,6 +36,13 @@ class TaskLoop:
         self._carry_out = carry_out
         self._busy_with: Event | _Work | None = None
         self._busy_since = 0.0
+        self._busy_ident = 0
+        self._turn = threading.Lock()
+        """Whoever holds it runs the machines. Only the loop's own thread ever waits for it."""
+        self._count = threading.Lock()
+        self._open = 1
+        """What was brought and is not done yet; the start of the machines is the first."""
+        self._sleeps_until: float | None = None
         self._queue: queue.SimpleQueue[Event | _Work | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"loop {machine.task.short}", daemon=True)
 
@@ -40,11 +51,39 @@ class TaskLoop:
 
     def post(self, event: Event) -> None:
         """Hand an event to the machines; returns at once."""
-        self._queue.put(event)
+        self._put(event)
 
     def call(self, work: _Work) -> None:
         """Run something short on the loop's thread."""
-        self._queue.put(work)
+        self._put(work)
+
+    def do(self, item: Event | _Work) -> None:
+        """Carry it out here and now if the loop has nothing to do, else as ``post`` and ``call``.
+
+        For callers that hold no lock which an effect may need. They never wait for others.
+        """
+        with self._count:
+            mine = not self._open and self._turn.acquire(blocking=False)
+            self._open += 1
+        if not mine:
+            self._queue.put(item)
+            return
+        try:
+            self._work_on(item)
+            sooner = self._is_sooner(self.machine.next_deadline())
+        finally:
+            self._turn.release()
+        if sooner:
+            self.call(_look_at_the_clock)
+
+    def _put(self, item: Event | _Work | None) -> None:
+        with self._count:
+            self._open += 1
+        self._queue.put(item)
+
+    def _is_sooner(self, deadline: float | None) -> bool:
+        """Whether the loop's thread would sleep for too long."""
+        return deadline is not None and (self._sleeps_until is None or deadline < self._sleeps_until)
 
     @property
     def busy(self) -> tuple[float, str]:
@@ -54,8 +93,8 @@ class TaskLoop:
 
     @property
     def ident(self) -> int:
-        """The thread that the loop runs on."""
-        return self._thread.ident or 0
+        """The thread that is in an event, or was the last to be in one."""
+        return self._busy_ident or self._thread.ident or 0
 
     def queued(self) -> int:
         """How many events wait."""
@@ -70,34 +109,43 @@ class TaskLoop:
 
     def stop(self) -> None:
         """End the thread after what is queued. May be called twice, and from the loop itself."""
-        self._queue.put(None)
+        self._put(None)  # it stays open: nobody does anything here from now on
         if threading.current_thread() is not self._thread and self._thread.ident is not None:
             self._thread.join(_JOIN_SECONDS)
 
     def _run(self) -> None:
-        for effect in self.machine.start(self.clock()):
-            self._carry_out(effect)
-        while True:
-            item = self._next_item()
-            if item is None:
-                return
-            self._busy_since = self.clock()
-            self._busy_with = item
-            self._guarded(item)
-            self._busy_with = None
+        with self._turn:
+            for effect in self.machine.start(self.clock()):
+                self._carry_out(effect)
+            self._done()
+        while (item := self._next_item()) is not None:
+            with self._turn:
+                self._work_on(item)
+
+    def _work_on(self, item: Event | _Work) -> None:
+        self._busy_since, self._busy_ident = self.clock(), threading.get_ident()
+        self._busy_with = item
+        self._guarded(item)
+        self._busy_with = None
+        self._done()
+
+    def _done(self) -> None:
+        with self._count:
+            self._open -= 1
 
     def _next_item(self) -> Event | _Work | None:
         if not self._queue.empty():
             return self._queue.get()  # this thread alone takes from it
-        deadline = self.machine.next_deadline()
+        with self._turn:
+            self._sleeps_until = deadline = self.machine.next_deadline()
         if deadline is None:
             return self._queue.get()
         patience = deadline - self.clock()
-        if patience <= 0:
-            return Tick()
         try:
-            return self._queue.get(timeout=patience)
+            return self._queue.get(timeout=max(patience, 0.0))
         except queue.Empty:
+            with self._count:
+                self._open += 1
             return Tick()
 
     def _guarded(self, item: Event | _Work) -> None:
@@ -124,3 +172,7 @@ class TaskLoop:
         """Give the machines an event now. Only for work that runs on the loop's thread already."""
         for effect in self.machine.handle(event, self.clock()):
             self._carry_out(effect)
+
+
+def _look_at_the_clock() -> None:
+    """Wakes the loop's thread, which then sleeps until the right time."""

@@ -325,6 +325,9 @@ class Node(Observed):
     def post(self, event: Event) -> None:
         self.loop.post(event)
 
+    def do(self, event: Event) -> None:
+        self.loop.do(event)
+
     def refuse(self, peer: TaskId, reason: str) -> None:
         """What was asked for is what is used, or the run does not start."""
         protocol = self.config.cluster.protocol

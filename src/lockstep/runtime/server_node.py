@@ -226,7 +226,7 @@ class ServerNode(Node):
     # -- a transport's thread --
 
     def gradient_lent(self, peer: TaskId, incarnation: Incarnation, note: GradientNote, loan: Loan) -> None:
-        self.loop.call(lambda: self._take(peer, incarnation, note, loan))
+        self.loop.do(lambda: self._take(peer, incarnation, note, loan))
 
     def _take(self, peer: TaskId, incarnation: Incarnation, note: GradientNote, loan: Loan) -> None:
         self._arrivals += 1
@@ -313,7 +313,7 @@ class ServerNode(Node):
             loan.release()
         self._used += 1
         if error is None:
-            self.loop.post(BucketApplied(effect.bucket, effect.step))
+            self.loop.do(BucketApplied(effect.bucket, effect.step))
         else:
             self._tell_broken(error)
 

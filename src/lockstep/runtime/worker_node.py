@@ -145,7 +145,7 @@ class WorkerNode(Node):
         """The gradient bucket is filled in the arena; ``nbytes``: only so many of its range are sent."""
         if nbytes is not None:
             self._narrow[bucket] = nbytes
-        self.loop.post(Produced(step, bucket))
+        self.loop.do(Produced(step, bucket))
 
     def seal(
         self,
@@ -288,7 +288,7 @@ class WorkerNode(Node):
         connection.send(Pull(effect.version, effect.have, ticket, in_place))
 
     def version_lent(self, peer: TaskId, note: VersionNote, loan: Loan) -> None:
-        self.loop.call(lambda: self._take_version(peer, note, loan))
+        self.loop.do(lambda: self._take_version(peer, note, loan))
 
     def _take_version(self, peer: TaskId, note: VersionNote, loan: Loan) -> None:
         self._lent = loan
