@@ -11,6 +11,7 @@ from lockstep.protocol.plan import (
     ALIGNMENT,
     DEFAULT_BUCKET_BYTES,
     ELEMENT_BYTES,
+    PAGE,
     Plan,
     PlanError,
     aligned,
@@ -31,7 +32,7 @@ def parameter_lists(draw: st.DrawFn) -> tuple[ParameterEntry, ...]:
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    bucket_bytes = ALIGNMENT * draw(st.integers(1, 8))
+    bucket_bytes = draw(st.one_of(st.integers(1, 8).map(lambda count: ALIGNMENT * count), st.just(PAGE)))
     return make_plan(draw(parameter_lists()), draw(st.integers(1, 5)), bucket_bytes)
 
 
@@ -88,7 +89,9 @@ def test_a_parameter_is_one_contiguous_range_of_the_arena_also_where_it_is_cut(p
 
 
 @given(plans())
-def test_arena_and_shards_are_filled_without_gaps_in_the_order_of_buckets(plan: Plan) -> None:
+def test_arena_and_shards_are_filled_in_the_order_of_buckets_and_pages_are_kept_whole(
+    plan: Plan,
+) -> None:
     assert [bucket.id for bucket in plan.buckets] == list(range(len(plan.buckets)))
     position = 0
     for bucket in plan.buckets:
@@ -98,9 +101,10 @@ def test_arena_and_shards_are_filled_without_gaps_in_the_order_of_buckets(plan: 
     for index in range(plan.servers):
         position = 0
         for bucket in plan.buckets_of(index):
-            assert bucket.shard_offset == position
-            position += bucket.nbytes
-        assert plan.shard_bytes(index) == position
+            unit = PAGE if plan.bucket_bytes % PAGE == 0 else ALIGNMENT
+            assert bucket.shard_offset == -(-position // unit) * unit
+            position = bucket.shard_offset + bucket.nbytes
+        assert plan.shard_room(index) == position
     assert sum(plan.shard_bytes(index) for index in range(plan.servers)) == plan.arena_bytes
 
 

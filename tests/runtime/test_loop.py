@@ -33,7 +33,7 @@ class Recorder:
     awaited: frozenset[TaskId] = frozenset()
     deadline: float | None = None
     given: list[tuple[object, int]] = field(default_factory=list)
-    on_event: Callable[[Event], None] = lambda _: None
+    on_event: Callable[[object], None] = lambda _: None
     ticked: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -114,16 +114,18 @@ def test_events_of_many_threads_are_carried_out_one_at_a_time_and_none_is_lost(
 ) -> None:
     inside, overlaps = [0], [0]
 
-    def watch(event: Event) -> None:
+    def watch(event: object) -> None:
         inside[0] += 1
         overlaps[0] += inside[0] != 1
         inside[0] -= 1
 
     machine.on_event = watch
-    threads = [
-        threading.Thread(target=lambda first=first: [bring(loop, first + number) for number in range(500)])
-        for first in range(0, 4000, 500)
-    ]
+
+    def bring_many(first: int) -> None:
+        for number in range(first, first + 500):
+            bring(loop, number)
+
+    threads = [threading.Thread(target=bring_many, args=(first,)) for first in range(0, 4000, 500)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -136,7 +138,7 @@ def test_events_of_many_threads_are_carried_out_one_at_a_time_and_none_is_lost(
 def test_nobody_waits_for_an_event_that_is_under_way(loop: TaskLoop, machine: Recorder) -> None:
     begun, may_end = threading.Event(), threading.Event()
 
-    def block_on_the_first(event: Event) -> None:
+    def block_on_the_first(event: object) -> None:
         if event == Something(1):
             begun.set()
             may_end.wait(SECONDS)
@@ -157,7 +159,7 @@ def test_nobody_waits_for_an_event_that_is_under_way(loop: TaskLoop, machine: Re
 def test_an_event_that_an_event_brings_comes_after_it(loop: TaskLoop, machine: Recorder) -> None:
     seen_inside: list[list[object]] = []
 
-    def bring_another(event: Event) -> None:
+    def bring_another(event: object) -> None:
         if event == Something(1):
             bring(loop, 2)
             seen_inside.append(machine.events())
@@ -170,7 +172,7 @@ def test_an_event_that_an_event_brings_comes_after_it(loop: TaskLoop, machine: R
 
 
 def test_a_deadline_that_comes_with_an_event_carried_out_elsewhere_is_kept(loop: TaskLoop, machine: Recorder) -> None:
-    def set_deadline(event: Event) -> None:
+    def set_deadline(event: object) -> None:
         if event == Something(1):
             machine.deadline = loop.clock() + 0.05
 
@@ -180,7 +182,7 @@ def test_a_deadline_that_comes_with_an_event_carried_out_elsewhere_is_kept(loop:
 
 
 def test_an_error_in_an_event_reaches_the_machines_and_not_who_brought_it(loop: TaskLoop, machine: Recorder) -> None:
-    def fail(event: Event) -> None:
+    def fail(event: object) -> None:
         if event == Something(1):
             raise OSError("no such thing")
 

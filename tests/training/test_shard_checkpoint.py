@@ -35,7 +35,7 @@ class Servers:
         self.stores = [TorchShardStore(wire=self.wire) for _ in range(count)]
         self.slots = []
         for index, store in enumerate(self.stores):
-            nbytes = max(1, self.plan.shard_bytes(index))
+            nbytes = max(1, self.plan.shard_room(index))
             self.slots.append((memoryview(bytearray(nbytes)), memoryview(bytearray(nbytes))))
             store.prepare(layout, self.plan, index, self.slots[-1])
         self.version = start

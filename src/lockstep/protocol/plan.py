@@ -5,7 +5,8 @@ needs comparing. Three layouts follow from it:
 
 * the *arena* of a worker: all buckets one behind the other, in the order in which backward fills them (the last
   parameter first). Gradients and parameters of a worker use the same layout.
-* the *shard* of a server: the buckets it owns, one behind the other.
+* the *shard* of a server: the buckets it owns, one behind the other; where buckets are of whole pages, each begins with
+  a page, so that workers on the server's host can map a parameter's pieces side by side.
 * a *bucket*: neighbouring parameters, each at a 64-byte aligned offset. A parameter larger than a bucket is cut into
   pieces that fill whole buckets, so that in the arena it stays one contiguous range.
 """
@@ -22,6 +23,7 @@ from lockstep.protocol.ids import BucketId
 from lockstep.protocol.messages import ParameterEntry, Setting
 
 ALIGNMENT = 64
+PAGE = 4096
 DEFAULT_BUCKET_BYTES = 4 << 20
 
 ELEMENT_BYTES: Mapping[str, int] = MappingProxyType({"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2})
@@ -69,7 +71,12 @@ class Plan:
         return sum(bucket.nbytes for bucket in self.buckets)
 
     def shard_bytes(self, server: int) -> int:
+        """The parameters of a server."""
         return sum(bucket.nbytes for bucket in self.buckets if bucket.server == server)
+
+    def shard_room(self, server: int) -> int:
+        """The memory that they lie in: as much, and what is left free between them."""
+        return max((b.shard_offset + b.nbytes for b in self.buckets if b.server == server), default=0)
 
     def buckets_of(self, server: int) -> tuple[Bucket, ...]:
         return tuple(bucket for bucket in self.buckets if bucket.server == server)
@@ -97,6 +104,8 @@ def make_plan(parameters: Sequence[ParameterEntry], servers: int, bucket_bytes: 
     """Pack the parameters, last one first, and give each bucket to the server with the fewest bytes so far."""
     _refuse_bad_input(parameters, servers, bucket_bytes)
     loads = [0] * servers
+    ends = [0] * servers
+    unit = PAGE if bucket_bytes % PAGE == 0 else ALIGNMENT
     arena_offset = 0
     buckets: list[Bucket] = []
     for filled in _pack(parameters, bucket_bytes):
@@ -109,11 +118,12 @@ def make_plan(parameters: Sequence[ParameterEntry], servers: int, bucket_bytes: 
                 group=filled.group,
                 nbytes=filled.nbytes,
                 arena_offset=arena_offset,
-                shard_offset=loads[owner],
+                shard_offset=ends[owner],
                 pieces=tuple(filled.pieces),
             )
         )
         loads[owner] += filled.nbytes
+        ends[owner] += -(-filled.nbytes // unit) * unit
         arena_offset += filled.nbytes
     return Plan(tuple(parameters), servers, bucket_bytes, tuple(buckets))
 

@@ -205,7 +205,7 @@ class ServerNode(Node):
         if isinstance(store, AppliesLater):
             self._work.put(store.links_changed)
         life = (peer, connection.incarnation)
-        nbytes = max(self._plan.shard_bytes(self.task.index), 1)
+        nbytes = max(self._plan.shard_room(self.task.index), 1)
         if connection.lends_in_place:
             # Gradients are reduced where the worker has them; memory for them here would stay empty.
             connection.send(Grant(loan_ticket(self.transport.name, nbytes)))
@@ -253,7 +253,7 @@ class ServerNode(Node):
         plan = make_plan(layout.parameters, self.config.cluster.shape.servers, layout.bucket_bytes)
         self._store = self._make_store()
         spare = self._store.spare_bytes(plan) if isinstance(self._store, AppliesLater) else 0
-        nbytes = max(plan.shard_bytes(self.task.index) + spare, 1)
+        nbytes = max(plan.shard_room(self.task.index) + spare, 1)
         slots = (self.transport.allocate(nbytes, "parameters"), self.transport.allocate(nbytes, "parameters"))
         self._store.prepare(layout, plan, self.task.index, (slots[0].buffer, slots[1].buffer))
         if layout.start > INITIAL_STEP:

@@ -75,7 +75,7 @@ class ServerSide:
 
     def _prepare(self, layout: Layout) -> None:
         self._plan = self._around.plan(layout.parameters, layout.bucket_bytes)
-        self._shard_bytes = self._plan.shard_bytes(self.task.index)
+        self._shard_bytes = self._plan.shard_room(self.task.index)
         self._around.handle(self.task, Prepared(self._plan))
 
     def _grant(self, peer: TaskId) -> None:

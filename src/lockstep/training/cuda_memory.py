@@ -192,7 +192,7 @@ class CudaMemory:
         """The first version of this server is here: if its GPU is ours, the two wait for each other from now on."""
         if self._serving[server] is not None:
             return
-        at = table_at(self._plan.shard_bytes(server))
+        at = table_at(self._plan.shard_room(server))
         known = open_events(lent, at, len(self._plan.buckets), self._device)
         if known is None:
             return

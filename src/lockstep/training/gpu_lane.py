@@ -44,7 +44,7 @@ class GpuLane:
         """Let workers on this GPU wait for updates by themselves, and wait for their gradients here."""
         buckets = len(plan.buckets)
         self._server = server
-        self._own = OwnEvents(self.device, server, buckets, slots, table_at(plan.shard_bytes(server)))
+        self._own = OwnEvents(self.device, server, buckets, slots, table_at(plan.shard_room(server)))
         self._workers = OpenedEvents(self.device, buckets, table_at(plan.arena_bytes))
 
     def take(self, bucket: BucketId, gradients: Sequence[memoryview]) -> bool:

@@ -1,8 +1,9 @@
 """Parameters that a worker reads where its servers have them: in the servers' two slots, mapped here.
 
 A version lies in one slot of each server, the next one in the other, so the model alternates between two sets of views.
-A parameter that was cut over several servers has no place of its own in any slot: its pieces are copied together. The
-memory is shared for reading only; writing to such a parameter would end the process.
+A parameter that was cut over several servers has no place of its own in any slot: its pieces are mapped side by side,
+or copied together where they are no whole pages. The memory is shared for reading only; writing to such a parameter
+would end the process.
 
 The next version is taken as a whole (``newest``), or parameter by parameter while the rest is still on its way
 (``take``, and ``newest`` for what is left). ``release_former`` ends the change to it either way.
@@ -21,9 +22,15 @@ from lockstep.protocol.ids import BucketId
 from lockstep.protocol.plan import ELEMENT_BYTES, Bucket, Plan
 from lockstep.training.tensors import as_tensor, dtype_name, parameter_offsets, parameter_view
 from lockstep.transports.base import Loan
+from lockstep.transports.joined_memory import join_pages
 
 _VIEWS_OF_A_PARAMETER = 4
 """One for each of two slots; more are of slots that were mapped before a link was opened again."""
+
+
+_Slots = tuple[object, ...]
+"""The mappings that something was found in, by which it is found again. They are held with it: another one could get
+the name of one that is gone."""
 
 
 @dataclass(slots=True)
@@ -33,6 +40,7 @@ class _Places:
     values: list[Tensor]
     targets: list[Tensor]
     sources: list[Tensor]
+    slots: _Slots
 
 
 class LentParameters:
@@ -49,7 +57,7 @@ class LentParameters:
         self._taken: set[BucketId] = set()
         """Buckets whose next version was taken already, while others are still on their way."""
         self._homes = _homes(plan)
-        self._views: dict[tuple[int, ...], Tensor | None] = {}
+        self._views: dict[tuple[int, ...], tuple[Tensor | None, _Slots]] = {}
         """By parameter and the slots that its pieces lie in: where it can be read, or None if it must be copied."""
         self._places: dict[tuple[int, ...], _Places] = {}
 
@@ -73,10 +81,11 @@ class LentParameters:
             return None
         whole = len(fresh) == len(self._plan.buckets)
         # A slot is one mapping: which ones are in use says which views are right.
-        key = tuple(id(loan.buffer.obj) for _, loan in sorted(fresh.items())) if whole else ()
+        slots = _slots_of(loan for _, loan in sorted(fresh.items()))
+        key = tuple(map(id, slots)) if whole else ()
         places = self._places.get(key)
         if places is None:
-            places = self._find_places(fresh, likes)
+            places = self._find_places(fresh, likes, slots)
             if len(self._places) >= 2:
                 self._places.clear()  # a link was opened again, and maps the slots anew
             if whole:
@@ -104,15 +113,17 @@ class LentParameters:
         loans = {bucket.id: self._held[bucket.id] for bucket, _, _ in home if bucket.id in self._held}
         if not loans:
             return like
-        key = (index, *(id(loan.buffer.obj) for loan in loans.values()))
+        slots = _slots_of(loans.values())
+        key = (index, *map(id, slots))
         if key not in self._views:
             if len(self._views) > _VIEWS_OF_A_PARAMETER * len(self._homes):
                 self._views.clear()
-            self._views[key] = self._view_in_place(home, loans, _bytes_of(loans), like)
-        view = self._views[key]
+            view = self._view_in_place(home, loans, _bytes_of(loans), like)
+            self._views[key] = (_joined(home, _bytes_of(loans), like) if view is None else view), slots
+        view = self._views[key][0]
         if view is not None:
             return view
-        places = _Places([], [], [])
+        places = _Places([], [], [], slots)
         self._put_together(places, home, _bytes_of(loans))
         with torch.no_grad():
             torch._foreach_copy_(places.targets, places.sources)
@@ -135,12 +146,14 @@ class LentParameters:
         for loan in loans:
             loan.release()
 
-    def _find_places(self, fresh: dict[BucketId, Loan], likes: Sequence[Tensor]) -> _Places:
+    def _find_places(self, fresh: dict[BucketId, Loan], likes: Sequence[Tensor], slots: _Slots) -> _Places:
         bytes_of = _bytes_of(fresh)
         homes = self._homes
-        places = _Places([], [], [])
+        places = _Places([], [], [], slots)
         for index, (like, offset) in enumerate(zip(likes, parameter_offsets(self._plan), strict=True)):
             view = self._view_in_place(homes[index], fresh, bytes_of, like)
+            if view is None:
+                view = _joined(homes[index], bytes_of, like)
             if view is None:
                 self._put_together(places, homes[index], bytes_of)
                 view = parameter_view(self._arena, offset, like)
@@ -193,3 +206,17 @@ def _homes(plan: Plan) -> list[list[tuple[Bucket, int, int]]]:
 
 def _bytes_of(loans: dict[BucketId, Loan]) -> dict[BucketId, Tensor]:
     return {bucket: as_tensor(loan.buffer, torch.uint8) for bucket, loan in loans.items()}
+
+
+def _slots_of(loans: Iterable[Loan]) -> _Slots:
+    return tuple(loan.buffer.obj for loan in loans)
+
+
+def _joined(home: list[tuple[Bucket, int, int]], bytes_of: dict[BucketId, Tensor], like: Tensor) -> Tensor | None:
+    """The parameter's pieces, all of them lent, mapped side by side."""
+    if not like.numel() or any(bucket.id not in bytes_of for bucket, _, _ in home):
+        return None
+    pages = join_pages([(bytes_of[bucket.id].data_ptr() + start, end - start) for bucket, start, end in home])
+    if pages is None:
+        return None
+    return as_tensor(pages, torch.uint8).view(like.dtype).as_strided(like.shape, like.stride())
