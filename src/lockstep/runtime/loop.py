@@ -10,6 +10,7 @@ events are carried out is that in which it brought them, either way.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -25,6 +26,9 @@ Clock = Callable[[], float]
 CarryOut = Callable[[Effect], None]
 _Work = Callable[[], None]
 _JOIN_SECONDS = 5.0
+LOOK_SECONDS = 0.25
+"""How often the loop's thread looks when the next deadline is: one may have come with an event that another thread has
+carried out. Deadlines are of seconds."""
 
 
 class TaskLoop:
@@ -42,7 +46,6 @@ class TaskLoop:
         self._count = threading.Lock()
         self._open = 1
         """What was brought and is not done yet; the start of the machines is the first."""
-        self._sleeps_until: float | None = None
         self._queue: queue.SimpleQueue[Event | _Work | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"loop {machine.task.short}", daemon=True)
 
@@ -70,20 +73,13 @@ class TaskLoop:
             return
         try:
             self._work_on(item)
-            sooner = self._is_sooner(self.machine.next_deadline())
         finally:
             self._turn.release()
-        if sooner:
-            self.call(_look_at_the_clock)
 
     def _put(self, item: Event | _Work | None) -> None:
         with self._count:
             self._open += 1
         self._queue.put(item)
-
-    def _is_sooner(self, deadline: float | None) -> bool:
-        """Whether the loop's thread would sleep for too long."""
-        return deadline is not None and (self._sleeps_until is None or deadline < self._sleeps_until)
 
     @property
     def busy(self) -> tuple[float, str]:
@@ -136,17 +132,18 @@ class TaskLoop:
     def _next_item(self) -> Event | _Work | None:
         if not self._queue.empty():
             return self._queue.get()  # this thread alone takes from it
-        with self._turn:
-            self._sleeps_until = deadline = self.machine.next_deadline()
-        if deadline is None:
-            return self._queue.get()
-        patience = deadline - self.clock()
-        try:
-            return self._queue.get(timeout=max(patience, 0.0))
-        except queue.Empty:
-            with self._count:
-                self._open += 1
-            return Tick()
+        while True:
+            with self._turn:
+                deadline = self.machine.next_deadline()
+            patience = math.inf if deadline is None else deadline - self.clock()
+            if patience <= 0:
+                with self._count:
+                    self._open += 1
+                return Tick()
+            try:
+                return self._queue.get(timeout=min(patience, LOOK_SECONDS))
+            except queue.Empty:
+                continue
 
     def _guarded(self, item: Event | _Work) -> None:
         """A defect in one event must end the job with its reason, not this thread in silence."""
@@ -172,7 +169,3 @@ class TaskLoop:
         """Give the machines an event now. Only for work that runs on the loop's thread already."""
         for effect in self.machine.handle(event, self.clock()):
             self._carry_out(effect)
-
-
-def _look_at_the_clock() -> None:
-    """Wakes the loop's thread, which then sleeps until the right time."""

@@ -88,6 +88,8 @@ class ServerNode(Node):
         super().__init__(config, say, reporter)
         self._make_store = make_store
         self._store: ShardStore | None = None
+        self._applies_later: AppliesLater | None = None
+        """The store, if it is one of those; found out once, since it takes longer than to ask for an update."""
         self._plan: Plan | None = None
         self._slots: tuple[Region, Region] | None = None
         self._inboxes: dict[_Life, Region] = {}
@@ -151,9 +153,8 @@ class ServerNode(Node):
         self._work.put(None)
         if self._worker.ident is not None:
             self._worker.join(_JOIN_SECONDS)
-        store: object = self._store
-        if isinstance(store, AppliesLater):
-            store.close()
+        if self._applies_later is not None:
+            self._applies_later.close()
         if self._writer is not None:
             self._writer.close()
         super().close()
@@ -201,9 +202,8 @@ class ServerNode(Node):
         connection = self.peers[peer].connection
         if connection is None or connection.address is None or self._plan is None:
             return
-        store: object = self._store
-        if isinstance(store, AppliesLater):
-            self._work.put(store.links_changed)
+        if self._applies_later is not None:
+            self._work.put(self._applies_later.links_changed)
         life = (peer, connection.incarnation)
         nbytes = max(self._plan.shard_room(self.task.index), 1)
         if connection.lends_in_place:
@@ -251,8 +251,9 @@ class ServerNode(Node):
     def _prepare(self, layout: Layout) -> None:
         self._status.enter("preparing its memory")
         plan = make_plan(layout.parameters, self.config.cluster.shape.servers, layout.bucket_bytes)
-        self._store = self._make_store()
-        spare = self._store.spare_bytes(plan) if isinstance(self._store, AppliesLater) else 0
+        self._store = store = self._make_store()
+        self._applies_later = store if isinstance(store, AppliesLater) else None
+        spare = self._applies_later.spare_bytes(plan) if self._applies_later is not None else 0
         nbytes = max(plan.shard_room(self.task.index) + spare, 1)
         slots = (self.transport.allocate(nbytes, "parameters"), self.transport.allocate(nbytes, "parameters"))
         self._store.prepare(layout, plan, self.task.index, (slots[0].buffer, slots[1].buffer))
@@ -301,8 +302,8 @@ class ServerNode(Node):
         if self.faults is not None:
             self.faults.in_store(effect.step)
         gradients = [loan.buffer for loan in loans]
-        if isinstance(self._store, AppliesLater):
-            self._store.begin(effect, gradients, lambda error: self._applied(effect, loans, error))
+        if self._applies_later is not None:
+            self._applies_later.begin(effect, gradients, lambda error: self._applied(effect, loans, error))
         else:
             self._store.apply(effect, gradients)
             self._applied(effect, loans, None)

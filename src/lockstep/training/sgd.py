@@ -66,9 +66,9 @@ def next_version(
         if momentum is None:
             first, momentum = True, torch.empty_like(old)
             state["momentum_buffer"] = momentum
-    parts = zip(*(gradient.split(pieces) for gradient in gradients), strict=True)
-    moving = [None] * (-(-old.numel() // pieces)) if momentum is None else momentum.split(pieces)
-    for before, after, given, moved in zip(old.split(pieces), new.split(pieces), parts, moving, strict=True):
+    parts = zip(*(_split(gradient, pieces) for gradient in gradients), strict=True)
+    moving = [None] * (-(-old.numel() // pieces)) if momentum is None else _split(momentum, pieces)
+    for before, after, given, moved in zip(_split(old, pieces), _split(new, pieces), parts, moving, strict=True):
         began = time.perf_counter()
         room = scratch[: before.numel()]
         mean = mean_of(given, count, room)
@@ -76,6 +76,11 @@ def next_version(
         torch.add(before, _direction(mean, before, moved, room, numbers, first=first), alpha=-numbers.rate, out=after)
         times.reduce += reduced - began
         times.update += time.perf_counter() - reduced
+
+
+def _split(whole: Tensor, elements: int) -> Sequence[Tensor]:
+    """In pieces; most buckets of a small model are one, and are not cut for nothing."""
+    return (whole,) if 0 < whole.numel() <= elements else whole.split(elements)
 
 
 def _direction(

@@ -32,10 +32,17 @@ def as_tensor(buffer: memoryview, dtype: torch.dtype) -> Tensor:
     """The bytes as a flat tensor, without a copy."""
     if not buffer.nbytes:
         return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(buffer, dtype=dtype)
+
+
+def _be_told_of_read_only_buffers() -> None:
+    """torch says once that it knows no read-only tensors. We do, by agreement: loans are only read."""
     with warnings.catch_warnings():
-        # Loans are read-only to us by agreement, not always by their memoryview's flag.
         warnings.simplefilter("ignore", UserWarning)
-        return torch.frombuffer(buffer, dtype=dtype)
+        torch.frombuffer(b"0", dtype=torch.uint8)
+
+
+_be_told_of_read_only_buffers()
 
 
 def entry_of(name: str, tensor: Tensor, group: int) -> ParameterEntry:

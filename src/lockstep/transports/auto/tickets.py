@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Final
 
 from lockstep.protocol.messages import Ticket
@@ -21,8 +22,9 @@ def pack_tickets(nbytes: int, tickets: Iterable[Ticket]) -> Ticket:
     return Ticket(NAME, 0, nbytes, 0, packed)
 
 
+@lru_cache(maxsize=1024)
 def ticket_for(path: str, ticket: Ticket) -> Ticket:
-    """What of ``ticket`` counts on this path."""
+    """What of ``ticket`` counts on this path. Every transfer asks, with the same few tickets."""
     if ticket.transport != NAME:
         raise TransportError(f"this ticket is for {ticket.transport}, not for {NAME}: ask the peer for another one")
     if not ticket.key:

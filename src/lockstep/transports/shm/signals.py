@@ -2,25 +2,48 @@
 
 Sending never blocks: what the kernel does not take waits here until it does. One thread receives; it sleeps in ``poll``
 until a frame, room to send, or a wake-up comes, and never spins.
+
+A step sends several frames for each bucket. The two calls that come with each of them go to the C library and keep the
+interpreter's lock: they return at once, and a thread that lets go of the lock may stand in line for it.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import select
 import socket
 import threading
+from array import array
 from collections import deque
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from lockstep.transports.shm.frames import MAX_FRAME_BYTES
 
 _BATCH: Final = 64
 _MAX_DESCRIPTORS: Final = 4
+_ROOM_FOR_DESCRIPTORS: Final = socket.CMSG_LEN(_MAX_DESCRIPTORS * array("i").itemsize)
+_RECEIVING: Final = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 
 Frame = tuple[bytes, list[int]]
 """A frame and the descriptors that came with it; the receiver closes them."""
+
+
+class _Polled(ctypes.Structure):
+    """The C library's ``pollfd``."""
+
+    _fields_ = (("descriptor", ctypes.c_int), ("asked", ctypes.c_short), ("happened", ctypes.c_short))
+
+
+def _library() -> Any:
+    """The C library, called with the interpreter's lock held."""
+    library = ctypes.PyDLL(None, use_errno=True)
+    library.send.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int]
+    library.send.restype = ctypes.c_ssize_t
+    library.poll.argtypes = [ctypes.c_void_p, ctypes.c_ulong, ctypes.c_int]
+    return library
 
 
 class Signals:
@@ -33,6 +56,9 @@ class Signals:
         self._lock = threading.Lock()
         self._backlog: deque[Frame] = deque()
         self._closed = False
+        library = _library()
+        self._send, self._poll = library.send, library.poll
+        self._end = _Polled(connection.fileno(), 0, 0)
 
     def send(self, frame: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send a frame after those before it; on a broken socket nothing happens, since the receiver notices that."""
@@ -45,11 +71,11 @@ class Signals:
         self.wake()
 
     def _send_now(self, frame: bytes, descriptors: Sequence[int]) -> bool:
+        if not descriptors:
+            sent = self._send(self._socket.fileno(), frame, len(frame), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            return sent >= 0 or ctypes.get_errno() != errno.EAGAIN
         try:
-            if descriptors:
-                socket.send_fds(self._socket, [frame], list(descriptors), socket.MSG_NOSIGNAL)
-            else:
-                self._socket.send(frame, socket.MSG_NOSIGNAL)
+            socket.send_fds(self._socket, [frame], list(descriptors), socket.MSG_NOSIGNAL)
         except BlockingIOError:
             return False
         except OSError:
@@ -86,9 +112,7 @@ class Signals:
 
     def peer_is_gone(self) -> bool:
         """Whether the other end has closed the socket, also while frames of it are still to be read."""
-        poller = select.poll()
-        poller.register(self._socket, 0)
-        return bool(poller.poll(0))
+        return bool(self._poll(ctypes.byref(self._end), 1, 0) > 0)
 
     def _flush(self) -> None:
         with self._lock:
@@ -112,8 +136,7 @@ class Signals:
     def _receive_one(self) -> Frame | None:
         for _ in range(2):
             try:
-                flags = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-                data, descriptors, _, _ = socket.recv_fds(self._socket, MAX_FRAME_BYTES, _MAX_DESCRIPTORS, flags)
+                data, extras, _, _ = self._socket.recvmsg(MAX_FRAME_BYTES, _ROOM_FOR_DESCRIPTORS, _RECEIVING)
             except BlockingIOError:
                 return None
             except ConnectionResetError:
@@ -121,7 +144,7 @@ class Signals:
             except OSError as error:
                 raise EOFError(str(error)) from error
             if data:
-                return data, list(descriptors)
+                return data, _descriptors_in(extras)
             raise EOFError("the socket was closed")
         raise EOFError("the connection was reset")
 
@@ -135,6 +158,14 @@ class Signals:
             self._backlog.clear()
             self._socket.close()
             os.close(self._wake)
+
+
+def _descriptors_in(extras: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    found = array("i")
+    for level, kind, data in extras:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    return found.tolist()
 
 
 def _close_all(descriptors: Sequence[int]) -> None:
