@@ -14,6 +14,7 @@ from lockstep.cli.flags import parse_bench
 from lockstep.protocol.plan import make_plan
 from lockstep.training.benchmark.job import DECAYED, NOT_DECAYED, BenchJob, in_groups_of_stages, trained_parameters
 from lockstep.training.compiling import MOST_STAGES, chains_of, compile_model, cut, elements_of
+from lockstep.training.config import COMPILED_BUCKET_BYTES, LARGEST_FITTING_BUCKET
 from lockstep.training.models import build_model
 from lockstep.training.tensors import entry_of
 
@@ -159,7 +160,8 @@ def test_parameters_of_batch_norm_stay_in_their_group_whatever_their_stage() -> 
 
 def test_a_compiled_run_asks_for_fused_optimizers_and_larger_buckets() -> None:
     compiled = parse_bench(["--model=trivial", "--compile", "--device=cpu"], {})
-    assert compiled.exchange.bucket_bytes > parse_bench(["--model=trivial"], {}).exchange.bucket_bytes
+    assert compiled.exchange.bucket_bytes == COMPILED_BUCKET_BYTES > LARGEST_FITTING_BUCKET
+    assert parse_bench(["--model=trivial"], {}).exchange.bucket_bytes is None
     assert parse_bench(["--compile", "--bucket_mb=2"], {}).exchange.bucket_bytes == 2 << 20
     job = BenchJob(compiled, 0, [torch.device("cpu")])
     assert all(json.loads(entry.options)["fused"] for entry in job.optimizers())

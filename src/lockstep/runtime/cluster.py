@@ -27,6 +27,7 @@ ON_WORKER_LOSS = tuple(policy.value for policy in LossPolicy)
 MAX_RESTARTS = 1000
 
 MAX_TOKEN_LENGTH = 256
+_LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +81,12 @@ class ClusterSpec:
     def all_addresses(self) -> tuple[tuple[str, str], ...]:
         """Every task by its full name, with where it is reached."""
         return tuple((str(task), self.address_of(task)) for task in self.shape.tasks())
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether all tasks are at one host by their addresses, and may use its memory."""
+        hosts = {address.rpartition(":")[0] for _, address in self.all_addresses()}
+        return self.protocol in ("auto", "grpc+shm") and (len(hosts) == 1 or hosts <= _LOOPBACK)
 
     def for_task(self, task: TaskId) -> ClusterSpec:
         """The same cluster as another of its tasks sees it."""

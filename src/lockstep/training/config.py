@@ -33,6 +33,9 @@ DEVICES = ("auto", "cpu", "gpu")
 DATA_FORMATS = ("NCHW", "NHWC")
 MEBIBYTE = 1 << 20
 BUCKET_BYTES = 4 * MEBIBYTE
+LARGEST_FITTING_BUCKET = 32 * MEBIBYTE
+BUCKETS_OF_A_SERVER = 8
+"""So many at least, so that updates go on beside the backward."""
 COMPILED_BUCKET_BYTES = 128 * MEBIBYTE
 """With ``--compile`` all gradients of a stage come at once: smaller buckets would only be more of them."""
 DATA_NAMES = NAMES
@@ -72,7 +75,8 @@ class ExchangeConfig:
     variable_update: str = "parameter_server"
     cross_replica_sync: bool = True
     local_parameter_device: str = "gpu"
-    bucket_bytes: int = BUCKET_BYTES
+    bucket_bytes: int | None = None
+    """None: what fits the model and the cluster (``fitting_bucket_bytes``)."""
     wire_dtype: str = DTYPE
     """The type of gradients on their way to a server."""
     variable_consistency: str = "strong"
@@ -230,6 +234,12 @@ def resolved(config: BenchConfig) -> BenchConfig:
     return dataclasses.replace(config, run=dataclasses.replace(config.run, batch_size=batch))
 
 
+def _bucket_setting(nbytes: int | None, cluster: ClusterSpec) -> str:
+    if nbytes is not None:
+        return f"{nbytes / MEBIBYTE!r}"
+    return "as fits one host" if cluster.shares_memory else "as fits a network"
+
+
 def settings(config: BenchConfig) -> tuple[Setting, ...]:
     """What must be equal on all tasks, servers included; names are those of the flags where there is one.
 
@@ -257,7 +267,7 @@ def settings(config: BenchConfig) -> tuple[Setting, ...]:
         "num_warmup_batches": config.run.num_warmup_batches,
         "variable_update": config.exchange.variable_update,
         "cross_replica_sync": config.exchange.cross_replica_sync,
-        "bucket_mb": f"{config.exchange.bucket_bytes / MEBIBYTE!r}",
+        "bucket_mb": _bucket_setting(config.exchange.bucket_bytes, cluster),
         "optimizer": f"{optimizer.name} {json.dumps(optimizer.options(), sort_keys=True)}",
         "init_learning_rate": "the model's own" if rate is None else repr(rate),
         "weight_decay": repr(optimizer.weight_decay),

@@ -162,7 +162,7 @@ def _modes(config: BenchConfig) -> Iterator[str]:
 
 def _bucket_size(facts: _Facts) -> Iterator[str]:
     size = facts.config.exchange.bucket_bytes
-    if not 64 <= size <= MAX_BUCKET_BYTES:
+    if size is not None and not 64 <= size <= MAX_BUCKET_BYTES:
         yield (
             f"--bucket_mb={size / MEBIBYTE:g} is out of range; "
             f"give a number above 0 and up to {MAX_BUCKET_BYTES // MEBIBYTE}."

@@ -14,7 +14,6 @@ from lockstep.protocol.ids import Role, TaskId
 from lockstep.protocol.plan import ALIGNMENT
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.training.config import (
-    BUCKET_BYTES,
     COLLECTIVE_UPDATES,
     COMPILED_BUCKET_BYTES,
     MEBIBYTE,
@@ -224,11 +223,11 @@ def _data(values: _Values) -> DataConfig:
     )
 
 
-def _bucket_bytes(values: _Values) -> int:
+def _bucket_bytes(values: _Values) -> int | None:
     """In whole lines of the plan's alignment, which a fraction of a MiB seldom is; too small a size stays as it is."""
     mebibytes = values.optional_number("bucket_mb")
     if mebibytes is None:
-        return COMPILED_BUCKET_BYTES if values.switch("compile") else BUCKET_BYTES
+        return COMPILED_BUCKET_BYTES if values.switch("compile") else None
     asked = round(mebibytes * MEBIBYTE)
     return asked // ALIGNMENT * ALIGNMENT or asked
 

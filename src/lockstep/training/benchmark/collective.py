@@ -29,7 +29,7 @@ from lockstep.protocol.plan import Bucket, Piece, Plan
 from lockstep.runtime.collective_node import CollectiveNode
 from lockstep.training.benchmark.job import BenchJob
 from lockstep.training.benchmark.updates import LocalUpdates
-from lockstep.training.config import BenchConfig
+from lockstep.training.config import BUCKET_BYTES, BenchConfig
 from lockstep.training.replica import Trained
 
 _LOOK_SECONDS = 0.5
@@ -196,7 +196,8 @@ class CollectiveUpdates:
         self._handed = 0
         exchange = job.config.exchange
         self._buckets = [
-            _make_bucket(members) for members in pack(job.trained, exchange.bucket_bytes, exchange.gradient_repacking)
+            _make_bucket(members)
+            for members in pack(job.trained, exchange.bucket_bytes or BUCKET_BYTES, exchange.gradient_repacking)
         ]
         self._handles: list[RemovableHandle] = []
         for number, bucket in enumerate(self._buckets):

@@ -22,6 +22,7 @@ from lockstep.training.benchmark.loop import BenchResult, Emit, Progress, train
 from lockstep.training.benchmark.observing import Observers
 from lockstep.training.benchmark.outputs import evaluation_events, observers_of
 from lockstep.training.benchmark.updates import LocalUpdates, NoUpdates, Updates, WatchedUpdates
+from lockstep.training.bucket_size import fitting_bucket_bytes
 from lockstep.training.config import BenchConfig
 from lockstep.training.data.errors import BadData
 from lockstep.training.final_parameters import write_final_parameters
@@ -121,7 +122,7 @@ def _work(
         node,
         job.trained,
         job.optimizers(),
-        config.exchange.bucket_bytes,
+        config.exchange.bucket_bytes or fitting_bucket_bytes(job.trained, node.config.cluster),
         own_copy=own_copy,
         model=model,
         wire=WireFormat(config.exchange.wire_dtype),
