@@ -20,9 +20,9 @@ def model_of(mebibytes: int) -> list[Trained]:
 
 @pytest.mark.parametrize(
     ("mebibytes", "servers", "expected"),
-    [(16, 1, 4), (64, 1, 8), (100, 1, 12), (244, 1, 30), (600, 1, 32), (64, 2, 4), (256, 2, 16)],
+    [(16, 1, 4), (64, 1, 8), (100, 1, 12), (244, 1, 30), (600, 1, 32), (64, 2, 8), (256, 3, 32)],
 )
-def test_within_one_host_a_server_has_eight_buckets_of_four_to_thirty_two_mebibytes(
+def test_within_one_host_there_are_eight_buckets_or_more_of_four_to_thirty_two_mebibytes(
     mebibytes: int, servers: int, expected: int
 ) -> None:
     cluster = ClusterSpec(ps_hosts=HERE[:servers], worker_hosts=HERE[servers:])

@@ -34,8 +34,8 @@ DATA_FORMATS = ("NCHW", "NHWC")
 MEBIBYTE = 1 << 20
 BUCKET_BYTES = 4 * MEBIBYTE
 LARGEST_FITTING_BUCKET = 32 * MEBIBYTE
-BUCKETS_OF_A_SERVER = 8
-"""So many at least, so that updates go on beside the backward."""
+FEWEST_BUCKETS = 8
+"""Of a model whose bucket size nobody gives: updates shall go on beside the backward."""
 COMPILED_BUCKET_BYTES = 128 * MEBIBYTE
 """With ``--compile`` all gradients of a stage come at once: smaller buckets would only be more of them."""
 DATA_NAMES = NAMES
