@@ -87,11 +87,27 @@ def bring(loop: TaskLoop, number: int) -> None:
     loop.do(Something(number))  # type: ignore[arg-type]
 
 
+def elsewhere(action: Callable[[], None]) -> int:
+    """Do something on a thread of its own, as transports and stores do; which one that was."""
+    thread = threading.Thread(target=action)
+    thread.start()
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+    assert thread.ident is not None
+    return thread.ident
+
+
 def test_where_nothing_is_under_way_the_one_who_brings_an_event_carries_it_out(
     loop: TaskLoop, machine: Recorder
 ) -> None:
+    ident = elsewhere(lambda: bring(loop, 1))
+    assert machine.given == [(Something(1), ident)]
+
+
+def test_the_main_thread_which_signals_interrupt_carries_nothing_out(loop: TaskLoop, machine: Recorder) -> None:
     bring(loop, 1)
-    assert machine.given == [(Something(1), threading.get_ident())]
+    loop.settle(SECONDS)
+    assert [ident == threading.get_ident() for _, ident in machine.given] == [False]
 
 
 def test_what_is_posted_is_carried_out_by_the_loops_own_thread(loop: TaskLoop, machine: Recorder) -> None:
@@ -101,10 +117,13 @@ def test_what_is_posted_is_carried_out_by_the_loops_own_thread(loop: TaskLoop, m
 
 
 def test_events_of_one_thread_keep_their_order_whichever_way_it_brings_them(loop: TaskLoop, machine: Recorder) -> None:
-    for number in range(0, 3000, 3):
-        loop.post(Something(number))  # type: ignore[arg-type]
-        bring(loop, number + 1)
-        bring(loop, number + 2)
+    def bring_in_turns() -> None:
+        for number in range(0, 3000, 3):
+            loop.post(Something(number))  # type: ignore[arg-type]
+            bring(loop, number + 1)
+            bring(loop, number + 2)
+
+    elsewhere(bring_in_turns)
     loop.settle(SECONDS)
     assert machine.events() == [Something(number) for number in range(3000)]
 
@@ -148,7 +167,7 @@ def test_nobody_waits_for_an_event_that_is_under_way(loop: TaskLoop, machine: Re
     first.start()
     assert begun.wait(SECONDS)
     assert loop.ident == first.ident, "a report shows the stack of the thread that is in the event"
-    bring(loop, 2)
+    elsewhere(lambda: bring(loop, 2))
     assert machine.events() == [Something(1)]
     may_end.set()
     first.join(SECONDS)
@@ -165,7 +184,7 @@ def test_an_event_that_an_event_brings_comes_after_it(loop: TaskLoop, machine: R
             seen_inside.append(machine.events())
 
     machine.on_event = bring_another
-    bring(loop, 1)
+    elsewhere(lambda: bring(loop, 1))
     loop.settle(SECONDS)
     assert seen_inside == [[Something(1)]]
     assert machine.events() == [Something(1), Something(2)]
@@ -177,7 +196,7 @@ def test_a_deadline_that_comes_with_an_event_carried_out_elsewhere_is_kept(loop:
             machine.deadline = loop.clock() + 0.05
 
     machine.on_event = set_deadline
-    bring(loop, 1)
+    elsewhere(lambda: bring(loop, 1))
     assert machine.ticked.wait(SECONDS)
 
 
@@ -187,7 +206,7 @@ def test_an_error_in_an_event_reaches_the_machines_and_not_who_brought_it(loop: 
             raise OSError("no such thing")
 
     machine.on_event = fail
-    bring(loop, 1)
+    elsewhere(lambda: bring(loop, 1))
     broken = machine.events()[-1]
     assert isinstance(broken, Broken)
     assert "no such thing" in broken.reason
@@ -195,5 +214,5 @@ def test_an_error_in_an_event_reaches_the_machines_and_not_who_brought_it(loop: 
 
 def test_nothing_is_carried_out_once_the_loop_was_stopped(loop: TaskLoop, machine: Recorder) -> None:
     loop.stop()
-    bring(loop, 1)
+    elsewhere(lambda: bring(loop, 1))
     assert machine.given == []

@@ -63,10 +63,11 @@ class TaskLoop:
     def do(self, item: Event | _Work) -> None:
         """Carry it out here and now if the loop has nothing to do, else as ``post`` and ``call``.
 
-        For callers that hold no lock which an effect may need. They never wait for others.
+        For callers that hold no lock which an effect may need; they never wait. The main thread always posts:
+        signals may take it out of whatever it does, and no event must be carried out by half.
         """
         with self._count:
-            mine = not self._open and self._turn.acquire(blocking=False)
+            mine = not self._open and not _on_main_thread() and self._turn.acquire(blocking=False)
             self._open += 1
         if not mine:
             self._queue.put(item)
@@ -169,3 +170,7 @@ class TaskLoop:
         """Give the machines an event now. Only for work that runs on the loop's thread already."""
         for effect in self.machine.handle(event, self.clock()):
             self._carry_out(effect)
+
+
+def _on_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident

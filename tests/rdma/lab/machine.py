@@ -34,7 +34,8 @@ _KERNEL_LINE: Final = (
     "console=ttyS0 quiet panic=-1 mitigations=off nokaslr init_on_alloc=0 transparent_hugepage=always audit=0 "
     "nowatchdog"
 )
-_DIES_WITH_US: Final = ("setpriv", "--pdeathsig", "KILL", "--")
+_STARTED_BY_US: Final = ("sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"')
+"""Followed by our number: whoever was killed before the kernel was told to kill its child with it has no child."""
 
 
 class LabError(Exception):
@@ -60,7 +61,8 @@ def _emulator(accelerator: str, image: Image, words: str, memory: int) -> list[s
         f"qemu-system-x86_64 -M q35 -accel {how} -cpu max,la57=off -smp 1 -m {memory}M -nodefaults -no-user-config "
         f"-nographic -no-reboot -serial stdio -kernel {image.kernel} -initrd {image.initramfs}"
     )
-    return [*_DIES_WITH_US, *shlex.split(command), "-append", f"{_KERNEL_LINE} {words}"]
+    dies_with_us = ["setpriv", "--pdeathsig", "KILL", "--", *_STARTED_BY_US, str(os.getpid())]
+    return [*dies_with_us, *shlex.split(command), "-append", f"{_KERNEL_LINE} {words}"]
 
 
 @dataclass(frozen=True, slots=True)
