@@ -81,6 +81,30 @@ def test_gradients_have_the_bits_of_autograd(batch: int, requires_grad: bool) ->
     assert for_input is None or torch.equal(for_input, given.grad)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("lent", [True, False], ids=["lent", "in the arena"])
+def test_a_gradient_leaves_before_the_weight_was_read_only_where_the_weight_stays(lent: bool) -> None:
+    """Where parameters arrive in the memory that the model reads, the next version may be there at once."""
+    model = nn.Linear(5, 3, bias=False)
+    given = torch.randn(2, 5, requires_grad=True)
+    arena = Arena(model)
+    weight = model.weight
+    if not lent:
+        arena.bound[0].value = weight.data
+    arena.step(given)
+    assert given.grad is not None
+    expected = given.grad.clone()
+
+    def next_version_arrives(bound: Bound) -> None:
+        del bound
+        weight.data.fill_(7.0)
+
+    arena.layers[0]._on_written = next_version_arrives
+    given.grad.zero_()
+    arena.step(given)
+    untouched = torch.equal(given.grad, expected)
+    assert untouched is not lent, "what is lent may not be overwritten, and its gradient does not wait"
+
+
 def test_only_the_first_step_is_copied() -> None:
     model = perceptron()
     arena = Arena(model)

@@ -27,7 +27,7 @@ ON_WORKER_LOSS = tuple(policy.value for policy in LossPolicy)
 MAX_RESTARTS = 1000
 
 MAX_TOKEN_LENGTH = 256
-_LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

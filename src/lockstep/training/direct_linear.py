@@ -64,6 +64,14 @@ class DirectLinear:
         result: Tensor = _Linear.apply(given, self._module.weight, self._module.bias, self)  # type: ignore[no-untyped-call]
         return result
 
+    def keeps(self, weight: Tensor) -> bool:
+        """Whether this weight can still be read when its gradient has left, which then is on its way sooner.
+
+        So it is where a server lends its own memory: the next version comes in another place. Not on a GPU, where
+        copies are queued behind the gradient.
+        """
+        return weight.device.type == "cpu" and weight.data_ptr() != self.weight.value.data_ptr()
+
     def take(self, output_gradient: Tensor, given: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Backward has come to this layer: the gradients for autograd to add up, or None where they were written."""
         if not self._proven or self._uses != 1:
@@ -98,9 +106,12 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         given, weight = ctx.saved_tensors
-        # First what reads the weight: once its gradient has left, the next version may arrive in its place.
-        for_input = output_gradient.mm(weight) if ctx.needs_input_grad[0] else None
-        for_weight, for_bias = ctx.layer.take(output_gradient, given)
+        if ctx.layer.keeps(weight):
+            for_weight, for_bias = ctx.layer.take(output_gradient, given)
+            for_input = output_gradient.mm(weight) if ctx.needs_input_grad[0] else None
+        else:  # first what reads the weight: once its gradient has left, the next version may arrive in its place
+            for_input = output_gradient.mm(weight) if ctx.needs_input_grad[0] else None
+            for_weight, for_bias = ctx.layer.take(output_gradient, given)
         return for_input, for_weight, for_bias, None
 
 
