@@ -54,7 +54,7 @@ def mpirun(rank: int, world: int, job: int) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("launcher", [srun, mpirun])
+@pytest.mark.parametrize("launcher", [srun, pytest.param(mpirun, marks=pytest.mark.slow)])
 def test_three_processes_of_a_launcher_form_one_server_and_two_workers(launcher: object) -> None:
     job = free_port()
     environments = [launcher(rank, 3, job) for rank in range(3)]  # type: ignore[operator]
@@ -81,6 +81,7 @@ def cluster_of(*extra: str, servers: int = 1, shared: tuple[str, ...] = ()) -> l
     return [*served, *trained]
 
 
+@pytest.mark.slow
 def test_lockstep_ps_serves_a_program_that_it_does_not_know_and_that_forgets_to_close() -> None:
     finished = run_all(cluster_of("--forget", servers=2))
     assert [one.code for one in finished] == [0, 0, 0, 0], finished
@@ -97,6 +98,7 @@ def test_an_exception_in_one_program_is_told_to_all() -> None:
     assert "KeyError" in other.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_program_that_nobody_waits_for_is_named_and_nothing_is_left_behind() -> None:
     server, chief, other = run_all(cluster_of("--die", shared=("--on_worker_loss=abort",)))
     assert other.code == -9
