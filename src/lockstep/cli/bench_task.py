@@ -160,7 +160,6 @@ def _serve(
         if node.refused:
             return EXIT_BAD_INPUT
         if outcome.again:
-            node.let_others_hear()
             return None
         node.see_others_off()
         _write_server_trace(config, node)

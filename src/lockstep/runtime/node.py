@@ -59,9 +59,6 @@ from lockstep.version import __version__
 Say = Callable[[str], None]
 LEAVE_SECONDS = 5.0
 """How long a task waits for the others to hear of the end, and for the end to be told to itself."""
-HEAR_SECONDS = 2.0
-"""How long the coordinator's task lets the others hear why the job begins again before it does so itself. One that had
-not heard would find the new life of this task and take that for the reason."""
 SETTLE_SECONDS = 2.0
 QUIET_SECONDS = 2.0
 """Tasks never start in the same instant: nothing is said of one that is missing for less than this."""
@@ -250,15 +247,7 @@ class Node(Observed):
     def see_others_off(self) -> None:
         """After the end: wait, bounded, until the others have heard of it and closed their links. For the coordinator's
         task, whose word it is: on a busy machine the word may still be on its way when this task is done."""
-        self._wait_until_unlinked(LEAVE_SECONDS)
-
-    def let_others_hear(self) -> None:
-        """Before this task begins again with the whole job: as ``see_others_off``, if the word is this task's."""
-        if self.machine.coordinator is not None:
-            self._wait_until_unlinked(HEAR_SECONDS)
-
-    def _wait_until_unlinked(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + LEAVE_SECONDS
         while any(keeper.linked for keeper in self.peers.values()) and time.monotonic() < deadline:
             time.sleep(0.02)
 
