@@ -6,6 +6,7 @@ the reports that this program answers.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from lockstep.protocol.messages import (
 from lockstep.runtime.traffic import Traffic
 from lockstep.transports.base import (
     Endpoint,
+    LinkDownError,
     Loan,
     NoPathError,
     PeerAddress,
@@ -243,7 +245,8 @@ class Connection:
             known = self._transfers.pop(transfer, None)
         if known is not None:
             self._tensors += self._node.tensors_in(known.bucket) if ok else 0
-            self._do(TransferEnded(self.peer, known.number, known.bucket, ok))
+            tell = self._do if ok else self._post  # what failed is tried again, and not by the thread that tells of it
+            tell(TransferEnded(self.peer, known.number, known.bucket, ok))
 
     def on_arrived(self, note: bytes, nbytes: int) -> None:  # noqa: ARG002 - the endpoint counts bytes
         self.heard_at = time.monotonic()
@@ -304,7 +307,8 @@ class Connection:
         start = self.endpoint.lend if how == "lend" else self.endpoint.write
         # Buckets are numbered from the last layer to the first, which the next forward needs first: they are urgent.
         # The lock keeps the completion, which comes on another thread, from overtaking its own registration.
-        with self._lock:
+        # An endpoint that is down already tells of its end next, and what is missing is asked for again after that.
+        with self._lock, contextlib.suppress(LinkDownError):
             self._transfers[start(*where, encode_note(note), transfer.bucket)] = transfer
 
     # -- what others may ask --
