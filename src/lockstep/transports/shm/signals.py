@@ -15,7 +15,6 @@ import os
 import select
 import socket
 import threading
-from array import array
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
@@ -24,7 +23,6 @@ from lockstep.transports.shm.frames import MAX_FRAME_BYTES
 
 _BATCH: Final = 64
 _MAX_DESCRIPTORS: Final = 4
-_ROOM_FOR_DESCRIPTORS: Final = socket.CMSG_LEN(_MAX_DESCRIPTORS * array("i").itemsize)
 _RECEIVING: Final = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 
 Frame = tuple[bytes, list[int]]
@@ -136,7 +134,7 @@ class Signals:
     def _receive_one(self) -> Frame | None:
         for _ in range(2):
             try:
-                data, extras, _, _ = self._socket.recvmsg(MAX_FRAME_BYTES, _ROOM_FOR_DESCRIPTORS, _RECEIVING)
+                data, descriptors, _, _ = socket.recv_fds(self._socket, MAX_FRAME_BYTES, _MAX_DESCRIPTORS, _RECEIVING)
             except BlockingIOError:
                 return None
             except ConnectionResetError:
@@ -144,7 +142,7 @@ class Signals:
             except OSError as error:
                 raise EOFError(str(error)) from error
             if data:
-                return data, _descriptors_in(extras)
+                return data, list(descriptors)
             raise EOFError("the socket was closed")
         raise EOFError("the connection was reset")
 
@@ -158,14 +156,6 @@ class Signals:
             self._backlog.clear()
             self._socket.close()
             os.close(self._wake)
-
-
-def _descriptors_in(extras: Sequence[tuple[int, int, bytes]]) -> list[int]:
-    found = array("i")
-    for level, kind, data in extras:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            found.frombytes(data[: len(data) - len(data) % found.itemsize])
-    return found.tolist()
 
 
 def _close_all(descriptors: Sequence[int]) -> None:
