@@ -334,9 +334,10 @@ def serve(config: NodeConfig, reporter: TaskReporter) -> Outcome:
     from lockstep.runtime.server_node import ServerNode
 
     def make_store() -> ShardStore:
+        from lockstep.training.crew import fitting_helpers
         from lockstep.training.shard_store import TorchShardStore
 
-        return TorchShardStore()
+        return TorchShardStore(helpers=fitting_helpers(config.cluster))
 
     node = ServerNode(config, make_store, say, reporter)
     try:

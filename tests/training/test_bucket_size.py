@@ -20,9 +20,9 @@ def model_of(mebibytes: int) -> list[Trained]:
 
 @pytest.mark.parametrize(
     ("mebibytes", "servers", "expected"),
-    [(16, 1, 4), (64, 1, 8), (100, 1, 12), (244, 1, 30), (600, 1, 32), (64, 2, 8), (256, 3, 32)],
+    [(16, 1, 32), (64, 1, 32), (100, 1, 32), (244, 1, 61), (600, 1, 64), (64, 2, 16), (256, 3, 21), (9, 3, 10)],
 )
-def test_within_one_host_there_are_eight_buckets_or_more_of_four_to_thirty_two_mebibytes(
+def test_within_one_host_small_models_have_one_bucket_a_server_and_large_ones_four_or_more(
     mebibytes: int, servers: int, expected: int
 ) -> None:
     cluster = ClusterSpec(ps_hosts=HERE[:servers], worker_hosts=HERE[servers:])
@@ -46,4 +46,4 @@ def test_over_a_network_buckets_are_small(servers: tuple[str, ...], workers: tup
 @pytest.mark.parametrize("worker", ["localhost:2", "[::1]:2"])
 def test_names_of_this_host_count_as_one(worker: str) -> None:
     cluster = ClusterSpec(ps_hosts=("127.0.0.1:1",), worker_hosts=(worker,))
-    assert fitting_bucket_bytes(model_of(600), cluster) == 32 * MIB
+    assert fitting_bucket_bytes(model_of(600), cluster) == 64 * MIB

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -39,6 +41,36 @@ def test_the_command_prints_a_table_and_ends_well() -> None:
     assert "an empty write delivers its note" in done.stdout
     assert done.stdout.endswith("grpc: 1 of 1 cases passed\n")
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("case", ["a_killed_peer", "a_frozen_peer", "next_life"])
+def test_the_command_kills_and_freezes_processes_that_it_has_forked(case: str) -> None:
+    done = run_command("grpc", "--only", case)
+    assert done.stdout.endswith("grpc: 1 of 1 cases passed\n"), done.stdout + done.stderr
+
+
+@pytest.fixture(name="inn")
+def _inn() -> Iterator[str]:
+    command = [sys.executable, "-m", "lockstep.transports.conformance.inn", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().removeprefix("Waiting at ").strip()
+        process.send_signal(signal.SIGINT)
+        _, complaints = process.communicate(timeout=20)
+        assert (process.returncode, complaints) == (0, "")
+
+
+def test_the_second_node_of_a_case_may_live_in_an_inn(inn: str) -> None:
+    for case in ("tiny_and_odd_sizes", "a_killed_peer", "a_frozen_peer", "next_life"):
+        done = run_command("grpc", "--only", case, "--inn", inn)
+        assert done.stdout.endswith("grpc: 1 of 1 cases passed\n"), done.stdout + done.stderr
+
+
+def test_an_inn_that_nobody_keeps_is_bad_input() -> None:
+    done = run_command("grpc", "--inn", "127.0.0.1:1")
+    assert done.returncode == 2
+    assert "--inn=127.0.0.1:1 cannot be reached" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_command_refuses_a_transport_that_does_not_exist() -> None:

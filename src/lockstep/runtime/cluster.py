@@ -88,6 +88,13 @@ class ClusterSpec:
         hosts = {address.rpartition(":")[0] for _, address in self.all_addresses()}
         return self.protocol in ("auto", "grpc+shm") and (len(hosts) == 1 or hosts <= _LOOPBACK)
 
+    def beside_own_task(self, role: Role) -> int:
+        """How many tasks of a role have this task's host, by their addresses; this one counts. 1 without a task."""
+        if self.task is None or self.task.index >= len(self.hosts_of(self.task.role)):
+            return 1
+        own = self.address_of(self.task).rpartition(":")[0]
+        return sum(address.rpartition(":")[0] == own for address in self.hosts_of(role))
+
     def for_task(self, task: TaskId) -> ClusterSpec:
         """The same cluster as another of its tasks sees it."""
         return dataclasses.replace(self, task=task)

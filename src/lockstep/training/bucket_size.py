@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.training.binding import Trained
-from lockstep.training.config import BUCKET_BYTES, FEWEST_BUCKETS, LARGEST_FITTING_BUCKET, MEBIBYTE
+from lockstep.training.config import (
+    BUCKET_BYTES,
+    BUCKETS_OF_A_SERVER,
+    LARGEST_FITTING_BUCKET,
+    MEBIBYTE,
+    SMALL_SHARD,
+)
 
 
 def fitting_bucket_bytes(trained: Sequence[Trained], cluster: ClusterSpec) -> int:
@@ -19,5 +25,5 @@ def fitting_bucket_bytes(trained: Sequence[Trained], cluster: ClusterSpec) -> in
     if not cluster.shares_memory:
         return BUCKET_BYTES
     model_bytes = sum(one.parameter.nbytes for one in trained)
-    share = model_bytes // max(FEWEST_BUCKETS, 2 * cluster.shape.servers) // MEBIBYTE * MEBIBYTE
-    return min(max(share, BUCKET_BYTES), LARGEST_FITTING_BUCKET)
+    share = max(model_bytes // BUCKETS_OF_A_SERVER, SMALL_SHARD) // max(1, cluster.shape.servers)
+    return min(max(share // MEBIBYTE * MEBIBYTE, BUCKET_BYTES), LARGEST_FITTING_BUCKET)

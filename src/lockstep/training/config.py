@@ -33,9 +33,11 @@ DEVICES = ("auto", "cpu", "gpu")
 DATA_FORMATS = ("NCHW", "NHWC")
 MEBIBYTE = 1 << 20
 BUCKET_BYTES = 4 * MEBIBYTE
-LARGEST_FITTING_BUCKET = 32 * MEBIBYTE
-FEWEST_BUCKETS = 8
-"""Of a model whose bucket size nobody gives: updates shall go on beside the backward."""
+LARGEST_FITTING_BUCKET = 64 * MEBIBYTE
+SMALL_SHARD = 32 * MEBIBYTE
+"""What all servers together update so fast that more than one bucket for each would only be more to tell of."""
+BUCKETS_OF_A_SERVER = 4
+"""Of a large model whose bucket size nobody gives: updates shall go on beside the backward."""
 COMPILED_BUCKET_BYTES = 128 * MEBIBYTE
 """With ``--compile`` all gradients of a stage come at once: smaller buckets would only be more of them."""
 DATA_NAMES = NAMES

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.runtime.store import StoreTimes
+from lockstep.training.crew import Crew
 from lockstep.training.reduction import mean_of
 
 PIECE_BYTES = 1 << 20
@@ -49,33 +50,46 @@ def next_version(
     gradients: Sequence[Tensor],
     count: int,
     scratch: Tensor,
+    crew: Crew,
     times: StoreTimes,
 ) -> None:
     """Write to ``new`` what a step from ``old`` gives, with the mean ``((g0 + g1) + g2) / count``.
 
-    ``scratch``: memory of the type of ``old``, of a piece at least. Momentum is kept where torch keeps it.
+    ``scratch``: memory of the type of ``old``, of a piece for each of the crew at least. Momentum is kept where torch
+    keeps it.
     """
     group = optimizer.param_groups[0]
-    numbers, parameter = SgdNumbers(group), group["params"][0]
-    pieces = PIECE_BYTES // old.element_size()
-    momentum: Tensor | None = None
-    first = False
-    if numbers.momentum:
-        state = optimizer.state[parameter]
-        momentum = state.get("momentum_buffer")
-        if momentum is None:
-            first, momentum = True, torch.empty_like(old)
-            state["momentum_buffer"] = momentum
-    parts = zip(*(_split(gradient, pieces) for gradient in gradients), strict=True)
-    moving = [None] * (-(-old.numel() // pieces)) if momentum is None else _split(momentum, pieces)
-    for before, after, given, moved in zip(_split(old, pieces), _split(new, pieces), parts, moving, strict=True):
+    numbers = SgdNumbers(group)
+    momentum, first = _momentum(optimizer, old) if numbers.momentum else (None, False)
+    elements = PIECE_BYTES // old.element_size()
+    before, after = _split(old, elements), _split(new, elements)
+    given = [_split(gradient, elements) for gradient in gradients]
+    moved = [None] * len(before) if momentum is None else _split(momentum, elements)
+
+    def update(piece: int, thread: int) -> None:
         began = time.perf_counter()
-        room = scratch[: before.numel()]
-        mean = mean_of(given, count, room)
+        values, moving = before[piece], moved[piece]
+        room = scratch[thread * elements :][: values.numel()]
+        mean = mean_of([parts[piece] for parts in given], count, room)
         reduced = time.perf_counter()
-        torch.add(before, _direction(mean, before, moved, room, numbers, first=first), alpha=-numbers.rate, out=after)
-        times.reduce += reduced - began
-        times.update += time.perf_counter() - reduced
+        direction = _direction(mean, values, moving, room, numbers, first=first)
+        torch.add(values, direction, alpha=-numbers.rate, out=after[piece])
+        if thread == 0:
+            times.reduce += reduced - began
+            times.update += time.perf_counter() - reduced
+
+    crew.work_off(len(before), update)
+
+
+def _momentum(optimizer: torch.optim.Optimizer, like: Tensor) -> tuple[Tensor, bool]:
+    """Where torch keeps it, and whether this is its first step."""
+    state = optimizer.state[optimizer.param_groups[0]["params"][0]]
+    known = state.get("momentum_buffer")
+    if known is None:
+        state["momentum_buffer"] = made = torch.empty_like(like)
+        return made, True
+    assert isinstance(known, Tensor)
+    return known, False
 
 
 def _split(whole: Tensor, elements: int) -> Sequence[Tensor]:

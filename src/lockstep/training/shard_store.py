@@ -25,11 +25,12 @@ from lockstep.protocol.plan import Bucket, Plan
 from lockstep.runtime.store import Done, StoreTimes
 from lockstep.runtime.tensor_file import NamedTensor
 from lockstep.training.bare_optimizer import keep_compiler_out, step
+from lockstep.training.crew import Crew
 from lockstep.training.gpu_lane import GpuLane
 from lockstep.training.optimizer_state import PieceState, pack, put_together, take_apart, unpack
 from lockstep.training.rates import set_numbers
 from lockstep.training.reduction import mean_of
-from lockstep.training.sgd import is_plain_sgd, next_version
+from lockstep.training.sgd import PIECE_BYTES, is_plain_sgd, next_version
 from lockstep.training.shard_file import STATE, VALUE, PieceName, ShardFiles, named
 from lockstep.training.shared_events import spare_bytes
 from lockstep.training.tensors import as_tensor, torch_dtype
@@ -88,11 +89,13 @@ def optimizer_options(entry: OptimizerEntry) -> dict[str, object]:
 class TorchShardStore:
     """Implements ``runtime.store.ShardStore``; all its calls come on one thread."""
 
-    def __init__(self, device: torch.device | None = None, wire: WireFormat | None = None) -> None:
-        """``device``: where reduction and update run; the CPU by default. ``wire``: how gradients come."""
+    def __init__(self, device: torch.device | None = None, wire: WireFormat | None = None, helpers: int = 0) -> None:
+        """``device``: where reduction and update run; the CPU by default. ``wire``: how gradients come. ``helpers``:
+        threads that take part in updates on a CPU."""
         self._wire = wire or WireFormat()
         self._device = device or torch.device("cpu")
         self._lane = GpuLane(self._device) if self._device.type == "cuda" else None
+        self._crew = Crew(helpers)
         self._held: dict[BucketId, _Held] = {}
         self._incoming: dict[BucketId, bytearray] = {}
         self._names: tuple[str, ...] = ()
@@ -132,8 +135,9 @@ class TorchShardStore:
         parameter = torch.nn.Parameter(value, requires_grad=False)
         optimizer = make_optimizer(entry, parameter)
         sums = self._sums.get(dtype)
-        if sums is None or sums.numel() < value.numel():
-            self._sums[dtype] = torch.empty_like(value)
+        needed = max(value.numel(), self._crew.size * PIECE_BYTES // value.element_size())
+        if sums is None or sums.numel() < needed:
+            self._sums[dtype] = torch.empty(needed, dtype=dtype, device=value.device)
         return _Held((first, second), parameter, optimizer, bucket.group, entry, bucket)
 
     def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
@@ -168,7 +172,8 @@ class TorchShardStore:
             self._lane.let_go(self._slots)
 
     def close(self) -> None:
-        """Let go of the GPU."""
+        """Let go of the GPU, and end the threads."""
+        self._crew.close()
         if self._lane is not None:
             self._lane.close()
 
@@ -192,7 +197,7 @@ class TorchShardStore:
             if effect.rates:
                 set_numbers(held.optimizer.param_groups[0], effect.rates[held.group])
             sums = self._sums[held.parameter.dtype]
-            next_version(held.optimizer, old, new, given, effect.replicas, sums, self.times)
+            next_version(held.optimizer, old, new, given, effect.replicas, sums, self._crew, self.times)
             held.parameter.data = new
             self.times.buckets += 1
         else:

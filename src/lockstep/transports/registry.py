@@ -97,8 +97,19 @@ def make_transport(
     missing = missing_library(name)
     if missing is not None:
         raise TransportError(missing)
-    module, _, attribute = _WHERE[name].partition(":")
-    factory = cast(TransportFactory, getattr(importlib.import_module(module), attribute))
+    factory = _factory(name)
     if name in _TAKE_RDMA_OPTIONS:
         return factory(server, task, incarnation, options)
     return factory(server, task, incarnation)
+
+
+def load_libraries(name: str) -> None:
+    """Import now what ``make_transport`` would import."""
+    load = getattr(_factory(name), "load_libraries", None)
+    if load is not None:
+        load()
+
+
+def _factory(name: str) -> TransportFactory:
+    module, _, attribute = _WHERE[name].partition(":")
+    return cast(TransportFactory, getattr(importlib.import_module(module), attribute))

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from lockstep.protocol.ids import Role
 from lockstep.training.config import BenchConfig
 from lockstep.training.data.arrays import ArrayBatches
 from lockstep.training.data.feed import BatchFeed
@@ -115,6 +116,7 @@ def evaluation_input(config: BenchConfig, data: DataSet, plan: InputPlan) -> Inp
 
 def _feed(config: BenchConfig, source: Source, order: Order, plan: InputPlan, *, training: bool) -> Input:
     asked = config.data
+    workers_here = 1 if config.cluster is None else config.cluster.beside_own_task(Role.WORKER)
     how = Preparation(
         plan.spec.image_size,
         training=training,
@@ -127,7 +129,7 @@ def _feed(config: BenchConfig, source: Source, order: Order, plan: InputPlan, *,
         batches = ArrayBatches(source, order, how, plan.first_step)
     else:
         options = InputOptions(
-            processes=asked.input_processes(_workers_here(config)),
+            processes=asked.input_processes(workers_here),
             prefetch=asked.prefetch,
             max_bad_records=asked.max_bad_records,
             patience=input_patience(config),
@@ -141,14 +143,6 @@ def _feed(config: BenchConfig, source: Source, order: Order, plan: InputPlan, *,
 def input_patience(config: BenchConfig) -> float:
     """How long a file may take: as long as a task that is lost."""
     return config.cluster.rejoin_timeout if config.cluster is not None else 300.0
-
-
-def _workers_here(config: BenchConfig) -> int:
-    """How many workers share this machine, judged by their addresses."""
-    if config.cluster is None or config.task is None:
-        return 1
-    hosts = [address.rpartition(":")[0] for address in config.cluster.worker_hosts]
-    return max(1, hosts.count(hosts[config.task.index])) if config.task.index < len(hosts) else 1
 
 
 def batches_of(config: BenchConfig, size: int, global_batch: int) -> int:

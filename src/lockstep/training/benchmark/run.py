@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 
 from lockstep.protocol.ids import CHIEF, TaskId
+from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.collective_node import CollectiveNode
 from lockstep.runtime.outcome import JobEndedError
 from lockstep.runtime.worker_node import WorkerNode
@@ -24,6 +25,7 @@ from lockstep.training.benchmark.outputs import evaluation_events, observers_of
 from lockstep.training.benchmark.updates import LocalUpdates, NoUpdates, Updates, WatchedUpdates
 from lockstep.training.bucket_size import fitting_bucket_bytes
 from lockstep.training.config import BenchConfig
+from lockstep.training.crew import fitting_helpers
 from lockstep.training.data.errors import BadData
 from lockstep.training.final_parameters import write_final_parameters
 from lockstep.training.metrics import Banner, banner_lines, epochs_of
@@ -80,7 +82,8 @@ def server_store(config: BenchConfig) -> TorchShardStore:
     set_up_torch(config)
     asked = config.exchange.local_parameter_device == "gpu" and config.devices.device != "cpu"
     device = torch.device("cuda", 0) if asked and torch.cuda.is_available() else None
-    return TorchShardStore(device, WireFormat(config.exchange.wire_dtype))
+    wire = WireFormat(config.exchange.wire_dtype)
+    return TorchShardStore(device, wire, fitting_helpers(config.cluster or ClusterSpec()))
 
 
 def run_worker(config: BenchConfig, node: WorkerNode, emit: Emit, make_progress: MakeProgress) -> BenchResult:

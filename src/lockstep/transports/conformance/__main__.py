@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from lockstep.transports.conformance.forks import Forks
+from lockstep.transports.conformance.processes import own_address_towards
 from lockstep.transports.conformance.suite import Outcome, run_suite
 from lockstep.transports.registry import known_transports
 
@@ -31,13 +33,20 @@ def main() -> int:
     parser.add_argument("--inn", default="", metavar="HOST:PORT", help="the second node lives there (see inn.py)")
     parser.add_argument("--part", type=_part, default=(1, 1), metavar="K/N", help="only the K-th of N parts")
     options = parser.parse_args()
+    if options.inn:
+        try:
+            own_address_towards(options.inn)
+        except (OSError, ValueError) as error:
+            parser.error(f"--inn={options.inn} cannot be reached ({error}); start inn.py there first")
     failed = total = 0
+    forks = Forks()  # before there are threads
     chosen = {"large": options.large, "only": options.only, "inn": options.inn, "part": options.part}
-    for outcome in run_suite(options.transport, **chosen):
+    for outcome in run_suite(options.transport, **chosen, forks=forks):
         sys.stdout.write(_line(outcome))
         sys.stdout.flush()
         total += 1
         failed += bool(outcome.failure)
+    forks.close()
     sys.stdout.write(f"{options.transport}: {total - failed} of {total} cases passed\n")
     return 1 if failed or not total else 0
 

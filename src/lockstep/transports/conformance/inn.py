@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import socket
-import subprocess
 import sys
 import threading
 from typing import Any
 
 from lockstep.transports.conformance.events import CaseFailed
-from lockstep.transports.conformance.processes import NODE_MODULE, freeze_child
+from lockstep.transports.conformance.forks import Forked, Forks
 
 _LONGEST_LINE = 4096
 
@@ -25,8 +22,9 @@ _LONGEST_LINE = 4096
 class Inn:
     """The node processes of this host, by incarnation."""
 
-    def __init__(self) -> None:
-        self._guests: dict[str, subprocess.Popen[bytes]] = {}
+    def __init__(self, forks: Forks) -> None:
+        self._forks = forks
+        self._guests: dict[str, Forked] = {}
 
     def serve(self, listener: socket.socket) -> None:
         """Until the listener is closed."""
@@ -39,6 +37,7 @@ class Inn:
         """Nobody is left behind."""
         for guest in self._guests.values():
             guest.kill()
+        self._forks.close()
 
     def _welcome(self, connection: socket.socket) -> None:
         with connection:
@@ -47,12 +46,9 @@ class Inn:
                 return
             words = json.loads(line)
             if "start" in words:
-                transport, task, incarnation, host = words["start"]
-                command = [sys.executable, "-m", NODE_MODULE, transport, task, incarnation, host]
+                incarnation = words["start"][2]
                 # The connection itself is what the node reads and writes.
-                self._guests[incarnation] = subprocess.Popen(
-                    command, stdin=connection.fileno(), stdout=connection.fileno()
-                )
+                self._guests[incarnation] = self._forks.start(words["start"], connection.fileno(), connection.fileno())
                 return
             connection.sendall(json.dumps(self._answer(words)).encode() + b"\n")
 
@@ -62,24 +58,22 @@ class Inn:
             return {"error": "there is no such node here"}
         try:
             return {"answer": self._do(guest, words["ask"], float(words["seconds"]))}
-        except (OSError, CaseFailed, subprocess.TimeoutExpired) as error:
+        except (OSError, CaseFailed) as error:
             return {"error": str(error)}
 
-    def _do(self, guest: subprocess.Popen[bytes], what: str, seconds: float) -> int | bool:
-        if what == "kill":
-            guest.kill()
-            guest.wait(seconds)
-        elif what == "freeze":
-            freeze_child(guest.pid)
-        elif what == "resume":
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(guest.pid, signal.SIGCONT)
-        elif what == "wait":
-            try:
-                guest.wait(seconds)
-            except subprocess.TimeoutExpired:
-                return False
-        return True if what != "pid" else guest.pid
+    def _do(self, guest: Forked, what: str, seconds: float) -> int | bool:
+        match what:
+            case "pid":
+                return guest.pid
+            case "kill":
+                guest.kill()
+            case "freeze":
+                guest.freeze()
+            case "resume":
+                guest.resume()
+            case "wait":
+                return guest.has_ended(seconds)
+        return True
 
 
 def _first_line(connection: socket.socket) -> bytes:
@@ -95,12 +89,14 @@ def _first_line(connection: socket.socket) -> bytes:
 
 def main() -> None:
     host, _, port = sys.argv[1].rpartition(":")
-    inn = Inn()
+    inn = Inn(Forks())  # before there are threads
     try:
         with socket.create_server((host, int(port)), backlog=16) as listener:
-            sys.stdout.write(f"Waiting at {sys.argv[1]}\n")
+            sys.stdout.write(f"Waiting at {host}:{listener.getsockname()[1]}\n")
             sys.stdout.flush()
             inn.serve(listener)
+    except KeyboardInterrupt:
+        pass  # Ctrl-C is how it ends
     finally:
         inn.close()
 

@@ -9,9 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import IO, Any, Final, Protocol
+from typing import IO, TYPE_CHECKING, Any, Final, Protocol
 
 from lockstep.transports.conformance.events import PATIENCE, CaseFailed
+
+if TYPE_CHECKING:
+    from lockstep.transports.conformance.forks import Forks
 
 NODE_MODULE: Final = "lockstep.transports.conformance.process"
 
@@ -39,14 +42,6 @@ class NodeProcess(Protocol):
 
     def close(self) -> None:
         """Close the streams."""
-
-
-def freeze_child(pid: int) -> None:
-    """SIGSTOP for a child of this process, and wait for it to take effect."""
-    os.kill(pid, signal.SIGSTOP)
-    _, status = os.waitpid(pid, os.WUNTRACED)
-    if not os.WIFSTOPPED(status):
-        raise CaseFailed(f"process {pid} ended instead of being frozen (status {status})")
 
 
 def own_address_towards(inn: str) -> str:
@@ -80,7 +75,10 @@ class LocalProcess:
         self._process.wait(PATIENCE)
 
     def freeze(self) -> None:
-        freeze_child(self.pid)
+        os.kill(self.pid, signal.SIGSTOP)
+        _, status = os.waitpid(self.pid, os.WUNTRACED)
+        if not os.WIFSTOPPED(status):
+            raise CaseFailed(f"process {self.pid} ended instead of being frozen (status {status})")
 
     def resume(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -95,6 +93,28 @@ class LocalProcess:
 
     def close(self) -> None:
         self.answers.close()
+
+
+class ForkedProcess:
+    """A process of this host that was forked for us."""
+
+    def __init__(self, forks: Forks, transport: str, task: str, incarnation: int) -> None:
+        its_input, calls = os.pipe()
+        answers, its_output = os.pipe()
+        self._process = forks.start([transport, task, str(incarnation)], its_input, its_output)
+        os.close(its_input)
+        os.close(its_output)
+        self.calls: IO[str] = os.fdopen(calls, "w")
+        self.answers: IO[str] = os.fdopen(answers)
+        self.pid = self._process.pid
+        self.kill = self._process.kill
+        self.freeze = self._process.freeze
+        self.resume = self._process.resume
+        self.has_ended = self._process.has_ended
+
+    def close(self) -> None:
+        self.answers.close()
+        self._process.close()
 
 
 class LodgedProcess:

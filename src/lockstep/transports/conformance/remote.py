@@ -6,13 +6,16 @@ import contextlib
 import dataclasses
 import json
 import threading
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from lockstep.protocol.messages import Ticket
 from lockstep.transports.base import Counters, LinkDownError, PeerAddress, TransportError
 from lockstep.transports.conformance.events import PATIENCE, CaseFailed, EventLog, Heard, PeerHasEnded
 from lockstep.transports.conformance.node import Node
-from lockstep.transports.conformance.processes import LocalProcess, LodgedProcess, NodeProcess
+from lockstep.transports.conformance.processes import ForkedProcess, LocalProcess, LodgedProcess, NodeProcess
+
+if TYPE_CHECKING:
+    from lockstep.transports.conformance.forks import Forks
 
 _PLAIN: Final = {"Ticket": Ticket, "PeerAddress": PeerAddress, "Counters": Counters, "Heard": Heard}
 _ERRORS: Final = {"TransportError": TransportError, "LinkDownError": LinkDownError, "gone": PeerHasEnded}
@@ -38,18 +41,25 @@ def unpack(value: Any) -> Any:
     return _PLAIN[name](**{field: unpack(inner) for field, inner in content.items()})
 
 
+def _start(transport: str, task: str, incarnation: int, inn: str, forks: Forks | None) -> NodeProcess:
+    if inn:
+        return LodgedProcess(inn, transport, task, incarnation)
+    if forks is not None:
+        return ForkedProcess(forks, transport, task, incarnation)
+    return LocalProcess(transport, task, incarnation)
+
+
 class RemoteNode:
     """Has the methods of ``Node``; each call waits for its answer with a deadline."""
 
-    def __init__(self, transport: str, task: str, incarnation: int, inn: str = "") -> None:
-        """``inn``: HOST:PORT of the host that is to keep the node; empty: this one."""
+    def __init__(self, transport: str, task: str, incarnation: int, inn: str = "", forks: Forks | None = None) -> None:
+        """``inn``: HOST:PORT of the host that is to keep the node; empty: this one. ``forks``: what starts it here."""
         self.task = task
         self.incarnation = incarnation
         self.log = EventLog(task)
         self._answered = threading.Condition()
         self._answer: dict[str, Any] | None = None
-        where = (transport, task, incarnation)
-        self._process: NodeProcess = LodgedProcess(inn, *where) if inn else LocalProcess(*where)
+        self._process = _start(transport, task, incarnation, inn, forks)
         self._reader = threading.Thread(target=self._read, name=f"suite-{task}", daemon=True)
         self._reader.start()
 

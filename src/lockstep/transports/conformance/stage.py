@@ -7,13 +7,16 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from lockstep.protocol.messages import Ticket
 from lockstep.transports.conformance.events import PATIENCE, CaseFailed, Heard
 from lockstep.transports.conformance.node import Node, SuiteNode, note_for
 from lockstep.transports.conformance.processes import own_address_towards
 from lockstep.transports.conformance.remote import RemoteNode
+
+if TYPE_CHECKING:
+    from lockstep.transports.conformance.forks import Forks
 
 
 class Victim(SuiteNode, Protocol):
@@ -98,10 +101,12 @@ def _make_way(source: SuiteNode, source_link: int, target: SuiteNode, target_lin
 class Stage:
     """The nodes of one case. Leaving it closes them and checks that no thread is left."""
 
-    def __init__(self, transport: str, inn: str = "") -> None:
-        """``inn``: where the second node of each pair lives; empty: in this process, or in one beside it."""
+    def __init__(self, transport: str, inn: str = "", forks: Forks | None = None) -> None:
+        """``inn``: where the second node of each pair lives; empty: in this process, or in one beside it.
+        ``forks``: what starts those beside it; none: each starts a Python of its own."""
         self.transport = transport
         self._inn = inn
+        self._forks = forks
         self._host = own_address_towards(inn) if inn else "127.0.0.1"
         self._incarnations = count(0xA000_0000_0000_0001)
         self._nodes = ExitStack()
@@ -127,7 +132,7 @@ class Stage:
 
     def victim(self, task: str) -> Victim:
         """A node in a process of its own, in a new life."""
-        node = RemoteNode(self.transport, task, next(self._incarnations), self._inn)
+        node = RemoteNode(self.transport, task, next(self._incarnations), self._inn, self._forks)
         self._nodes.callback(node.close)
         return cast(Victim, node)
 

@@ -35,6 +35,11 @@ class UcxTransport:
         self._regions: dict[int, HostRegion] = {}
         self._links: StreamLinks[UcxEndpoint] = StreamLinks(server, self.service, task, incarnation, self._clerk)
 
+    @classmethod
+    def load_libraries(cls) -> None:
+        """What the first of its kind in a process imports, which takes a while."""
+        load_nixl()
+
     @property
     def name(self) -> str:
         return NAME

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from lockstep.transports.base import EndpointEvents, PeerAddress, Region, TransportError
-from lockstep.transports.ucx.agent import load_nixl
+from lockstep.transports.ucx.agent import Nixl, load_nixl
 from lockstep.transports.ucx.transport import UcxTransport
 from lockstep.transports.verbs.checks import gpudirect_problems, needs_system_verbs, usable_port
 from lockstep.transports.verbs.devices import look_for_rdma
@@ -21,14 +21,14 @@ class VerbsTransport(UcxTransport):
     service: ClassVar[str] = "Verbs"
 
     def __init__(self, server: ControlServer, task: str, incarnation: int, options: RdmaOptions = NO_OPTIONS) -> None:
-        rdma = look_for_rdma()
-        port = usable_port(rdma, options)
-        folder = nixl_with_system_verbs() if needs_system_verbs(rdma, port) else None
-        self._port = str(port)
+        self._port, nixl = _nixl_for(options)
         self.gpu_direct = options.gpudirect
         self._options = options
-        settings = ucx_settings(options, port.device, port.port)
-        super().__init__(server, task, incarnation, load_nixl(settings, folder))
+        super().__init__(server, task, incarnation, nixl)
+
+    @classmethod
+    def load_libraries(cls) -> None:
+        _nixl_for(NO_OPTIONS)
 
     @property
     def name(self) -> str:
@@ -42,3 +42,11 @@ class VerbsTransport(UcxTransport):
 
     def _make_endpoint(self, peer: PeerAddress, events: EndpointEvents, name: str) -> VerbsEndpoint:
         return VerbsEndpoint(peer, self._grants, events, self._clerk, self._nixl, name, self._port)
+
+
+def _nixl_for(options: RdmaOptions) -> tuple[str, Nixl]:
+    """The port that is used, and NIXL held to it."""
+    rdma = look_for_rdma()
+    port = usable_port(rdma, options)
+    folder = nixl_with_system_verbs() if needs_system_verbs(rdma, port) else None
+    return str(port), load_nixl(ucx_settings(options, port.device, port.port), folder)

@@ -234,7 +234,7 @@ EXCHANGE_FLAGS: tuple[Flag, ...] = (
         "bucket_mb",
         Kind.NUMBER,
         None,
-        "size in MiB of the buckets in which tensors travel; without it 4, up to 32 where all tasks share one host's "
+        "size in MiB of the buckets in which tensors travel; without it 4, up to 64 where all tasks share one host's "
         "memory, 128 with --compile",
         upstream=False,
     ),

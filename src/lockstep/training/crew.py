@@ -1,0 +1,101 @@
+"""Several threads that work off the pieces of a bucket together: the store's own, and helpers.
+
+Where every core has something to do, a helper takes its share of them for work that would be done anyway. Where
+workers wait for the last update of a step, it uses a core that would do nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from itertools import count
+from queue import SimpleQueue
+from typing import Final
+
+import torch
+
+from lockstep.protocol.ids import Role
+from lockstep.runtime.cluster import ClusterSpec
+
+MOST_THREADS: Final = 4
+"""Of a server's updates; they are bound by memory, which few cores can use up."""
+PATIENCE: Final = 600.0
+"""Seconds until a helper that does not finish its piece is an error; a piece takes less than a
+millisecond, and this process may be stopped for a while."""
+
+Work = Callable[[int, int], None]
+"""Told the number of a piece, and that of the thread that works on it: 0 is the caller's."""
+
+
+def fitting_helpers(cluster: ClusterSpec) -> int:
+    """How many helpers the server of this process has: the servers of a host share its cores.
+
+    None where torch splits each operation among threads of its own.
+    """
+    if torch.get_num_threads() > 1:
+        return 0
+    share = len(os.sched_getaffinity(0)) // cluster.beside_own_task(Role.SERVER)
+    return max(1, min(share, MOST_THREADS)) - 1
+
+
+class _Heap:
+    """Pieces, of which each is somebody's who takes it."""
+
+    def __init__(self, pieces: int, work: Work) -> None:
+        self.total = pieces
+        self._next = count()  # one number is given out once, whoever asks
+        self.finished = threading.Semaphore(0)
+        self.error: Exception | None = None
+        self._work = work
+
+    def work_off(self, thread: int) -> None:
+        """One thread's part: pieces until there are no more. The caller raises what goes wrong."""
+        while (piece := next(self._next)) < self.total:
+            try:
+                self._work(piece, thread)
+            except Exception as error:  # noqa: BLE001 - raised again by the caller
+                self.error = error
+            self.finished.release()
+
+
+class Crew:
+    """``helpers``: how many threads take part beside the caller's. They start with the first work for them."""
+
+    def __init__(self, helpers: int) -> None:
+        self.size = 1 + helpers
+        self._orders: SimpleQueue[_Heap | None] = SimpleQueue()
+        self._helpers: list[threading.Thread] = []
+
+    def work_off(self, pieces: int, work: Work) -> None:
+        """Do all of it; an error is raised when nobody works any more."""
+        heap = _Heap(pieces, work)
+        called = min(self.size - 1, pieces - 1)
+        self._start(called)
+        for _ in range(called):
+            self._orders.put(heap)
+        heap.work_off(0)
+        for _ in range(pieces):
+            if not heap.finished.acquire(timeout=PATIENCE):
+                raise TimeoutError(f"a thread of the store did not finish its piece within {PATIENCE:g} s")
+        if heap.error is not None:
+            raise heap.error
+
+    def close(self) -> None:
+        """End the helpers."""
+        for _ in self._helpers:
+            self._orders.put(None)
+        for helper in self._helpers:
+            helper.join(PATIENCE)
+        self._helpers.clear()
+
+    def _start(self, needed: int) -> None:
+        while len(self._helpers) < needed:
+            number = len(self._helpers) + 1
+            helper = threading.Thread(target=self._help, args=(number,), name=f"store helper {number}", daemon=True)
+            self._helpers.append(helper)
+            helper.start()
+
+    def _help(self, number: int) -> None:
+        while (heap := self._orders.get()) is not None:
+            heap.work_off(number)

@@ -1,0 +1,138 @@
+"""Node processes that start fast: forked from one that has imported what nodes need, and has done nothing else.
+
+A Python of its own takes each node half a second to start (ten on an emulated host), and most cases of a suite between
+two hosts start one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Final, NoReturn
+
+from lockstep.transports.conformance import process
+from lockstep.transports.conformance.events import PATIENCE, CaseFailed
+from lockstep.transports.registry import load_libraries
+
+_LONGEST_ORDER: Final = 4096
+_STOPPED: Final = "T"
+
+
+class Forked:
+    """A node process that is no child of this one."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._ended = os.pidfd_open(pid)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until the process is gone."""
+        self._signal(signal.SIGKILL)
+        if not self.has_ended(PATIENCE):
+            raise CaseFailed(f"process {self.pid} was killed and is not gone after {PATIENCE:g} s")
+
+    def freeze(self) -> None:
+        """SIGSTOP, and wait for it to take effect."""
+        self._signal(signal.SIGSTOP)
+        pause = threading.Event()
+        for _ in range(int(PATIENCE / 0.01)):
+            if self.has_ended(0):
+                raise CaseFailed(f"process {self.pid} ended instead of being frozen")
+            if _state(self.pid) == _STOPPED:
+                return
+            pause.wait(0.01)
+        raise CaseFailed(f"process {self.pid} could not be frozen")
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._signal(signal.SIGCONT)
+
+    def has_ended(self, seconds: float) -> bool:
+        """Whether it ends within so many seconds."""
+        return bool(select.select([self._ended], [], [], seconds)[0])
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._ended)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if not self.has_ended(0):
+            signal.pidfd_send_signal(self._ended, number)
+
+
+class Forks:
+    """Starts node processes. Made before its own process has any thread; what it started ends with its input."""
+
+    def __init__(self) -> None:
+        self._order, orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._one_at_a_time = threading.Lock()
+        sys.stdout.flush()
+        if os.fork() == 0:
+            self._order.close()
+            _obey(orders)
+        orders.close()
+
+    def start(self, arguments: list[str], stdin: int, stdout: int) -> Forked:
+        """A process of ``process.py`` with these arguments that reads and writes these descriptors."""
+        with self._one_at_a_time:
+            socket.send_fds(self._order, [json.dumps(arguments).encode()], [stdin, stdout])
+            pid = self._order.recv(_LONGEST_ORDER)
+        if not pid:
+            raise CaseFailed("the process that forks nodes has ended")
+        return Forked(int(pid))
+
+    def close(self) -> None:
+        """No more."""
+        self._order.close()
+
+
+def _obey(orders: socket.socket) -> NoReturn:
+    """In the process that forks: until whoever gives orders is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who gives the orders
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # and the dead need no one who asks for them
+    while True:
+        order, descriptors, _, _ = socket.recv_fds(orders, _LONGEST_ORDER, 2)
+        if not order:
+            os._exit(0)
+        arguments = json.loads(order)
+        load_libraries(arguments[0])  # the first order for a transport imports it, for all that follow
+        pid = os.fork()
+        if pid == 0:
+            orders.close()
+            _become_node(arguments, *descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        orders.send(str(pid).encode())
+
+
+def _become_node(arguments: list[str], stdin: int, stdout: int) -> NoReturn:
+    code = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.dup2(stdin, 0)
+        os.dup2(stdout, 1)
+        os.close(stdin)
+        os.close(stdout)
+        sys.argv[1:] = arguments
+        process.main()
+        code = 0
+    except BaseException:  # noqa: BLE001 - whatever it is, this process ends, and its copy of the caller does not go on
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _state(pid: int) -> str:
+    """The letter by which the kernel tells what a process does; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
