@@ -20,7 +20,17 @@ def model_of(mebibytes: int) -> list[Trained]:
 
 @pytest.mark.parametrize(
     ("mebibytes", "servers", "expected"),
-    [(16, 1, 32), (64, 1, 32), (100, 1, 32), (244, 1, 61), (600, 1, 64), (64, 2, 16), (256, 3, 21), (9, 3, 10)],
+    [
+        (1, 1, 4),
+        (17, 1, 17),
+        (64, 1, 32),
+        (100, 1, 32),
+        (244, 1, 61),
+        (600, 1, 64),
+        (64, 2, 32),
+        (256, 3, 32),
+        (50, 3, 17),
+    ],
 )
 def test_within_one_host_small_models_have_one_bucket_a_server_and_large_ones_four_or_more(
     mebibytes: int, servers: int, expected: int

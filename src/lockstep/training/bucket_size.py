@@ -25,5 +25,6 @@ def fitting_bucket_bytes(trained: Sequence[Trained], cluster: ClusterSpec) -> in
     if not cluster.shares_memory:
         return BUCKET_BYTES
     model_bytes = sum(one.parameter.nbytes for one in trained)
-    share = max(model_bytes // BUCKETS_OF_A_SERVER, SMALL_SHARD) // max(1, cluster.shape.servers)
-    return min(max(share // MEBIBYTE * MEBIBYTE, BUCKET_BYTES), LARGEST_FITTING_BUCKET)
+    shard_bytes = model_bytes // max(1, cluster.shape.servers)
+    fitting = max(shard_bytes // BUCKETS_OF_A_SERVER, min(shard_bytes, SMALL_SHARD))
+    return min(max(-(-fitting // MEBIBYTE) * MEBIBYTE, BUCKET_BYTES), LARGEST_FITTING_BUCKET)

@@ -35,7 +35,7 @@ MEBIBYTE = 1 << 20
 BUCKET_BYTES = 4 * MEBIBYTE
 LARGEST_FITTING_BUCKET = 64 * MEBIBYTE
 SMALL_SHARD = 32 * MEBIBYTE
-"""What all servers together update so fast that more than one bucket for each would only be more to tell of."""
+"""Of one server; it is updated so fast that more than one bucket would only be more to tell of."""
 BUCKETS_OF_A_SERVER = 4
 """Of a large model whose bucket size nobody gives: updates shall go on beside the backward."""
 COMPILED_BUCKET_BYTES = 128 * MEBIBYTE
