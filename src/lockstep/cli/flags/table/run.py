@@ -62,7 +62,11 @@ DEVICE_FLAGS: tuple[Flag, ...] = (
         choices=DATA_FORMATS,
     ),
     _DEVICES.works(
-        "num_threads", Kind.WHOLE, _DEVICE.num_threads, "threads of a task's arithmetic on the CPU", upstream=False
+        "num_threads",
+        Kind.WHOLE,
+        _DEVICE.num_threads,
+        "threads of a task's arithmetic on the CPU; with 1, a server's updates also use cores that are free",
+        upstream=False,
     ),
     _DEVICES.works(
         "num_intra_threads", Kind.WHOLE, _DEVICE.num_threads, "another name of --num_threads", same_as="num_threads"
