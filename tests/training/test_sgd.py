@@ -10,7 +10,7 @@ import torch
 
 from lockstep.runtime.store import StoreTimes
 from lockstep.training.crew import Crew
-from lockstep.training.sgd import PIECE_BYTES, is_plain_sgd, next_version
+from lockstep.training.sgd import PIECE_BYTES, is_plain_sgd, next_version, scratch_elements
 
 PIECE = PIECE_BYTES // 4
 SIZES = (1, 16, 1000, PIECE, PIECE + 48, 5 * PIECE)
@@ -45,7 +45,7 @@ def test_three_steps_have_the_bits_of_torch(
     reference = torch.optim.SGD([theirs], lr=0.1, **options)  # type: ignore[arg-type]
     slots = [start.clone(), torch.empty_like(start)]
     ours = torch.optim.SGD([torch.nn.Parameter(slots[0], requires_grad=False)], lr=0.1, **options)  # type: ignore[arg-type]
-    scratch = torch.empty(crew.size * PIECE)
+    scratch = torch.empty(scratch_elements(start, crew))
     for step in range(3):
         gradients = _gradients(workers, elements, step)
         kept = [gradient.clone() for gradient in gradients]

@@ -55,8 +55,7 @@ def next_version(
 ) -> None:
     """Write to ``new`` what a step from ``old`` gives, with the mean ``((g0 + g1) + g2) / count``.
 
-    ``scratch``: memory of the type of ``old``, of a piece for each of the crew at least. Momentum is kept where torch
-    keeps it.
+    ``scratch``: as many ``scratch_elements`` of the type of ``old``. Momentum is kept where torch keeps it.
     """
     group = optimizer.param_groups[0]
     numbers = SgdNumbers(group)
@@ -79,6 +78,13 @@ def next_version(
             times.update += time.perf_counter() - reduced
 
     crew.work_off(len(before), update)
+
+
+def scratch_elements(bucket: Tensor, crew: Crew) -> int:
+    """What ``next_version`` needs for a bucket: a piece for each thread that has one to work on."""
+    elements = PIECE_BYTES // bucket.element_size()
+    pieces = -(-bucket.numel() // elements)
+    return min(crew.size, pieces) * elements if pieces > 1 else bucket.numel()
 
 
 def _momentum(optimizer: torch.optim.Optimizer, like: Tensor) -> tuple[Tensor, bool]:

@@ -30,7 +30,7 @@ from lockstep.training.gpu_lane import GpuLane
 from lockstep.training.optimizer_state import PieceState, pack, put_together, take_apart, unpack
 from lockstep.training.rates import set_numbers
 from lockstep.training.reduction import mean_of
-from lockstep.training.sgd import PIECE_BYTES, is_plain_sgd, next_version
+from lockstep.training.sgd import is_plain_sgd, next_version, scratch_elements
 from lockstep.training.shard_file import STATE, VALUE, PieceName, ShardFiles, named
 from lockstep.training.shared_events import spare_bytes
 from lockstep.training.tensors import as_tensor, torch_dtype
@@ -134,10 +134,8 @@ class TorchShardStore:
         value = first if self._device.type == "cpu" else torch.zeros_like(first, device=self._device)
         parameter = torch.nn.Parameter(value, requires_grad=False)
         optimizer = make_optimizer(entry, parameter)
-        sums = self._sums.get(dtype)
-        needed = max(value.numel(), self._crew.size * PIECE_BYTES // value.element_size())
-        if sums is None or sums.numel() < needed:
-            self._sums[dtype] = torch.empty(needed, dtype=dtype, device=value.device)
+        if self._lane is not None or not is_plain_sgd(optimizer):
+            self._room_for_sums(parameter, value.numel())
         return _Held((first, second), parameter, optimizer, bucket.group, entry, bucket)
 
     def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
@@ -196,7 +194,7 @@ class TorchShardStore:
         elif self._lane is None and not effect.without and not held.apart and is_plain_sgd(held.optimizer):
             if effect.rates:
                 set_numbers(held.optimizer.param_groups[0], effect.rates[held.group])
-            sums = self._sums[held.parameter.dtype]
+            sums = self._room_for_sums(old, scratch_elements(old, self._crew))
             next_version(held.optimizer, old, new, given, effect.replicas, sums, self._crew, self.times)
             held.parameter.data = new
             self.times.buckets += 1
@@ -304,8 +302,14 @@ class TorchShardStore:
             _load_states(held, unpack(bytes(incoming), len(held.bucket.pieces)))
         return b""
 
+    def _room_for_sums(self, like: Tensor, elements: int) -> Tensor:
+        known = self._sums.get(like.dtype)
+        if known is None or known.numel() < elements:
+            known = self._sums[like.dtype] = torch.empty(elements, dtype=like.dtype, device=like.device)
+        return known[:elements]
+
     def _reduce(self, held: _Held, given: list[Tensor], count: int) -> Tensor:
-        total = self._sums[held.parameter.dtype][: held.parameter.numel()]
+        total = self._room_for_sums(held.parameter, held.parameter.numel())
         if self._lane is None:
             return mean_of(given, count, total, may_be_loan=held.only_reads)
         total.copy_(given[0], non_blocking=True)

@@ -6,6 +6,7 @@ two hosts start one.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import select
@@ -14,6 +15,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -75,59 +77,68 @@ class Forks:
         self._one_at_a_time = threading.Lock()
         sys.stdout.flush()
         if os.fork() == 0:
-            self._order.close()
-            _obey(orders)
+            _never_return(lambda: _obey(orders), self._order)
         orders.close()
+        self._order.settimeout(3 * PATIENCE)  # the first order imports, and an emulated host takes its time
 
     def start(self, arguments: list[str], stdin: int, stdout: int) -> Forked:
         """A process of ``process.py`` with these arguments that reads and writes these descriptors."""
-        with self._one_at_a_time:
-            socket.send_fds(self._order, [json.dumps(arguments).encode()], [stdin, stdout])
-            pid = self._order.recv(_LONGEST_ORDER)
-        if not pid:
-            raise CaseFailed("the process that forks nodes has ended")
-        return Forked(int(pid))
+        try:
+            with self._one_at_a_time:
+                socket.send_fds(self._order, [json.dumps(arguments).encode()], [stdin, stdout])
+                return Forked(int(self._order.recv(_LONGEST_ORDER)))
+        except (OSError, ValueError) as error:
+            raise CaseFailed(f"a node process could not be forked: {error or 'its parent has ended'}") from error
 
     def close(self) -> None:
         """No more."""
         self._order.close()
 
 
-def _obey(orders: socket.socket) -> NoReturn:
+def _never_return(work: Callable[[], None], *others: socket.socket) -> NoReturn:
+    """In a process that was just forked: do this and end. It must not go on as a copy of the caller's program.
+
+    ``others``: ends of sockets that are not for this process.
+    """
+    code = 1
+    try:
+        for end in others:
+            end.close()
+        work()
+        code = 0
+    except BaseException:  # noqa: BLE001 - whatever it is, it is told, and this process ends
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _obey(orders: socket.socket) -> None:
     """In the process that forks: until whoever gives orders is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who gives the orders
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # and the dead need no one who asks for them
     while True:
         order, descriptors, _, _ = socket.recv_fds(orders, _LONGEST_ORDER, 2)
         if not order:
-            os._exit(0)
+            return
         arguments = json.loads(order)
         load_libraries(arguments[0])  # the first order for a transport imports it, for all that follow
         pid = os.fork()
         if pid == 0:
-            orders.close()
-            _become_node(arguments, *descriptors)
+            _never_return(functools.partial(_become_node, arguments, *descriptors), orders)
         for descriptor in descriptors:
             os.close(descriptor)
         orders.send(str(pid).encode())
 
 
-def _become_node(arguments: list[str], stdin: int, stdout: int) -> NoReturn:
-    code = 1
-    try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.dup2(stdin, 0)
-        os.dup2(stdout, 1)
-        os.close(stdin)
-        os.close(stdout)
-        sys.argv[1:] = arguments
-        process.main()
-        code = 0
-    except BaseException:  # noqa: BLE001 - whatever it is, this process ends, and its copy of the caller does not go on
-        traceback.print_exc()
-    finally:
-        os._exit(code)
+def _become_node(arguments: list[str], stdin: int, stdout: int) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.dup2(stdin, 0)
+    os.dup2(stdout, 1)
+    os.close(stdin)
+    os.close(stdout)
+    sys.argv[1:] = arguments
+    process.main()
 
 
 def _state(pid: int) -> str:
