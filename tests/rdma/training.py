@@ -68,7 +68,8 @@ class Training:
     other: Job = field(init=False)
 
     def __post_init__(self) -> None:
-        pictures = f"{ENVIRONMENT} rm -rf /data; exec python3 -c '{MAKE_PICTURES}'"
+        there = "rm -rf /data/imagenet_train; [ -e /data/imagenet_data/test_batch ]"
+        pictures = f"{ENVIRONMENT} {there} || exec python3 -c '{MAKE_PICTURES}'"
         for made in [machine.start(pictures) for machine in self.lab.hosts[1:]]:
             made.wait(120).ok()
         self.server = self.lab.first.start(ENVIRONMENT + SERVER.format(cluster=CLUSTER, protocol=self.protocol))

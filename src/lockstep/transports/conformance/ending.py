@@ -244,13 +244,13 @@ def links_that_come_and_go_leave_nothing_behind(stage: Stage) -> None:
             b.log.wait("lost", link=b_link)
         return this_process.num_threads(), this_process.num_fds()
 
-    threads, descriptors = open_and_close(5)  # what is made once and kept is there now
+    threads, descriptors = open_and_close(3)  # what is made once and kept is there now
 
     def nothing_more() -> bool:
         return this_process.num_threads() <= threads + 2 and this_process.num_fds() <= descriptors + 2
 
-    open_and_close(25)
-    wait_until("threads and descriptors of 25 closed links are gone", nothing_more)
+    open_and_close(12)
+    wait_until("threads and descriptors of 12 closed links are gone", nothing_more)
 
 
 def a_peer_in_its_next_life_is_linked_anew(stage: Stage) -> None:
