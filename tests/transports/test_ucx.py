@@ -13,7 +13,7 @@ from lockstep.transports import registry
 from lockstep.transports.base import TransportError
 from lockstep.transports.conformance.events import EventLog
 from lockstep.transports.conformance.stage import Stage
-from lockstep.transports.ucx.driver import pause_after
+from lockstep.transports.ucx.driver import pause_after, pause_beside_a_device
 from lockstep.transports.wire.server import ControlServer
 
 pytestmark = pytest.mark.skipif(registry.missing_library("grpc+ucx") is not None, reason="NIXL is not installed")
@@ -40,6 +40,13 @@ def test_a_frozen_peer_is_polled_seldom() -> None:
     assert pause_after(0.0) < 1e-4
     assert pause_after(2.0) == pytest.approx(2e-3)
     assert pause_after(3600.0) == pytest.approx(2e-3)
+
+
+def test_beside_a_device_polling_makes_a_transfer_longer_by_a_twentieth_at_most() -> None:
+    for seconds in (1e-3, 10e-3, 30e-3):
+        assert pause_beside_a_device(seconds) == pytest.approx(seconds / 20)
+    assert 0.0 < pause_beside_a_device(0.0) < 1e-4
+    assert pause_beside_a_device(3600.0) == pytest.approx(2e-3)
 
 
 def test_without_nixl_the_command_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

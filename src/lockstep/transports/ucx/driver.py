@@ -32,6 +32,14 @@ def pause_after(seconds: float) -> float:
     return _BUSY_PAUSE if seconds < _BUSY_SECONDS else min(seconds / 1000, _IDLE_PAUSE)
 
 
+def pause_beside_a_device(seconds: float) -> float:
+    """As ``pause_after``, where a device moves the bytes and polling only tells that it has: a twentieth of the time
+    that it has taken so far. A processor that polled all the time would be missed where it is also the device's
+    (Soft-RoCE), and by whoever else computes there.
+    """
+    return min(max(seconds / 20, _BUSY_PAUSE), _IDLE_PAUSE)
+
+
 class Outgoing(Protocol):
     """A transfer as the driver sees it."""
 
@@ -51,10 +59,17 @@ class Driver:
     """Drives an agent until it is stopped; then the agent is gone."""
 
     def __init__(
-        self, name: str, agent: Agent, on_written: Callable[[Any], None], on_broken: Callable[[str], None]
+        self,
+        name: str,
+        agent: Agent,
+        on_written: Callable[[Any], None],
+        on_broken: Callable[[str], None],
+        pause: Callable[[float], float] = pause_after,
     ) -> None:
-        """``on_written``: all bytes of a transfer are in place. ``on_broken``: NIXL says that the peer is gone."""
+        """``on_written``: all bytes of a transfer are in place. ``on_broken``: NIXL says that the peer is gone.
+        ``pause``: how long to wait before the next poll, when nothing was completed for so many seconds."""
         self._agent = agent
+        self._pause = pause
         self._on_written = on_written
         self._on_broken = on_broken
         self._wake = threading.Condition()
@@ -121,7 +136,7 @@ class Driver:
                     self._wake.wait()
                     self._since = time.monotonic()
                     continue
-                self._wake.wait(pause_after(time.monotonic() - self._since))
+                self._wake.wait(self._pause(time.monotonic() - self._since))
                 return not self._stopped
         return False
 

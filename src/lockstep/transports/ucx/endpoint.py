@@ -23,7 +23,7 @@ from lockstep.transports.grpc_stream.sending import Sender
 from lockstep.transports.loan import HeldLoan
 from lockstep.transports.memory import HostRegion, check_transfer
 from lockstep.transports.ucx.agent import Agent, AgentError, Nixl
-from lockstep.transports.ucx.driver import Driver
+from lockstep.transports.ucx.driver import Driver, pause_after
 from lockstep.transports.ucx.frames import MAX_METADATA_BYTES, Kind
 
 NAME: Final = "grpc+ucx"
@@ -75,6 +75,8 @@ class UcxEndpoint(StreamLife[Transfer]):
     """Writes ranges of regions into the memory of one life of one peer."""
 
     name: ClassVar[str] = NAME
+    pause = staticmethod(pause_after)
+    """How long the driver waits before it polls again."""
 
     def __init__(
         self, peer: PeerAddress, grants: Grants, events: EndpointEvents, clerk: Clerk, nixl: Nixl, own_name: str
@@ -206,7 +208,7 @@ class UcxEndpoint(StreamLife[Transfer]):
             if self._landing_ended:
                 agent.close()
                 return
-            driver = Driver(f"ucx-{self.peer.task}", agent, self._on_written, self._on_broken)
+            driver = Driver(f"ucx-{self.peer.task}", agent, self._on_written, self._on_broken, self.pause)
         with self._lock:
             self._driver = driver
             for transfer in self._unsettled.values():

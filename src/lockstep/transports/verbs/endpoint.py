@@ -15,6 +15,7 @@ from lockstep.transports.grpc_stream import frames as stream
 from lockstep.transports.grpc_stream.frames import FrameError, Header, pack, unpack
 from lockstep.transports.grpc_stream.life import CannotMeet
 from lockstep.transports.ucx.agent import Agent, AgentError, Nixl
+from lockstep.transports.ucx.driver import pause_beside_a_device
 from lockstep.transports.ucx.endpoint import UcxEndpoint
 from lockstep.transports.ucx.frames import MAX_METADATA_BYTES, Kind
 from lockstep.transports.verbs.looks import LOOK_SECONDS, Looks, proves_that_there_is_no_path
@@ -31,6 +32,7 @@ class VerbsEndpoint(UcxEndpoint):
     """Writes ranges of regions into the memory of one life of one peer, by RDMA and by nothing else."""
 
     name: ClassVar[str] = NAME
+    pause = staticmethod(pause_beside_a_device)
 
     def __init__(
         self,
