@@ -126,6 +126,7 @@ BENCH = (
 )
 
 
+@pytest.mark.timeout(180)  # nearly a minute with what torch compiles kept from a former run
 def test_tasks_on_one_gpu_that_wait_for_each_other_there_compute_the_same() -> None:
     """Handed on before it is computed, or after: the same losses, with MPS and in turns."""
 
