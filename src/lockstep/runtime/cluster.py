@@ -89,7 +89,7 @@ class ClusterSpec:
         return self.protocol in ("auto", "grpc+shm") and (len(hosts) == 1 or hosts <= _LOOPBACK)
 
     def beside_own_task(self, role: Role) -> int:
-        """How many tasks of a role have this task's host, by their addresses; this one counts. 1 without a task."""
+        """How many tasks of a role are at this task's host, by their addresses; 1 without a task."""
         if self.task is None or self.task.index >= len(self.hosts_of(self.task.role)):
             return 1
         own = self.address_of(self.task).rpartition(":")[0]

@@ -86,9 +86,12 @@ class Forks:
         try:
             with self._one_at_a_time:
                 socket.send_fds(self._order, [json.dumps(arguments).encode()], [stdin, stdout])
-                return Forked(int(self._order.recv(_LONGEST_ORDER)))
-        except (OSError, ValueError) as error:
-            raise CaseFailed(f"a node process could not be forked: {error or 'its parent has ended'}") from error
+                pid = self._order.recv(_LONGEST_ORDER)
+            if not pid:
+                raise CaseFailed("a node process could not be forked: the process that forks has ended")
+            return Forked(int(pid))
+        except OSError as error:
+            raise CaseFailed(f"a node process could not be forked: {error}") from error
 
     def close(self) -> None:
         """No more."""
