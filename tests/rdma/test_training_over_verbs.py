@@ -11,16 +11,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from rdma.lab.network import Lab
+from rdma.lab.network import LET_ALL_IN, WHOLE_WIRE, Lab
 from rdma.training import (
     BAD_WIRE,
     DROP_RDMA,
-    MEND,
     PACKET_BYTES,
     PARAMETER_BYTES,
     SLOW_WIRE,
     STEPS,
-    WHOLE_WIRE,
     Training,
     packets_sent,
     repeated,
@@ -67,7 +65,7 @@ def cut_and_mend(run: Training) -> float:
     """
     cut = run.lab.first.run(DROP_RDMA, 20).ok()
     named = run.server.wait_for(CUT, 60)
-    run.lab.first.run(MEND, 20).ok()
+    run.lab.first.run(LET_ALL_IN, 20).ok()
     return named - cut.ended
 
 

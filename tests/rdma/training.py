@@ -45,16 +45,13 @@ for name in [f"data_batch_{n}" for n in range(1, 6)] + ["test_batch"]:
 
 DEVICE_COUNTERS: Final = "/sys/class/infiniband/rxe0/ports/1/hw_counters"
 DROP_RDMA: Final = (
-    "tc qdisc add dev eth0 clsact; "
     "tc filter add dev eth0 ingress protocol ip prio 1 flower ip_proto udp dst_port 4791 action drop; "
     "tc filter add dev eth0 ingress protocol ipv6 prio 2 flower ip_proto udp dst_port 4791 action drop"
 )
 """RoCE only, by IPv4 and IPv6, where it arrives: dropped where it leaves, it would be an error at once."""
-MEND: Final = "tc qdisc del dev eth0 clsact"
-BAD_WIRE: Final = "tc qdisc add dev eth0 root netem loss 1% corrupt 1%"
-SLOW_WIRE: Final = "tc qdisc add dev eth0 root netem rate 4mbit"
+BAD_WIRE: Final = "tc qdisc change dev eth0 root netem loss 1% corrupt 1%"
+SLOW_WIRE: Final = "tc qdisc change dev eth0 root netem rate 4mbit"
 """A gradient takes 0.4 s to leave; the device waits for a second before it sends a packet again."""
-WHOLE_WIRE: Final = "tc qdisc del dev eth0 root"
 
 
 @dataclass(slots=True)

@@ -19,9 +19,13 @@ SOURCES: Final = Path(__file__).parents[3] / "src"
 ADDRESSES: Final = (("first", "12.12.12.43"), ("second", "12.12.12.44"), ("third", "12.12.12.41"))
 """Those of the report about a hang over ``grpc+verbs``: its server, its worker 0, its worker 1."""
 
-_MEND: Final = (
-    "tc qdisc del dev eth0 root 2>/dev/null; tc qdisc del dev eth0 clsact 2>/dev/null; ip link set eth0 up; true"
-)
+_LAY_WIRE: Final = "tc qdisc add dev eth0 clsact && tc qdisc add dev eth0 root netem"
+"""A wire that faults can be put on and taken off while it is used. To add or delete a queueing discipline stops a card
+for a moment, and a Soft-RoCE device whose packet is refused in that moment gives up its queue pair; where that is UCX's
+own, for datagrams, UCX ends the process."""
+WHOLE_WIRE: Final = "tc qdisc change dev eth0 root netem loss 0% corrupt 0% rate 0bit"
+LET_ALL_IN: Final = "tc filter del dev eth0 ingress"
+_MEND: Final = f"{WHOLE_WIRE}; {LET_ALL_IN}; tc filter del dev eth0 egress; ip link set eth0 up; true"
 ENVIRONMENT: Final = "export PYTHONPATH=/lab/tree/src:/lab/packages OMP_NUM_THREADS=1; "
 LOCKSTEP: Final = ENVIRONMENT + "exec python3 -m lockstep "
 
@@ -61,6 +65,8 @@ def start_lab(image: Image, logs: Path) -> Lab:
         for _ in range(BOOTS):
             _plug_in(lab, tree.fileno())
             if all(machine.wait_up() for machine in machines) and _see_each_other(lab):
+                for machine in machines:
+                    machine.run(_LAY_WIRE, 20).ok()
                 return lab
             stop_lab(lab)
     raise LabError(f"the lab's hosts did not come up in {BOOTS} tries:\n{machines[0].console()[-2000:]}")
