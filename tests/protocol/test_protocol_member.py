@@ -166,6 +166,14 @@ def test_without_its_coordinator_nobody_can_decide_and_the_task_ends() -> None:
     assert rig.tell(PeerGone(PS, "gone")) == [JobEnded(False, str(PS), INITIAL_STEP, "gone")]
 
 
+def test_a_coordinator_that_began_anew_after_the_loss_of_a_server_is_not_blamed_for_it() -> None:
+    rig = in_phase(Phase.MEMBER)
+    rig.tell(PeerGone(worker(0), "left"))
+    rig.tell(PeerGone(server(1), "was killed by SIGKILL"))
+    ended = JobEnded(False, str(server(1)), INITIAL_STEP, "was killed by SIGKILL")
+    assert rig.tell(PeerGone(PS, "was started again")) == [ended]
+
+
 def test_nothing_happens_after_the_end() -> None:
     rig = in_phase(Phase.MEMBER)
     rig.hear(PS, END)

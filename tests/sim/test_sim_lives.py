@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from lockstep.protocol import coordinator, job, ledger, member, server, worker
+from lockstep.protocol import coordinator, holdings, job, ledger, member, server, worker
 from lockstep.protocol.errors import ProtocolError
 from lockstep.protocol.ids import BucketId, TaskId
 from lockstep.protocol.ids import server as server_id
@@ -81,7 +81,7 @@ def test_killed_at_every_transition_of_a_step_no_gradient_is_lost_doubled_or_sta
     plain = {("collecting", "last gradient arrived"), ("complete", "applying began"), ("applying", "next version made")}
     assert {(f"{ledger.__name__}: {state}", trigger) for state, trigger in plain} <= walked
     plain = {("held", "gradient produced"), ("produced", "transfer started"), ("offered", "version arrived")}
-    assert {(f"{worker.__name__}: {state}", trigger) for state, trigger in plain} <= walked
+    assert {(f"{holdings.__name__}: {state}", trigger) for state, trigger in plain} <= walked
     assert {who for who, _ in found} == set(VICTIMS)
     for who, event in found:
         for effects_done in (False, True):

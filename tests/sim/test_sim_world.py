@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.protocol import coordinator, job, ledger, member, server, worker
+from lockstep.protocol import coordinator, holdings, job, ledger, member, server, worker
 from lockstep.protocol.ids import ClusterShape
 from lockstep.protocol.ids import server as server_id
 from lockstep.protocol.ids import worker as worker_id
@@ -68,7 +68,7 @@ def test_every_row_of_every_table_is_walked_by_some_run(monkeypatch: pytest.Monk
     rows = {
         (table_of.__name__, state.value, trigger.value)
         for table_of, table in (
-            (worker, worker.BUCKET_TRANSITIONS),
+            (holdings, holdings.BUCKET_TRANSITIONS),
             (ledger, ledger.BUCKET_TRANSITIONS),
             (job, job.PHASE_TRANSITIONS),
             (member, member.PHASE_TRANSITIONS),

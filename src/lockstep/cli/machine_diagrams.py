@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from lockstep.protocol import coordinator, ledger, member, worker
+from lockstep.protocol import coordinator, holdings, ledger, member
 
 _HEAD = """\
 # The machines of the protocol
@@ -23,7 +23,7 @@ _DRAWN: tuple[tuple[str, str, Any], ...] = (
     ("The coordinator's phase", "protocol/coordinator.py", coordinator.PHASE_TRANSITIONS),
     ("A task's membership", "protocol/member.py", member.PHASE_TRANSITIONS),
     ("A bucket on a server", "protocol/ledger.py", ledger.BUCKET_TRANSITIONS),
-    ("A bucket on a worker", "protocol/worker.py", worker.BUCKET_TRANSITIONS),
+    ("A bucket on a worker", "protocol/holdings.py", holdings.BUCKET_TRANSITIONS),
 )
 
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from lockstep.protocol.effects import BecameMember, Effect, JobEnded, Send, StillMissing, ViewChanged
 from lockstep.protocol.events import Broken, Event, Finished, LinkLost, LinkUp, PeerGone, Received, Tick
-from lockstep.protocol.ids import INITIAL_STEP, Incarnation, JobId, TaskId
+from lockstep.protocol.ids import INITIAL_STEP, Incarnation, JobId, Role, TaskId
 from lockstep.protocol.journal import Happening, Journal
 from lockstep.protocol.machine import REPEAT_SECONDS, advance
 from lockstep.protocol.messages import Done, End, Failed, Join, Lost, MissingTask, Refused, Roster, View
@@ -148,7 +148,8 @@ class MemberMachine:
     def _on_peer_gone(self, event: PeerGone, now: float) -> list[Effect]:
         """Tell the coordinator; if it is the one that is gone, nobody is left to decide, and the job ends here."""
         if event.peer == self.coordinator:
-            return self._end(False, str(event.peer), event.reason, now, again=self._returns)
+            culprit, reason = self._why_coordinator_gone(event)
+            return self._end(False, culprit, reason, now, again=self._returns)
         known = self._lives.get(event.peer, 0)
         if event.incarnation and known and event.incarnation != known:
             return []  # a life that the cluster has forgotten already
@@ -156,6 +157,11 @@ class MemberMachine:
         self._losses[event.peer] = lost
         self._repeat_at = now + REPEAT_SECONDS
         return [Send(self.coordinator, lost)] if self._linked else []
+
+    def _why_coordinator_gone(self, event: PeerGone) -> tuple[str, str]:
+        """Its own end; or that of another server, after which it began anew before its word of that had come here."""
+        lost = next((lost for task, lost in self._losses.items() if task.role is Role.SERVER), None)
+        return (str(event.peer), event.reason) if lost is None else (lost.task, lost.reason)
 
     def _on_found_again(self, event: LinkUp) -> list[Effect]:
         """A task that counted as lost has a link again: it lives, or another life of it has come."""

@@ -1,25 +1,10 @@
 """The machine of one worker: what becomes of each bucket in a step.
 
-Step *s* needs every bucket at version *s* and yields a gradient that turns it into version *s+1*::
-
-    WANTED    no version yet (only before version 0 has come)
-    HELD      the version of the current step is here; backward has not filled the gradient yet
-    PRODUCED  the gradient is filled, but may not leave: the server has not opened the step, or a former
-              transfer of this bucket is not over
-    OFFERED   a transfer was started; the server has not said that it has it
-    CONFIRMED the server has it (or it has no gradient in this step)
-
-and from the last three it goes back to HELD when the next version arrives, since a server can make that only
-out of every gradient. The requests: ``Open`` of a server asks for gradients, ``Pull`` of this machine asks for
-parameters. Both are repeated until satisfied, so a lost message delays a step and never ends it.
+The states of a bucket are in ``holdings.py``. The requests: ``Open`` of a server asks for gradients, ``Pull`` of this
+machine asks for parameters. Both are repeated until satisfied, so a lost message delays a step and never ends it.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
-from types import MappingProxyType
 
 from lockstep.protocol.effects import Effect, Send, SendGradient, SendPull, VersionReady
 from lockstep.protocol.errors import LocalProtocolError, RemoteProtocolError
@@ -39,11 +24,11 @@ from lockstep.protocol.events import (
     TransferEnded,
     VersionArrived,
 )
+from lockstep.protocol.holdings import BUCKET_TRANSITIONS, BucketState, BucketTrigger, HeldBucket, ServerSide
 from lockstep.protocol.ids import (
     CHIEF,
     INITIAL_STEP,
     BucketId,
-    Incarnation,
     Step,
     TaskId,
     server,
@@ -62,7 +47,6 @@ from lockstep.protocol.messages import (
     Open,
     Rates,
     Seal,
-    Ticket,
 )
 from lockstep.protocol.plan import Plan
 from lockstep.protocol.questions import Questions
@@ -70,78 +54,6 @@ from lockstep.protocol.waits import Wait
 
 COORDINATOR = server(0)
 """Where there are workers of this kind there is a server, and the coordinator lives on the first one."""
-
-
-class BucketState(StrEnum):
-    WANTED = "wanted"
-    HELD = "held"
-    PRODUCED = "produced"
-    OFFERED = "offered"
-    CONFIRMED = "confirmed"
-
-
-class BucketTrigger(StrEnum):
-    ARRIVE = "version arrived"
-    PRODUCE = "gradient produced"
-    SKIP = "no gradient"
-    START = "transfer started"
-    FAIL = "transfer or link failed"
-    CONFIRM = "server has it"
-
-
-BUCKET_TRANSITIONS: Mapping[tuple[BucketState, BucketTrigger], BucketState] = MappingProxyType(
-    {
-        (BucketState.WANTED, BucketTrigger.ARRIVE): BucketState.HELD,
-        # The chief's initial parameters leave before any version is here.
-        (BucketState.WANTED, BucketTrigger.PRODUCE): BucketState.PRODUCED,
-        # Where steps complete without this worker, a version may be replaced before it was used.
-        (BucketState.HELD, BucketTrigger.ARRIVE): BucketState.HELD,
-        (BucketState.HELD, BucketTrigger.PRODUCE): BucketState.PRODUCED,
-        (BucketState.HELD, BucketTrigger.SKIP): BucketState.CONFIRMED,
-        # Taken back before the seal.
-        (BucketState.PRODUCED, BucketTrigger.SKIP): BucketState.CONFIRMED,
-        (BucketState.OFFERED, BucketTrigger.SKIP): BucketState.CONFIRMED,
-        (BucketState.CONFIRMED, BucketTrigger.SKIP): BucketState.CONFIRMED,
-        (BucketState.PRODUCED, BucketTrigger.PRODUCE): BucketState.PRODUCED,
-        (BucketState.PRODUCED, BucketTrigger.START): BucketState.OFFERED,
-        (BucketState.PRODUCED, BucketTrigger.CONFIRM): BucketState.CONFIRMED,
-        (BucketState.PRODUCED, BucketTrigger.ARRIVE): BucketState.HELD,
-        # Edited after it left: it must be sent again.
-        (BucketState.OFFERED, BucketTrigger.PRODUCE): BucketState.PRODUCED,
-        (BucketState.OFFERED, BucketTrigger.FAIL): BucketState.PRODUCED,
-        (BucketState.OFFERED, BucketTrigger.CONFIRM): BucketState.CONFIRMED,
-        (BucketState.OFFERED, BucketTrigger.ARRIVE): BucketState.HELD,
-        (BucketState.CONFIRMED, BucketTrigger.PRODUCE): BucketState.PRODUCED,
-        (BucketState.CONFIRMED, BucketTrigger.ARRIVE): BucketState.HELD,
-    }
-)
-
-
-@dataclass(slots=True)
-class _Bucket:
-    id: BucketId
-    server: TaskId
-    state: BucketState = BucketState.WANTED
-    version: int = INITIAL_STEP
-    edition: int = -1
-    busy: bool = False
-    offered_at: float = 0.0
-    offers: int = 0
-
-
-@dataclass(slots=True)
-class _Server:
-    """What this worker knows of one server."""
-
-    id: TaskId
-    incarnation: Incarnation = 0
-    linked: bool = False
-    grant: Ticket | None = None
-    open_step: Step = INITIAL_STEP - 1
-    buckets: list[_Bucket] = field(default_factory=list)
-    awaited: int = 0
-    since: float = 0.0
-    repeat_at: float = 0.0
 
 
 class WorkerMachine:
@@ -169,8 +81,8 @@ class WorkerMachine:
         self.step: Step = INITIAL_STEP
         self._journal = journal
         self._layout: Layout | None = None
-        self._servers = {server(i): _Server(server(i)) for i in range(servers)}
-        self._buckets: list[_Bucket] = []
+        self._servers = {server(i): ServerSide(server(i)) for i in range(servers)}
+        self._buckets: list[HeldBucket] = []
         self._target = INITIAL_STEP
         self._rates: tuple[GroupRates, ...] = ()
         self._seal: dict[TaskId, Seal] = {}
@@ -231,7 +143,7 @@ class WorkerMachine:
 
     def _adopt(self, plan: Plan) -> None:
         for bucket in plan.buckets:
-            mine = _Bucket(bucket.id, server(bucket.server))
+            mine = HeldBucket(bucket.id, server(bucket.server))
             self._buckets.append(mine)
             self._servers[mine.server].buckets.append(mine)
 
@@ -301,7 +213,7 @@ class WorkerMachine:
         self._states[state.step] = LocalState(state.step, b"", same=True) if same else state
         return [Send(COORDINATOR, self._states[state.step])] if self._servers[COORDINATOR].linked else []
 
-    def _refuse_change(self, bucket: _Bucket, how: str) -> None:
+    def _refuse_change(self, bucket: HeldBucket, how: str) -> None:
         """What has left may have been applied already, unless the servers wait for the seal."""
         if self.eager and bucket.edition >= 0:
             raise LocalProtocolError(f"bucket {bucket.id} of step {self.step} was {how} after it may have been applied")
@@ -349,7 +261,7 @@ class WorkerMachine:
         waiting = any(peer.awaited for peer in self._servers.values())
         return self._ask_for(self._newest_open(), now) if waiting else []
 
-    def _pull(self, peer: _Server, now: float) -> SendPull:
+    def _pull(self, peer: ServerSide, now: float) -> SendPull:
         peer.repeat_at = now + REPEAT_SECONDS
         have = tuple(b.id for b in peer.buckets if b.version >= self._target)
         self._journal.record(now, Happening.REQUESTED, self._target, peer=peer.id)
@@ -376,7 +288,7 @@ class WorkerMachine:
 
     # -- handing gradients over --
 
-    def _start_if_possible(self, bucket: _Bucket, now: float) -> list[Effect]:
+    def _start_if_possible(self, bucket: HeldBucket, now: float) -> list[Effect]:
         peer = self._servers[bucket.server]
         if (
             bucket.state is not BucketState.PRODUCED
@@ -416,7 +328,7 @@ class WorkerMachine:
             case _:
                 return []
 
-    def _on_open(self, peer: _Server, message: Open, now: float) -> list[Effect]:
+    def _on_open(self, peer: ServerSide, message: Open, now: float) -> list[Effect]:
         if message.step < peer.open_step:
             self._journal.record(now, Happening.DROPPED, message.step, peer=peer.id, cause="stale open")
             return []
@@ -434,7 +346,7 @@ class WorkerMachine:
         self._note_what_it_has(peer, message, now)
         return self._start_all(peer, now)
 
-    def _note_what_it_has(self, peer: _Server, message: Open, now: float) -> None:
+    def _note_what_it_has(self, peer: ServerSide, message: Open, now: float) -> None:
         have = set(message.have)
         for bucket in peer.buckets:
             if (
@@ -449,7 +361,7 @@ class WorkerMachine:
                     bucket.state = advance(BUCKET_TRANSITIONS, bucket.state, BucketTrigger.FAIL)
                     self._journal.record(now, Happening.REPEATED, self.step, bucket.id, peer.id, "asked for again")
 
-    def _start_all(self, peer: _Server, now: float) -> list[Effect]:
+    def _start_all(self, peer: ServerSide, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for bucket in peer.buckets:
             effects += self._start_if_possible(bucket, now)
@@ -466,7 +378,7 @@ class WorkerMachine:
         asked = self.questions.on_link_up(event.peer, now)
         return asked + self._statements(peer, now) if self._layout is not None else asked
 
-    def _statements(self, peer: _Server, now: float) -> list[Effect]:
+    def _statements(self, peer: ServerSide, now: float) -> list[Effect]:
         """All that this server must know of me. Idempotent, so it is simply said again on every new link."""
         assert self._layout is not None
         effects: list[Effect] = [self._pull(peer, now)]
@@ -501,7 +413,7 @@ class WorkerMachine:
                 effects += self._statements(peer, now)
         return effects
 
-    def _needs(self, peer: _Server) -> bool:
+    def _needs(self, peer: ServerSide) -> bool:
         """Whether this server can be asked and owes something: buckets, or (one without buckets too) its grant."""
         if not peer.linked or self._layout is None:
             return False
