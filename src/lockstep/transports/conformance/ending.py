@@ -80,8 +80,9 @@ def nothing_lands_once_close_has_returned_to_a_callback(stage: Stage) -> None:
     pair, _ = stage.pair_with_victim()
     back = pair.way_back(16 * MIB)
     pair.a.close_link_when("arrived")
-    for _ in range(16):
-        back.write(0, 16 * MIB, 0)
+    with suppress(LinkDownError):  # the first may have arrived, and closed the link, before all are written
+        for _ in range(16):
+            back.write(0, 16 * MIB, 0)
     pair.a.log.wait("arrived")
     _stays_empty(pair, back)
     require(len(pair.a.log.all("arrived")) == 1, "an arrival was told after close")
