@@ -24,6 +24,7 @@ _LAY_WIRE: Final = "tc qdisc add dev eth0 clsact && tc qdisc add dev eth0 root n
 for a moment, and a Soft-RoCE device whose packet is refused in that moment gives up its queue pair; where that is UCX's
 own, for datagrams, UCX ends the process."""
 WHOLE_WIRE: Final = "tc qdisc change dev eth0 root netem loss 0% corrupt 0% rate 0bit"
+"""Each fault by its name: one that a change does not mention stays."""
 LET_ALL_IN: Final = "tc filter del dev eth0 ingress"
 _MEND: Final = f"{WHOLE_WIRE}; {LET_ALL_IN}; tc filter del dev eth0 egress; ip link set eth0 up; true"
 ENVIRONMENT: Final = "export PYTHONPATH=/lab/tree/src:/lab/packages OMP_NUM_THREADS=1; "
