@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -45,7 +44,6 @@ class Plan:
 
 
 def main() -> int:
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # as the command does
     plan = Plan(**json.loads(sys.argv[1]))
     spec = LocalClusterSpec(
         servers=sum(name.startswith("ps") for name in plan.tasks),
