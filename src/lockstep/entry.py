@@ -20,6 +20,7 @@ from lockstep.errors import BadInput
 from lockstep.protocol.ids import CHIEF, Role, TaskId
 from lockstep.protocol.recovery import Beginning
 from lockstep.runtime.cluster import DEFAULT_PROTOCOL, ON_STALL, ClusterSpec, cluster_problems
+from lockstep.runtime.failures import failure_of
 from lockstep.runtime.monitor.companion import CompanionError, start_companion
 from lockstep.runtime.node import NodeConfig
 from lockstep.runtime.outcome import JobEndedError, Outcome
@@ -353,7 +354,7 @@ def serve(config: NodeConfig, reporter: TaskReporter) -> Outcome:
     except JobEndedError as ended:
         return ended.outcome
     except BaseException as error:
-        node.fail(f"was ended by {type(error).__name__}")
+        node.fail(failure_of(error, f"was ended by {type(error).__name__}"))
         raise
     finally:
         for line in dropped_lines(node.machine.coordinator):

@@ -21,15 +21,18 @@ from helpers.snapshots import (
     wait,
     waiting_worker,
 )
-from lockstep.diagnose.verdict import Cause
+from lockstep.protocol.causes import Cause
+from lockstep.protocol.reach import Reach, Silence
+from lockstep.protocol.waits import WaitKind
 
-REFUSED = "connection refused: nothing listens at 10.0.0.1:2222"
-NO_PACKETS = "no answer from 10.0.0.1:2222 within 0.4 s: the host is down, or a firewall drops the packets"
+REFUSED = Silence(Reach.REFUSED, "nothing listens there")
+NO_PACKETS = Silence(Reach.SILENT, "no packet came back")
+NOT_LISTENING = Silence(Reach.BROKEN, "it does not listen")
 
 
 def dead() -> Cluster:
     cluster = missing_gradient()
-    cluster.no_answer(W1, "it does not listen")
+    cluster.no_answer(W1, NOT_LISTENING)
     cluster.monitor(W1)["description"].update(exited=True, exit_code=-9)
     return cluster
 
@@ -61,7 +64,7 @@ def holds_the_interpreter() -> Cluster:
     return cluster
 
 
-def forming(what: str = "its joining") -> Cluster:
+def forming(what: WaitKind = WaitKind.JOINING) -> Cluster:
     cluster = healthy()
     for name in (PS0, W0, W1):
         cluster.task(name).update(job="0" * 16, step=-1)
@@ -79,14 +82,14 @@ def never_started() -> Cluster:
 
 def wiring() -> Cluster:
     cluster = forming()
-    cluster.no_answer(W1, "it does not listen")
+    cluster.no_answer(W1, NOT_LISTENING)
     cluster.monitor(W1)["description"]["task"] = str(W0)
     return cluster
 
 
 def version() -> Cluster:
     cluster = forming()
-    cluster.no_answer(W1, "it does not listen")
+    cluster.no_answer(W1, NOT_LISTENING)
     cluster.monitor(W1)["description"]["version"] = "0.9"
     return cluster
 
@@ -94,7 +97,7 @@ def version() -> Cluster:
 def leftover() -> Cluster:
     cluster = forming()
     for name in (W0, W1):
-        cluster.task(name)["waits"] = [wait(PS0, "a connection", 5.0, step=-1, bucket=-1)]
+        cluster.task(name)["waits"] = [wait(PS0, WaitKind.CONNECTION, 5.0, step=-1, bucket=-1)]
     cluster.task(PS0)["waits"] = []
     cluster.no_answer(PS0)
     cluster.monitor(PS0)["description"]["job"] = 0xDEAD
@@ -104,8 +107,8 @@ def leftover() -> Cluster:
 def duplicate() -> Cluster:
     cluster = forming()
     cluster.task(PS0)["waits"] = []
-    cluster.task(W1)["waits"] = [wait(PS0, "a connection", 5.0, step=-1, bucket=-1)]
-    cluster.link(W1, PS0)["finding"] = "the link could not be opened: it is taken by another process"
+    cluster.task(W1)["waits"] = [wait(PS0, WaitKind.CONNECTION, 5.0, step=-1, bucket=-1)]
+    cluster.link(W1, PS0)["refusal"] = Cause.DUPLICATE_TASK.value
     return cluster
 
 
@@ -175,7 +178,7 @@ def transfer_stands() -> Cluster:
 
 def rdma_down() -> Cluster:
     cluster = transfer_stands()
-    cluster.link(W1, PS0)["path"] = "RDMA (verbs, reliable connection) by mlx5_0:1 to 10.0.0.1"
+    cluster.link(W1, PS0)["rdma"] = True
     return cluster
 
 
@@ -235,7 +238,7 @@ def commit_lost() -> Cluster:
     for name in (PS0, PS1):
         cluster.task(name)["step"] = STEP + 1
         cluster.task(name)["machines"]["role"].update(step=STEP + 1, committed=STEP)
-    cluster.task(PS1)["waits"] = [wait(PS0, f"the commit of step {STEP}", 5.0, bucket=-1)]
+    cluster.task(PS1)["waits"] = [wait(PS0, WaitKind.COMMIT, 5.0, bucket=-1)]
     cluster.task(PS1)["machines"]["role"]["committed"] = STEP - 1
     return cluster
 
@@ -287,11 +290,11 @@ FAULTY: tuple[Faulty, ...] = (
     _row(Cause.OUT_OF_MEMORY, out_of_memory, W1, PS0, GRADIENT),
     _row(Cause.FROZEN, frozen, W1, PS0, GRADIENT),
     _row(Cause.DEVICE_CALL, holds_the_interpreter, W1, PS0, GRADIENT),
-    _row(Cause.NEVER_STARTED, never_started, W1, PS0, "its joining"),
-    _row(Cause.WIRING, wiring, W1, PS0, "its joining"),
-    _row(Cause.MISMATCH, version, W1, PS0, "its joining"),
-    _row(Cause.LEFTOVER_SERVER, leftover, W0, PS0, "a connection"),
-    _row(Cause.DUPLICATE_TASK, duplicate, W1, PS0, "a connection"),
+    _row(Cause.NEVER_STARTED, never_started, W1, PS0, WaitKind.JOINING),
+    _row(Cause.WIRING, wiring, W1, PS0, WaitKind.JOINING),
+    _row(Cause.MISMATCH, version, W1, PS0, WaitKind.JOINING),
+    _row(Cause.LEFTOVER_SERVER, leftover, W0, PS0, WaitKind.CONNECTION),
+    _row(Cause.DUPLICATE_TASK, duplicate, W1, PS0, WaitKind.CONNECTION),
     _row(Cause.STALE_INCARNATION, stale, W1, PS0, GRADIENT),
     _row(Cause.OUT_OF_STEP, out_of_step, W1, PS0, GRADIENT),
     _row(Cause.USER_CODE, user_code, W1, PS0, GRADIENT),
@@ -309,7 +312,7 @@ FAULTY: tuple[Faulty, ...] = (
     _row(Cause.REQUEST_LOST, pull_lost, W1, PS0, PARAMETER),
     _row(Cause.ANSWER_LOST, gradient_lost, W1, PS0, GRADIENT),
     _row(Cause.ANSWER_LOST, parameter_lost, W1, PS0, PARAMETER),
-    _row(Cause.ANSWER_LOST, commit_lost, PS1, PS0, "the commit"),
+    _row(Cause.ANSWER_LOST, commit_lost, PS1, PS0, WaitKind.COMMIT),
     _row(Cause.LINK_DOWN, link_down, W1, PS0, GRADIENT),
     _row(Cause.LINK_DOWN, host_unreachable, W1, PS0, GRADIENT),
     _row(Cause.LINK_DOWN, rdma_down, W1, PS0, GRADIENT),

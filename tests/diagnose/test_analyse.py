@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from diagnose.faulty import FAULTY, Faulty, dead, frozen, keys, store_stuck, user_code
+from helpers.reasons import because
 from helpers.snapshots import (
     PS0,
     PS1,
@@ -26,8 +27,10 @@ from helpers.snapshots import (
 )
 from lockstep.diagnose.analyse import CAUSES, RULES, analyse, without
 from lockstep.diagnose.evidence import Ended, Evidence
-from lockstep.diagnose.verdict import Cause, Diagnosis, Verdict
+from lockstep.diagnose.verdict import Diagnosis, Verdict
 from lockstep.diagnose.work_rules import IMPORTING
+from lockstep.protocol.causes import Cause
+from lockstep.protocol.waits import WaitKind
 from lockstep.runtime.monitor.reporter import Phase
 
 IDS = [make.__name__ for _, make, _, _ in FAULTY]
@@ -144,7 +147,7 @@ def test_two_causes_that_do_not_depend_on_each_other_are_both_named() -> None:
 
 def test_the_end_of_a_job_is_a_verdict_with_what_was_waited_for() -> None:
     cluster = dead()
-    cluster.end = Ended(str(W1), STEP, "was killed by SIGKILL (process 1001 on host-worker-1)")
+    cluster.end = Ended(str(W1), STEP, because("was killed by SIGKILL (process 1001 on host-worker-1)", Cause.DEAD))
     verdict = verdict_of(analyse(cluster.evidence(floor=0.0)))
     assert (verdict.cause, verdict.culprit, verdict.key, verdict.step) == (Cause.DEAD, str(W1), keys(), STEP)
     assert verdict.pid == 1001
@@ -191,7 +194,7 @@ def test_a_task_that_leaves_at_the_end_of_the_job_is_not_dead_at_once() -> None:
     """Tasks leave one after the other; the word that the job is over may be on its way."""
     cluster = dead()
     for seconds, cause in ((6.0, Cause.UNKNOWN), (12.0, Cause.DEAD)):
-        cluster.task(W0)["waits"] = [wait(W1, "the end of the job", seconds, step=-1, bucket=-1)]
+        cluster.task(W0)["waits"] = [wait(W1, WaitKind.END, seconds, step=-1, bucket=-1)]
         cluster.task(W0)["main"]["doing"] = "finishing"
         cluster.task(PS0)["waits"] = []
         assert verdict_of(analyse(cluster.evidence())).cause is cause

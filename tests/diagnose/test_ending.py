@@ -1,11 +1,12 @@
-"""The sentences with which a job ends lead to their causes; each is said here by the code that says it in a job."""
+"""What ends a job has its cause from where it is found out."""
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
-from lockstep.diagnose.ending import by_verdict, cause_of
-from lockstep.diagnose.verdict import Cause
+from lockstep.protocol.causes import Cause, Reason, Source
 from lockstep.protocol.coordinator import CoordinatorMachine
 from lockstep.protocol.effects import JobEnded, Send
 from lockstep.protocol.events import LinkUp, Received, Tick
@@ -14,6 +15,7 @@ from lockstep.protocol.journal import Journal
 from lockstep.protocol.member import MemberMachine
 from lockstep.protocol.messages import Description, End, Join, Refused, Setting
 from lockstep.runtime.evidence import Finding, how_it_ended, proof_of_end
+from lockstep.runtime.failures import failure_of
 
 SHAPE = ClusterShape(1, 2)
 LIFE = 7
@@ -42,13 +44,13 @@ def test_the_word_of_a_monitor_on_the_end_of_its_task_is_dead(code: int, cause: 
     found = description(exit_code=code)
     proof = proof_of_end(Finding(how_it_ended(found), found, True), LIFE)
     assert proof is not None
-    assert cause_of(proof) is cause
+    assert proof.cause is cause
 
 
 def test_another_life_at_the_address_is_a_stale_incarnation() -> None:
     proof = proof_of_end(Finding("", description(exited=False, incarnation=8), True), LIFE)
     assert proof is not None
-    assert cause_of(proof) is Cause.STALE_INCARNATION
+    assert proof.cause is Cause.STALE_INCARNATION
 
 
 def joined(coordinator: CoordinatorMachine, task: TaskId, life: int, **changes: object) -> list[object]:
@@ -62,13 +64,13 @@ def test_the_refusals_of_a_coordinator_lead_to_their_causes() -> None:
     joined(coordinator, worker(0), 1)
     (twice,) = joined(coordinator, worker(0), 2)
     assert isinstance(twice, Refused)
-    assert cause_of(twice.reason) is Cause.DUPLICATE_TASK
+    assert twice.reason.cause is Cause.DUPLICATE_TASK
     (token,) = joined(coordinator, worker(1), 3, token="other")
     assert isinstance(token, Refused)
-    assert cause_of(token.reason) is Cause.MISMATCH
+    assert token.reason.cause is Cause.MISMATCH
     ends = joined(coordinator, worker(1), 3, settings=(Setting("optimizer", "adam"),))
     assert isinstance(ends[0], End)
-    assert cause_of(ends[0].reason) is Cause.MISMATCH
+    assert ends[0].reason.cause is Cause.MISMATCH
 
 
 def test_a_running_job_refuses_newcomers_as_a_leftover_would() -> None:
@@ -77,7 +79,7 @@ def test_a_running_job_refuses_newcomers_as_a_leftover_would() -> None:
         joined(coordinator, task, life + 1)
     (refused,) = joined(coordinator, worker(0), 99)
     assert isinstance(refused, Refused)
-    assert cause_of(refused.reason) is Cause.LEFTOVER_SERVER
+    assert refused.reason.cause is Cause.LEFTOVER_SERVER
 
 
 def test_a_cluster_that_is_never_complete_was_never_started_or_does_not_answer() -> None:
@@ -87,20 +89,26 @@ def test_a_cluster_that_is_never_complete_was_never_started_or_does_not_answer()
         if linked:
             member.handle(LinkUp(server(0), 9), 0.0)
         ended = [effect for effect in member.handle(Tick(), 6.0) if isinstance(effect, JobEnded)]
-        assert cause_of(ended[0].reason) is cause
+        assert ended[0].reason.cause is cause
 
 
 @pytest.mark.parametrize(
-    ("reason", "cause", "verdict"),
+    ("error", "cause"),
     [
-        ("failed: OSError: [Errno 28] No space left on device: 'x'", Cause.DISK_FULL, True),
-        ("failed: ValueError: shapes differ", Cause.FAILED, False),
-        ("was stopped by a signal", Cause.FAILED, False),
-        ("verdict: deadlock cycle: a waits for itself", Cause.DEADLOCK, True),
-        ("stall: unknown: nothing proves why", Cause.UNKNOWN, True),
-        ("verdict: of another version: x", Cause.UNKNOWN, True),
+        (OSError(errno.ENOSPC, "No space left on device", "x"), Cause.DISK_FULL),
+        (MemoryError(), Cause.OUT_OF_MEMORY),
+        (ValueError("a text that says: No space left on device, out of memory, was killed by SIGKILL"), Cause.FAILED),
     ],
 )
-def test_a_tasks_own_error_is_no_verdict_and_a_watchdogs_word_is(reason: str, cause: Cause, verdict: bool) -> None:
-    assert cause_of(reason) is cause
-    assert by_verdict(reason) is verdict
+def test_a_tasks_own_error_is_no_verdict_whatever_its_words(error: Exception, cause: Cause) -> None:
+    reason = failure_of(error)
+    assert reason.cause is cause
+    assert reason.own_error
+    assert not reason.reported
+
+
+def test_the_word_of_a_watchdog_is_no_error_of_the_task_that_it_is_about() -> None:
+    for source in (Source.VERDICT, Source.STALL):
+        reason = Reason(Cause.DEADLOCK, "", source)
+        assert reason.reported
+        assert not reason.own_error

@@ -17,7 +17,7 @@ from lockstep.diagnose.evidence import Evidence, Seen
 from lockstep.diagnose.files import evidence_of, read_folder
 from lockstep.diagnose.monitor_view import read_monitor
 from lockstep.diagnose.verdict import ReportError, read_diagnosis
-from lockstep.diagnose.views import SnapshotError, read_task
+from lockstep.diagnose.views import FORMAT, SnapshotError, read_task
 
 ANY_JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),
@@ -39,7 +39,7 @@ def test_bytes_that_are_no_snapshot_become_a_sentence(data: bytes) -> None:
 @settings(max_examples=150)
 @given(st.dictionaries(st.sampled_from(FIELDS), ANY_JSON, min_size=1, max_size=4))
 def test_a_snapshot_with_fields_of_wrong_types_never_breaks_the_analysis(changes: dict[str, Any]) -> None:
-    fields = {**healthy().task(W0), **changes, "format": 1, "kind": "task", "task": str(W0)}
+    fields = {**healthy().task(W0), **changes, "format": FORMAT, "kind": "task", "task": str(W0)}
     view = read_task(json.dumps(fields).encode())
     monitor = read_monitor(json.dumps(healthy().monitor(W0)).encode())
     analyse(Evidence(tasks={str(W0): Seen(task=str(W0), view=view, monitor=monitor)}, floor=0.0)).to_json()
@@ -65,7 +65,7 @@ def test_deeply_nested_json_becomes_a_sentence() -> None:
 
 def test_another_version_is_named() -> None:
     fields = {**healthy().task(W0), "format": 99}
-    with pytest.raises(SnapshotError, match="comes from another version; this program reads format 1"):
+    with pytest.raises(SnapshotError, match="comes from another version; this program reads format 2"):
         read_task(json.dumps(fields).encode())
     with pytest.raises(ReportError, match="of another version of the program"):
         read_diagnosis(b'{"format": 2}')

@@ -12,7 +12,8 @@ from helpers.snapshots import PS0, W1, healthy
 from lockstep.diagnose.analyse import analyse
 from lockstep.diagnose.page import page
 from lockstep.diagnose.text import notice_line, render
-from lockstep.diagnose.verdict import CANNOT_HEAL, WARNINGS, Cause, Diagnosis, read_diagnosis
+from lockstep.diagnose.verdict import Diagnosis, read_diagnosis
+from lockstep.protocol.causes import CANNOT_HEAL, WARNINGS, Cause
 
 
 @pytest.mark.parametrize("faulty", FAULTY, ids=[make.__name__ for _, make, _, _ in FAULTY])

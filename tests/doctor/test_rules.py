@@ -28,7 +28,7 @@ from lockstep.doctor.rules_machine import Asked, machine_findings, rdma_findings
 from lockstep.doctor.rules_time import Story, without_early_refusals
 from lockstep.protocol.ids import Role, server, worker
 from lockstep.protocol.messages import Setting
-from lockstep.runtime.knock import Answer
+from lockstep.protocol.reach import Reach
 from lockstep.runtime.start_facts import StartFacts, list_difference, read_start_facts
 from lockstep.transports.verbs.devices import RdmaFacts, RdmaPort, RdmaRoots, look_for_rdma
 
@@ -50,8 +50,8 @@ def start(task: str, settings: dict[str, str] | None = None, **changes: object) 
     return dataclasses.replace(facts, **changes)  # type: ignore[arg-type]
 
 
-def visit(visitor: object, host: object, answer: Answer, **more: object) -> Visit:
-    seen = Visit(str(visitor), str(host), "10.0.0.2:2000", answer, task=str(host) if answer is Answer.LOCKSTEP else "")
+def visit(visitor: object, host: object, answer: Reach, **more: object) -> Visit:
+    seen = Visit(str(visitor), str(host), "10.0.0.2:2000", answer, task=str(host) if answer is Reach.LOCKSTEP else "")
     return dataclasses.replace(seen, **more)  # type: ignore[arg-type]
 
 
@@ -175,22 +175,22 @@ def test_the_parameters_are_those_of_the_documentation() -> None:
 
 
 def test_a_healthy_cluster_has_no_finding() -> None:
-    visits = tuple(visit(a, b, Answer.LOCKSTEP, phase="doctor") for a in (PS0, W0, W1) for b in (PS0, W0, W1) if a != b)
+    visits = tuple(visit(a, b, Reach.LOCKSTEP, phase="doctor") for a in (PS0, W0, W1) for b in (PS0, W0, W1) if a != b)
     reports = tuple(PeerReport(str(task), "h", True, start(str(task)), Shared()) for task in (W0, W1))
     assert analyse(Case(own=OWN, protocol="grpc", visits=visits, reports=reports)) == []
 
 
 def test_a_missing_task_is_a_defect_only_once_others_are_there() -> None:
-    refused = visit(PS0, W1, Answer.REFUSED)
+    refused = visit(PS0, W1, Reach.REFUSED)
     alone = analyse(Case(own=OWN, protocol="grpc", visits=(refused,)))
     assert [finding.keeps_from_working for finding in alone] == [False]
     assert "nothing listens at 10.0.0.2:2000 yet (worker 1)" in alone[0].sentence
-    there = visit(PS0, W0, Answer.LOCKSTEP)
+    there = visit(PS0, W0, Reach.LOCKSTEP)
     assert "worker 1 is missing" in sentences(Case(own=OWN, protocol="grpc", visits=(refused, there)))[0]
 
 
 def test_the_direction_in_which_packets_are_lost_is_named() -> None:
-    visits = (visit(PS0, W1, Answer.LOCKSTEP), visit(W1, PS0, Answer.SILENT))
+    visits = (visit(PS0, W1, Reach.LOCKSTEP), visit(W1, PS0, Reach.SILENT))
     found = sentences(Case(own=OWN, protocol="grpc", visits=visits))
     assert found == [
         "worker 1 does not reach ps 0 at 10.0.0.2:2000, although ps 0 reaches worker 1: a firewall drops what goes "
@@ -201,11 +201,11 @@ def test_the_direction_in_which_packets_are_lost_is_named() -> None:
 @pytest.mark.parametrize(
     ("seen", "cause", "text"),
     [
-        (visit(PS0, W1, Answer.LOCKSTEP, task=str(W0), process="process 7 on b"), Cause.WRONG_TASK, "and is worker 0"),
-        (visit(PS0, W1, Answer.OTHER_PROGRAM, words="is X"), Cause.OTHER_PROGRAM, "the address of worker 1, is X"),
-        (visit(PS0, W1, Answer.MUTE, words="is mute"), Cause.OTHER_PROGRAM, "is mute"),
-        (visit(PS0, W1, Answer.NO_ROUTE, words="is away"), Cause.NO_ANSWER, "cannot be reached from ps 0"),
-        (visit(PS0, W1, Answer.LOCKSTEP, other_port="x: silence"), Cause.OTHER_PORTS, "but not at other ports"),
+        (visit(PS0, W1, Reach.LOCKSTEP, task=str(W0), process="process 7 on b"), Cause.WRONG_TASK, "and is worker 0"),
+        (visit(PS0, W1, Reach.OTHER_PROGRAM, words="is X"), Cause.OTHER_PROGRAM, "the address of worker 1, is X"),
+        (visit(PS0, W1, Reach.MUTE, words="is mute"), Cause.OTHER_PROGRAM, "is mute"),
+        (visit(PS0, W1, Reach.NO_ROUTE, words="is away"), Cause.NO_ANSWER, "cannot be reached from ps 0"),
+        (visit(PS0, W1, Reach.LOCKSTEP, other_port="x: silence"), Cause.OTHER_PORTS, "but not at other ports"),
     ],
 )
 def test_what_answers_instead_is_named(seen: Visit, cause: Cause, text: str) -> None:
@@ -215,8 +215,8 @@ def test_what_answers_instead_is_named(seen: Visit, cause: Cause, text: str) -> 
 
 
 def test_a_task_of_an_earlier_job_is_named() -> None:
-    old = visit(W0, PS0, Answer.LOCKSTEP, job=7, phase="training", phase_seconds=86400.0, process="process 9 on a")
-    new = visit(W0, W1, Answer.LOCKSTEP, phase="connecting")
+    old = visit(W0, PS0, Reach.LOCKSTEP, job=7, phase="training", phase_seconds=86400.0, process="process 9 on a")
+    new = visit(W0, W1, Reach.LOCKSTEP, phase="connecting")
     (found,) = analyse(Case(own=(start(str(W0)),), protocol="grpc", visits=(old, new)))
     assert found.cause is Cause.OLD_JOB
     assert "ps 0 at 10.0.0.2:2000 belongs to job 0000000000000007 already" in found.sentence
@@ -285,7 +285,7 @@ def test_lists_are_compared_by_what_they_mean() -> None:
 def test_what_others_say_is_read_back_and_anything_else_refused() -> None:
     shared = Shared((GOOD_PORT,), DataFolder("/d", 3, "abc"), (Finding(Cause.LIMIT, "too small", False),))
     assert read_shared(shared_to_json(shared)) == shared
-    visits = (visit(PS0, W1, Answer.REFUSED, words="w"),)
+    visits = (visit(PS0, W1, Reach.REFUSED, words="w"),)
     assert read_visits(visits_to_json(visits)) == visits
     assert read_start_facts(start(str(W1)).to_json()) == start(str(W1))
     for nonsense in (None, 3, "x", [], {}, {"rdma": 3}, [{"visitor": 1}], {"task": "no task"}):
@@ -295,7 +295,7 @@ def test_what_others_say_is_read_back_and_anything_else_refused() -> None:
 
 
 def test_a_refusal_from_before_a_task_was_there_does_not_count() -> None:
-    reached, refused = visit(PS0, W1, Answer.LOCKSTEP), visit(W0, W1, Answer.REFUSED)
+    reached, refused = visit(PS0, W1, Reach.LOCKSTEP), visit(W0, W1, Reach.REFUSED)
     up, since = Story(10.0, (reached,)), {str(W1): 8.0}
     assert without_early_refusals([up, Story(9.0, (refused,))], {}) == [reached]
     assert without_early_refusals([up, Story(10.5, (refused,))], {}) == [reached]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from helpers.programs import run_lockstep
-from lockstep.diagnose.verdict import WARNINGS, Cause
 from lockstep.drill.catalogue import DRILLS, Drill, find
 from lockstep.drill.run import run_drill
+from lockstep.protocol.causes import WARNINGS, Cause
 from lockstep.runtime.processes import become_subreaper
 
 QUICK = ("worker-killed", "request-lost", "server-frozen")

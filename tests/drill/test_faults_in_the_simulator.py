@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstep.diagnose.analyse import analyse
-from lockstep.diagnose.verdict import Cause
+from lockstep.protocol.causes import Cause
 from lockstep.protocol.faults import DropMessage, DropTensor, EndEarly, Fault, OddModel, OddSetting, OddVersion
 from lockstep.protocol.ids import server, worker
 from lockstep.sim.evidence import evidence_of
@@ -66,7 +66,7 @@ def test_a_loss_that_ends_heals_by_itself(fault: Fault) -> None:
 def test_what_a_task_is_can_be_wrong_too(fault: Fault, words: str) -> None:
     result = World(with_faults(SCENARIO, [fault])).run()
     assert not result.ok
-    assert any(words in outcome.reason for outcome in result.outcomes.values())
+    assert any(words in outcome.reason.text for outcome in result.outcomes.values())
 
 
 def test_a_fault_of_a_handshake_is_refused_by_name() -> None:

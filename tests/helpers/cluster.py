@@ -15,6 +15,7 @@ from lockstep.protocol.ids import ClusterShape, TaskId
 from lockstep.protocol.messages import Description, Setting
 from lockstep.protocol.recovery import Beginning, RecoveryRules
 from lockstep.runtime.cluster import ClusterSpec
+from lockstep.runtime.failures import failure_of
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.node import Node, NodeConfig
 from lockstep.runtime.outcome import JobEndedError
@@ -84,7 +85,7 @@ class InProcessCluster:
                 train(node)
             except BaseException as error:  # noqa: BLE001 - raised again on the test's own thread
                 errors.append(error)
-                node.fail(f"{type(error).__name__}: {error}")
+                node.fail(failure_of(error))
 
         threads = [
             threading.Thread(target=guarded, args=(node,), name=f"train {node.task.short}") for node in self.workers

@@ -13,11 +13,14 @@ from typing import Any
 
 from lockstep.diagnose.evidence import Ended, Evidence, Seen
 from lockstep.diagnose.monitor_view import read_monitor
-from lockstep.diagnose.views import read_task
+from lockstep.diagnose.views import FORMAT, read_task
 from lockstep.protocol.ids import ClusterShape, TaskId, server, worker
+from lockstep.protocol.reach import NOT_SILENT, Reach, Silence
+from lockstep.protocol.waits import WaitKind
 
 STEP = 10
 VERSION = "1.0"
+MUTE = Silence(Reach.MUTE, "accepts connections but says nothing (0.6 s)")
 LIFE = {"ps": 0x100, "worker": 0x200}
 Fields = dict[str, Any]
 
@@ -48,9 +51,12 @@ def link(peer: TaskId, **changes: Any) -> Fields:
     return {**fields, **changes}
 
 
-def wait(on: TaskId, what: str, seconds: float, step: int = STEP, bucket: int = 0, **changes: Any) -> Fields:
+def wait(on: TaskId, what: str | WaitKind, seconds: float, step: int = STEP, bucket: int = 0, **changes: Any) -> Fields:
+    """``what``: the key of a tensor, or what else is waited for."""
+    kind = what if isinstance(what, WaitKind) else WaitKind(what.split(";")[3].partition("/")[0])
     fields: Fields = {
         "on": str(on),
+        "kind": kind.value,
         "what": what,
         "step": step,
         "seconds": seconds,
@@ -68,9 +74,9 @@ class Cluster:
     shape: ClusterShape
     tasks: dict[str, Fields] = field(default_factory=dict)
     monitors: dict[str, Fields] = field(default_factory=dict)
-    silent: dict[str, str] = field(default_factory=dict)
+    silent: dict[str, Silence] = field(default_factory=dict)
     """Tasks that give no snapshot, with the reason."""
-    monitor_silent: dict[str, str] = field(default_factory=dict)
+    monitor_silent: dict[str, Silence] = field(default_factory=dict)
     end: Ended | None = None
 
     def task(self, task: TaskId) -> Fields:
@@ -87,7 +93,7 @@ class Cluster:
         self.link(one, other)["heard"] = seconds
         self.link(other, one)["heard"] = seconds
 
-    def no_answer(self, task: TaskId, why: str = "accepts connections but says nothing (0.6 s)") -> None:
+    def no_answer(self, task: TaskId, why: Silence = MUTE) -> None:
         self.silent[str(task)] = why
         for fields in self.tasks.values():
             for entry in fields["links"]:
@@ -102,9 +108,9 @@ class Cluster:
                 task=name,
                 address="10.0.0.1:2222",
                 view=None if mute is not None else read_task(json.dumps(self.tasks[name]).encode()),
-                silence=mute or "",
+                silence=mute or NOT_SILENT,
                 monitor=None if no_monitor is not None else read_monitor(json.dumps(self.monitors[name]).encode()),
-                monitor_silence=no_monitor or "",
+                monitor_silence=no_monitor or NOT_SILENT,
             )
         return Evidence(**{"tasks": seen, "version": VERSION, "end": self.end, **changes})
 
@@ -122,7 +128,7 @@ def _task(shape: ClusterShape, task: TaskId) -> Fields:
     is_worker = task in shape.worker_ids()
     peers = shape.server_ids() if is_worker else tuple(t for t in shape.tasks() if t != task)
     return {
-        "format": 1,
+        "format": FORMAT,
         "kind": "task",
         "task": str(task),
         "incarnation": life(task),
@@ -171,7 +177,7 @@ def _server_books(shape: ClusterShape, task: TaskId) -> Fields:
 
 def _monitor(task: TaskId) -> Fields:
     return {
-        "format": 1,
+        "format": FORMAT,
         "kind": "monitor",
         "description": {
             "task": str(task),

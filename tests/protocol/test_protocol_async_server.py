@@ -9,6 +9,7 @@ from lockstep.protocol.events import LinkLost, LinkUp, Tick, TransferEnded
 from lockstep.protocol.ids import worker
 from lockstep.protocol.machine import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.messages import Done, Edition, GroupRates, Open, Rates, Seal
+from lockstep.protocol.phrases import waited_for
 from protocol.protocol_rigs import RATES, TICKET, ServerRig, layout_of, life, messages_to, only
 
 W0, W1 = worker(0), worker(1)
@@ -114,7 +115,7 @@ def test_a_wait_names_the_step_of_the_worker_and_only_what_it_owes() -> None:
     rig.applied(0, 0)
     (first, second) = rig.machine.waits()
     assert (first.on, first.step, first.state) == (W0, 0, "asked for, 1 buckets outstanding")
-    assert ";gradient/bucket_1;" in first.what
+    assert ";gradient/bucket_1;" in waited_for(first)
     assert (second.on, second.state) == (W1, "asked for, 2 buckets outstanding")
     rig.arrive(0, 0, 1)
     assert [wait.on for wait in rig.machine.waits()] == [W1]

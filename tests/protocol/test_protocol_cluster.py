@@ -103,7 +103,7 @@ def test_a_task_that_never_starts_is_named_by_everybody_after_the_startup_timeou
     assert len(result.outcomes) == 3
     for outcome in result.outcomes.values():
         assert outcome.culprit == str(worker(1))
-        assert "the cluster was not complete after 30 s; missing: /job:worker/replica:0/task:1" in outcome.reason
+        assert "the cluster was not complete after 30 s; missing: /job:worker/replica:0/task:1" in outcome.reason.text
     assert result.missing[worker(0)] == (str(worker(1)),)
 
 
@@ -113,14 +113,14 @@ def test_a_coordinator_that_never_starts_is_named_by_everybody() -> None:
     )
     result = World(scenario).run()
     assert {outcome.culprit for outcome in result.outcomes.values()} == {str(server(0))}
-    assert {outcome.reason for outcome in result.outcomes.values()} == {"could not be reached within 30 s"}
+    assert {outcome.reason.text for outcome in result.outcomes.values()} == {"could not be reached within 30 s"}
 
 
 @pytest.mark.parametrize("network", [QUIET, BAD])
 def test_a_task_with_another_setting_ends_the_job_and_the_setting_is_named(network: NetworkProfile) -> None:
     odd = ((worker(1), Setting("optimizer", "adam")),)
     result = World(Scenario(seed=7, workers=2, network=network, odd_settings=odd)).run()
-    reasons = {outcome.reason for outcome in result.outcomes.values()}
+    reasons = {outcome.reason.text for outcome in result.outcomes.values()}
     assert len(reasons) == 1
     assert "optimizer=adam" in reasons.pop()
     assert len(result.outcomes) == 3
@@ -132,7 +132,7 @@ def test_a_worker_with_another_model_ends_the_job_and_the_first_parameter_is_nam
     name = default_parameters()[0].name
     for outcome in result.outcomes.values():
         assert outcome.culprit == str(worker(1))
-        assert f"parameter 0 is '{name}' (24 x float32, group 0) on one side" in outcome.reason
+        assert f"parameter 0 is '{name}' (24 x float32, group 0) on one side" in outcome.reason.text
 
 
 @pytest.mark.parametrize("mode", [Mode.EAGER, Mode.SEALED])
@@ -142,7 +142,7 @@ def test_workers_with_different_numbers_of_steps_end_the_job_and_are_named(mode:
     result = World(scenario).run()
     for outcome in result.outcomes.values():
         assert outcome.culprit == str(worker(1))
-        assert "stopped after 2 steps while /job:worker/replica:0/task:0 goes on with step 2" in outcome.reason
+        assert "stopped after 2 steps while /job:worker/replica:0/task:0 goes on with step 2" in outcome.reason.text
 
 
 def test_without_synchronisation_workers_may_do_different_numbers_of_steps() -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 
+from helpers.reasons import because
 from lockstep.diagnose.analyse import analyse
 from lockstep.diagnose.evidence import Evidence, Seen
 from lockstep.diagnose.monitor_view import read_monitor
-from lockstep.diagnose.verdict import Cause, Verdict
-from lockstep.diagnose.views import read_task
+from lockstep.diagnose.verdict import Verdict
+from lockstep.diagnose.views import FORMAT, read_task
+from lockstep.protocol.causes import Cause
 from lockstep.protocol.collective import CollectiveMachine
 from lockstep.protocol.effects import JobEnded
 from lockstep.protocol.events import Awaited, Broken, Finished, Met, Produced, Reduced, Sealed, StepBegun
 from lockstep.protocol.ids import worker
 from lockstep.protocol.journal import Happening, Journal
+from lockstep.protocol.phrases import waited_for
+from lockstep.protocol.reach import Reach, Silence
 
 LIVES = (11, 12, 13)
 
@@ -29,7 +33,7 @@ def test_a_worker_waits_for_whoever_is_missing_before_they_meet() -> None:
     machine = CollectiveMachine(worker(0), 11, 3, 60.0, Journal(), 0.0)
     machine.handle(Awaited((worker(2),)), 1.0)
     (wait,) = machine.waits()
-    assert (wait.on, wait.what, wait.since) == (worker(2), "its joining", 0.0)
+    assert (wait.on, waited_for(wait), wait.since) == (worker(2), "its joining", 0.0)
     machine.handle(Met(LIVES), 2.0)
     assert machine.waits() == []
 
@@ -43,7 +47,7 @@ def test_a_bucket_holds_nobody_up_before_backward_has_ended() -> None:
     waits = machine.waits()
     assert [wait.on for wait in waits] == [worker(1), worker(2)]
     assert {wait.since for wait in waits} == {13.0}
-    assert waits[0].what == f"{worker(1)};{12:016x};{worker(0)};allreduce/bucket_0;0:0"
+    assert waited_for(waits[0]) == f"{worker(1)};{12:016x};{worker(0)};allreduce/bucket_0;0:0"
     assert waits[0].deadline == 73.0
 
 
@@ -54,7 +58,7 @@ def test_the_oldest_bucket_that_is_not_summed_is_waited_for() -> None:
         machine.handle(Produced(4, bucket), 11.0)
     machine.handle(Sealed(4, (), ()), 12.0)
     machine.handle(Reduced(4, 0), 12.5)
-    assert all("bucket_1" in wait.what for wait in machine.waits())
+    assert all("bucket_1" in waited_for(wait) for wait in machine.waits())
     machine.handle(Reduced(4, 1), 12.6)
     machine.handle(Reduced(4, 2), 12.7)
     assert machine.waits() == []
@@ -78,9 +82,9 @@ def test_the_end_is_waited_for_and_a_break_ends_once() -> None:
     machine, _ = _machine()
     machine.handle(StepBegun(4, ()), 10.0)
     machine.handle(Finished(5), 12.0)
-    assert {wait.what for wait in machine.waits()} == {"the end of the job"}
-    broken = Broken(worker(1), 4, "verdict: dead")
-    assert machine.handle(broken, 13.0) == [JobEnded(False, str(worker(1)), 4, "verdict: dead")]
+    assert {waited_for(wait) for wait in machine.waits()} == {"the end of the job"}
+    broken = Broken(worker(1), 4, because("verdict: dead"))
+    assert machine.handle(broken, 13.0) == [JobEnded(False, str(worker(1)), 4, because("verdict: dead"))]
     assert machine.handle(broken, 14.0) == []
     assert machine.waits() == []
 
@@ -102,17 +106,18 @@ def _seen(machine: CollectiveMachine, now: float, doing: str, cpu: float = 0.0) 
     waits = [
         {
             "on": str(wait.on),
-            "what": wait.what,
+            "kind": wait.kind.value,
+            "what": waited_for(wait),
             "step": wait.step,
             "seconds": now - wait.since,
             "state": wait.state,
-            "bucket": int(wait.what.partition("bucket_")[2].partition(";")[0] or -1),
+            "bucket": wait.bucket,
             "names": ["conv1.weight"],
         }
         for wait in machine.waits()
     ]
     fields = {
-        "format": 1,
+        "format": FORMAT,
         "kind": "task",
         "task": str(machine.task),
         "step": machine.step,
@@ -169,12 +174,12 @@ def test_a_sum_that_everybody_waits_for_hangs_in_the_network() -> None:
 
 def test_a_stopped_worker_is_known_by_its_monitor() -> None:
     monitor = {
-        "format": 1,
+        "format": FORMAT,
         "kind": "monitor",
         "description": {"task": str(worker(1)), "host": "b", "pid": 77, "version": ""},
         "process": {"state": "stopped"},
         "stopped_seconds": 6.0,
     }
-    silent = Seen(task=str(worker(1)), silence="says nothing", monitor=read_monitor(json.dumps(monitor).encode()))
+    silent = Seen(task=str(worker(1)), silence=Silence(Reach.MUTE), monitor=read_monitor(json.dumps(monitor).encode()))
     verdict = _verdict(_seen(_at(0, 2, True), 110.0, "waiting"), silent, _seen(_at(2, 2, True), 110.0, "waiting"))
     assert (verdict.cause, verdict.culprit, verdict.pid) == (Cause.FROZEN, str(worker(1)), 77)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from helpers.reasons import because
+from lockstep.protocol.causes import NO_REASON, Cause, Reason
 from lockstep.protocol.coordinator import PHASE_TRANSITIONS, Phase
 from lockstep.protocol.effects import Send
-from lockstep.protocol.events import Broken, LinkLost, LinkUp, PeerGone, Tick
+from lockstep.protocol.events import Broken, LinkLost, LinkUp, PeerGone, Searched, Tick
 from lockstep.protocol.ids import INITIAL_STEP, server, worker
 from lockstep.protocol.machine import REPEAT_SECONDS
 from lockstep.protocol.messages import (
@@ -24,6 +26,7 @@ from lockstep.protocol.messages import (
     Seal,
     View,
 )
+from lockstep.protocol.phrases import waited_for
 from protocol.protocol_rigs import JOB, CoordinatorRig, join_of, life, messages_to
 
 PS, W0, W1 = server(0), worker(0), worker(1)
@@ -61,11 +64,11 @@ def test_those_that_joined_are_told_who_is_missing_and_what_was_found_there() ->
     rig.join(PS)
     rig.join(W0)
     found = MissingTask(str(W1), "10.0.0.2:5000", "connection refused", 3.0, 2)
-    rig.machine.note_findings([found])
+    rig.tell(Searched((found,)))
     assert rig.tell(Tick()) == [Send(PS, Roster((found,))), Send(W0, Roster((found,)))]
     assert rig.machine.next_deadline() == rig.now + REPEAT_SECONDS
     assert rig.tell(Tick()) == []
-    assert [(wait.on, wait.what, wait.state) for wait in rig.machine.waits()] == [
+    assert [(wait.on, waited_for(wait), wait.state) for wait in rig.machine.waits()] == [
         (W1, "its joining", "connection refused")
     ]
 
@@ -83,7 +86,7 @@ def test_a_second_process_with_the_same_index_is_refused_and_both_are_named() ->
     rig = CoordinatorRig()
     rig.join(W1)
     (refused,) = messages_to(rig.hear(W1, join_of(W1, pid=99, incarnation=5)), W1, Refused)
-    assert refused.reason == (
+    assert refused.reason.text == (
         f"{W1} is already taken by process 1 on host1; give process 99 on host1 a --task_index of its own"
     )
     assert rig.machine.phase is Phase.FORMING
@@ -92,7 +95,7 @@ def test_a_second_process_with_the_same_index_is_refused_and_both_are_named() ->
 def test_another_life_is_refused_while_the_job_runs() -> None:
     rig = running()
     (refused,) = messages_to(rig.hear(W1, join_of(W1, pid=99, incarnation=5)), W1, Refused)
-    assert "the job runs already with another life" in refused.reason
+    assert "the job runs already with another life" in refused.reason.text
     assert rig.machine.end is None
 
 
@@ -101,8 +104,8 @@ def test_another_job_token_is_refused() -> None:
     join = join_of(W0)
     other = type(join)(join.task, join.incarnation, "guess", join.host, join.pid, join.settings)
     (refused,) = messages_to(rig.hear(W0, other), W0, Refused)
-    assert "--job_token" in refused.reason
-    assert "secret" not in refused.reason
+    assert "--job_token" in refused.reason.text
+    assert "secret" not in refused.reason.text
 
 
 def test_the_first_setting_that_differs_ends_the_job_and_is_named_with_both_tasks() -> None:
@@ -111,7 +114,7 @@ def test_the_first_setting_that_differs_ends_the_job_and_is_named_with_both_task
     rig.join(W0, optimizer="sgd", batch_size="32", dtype="float32")
     effects = rig.join(W1, optimizer="adam", batch_size="64", dtype="float32")
     reason = f"{W1} has batch_size=64, {PS} has batch_size=32; start all tasks with the same value"
-    end = End(False, str(W1), INITIAL_STEP, reason)
+    end = End(False, str(W1), INITIAL_STEP, Reason(Cause.MISMATCH, reason, peer=str(PS)))
     assert effects == [Send(PS, end), Send(W0, end), Send(W1, end)]
 
 
@@ -120,8 +123,8 @@ def test_a_setting_that_only_one_side_has_is_a_difference() -> None:
     rig.join(PS, optimizer="sgd")
     rig.join(W0, optimizer="sgd", dtype="float16")
     assert rig.machine.end is not None
-    assert "has dtype=float16" in rig.machine.end.reason
-    assert "has dtype=(none)" in rig.machine.end.reason
+    assert "has dtype=float16" in rig.machine.end.reason.text
+    assert "has dtype=(none)" in rig.machine.end.reason.text
 
 
 def test_before_the_view_a_task_may_come_and_go() -> None:
@@ -194,17 +197,17 @@ def test_the_job_ends_well_when_every_worker_has_finished() -> None:
     rig = running()
     assert rig.hear(W0, Done(20)) == []
     assert rig.hear(W0, Done(20)) == []
-    end = End(True, "", 20, "")
+    end = End(True, "", 20, NO_REASON)
     assert rig.hear(W1, Done(20)) == [Send(task, end) for task in (PS, W0, W1)]
     assert rig.machine.phase is Phase.ENDED
 
 
-@pytest.mark.parametrize("message", [Done(20), Applied(19), Failed("", 3, "late")])
+@pytest.mark.parametrize("message", [Done(20), Applied(19), Failed("", 3, because("late"))])
 def test_whoever_still_speaks_after_the_end_is_told_of_it(message: Message) -> None:
     rig = running()
     rig.hear(W0, Done(20))
     rig.hear(W1, Done(20))
-    assert messages_to(rig.hear(PS, message), PS, End) == [End(True, "", 20, "")]
+    assert messages_to(rig.hear(PS, message), PS, End) == [End(True, "", 20, NO_REASON)]
 
 
 def test_a_member_whose_link_comes_back_after_the_end_is_told_of_it() -> None:
@@ -213,44 +216,44 @@ def test_a_member_whose_link_comes_back_after_the_end_is_told_of_it() -> None:
     rig.hear(W0, Done(20))
     assert rig.tell(LinkUp(server(1), life(server(1)))) == []
     rig.hear(W1, Done(20))
-    assert messages_to(rig.tell(LinkUp(server(1), life(server(1)))), server(1), End) == [End(True, "", 20, "")]
+    assert messages_to(rig.tell(LinkUp(server(1), life(server(1)))), server(1), End) == [End(True, "", 20, NO_REASON)]
     assert rig.tell(LinkUp(server(1), 5)) == []
 
 
 def test_a_task_that_joins_after_the_end_is_told_of_it() -> None:
     rig = CoordinatorRig()
     rig.join(PS)
-    rig.tell(PeerGone(W0, "exited with code 1"))
+    rig.tell(PeerGone(W0, because("exited with code 1")))
     assert [end.culprit for end in messages_to(rig.join(W1), W1, End)] == [str(W0)]
 
 
 def test_the_first_real_error_wins() -> None:
     rig = running()
-    effects = rig.hear(W1, Failed("", 7, "out of memory"))
-    end = End(False, str(W1), 7, "out of memory")
+    effects = rig.hear(W1, Failed("", 7, because("out of memory")))
+    end = End(False, str(W1), 7, because("out of memory"))
     assert effects == [Send(task, end) for task in (PS, W0, W1)]
-    assert rig.tell(PeerGone(W1, "exited with code 1")) == []
-    assert rig.tell(Broken(PS, 7, "lost a worker")) == []
-    assert messages_to(rig.hear(W0, Failed(str(W1), 7, "lost worker 1")), W0, End) == [end]
+    assert rig.tell(PeerGone(W1, because("exited with code 1"))) == []
+    assert rig.tell(Broken(PS, 7, because("lost a worker"))) == []
+    assert messages_to(rig.hear(W0, Failed(str(W1), 7, because("lost worker 1"))), W0, End) == [end]
     assert rig.machine.end == end
 
 
 def test_a_failure_may_name_another_task_as_the_culprit() -> None:
     rig = running()
-    rig.hear(W0, Failed(str(W1), 3, "its model differs"))
-    assert rig.machine.end == End(False, str(W1), 3, "its model differs")
+    rig.hear(W0, Failed(str(W1), 3, because("its model differs")))
+    assert rig.machine.end == End(False, str(W1), 3, because("its model differs"))
 
 
 def test_proof_that_a_task_has_died_ends_the_job_with_the_open_step() -> None:
     rig = running()
     rig.hear(PS, Applied(4))
-    rig.tell(PeerGone(W1, "was killed by signal 9"))
-    assert rig.machine.end == End(False, str(W1), 5, "was killed by signal 9")
+    rig.tell(PeerGone(W1, because("was killed by signal 9")))
+    assert rig.machine.end == End(False, str(W1), 5, because("was killed by signal 9"))
 
 
 def test_strangers_cannot_end_the_job() -> None:
     rig = running()
-    assert rig.hear(W1, Failed("", 0, "I am broken"), incarnation=5) == []
+    assert rig.hear(W1, Failed("", 0, because("I am broken")), incarnation=5) == []
     assert rig.hear(worker(9), Done(20), incarnation=5) == []
     assert rig.machine.end is None
 
@@ -259,7 +262,7 @@ def test_every_row_of_the_table_is_walked_above_and_nothing_leaves_the_end() -> 
     assert {state for state, _ in PHASE_TRANSITIONS} == {Phase.FORMING, Phase.RUNNING}
     forming = CoordinatorRig()
     forming.join(PS)
-    forming.tell(Broken(PS, INITIAL_STEP, "no disk"))
+    forming.tell(Broken(PS, INITIAL_STEP, because("no disk")))
     assert forming.machine.phase is Phase.ENDED
 
 
@@ -269,5 +272,5 @@ def test_the_snapshot_says_who_joined_who_is_missing_and_how_it_ended() -> None:
     snapshot = rig.machine.snapshot()
     assert snapshot["joined"] == [str(PS)]
     assert snapshot["missing"] == [str(W0), str(W1)]
-    rig.tell(PeerGone(PS, "gone"))
+    rig.tell(PeerGone(PS, because("gone")))
     assert rig.machine.snapshot()["end"] == {"ok": False, "culprit": str(PS), "reason": "gone"}

@@ -10,6 +10,7 @@ from lockstep.protocol.effects import Answered, Apply, GiveBack, Send, Serve
 from lockstep.protocol.events import Asked, LinkLost, LinkUp, Prepared, Tick
 from lockstep.protocol.ids import server, worker
 from lockstep.protocol.messages import Answer, Failed, Question, Seal, Setting
+from lockstep.protocol.phrases import waited_for
 from lockstep.protocol.plan import first_untrained_difference
 from lockstep.protocol.questions import PATIENCE_SECONDS
 from protocol.protocol_rigs import ServerRig, WorkerRig, layout_of, life, messages_to, only
@@ -72,7 +73,7 @@ def test_workers_that_came_by_different_calls_are_named() -> None:
     effects = rig.hear(W1, replace(PLAIN, occasion="step() of optimizer 1"))
     (failed,) = messages_to(effects, S0, Failed)
     assert failed.culprit == str(W1)
-    assert f"came to step 0 with step() of optimizer 1, {W0} with step() of optimizer 0" in failed.reason
+    assert f"came to step 0 with step() of optimizer 1, {W0} with step() of optimizer 0" in failed.reason.text
 
 
 def test_a_worker_whose_untrained_tensors_differ_is_named() -> None:
@@ -82,7 +83,7 @@ def test_a_worker_whose_untrained_tensors_differ_is_named() -> None:
     rig.hear(W1, replace(layout, untrained=(Setting("buffer 'mean'", "bb"),)))
     (failed,) = messages_to(rig.tell(Prepared(rig.plan)), S0, Failed)
     assert failed.culprit == str(W1)
-    assert "buffer 'mean', which is not trained, has other values" in failed.reason
+    assert "buffer 'mean', which is not trained, has other values" in failed.reason.text
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_a_server_lets_its_store_answer() -> None:
 def test_a_question_is_repeated_until_it_is_answered_once() -> None:
     rig = WorkerRig()
     assert rig.tell(Asked(S0, QUESTION)) == [Send(S0, QUESTION)]
-    waits = [wait for wait in rig.machine.waits() if wait.what == QUESTION.what]
+    waits = [wait for wait in rig.machine.waits() if waited_for(wait) == QUESTION.what]
     assert [wait.on for wait in waits] == [S0]
     rig.now += PATIENCE_SECONDS
     assert messages_to(rig.tell(Tick()), S0, Question) == [QUESTION]
@@ -127,7 +128,7 @@ def test_a_question_is_repeated_until_it_is_answered_once() -> None:
     assert rig.hear(S0, answer) == []
     rig.now += PATIENCE_SECONDS
     assert messages_to(rig.tell(Tick()), S0, Question) == []
-    assert QUESTION.what not in [wait.what for wait in rig.machine.waits()]
+    assert QUESTION.what not in [waited_for(wait) for wait in rig.machine.waits()]
 
 
 def test_a_question_is_asked_again_on_a_new_link() -> None:

@@ -6,19 +6,22 @@ from collections.abc import Callable
 
 import pytest
 
+from helpers.reasons import because
+from lockstep.protocol.causes import NO_REASON, Cause
 from lockstep.protocol.effects import BecameMember, JobEnded, Send, StillMissing
 from lockstep.protocol.events import Broken, Finished, LinkLost, LinkUp, PeerGone, Tick
 from lockstep.protocol.ids import INITIAL_STEP, server, worker
 from lockstep.protocol.machine import REPEAT_SECONDS
 from lockstep.protocol.member import PHASE_TRANSITIONS, Phase, PhaseTrigger
 from lockstep.protocol.messages import Done, End, Failed, Lost, Member, MissingTask, Refused, Roster, View
+from lockstep.protocol.phrases import waited_for
 from protocol.protocol_rigs import MemberRig, join_of, life, only
 
 PS, ME = server(0), worker(1)
 UP = LinkUp(PS, life(PS))
 LOST = LinkLost(PS, "reset")
 VIEW = View(77, 1, (Member(str(PS), life(PS)),))
-END = End(True, "", 20, "")
+END = End(True, "", 20, NO_REASON)
 MISSING = MissingTask(str(worker(0)), "10.0.0.1:5000", "connection refused", 9.0, 4)
 
 TRIGGERS: dict[PhaseTrigger, Callable[[MemberRig], object]] = {
@@ -27,6 +30,7 @@ TRIGGERS: dict[PhaseTrigger, Callable[[MemberRig], object]] = {
     PhaseTrigger.VIEW: lambda rig: rig.hear(PS, VIEW),
     PhaseTrigger.END: lambda rig: rig.hear(PS, END),
 }
+NO_ANSWER = "did not answer a request to join within 300 s"
 
 
 def in_phase(phase: Phase) -> MemberRig:
@@ -77,7 +81,9 @@ def test_a_task_that_cannot_reach_the_coordinator_in_time_names_it() -> None:
     rig = MemberRig(seconds=300.0)
     assert rig.machine.next_deadline() == 400.0
     rig.now = 400.0
-    assert rig.tell(Tick()) == [JobEnded(False, str(PS), INITIAL_STEP, "could not be reached within 300 s")]
+    assert rig.tell(Tick()) == [
+        JobEnded(False, str(PS), INITIAL_STEP, because("could not be reached within 300 s", Cause.NEVER_STARTED))
+    ]
     assert rig.machine.next_deadline() is None
 
 
@@ -85,7 +91,9 @@ def test_a_coordinator_that_never_answers_is_named() -> None:
     rig = in_phase(Phase.JOINING)
     rig.now = 400.0
     assert only(rig.tell(Tick()), JobEnded) == [
-        JobEnded(False, str(PS), INITIAL_STEP, "did not answer a request to join within 300 s")
+        JobEnded(
+            False, str(PS), INITIAL_STEP, because("did not answer a request to join within 300 s", Cause.COMMUNICATION)
+        )
     ]
 
 
@@ -99,8 +107,8 @@ def test_a_cluster_that_is_not_complete_in_time_ends_with_the_names_of_the_missi
         "/job:worker/replica:0/task:0 at 10.0.0.1:5000 (connection refused)"
     )
     assert rig.tell(Tick()) == [
-        Send(PS, Failed(str(worker(0)), INITIAL_STEP, reason)),
-        JobEnded(False, str(worker(0)), INITIAL_STEP, reason),
+        Send(PS, Failed(str(worker(0)), INITIAL_STEP, because(reason, Cause.NEVER_STARTED))),
+        JobEnded(False, str(worker(0)), INITIAL_STEP, because(reason, Cause.NEVER_STARTED)),
     ]
 
 
@@ -109,7 +117,9 @@ def test_a_coordinator_that_has_fallen_silent_is_named_and_not_whom_it_once_miss
     rig.hear(PS, Roster((MISSING,)))
     rig.now = 400.0
     assert only(rig.tell(Tick()), JobEnded) == [
-        JobEnded(False, str(PS), INITIAL_STEP, "did not answer a request to join within 300 s")
+        JobEnded(
+            False, str(PS), INITIAL_STEP, because("did not answer a request to join within 300 s", Cause.COMMUNICATION)
+        )
     ]
 
 
@@ -121,7 +131,9 @@ def test_a_member_does_not_give_up_at_the_startup_timeout() -> None:
 
 def test_a_refused_task_ends_with_the_reason() -> None:
     rig = in_phase(Phase.JOINING)
-    assert rig.hear(PS, Refused("already taken")) == [JobEnded(False, str(ME), INITIAL_STEP, "already taken")]
+    assert rig.hear(PS, Refused(because("already taken"))) == [
+        JobEnded(False, str(ME), INITIAL_STEP, because("already taken"))
+    ]
 
 
 def test_a_finished_worker_says_so_until_the_job_ends() -> None:
@@ -133,56 +145,58 @@ def test_a_finished_worker_says_so_until_the_job_ends() -> None:
     rig.tell(LOST)
     assert rig.machine.next_deadline() is None
     assert rig.tell(UP) == [done]
-    assert [wait.what for wait in rig.machine.waits()] == ["the end of the job"]
-    assert rig.hear(PS, END) == [JobEnded(True, "", 20, "")]
+    assert [waited_for(wait) for wait in rig.machine.waits()] == ["the end of the job"]
+    assert rig.hear(PS, END) == [JobEnded(True, "", 20, NO_REASON)]
     assert rig.machine.waits() == []
 
 
 def test_a_broken_task_tells_the_coordinator_once_and_repeats_it() -> None:
     rig = in_phase(Phase.MEMBER)
-    failed = Send(PS, Failed(str(ME), 4, "out of memory"))
-    assert rig.tell(Broken(ME, 4, "out of memory")) == [failed]
-    assert rig.tell(Broken(ME, 4, "and something that follows from it")) == []
+    failed = Send(PS, Failed(str(ME), 4, because("out of memory")))
+    assert rig.tell(Broken(ME, 4, because("out of memory"))) == [failed]
+    assert rig.tell(Broken(ME, 4, because("and something that follows from it"))) == []
     rig.now += REPEAT_SECONDS
     assert rig.tell(Tick()) == [failed]
 
 
 def test_a_broken_task_without_a_coordinator_ends_by_itself() -> None:
     rig = MemberRig()
-    assert rig.tell(Broken(ME, 0, "no memory")) == [JobEnded(False, str(ME), INITIAL_STEP, "no memory")]
+    assert rig.tell(Broken(ME, 0, because("no memory"))) == [
+        JobEnded(False, str(ME), INITIAL_STEP, because("no memory"))
+    ]
 
 
 def test_the_death_of_a_peer_is_told_to_the_coordinator() -> None:
     rig = in_phase(Phase.MEMBER)
-    gone = PeerGone(worker(0), "was killed by signal 9")
+    gone = PeerGone(worker(0), because("was killed by signal 9"))
     (sent,) = only(rig.tell(gone), Send)
-    assert sent.message == Lost(str(worker(0)), 0, "was killed by signal 9")
+    assert sent.message == Lost(str(worker(0)), 0, because("was killed by signal 9"))
     rig.now += REPEAT_SECONDS
     assert rig.tell(Tick()) == [sent]
 
 
 def test_without_its_coordinator_nobody_can_decide_and_the_task_ends() -> None:
     rig = in_phase(Phase.MEMBER)
-    assert rig.tell(PeerGone(PS, "gone")) == [JobEnded(False, str(PS), INITIAL_STEP, "gone")]
+    assert rig.tell(PeerGone(PS, because("gone"))) == [JobEnded(False, str(PS), INITIAL_STEP, because("gone"))]
 
 
 def test_a_coordinator_that_began_anew_after_the_loss_of_a_server_is_not_blamed_for_it() -> None:
     rig = in_phase(Phase.MEMBER)
-    rig.tell(PeerGone(worker(0), "left"))
-    rig.tell(PeerGone(server(1), "was killed by SIGKILL"))
-    ended = JobEnded(False, str(server(1)), INITIAL_STEP, "was killed by SIGKILL")
-    assert rig.tell(PeerGone(PS, "was started again")) == [ended]
+    rig.tell(PeerGone(worker(0), because("left")))
+    rig.tell(PeerGone(server(1), because("was killed by SIGKILL")))
+    ended = JobEnded(False, str(server(1)), INITIAL_STEP, because("was killed by SIGKILL"))
+    assert rig.tell(PeerGone(PS, because("was started again"))) == [ended]
 
 
 def test_nothing_happens_after_the_end() -> None:
     rig = in_phase(Phase.MEMBER)
     rig.hear(PS, END)
-    for event in (UP, LOST, Tick(), Finished(20), Broken(ME, 0, ""), PeerGone(PS, "")):
+    for event in (UP, LOST, Tick(), Finished(20), Broken(ME, 0, NO_REASON), PeerGone(PS, NO_REASON)):
         assert rig.tell(event) == []
-    assert rig.hear(PS, End(False, str(ME), 0, "late")) == []
+    assert rig.hear(PS, End(False, str(ME), 0, because("late"))) == []
 
 
 def test_a_wait_names_the_coordinator() -> None:
-    assert [wait.what for wait in MemberRig().machine.waits()] == ["a connection"]
-    assert [wait.what for wait in in_phase(Phase.JOINING).machine.waits()] == ["the cluster to be complete"]
+    assert [waited_for(wait) for wait in MemberRig().machine.waits()] == ["a connection"]
+    assert [waited_for(wait) for wait in in_phase(Phase.JOINING).machine.waits()] == ["the cluster to be complete"]
     assert in_phase(Phase.MEMBER).machine.waits() == []

@@ -14,7 +14,8 @@ from lockstep.protocol.ids import ClusterShape, Role, TaskId, hex64, server, wor
 from lockstep.protocol.journal import NO_BUCKET, NO_STEP, Happening, Journal
 from lockstep.protocol.keys import TensorKey, gradient_name, parameter_name
 from lockstep.protocol.machine import advance
-from lockstep.protocol.waits import Wait
+from lockstep.protocol.phrases import wait_line, waited_for
+from lockstep.protocol.waits import Wait, WaitKind
 
 tasks = st.builds(TaskId, st.sampled_from(Role), st.integers(0, 999_999))
 lives = st.integers(0, 2**64 - 1)
@@ -70,12 +71,12 @@ def test_a_key_is_printed_as_people_know_it() -> None:
     assert hex64(2**64 - 1) == "f" * 16
 
 
-def test_a_wait_gives_its_tensor_key_back_and_none_for_other_things() -> None:
+def test_a_wait_is_told_with_its_tensor_key_or_in_a_few_words() -> None:
     key = TensorKey(worker(1), 5, server(0), gradient_name(3))
-    wait = Wait(server(0), worker(1), str(key), 4, 10.0, 12.0, "asked for")
-    assert wait.key() == key
-    assert wait.phrase(12.5).endswith(f"{key}, step 4 (asked for)")
-    assert Wait(server(0), worker(1), "its joining", -1, 0.0, 1.0, "").key() is None
+    wait = Wait(server(0), worker(1), WaitKind.GRADIENT, 4, 10.0, 12.0, "asked for", key, 3)
+    assert wait_line(wait, 12.5).endswith(f"{key}, step 4 (asked for)")
+    for kind in WaitKind:
+        assert waited_for(Wait(server(0), worker(1), kind, 4, 0.0, 1.0, ""))
 
 
 def test_the_coordinator_is_server_0_or_worker_0_where_there_is_no_server() -> None:
@@ -137,4 +138,4 @@ def test_a_protocol_error_must_say_who_broke_the_rule() -> None:
     with pytest.raises(TypeError, match="who broke the rule"):
         ProtocolError("somebody did")
     assert isinstance(LocalProtocolError("we did"), ProtocolError)
-    assert isinstance(RemoteProtocolError("they did"), ProtocolError)
+    assert isinstance(RemoteProtocolError(worker(1), "they did"), ProtocolError)

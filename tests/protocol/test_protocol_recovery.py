@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from helpers.reasons import because
+from lockstep.protocol.causes import NO_REASON
 from lockstep.protocol.effects import (
     Apply,
     Effect,
@@ -39,6 +41,7 @@ from lockstep.protocol.messages import (
     Saved,
     View,
 )
+from lockstep.protocol.phrases import waited_for
 from lockstep.protocol.recovery import Beginning, LossPolicy, RecoveryRules
 from lockstep.protocol.saving import RETRY_SECONDS
 from protocol.protocol_rigs import (
@@ -111,21 +114,21 @@ def test_without_recovery_nobody_is_asked_for_a_state() -> None:
 def test_a_lost_worker_is_named_to_everybody_and_waited_for() -> None:
     rig = running(WAIT)
     make_step(rig, INITIAL_STEP)
-    effects = rig.tell(PeerGone(W1, "was killed by SIGKILL", life(W1)))
+    effects = rig.tell(PeerGone(W1, because("was killed by SIGKILL"), life(W1)))
     (roster,) = messages_to(effects, W0, Roster)
     assert [(one.task, one.address, one.attempts) for one in roster.missing] == [(str(W1), "", 1)]
     assert "was killed by SIGKILL; waiting up to 50 s" in roster.missing[0].finding
     assert messages_to(effects, W1, Roster) == []
     assert rig.machine.end is None
-    assert [(wait.on, wait.what) for wait in rig.machine.waits()] == [(W1, "its return")]
-    assert rig.tell(PeerGone(W1, "was killed by SIGKILL", life(W1))) == []
+    assert [(wait.on, waited_for(wait)) for wait in rig.machine.waits()] == [(W1, "its return")]
+    assert rig.tell(PeerGone(W1, because("was killed by SIGKILL"), life(W1))) == []
 
 
 def test_another_life_gets_the_next_view_with_its_step_and_its_state() -> None:
     rig = running(WAIT)
     for step in (INITIAL_STEP, 0, 1):
         make_step(rig, step)
-    rig.tell(PeerGone(W1, "was killed", life(W1)))
+    rig.tell(PeerGone(W1, because("was killed"), life(W1)))
     effects = rig.hear(W1, join_of(W1, incarnation=AGAIN), AGAIN)
     (view,) = messages_to(effects, W1, View)
     assert (view.number, view.start, view.state) == (2, 2, b"1 before 2")
@@ -140,37 +143,37 @@ def test_a_life_that_is_over_is_not_heard_any_more() -> None:
     rig = running(WAIT)
     make_step(rig, INITIAL_STEP)
     rig.hear(W1, join_of(W1, incarnation=AGAIN), AGAIN)  # it came before anybody had missed the former one
-    assert rig.tell(PeerGone(W1, "was started again", life(W1))) == []
+    assert rig.tell(PeerGone(W1, because("was started again"), life(W1))) == []
     assert rig.hear(W1, LocalState(1, b"late"), life(W1)) == []
     (refused,) = messages_to(rig.hear(W1, join_of(W1)), W1, Refused)
-    assert "another life" in refused.reason
+    assert "another life" in refused.reason.text
 
 
 def test_a_life_with_other_settings_is_refused_and_the_job_waits_on() -> None:
     rig = running(WAIT)
-    rig.tell(PeerGone(W1, "was killed", life(W1)))
+    rig.tell(PeerGone(W1, because("was killed"), life(W1)))
     join = join_of(W1, {"optimizer": "adam"}, incarnation=AGAIN)
     (refused,) = messages_to(rig.hear(W1, join, AGAIN), W1, Refused)
-    assert "optimizer=adam" in refused.reason
+    assert "optimizer=adam" in refused.reason.text
     assert rig.machine.losses.is_lost(W1)
 
 
 def test_who_does_not_come_back_in_time_ends_the_job() -> None:
     rig = running(WAIT)
-    rig.tell(PeerGone(W1, "was killed", life(W1)))
+    rig.tell(PeerGone(W1, because("was killed"), life(W1)))
     rig.now += 49.0
     assert messages_to(rig.tell(Tick()), W0, End) == []
     rig.now += 1.5
     (end,) = messages_to(rig.tell(Tick()), W0, End)
     assert (end.ok, end.culprit, end.again) == (False, str(W1), False)
-    assert "did not come back within 50 s" in end.reason
+    assert "did not come back within 50 s" in end.reason.text
 
 
 def test_a_task_that_counted_as_lost_by_mistake_is_found_again() -> None:
     rig = running(WAIT)
-    rig.hear(W0, Lost(str(W1), life(W1), "is gone: its link broke"))
+    rig.hear(W0, Lost(str(W1), life(W1), because("is gone: its link broke")))
     assert rig.machine.losses.is_lost(W1)
-    effects = rig.hear(W0, Lost(str(W1), life(W1), ""))
+    effects = rig.hear(W0, Lost(str(W1), life(W1), NO_REASON, lives=True))
     assert messages_to(effects, W0, Roster) == [Roster(())]
     assert not rig.machine.losses.is_lost(W1)
 
@@ -178,14 +181,14 @@ def test_a_task_that_counted_as_lost_by_mistake_is_found_again() -> None:
 def test_a_worker_that_had_finished_may_go() -> None:
     rig = running(WAIT)
     rig.hear(W1, Done(5))
-    assert rig.tell(PeerGone(W1, "was killed", life(W1))) == []
+    assert rig.tell(PeerGone(W1, because("was killed"), life(W1))) == []
 
 
 def test_a_worker_lost_before_the_view_just_joins_again() -> None:
     rig = CoordinatorRig(rules=WAIT)
     rig.join(PS)
     rig.join(W1)
-    assert rig.tell(PeerGone(W1, "was killed", life(W1))) == []
+    assert rig.tell(PeerGone(W1, because("was killed"), life(W1))) == []
     assert W1 in rig.machine.missing()
 
 
@@ -197,7 +200,7 @@ def test_the_others_go_on_without_a_lost_worker_and_take_it_back_at_a_commit() -
     everybody = (0, 1, 2)
     make_step(rig, INITIAL_STEP)
     make_step(rig, 0, everybody)
-    effects = rig.tell(PeerGone(W1, "was killed", life(W1)))
+    effects = rig.tell(PeerGone(W1, because("was killed"), life(W1)))
     assert messages_to(effects, PS, Commit) == [Commit(0, False, 1, (0, 2))]
     assert "the job goes on without it" in messages_to(effects, W0, Roster)[0].missing[0].finding
     assert messages_to(make_step(rig, 1, (0, 2)), PS, Commit) == [Commit(1, False, 1, (0, 2))]
@@ -211,8 +214,8 @@ def test_the_others_go_on_without_a_lost_worker_and_take_it_back_at_a_commit() -
 def test_the_last_worker_is_waited_for() -> None:
     rig = running(SHRINK)
     make_step(rig, INITIAL_STEP)
-    rig.tell(PeerGone(W0, "was killed", life(W0)))
-    effects = rig.tell(PeerGone(W1, "was killed", life(W1)))
+    rig.tell(PeerGone(W0, because("was killed"), life(W0)))
+    effects = rig.tell(PeerGone(W1, because("was killed"), life(W1)))
     assert messages_to(effects, PS, Commit) == []
     assert rig.machine.losses.is_waiting
 
@@ -327,11 +330,11 @@ def test_a_state_is_said_again_on_a_new_link_until_a_later_step_shows_that_it_wa
 def test_the_loss_of_a_server_takes_everybody_back_where_there_are_checkpoints() -> None:
     rig = CoordinatorRig(servers=2, rules=RecoveryRules(returns=True))
     rig.join_all()
-    (end,) = messages_to(rig.tell(PeerGone(server(1), "was killed", life(server(1)))), W0, End)
+    (end,) = messages_to(rig.tell(PeerGone(server(1), because("was killed"), life(server(1)))), W0, End)
     assert end.again
     without = CoordinatorRig(servers=2)
     without.join_all()
-    (end,) = messages_to(without.tell(PeerGone(server(1), "was killed", life(server(1)))), W0, End)
+    (end,) = messages_to(without.tell(PeerGone(server(1), because("was killed"), life(server(1)))), W0, End)
     assert not end.again
 
 
@@ -339,7 +342,7 @@ def test_a_member_that_loses_its_coordinator_returns_too() -> None:
     rig = MemberRig()
     rig.machine._returns = True
     rig.tell(LinkUp(PS, life(PS)))
-    (ended,) = only(rig.tell(PeerGone(PS, "was killed")), JobEnded)
+    (ended,) = only(rig.tell(PeerGone(PS, because("was killed"))), JobEnded)
     assert ended.again
 
 
@@ -348,7 +351,7 @@ def test_a_member_passes_on_who_was_lost() -> None:
     rig.tell(LinkUp(PS, life(PS)))
     rig.hear(PS, View(1, 1, ()))
     coordinator = running(WAIT)
-    (roster,) = messages_to(coordinator.tell(PeerGone(W0, "was killed", life(W0))), W1, Roster)
+    (roster,) = messages_to(coordinator.tell(PeerGone(W0, because("was killed"), life(W0))), W1, Roster)
     assert only(rig.hear(PS, roster), StillMissing) == [StillMissing(roster.missing)]
     assert rig.machine.awaited == {W0}
     rig.hear(PS, Roster(()))
@@ -428,7 +431,7 @@ def test_the_last_version_is_saved_before_the_end() -> None:
     assert messages_to(effects, PS, Commit) == [Commit(0, save=True)]
     assert rig.machine.end is None
     rig.hear(PS, Saved(1, "shard", 1, "digest"))
-    assert messages_to(rig.tell(CheckpointWritten(1)), W0, End) == [End(True, "", 1, "")]
+    assert messages_to(rig.tell(CheckpointWritten(1)), W0, End) == [End(True, "", 1, NO_REASON)]
 
 
 def test_a_server_saves_before_it_applies_anything_to_that_version() -> None:
@@ -459,10 +462,10 @@ def test_the_loss_of_a_worker_that_cannot_go_on_where_it_is_ends_the_job_with_it
     rig.hear(W0, LocalState(1, b"a"))
     rig.hear(W1, LocalState(1, b"", stuck="it plays dice"))
     rig.hear(PS, Applied(0))
-    effects = rig.tell(PeerGone(W1, "was killed", life(W1)))
+    effects = rig.tell(PeerGone(W1, because("was killed"), life(W1)))
     (end,) = messages_to(effects, W0, End)
     assert (end.ok, end.culprit) == (False, str(W1))
-    assert end.reason == "was killed; it cannot be taken back: it plays dice"
+    assert end.reason.text == "was killed; it cannot be taken back: it plays dice"
 
 
 def test_nothing_is_committed_that_would_take_its_last_good_step_from_a_lost_worker() -> None:
@@ -470,7 +473,7 @@ def test_nothing_is_committed_that_would_take_its_last_good_step_from_a_lost_wor
     make_step(rig, INITIAL_STEP)
     rig.hear(W0, LocalState(1, b"a"))
     rig.hear(W1, LocalState(1, b"", stuck="it is between two steps"))
-    rig.tell(PeerGone(W1, "was killed", life(W1)))
+    rig.tell(PeerGone(W1, because("was killed"), life(W1)))
     assert rig.machine.end is None
     assert messages_to(rig.hear(PS, Applied(0)), PS, Commit) == []
     effects = rig.hear(W1, join_of(W1, incarnation=AGAIN), AGAIN)
@@ -494,7 +497,7 @@ def test_the_coordinator_waits_for_a_state_by_name() -> None:
     make_step(rig, INITIAL_STEP)
     rig.hear(W0, LocalState(1, b"a"))
     rig.hear(PS, Applied(0))
-    assert [(wait.on, wait.what) for wait in rig.machine.waits()] == [(W1, "its state before step 1")]
+    assert [(wait.on, waited_for(wait)) for wait in rig.machine.waits()] == [(W1, "its state before step 1")]
     rig.hear(W1, LocalState(1, b"b"))
     assert rig.machine.waits() == []
 
@@ -522,6 +525,6 @@ def test_a_worker_that_is_lost_after_it_has_finished_is_counted_as_done() -> Non
     rig = running(RecoveryRules())
     make_step(rig, INITIAL_STEP)
     rig.hear(W1, Done(0))
-    assert rig.tell(PeerGone(W1, "was killed", life(W1))) == []
+    assert rig.tell(PeerGone(W1, because("was killed"), life(W1))) == []
     (end,) = messages_to(rig.hear(W0, Done(0)), W0, End)
     assert end.ok

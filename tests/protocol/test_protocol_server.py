@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from lockstep.protocol.causes import Cause
 from lockstep.protocol.effects import Apply, Effect, GiveBack, GrantRegion, Prepare, Send, SendVersion
 from lockstep.protocol.events import LinkLost, LinkUp, Prepared, Tick, TransferEnded
 from lockstep.protocol.ids import CHIEF, INITIAL_STEP, TaskId, server, worker
 from lockstep.protocol.ledger import NOTHING_TO_APPLY, BucketState
 from lockstep.protocol.machine import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.messages import Applied, Commit, Contributors, Done, Edition, Failed, Open, Rates, Seal
+from lockstep.protocol.phrases import waited_for
 from protocol.protocol_rigs import RATES, TICKET, ServerRig, layout_of, life, messages_to, only, plan_of
 
 W0, W1 = worker(0), worker(1)
@@ -66,9 +68,9 @@ def test_a_worker_with_another_model_breaks_the_job_and_the_first_difference_is_
     other = plan_of(2, 1)
     (failed,) = messages_to(rig.hear(W1, layout_of(other)), server(0), Failed)
     assert failed.culprit == str(W1)
-    assert "3 parameters, the other 2" in failed.reason
-    assert "'layer2.weight' (16 x float32, group 0)" in failed.reason
-    assert "build the same model" in failed.reason
+    assert "3 parameters, the other 2" in failed.reason.text
+    assert "'layer2.weight' (16 x float32, group 0)" in failed.reason.text
+    assert "build the same model" in failed.reason.text
 
 
 def test_a_failure_is_said_again_until_the_job_ends() -> None:
@@ -422,7 +424,7 @@ def test_that_a_step_is_applied_is_repeated_until_it_is_committed() -> None:
     rig.now += REPEAT_SECONDS
     assert messages_to(rig.tell(Tick()), server(0), Applied) == [Applied(0)]
     (wait,) = [wait for wait in rig.machine.waits() if wait.on == server(0)]
-    assert (wait.what, wait.since) == ("the commit of step 0", rig.now - REPEAT_SECONDS)
+    assert (waited_for(wait), wait.since) == ("the commit of step 0", rig.now - REPEAT_SECONDS)
     rig.commit(0)
     rig.now += REPEAT_SECONDS
     assert messages_to(rig.tell(Tick()), server(0), Applied) == []
@@ -439,7 +441,7 @@ def test_whoever_owes_a_gradient_is_asked_again_and_told_what_is_here() -> None:
     assert messages_to(effects, W1, Open) == [Open(0, (1,))]
     (wait,) = rig.machine.waits()
     assert (wait.on, wait.step, wait.state) == (W1, 0, "asked for, 1 buckets outstanding")
-    assert ";gradient/bucket_0;" in wait.what
+    assert ";gradient/bucket_0;" in waited_for(wait)
 
 
 def test_nobody_waits_for_a_worker_that_has_finished() -> None:
@@ -460,7 +462,8 @@ def test_workers_that_do_not_take_the_same_number_of_steps_are_named() -> None:
     rig.now += REPEAT_SECONDS
     (failed,) = messages_to(rig.tell(Tick()), server(0), Failed)
     assert failed.culprit == str(W0)
-    assert failed.reason == (
+    assert failed.reason.cause is Cause.OUT_OF_STEP
+    assert failed.reason.text == (
         f"{W0} stopped after 1 steps while {W1} goes on with step 1; give every worker the same number of steps"
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from helpers.reasons import because
 from lockstep.protocol.coordinator import CoordinatorMachine
 from lockstep.protocol.effects import BecameMember, JobEnded, Send, SendPull
 from lockstep.protocol.events import Broken, LinkUp, PeerGone, Received, Tick
@@ -54,8 +55,11 @@ def test_a_defect_of_the_coordinators_own_task_ends_the_job_for_everybody() -> N
     task = make(PS)
     task.start(0.0)
     task.handle(Received(W0, life(W0), join_of(W0)), 1.0)
-    effects = task.handle(Broken(PS, 3, "no disk"), 2.0)
-    assert effects == [Send(W0, End(False, str(PS), 3, "no disk")), JobEnded(False, str(PS), 3, "no disk")]
+    effects = task.handle(Broken(PS, 3, because("no disk")), 2.0)
+    assert effects == [
+        Send(W0, End(False, str(PS), 3, because("no disk"))),
+        JobEnded(False, str(PS), 3, because("no disk")),
+    ]
 
 
 def test_the_coordinators_task_that_gives_up_tells_those_that_wait_with_it() -> None:
@@ -75,7 +79,7 @@ def test_the_coordinators_task_that_gives_up_tells_those_that_wait_with_it() -> 
     effects = task.handle(Tick(), 300.0)
     (end,) = [effect.message for effect in only(effects, Send) if isinstance(effect.message, End)]
     assert end.culprit == str(worker(1))
-    assert end.reason.startswith("the cluster was not complete after 300 s; missing: /job:worker/replica:0/task:1")
+    assert end.reason.text.startswith("the cluster was not complete after 300 s; missing: /job:worker/replica:0/task:1")
     assert only(effects, JobEnded) == [JobEnded(False, str(worker(1)), -1, end.reason)]
 
 
@@ -83,8 +87,8 @@ def test_the_death_of_a_worker_ends_the_job_on_the_coordinators_task_too() -> No
     task = make(PS)
     task.start(0.0)
     task.handle(Received(W0, life(W0), join_of(W0)), 1.0)
-    effects = task.handle(PeerGone(W0, "was killed by signal 9"), 2.0)
-    assert [(e.culprit, e.reason) for e in only(effects, JobEnded)] == [(str(W0), "was killed by signal 9")]
+    effects = task.handle(PeerGone(W0, because("was killed by signal 9")), 2.0)
+    assert [(e.culprit, e.reason.text) for e in only(effects, JobEnded)] == [(str(W0), "was killed by signal 9")]
 
 
 def test_deadline_waits_and_snapshot_are_those_of_all_machines() -> None:

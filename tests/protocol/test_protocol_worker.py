@@ -25,6 +25,7 @@ from lockstep.protocol.ids import INITIAL_STEP, TaskId, server, worker
 from lockstep.protocol.journal import Happening
 from lockstep.protocol.machine import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.messages import Done, Edition, Grant, Layout, Open, Rates, Seal
+from lockstep.protocol.phrases import wait_line
 from lockstep.protocol.worker import is_chief
 from protocol.protocol_rigs import RATES, TICKET, WorkerRig, life, messages_to, only, plan_of
 
@@ -336,10 +337,10 @@ def test_a_wait_names_the_tensor_the_server_and_the_step() -> None:
     rig.tell(VersionArrived(server(1), 0, 1))
     (wait,) = rig.machine.waits()
     assert (wait.waiter, wait.on, wait.step) == (worker(1), server(0), INITIAL_STEP)
-    key = wait.key()
+    key = wait.key
     assert key is not None
     assert (key.source, key.incarnation, key.name) == (PS, life(PS), "parameter/bucket_0")
-    assert wait.phrase(rig.now + 1.5).startswith("/job:worker/replica:0/task:1 has waited 1.5 s for")
+    assert wait_line(wait, rig.now + 1.5).startswith("/job:worker/replica:0/task:1 has waited 1.5 s for")
 
 
 def test_a_wait_on_a_lost_link_says_so() -> None:

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from lockstep.protocol.effects import Effect
+from lockstep.protocol.errors import RemoteProtocolError
 from lockstep.protocol.events import Broken, Event, Tick
 from lockstep.protocol.ids import TaskId
+from lockstep.protocol.waits import Wait, WaitKind
 from lockstep.runtime.loop import TaskLoop
 
 SECONDS = 20.0
@@ -35,6 +37,7 @@ class Recorder:
     given: list[tuple[object, int]] = field(default_factory=list)
     on_event: Callable[[object], None] = lambda _: None
     ticked: threading.Event = field(default_factory=threading.Event)
+    now_waiting: list[Wait] = field(default_factory=list)
 
     @property
     def role(self) -> Recorder:
@@ -59,8 +62,8 @@ class Recorder:
     def events(self) -> list[object]:
         return [event for event, _ in self.given]
 
-    def waits(self) -> list[object]:
-        return []
+    def waits(self) -> list[Wait]:
+        return list(self.now_waiting)
 
     def snapshot(self) -> dict[str, object]:
         return {}
@@ -209,10 +212,47 @@ def test_an_error_in_an_event_reaches_the_machines_and_not_who_brought_it(loop: 
     elsewhere(lambda: bring(loop, 1))
     broken = machine.events()[-1]
     assert isinstance(broken, Broken)
-    assert "no such thing" in broken.reason
+    assert "no such thing" in broken.reason.text
 
 
 def test_nothing_is_carried_out_once_the_loop_was_stopped(loop: TaskLoop, machine: Recorder) -> None:
     loop.stop()
     elsewhere(lambda: bring(loop, 1))
     assert machine.given == []
+
+
+def test_a_rule_that_a_peer_broke_is_the_peers_fault_and_not_that_of_who_found_it_out(
+    loop: TaskLoop, machine: Recorder
+) -> None:
+    peer = TaskId.parse("/job:ps/replica:0/task:0")
+
+    def find_out(event: object) -> None:
+        if event == Something(1):
+            raise RemoteProtocolError(peer, "opened step 12 while this task is in step 3")
+
+    machine.on_event = find_out
+    elsewhere(lambda: bring(loop, 1))
+    broken = machine.events()[-1]
+    assert isinstance(broken, Broken)
+    assert broken.culprit == peer
+    assert broken.reason.peer == str(TASK)
+    assert not broken.reason.own_error
+
+
+def test_the_books_of_a_loop_that_stands_still_can_be_read(loop: TaskLoop, machine: Recorder) -> None:
+    wait = Wait(TASK, TASK, WaitKind.OWN_STEP, 3, 0.0, 1.0, "computing")
+    machine.now_waiting = [wait]
+    loop.settle(SECONDS)
+    loop.ask(lambda: loop._publish(0.0), SECONDS)
+    entered, free = threading.Event(), threading.Event()
+
+    def stand_still() -> None:
+        entered.set()
+        free.wait(SECONDS)
+
+    loop.call(stand_still)
+    assert entered.wait(SECONDS)
+    machine.now_waiting = []
+    assert loop.ask(loop.read_books, 0.05) is None, "the loop does not come to it"
+    assert loop.books.waits == (wait,)
+    free.set()

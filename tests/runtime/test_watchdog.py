@@ -18,6 +18,8 @@ from helpers.waiting import wait_until
 from lockstep.diagnose.verdict import read_diagnosis
 from lockstep.diagnose.views import read_task
 from lockstep.drill.task import PlainStore, TaskPlan, train
+from lockstep.protocol.activity import Doing
+from lockstep.protocol.causes import Source
 from lockstep.protocol.faults import DropMessage, Place, Stick
 from lockstep.protocol.ids import ClusterShape, Role, server, worker
 from lockstep.protocol.journal import Happening, Journal, tensor_states
@@ -76,7 +78,7 @@ def test_a_stall_ends_the_job_on_every_task_and_leaves_the_report(tmp_path: Path
         with pytest.raises(JobEndedError) as ended:
             cluster.run(lambda node: train(node, plan_for(node, 30)))
         said = list(cluster.said)
-    assert ended.value.outcome.reason.startswith("stall: ")
+    assert ended.value.outcome.reason.source is Source.STALL
     assert ended.value.outcome.culprit == str(worker(1))
     assert sum("lockstep stall: " in text for text in said) >= 2, "more than one task prints the report"
     report = read_diagnosis((tmp_path / "report.json").read_bytes())
@@ -207,7 +209,7 @@ def test_what_is_usual_follows_the_slower_ones_of_the_last_steps() -> None:
 def test_a_thread_that_computes_is_told_from_one_that_sleeps() -> None:
     node = _Sampled()
     sampler = Sampler(node, time.monotonic())  # type: ignore[arg-type]  # it has what a sampler reads
-    node.main.enter("computing")
+    node.main.enter(Doing.COMPUTING)
     sampler.sample(100.0)
     deadline = time.thread_time() + 0.3
     while time.thread_time() < deadline:
@@ -275,8 +277,8 @@ def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
 
 def test_in_a_wait_the_training_thread_says_for_what() -> None:
     main = MainThread()
-    main.enter("computing", "step 3")
-    with main.during("input", "/data/x"):
+    main.enter(Doing.COMPUTING, "step 3")
+    with main.during(Doing.INPUT, "/data/x"):
         assert main.now()[:2] == ("input", "/data/x")
     assert main.now()[:2] == ("computing", "step 3")
     assert wait_until(lambda: main.ident == threading.get_ident(), 1.0, "its thread")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.diagnose.verdict import Cause
+from lockstep.protocol.causes import Cause
 from lockstep.protocol.faults import (
     BlockCallback,
     BlockLoop,

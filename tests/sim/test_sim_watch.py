@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lockstep.diagnose.analyse import analyse
-from lockstep.diagnose.verdict import Cause
+from lockstep.protocol.causes import Cause
 from lockstep.protocol.faults import DropMessage, DropTensor
 from lockstep.protocol.ids import server, worker
 from lockstep.sim.draw import DrawnRun

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from helpers.cluster import in_process_cluster
+from helpers.reasons import because
 from lockstep.protocol.ids import ClusterShape
 from lockstep.protocol.messages import GroupRates, OptimizerEntry
 from lockstep.runtime.worker_node import WorkerNode
@@ -176,7 +177,7 @@ def test_a_job_that_ends_while_a_layer_waits_is_told_to_the_training_thread() ->
         def fail(*_: object) -> None:
             if held.step == 2:
                 ended.set()
-                node.fail("the test ends it")
+                node.fail(because("the test ends it"))
 
         model[0].register_forward_hook(fail)
         return held

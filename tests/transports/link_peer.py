@@ -6,6 +6,7 @@ import sys
 
 from wire_helpers import hello
 
+from lockstep.protocol.causes import Reason
 from lockstep.protocol.messages import Envelope, Hello
 from lockstep.transports.wire.link import ControlLink, serve_links
 from lockstep.transports.wire.server import ControlServer
@@ -21,7 +22,7 @@ class EchoingOwner:
     def on_message(self, envelope: Envelope) -> None:
         self._link.send(envelope)
 
-    def on_lost(self, reason: str) -> None:
+    def on_lost(self, reason: Reason) -> None:
         pass
 
 

@@ -15,6 +15,7 @@ import grpc
 import pytest
 from wire_helpers import PATIENCE, Acceptor, RecordingOwner, accepting, hello, wait_until
 
+from helpers.reasons import because
 from lockstep.protocol.messages import Commit, Envelope, Heartbeat, Hello, Refused
 from lockstep.transports.base import LinkState
 from lockstep.transports.wire import link as link_module
@@ -90,7 +91,7 @@ def test_envelopes_arrive_in_order_in_both_directions() -> None:
 def test_an_envelope_of_the_largest_size_passes() -> None:
     with accepting() as acceptor:
         link, _, accepted = open_link(acceptor)
-        largest = Envelope(1, "/dialer", 1, Refused("x" * ((16 << 20) - 100)))
+        largest = Envelope(1, "/dialer", 1, Refused(because("x" * ((16 << 20) - 100))))
         for number in range(100):
             link.send(numbered(number))
         link.send(largest)
@@ -147,7 +148,7 @@ def test_close_may_be_called_twice_and_from_a_callback() -> None:
 
 
 def test_a_refusal_reaches_the_dialer_with_its_reason() -> None:
-    with accepting(lambda peer: Refused(f"{peer.task} is not of this job")) as acceptor:
+    with accepting(lambda peer: Refused(because(f"{peer.task} is not of this job"))) as acceptor:
         owner = RecordingOwner()
         link = dial_link(acceptor.server.address, hello("/stranger"), owner, PATIENCE)
         assert owner.wait_lost() == "/stranger is not of this job"
@@ -266,7 +267,7 @@ def test_a_peer_that_does_not_read_ends_the_link_instead_of_filling_memory(monke
         link = dial_link(address, hello("/dialer"), owner, PATIENCE)
         owner.wait_open()
         process.send_signal(signal.SIGSTOP)
-        large = Envelope(1, "/dialer", 1, Refused("x" * (1 << 20)))
+        large = Envelope(1, "/dialer", 1, Refused(because("x" * (1 << 20))))
         sent = 0
         while link.send(large) and sent < 1000:
             sent += 1

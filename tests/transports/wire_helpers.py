@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from lockstep.protocol.causes import Reason
 from lockstep.protocol.messages import Envelope, Hello, Refused
 from lockstep.transports.wire.link import ControlLink, serve_links
 from lockstep.transports.wire.server import ControlServer
@@ -37,9 +38,9 @@ class RecordingOwner:
             self.messages.append(envelope)
             self._heard.notify_all()
 
-    def on_lost(self, reason: str) -> None:
+    def on_lost(self, reason: Reason) -> None:
         with self._heard:
-            self.lost.append(reason)
+            self.lost.append(reason.text)
             self._heard.notify_all()
 
     def wait_for(self, what: str, condition: Callable[[], bool], seconds: float = PATIENCE) -> None:

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 from lockstep.cli.environment import LAUNCHED_VARIABLE
 from lockstep.cli.progress import Output
 from lockstep.cli.terminal import clear_line
-from lockstep.diagnose.ending import by_verdict
 from lockstep.errors import BadInput
+from lockstep.protocol.causes import own_error
 from lockstep.protocol.faults import Fault, parse_faults
 from lockstep.protocol.ids import Role
 from lockstep.protocol.journal import Happening
 from lockstep.protocol.recovery import Beginning, LossPolicy, RecoveryRules
+from lockstep.runtime import phrases
 from lockstep.runtime.dump import on_signal
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
 from lockstep.runtime.node import NodeConfig
@@ -172,7 +173,7 @@ def _serve(
 
             write_times(config.output.timing_dir, config.task, server_times(node, config.run.num_warmup_batches))
     except StoppedError:
-        node.fail("was stopped by a signal")
+        node.fail(own_error(phrases.stopped_by_a_signal()))
         raise
     finally:
         node.close()
@@ -216,7 +217,7 @@ def _run_worker(
             node.start()
             code = _train(config, node)
         except StoppedError:
-            node.fail("was stopped by a signal")
+            node.fail(own_error(phrases.stopped_by_a_signal()))
             raise
         finally:
             node.close()
@@ -332,7 +333,7 @@ def _exit_code(outcome: Outcome) -> int:
     """The node has said why already."""
     if outcome.ok:
         return 0
-    return EXIT_VERDICT if by_verdict(outcome.reason) else EXIT_FAILED
+    return EXIT_FAILED if outcome.reason.own_error else EXIT_VERDICT
 
 
 def say(text: str) -> None:

@@ -82,7 +82,7 @@ def _ask_cluster(asked: _Asked) -> int:
     first = look_at("", asked.target, 2 * ASK_SECONDS)
     if first.monitor is None:
         raise BadInput(
-            f"nobody answers at {asked.target} ({first.monitor_silence}); give the address of another task of the "
+            f"nobody answers at {asked.target} ({first.monitor_silence.text}); give the address of another task of the "
             "cluster, or the folder of the run."
         )
     cluster = dict(first.monitor.cluster) or {first.monitor.task: asked.target}

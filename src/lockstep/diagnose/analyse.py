@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from lockstep.diagnose import task_rules, tensor_rules, work_rules
+from lockstep.diagnose import phrases, task_rules, tensor_rules, work_rules
 from lockstep.diagnose.case import Case, Proof, ago
-from lockstep.diagnose.ending import cause_of
 from lockstep.diagnose.evidence import Chains, Ending, Evidence, Waiting, find_chains
 from lockstep.diagnose.remedies import REMEDIES
 from lockstep.diagnose.summary import health_summary, task_lines, timeline
-from lockstep.diagnose.verdict import Cause, Diagnosis, Edge, Verdict
+from lockstep.diagnose.verdict import Diagnosis, Edge, Verdict
+from lockstep.protocol.causes import Cause
 
 Rule = Callable[[Case], Proof | None]
 
@@ -79,7 +79,7 @@ def analyse(evidence: Evidence, rules: Sequence[tuple[Cause, Rule]] = RULES) -> 
         tasks=task_lines(evidence),
         timeline=timeline(evidence),
     )
-    if evidence.end is not None and evidence.end.reason:
+    if evidence.end is not None:
         return _ended(evidence, chains, known, rules)
     if not chains.endings:
         return replace(known, healthy=_all_answer(evidence), summary=health_summary(evidence))
@@ -178,11 +178,11 @@ def both_sides(case: Case) -> tuple[str, ...]:
             states = ", ".join(f"{state} {ago(age)} ago" for state, age in tensor.ages.items())
             said.append(f"{case.on}: of this tensor: {states}")
     else:
-        said.append(f"{case.on}: does not answer ({case.seen.silence or 'no reason'})")
+        said.append(f"{case.on}: does not answer ({case.seen.silence.text or 'no reason'})")
     if monitor is not None and view is None:
         said.append(f"monitor of {case.on}: process {monitor.pid} on {monitor.host}, {monitor.phase}, {monitor.state}")
     elif monitor is None and view is None:
-        said.append(f"monitor of {case.on}: does not answer ({case.seen.monitor_silence or 'no reason'})")
+        said.append(f"monitor of {case.on}: does not answer ({case.seen.monitor_silence.text or 'no reason'})")
     return tuple(said)
 
 
@@ -214,7 +214,7 @@ def _ended(evidence: Evidence, chains: Chains, known: Diagnosis, rules: Sequence
     """The job is over: the coordinator's sentence is the verdict, and what was waited for completes it."""
     end = evidence.end
     assert end is not None
-    cause = cause_of(end.reason)
+    cause = end.reason.cause
     about = [e for e in chains.endings.values() if end.culprit in (e.waiting.on, e.waiting.waiter)]
     seen = evidence.tasks.get(end.culprit)
     peer = evidence.asker if evidence.asker != end.culprit else ""
@@ -225,7 +225,7 @@ def _ended(evidence: Evidence, chains: Chains, known: Diagnosis, rules: Sequence
         verdict = replace(judged, cause=cause, culprit=end.culprit, remedy=REMEDIES[cause])
     elif seen is not None and seen.monitor is not None:
         verdict = replace(verdict, host=seen.monitor.host, pid=seen.monitor.pid)
-    what = f"{end.culprit} {end.reason}" if end.culprit and not end.reason.startswith(end.culprit) else end.reason
+    what = phrases.about(end.culprit, end.reason.text)
     verdict = replace(verdict, what=what, step=verdict.step if verdict.step > -2 else end.step)
     chain = tuple(_edge(one) for one in (min(about, key=_importance).chain if about else ()))
     return replace(known, summary=what, verdict=verdict, causes=chain)

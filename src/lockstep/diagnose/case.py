@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.diagnose.evidence import JOINING, Evidence, Seen, Waiting, link_between
-from lockstep.diagnose.verdict import Cause
+from lockstep.diagnose.evidence import Evidence, Seen, Waiting, link_between
 from lockstep.diagnose.views import LinkView, MonitorView, TaskView, TensorView
+from lockstep.protocol.causes import Cause
+from lockstep.protocol.reach import NOT_ASKED
+from lockstep.protocol.waits import WaitKind
 
 HEARD = 2.5
 """A peer that was heard of this recently is there: heartbeats come every second."""
@@ -54,7 +56,7 @@ class Case:
 
     @property
     def seen(self) -> Seen:
-        return self.evidence.tasks.get(self.on) or Seen(task=self.on, silence="not asked", monitor_silence="not asked")
+        return self.evidence.tasks.get(self.on) or Seen(task=self.on, silence=NOT_ASKED, monitor_silence=NOT_ASKED)
 
     @property
     def view(self) -> TaskView | None:
@@ -79,7 +81,7 @@ class Case:
     @property
     def forming(self) -> bool:
         """Whether the cluster is not complete yet."""
-        return self.waiting.wait.what in JOINING
+        return self.waiting.forming
 
     def links(self) -> tuple[LinkView | None, LinkView | None]:
         """The waiter's end of the link, and the other's."""
@@ -97,12 +99,12 @@ class Case:
 
     def tensor(self, view: TaskView | None, number: int, bucket: int, peer: str) -> TensorView | None:
         """What a task saw of the tensor that is waited for; ``bucket`` -1: of the request for it."""
-        return None if view is None else view.tensor(self.waiting.kind, number, bucket, peer)
+        return None if view is None else view.tensor(self.waiting.kind.value, number, bucket, peer)
 
     @property
     def number(self) -> int:
         """The step of a gradient, the version of a parameter."""
-        return self.step + 1 if self.waiting.kind == "parameter" else self.step
+        return self.step + 1 if self.waiting.kind is WaitKind.PARAMETER else self.step
 
 
 def ago(seconds: float) -> str:

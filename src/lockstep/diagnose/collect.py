@@ -1,7 +1,7 @@
 """Asks every task of a cluster, and its monitor, what they know; within a bounded time, whoever is gone.
 
 A task that does not answer costs its deadline and nothing more, because all are asked at once. First a plain TCP
-connection is tried: it tells "nothing listens" from "no packet comes back" in the words that the rules look for.
+connection is tried: it tells "nothing listens" from "no packet comes back".
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Final
 
 import grpc
 
+from lockstep.diagnose import phrases
 from lockstep.diagnose.evidence import Seen
 from lockstep.diagnose.monitor_view import from_description, read_monitor
 from lockstep.diagnose.views import MonitorView, SnapshotError, TaskView, read_task
+from lockstep.protocol.reach import NOT_SILENT, Reach, Silence
 from lockstep.transports.wire.channels import open_channel
 from lockstep.transports.wire.codec import WireError, decode_description, decode_snapshot
 from lockstep.transports.wire.reasons import probe
@@ -41,7 +43,7 @@ def collect(
             for task, address in addresses.items()
         }
         wait(asked.values(), timeout=3 * seconds + PROBE_SECONDS)
-        late = "no answer in time"
+        late = Silence(Reach.MUTE, phrases.late())
         return {
             task: future.result()
             if future.done()
@@ -64,12 +66,12 @@ def look_at(task: str, address: str, seconds: float, known: TaskView | None = No
     if monitor is None:
         return replace(seen, silence=silence)
     if monitor.exited or not monitor.task_address or monitor.task != task:
-        return replace(seen, silence="it does not listen")
+        return replace(seen, silence=Silence(Reach.BROKEN, phrases.does_not_listen()))
     view, why = _ask_task(monitor.task_address, seconds)
     return replace(seen, view=view, silence=why)
 
 
-def _ask_monitor(address: str, seconds: float) -> tuple[MonitorView | None, str]:
+def _ask_monitor(address: str, seconds: float) -> tuple[MonitorView | None, Silence]:
     with open_channel(address) as channel:
         try:
             data = channel.unary_unary(method_path("Monitor", "Describe"))(b"", timeout=seconds)
@@ -77,23 +79,23 @@ def _ask_monitor(address: str, seconds: float) -> tuple[MonitorView | None, str]
         except grpc.RpcError as error:
             return None, _why(error, address, seconds)
         except WireError as error:
-            return None, f"{address} gave an answer that cannot be read: {error}"
+            return None, Silence(Reach.BROKEN, phrases.unreadable(address, str(error)))
         try:
             more = decode_snapshot(channel.unary_unary(method_path("Monitor", "Snapshot"))(b"", timeout=seconds))
-            return read_monitor(more), ""
+            return read_monitor(more), NOT_SILENT
         except (grpc.RpcError, WireError, SnapshotError):
-            return described, ""
+            return described, NOT_SILENT
 
 
-def _ask_task(address: str, seconds: float) -> tuple[TaskView | None, str]:
+def _ask_task(address: str, seconds: float) -> tuple[TaskView | None, Silence]:
     with open_channel(address) as channel:
         try:
             data = decode_snapshot(channel.unary_unary(method_path("Task", "Snapshot"))(b"", timeout=seconds))
-            return read_task(data), ""
+            return read_task(data), NOT_SILENT
         except grpc.RpcError as error:
             return None, _why(error, address, seconds)
         except (WireError, SnapshotError) as error:
-            return None, f"its answer cannot be read: {error}"
+            return None, Silence(Reach.BROKEN, phrases.unreadable(address, str(error)))
 
 
 def fetch_stack(address: str, seconds: float) -> tuple[str, ...]:
@@ -106,8 +108,8 @@ def fetch_stack(address: str, seconds: float) -> tuple[str, ...]:
             return ()
 
 
-def _why(error: grpc.RpcError, address: str, seconds: float) -> str:
+def _why(error: grpc.RpcError, address: str, seconds: float) -> Silence:
     """As ``reasons.explain``, but quick: a port that a firewall hides must not pass for a task that is stuck."""
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return probe(address, PROBE_SECONDS) or f"{address} accepts connections but says nothing ({seconds:g} s)"
-    return f"{address}: {error.details() or error.code().name}"
+        return probe(address, PROBE_SECONDS) or Silence(Reach.MUTE, phrases.mute(address, seconds))
+    return Silence(Reach.BROKEN, phrases.call_failed(address, error.details() or error.code().name))

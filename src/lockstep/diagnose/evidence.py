@@ -6,15 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from lockstep.diagnose.views import LinkView, MonitorView, TaskView, WaitView
-from lockstep.protocol.keys import TensorKey
-from lockstep.protocol.waits import STATE_WAIT
+from lockstep.protocol import phrases
+from lockstep.protocol.activity import Doing
+from lockstep.protocol.causes import Reason
+from lockstep.protocol.reach import NOT_SILENT, Silence
+from lockstep.protocol.waits import FORMING, TENSORS, WaitKind
 
-JOINING = ("its joining", "a connection", "the cluster to be complete")
-"""What is waited for while a cluster forms."""
-
-COMMIT = "the commit of step"
-LAST_WAIT = "the end of the job"
-TENSORS = ("gradient", "parameter", "allreduce")
+AT_THE_WAIT = frozenset({Doing.WAITING, Doing.STARTING})
+"""A worker that says one of these needs parameters to go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +23,10 @@ class Seen:
     task: str
     address: str = ""
     view: TaskView | None = None
-    silence: str = ""
+    silence: Silence = NOT_SILENT
     """Why the task itself gave no snapshot."""
     monitor: MonitorView | None = None
-    monitor_silence: str = ""
+    monitor_silence: Silence = NOT_SILENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class Ended:
 
     culprit: str
     step: int
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,17 +74,17 @@ class Waiting:
         return self.wait.on
 
     @property
-    def key(self) -> TensorKey | None:
-        try:
-            return TensorKey.parse(self.wait.what)
-        except ValueError:
-            return None
+    def kind(self) -> WaitKind:
+        return self.wait.kind
 
     @property
-    def kind(self) -> str:
-        """``gradient``, ``parameter``, ``allreduce`` (no servers), or ``control`` for what is no tensor."""
-        what = self.wait.what
-        return next((kind for kind in TENSORS if f";{kind}/" in what), "control")
+    def of_tensor(self) -> bool:
+        return self.wait.kind in TENSORS
+
+    @property
+    def forming(self) -> bool:
+        """Whether the cluster is not complete yet."""
+        return self.wait.kind in FORMING
 
 
 def is_worker(task: str) -> bool:
@@ -94,10 +93,11 @@ def is_worker(task: str) -> bool:
 
 def waits_of(view: TaskView) -> Iterator[Waiting]:
     """The waits that hold this task up. A worker asks for parameters early; it waits for them only when it says so."""
-    training = view.main is not None and view.main.doing not in ("waiting", "starting", "finishing", "")
+    idle = (*AT_THE_WAIT, Doing.FINISHING, Doing.NOTHING)
+    training = view.main is not None and view.main.doing not in idle
     for wait in view.waits:
         waiting = Waiting(view.task, wait)
-        if is_worker(view.task) and waiting.kind == "parameter" and training:
+        if is_worker(view.task) and waiting.kind is WaitKind.PARAMETER and training:
             continue
         yield waiting
 
@@ -110,9 +110,9 @@ def has_come(evidence: Evidence, waiting: Waiting) -> bool:
     seen = evidence.tasks.get(waiting.on)
     if seen is None or not is_worker(waiting.on):
         return False
-    if waiting.kind == "allreduce":
+    if waiting.kind is WaitKind.SUM:
         return seen.view is not None and (seen.view.handed or (-1, -1)) >= (waiting.wait.step, waiting.wait.bucket)
-    if waiting.wait.what == LAST_WAIT:
+    if waiting.kind is WaitKind.END:
         left = seen.monitor is not None and seen.monitor.exited and seen.monitor.exit_code == 0
         return left or (seen.view is not None and seen.view.phase in ("finishing", "ended"))
     return False
@@ -122,7 +122,7 @@ def held_up_by(evidence: Evidence, view: TaskView) -> list[Waiting]:
     """The waits of a task less those that the other has done its part for; if all have, a sum itself stands still."""
     waits = list(waits_of(view))
     late = [waiting for waiting in waits if not has_come(evidence, waiting)]
-    return late or [waiting for waiting in waits if waiting.kind == "allreduce"]
+    return late or [waiting for waiting in waits if waiting.kind is WaitKind.SUM]
 
 
 def leads_to(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
@@ -130,28 +130,29 @@ def leads_to(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
     view = evidence.view(waiting.on)
     if view is None or has_come(evidence, waiting):
         return []
-    if waiting.kind == "allreduce":
-        return held_up_by(evidence, view)
-    if waiting.kind == "gradient":
-        return _why_no_gradient(view, waiting)
-    if waiting.kind == "parameter":
-        return _why_no_parameter(view, waiting)
-    if waiting.wait.what.startswith(COMMIT):
-        return _why_no_commit(evidence, waiting)
-    others = [other for other in waits_of(view) if other.on != waiting.waiter or other.kind != "control"]
-    if waiting.wait.what in JOINING:
+    match waiting.kind:
+        case WaitKind.SUM:
+            return held_up_by(evidence, view)
+        case WaitKind.GRADIENT:
+            return _why_no_gradient(view, waiting)
+        case WaitKind.PARAMETER:
+            return _why_no_parameter(view, waiting)
+        case WaitKind.COMMIT:
+            return _why_no_commit(evidence, waiting)
+    others = [other for other in waits_of(view) if other.on != waiting.waiter or other.of_tensor]
+    if waiting.forming:
         # Whoever is not a member yet waits for those who are missing, and not for what the members wait for.
-        return [other for other in others if other.wait.what in JOINING]
+        return [other for other in others if other.forming]
     return others
 
 
 def _why_no_gradient(view: TaskView, waiting: Waiting) -> list[Waiting]:
     """A worker that lacks the parameters of this step cannot make its gradient."""
-    if view.main is not None and view.main.doing not in ("waiting", "starting"):
+    if view.main is not None and view.main.doing not in AT_THE_WAIT:
         return []
     if view.wants_version > waiting.wait.step:
         return []
-    return [other for other in waits_of(view) if other.kind in ("parameter", "control")]
+    return [other for other in waits_of(view) if other.kind is WaitKind.PARAMETER or not other.of_tensor]
 
 
 def _why_no_parameter(view: TaskView, waiting: Waiting) -> list[Waiting]:
@@ -161,13 +162,13 @@ def _why_no_parameter(view: TaskView, waiting: Waiting) -> list[Waiting]:
     if made or (view.store is not None and view.store.busy >= 1.0):
         return []
     waits = list(waits_of(view))
-    own = [w for w in waits if w.kind == "gradient" and w.on == waiting.waiter]
+    own = [w for w in waits if w.kind is WaitKind.GRADIENT and w.on == waiting.waiter]
     # Without synchronisation a bucket has no version of its own. But whoever already asks this worker for the gradient
     # of that version has made it: it is on its way, and the two do not wait for one another.
     if any(w.wait.step > waiting.wait.step for w in own):
         return []
     # Nor does it depend there on what other workers owe: their steps are not the server's.
-    return own or [w for w in waits if w.kind != "gradient" or w.wait.step == view.step]
+    return own or [w for w in waits if w.kind is not WaitKind.GRADIENT or w.wait.step == view.step]
 
 
 def _why_no_commit(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
@@ -177,13 +178,13 @@ def _why_no_commit(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
     step = waiting.wait.step
     coordinator = evidence.view(waiting.on)
     if coordinator is not None:
-        found += [other for other in waits_of(coordinator) if other.wait.what.startswith(STATE_WAIT)]
+        found += [other for other in waits_of(coordinator) if other.kind is WaitKind.STATE]
     for name, seen in evidence.tasks.items():
         if is_worker(name) or name == waiting.waiter:
             continue
         if seen.view is None:
-            what = f"its word that step {step} is applied"
-            found.append(Waiting(waiting.on, replace(waiting.wait, on=name, what=what)))
+            word = replace(waiting.wait, on=name, kind=WaitKind.APPLIED, what=phrases.applied_word(step))
+            found.append(Waiting(waiting.on, word))
         elif seen.view.step <= step:
             found += waits_of(seen.view)
     return found

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lockstep.diagnose import phrases
 from lockstep.diagnose.evidence import Evidence, Seen
 from lockstep.diagnose.verdict import MAX_BYTES as MAX_REPORT_BYTES
 from lockstep.diagnose.verdict import Diagnosis, ReportError, read_diagnosis
 from lockstep.diagnose.views import MAX_BYTES, SnapshotError, TaskView, read_task
+from lockstep.protocol.reach import NOT_SILENT, Reach, Silence
 
 PATTERN = "*.snapshot.json"
 REPORT = "report.json"
@@ -76,8 +78,8 @@ def evidence_of(folder: Folder) -> Evidence:
             task=task,
             address=address,
             view=folder.views.get(task),
-            silence="" if task in folder.views else "it left no file",
-            monitor_silence="this is a reading of files",
+            silence=NOT_SILENT if task in folder.views else Silence(Reach.BROKEN, phrases.left_no_file()),
+            monitor_silence=Silence(Reach.BROKEN, phrases.only_files()),
         )
         for task, address in named.items()
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from lockstep.diagnose.verdict import Cause
+from lockstep.protocol.causes import Cause
 
 REMEDIES: Mapping[Cause, str] = MappingProxyType(
     {
@@ -26,6 +26,7 @@ REMEDIES: Mapping[Cause, str] = MappingProxyType(
             "try to reach one host from the other (ping, nc; for RDMA ib_write_bw); look for a firewall, a cable or a "
             "route."
         ),
+        Cause.NO_PATH: "use --server_protocol=auto, or correct what keeps the two from using that transport.",
         Cause.ONE_WAY_LINK: "look for a firewall rule or a route that lets packets through in one direction only.",
         Cause.SLOW_LINK: "measure the network between the two hosts (iperf3); look for a shared or a wrong interface.",
         Cause.STRAGGLER: "compare that host with the others: other programs on it, its clock rate, its data.",

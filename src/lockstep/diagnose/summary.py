@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from lockstep.diagnose.evidence import Evidence, Seen, is_worker
 from lockstep.diagnose.verdict import Span, TaskLine
+from lockstep.protocol.reach import Reach
 
 MAX_LINES = 64
 MAX_SPANS = 2000
-NOT_ASKED = "not asked"
-"""The silence of a task whose word was not needed: at the end of a job there is no time to ask."""
 
 
 def task_lines(evidence: Evidence) -> tuple[TaskLine, ...]:
@@ -40,9 +39,9 @@ def _line(seen: Seen) -> TaskLine:
             doing=f"does not answer; its monitor: {state}",
             answers=False,
         )
-    if seen.silence == NOT_ASKED:
+    if seen.silence.reach is Reach.NOT_ASKED:  # at the end of a job there is no time to ask everybody
         return TaskLine(task=seen.task, host="", pid=0, step=-2, doing="was not asked any more", answers=True)
-    why = seen.monitor_silence or seen.silence or "no answer"
+    why = seen.monitor_silence.text or seen.silence.text or "no answer"
     return TaskLine(task=seen.task, host="", pid=0, step=-2, doing=f"nobody answers: {why}", answers=False)
 
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import signal
 
 from lockstep.diagnose.case import HEARD, UNHEARD, WATCHED, Case, Proof, ago
-from lockstep.diagnose.evidence import LAST_WAIT
-from lockstep.diagnose.verdict import Cause
 from lockstep.diagnose.views import LinkView
+from lockstep.protocol.causes import Cause
+from lockstep.protocol.reach import NOBODY_THERE, Reach
+from lockstep.protocol.waits import WaitKind
 
 LAST_WAIT_SECONDS = 10.0
 STOPPED = 2.5
 """A process that is stopped for less than this may be under a debugger's hand for a moment."""
-
-NOTHING_THERE = ("nothing listens", "does not resolve")
-NO_PACKETS = ("no answer from", "within")
 
 
 def _how(exit_code: int) -> str:
@@ -29,16 +27,16 @@ def _how(exit_code: int) -> str:
 def dead(case: Case) -> Proof | None:
     """Its monitor tells how it ended; or neither it nor its monitor is there any more."""
     monitor, silence = case.monitor, case.seen.monitor_silence
-    if case.waiting.wait.what == LAST_WAIT and case.waiting.wait.seconds < LAST_WAIT_SECONDS:
+    if case.waiting.kind is WaitKind.END and case.waiting.wait.seconds < LAST_WAIT_SECONDS:
         return None  # tasks leave one after the other; the word that it is over may still be on its way
     if monitor is not None and monitor.exited and not monitor.out_of_memory and _is_meant(case):
         said = f"its monitor on {monitor.host} says that process {monitor.pid} {_how(monitor.exit_code)}"
         why = f": {monitor.reason}" if monitor.reason and monitor.exit_code > 0 else ""
         return Proof(Cause.DEAD, f"{case.on} {_how(monitor.exit_code)}{why}", (said,), seconds=monitor.phase_seconds)
-    gone = case.view is None and any(phrase in silence for phrase in NOTHING_THERE)
+    gone = case.view is None and silence.reach in NOBODY_THERE
     if gone and not case.forming:
         what = f"{case.on} is gone, and its monitor too"
-        return Proof(Cause.DEAD, what, (f"at {case.seen.address}: {silence}",))
+        return Proof(Cause.DEAD, what, (f"at {case.seen.address}: {silence.text}",))
     return None
 
 
@@ -68,21 +66,23 @@ def holds_the_interpreter(case: Case) -> Proof | None:
     monitor, (mine, _) = case.monitor, case.links()
     if case.view is not None or monitor is None or monitor.exited or monitor.stopped >= 0 or not _is_meant(case):
         return None
-    unheard = mine.heard if mine is not None else monitor.silent if case.waiting.kind == "allreduce" else -1.0
+    unheard = mine.heard if mine is not None else monitor.silent if case.waiting.kind is WaitKind.SUM else -1.0
     if unheard < UNHEARD or case.forming or (mine is not None and monitor.incarnation != mine.incarnation):
         return None
-    if "says nothing" not in case.seen.silence and "in time" not in case.seen.silence:
+    if case.seen.silence.reach is not Reach.MUTE:
         return None
     what = f"{case.on} runs (process {monitor.pid}), but native code keeps all its Python threads from running"
-    said = f"its monitor answers and has it as {monitor.state or 'running'}; the task does not: {case.seen.silence}"
+    said = (
+        f"its monitor answers and has it as {monitor.state or 'running'}; the task does not: {case.seen.silence.text}"
+    )
     return Proof(Cause.DEVICE_CALL, what, (said,), seconds=unheard, stack=monitor.stack)
 
 
 def never_started(case: Case) -> Proof | None:
     silence = case.seen.monitor_silence
-    if not case.forming or case.monitor is not None or not any(phrase in silence for phrase in NOTHING_THERE):
+    if not case.forming or case.monitor is not None or silence.reach not in NOBODY_THERE:
         return None
-    return Proof(Cause.NEVER_STARTED, f"{case.on} has not been started", (f"{case.seen.address}: {silence}",))
+    return Proof(Cause.NEVER_STARTED, f"{case.on} has not been started", (f"{case.seen.address}: {silence.text}",))
 
 
 def wiring(case: Case) -> Proof | None:
@@ -130,7 +130,7 @@ def leftover_server(case: Case) -> Proof | None:
 def duplicate_task(case: Case) -> Proof | None:
     view = case.waiter_view
     mine = None if view is None else view.links.get(case.on)
-    if mine is None or "taken by another process" not in mine.finding:
+    if mine is None or mine.refusal is not Cause.DUPLICATE_TASK:
         return None
     what = f"{case.waiter} was started twice"
     return Proof(Cause.DUPLICATE_TASK, what, (f"{case.on} said: {mine.finding}",), culprit=case.waiter, peer=case.on)
@@ -139,7 +139,7 @@ def duplicate_task(case: Case) -> Proof | None:
 def out_of_step(case: Case) -> Proof | None:
     view = case.waiter_view
     side = None if view is None else view.workers.get(case.on)
-    if case.waiting.kind != "gradient" or side is None or side.done < 0 or side.done > case.step:
+    if case.waiting.kind is not WaitKind.GRADIENT or side is None or side.done < 0 or side.done > case.step:
         return None
     what = f"{case.on} stopped after {side.done} steps; the others go on with step {case.step}"
     return Proof(Cause.OUT_OF_STEP, what, (f"{case.waiter} was told so by {case.on} itself",))
@@ -148,31 +148,31 @@ def out_of_step(case: Case) -> Proof | None:
 def link_down(case: Case) -> Proof | None:
     """Neither end hears the other, and at least one of the two is known to live; or no packet comes back at all."""
     mine, theirs = case.links()
-    if case.waiting.kind == "allreduce":
+    if case.waiting.kind is WaitKind.SUM:
         return _no_packets(case)
     if case.forming or mine is None or (mine.up and mine.heard < UNHEARD):
         return None
     if theirs is not None:
         return _both_ways(case, mine, theirs)
     silence = case.seen.monitor_silence
-    if case.view is None and case.monitor is None and all(phrase in silence for phrase in NO_PACKETS):
+    if case.view is None and case.monitor is None and silence.reach is Reach.SILENT:
         others = _who_hears(case)
         if others:
             heard = f"{', '.join(others)} heard {case.on} less than {HEARD:g} s ago: it lives"
             what = f"no packet comes back from {case.on} to {case.waiter}, though others reach it"
-            return Proof(Cause.LINK_DOWN, what, (heard, f"{case.seen.address}: {silence}"), seconds=mine.heard)
+            return Proof(Cause.LINK_DOWN, what, (heard, f"{case.seen.address}: {silence.text}"), seconds=mine.heard)
         what = f"no packet comes back from {case.on}: its host is down, or the network between the two is cut"
-        return Proof(Cause.LINK_DOWN, what, (f"{case.seen.address}: {silence}",), seconds=mine.heard)
+        return Proof(Cause.LINK_DOWN, what, (f"{case.seen.address}: {silence.text}",), seconds=mine.heard)
     return None
 
 
 def _no_packets(case: Case) -> Proof | None:
     """Workers without servers have no link of ours between them; but whether a host answers at all is seen."""
     silence = case.seen.monitor_silence
-    if case.view is not None or case.monitor is not None or not all(phrase in silence for phrase in NO_PACKETS):
+    if case.view is not None or case.monitor is not None or silence.reach is not Reach.SILENT:
         return None
     what = f"no packet comes back from {case.on}: its host is down, or the network between the two is cut"
-    return Proof(Cause.LINK_DOWN, what, (f"{case.seen.address}: {silence}",))
+    return Proof(Cause.LINK_DOWN, what, (f"{case.seen.address}: {silence.text}",))
 
 
 def _both_ways(case: Case, mine: LinkView, theirs: LinkView) -> Proof | None:

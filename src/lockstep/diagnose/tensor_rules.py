@@ -7,13 +7,11 @@ that the other side saw.
 from __future__ import annotations
 
 from lockstep.diagnose.case import HELD_BACK, STUCK, UNHEARD, Case, Proof, ago
-from lockstep.diagnose.evidence import COMMIT, has_come, is_worker
-from lockstep.diagnose.verdict import Cause
+from lockstep.diagnose.evidence import has_come, is_worker
 from lockstep.diagnose.views import MovingView, TaskView
-from lockstep.protocol.waits import STATE_WAIT
+from lockstep.protocol.causes import Cause
+from lockstep.protocol.waits import WaitKind
 
-RDMA = "RDMA"
-"""How the path of a link begins that goes by it."""
 SENT = 2.0
 """A tensor that left this long ago over a link that works should be there."""
 
@@ -38,17 +36,17 @@ def request_lost(case: Case) -> Proof | None:
 
 
 def _saw_request(case: Case, view: TaskView) -> bool:
-    if case.waiting.kind == "gradient":
+    if case.waiting.kind is WaitKind.GRADIENT:
         side = view.servers.get(case.waiter)
         return side is None or side.open_step >= case.step
-    if case.waiting.kind == "parameter":
+    if case.waiting.kind is WaitKind.PARAMETER:
         worker = view.workers.get(case.waiter)
         return worker is None or worker.pulls >= case.number
     return True
 
 
 def _newest_request(case: Case, view: TaskView) -> str:
-    if case.waiting.kind == "gradient":
+    if case.waiting.kind is WaitKind.GRADIENT:
         return f"step {view.servers[case.waiter].open_step}"
     return f"version {view.workers[case.waiter].pulls}"
 
@@ -56,14 +54,14 @@ def _newest_request(case: Case, view: TaskView) -> str:
 def commit_lost(case: Case) -> Proof | None:
     """A server's word to the coordinator, or its answer, is lost between two servers."""
     view = case.view
-    if not case.waiting.wait.what.startswith(COMMIT) or view is None or not case.link_is_sound():
+    if case.waiting.kind is not WaitKind.COMMIT or view is None or not case.link_is_sound():
         return None
     if case.waiting.wait.seconds < case.evidence.patience or not case.nobody_is_stuck():
         return None
     servers = [seen.view for name, seen in case.evidence.tasks.items() if not is_worker(name) and seen.view is not None]
     if any(server.step <= case.step for server in servers):
         return None
-    if any(wait.what.startswith(STATE_WAIT) for wait in view.waits):
+    if any(wait.kind is WaitKind.STATE for wait in view.waits):
         return None  # a worker has yet to tell what it takes into the next step
     lost = Cause.ANSWER_LOST if view.committed >= case.step else Cause.REQUEST_LOST
     which = "the commit" if lost is Cause.ANSWER_LOST else "its word that it has applied"
@@ -73,7 +71,7 @@ def commit_lost(case: Case) -> Proof | None:
 
 
 def answer_lost(case: Case) -> Proof | None:
-    if not (case.link_is_sound() and case.nobody_is_stuck()) or case.waiting.kind == "control":
+    if not (case.link_is_sound() and case.nobody_is_stuck()) or not case.waiting.of_tensor:
         return None
     sender, receiver = case.view, case.waiter_view
     if sender is None or receiver is None or _moving(case) is not None or _held_back(case):
@@ -94,7 +92,7 @@ def _has_arrived(case: Case, receiver: TaskView) -> bool:
     bucket = receiver.buckets.get(case.bucket)
     if bucket is None:
         return True
-    if case.waiting.kind == "gradient":
+    if case.waiting.kind is WaitKind.GRADIENT:
         return case.on in bucket.arrived or bucket.version > case.step
     return bucket.version >= case.number
 
@@ -173,12 +171,12 @@ def _stands_since(case: Case, moving: MovingView) -> str:
 
 def _by_rdma(case: Case) -> bool:
     _, theirs = case.links()
-    return theirs is not None and theirs.path.startswith(RDMA)
+    return theirs is not None and theirs.by_rdma
 
 
 def sum_stands(case: Case) -> Proof | None:
     """Every worker has handed the bucket over, and torch.distributed does not bring its sum to an end."""
-    if case.waiting.kind != "allreduce" or case.waiting.wait.seconds < case.evidence.patience:
+    if case.waiting.kind is not WaitKind.SUM or case.waiting.wait.seconds < case.evidence.patience:
         return None
     if not has_come(case.evidence, case.waiting):
         return None

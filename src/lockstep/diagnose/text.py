@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lockstep.diagnose.verdict import Cause, Diagnosis, Edge, Verdict
+from lockstep.diagnose.verdict import Diagnosis, Edge, Verdict
+from lockstep.protocol.causes import Cause
 
 WIDTH = 100
 RULE = "-" * WIDTH

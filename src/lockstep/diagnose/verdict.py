@@ -5,65 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
+
+from lockstep.protocol.causes import CANNOT_HEAL, WARNINGS, Cause
 
 FORMAT = 1
 """Version of the JSON form. A reader refuses another one in words."""
 
 MAX_BYTES = 4 << 20
-
-
-class Cause(StrEnum):
-    """Why a job stands still, in the words of a report."""
-
-    NEVER_STARTED = "never started"
-    DEAD = "dead"
-    OUT_OF_MEMORY = "out of memory"
-    FROZEN = "frozen"
-    FAILED = "failed with an error"
-    USER_CODE = "stuck in user code"
-    DEVICE_CALL = "stuck in a device call"
-    COMMUNICATION = "stuck in the communication layer"
-    INPUT_STARVED = "input starved"
-    CHECKPOINT_STUCK = "checkpoint stuck"
-    DISK_FULL = "disk full"
-    REQUEST_LOST = "request lost"
-    ANSWER_LOST = "answer lost"
-    LINK_DOWN = "link down"
-    ONE_WAY_LINK = "one-way link"
-    SLOW_LINK = "slow link"
-    STRAGGLER = "straggler"
-    OUT_OF_STEP = "workers out of step or out of data"
-    MISMATCH = "model, settings or version mismatch"
-    WIRING = "host lists or task indices do not fit"
-    STALE_INCARNATION = "stale incarnation"
-    LEFTOVER_SERVER = "leftover server of another job"
-    DUPLICATE_TASK = "duplicate task"
-    DEADLOCK = "deadlock cycle"
-    OVERLOADED_SERVER = "overloaded server"
-    UNKNOWN = "unknown"
-
-
-WARNINGS = frozenset({Cause.SLOW_LINK, Cause.STRAGGLER, Cause.OVERLOADED_SERVER})
-"""The job goes on, only slower."""
-
-CANNOT_HEAL = frozenset(
-    {
-        Cause.DEAD,
-        Cause.OUT_OF_MEMORY,
-        Cause.FAILED,
-        Cause.DISK_FULL,
-        Cause.OUT_OF_STEP,
-        Cause.MISMATCH,
-        Cause.WIRING,
-        Cause.STALE_INCARNATION,
-        Cause.LEFTOVER_SERVER,
-        Cause.DUPLICATE_TASK,
-        Cause.DEADLOCK,
-    }
-)
-"""Waiting longer changes nothing. The others may end by themselves: a debugger lets go, a network comes back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

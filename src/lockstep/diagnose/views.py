@@ -10,9 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from enum import StrEnum
+from typing import Any, TypeVar
 
-FORMAT = 1
+from lockstep.protocol.activity import Code, Doing
+from lockstep.protocol.causes import Cause
+from lockstep.protocol.waits import WaitKind
+
+_Kind = TypeVar("_Kind", bound=StrEnum)
+_Default = TypeVar("_Default")
+
+FORMAT = 2
 MAX_BYTES = 16 << 20
 _MAX_ITEMS = 100_000
 
@@ -33,6 +41,14 @@ def _whole(value: object, default: int = 0) -> int:
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else default
 
 
+def _member(kind: type[_Kind], value: object, default: _Default) -> _Kind | _Default:
+    """The member of an enum with this value; a version that knows more of them is no reason to read nothing."""
+    try:
+        return kind(value) if isinstance(value, str) else default
+    except ValueError:
+        return default
+
+
 def _object(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
@@ -50,7 +66,9 @@ class WaitView:
     """One wait of a task."""
 
     on: str
+    kind: WaitKind
     what: str
+    """For people: the key of a tensor, or a few words."""
     step: int
     seconds: float
     state: str
@@ -87,6 +105,9 @@ class LinkView:
     callback_seconds: float
     callback_stack: tuple[str, ...]
     finding: str
+    refusal: Cause | None = None
+    """Why the peer refuses this task, where it does."""
+    by_rdma: bool = False
     watched: float = 0.0
     """Seconds for which the kernel's counters below were watched; 0: they are not known."""
     waiting: int = 0
@@ -103,13 +124,12 @@ class LinkView:
 class MainView:
     """The training thread: what it says it does, and what the kernel says."""
 
-    doing: str
+    doing: Doing
     detail: str
     seconds: float
     cpu: float
     """Share of a processor in the last two seconds; -1 where it is not known."""
-    where: str
-    """Whose code the stack is in: user code, a device call, the communication layer."""
+    where: Code
     stack: tuple[str, ...]
 
 
@@ -162,7 +182,7 @@ class StoreView:
     busy: float
     queued: int
     cpu: float
-    where: str
+    where: Code
     stack: tuple[str, ...]
 
 
@@ -326,11 +346,11 @@ def _main(value: object) -> MainView | None:
     if not one:
         return None
     return MainView(
-        _text(one.get("doing")),
+        _member(Doing, one.get("doing"), Doing.NOTHING),
         _text(one.get("detail")),
         _number(one.get("seconds")),
         _number(one.get("cpu"), -1.0),
-        _text(one.get("where")),
+        _member(Code, one.get("where"), Code.UNKNOWN),
         _lines(one.get("stack")),
     )
 
@@ -344,7 +364,7 @@ def _store(value: object) -> StoreView | None:
         _number(one.get("busy")),
         _whole(one.get("queued")),
         _number(one.get("cpu"), -1.0),
-        _text(one.get("where")),
+        _member(Code, one.get("where"), Code.UNKNOWN),
         _lines(one.get("stack")),
     )
 
@@ -352,6 +372,7 @@ def _store(value: object) -> StoreView | None:
 def _wait(one: Mapping[str, Any]) -> WaitView:
     return WaitView(
         _text(one.get("on")),
+        _member(WaitKind, one.get("kind"), WaitKind.OTHER),
         _text(one.get("what")),
         _whole(one.get("step"), -2),
         _number(one.get("seconds")),
@@ -377,6 +398,8 @@ def _link(one: Mapping[str, Any]) -> LinkView:
         callback_seconds=_number(callback.get("seconds")),
         callback_stack=_lines(callback.get("stack")),
         finding=_text(one.get("finding")),
+        refusal=_member(Cause, one.get("refusal"), None),
+        by_rdma=one.get("rdma") is True,
         watched=_number(kernel.get("watched")),
         waiting=_whole(kernel.get("waiting")),
         segments_in=_whole(kernel.get("segments_in")),

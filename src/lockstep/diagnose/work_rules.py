@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from lockstep.diagnose.case import BUSY, IDLE, STUCK, Case, Proof, ago
 from lockstep.diagnose.evidence import is_worker
-from lockstep.diagnose.verdict import Cause
 from lockstep.diagnose.views import LinkView, MainView, TaskView
+from lockstep.protocol.activity import TRAINING, Code, Doing
+from lockstep.protocol.causes import Cause
+from lockstep.protocol.waits import WaitKind
 
 FULL = 1 << 20
 """A disk with less room than this is full."""
@@ -20,7 +22,7 @@ IMPORTING = "importing torch"
 def _training(case: Case) -> MainView | None:
     """The training thread of the worker that is waited for, if it is what everybody waits for."""
     view = case.view
-    if view is None or view.main is None or not is_worker(case.on) or view.main.doing == "waiting":
+    if view is None or view.main is None or not is_worker(case.on) or view.main.doing is Doing.WAITING:
         return None
     return view.main
 
@@ -35,7 +37,7 @@ def _in_step(case: Case) -> str:
 
 def user_code(case: Case) -> Proof | None:
     main = _training(case)
-    if main is None or main.doing not in ("user code", "computing") or main.where != "user code":
+    if main is None or main.doing not in TRAINING or main.where is not Code.USER:
         return None
     if not _stands_still(case, main):
         return None
@@ -46,9 +48,9 @@ def user_code(case: Case) -> Proof | None:
 
 def device_call(case: Case) -> Proof | None:
     main = _training(case)
-    if main is None or main.where != "device call" or main.seconds < case.evidence.patience:
+    if main is None or main.where is not Code.DEVICE or main.seconds < case.evidence.patience:
         return None
-    if main.doing not in ("user code", "computing"):
+    if main.doing not in TRAINING:
         return None
     what = f"the training thread of {case.on} does not come back from a device call {_in_step(case)}"
     said = f"{case.on} says: {main.doing} for {ago(main.seconds)}; its stack is inside the device library"
@@ -57,7 +59,7 @@ def device_call(case: Case) -> Proof | None:
 
 def input_starved(case: Case) -> Proof | None:
     main = _training(case)
-    if main is None or main.doing != "input" or main.seconds < case.evidence.patience:
+    if main is None or main.doing is not Doing.INPUT or main.seconds < case.evidence.patience:
         return None
     where = main.detail or "its input"
     what = f"{case.on} has no data for step {case.step}: it waits for {where}"
@@ -74,7 +76,7 @@ def input_starved(case: Case) -> Proof | None:
 
 def disk_full(case: Case) -> Proof | None:
     view, main = case.view, _training(case)
-    if view is None or main is None or main.doing != "checkpoint" or not 0 <= view.disk_free < FULL:
+    if view is None or main is None or main.doing is not Doing.CHECKPOINT or not 0 <= view.disk_free < FULL:
         return None
     what = f"{case.on} cannot write its checkpoint: the disk of {view.disk_folder} is full"
     said = f"{view.disk_folder} on {view.host} has {view.disk_free} bytes left"
@@ -83,7 +85,7 @@ def disk_full(case: Case) -> Proof | None:
 
 def checkpoint_stuck(case: Case) -> Proof | None:
     view, main = case.view, _training(case)
-    if view is None or main is None or main.doing != "checkpoint" or 0 <= view.disk_free < FULL:
+    if view is None or main is None or main.doing is not Doing.CHECKPOINT or 0 <= view.disk_free < FULL:
         return None
     if not _stands_still(case, main) or view.written_ago < case.evidence.patience:
         return None
@@ -98,10 +100,10 @@ def _writes(case: Case, view: TaskView) -> bool:
 
 def straggler(case: Case) -> Proof | None:
     view, main = case.view, _training(case)
-    if view is not None and main is not None and main.doing == "checkpoint" and _writes(case, view):
+    if view is not None and main is not None and main.doing is Doing.CHECKPOINT and _writes(case, view):
         what = f"{case.on} still writes its checkpoint {main.detail}"
         return Proof(Cause.STRAGGLER, what, (f"it wrote {ago(view.written_ago)} ago",), seconds=main.seconds)
-    if main is None or main.doing not in ("user code", "computing") or main.where == "device call":
+    if main is None or main.doing not in TRAINING or main.where is Code.DEVICE:
         return None
     if main.cpu < BUSY:
         return None
@@ -131,7 +133,7 @@ def store_stuck(case: Case) -> Proof | None:
         return None
     if case.view is not None and case.view.phase == IMPORTING:
         return None  # another thread of it imports, and this one waits for that: on a slow machine for long
-    in_device = store.where == "device call"
+    in_device = store.where is Code.DEVICE
     where = "a device call" if in_device else "the communication layer"
     what = f"the update thread of {case.on} stands still in {where}: {store.doing}"
     cause = Cause.DEVICE_CALL if in_device else Cause.COMMUNICATION
@@ -167,7 +169,12 @@ def deadlock(case: Case) -> Proof | None:
     if case.cycle and case.waiting.wait.seconds >= case.evidence.patience:
         ring = " -> ".join(case.cycle)
         return Proof(Cause.DEADLOCK, f"these tasks wait for one another: {ring}", ("each of them says so itself",))
-    if case.waiting.kind != "gradient" or view is None or view.main is None or view.main.doing != "waiting":
+    if (
+        case.waiting.kind is not WaitKind.GRADIENT
+        or view is None
+        or view.main is None
+        or view.main.doing is not Doing.WAITING
+    ):
         return None
     if view.main.seconds < SETTLED * case.evidence.patience or view.loop_queued:
         return None  # it has just come to the wait; its gradients may be on their way to its own loop

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lockstep.doctor.finding import Cause, Finding
-from lockstep.runtime.knock import Answer
+from lockstep.protocol.reach import Reach
 from lockstep.runtime.start_facts import StartFacts
 from lockstep.transports.verbs.devices import RdmaPort
 
@@ -24,7 +24,7 @@ class Visit:
     visitor: str
     host: str
     address: str
-    answer: Answer
+    answer: Reach
     words: str = ""
     task: str = ""
     phase: str = ""
@@ -38,7 +38,7 @@ class Visit:
     @property
     def reached(self) -> bool:
         """The task that was looked for answered."""
-        return self.answer is Answer.LOCKSTEP and self.task == self.host
+        return self.answer is Reach.LOCKSTEP and self.task == self.host
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ def _visit(one: Any) -> Visit | None:
         texts = {name: _text(one[name]) for name in ("visitor", "host", "address", "words", "task", "phase")}
         more = {name: _text(one[name]) for name in ("process", "version", "other_port")}
         numbers = {"phase_seconds": float(one["phase_seconds"]), "job": int(one["job"])}
-        return Visit(answer=Answer(one["answer"]), **texts, **more, **numbers)  # type: ignore[arg-type]
+        return Visit(answer=Reach(one["answer"]), **texts, **more, **numbers)  # type: ignore[arg-type]
     except (AssertionError, KeyError, TypeError, ValueError):
         return None
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from lockstep.doctor.facts import DOCTOR_PHASE, Case, NameFact, Visit
 from lockstep.doctor.finding import Cause, Finding
 from lockstep.protocol.ids import TaskId
-from lockstep.runtime.knock import Answer
+from lockstep.protocol.reach import Reach
 
-_LOST = (Answer.SILENT, Answer.NO_ROUTE, Answer.REFUSED)
+_LOST = (Reach.SILENT, Reach.NO_ROUTE, Reach.REFUSED)
 
 
 def reach_findings(case: Case) -> Iterator[Finding]:
@@ -101,14 +101,14 @@ def _wrong_answers(case: Case) -> Iterator[Finding]:
     told: set[tuple[str, str]] = set()
     for visit in case.visits:
         who, key = _short(visit.host), (visit.host, visit.words)
-        if visit.answer is Answer.LOCKSTEP and visit.task != visit.host and key not in told:
+        if visit.answer is Reach.LOCKSTEP and visit.task != visit.host and key not in told:
             there = f"{_short(visit.task)} ({visit.process})" if visit.task else "another task"
             yield Finding(
                 Cause.WRONG_TASK,
                 f"{visit.address} should be {who} and is {there}; the host lists or the task indices do not fit: give "
                 "every task the same lists, and each its own index.",
             )
-        elif visit.answer in (Answer.OTHER_PROGRAM, Answer.MUTE) and key not in told:
+        elif visit.answer in (Reach.OTHER_PROGRAM, Reach.MUTE) and key not in told:
             yield Finding(
                 Cause.OTHER_PROGRAM,
                 f"{visit.address}, the address of {who}, {visit.words}; end that program, or give {who} another port "
@@ -139,14 +139,14 @@ def _missing(lost: list[Visit], missing: list[str], forming: bool) -> Iterator[F
     for task in missing:
         visit = next(visit for visit in lost if visit.host == task)
         who = _short(task)
-        if visit.answer is Answer.REFUSED and not forming:
+        if visit.answer is Reach.REFUSED and not forming:
             yield Finding(
                 Cause.REMARK,
                 f"nothing listens at {visit.address} yet ({who}), though its host answers; start its task, or run "
                 "'lockstep doctor' there at the same time.",
                 False,
             )
-        elif visit.answer is Answer.REFUSED:
+        elif visit.answer is Reach.REFUSED:
             yield Finding(
                 Cause.NOTHING_LISTENS,
                 f"{who} is missing: {visit.address} refuses connections, nothing listens there; start {who}, and look "
@@ -165,7 +165,7 @@ def _one_way(visit: Visit, reached_by: dict[str, list[str]]) -> Finding:
     back = visit.host in reached_by.get(visit.visitor, ())
     others = [_short(task) for task in reached_by.get(visit.host, ()) if task != visit.visitor]
     proof = f"{who} reaches {visitor}" if back else f"{others[0]} reaches {who}" if others else f"{who} is up"
-    verb = "rejects" if visit.answer is Answer.REFUSED else "drops"
+    verb = "rejects" if visit.answer is Reach.REFUSED else "drops"
     return Finding(
         Cause.NO_ANSWER,
         f"{visitor} does not reach {who} at {visit.address}, although {proof}: a firewall {verb} what goes from "

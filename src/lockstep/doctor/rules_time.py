@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lockstep.doctor.facts import Visit
-from lockstep.runtime.knock import Answer
+from lockstep.protocol.reach import Reach
 
 LATE_SECONDS = 1.0
 """Everybody looks again at whoever did not answer at least this often."""
@@ -36,7 +36,7 @@ def without_early_refusals(stories: Sequence[Story], first_heard: Mapping[str, f
         visit
         for story in stories
         for visit in story.visits
-        if visit.answer is not Answer.REFUSED
+        if visit.answer is not Reach.REFUSED
         or visit.host not in there_since
         or story.heard_at - story.age >= there_since[visit.host]
     ]

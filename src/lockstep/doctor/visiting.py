@@ -11,7 +11,8 @@ from lockstep.doctor.facts import DOCTOR_PHASE, MAX_ENTRIES, MAX_TEXT, PeerRepor
 from lockstep.doctor.listening import SERVICE
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.messages import Description
-from lockstep.runtime.knock import Answer, greet, knock
+from lockstep.protocol.reach import Reach
+from lockstep.runtime.knock import greet, knock
 from lockstep.runtime.start_facts import read_start_facts
 from lockstep.transports.wire.monitor_client import Unreachable, describe, fetch_snapshot, tell
 
@@ -34,20 +35,20 @@ class Seen:
 
 def look_at(visitor: TaskId, task: TaskId, address: str, word: bytes = b"") -> Seen:
     """Takes up to three seconds, each step with a deadline. ``word`` is left with a doctor that answers there."""
-    blank = Visit(str(visitor), str(task), address, Answer.SILENT)
+    blank = Visit(str(visitor), str(task), address, Reach.SILENT)
     knocked = knock(address, ASK_SECONDS)
-    if knocked.answer is not Answer.OPEN:
+    if knocked.answer is not Reach.OPEN:
         return Seen(replace(blank, answer=knocked.answer, words=f"{knocked.detail}{knocked.note}"))
     try:
         found = describe(address, ASK_SECONDS)
     except Unreachable as error:
         greeted = greet(address)
-        if greeted.answer is Answer.OPEN:
-            greeted = replace(greeted, answer=Answer.OTHER_PROGRAM, detail=f"is no Lockstep: {error.reason}")
+        if greeted.answer is Reach.OPEN:
+            greeted = replace(greeted, answer=Reach.OTHER_PROGRAM, detail=f"is no Lockstep: {error.reason}")
         return Seen(replace(blank, answer=greeted.answer, words=greeted.detail))
     visit = replace(
         blank,
-        answer=Answer.LOCKSTEP,
+        answer=Reach.LOCKSTEP,
         words=f"is {found.task}",
         task=found.task,
         phase="ended" if found.exited else found.phase,
@@ -115,7 +116,7 @@ def _try_second_port(address: str, found: Description) -> str:
         return ""
     knocked = knock(address, ASK_SECONDS)
     # A task that has just ended refuses, which is no sign of a firewall.
-    return f"{address} {knocked.detail}" if knocked.answer in (Answer.SILENT, Answer.NO_ROUTE) else ""
+    return f"{address} {knocked.detail}" if knocked.answer in (Reach.SILENT, Reach.NO_ROUTE) else ""
 
 
 def _snapshot(address: str, service: str) -> dict[str, Any]:
@@ -139,12 +140,12 @@ def _link(task: str, link: dict[str, Any]) -> Visit | None:
     try:
         peer = str(TaskId.parse(str(link["peer"])))
         front, words = str(link["front"])[:MAX_TEXT], str(link["finding"])[:MAX_TEXT]
-        answer = Answer(link["answer"])
+        answer = Reach(link["answer"])
         tried = int(link["attempts"]) > 0 or link["state"] == "up"
     except (KeyError, ValueError, TypeError):
         return None
     if not tried:
         return None
-    if link["state"] == "up" or answer is Answer.LOCKSTEP:
-        return Visit(task, peer, front, Answer.LOCKSTEP, words, peer)
+    if link["state"] == "up" or answer is Reach.LOCKSTEP:
+        return Visit(task, peer, front, Reach.LOCKSTEP, words, peer)
     return Visit(task, peer, front, answer, words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.diagnose.verdict import Cause
+from lockstep.protocol.causes import Cause
 from lockstep.protocol.faults import (
     BlockCallback,
     BlockLoop,

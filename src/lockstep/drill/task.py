@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.diagnose.ending import by_verdict
+from lockstep.protocol.activity import Doing
 from lockstep.protocol.effects import Apply
 from lockstep.protocol.faults import EndEarly, Fault, OddModel, OddSetting, OddVersion, parse_fault, to_text
 from lockstep.protocol.ids import CHIEF, INITIAL_STEP, Role, TaskId
@@ -21,6 +21,7 @@ from lockstep.protocol.messages import GroupRates, Layout, ParameterEntry, Setti
 from lockstep.protocol.plan import Plan, make_plan
 from lockstep.runtime.cluster import DEFAULT_PROTOCOL, ClusterSpec
 from lockstep.runtime.dump import on_signal
+from lockstep.runtime.failures import failure_of
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
 from lockstep.runtime.node import NodeConfig
 from lockstep.runtime.outcome import JobEndedError, Outcome
@@ -189,7 +190,7 @@ def _run_worker(node: WorkerNode, plan: TaskPlan) -> int:
     except JobEndedError as ended:
         return _code(ended.outcome)
     except Exception as error:  # noqa: BLE001 - whatever it is, the job is told and ends
-        node.fail(f"failed: {type(error).__name__}: {error}")
+        node.fail(failure_of(error))
         return EXIT_FAILED
     finally:
         node.close()
@@ -198,7 +199,7 @@ def _run_worker(node: WorkerNode, plan: TaskPlan) -> int:
 def _code(outcome: Outcome) -> int:
     if outcome.ok:
         return 0
-    return EXIT_VERDICT if by_verdict(outcome.reason) else EXIT_FAILED
+    return EXIT_FAILED if outcome.reason.own_error else EXIT_VERDICT
 
 
 def parameters(plan: TaskPlan) -> tuple[ParameterEntry, ...]:
@@ -242,6 +243,6 @@ def _compute(node: WorkerNode, plan: TaskPlan, step: int, chance: random.Random)
         time.sleep(chance.uniform(0.2, 1.5))
     if step % 400 == 399:
         target = Path(plan.folder, f"checkpoint-{node.task.index}")
-        with node.main.during("checkpoint", str(target)):
+        with node.main.during(Doing.CHECKPOINT, str(target)):
             target.write_bytes(bytes(1 << 20))
             time.sleep(chance.uniform(0.2, 1.5))

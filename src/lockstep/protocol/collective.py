@@ -7,15 +7,16 @@ one is not, any of the others may lack it; who of them has handed it over is see
 
 from __future__ import annotations
 
+from lockstep.protocol import phrases
+from lockstep.protocol.causes import Reason
 from lockstep.protocol.effects import Effect, JobEnded
 from lockstep.protocol.events import Awaited, Broken, Event, Finished, Met, Produced, Reduced, Sealed, StepBegun
 from lockstep.protocol.ids import BucketId, Incarnation, Step, TaskId, worker
 from lockstep.protocol.journal import NO_BUCKET, Happening, Journal
 from lockstep.protocol.keys import TensorKey, all_reduce_name
-from lockstep.protocol.waits import Wait
+from lockstep.protocol.waits import Wait, WaitKind
 
 NOTHING = (-1, -1)
-LAST_WAIT = "the end of the job"
 
 
 class CollectiveMachine:
@@ -88,7 +89,7 @@ class CollectiveMachine:
         if not any(open_step <= step for open_step, _ in self._open):
             self._sealed = {number: at for number, at in self._sealed.items() if number > step}
 
-    def _end(self, culprit: str, step: Step, reason: str) -> list[Effect]:
+    def _end(self, culprit: str, step: Step, reason: Reason) -> list[Effect]:
         if self._ended:
             return []
         self._ended = True
@@ -102,7 +103,7 @@ class CollectiveMachine:
         if self._ended:
             return []
         if self._missing:
-            return [self._wait(other, "its joining", -1, self._began, "missing") for other in self._missing]
+            return [self._wait(other, WaitKind.JOINING, -1, self._began, "missing") for other in self._missing]
         if not self._others:
             return self._wait_for_itself()
         for (step, bucket), handed_at in self._open.items():
@@ -110,21 +111,22 @@ class CollectiveMachine:
                 since = max(handed_at, self._sealed[step])
                 return [self._wait_for_bucket(other, step, bucket, since) for other in self._others]
         if self._finished_at is not None:
-            return [self._wait(other, LAST_WAIT, self.step, self._finished_at, "finished") for other in self._others]
+            return [self._wait(other, WaitKind.END, self.step, self._finished_at, "finished") for other in self._others]
         return []
 
     def _wait_for_bucket(self, other: TaskId, step: Step, bucket: BucketId, since: float) -> Wait:
         key = TensorKey(other, self._lives.get(other, 0), self.task, all_reduce_name(bucket))
-        return self._wait(other, str(key), step, since, "handed over here, not summed")
+        due = since + self._patience
+        return Wait(self.task, other, WaitKind.SUM, step, since, due, phrases.handed_over(), key, bucket)
 
     def _wait_for_itself(self) -> list[Wait]:
         """Nobody else is there: what takes long is this task's own step."""
         if self.step < 0 or self.step in self._sealed or self._finished_at is not None:
             return []
-        return [self._wait(self.task, "its own step", self.step, self._step_at, "computing")]
+        return [self._wait(self.task, WaitKind.OWN_STEP, self.step, self._step_at, "computing")]
 
-    def _wait(self, on: TaskId, what: str, step: Step, since: float, state: str) -> Wait:
-        return Wait(self.task, on, what, step, since, since + self._patience, state)
+    def _wait(self, on: TaskId, kind: WaitKind, step: Step, since: float, state: str) -> Wait:
+        return Wait(self.task, on, kind, step, since, since + self._patience, state)
 
     def snapshot(self) -> dict[str, object]:
         return {

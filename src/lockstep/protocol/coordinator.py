@@ -13,8 +13,8 @@ worker has also told the small local state that it takes into the next one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from lockstep.protocol import phrases
+from lockstep.protocol.causes import Cause, Reason
 from lockstep.protocol.effects import Effect, Send
 from lockstep.protocol.events import (
     Broken,
@@ -24,6 +24,7 @@ from lockstep.protocol.events import (
     LinkUp,
     PeerGone,
     Received,
+    Searched,
     Tick,
 )
 from lockstep.protocol.ids import INITIAL_STEP, TaskId
@@ -44,7 +45,7 @@ from lockstep.protocol.messages import (
     Saved,
     Seal,
 )
-from lockstep.protocol.waits import STATE_WAIT, Wait
+from lockstep.protocol.waits import Wait, WaitKind
 
 __all__ = ["PHASE_TRANSITIONS", "CoordinatorMachine", "Phase", "PhaseTrigger"]
 
@@ -65,6 +66,9 @@ class CoordinatorMachine(RunningJob):
                 return self._end_if_possible(now)
             case Broken():
                 return self._finish_badly(event.culprit, event.step, event.reason, now)
+            case Searched(findings=findings):
+                self._findings = {TaskId.parse(finding.task): finding for finding in findings}
+                return []
             case LinkUp():
                 return self._on_link_up(event)
             case LinkLost():
@@ -126,23 +130,19 @@ class CoordinatorMachine(RunningJob):
         self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.COMPLETE)
         return self._new_view(now)
 
-    def _why_refused(self, peer: TaskId, join: Join) -> str | None:
+    def _why_refused(self, peer: TaskId, join: Join) -> Reason | None:
         if join.token != self._token:
-            return f"{peer} came with another job token; start every task with the same --job_token"
+            return Reason(Cause.MISMATCH, phrases.other_token(peer))
         known = self._joined.get(peer)
         if known is None or (self.phase is Phase.RUNNING and self.losses.may_come_back(peer, join.incarnation)):
             return None
         if self.phase is Phase.FORMING:
-            return (
-                f"{peer} is already taken by process {known.pid} on {known.host}; "
-                f"give process {join.pid} on {join.host} a --task_index of its own"
-            )
-        return (
-            f"the job runs already with another life of {peer} (process {known.pid} on {known.host}); "
-            "end that job first, or give this task an index of its own"
-        )
+            text = phrases.index_taken(peer, known, join)
+            return Reason(Cause.DUPLICATE_TASK, text, host=known.host, pid=known.pid)
+        text = phrases.job_runs_already(peer, known)
+        return Reason(Cause.LEFTOVER_SERVER, text, host=known.host, pid=known.pid)
 
-    def _first_different_setting(self, join: Join) -> str | None:
+    def _first_different_setting(self, join: Join) -> Reason | None:
         if not self._joined:
             return None
         reference_task, reference = next(iter(self._joined.items()))
@@ -150,10 +150,8 @@ class CoordinatorMachine(RunningJob):
         ours = {s.name: s.value for s in reference.settings}
         for name in sorted(ours.keys() | theirs.keys()):
             if ours.get(name) != theirs.get(name):
-                return (
-                    f"{join.task} has {name}={theirs.get(name, '(none)')}, "
-                    f"{reference_task} has {name}={ours.get(name, '(none)')}; start all tasks with the same value"
-                )
+                text = phrases.setting_differs(name, join.task, theirs.get(name), reference_task, ours.get(name))
+                return Reason(Cause.MISMATCH, text, peer=str(reference_task))
         return None
 
     def _on_link_up(self, event: LinkUp) -> list[Effect]:
@@ -176,17 +174,13 @@ class CoordinatorMachine(RunningJob):
         """The tasks that have not joined."""
         return tuple(task for task in self.shape.tasks() if task not in self._joined)
 
-    def note_findings(self, findings: Sequence[MissingTask]) -> None:
-        """What was found at the addresses of missing tasks; it goes out with the next roster."""
-        self._findings = {TaskId.parse(finding.task): finding for finding in findings}
-
     def roster(self, now: float) -> Roster:
         """Who is missing, with what was found at its address."""
         return Roster(tuple(self._finding(task, now) for task in self.missing()))
 
     def _finding(self, task: TaskId, now: float) -> MissingTask:
         # With words for an address: those that were lost have none, and are spoken of in another way.
-        blank = MissingTask(str(task), "its address", "not looked for yet", now - self._since, 0)
+        blank = MissingTask(str(task), phrases.an_address(), phrases.not_looked_for(), now - self._since, 0)
         return self._findings.get(task, blank)
 
     # -- time, and what others may ask --
@@ -206,7 +200,8 @@ class CoordinatorMachine(RunningJob):
         late = self.losses.overdue(now)
         if late is not None:
             task, loss = late
-            reason = f"{loss.reason}; it did not come back within {self.rules.rejoin_seconds:.0f} s"
+            text = phrases.did_not_come_back(loss.reason.text, self.rules.rejoin_seconds)
+            reason = loss.reason.worded(text)
             return self._finish_badly(task, self._steps_seen(), reason, now)
         effects: list[Effect] = []
         if self.losses.is_waiting and now >= self._roster_at:
@@ -235,7 +230,7 @@ class CoordinatorMachine(RunningJob):
                 Wait(
                     here,
                     task,
-                    "its joining",
+                    WaitKind.JOINING,
                     INITIAL_STEP,
                     self._since,
                     self._roster_at,
@@ -245,12 +240,15 @@ class CoordinatorMachine(RunningJob):
             ]
         if self.phase is not Phase.RUNNING:
             return []
-        saved, due = f"its shard of version {self.saving.version}", self.saving.repeat_at or 0.0
+        shard, due = phrases.shard_of(self.saving.version), self.saving.repeat_at or 0.0
         step = self._steps_seen()
-        found = [Wait(here, task, saved, step, self.saving.since, due, "saving") for task in self.saving.missing()]
+        found = [
+            Wait(here, task, WaitKind.SHARD, step, self.saving.since, due, "saving", detail=shard)
+            for task in self.saving.missing()
+        ]
         since, due = self._applied_since, self._applied_since + REPEAT_SECONDS
         found += [
-            Wait(here, task, f"{STATE_WAIT} {step + 1}", step, since, due, "the step is applied on every server")
+            Wait(here, task, WaitKind.STATE, step, since, due, phrases.applied_everywhere())
             for task in self._lacking_states()
             if not self.losses.is_away(task)
         ]
@@ -264,13 +262,13 @@ class CoordinatorMachine(RunningJob):
             "joined": [str(task) for task in self._joined],
             "missing": [str(task) for task in self.missing()],
             "done": {str(task): steps for task, steps in self._done.items()},
-            "lost": {str(task): loss.reason for task, loss in self.losses.lost.items()},
+            "lost": {str(task): loss.reason.text for task, loss in self.losses.lost.items()},
             "saved": self.saving.last,
             "saving": self.saving.version,
             "steps_without": {str(task): count for task, count in self.dropped.items()},
             "end": None
             if self.end is None
-            else {"ok": self.end.ok, "culprit": self.end.culprit, "reason": self.end.reason},
+            else {"ok": self.end.ok, "culprit": self.end.culprit, "reason": self.end.reason.text},
         }
 
     def check(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lockstep.protocol.causes import NO_REASON, Reason
 from lockstep.protocol.ids import INITIAL_STEP, BucketId, JobId, Step, TaskId
 from lockstep.protocol.messages import Answer, GroupRates, Layout, Member, Message, MissingTask, Question, Saved, Ticket
 
@@ -166,7 +167,7 @@ class JobEnded:
     ok: bool
     culprit: str
     step: Step
-    reason: str
+    reason: Reason = NO_REASON
     again: bool = False
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from lockstep.protocol.ids import TaskId
+
 
 class ProtocolError(Exception):
     """Base of both; never raised itself."""
@@ -17,4 +19,8 @@ class LocalProtocolError(ProtocolError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """A peer sent something it must not send."""
+    """``peer`` sent something it must not send."""
+
+    def __init__(self, peer: TaskId, text: str) -> None:
+        super().__init__(text)
+        self.peer = peer

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lockstep.protocol.causes import Reason
 from lockstep.protocol.ids import BucketId, Incarnation, Step, TaskId
-from lockstep.protocol.messages import GroupRates, Layout, Message, Question, Saved
+from lockstep.protocol.messages import GroupRates, Layout, Message, MissingTask, Question, Saved
 from lockstep.protocol.plan import Plan
 
 
@@ -37,7 +38,7 @@ class PeerGone:
     """
 
     peer: TaskId
-    reason: str
+    reason: Reason
     incarnation: Incarnation = 0
 
 
@@ -175,7 +176,14 @@ class Broken:
 
     culprit: TaskId
     step: Step
-    reason: str
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """What was found at the addresses of the tasks that have not joined; the coordinator passes it on."""
+
+    findings: tuple[MissingTask, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +232,7 @@ Event = (
     | Finished
     | BucketApplied
     | Broken
+    | Searched
     | Awaited
     | Met
     | Reduced

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
+from lockstep.protocol import phrases
+from lockstep.protocol.causes import Reason
 from lockstep.protocol.effects import Effect, Send
 from lockstep.protocol.ids import INITIAL_STEP, ClusterShape, Incarnation, JobId, Step, TaskId
 from lockstep.protocol.journal import Happening, Journal
@@ -216,18 +218,18 @@ class RunningJob:
             if self.saving.last != steps and self.committed == steps - 1:
                 self._begin_saving(now)
                 return self._tell_servers()
-        return self._finish(End(True, "", steps, ""), now)
+        return self._finish(End(True, "", steps), now)
 
     # -- losses: a worker's may be healed, a server's takes everybody back to a checkpoint --
 
     def _on_lost(self, lost: Lost, now: float) -> list[Effect]:
         task = TaskId.parse(lost.task)
-        if lost.reason:
+        if not lost.lives:
             return self._on_loss(task, lost.incarnation, lost.reason, now)
         known = self.losses.found_again(task, lost.incarnation)
         return self._tell_of_losses(now) if known else []
 
-    def _on_loss(self, task: TaskId, incarnation: Incarnation, reason: str, now: float) -> list[Effect]:
+    def _on_loss(self, task: TaskId, incarnation: Incarnation, reason: Reason, now: float) -> list[Effect]:
         known = self._joined.get(task)
         if self.end is not None or (incarnation and known is not None and known.incarnation != incarnation):
             return []
@@ -243,11 +245,12 @@ class RunningJob:
             return self._lose_worker(task, reason, now)
         return self._finish_badly(task, self._steps_seen(), reason, now)
 
-    def _lose_worker(self, task: TaskId, reason: str, now: float) -> list[Effect]:
-        self._journal.record(now, Happening.LOST, self._steps_seen(), peer=task, cause=reason)
+    def _lose_worker(self, task: TaskId, reason: Reason, now: float) -> list[Effect]:
+        self._journal.record(now, Happening.LOST, self._steps_seen(), peer=task, cause=reason.text)
         start = max(self.committed + 1, INITIAL_STEP)
         if stuck := self.states.stuck_at(task, start):
-            return self._finish_badly(task, self._steps_seen(), f"{reason}; it cannot be taken back: {stuck}", now)
+            reason = reason.worded(phrases.cannot_be_taken_back(reason.text, stuck))
+            return self._finish_badly(task, self._steps_seen(), reason, now)
         self.states.forget_stuck_after(task, start)
         begun = self.committed >= INITIAL_STEP
         changed = self.losses.lose(task, self._joined[task].incarnation, reason, now, may_shrink=begun)
@@ -284,7 +287,7 @@ class RunningJob:
 
     # -- the end --
 
-    def _finish_badly(self, culprit: TaskId, step: Step, reason: str, now: float) -> list[Effect]:
+    def _finish_badly(self, culprit: TaskId, step: Step, reason: Reason, now: float) -> list[Effect]:
         if self.end is not None:
             return []
         return self._finish(End(False, str(culprit), step, reason), now)
@@ -292,7 +295,7 @@ class RunningJob:
     def _finish(self, end: End, now: float) -> list[Effect]:
         self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.END)
         self.end = end
-        self._journal.record(now, Happening.ENDED, end.step, cause=end.reason)
+        self._journal.record(now, Happening.ENDED, end.step, cause=end.reason.text)
         return [Send(task, end) for task in self.shape.tasks() if task in self._joined]
 
     def _steps_seen(self) -> Step:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from lockstep.protocol import phrases
+from lockstep.protocol.causes import Reason
 from lockstep.protocol.ids import ClusterShape, Incarnation, Role, Step, TaskId
 from lockstep.protocol.messages import MissingTask
 from lockstep.protocol.recovery import Loss, LossPolicy, RecoveryRules
-from lockstep.protocol.waits import Wait
+from lockstep.protocol.waits import Wait, WaitKind
 
 
 class Losses:
@@ -40,7 +42,7 @@ class Losses:
 
     # -- a worker goes --
 
-    def lose(self, task: TaskId, incarnation: Incarnation, reason: str, now: float, *, may_shrink: bool) -> bool:
+    def lose(self, task: TaskId, incarnation: Incarnation, reason: Reason, now: float, *, may_shrink: bool) -> bool:
         """Note a loss; True where the job goes on without this worker from now on."""
         self.lost[task] = Loss(incarnation, now, reason)
         self._former.setdefault(task, set()).add(incarnation)
@@ -109,14 +111,17 @@ class Losses:
         found = []
         for task, loss in sorted(self.lost.items()):
             waited = task in self._active
-            what = f"waiting up to {self._rules.rejoin_seconds:.0f} s for it to come back"
-            text = f"{loss.reason}; {what if waited else 'the job goes on without it'}"
+            if waited:
+                text = phrases.waited_for_to_come_back(loss.reason.text, self._rules.rejoin_seconds)
+            else:
+                text = phrases.goes_on_without(loss.reason.text)
             found.append(MissingTask(str(task), "", text, now - loss.since, int(waited)))
         return tuple(found)
 
     def waits(self, here: TaskId, step: Step) -> list[Wait]:
+        seconds = self._rules.rejoin_seconds
         return [
-            Wait(here, task, "its return", step, loss.since, loss.since + self._rules.rejoin_seconds, loss.reason)
+            Wait(here, task, WaitKind.RETURN, step, loss.since, loss.since + seconds, loss.reason.text)
             for task, loss in self.lost.items()
             if task in self._active
         ]

@@ -14,13 +14,15 @@ from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
+from lockstep.protocol import phrases
+from lockstep.protocol.causes import NO_REASON, Cause, Reason
 from lockstep.protocol.effects import BecameMember, Effect, JobEnded, Send, StillMissing, ViewChanged
 from lockstep.protocol.events import Broken, Event, Finished, LinkLost, LinkUp, PeerGone, Received, Tick
 from lockstep.protocol.ids import INITIAL_STEP, Incarnation, JobId, Role, TaskId
 from lockstep.protocol.journal import Happening, Journal
 from lockstep.protocol.machine import REPEAT_SECONDS, advance
 from lockstep.protocol.messages import Done, End, Failed, Join, Lost, MissingTask, Refused, Roster, View
-from lockstep.protocol.waits import Wait
+from lockstep.protocol.waits import Wait, WaitKind
 
 STALE_ROSTER_SECONDS = 5 * REPEAT_SECONDS
 """The coordinator says who is missing every two seconds. One that is silent for so long is itself what is amiss."""
@@ -158,7 +160,7 @@ class MemberMachine:
         self._repeat_at = now + REPEAT_SECONDS
         return [Send(self.coordinator, lost)] if self._linked else []
 
-    def _why_coordinator_gone(self, event: PeerGone) -> tuple[str, str]:
+    def _why_coordinator_gone(self, event: PeerGone) -> tuple[str, Reason]:
         """Its own end; or that of another server, after which it began anew before its word of that had come here."""
         lost = next((lost for task, lost in self._losses.items() if task.role is Role.SERVER), None)
         return (str(event.peer), event.reason) if lost is None else (lost.task, lost.reason)
@@ -168,7 +170,7 @@ class MemberMachine:
         lost = self._losses.pop(event.peer)
         if lost.incarnation != event.incarnation or not self._linked:
             return []
-        return [Send(self.coordinator, Lost(lost.task, lost.incarnation, ""))]
+        return [Send(self.coordinator, Lost(lost.task, lost.incarnation, NO_REASON, lives=True))]
 
     def _on_broken(self, event: Broken, now: float) -> list[Effect]:
         if self._failed is not None:
@@ -217,10 +219,10 @@ class MemberMachine:
         return [BecameMember(view.job, view.members, view.start, view.state, view.checkpoint)]
 
     def _end(
-        self, ok: bool, culprit: str, reason: str, now: float, step: int = INITIAL_STEP, *, again: bool = False
+        self, ok: bool, culprit: str, reason: Reason, now: float, step: int = INITIAL_STEP, *, again: bool = False
     ) -> list[Effect]:
         self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.END)
-        self._journal.record(now, Happening.ENDED, step, cause=reason)
+        self._journal.record(now, Happening.ENDED, step, cause=reason.text)
         return [JobEnded(ok, culprit, step, reason, again)]
 
     # -- time, and what others may ask --
@@ -235,13 +237,12 @@ class MemberMachine:
     def _give_up(self, now: float) -> list[Effect]:
         waited = now - self._since
         if self.phase is Phase.OUTSIDE:
-            culprit, reason = str(self.coordinator), f"could not be reached within {waited:.0f} s"
+            culprit, reason = str(self.coordinator), Reason(Cause.NEVER_STARTED, phrases.not_reached(waited))
         elif not self._missing or self._coordinator_is_silent(now):
-            culprit, reason = str(self.coordinator), f"did not answer a request to join within {waited:.0f} s"
+            culprit, reason = str(self.coordinator), Reason(Cause.COMMUNICATION, phrases.join_not_answered(waited))
         else:
-            names = ", ".join(f"{m.task} at {m.address} ({m.finding})" for m in self._missing)
             culprit = self._missing[0].task
-            reason = f"the cluster was not complete after {waited:.0f} s; missing: {names}"
+            reason = Reason(Cause.NEVER_STARTED, phrases.cluster_not_complete(waited, self._missing))
         # Those that wait as well are told why, instead of finding later that one more task is missing.
         told: list[Effect] = [Send(self.coordinator, Failed(culprit, INITIAL_STEP, reason))] if self._linked else []
         return told + self._end(False, culprit, reason, now)
@@ -263,13 +264,13 @@ class MemberMachine:
                 return self._repeat_at if speaking and self._linked else None
 
     def waits(self) -> list[Wait]:
-        what = {Phase.OUTSIDE: "a connection", Phase.JOINING: "the cluster to be complete"}.get(self.phase)
+        kind = {Phase.OUTSIDE: WaitKind.CONNECTION, Phase.JOINING: WaitKind.COMPLETE}.get(self.phase)
         if self.phase is Phase.MEMBER and self._done is not None:
-            what = "the end of the job"
-        if what is None:
+            kind = WaitKind.END
+        if kind is None:
             return []
         due = self.next_deadline() or self._deadline
-        return [Wait(self.task, self.coordinator, what, INITIAL_STEP, self._since, due, self.phase.value)]
+        return [Wait(self.task, self.coordinator, kind, INITIAL_STEP, self._since, due, self.phase.value)]
 
     def snapshot(self) -> dict[str, object]:
         return {"task": str(self.task), "phase": self.phase.value, "job": f"{self.job:016x}", "linked": self._linked}

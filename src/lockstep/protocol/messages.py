@@ -5,13 +5,14 @@ Each is idempotent: receiving it twice, or late, changes nothing the second time
 its parameters); whoever asks repeats the request until it is satisfied, and says in ``have`` what it holds already.
 
 The codec (``transports/wire/codec.py``) maps each class by name to a message of ``contract.proto``; a field is an
-int, str, bytes, bool, float, a tuple of one of those, or a tuple of another dataclass of this module.
+int, str, bytes, bool, float, an enum of texts, a tuple of one of those, or (a tuple of) another dataclass.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lockstep.protocol.causes import NO_REASON, Reason
 from lockstep.protocol.ids import INITIAL_STEP, BucketId, Incarnation, JobId, Step
 
 
@@ -118,9 +119,9 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Coordinator to one task: you cannot take part, and why."""
+    """Coordinator to one task, or whoever is called to the caller: you cannot take part, and why."""
 
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,11 +313,12 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Any task to the coordinator: this life of ``task`` is over, and why; without a reason: I was wrong, it lives."""
+    """Any task to the coordinator: this life of ``task`` is over, and why; ``lives``: I was wrong."""
 
     task: str
     incarnation: Incarnation
-    reason: str
+    reason: Reason
+    lives: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +334,7 @@ class Failed:
 
     culprit: str
     step: Step
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +347,7 @@ class End:
     ok: bool
     culprit: str
     step: Step
-    reason: str
+    reason: Reason = NO_REASON
     again: bool = False
 
 

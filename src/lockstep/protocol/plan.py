@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
+from lockstep.protocol import phrases
 from lockstep.protocol.ids import BucketId
 from lockstep.protocol.messages import ParameterEntry, Setting
 
@@ -132,31 +133,24 @@ def first_difference(ours: Sequence[ParameterEntry], theirs: Sequence[ParameterE
     """Where two parameter lists differ first, in words; None where they are equal."""
     for index, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
         if mine != other:
-            return f"parameter {index} is {_describe(mine)} on one side and {_describe(other)} on the other"
+            return phrases.parameter_differs(index, mine, other)
     if len(ours) != len(theirs):
         longer = ours if len(ours) > len(theirs) else theirs
         extra = longer[min(len(ours), len(theirs))]
-        return (
-            f"one side has {len(ours)} parameters, the other {len(theirs)}; the first extra one is {_describe(extra)}"
-        )
+        return phrases.more_parameters(len(ours), len(theirs), extra)
     return None
 
 
 def first_untrained_difference(chiefs: Sequence[Setting], others: Sequence[Setting]) -> str | None:
     """Which tensor that is not trained differs first from the chief's, in words; None where all are equal."""
     known = {setting.name: setting.value for setting in others}
-    remedy = "seed the random numbers, or load the same file, before building the model on every worker"
     for setting in chiefs:
         if setting.name not in known:
-            return f"it has no {setting.name}; build the same model on every worker"
+            return phrases.lacks_untrained(setting.name)
         if known.pop(setting.name) != setting.value:
-            return f"{setting.name}, which is not trained, has other values; {remedy}"
+            return phrases.untrained_differs(setting.name)
     extra = next(iter(known), None)
-    return None if extra is None else f"the chief has no {extra}; build the same model on every worker"
-
-
-def _describe(entry: ParameterEntry) -> str:
-    return f"{entry.name!r} ({entry.elements} x {entry.dtype}, group {entry.group})"
+    return None if extra is None else phrases.chief_lacks_untrained(extra)
 
 
 def _refuse_bad_input(parameters: Sequence[ParameterEntry], servers: int, bucket_bytes: int) -> None:

@@ -12,7 +12,7 @@ from lockstep.protocol.effects import Answered, Effect, Send
 from lockstep.protocol.ids import Step, TaskId
 from lockstep.protocol.machine import REPEAT_SECONDS
 from lockstep.protocol.messages import Answer, Question
-from lockstep.protocol.waits import Wait
+from lockstep.protocol.waits import Wait, WaitKind
 
 PATIENCE_SECONDS = 5 * REPEAT_SECONDS
 """Longer than for other requests: an answer can carry megabytes, and asking again sends them again."""
@@ -60,6 +60,15 @@ class Questions:
 
     def waits(self, task: TaskId, step: Step) -> list[Wait]:
         return [
-            Wait(task, known.peer, known.question.what, step, known.since, known.repeat_at, "asked")
+            Wait(
+                task,
+                known.peer,
+                WaitKind.ANSWER,
+                step,
+                known.since,
+                known.repeat_at,
+                "asked",
+                detail=known.question.what,
+            )
             for known in self._open.values()
         ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from lockstep.protocol.causes import Reason
 from lockstep.protocol.ids import INITIAL_STEP, Incarnation, Step, TaskId, worker
 from lockstep.protocol.messages import LocalState
 
@@ -70,7 +71,7 @@ class Loss:
 
     incarnation: Incarnation
     since: float
-    reason: str
+    reason: Reason
 
 
 class LocalStates:

@@ -16,6 +16,8 @@ Versions start at -1: the chief's initial parameters travel as its gradient of s
 
 from __future__ import annotations
 
+from lockstep.protocol import phrases
+from lockstep.protocol.causes import Cause, Reason
 from lockstep.protocol.effects import Apply, Effect, GiveBack, GrantRegion, Prepare, Send, Serve
 from lockstep.protocol.events import (
     BucketApplied,
@@ -215,14 +217,12 @@ class ServerMachine(Shard):
         assert side.layout is not None
         if side.layout.plan_hash != self._layout.plan_hash:
             difference = first_difference(self._layout.parameters, side.layout.parameters)
-            reason = (
-                f"the model of {side.id} differs from the chief's: {difference or 'other buckets or servers'}; "
-                "build the same model with the same settings on every worker"
-            )
-            return self._break(side.id, reason, now)
+            text = phrases.model_differs(side.id, difference)
+            return self._break(side.id, Reason(Cause.MISMATCH, text, peer=str(CHIEF)), now)
         untrained = first_untrained_difference(self._layout.untrained, side.layout.untrained)
         if untrained is not None:
-            return self._break(side.id, f"starts with another model than the chief: {untrained}", now)
+            text = phrases.starts_with_another_model(untrained)
+            return self._break(side.id, Reason(Cause.MISMATCH, text, peer=str(CHIEF)), now)
         side.granted = True
         effects: list[Effect] = [GrantRegion(side.id)]
         if self.contributes(side.id, self.step):
@@ -301,11 +301,8 @@ class ServerMachine(Shard):
         for other in self._workers.values():
             known = other.seal
             if known is not None and known.step == seal.step and known.occasion != seal.occasion:
-                reason = (
-                    f"came to step {seal.step} with {seal.occasion}, {other.id} with {known.occasion}; "
-                    "every worker must make the same calls in the same order"
-                )
-                return self._break(side.id, reason, now)
+                text = phrases.other_calls(seal.step, seal.occasion, other.id, known.occasion)
+                return self._break(side.id, Reason(Cause.OUT_OF_STEP, text, peer=str(other.id)), now)
         return []
 
     def _keep_only_sealed(self, ledger: Ledger, side: WorkerSide) -> list[Effect]:

@@ -7,6 +7,8 @@ no update may write there.
 
 from __future__ import annotations
 
+from lockstep.protocol import phrases
+from lockstep.protocol.causes import Cause, Reason
 from lockstep.protocol.effects import Effect, SaveShard, Send, SendVersion
 from lockstep.protocol.events import LinkLost, ShardSaved, TransferEnded
 from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, ClusterShape, Step, TaskId
@@ -15,7 +17,7 @@ from lockstep.protocol.keys import TensorKey, gradient_name
 from lockstep.protocol.ledger import NOTHING_TO_APPLY, BucketState, Ledger, WorkerSide
 from lockstep.protocol.machine import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.messages import Applied, Failed, Message, Pull, Saved
-from lockstep.protocol.waits import Wait
+from lockstep.protocol.waits import Wait, WaitKind
 
 
 class Shard:
@@ -182,7 +184,7 @@ class Shard:
         self._save_version = version
         late = [b for b in self._ledgers.values() if b.version != version or b.state is BucketState.APPLYING]
         if late:
-            self._saved = Saved(version, "", 0, "", f"bucket {late[0].bucket} is at version {late[0].version} already")
+            self._saved = Saved(version, "", 0, "", phrases.bucket_is_past(late[0].bucket, late[0].version))
             return [Send(self.shape.coordinator, self._saved)]
         return [SaveShard(version)]
 
@@ -190,7 +192,7 @@ class Shard:
         self._saved = event.saved
         return [Send(self.shape.coordinator, event.saved)]
 
-    def _break(self, culprit: TaskId, reason: str, now: float) -> list[Effect]:
+    def _break(self, culprit: TaskId, reason: Reason, now: float) -> list[Effect]:
         if self._failure is not None:
             return []
         self._failure = Failed(str(culprit), self.step, reason)
@@ -210,11 +212,8 @@ class Shard:
         if not stopped or not going:
             return []
         first = stopped[0]
-        reason = (
-            f"{first.id} stopped after {first.done} steps while {going[0].id} goes on with step {self.step}; "
-            "give every worker the same number of steps"
-        )
-        return self._break(first.id, reason, now)
+        text = phrases.stopped_early(first.id, first.done or 0, going[0].id, self.step)
+        return self._break(first.id, Reason(Cause.OUT_OF_STEP, text, peer=str(going[0].id)), now)
 
     # -- what others may ask --
 
@@ -225,14 +224,13 @@ class Shard:
             if not owed:
                 continue
             key = TensorKey(side.id, side.incarnation, self.task, gradient_name(owed[0]))
-            state = f"asked for, {len(owed)} buckets outstanding" if side.granted else "not connected"
-            step = self._expected_step(side)
-            found.append(Wait(self.task, side.id, str(key), step, side.since, side.repeat_at, state))
+            asked = phrases.buckets_outstanding(phrases.asked_for(), len(owed))
+            state = asked if side.granted else phrases.not_connected()
+            step, kind = self._expected_step(side), WaitKind.GRADIENT
+            found.append(Wait(self.task, side.id, kind, step, side.since, side.repeat_at, state, key, owed[0]))
         if self._applied_at is not None:
-            step = self.step - 1
-            what, state = f"the commit of step {step}", "applied here, not on every server"
-            due = self._applied_at + REPEAT_SECONDS
-            found.append(Wait(self.task, self.shape.coordinator, what, step, self._applied_at, due, state))
+            step, due, state = self.step - 1, self._applied_at + REPEAT_SECONDS, phrases.applied_here_only()
+            found.append(Wait(self.task, self.shape.coordinator, WaitKind.COMMIT, step, self._applied_at, due, state))
         return found
 
     def snapshot(self) -> dict[str, object]:

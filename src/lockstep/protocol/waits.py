@@ -1,44 +1,67 @@
-"""Who waits for whom, for what, since when. The log line, the watchdog, ``why`` and the dashboard all read this."""
+"""Who waits for whom, for what, since when. The log line, the watchdog and ``lockstep why`` all read this."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from lockstep.protocol.ids import BucketId, Step, TaskId
 from lockstep.protocol.keys import TensorKey
 
-STATE_WAIT = "its state before step"
-"""What the coordinator waits for of a worker that has yet to say with what it goes into the next step."""
+NO_BUCKET: BucketId = -1
+
+
+class WaitKind(StrEnum):
+    """What is waited for."""
+
+    GRADIENT = "gradient"
+    PARAMETER = "parameter"
+    SUM = "allreduce"
+    """A bucket's sum over all workers, without servers."""
+    OWN_STEP = "own step"
+    """A process alone: its own computation."""
+    CONNECTION = "connection"
+    JOINING = "joining"
+    """A task that has not joined yet."""
+    COMPLETE = "complete"
+    """The cluster, by a task that has joined."""
+    COMMIT = "commit"
+    APPLIED = "applied"
+    """A server's word that a step is applied."""
+    STATE = "state"
+    """What a worker takes into the next step."""
+    SHARD = "shard"
+    """A server's part of a checkpoint."""
+    RETURN = "return"
+    """A worker that was lost."""
+    ANSWER = "answer"
+    """To a question outside of the steps."""
+    END = "end"
+    """Of the job."""
+    OTHER = "other"
+    """Of a kind that this version does not know."""
+
+
+TENSORS = frozenset({WaitKind.GRADIENT, WaitKind.PARAMETER, WaitKind.SUM})
+FORMING = frozenset({WaitKind.JOINING, WaitKind.CONNECTION, WaitKind.COMPLETE})
+"""What is waited for while a cluster forms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """``waiter`` needs ``what`` of ``on`` to go on with ``step``; ``state`` is what the waiter knows of it."""
+    """``waiter`` needs something of ``on`` to go on with ``step``; ``state`` tells people what the waiter knows of it.
+
+    ``key`` and ``bucket``: the tensor, where it is one. ``detail`` names what is asked for in words, where the kind
+    alone does not.
+    """
 
     waiter: TaskId
     on: TaskId
-    what: str
+    kind: WaitKind
     step: Step
     since: float
     deadline: float
     state: str
-
-    def phrase(self, now: float) -> str:
-        """One line a person can read."""
-        return (
-            f"{self.waiter} has waited {max(0.0, now - self.since):.1f} s for {self.on}: "
-            f"{self.what}, step {self.step} ({self.state})"
-        )
-
-    def key(self) -> TensorKey | None:
-        """The tensor that is waited for; None where it is no tensor (a commit, a join)."""
-        try:
-            return TensorKey.parse(self.what)
-        except ValueError:
-            return None
-
-
-def bucket_of(key: TensorKey) -> BucketId | None:
-    """The bucket that a key names: 3 for ``gradient/bucket_3``."""
-    _, _, number = key.name.rpartition("bucket_")
-    return int(number) if number.isdecimal() else None
+    key: TensorKey | None = None
+    bucket: BucketId = NO_BUCKET
+    detail: str = ""

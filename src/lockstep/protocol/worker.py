@@ -6,6 +6,7 @@ machine asks for parameters. Both are repeated until satisfied, so a lost messag
 
 from __future__ import annotations
 
+from lockstep.protocol import phrases
 from lockstep.protocol.effects import Effect, Send, SendGradient, SendPull, VersionReady
 from lockstep.protocol.errors import LocalProtocolError, RemoteProtocolError
 from lockstep.protocol.events import (
@@ -50,7 +51,7 @@ from lockstep.protocol.messages import (
 )
 from lockstep.protocol.plan import Plan
 from lockstep.protocol.questions import Questions
-from lockstep.protocol.waits import Wait
+from lockstep.protocol.waits import Wait, WaitKind
 
 COORDINATOR = server(0)
 """Where there are workers of this kind there is a server, and the coordinator lives on the first one."""
@@ -335,7 +336,7 @@ class WorkerMachine:
         # A worker that comes back begins with steps that some servers may have applied already.
         start = INITIAL_STEP if self._layout is None else self._layout.start
         if message.step > max(self.step + 1, start + 2) and not self.may_lag:
-            raise RemoteProtocolError(f"{peer.id} opened step {message.step} while {self.task} is in step {self.step}")
+            raise RemoteProtocolError(peer.id, phrases.opened_too_early(peer.id, message.step, self.task, self.step))
         peer.open_step = message.step
         self._journal.record(now, Happening.REQUEST_SEEN, message.step, peer=peer.id)
         # The step before that was applied, so the one before it was committed, and for that the states were needed.
@@ -441,8 +442,21 @@ class WorkerMachine:
                 continue
             missing = next(b for b in peer.buckets if b.version < self._target)
             key = TensorKey(peer.id, peer.incarnation, self.task, parameter_name(missing.id))
-            state = f"requested, {peer.awaited} buckets outstanding" if peer.linked else "not connected"
-            found.append(Wait(self.task, peer.id, str(key), self._target - 1, peer.since, peer.repeat_at, state))
+            found.append(
+                Wait(
+                    self.task,
+                    peer.id,
+                    WaitKind.PARAMETER,
+                    self._target - 1,
+                    peer.since,
+                    peer.repeat_at,
+                    phrases.buckets_outstanding(phrases.requested(), peer.awaited)
+                    if peer.linked
+                    else phrases.not_connected(),
+                    key,
+                    missing.id,
+                )
+            )
         return found + self.questions.waits(self.task, self.step)
 
     def snapshot(self) -> dict[str, object]:

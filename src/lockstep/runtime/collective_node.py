@@ -16,6 +16,8 @@ from dataclasses import replace
 from lockstep.diagnose.collect import collect
 from lockstep.diagnose.evidence import Seen
 from lockstep.diagnose.text import notice_line
+from lockstep.protocol.activity import Doing
+from lockstep.protocol.causes import Cause, Reason, Source, own_error
 from lockstep.protocol.collective import CollectiveMachine
 from lockstep.protocol.effects import Effect, JobEnded
 from lockstep.protocol.events import Awaited, Broken, Event, Finished, Met, Produced, Reduced, Sealed, StepBegun
@@ -24,6 +26,7 @@ from lockstep.protocol.ids import CHIEF, BucketId, Incarnation, JobId, Step, Tas
 from lockstep.protocol.journal import Journal
 from lockstep.protocol.messages import Setting
 from lockstep.protocol.plan import Plan
+from lockstep.runtime import phrases
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.inquiry import ask_start
 from lockstep.runtime.loop import TaskLoop
@@ -132,7 +135,8 @@ class CollectiveNode(Observed):
             now = time.monotonic()
             words = "; ".join(f"{task} ({why})" for task, why in list(missing.items())[:MOST_NAMED])
             if now >= deadline:
-                reason = f"not all workers came within {self.cluster.startup_timeout:g} s; missing: {words}"
+                text = phrases.workers_missing(self.cluster.startup_timeout, words)
+                reason = Reason(Cause.NEVER_STARTED, text)
                 raise JobEndedError(Outcome(False, next(iter(missing)), -1, reason))
             if now - said_at >= SAY_SECONDS:
                 said_at = now
@@ -186,30 +190,30 @@ class CollectiveNode(Observed):
     def begin_step(self, step: Step) -> None:
         self._step = step
         self.post(StepBegun(step, ()))
-        self.main.enter("computing", f"step {step}")
+        self.main.enter(Doing.COMPUTING, f"step {step}")
 
     def waits_for_input(self, what: str) -> None:
         """The training thread waits for data: by that the next step has begun."""
-        if not self._others() and self.main.doing == "user code":
+        if not self._others() and self.main.doing is Doing.USER_CODE:
             self.post(StepBegun(self._step + 1, ()))
-        self.main.enter("input", what)
+        self.main.enter(Doing.INPUT, what)
 
     def handed_over(self, step: Step, bucket: BucketId) -> None:
         self.post(Produced(step, bucket))
 
     def computes_on(self, replica: int) -> None:
         """The training thread has come to this one of its devices."""
-        self.main.enter("computing", f"step {self._step}, replica {replica}")
+        self.main.enter(Doing.COMPUTING, f"step {self._step}, replica {replica}")
 
     def backward_ended(self, step: Step) -> None:
         self.post(Sealed(step, (), ()))
-        self.main.enter("waiting", f"the sum of step {step}")
+        self.main.enter(Doing.WAITING, f"the sum of step {step}")
 
     def summed(self, step: Step, bucket: BucketId) -> None:
         self.post(Reduced(step, bucket))
 
     def between_steps(self) -> None:
-        self.main.enter("user code")
+        self.main.enter(Doing.USER_CODE)
 
     def step_done(self) -> None:
         """A process alone has made its next parameters."""
@@ -218,7 +222,7 @@ class CollectiveNode(Observed):
 
     def finishing(self) -> None:
         self._reporter.phase(Phase.FINISHING)
-        self.main.enter("finishing")
+        self.main.enter(Doing.FINISHING)
         self.post(Finished(self._step + 1))
 
     def raise_if_ended(self) -> None:
@@ -237,17 +241,18 @@ class CollectiveNode(Observed):
                 break
             self._left.wait(0.2)
         if verdict is None or not verdict.proven:
-            known = f"; {notice_line(verdict)}" if verdict is not None else ""
+            known = "" if verdict is None else notice_line(verdict)
             self.dump("failed")
-            return self._ended_by(Outcome(False, str(self.task), self._step, f"cannot reduce: {problem}{known}"))
+            reason = own_error(phrases.cannot_reduce(problem, known))
+            return self._ended_by(Outcome(False, str(self.task), self._step, reason))
         verdict = replace(verdict, evidence=(*verdict.evidence, f"{self.task}: torch.distributed says: {problem}"))
         self._publisher.publish("verdict", replace(diagnosis, verdict=verdict))
-        reason = f"verdict: {verdict.cause.value}: {verdict.what}"
+        reason = Reason(verdict.cause, verdict.what, Source.VERDICT, verdict.peer, verdict.host, verdict.pid)
         return self._ended_by(Outcome(False, verdict.culprit, verdict.step, reason))
 
     def _ended_by(self, outcome: Outcome) -> JobEndedError:
         self.outcome = outcome
-        self._reporter.failed(outcome.reason)
+        self._reporter.failed(outcome.reason.text)
         return JobEndedError(outcome)
 
     # -- what Observed asks for --
@@ -291,12 +296,12 @@ class CollectiveNode(Observed):
 
 def _why_missing(seen: Seen) -> str:
     if seen.monitor is None:
-        return seen.monitor_silence or "nobody answers"
+        return seen.monitor_silence.text or phrases.nobody_answers()
     if seen.monitor.task != seen.task:
-        return f"{seen.monitor.task} is there instead: the host lists or the task indices do not fit"
+        return phrases.there_instead(seen.monitor.task)
     if seen.monitor.exited:
-        return f"ended with exit code {seen.monitor.exit_code}"
-    return f"is up, {seen.monitor.phase}"
+        return phrases.exit_code(seen.monitor.exit_code)
+    return phrases.is_up_in(seen.monitor.phase)
 
 
 __all__ = ["CollectiveNode", "StartRefused", "node_alone"]

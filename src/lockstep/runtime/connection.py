@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from lockstep.protocol.causes import Cause, Reason, link_down
 from lockstep.protocol.events import Event, LinkLost, LinkUp, Received, TransferEnded, VersionArrived
 from lockstep.protocol.faults import Callback
 from lockstep.protocol.ids import BucketId, Incarnation, TaskId, hex64
@@ -26,6 +27,7 @@ from lockstep.protocol.messages import (
     Ticket,
     VersionNote,
 )
+from lockstep.runtime import phrases
 from lockstep.runtime.traffic import Traffic
 from lockstep.transports.base import (
     Endpoint,
@@ -38,6 +40,7 @@ from lockstep.transports.base import (
     Transport,
     TransportError,
 )
+from lockstep.transports.registry import moves_by_rdma
 from lockstep.transports.wire.codec import decode_note, encode_note
 from lockstep.transports.wire.link import ControlLink
 
@@ -118,7 +121,7 @@ class Connection:
         self,
         node: NodeSide,
         peer: TaskId,
-        on_end: Callable[[Connection, str], None],
+        on_end: Callable[[Connection, Reason], None],
         on_open: Callable[[], None] = lambda: None,
     ) -> None:
         """``on_open``: it may be ready for use now, which whoever waits for that should look at."""
@@ -175,7 +178,7 @@ class Connection:
         name = self._node.transport.name
         published = next((t.address for t in hello.transports if t.transport == name), None)
         if published is None:
-            self.end(f"it does not speak {name}")
+            self.end(link_down(phrases.does_not_speak(name)))
             return
         self.address = PeerAddress(hello.task, hello.incarnation, published)
         try:
@@ -185,9 +188,9 @@ class Connection:
             # The end that asks refuses. If the other one hung up first, it would ask again in vain.
             if dials:
                 self._node.refuse(self.peer, str(error))
-                self.end(str(error))
+                self.end(Reason(Cause.NO_PATH, str(error)))
         except TransportError as error:
-            self.end(str(error))
+            self.end(link_down(str(error)))
 
     # -- control stream --
 
@@ -270,7 +273,7 @@ class Connection:
             loan.release()
         self._callbacks[1] = None
 
-    def on_lost(self, reason: str) -> None:
+    def on_lost(self, reason: Reason) -> None:
         """Either half of the link broke."""
         self.end(reason)
 
@@ -325,6 +328,7 @@ class Connection:
             "heard": now - self.heard_at,
             "incarnation": hex64(self.incarnation),
             "path": "" if endpoint is None else endpoint.path(),
+            "rdma": endpoint is not None and moves_by_rdma(endpoint.transport),
             "sent": 0 if counters is None else counters.bytes_sent,
             "received": 0 if counters is None else counters.bytes_received,
             "moving": [{"step": t.number, "bucket": t.bucket, "seconds": now - t.since} for t in transfers],
@@ -361,7 +365,7 @@ class Connection:
         if told:
             self._node.do(event)
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: Reason) -> None:
         """Whatever broke first ends the whole connection, once. ``LinkLost`` follows when it is closed: until then
         bytes of it may still land."""
         with self._lock:
@@ -370,11 +374,11 @@ class Connection:
             self._alive = False
         self._on_end(self, reason)
 
-    def bury(self, reason: str) -> None:
+    def bury(self, reason: Reason) -> None:
         """Close both halves, then say that the link is lost, if it was ever up."""
         self.close(0.0)
         if self._up:
-            self._node.post(LinkLost(self.peer, reason))
+            self._node.post(LinkLost(self.peer, reason.text))
 
     def close(self, flush_seconds: float = 1.0) -> None:
         """Free both halves; not from a callback of theirs."""

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from lockstep.protocol.causes import Cause, Reason
 from lockstep.protocol.ids import Incarnation, TaskId
 from lockstep.protocol.messages import Description
-from lockstep.runtime.knock import Answer, greet, knock
+from lockstep.protocol.reach import Reach
+from lockstep.runtime import phrases
+from lockstep.runtime.knock import greet, knock
 from lockstep.transports.wire.monitor_client import Unreachable, describe, fetch_snapshot
 
 ASK_SECONDS = 1.0
 ASK_SECONDS_PER_TASK = 0.1
 _MOST_REASON = 500
-IS_UP = "is up, "
-"""How the finding of a task begins with which all is well so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,12 @@ class Finding:
     text: str
     description: Description | None = None
     reachable: bool = False
-    answer: Answer = Answer.LOCKSTEP
+    answer: Reach = Reach.LOCKSTEP
     note: str = ""
+    refusal: Cause | None = None
+    """Why the task there refuses a link, where it does."""
+    no_link: bool = False
+    """Its monitor was reached, but a link to the task itself could not be opened."""
 
     @property
     def task_address(self) -> str:
@@ -35,14 +40,18 @@ class Finding:
         ready = self.description is not None and not self.description.exited
         return self.description.task_address if ready and self.description is not None else ""
 
+    @property
+    def is_up(self) -> bool:
+        """All is well with it so far, and no link to it has failed."""
+        return self.description is not None and not self.description.exited and not self.no_link
+
     def phrase(self, seconds: float) -> str:
         """The text, with how long this has been found already."""
         match self.answer:
-            case Answer.REFUSED:
-                return f"refuses connections since {seconds:.0f} s; nothing listens there{self.note}"
-            case Answer.SILENT:
-                why = "the host is down, or a firewall drops the packets"
-                return f"gives no answer since {seconds:.0f} s: {why}{self.note}"
+            case Reach.REFUSED:
+                return phrases.refuses_since(seconds) + self.note
+            case Reach.SILENT:
+                return phrases.no_answer_since(seconds) + self.note
             case _:
                 return f"{self.text}{self.note}"
 
@@ -58,20 +67,20 @@ def look(task: TaskId, address: str, seconds: float = ASK_SECONDS) -> Finding:
     ``seconds``: how long one that accepts connections may take to answer.
     """
     knocked = knock(address, ASK_SECONDS)
-    if knocked.answer is not Answer.OPEN:
+    if knocked.answer is not Reach.OPEN:
         return Finding(knocked.detail, answer=knocked.answer, note=knocked.note)
     try:
         found = describe(address, seconds)
     except Unreachable as error:
         greeted = greet(address)
-        if greeted.answer is Answer.OPEN:
-            return Finding(f"accepts connections, but {error.reason}", answer=Answer.MUTE)
+        if greeted.answer is Reach.OPEN:
+            return Finding(phrases.accepts_but(error.reason), answer=Reach.MUTE)
         return Finding(greeted.detail, answer=greeted.answer)
     if found.task != str(task):
-        return Finding(f"is {found.task} there, not {task}: the host lists or the task indices do not fit", None, True)
+        return Finding(phrases.is_another_task(found.task, task), None, True, refusal=Cause.WIRING)
     if found.exited:
         return Finding(how_it_ended(found) + _last_words(found, address), found, True)
-    return Finding(f"{IS_UP}{found.phase} (process {found.pid} on {found.host})", found, True)
+    return Finding(phrases.is_up(found.phase, found.pid, found.host), found, True)
 
 
 def _last_words(found: Description, address: str) -> str:
@@ -92,17 +101,10 @@ def _snapshot_of(address: str) -> dict[str, Any]:
 
 def how_it_ended(found: Description) -> str:
     """``was killed by SIGKILL (process 123 on host)``."""
-    who = f"process {found.pid} on {found.host}"
-    if found.exit_code < 0:
-        try:
-            name = signal.Signals(-found.exit_code).name
-        except ValueError:
-            name = f"signal {-found.exit_code}"
-        return f"was killed by {name} ({who})"
-    return f"ended with exit code {found.exit_code} ({who})"
+    return phrases.how_it_ended(found.exit_code, found.pid, found.host)
 
 
-def proof_of_end(finding: Finding, incarnation: Incarnation) -> str | None:
+def proof_of_end(finding: Finding, incarnation: Incarnation) -> Reason | None:
     """Why this life of the task is over for certain, or None while it may still live.
 
     An exit code of 0 is no proof of trouble: at the end of a job tasks leave one after the other.
@@ -111,16 +113,29 @@ def proof_of_end(finding: Finding, incarnation: Incarnation) -> str | None:
     if found is None:
         return None
     if found.exited and found.incarnation in (0, incarnation):
-        return finding.text if found.exit_code != 0 else None
+        return _ended(Cause.DEAD, finding.text, found) if found.exit_code != 0 else None
     if found.incarnation not in (0, incarnation):
-        return f"was started again as process {found.pid} on {found.host}; its former life is gone"
+        return Reason(Cause.STALE_INCARNATION, phrases.started_again(found.pid, found.host))
     return None
 
 
-def lack_of_memory(finding: Finding, address: str) -> str:
-    """``, for lack of memory: ...`` where the monitor has seen that the kernel killed its task for that; else empty."""
+def left_early(finding: Finding) -> Reason | None:
+    """It has ended well, although the job has not; None where it has not ended."""
     found = finding.description
-    if found is None or not found.exited or found.exit_code != -signal.SIGKILL:
-        return ""
+    if found is None or not found.exited:
+        return None
+    return _ended(Cause.DEAD, phrases.left_early(finding.text), found)
+
+
+def _ended(cause: Cause, text: str, found: Description) -> Reason:
+    return Reason(cause, text, host=found.host, pid=found.pid, exit_code=found.exit_code)
+
+
+def with_lack_of_memory(reason: Reason, address: str) -> Reason:
+    """The same end, explained where its monitor has seen that the kernel killed the task for lack of memory."""
+    if reason.exit_code != -signal.SIGKILL:
+        return reason
     evidence = _snapshot_of(address).get("out_of_memory")
-    return f", for lack of memory: {evidence}" if isinstance(evidence, str) and evidence else ""
+    if not isinstance(evidence, str) or not evidence:
+        return reason
+    return replace(reason, cause=Cause.OUT_OF_MEMORY, text=phrases.lack_of_memory(reason.text, evidence))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from lockstep.protocol.activity import Doing
 from lockstep.protocol.faults import (
     BlockCallback,
     BlockLoop,
@@ -136,7 +137,7 @@ class Injector:
             case Place.DEVICE:
                 synchronize(fault.seconds)
             case place:
-                with victim.main.during(place, fault.detail):
+                with victim.main.during(Doing(place), fault.detail):
                     user_code_that_waits(fault.seconds)
 
     # -- a server, and the loop of either --

@@ -11,8 +11,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from lockstep.protocol.ids import Role, TaskId
-from lockstep.runtime.evidence import IS_UP, Finding
-from lockstep.runtime.knock import Answer, knock
+from lockstep.protocol.reach import Reach
+from lockstep.runtime import phrases
+from lockstep.runtime.evidence import Finding
+from lockstep.runtime.knock import knock
 from lockstep.runtime.start_facts import StartFacts, list_difference, read_start_facts
 from lockstep.transports.wire.monitor_client import Unreachable, fetch_snapshot
 
@@ -23,7 +25,7 @@ _MOST_SECONDS = 2.0
 
 def ask_start(address: str) -> StartFacts | None:
     """What the task behind the monitor at ``address`` was started with; None if nobody there tells."""
-    if knock(address, ASK_SECONDS).answer is not Answer.OPEN:
+    if knock(address, ASK_SECONDS).answer is not Reach.OPEN:
         return None
     return read_start_facts(_snapshot(address, "Monitor").get("start"))
 
@@ -41,11 +43,11 @@ def why_it_does_not_come(ours: StartFacts, finding: Finding, address: str) -> st
     found = finding.description
     assert found is not None
     if found.version != ours.version:
-        return f"runs Lockstep {found.version}, {ours.short} runs {ours.version}; install the same version"
+        return phrases.other_version(found.version, ours.short, ours.version)
     theirs = read_start_facts(_snapshot(address, "Monitor").get("start"))
     if theirs is not None and (difference := list_difference(ours, theirs)) is not None:
-        return f"is up, but {difference}"
-    if not found.task_address or knock(found.task_address, ASK_SECONDS).answer is not Answer.OPEN:
+        return phrases.is_up_but(difference)
+    if not found.task_address or knock(found.task_address, ASK_SECONDS).answer is not Reach.OPEN:
         return ""
     for link in _snapshot(found.task_address, "Task").get("links", ()):
         if isinstance(link, dict) and link.get("peer") == ours.task and link.get("state") != "up":
@@ -55,9 +57,9 @@ def why_it_does_not_come(ours: StartFacts, finding: Finding, address: str) -> st
 
 def _as_seen_from_there(ours: StartFacts, pid: int, host: str, link: dict[str, Any]) -> str:
     front, finding = str(link.get("front", ""))[:300], str(link.get("finding", ""))[:1000]
-    if not front or not int(link.get("attempts", 0)) or finding.startswith(IS_UP):
+    if not front or not int(link.get("attempts", 0)) or link.get("found_up") is True:
         return ""  # it has not looked yet, or it reaches us and the link is about to open
-    return f"is up (process {pid} on {host}) but does not reach {ours.short}: from there, {front} {finding}"
+    return phrases.does_not_reach(pid, host, ours.short, front, finding)
 
 
 def difference_with_any(ours: StartFacts, theirs: Iterable[StartFacts] | None) -> str:

@@ -9,8 +9,8 @@ import errno
 import socket
 import time
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
+from lockstep.protocol.reach import Reach
 from lockstep.runtime.addresses import Address, AddressError, IPAddress, parse_address, resolve, who_listens
 
 KNOCK_SECONDS = 1.0
@@ -23,25 +23,11 @@ _HELLO_OF_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0,
 _SETTINGS_FRAME = 4
 
 
-class Answer(StrEnum):
-    """What was found at an address."""
-
-    LOCKSTEP = "Lockstep"
-    UNRESOLVED = "its name does not resolve"
-    REFUSED = "refused"
-    SILENT = "silent"
-    NO_ROUTE = "no route"
-    MUTE = "accepts and says nothing"
-    OTHER_PROGRAM = "another program"
-    OPEN = "open"
-    """A connection works; who it is was not asked."""
-
-
 @dataclass(frozen=True, slots=True)
 class Knock:
     """What a connection attempt found; ``detail`` is a phrase for people that goes on from the address."""
 
-    answer: Answer
+    answer: Reach
     detail: str = ""
     note: str = ""
     """What the name stands for, where that explains the rest."""
@@ -54,13 +40,13 @@ def knock(address: str, seconds: float = KNOCK_SECONDS) -> Knock:
         place = parse_address(address)
         numbers = resolve(place.host, seconds)
     except AddressError as error:
-        return Knock(Answer.UNRESOLVED, f"cannot be looked up: {str(error).removesuffix('.')}")
+        return Knock(Reach.UNRESOLVED, f"cannot be looked up: {str(error).removesuffix('.')}")
     note = what_a_name_means(place, numbers)
-    found = Knock(Answer.SILENT, _silent(seconds))
+    found = Knock(Reach.SILENT, _silent(seconds))
     for number in numbers:
         left = max(0.05, (deadline - time.monotonic()) / len(numbers))
         found = _connect(number, place.port, left, seconds)
-        if found.answer is Answer.OPEN:
+        if found.answer is Reach.OPEN:
             break
     return replace(found, note=note)
 
@@ -86,15 +72,15 @@ def _connect(number: IPAddress, port: int, left: float, seconds: float) -> Knock
     try:
         socket.create_connection((str(number), port), timeout=left).close()
     except TimeoutError:
-        return Knock(Answer.SILENT, _silent(seconds))
+        return Knock(Reach.SILENT, _silent(seconds))
     except ConnectionRefusedError:
-        return Knock(Answer.REFUSED, "refuses connections; nothing listens there")
+        return Knock(Reach.REFUSED, "refuses connections; nothing listens there")
     except OSError as error:
         if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
             why = f"cannot be reached ({error.strerror}): the host is down or no network leads there"
-            return Knock(Answer.NO_ROUTE, why)
-        return Knock(Answer.SILENT, f"cannot be connected to ({error.strerror or error})")
-    return Knock(Answer.OPEN)
+            return Knock(Reach.NO_ROUTE, why)
+        return Knock(Reach.SILENT, f"cannot be connected to ({error.strerror or error})")
+    return Knock(Reach.OPEN)
 
 
 def _silent(seconds: float) -> str:
@@ -110,12 +96,12 @@ def greet(address: str, seconds: float = GREETING_SECONDS) -> Knock:
             line.sendall(_HELLO_OF_HTTP2)
             reply = line.recv(_BANNER)
     except TimeoutError:
-        return Knock(Answer.MUTE, f"accepts connections but says nothing{_holder(place)}")
+        return Knock(Reach.MUTE, f"accepts connections but says nothing{_holder(place)}")
     except (OSError, AddressError):
         reply = b""
     if len(reply) >= 4 and reply[3] == _SETTINGS_FRAME:
-        return Knock(Answer.OPEN)
-    return Knock(Answer.OTHER_PROGRAM, f"is another program, not Lockstep{_banner(reply)}{_holder(place)}")
+        return Knock(Reach.OPEN)
+    return Knock(Reach.OTHER_PROGRAM, f"is another program, not Lockstep{_banner(reply)}{_holder(place)}")
 
 
 def _banner(reply: bytes) -> str:

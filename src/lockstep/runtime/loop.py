@@ -15,20 +15,38 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
 
+from lockstep.protocol.causes import Cause, Reason, own_error
 from lockstep.protocol.effects import Effect
-from lockstep.protocol.errors import ProtocolError
+from lockstep.protocol.errors import ProtocolError, RemoteProtocolError
 from lockstep.protocol.events import Broken, Event, Tick
 from lockstep.protocol.machine import WholeTask
+from lockstep.protocol.waits import Wait
+from lockstep.runtime import phrases
 
 Clock = Callable[[], float]
 CarryOut = Callable[[Effect], None]
 _Work = Callable[[], None]
+_T = TypeVar("_T")
 _JOIN_SECONDS = 5.0
 LOOK_SECONDS = 0.25
 """How often the loop's thread looks when the next deadline is: one may have come with an event that another thread has
 carried out. Deadlines are of seconds."""
+
+
+BOOKS_SECONDS = 0.5
+"""How often the loop publishes its machines' books for other threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What the machines said of themselves at one moment; made on the loop, never changed, read by any thread."""
+
+    waits: tuple[Wait, ...] = ()
+    snapshot: Mapping[str, object] = field(default_factory=dict)
 
 
 class TaskLoop:
@@ -47,6 +65,9 @@ class TaskLoop:
         self._open = 1
         """What was brought and is not done yet; the start of the machines is the first."""
         self._queue: queue.SimpleQueue[Event | _Work | None] = queue.SimpleQueue()
+        self.books = Books()
+        """As of half a second ago at most, unless the loop stands still."""
+        self._books_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"loop {machine.task.short}", daemon=True)
 
     def start(self) -> None:
@@ -97,6 +118,25 @@ class TaskLoop:
         """How many events wait."""
         return self._queue.qsize()
 
+    def read_books(self) -> Books:
+        """Only for what runs on the loop already."""
+        return Books(tuple(self.machine.waits()), self.machine.snapshot())
+
+    def _publish(self, now: float) -> None:
+        self._books_at, self.books = now, self.read_books()
+
+    def ask(self, read: Callable[[], _T], seconds: float) -> _T | None:
+        """What ``read`` gives on the loop; None where the loop does not come to it in time. Never from the loop."""
+        answer: list[_T] = []
+        done = threading.Event()
+
+        def work() -> None:
+            answer.append(read())
+            done.set()
+
+        self.call(work)
+        return answer[0] if done.wait(seconds) else None
+
     def settle(self, seconds: float) -> None:
         """Wait until all that was posted so far has been carried out; not from the loop itself."""
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
@@ -120,7 +160,10 @@ class TaskLoop:
                 self._work_on(item)
 
     def _work_on(self, item: Event | _Work) -> None:
-        self._busy_since, self._busy_ident = self.clock(), threading.get_ident()
+        now = self.clock()
+        if now - self._books_at >= BOOKS_SECONDS:
+            self._publish(now)
+        self._busy_since, self._busy_ident = now, threading.get_ident()
         self._busy_with = item
         self._guarded(item)
         self._busy_with = None
@@ -136,6 +179,8 @@ class TaskLoop:
         while True:
             with self._turn:
                 deadline = self.machine.next_deadline()
+                if (now := self.clock()) - self._books_at >= BOOKS_SECONDS:
+                    self._publish(now)
             patience = math.inf if deadline is None else deadline - self.clock()
             if patience <= 0:
                 with self._count:
@@ -150,15 +195,19 @@ class TaskLoop:
         """A defect in one event must end the job with its reason, not this thread in silence."""
         try:
             self._handle(item)
+        except RemoteProtocolError as error:
+            # Who broke the rule is the first question: not this task, which has only found it out.
+            broken = Reason(Cause.FAILED, str(error), peer=str(self.machine.task))
+            self._handle(Broken(error.peer, self.machine.role.step, broken))
         except ProtocolError as error:
             self._handle(self._broken(str(error)))
         except Exception as error:  # noqa: BLE001 - whatever it is, the job is told and ends
             last = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{last.filename.rsplit('/', 1)[-1]}:{last.lineno}"
-            self._handle(self._broken(f"{type(error).__name__} in the loop at {where}: {error}"))
+            self._handle(self._broken(phrases.error_in_the_loop(error, where)))
 
-    def _broken(self, reason: str) -> Broken:
-        return Broken(self.machine.task, self.machine.role.step, reason)
+    def _broken(self, text: str) -> Broken:
+        return Broken(self.machine.task, self.machine.role.step, own_error(text))
 
     def _handle(self, item: Event | _Work) -> None:
         if callable(item):

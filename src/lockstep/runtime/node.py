@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from lockstep.protocol.causes import Cause, Reason
 from lockstep.protocol.coordinator import CoordinatorMachine
 from lockstep.protocol.effects import BecameMember, Effect, JobEnded, Send, StillMissing, ViewChanged
 from lockstep.protocol.events import Broken, Event, PeerGone
 from lockstep.protocol.faults import Fault
-from lockstep.protocol.ids import INITIAL_STEP, BucketId, Incarnation, JobId, Role, Step, TaskId, hex64
+from lockstep.protocol.ids import INITIAL_STEP, BucketId, Incarnation, JobId, Role, Step, TaskId
 from lockstep.protocol.journal import Journal
 from lockstep.protocol.member import MemberMachine
 from lockstep.protocol.messages import (
@@ -33,12 +34,13 @@ from lockstep.protocol.messages import (
     TransportAddress,
     VersionNote,
 )
+from lockstep.protocol.reach import Reach
 from lockstep.protocol.recovery import Beginning, RecoveryRules
 from lockstep.protocol.server import ServerMachine
 from lockstep.protocol.task import TaskMachine
 from lockstep.protocol.worker import WorkerMachine
+from lockstep.runtime import phrases
 from lockstep.runtime.cluster import ClusterSpec
-from lockstep.runtime.knock import Answer
 from lockstep.runtime.loop import TaskLoop
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
 from lockstep.runtime.observed import Observed
@@ -235,7 +237,7 @@ class Node(Observed):
         """Whether nothing listens where the coordinator was, or its own end is told there."""
         keeper = self.peers[self.config.cluster.shape.coordinator]
         found = keeper.finding.description
-        gone = keeper.finding.answer is Answer.REFUSED and keeper.attempts >= LOOKS_FOR_NOBODY
+        gone = keeper.finding.answer is Reach.REFUSED and keeper.attempts >= LOOKS_FOR_NOBODY
         return gone or (found is not None and found.exited)
 
     def wait_until_ended(self) -> Outcome:
@@ -251,7 +253,7 @@ class Node(Observed):
         while any(keeper.linked for keeper in self.peers.values()) and time.monotonic() < deadline:
             time.sleep(0.02)
 
-    def fail(self, reason: str) -> Outcome:
+    def fail(self, reason: Reason) -> Outcome:
         """This task cannot go on: tell everybody, and wait (bounded) for the job to end."""
         self.dump("failed")
         self.loop.post(Broken(self.task, self.machine.role.step, reason))
@@ -332,11 +334,8 @@ class Node(Observed):
         """What was asked for is what is used, or the run does not start."""
         protocol = self.config.cluster.protocol
         self.refused = True
-        remedy = "use --server_protocol=auto"
-        if stays_on_one_host(protocol):
-            remedy += ", or run both tasks on one host"
-        why = f"cannot use --server_protocol={protocol} with {peer}: {reason}; {remedy}"
-        self.abandon(Outcome(False, str(self.task), INITIAL_STEP, why))
+        why = phrases.cannot_use_protocol(protocol, peer, reason, one_host=stays_on_one_host(protocol))
+        self.abandon(Outcome(False, str(self.task), INITIAL_STEP, Reason(Cause.NO_PATH, why, peer=str(peer))))
 
     def linked(self, peer: TaskId, path: str) -> None:
         self.tell_path(f"{self.task.short} to {peer.short}: {path}")
@@ -367,34 +366,28 @@ class Node(Observed):
         """The job is over on this task."""
         return self.outcome is not None or self._closed
 
-    def _why_refused(self, hello: Hello) -> str | None:
+    def _why_refused(self, hello: Hello) -> Reason | None:
+        """``Cause.UNKNOWN``: for now; asking again later may help."""
         if self.leaving:
-            return f"{self.task} has left: its job is over"
+            return Reason(Cause.UNKNOWN, phrases.has_left(self.task))
         if hello.version != self.config.version:
-            ours = self.config.version
-            return f"{self.task} runs Lockstep {ours}, {hello.task} runs {hello.version}; install the same version"
+            text = phrases.versions_differ(self.task, self.config.version, hello.task, hello.version)
+            return Reason(Cause.MISMATCH, text)
         if hello.token != self.config.cluster.token:
-            return (
-                f"{hello.task} came with another job token than {self.task} has; start both with the same --job_token"
-            )
+            return Reason(Cause.MISMATCH, phrases.tokens_differ(hello.task, self.task))
         try:
             keeper = self.peers.get(TaskId.parse(hello.task))
         except ValueError as error:
-            return str(error)
+            return Reason(Cause.WIRING, str(error))
         if keeper is None:
-            return f"{self.task} expects no link from {hello.task}; give every task the same host lists"
+            return Reason(Cause.WIRING, phrases.link_not_expected(self.task, hello.task))
         if self.job and hello.job and hello.job != self.job:
-            return (
-                f"{hello.task} belongs to job {hello.job:016x}, {self.task} to job {self.job:016x}; end the older one"
-            )
+            return Reason(Cause.UNKNOWN, phrases.jobs_differ(hello.task, hello.job, self.task, self.job))
         if keeper.has_other_life(hello.incarnation):
-            return (
-                f"{hello.task} is taken by another process; two tasks were started with the same --job_name and "
-                "--task_index, or an old one still runs"
-            )
+            return Reason(Cause.DUPLICATE_TASK, phrases.taken_by_another(hello.task))
         return self._of_another_life(keeper.peer, hello.incarnation)
 
-    def _of_another_life(self, peer: TaskId, incarnation: Incarnation) -> str | None:
+    def _of_another_life(self, peer: TaskId, incarnation: Incarnation) -> Reason | None:
         """A member that comes back as another process has lost what its former life held; a worker may get it back."""
         known = self._lives.get(peer, incarnation)
         if known == incarnation:
@@ -402,14 +395,14 @@ class Node(Observed):
         rules = self.config.recovery
         if rules.takes_back and peer.role is Role.WORKER:
             if (peer, incarnation) in self._former:
-                return f"the job runs already with another life of {peer}, which has taken its place"
+                return Reason(Cause.LEFTOVER_SERVER, phrases.place_taken(peer))
             # The coordinator decides; the others wait for its word.
             knows = self.machine.coordinator is not None
-            return None if knows else f"{self.task} has not been told yet of this life of {peer}"
-        self.post(PeerGone(peer, f"was started again; its former life {hex64(known)} is gone", known))
+            return None if knows else Reason(Cause.UNKNOWN, phrases.not_told_of_life(self.task, peer))
+        self.post(PeerGone(peer, Reason(Cause.STALE_INCARNATION, phrases.former_life_gone(known)), known))
         if rules.returns:
-            return f"{self.task} has yet to leave the former life of the job"
-        return f"the job runs already with another life of {peer}; start the whole job again"
+            return Reason(Cause.UNKNOWN, phrases.yet_to_leave(self.task))
+        return Reason(Cause.LEFTOVER_SERVER, phrases.runs_with_another_life(peer))
 
     def _on_link(self, hello: Hello, link: ControlLink) -> LinkEvents:
         return self.peers[TaskId.parse(hello.task)].accept(hello, link)
@@ -459,7 +452,7 @@ class Node(Observed):
                 # At once, and not when this task has wound up: whoever looks at it wants to know now.
                 self._say(outcome.sentence())
             if not outcome.ok and not outcome.again:
-                self._reporter.failed(outcome.reason)
+                self._reporter.failed(outcome.reason.text)
         self._ended.set()
         self._decided.set()
         self._wake()

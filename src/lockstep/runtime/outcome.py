@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lockstep.protocol.causes import NO_REASON, Reason
 from lockstep.protocol.ids import Step
+from lockstep.runtime import phrases
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,18 +16,17 @@ class Outcome:
     ok: bool
     culprit: str = ""
     step: Step = -1
-    reason: str = ""
+    reason: Reason = NO_REASON
     again: bool = False
     """The job begins again, from its newest checkpoint: this task takes part in another life."""
 
     def sentence(self) -> str:
         """One line for people."""
         if self.ok:
-            return f"the job ended well after {self.step} steps"
-        where = f" in step {self.step}" if self.step >= 0 else ""
+            return phrases.ended_well(self.step)
         if self.again:
-            return f"the job goes back to its newest checkpoint{where}: {self.culprit} {self.reason}"
-        return f"the job ended{where}: {self.culprit} {self.reason}".replace(": :", ":")
+            return phrases.goes_back(self.step, self.culprit, self.reason.text)
+        return phrases.ended(self.step, self.culprit, self.reason)
 
 
 class JobEndedError(Exception):

@@ -10,18 +10,19 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
-from lockstep.diagnose.ending import cause_of
-from lockstep.diagnose.verdict import Cause
+from lockstep.protocol.causes import FINAL_REFUSALS, Cause, Reason, link_down
 from lockstep.protocol.events import Broken, PeerGone
 from lockstep.protocol.ids import INITIAL_STEP, Incarnation, TaskId
 from lockstep.protocol.messages import Heartbeat, Hello, Message
+from lockstep.protocol.reach import Reach
+from lockstep.runtime import phrases
 from lockstep.runtime.cluster import DEFAULT_PROTOCOL
 from lockstep.runtime.connection import Connection, NodeSide
-from lockstep.runtime.evidence import Finding, ask_seconds, lack_of_memory, look, proof_of_end
-from lockstep.runtime.knock import Answer, knock
-from lockstep.transports.base import NO_PATH
+from lockstep.runtime.evidence import Finding, ask_seconds, left_early, look, proof_of_end, with_lack_of_memory
+from lockstep.runtime.knock import knock
 from lockstep.transports.wire.link import ControlLink, dial_link
 
 DIAL_SECONDS = 5.0
@@ -37,8 +38,6 @@ HURRIED_LOOKS = 100
 HEARTBEAT_SECONDS = 1.0
 GONE_SECONDS = 2.0
 """A peer whose link broke and whose monitor cannot be reached for this long is gone, as far as anybody can tell."""
-CANNOT_LINK = "answers"
-"""How the finding of a peer begins whose monitor was reached, but not the task."""
 SLOW_SECONDS = 20.0
 """The same for a monitor that accepts connections and only does not answer in time: most likely its machine is busy."""
 TIMES_WITHOUT_PATH = 2
@@ -47,7 +46,7 @@ LEFT_SECONDS = 3.0
 
 
 def _gone_after(finding: Finding) -> float:
-    return SLOW_SECONDS if finding.answer is Answer.MUTE else GONE_SECONDS
+    return SLOW_SECONDS if finding.answer is Reach.MUTE else GONE_SECONDS
 
 
 class PeerKeeper:
@@ -57,7 +56,7 @@ class PeerKeeper:
         """``tasks``: of the whole cluster. In a large one everybody starts at once, so all takes longer."""
         self.peer = peer
         self.front = front
-        self.finding = Finding("was not looked at yet")
+        self.finding = Finding(phrases.not_looked_at())
         self.found_since = time.monotonic()
         self.attempts = 0
         self.since = time.monotonic()
@@ -69,7 +68,7 @@ class PeerKeeper:
         """The last life with which a link was up."""
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
-        self._broken: list[tuple[Connection, str]] = []
+        self._broken: list[tuple[Connection, Reason]] = []
         self._burying = False
         self._accepted: tuple[Connection, ControlLink, Hello] | None = None
         self._closing = False
@@ -112,7 +111,14 @@ class PeerKeeper:
             facts: dict[str, Any] = {"state": "none", "heard": now - self.since, "moving": [], "callback": None}
         else:
             facts = connection.facts(now)
-        found = {"finding": self.finding.text, "answer": self.finding.answer.value, "front": self.front}
+        finding = self.finding
+        found = {
+            "finding": finding.text,
+            "answer": finding.answer.value,
+            "front": self.front,
+            "refusal": "" if finding.refusal is None else finding.refusal.value,
+            "found_up": finding.is_up,
+        }
         return {**facts, **found, "attempts": self.attempts}
 
     def bytes_moved(self) -> int:
@@ -149,7 +155,7 @@ class PeerKeeper:
     def accept(self, hello: Hello, link: ControlLink) -> Connection:
         """The peer has dialed: this is its new connection, whatever became of the one before."""
         connection = Connection(self._node, self.peer, self._on_end)
-        self._replace(connection, hello.incarnation, "the peer connected again")
+        self._replace(connection, hello.incarnation, phrases.connected_again())
         with self._wake:
             later = self._burying or bool(self._broken)
             if later:
@@ -169,11 +175,11 @@ class PeerKeeper:
                 self._told_gone = False
             self._known = incarnation
         if former is not None:
-            former.end(reason)
+            former.end(link_down(reason))
 
     # -- the keeper's thread --
 
-    def _on_end(self, connection: Connection, reason: str) -> None:
+    def _on_end(self, connection: Connection, reason: Reason) -> None:
         with self._wake:
             self._broken.append((connection, reason))
             self._wake.notify_all()
@@ -232,9 +238,9 @@ class PeerKeeper:
         known = self.finding
         if (known.answer, known.reachable) != (finding.answer, finding.reachable):
             self.found_since = time.monotonic()
-        if known.text.startswith(CANNOT_LINK) and finding.task_address:
+        if known.no_link and finding.task_address:
             # Why the last dial failed says more than that the peer is up.
-            finding = Finding(known.text, finding.description, True)
+            finding = replace(known, description=finding.description)
         self.finding = finding
 
     def _judge(self, finding: Finding) -> bool:
@@ -250,14 +256,14 @@ class PeerKeeper:
         known = self._linked_life or self._known
         proof = proof_of_end(finding, known)
         if proof is not None and not self._told_gone:
-            proof += lack_of_memory(finding, self.front)
+            proof = with_lack_of_memory(proof, self.front)
         # While a large cluster starts, its machines are so busy that links break and monitors are silent: whoever is
         # missing then is named, and has until the start's own deadline.
         silent = finding.description is None and self._was_up() and not self._node.forming
         if proof is None and silent and lost_for > _gone_after(finding):
-            proof = f"is gone: its link broke and its monitor does not answer ({finding.text})"
-        if proof is None and finding.description is not None and finding.description.exited and lost_for > LEFT_SECONDS:
-            proof = f"left before the job ended: it {finding.text}"
+            proof = Reason(Cause.DEAD, phrases.is_gone(finding.text))
+        if proof is None and lost_for > LEFT_SECONDS:
+            proof = left_early(finding)
         if proof is None or self.linked:
             return False
         if not self._told_gone:
@@ -278,16 +284,16 @@ class PeerKeeper:
         """Dial and wait, bounded, until the link is up or has failed."""
         assert finding.description is not None
         connection = Connection(self._node, self.peer, self._on_end, self._on_open)
-        self._replace(connection, finding.description.incarnation, "dialed again")
+        self._replace(connection, finding.description.incarnation, phrases.dialed_again())
         connection.attach(dial_link(finding.task_address, self._node.hello(), connection, self._dial_seconds))
         deadline = time.monotonic() + self._dial_seconds + 1.0
-        reason = ""
+        reason: Reason | None = None
         # The endpoint's first word may come before the call that made it has returned.
         while not self._closing and not (connection.up and connection.endpoint) and not reason:
             with self._wake:
-                reason = next((text for ended, text in self._broken if ended is connection), "")
+                reason = next((why for ended, why in self._broken if ended is connection), None)
                 if not reason and time.monotonic() >= deadline:
-                    reason = "the link did not open in time"
+                    reason = link_down(phrases.link_not_open_in_time())
                     self._dial_seconds = min(2 * self._dial_seconds, max(LONGEST_DIAL, self._dial_seconds))
                 elif not (reason or self._closing or (connection.up and connection.endpoint)):
                     self._wake.wait(deadline - time.monotonic())
@@ -298,10 +304,11 @@ class PeerKeeper:
         if connection.up:
             return
         if reason:
-            self.finding = Finding(self._why_no_link(finding, reason), finding.description, True)
+            text = self._why_no_link(finding, reason.text)
+            self.finding = Finding(text, finding.description, True, refusal=reason.cause, no_link=True)
             self._give_up_if_refused_for_good(reason)
             self._give_up_if_there_is_no_path(reason)
-        connection.end("the link did not open in time")
+        connection.end(link_down(phrases.link_not_open_in_time()))
         self._bury()  # what is broken would cut the pause short
         self._pause(self._next_pause())
 
@@ -315,26 +322,23 @@ class PeerKeeper:
     def _why_no_link(self, finding: Finding, reason: str) -> str:
         """The monitor answers; does the port of the task itself, which is another one?"""
         knocked = knock(finding.task_address)
-        if knocked.answer in (Answer.SILENT, Answer.NO_ROUTE):
-            return (
-                f"{CANNOT_LINK}, but the port of its task, {finding.task_address}, {knocked.detail}; "
-                "a task takes a free port beside the listed one, so let all TCP ports through between the hosts"
-            )
-        return f"{CANNOT_LINK}, but the link could not be opened: {reason}"
+        if knocked.answer in (Reach.SILENT, Reach.NO_ROUTE):
+            return phrases.port_of_task_closed(finding.task_address, knocked.detail)
+        return phrases.cannot_open_link(reason)
 
-    def _give_up_if_refused_for_good(self, reason: str) -> None:
-        """Another version, another token, or the server of another job: trying again changes nothing."""
-        if not self._known_refusal and cause_of(reason) in (Cause.MISMATCH, Cause.LEFTOVER_SERVER):
+    def _give_up_if_refused_for_good(self, reason: Reason) -> None:
+        if not self._known_refusal and reason.cause in FINAL_REFUSALS:
             self._known_refusal = True
-            self._node.post(Broken(self.peer, INITIAL_STEP, f"refuses this task: {reason}"))
+            refusal = replace(reason, text=phrases.refuses_this_task(reason.text), peer=str(self._node.task))
+            self._node.post(Broken(self.peer, INITIAL_STEP, refusal))
 
-    def _give_up_if_there_is_no_path(self, reason: str) -> None:
+    def _give_up_if_there_is_no_path(self, reason: Reason) -> None:
         """Before the first link: what was asked for does not work between these two. Later: it did, so it may again."""
-        if NO_PATH not in reason or self._told_linked or self._node.transport.name == DEFAULT_PROTOCOL:
+        if reason.cause is not Cause.NO_PATH or self._told_linked or self._node.transport.name == DEFAULT_PROTOCOL:
             return
         self._without_path += 1
         if self._without_path >= TIMES_WITHOUT_PATH:
-            self._node.refuse(self.peer, reason[reason.index(NO_PATH) + len(NO_PATH) :].strip())
+            self._node.refuse(self.peer, reason.text)
 
     def begin_closing(self) -> None:
         """Ask the thread to end; ``close`` waits for it."""

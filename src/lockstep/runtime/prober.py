@@ -13,17 +13,20 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from lockstep.protocol.events import Event, Searched
 from lockstep.protocol.ids import JobId, TaskId
 from lockstep.protocol.messages import MissingTask
+from lockstep.protocol.reach import Reach
 from lockstep.protocol.task import TaskMachine
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.evidence import Finding, ask_seconds, look
 from lockstep.runtime.inquiry import ask_start, difference_with_any, why_it_does_not_come
-from lockstep.runtime.knock import Answer
 from lockstep.runtime.loop import TaskLoop
 from lockstep.runtime.peers import PeerKeeper
 from lockstep.runtime.start_facts import StartFacts
 
+LOOP_SECONDS = 1.0
+"""How long the loop may take to say who is missing."""
 PROBE_SECONDS = 1.0
 PROBE_SECONDS_PER_TASK = 0.05
 """More tasks are looked at less often: a question costs both sides some milliseconds."""
@@ -59,6 +62,8 @@ class Coordinating(Protocol):
 
     def start_facts(self) -> StartFacts: ...
 
+    def post(self, event: Event) -> None: ...
+
 
 class Prober:
     """Looks at the addresses of missing tasks every second and leaves the findings with the coordinator."""
@@ -67,7 +72,7 @@ class Prober:
         self._node = node
         self._since = time.monotonic()
         self._attempts: dict[TaskId, int] = {}
-        self._found: dict[TaskId, tuple[Answer, float]] = {}
+        self._found: dict[TaskId, tuple[Reach, float]] = {}
         self._up_since: dict[TaskId, float] = {}
         self._reasons: dict[TaskId, str] = {}
         """What those said that were asked why they do not come."""
@@ -90,10 +95,14 @@ class Prober:
         coordinator = self._node.machine.coordinator
         assert coordinator is not None
         with ThreadPoolExecutor(PROBES_AT_ONCE, thread_name_prefix="probe") as pool:
-            while not self._stop.is_set() and (missing := coordinator.missing()):
+            while not self._stop.is_set():
+                missing = self._node.loop.ask(coordinator.missing, LOOP_SECONDS)
+                if missing == ():
+                    return
+                if missing is None:
+                    continue  # the loop is busy; it answers later, or the task leaves
                 self._may_ask = self._whose_turn(missing)
-                findings = list(pool.map(self._look, missing))
-                self._node.loop.call(lambda found=tuple(findings): coordinator.note_findings(found))  # type: ignore[misc]
+                self._node.post(Searched(tuple(pool.map(self._look, missing))))
                 self._stop.wait(PROBE_SECONDS + PROBE_SECONDS_PER_TASK * len(missing))
 
     def _whose_turn(self, missing: Iterable[TaskId]) -> frozenset[TaskId]:

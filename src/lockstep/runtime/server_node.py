@@ -46,8 +46,10 @@ from lockstep.protocol.messages import (
 from lockstep.protocol.plan import Plan, first_difference, make_plan
 from lockstep.protocol.recovery import LossPolicy
 from lockstep.protocol.server import ServerMachine
+from lockstep.runtime import phrases
 from lockstep.runtime.checkpoint_writer import CheckpointWriter
 from lockstep.runtime.checkpoints import CheckpointFolder, make_manifest, verify
+from lockstep.runtime.failures import failure_of
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
 from lockstep.runtime.node import Node, NodeConfig, Say
 from lockstep.runtime.store import AppliesLater, CountsTime, ShardStore, StoreTimes, TellsMemory
@@ -245,7 +247,7 @@ class ServerNode(Node):
             self._status.leave()
 
     def _tell_broken(self, error: Exception) -> None:
-        reason = f"could not do a server's work: {type(error).__name__}: {error}"
+        reason = failure_of(error, phrases.cannot_serve(error))
         self.loop.post(Broken(self.task, self.machine.role.step, reason))
 
     def _prepare(self, layout: Layout) -> None:

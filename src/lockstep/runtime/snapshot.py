@@ -1,7 +1,7 @@
 """The state of one task as plain JSON values: what ``Task.Snapshot`` serves and what a dump file holds.
 
 Bounded, and made on demand only. What belongs to the machines is read on the loop's thread, so that it fits together;
-where the loop does not come back, it is read anyway, as well as possible: a stuck task must still be able to speak.
+where the loop does not come back, what it published last is shown.
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable
 from typing import Any, Protocol
 
+from lockstep.diagnose.views import FORMAT
+from lockstep.protocol import phrases
+from lockstep.protocol.activity import Doing
 from lockstep.protocol.ids import BucketId, Incarnation, JobId, Role, TaskId, hex64
 from lockstep.protocol.journal import Journal, Record, tensor_states
 from lockstep.protocol.machine import WholeTask
 from lockstep.protocol.plan import Plan
-from lockstep.protocol.waits import Wait, bucket_of
+from lockstep.protocol.waits import Wait, WaitKind
 from lockstep.runtime.cluster import ClusterSpec
-from lockstep.runtime.loop import TaskLoop
+from lockstep.runtime.loop import Books, TaskLoop
 from lockstep.runtime.outcome import Outcome
 from lockstep.runtime.peers import PeerKeeper
 from lockstep.runtime.spans import parts_of_a_step, spans_of
 from lockstep.runtime.status import MainThread, Sampler, frames_of, whose_code
 from lockstep.version import __version__
 
-FORMAT = 1
 LOOP_SECONDS = 0.2
 MAX_TENSORS = 2000
 MAX_NAMES = 8
@@ -82,7 +83,9 @@ class Shown(Protocol):
 def snapshot_of(node: Shown, *, on_loop: bool = False) -> dict[str, Any]:
     """The whole snapshot. ``on_loop``: the caller is the loop's thread already."""
     now = time.monotonic()
-    books = _read_books(node, now) if on_loop else _read_on_loop(node, now)
+    loop = node.loop
+    # A loop that does not come back has published its books before: a stuck task must still be able to speak.
+    books = loop.read_books() if on_loop else loop.ask(loop.read_books, LOOP_SECONDS) or loop.books
     records = list(node.journal)
     node.sampler.sample_kernel(now)
     steps = node.sampler.step_seconds()
@@ -106,7 +109,7 @@ def snapshot_of(node: Shown, *, on_loop: bool = False) -> dict[str, Any]:
             "usual": node.usual(),
         },
         "main": _main(node, now),
-        **books,
+        **_shown_books(node, books, now),
         "links": [_link(node, peer, keeper, now) for peer, keeper in node.peers.items()],
         "tensors": _tensors(node, records, now),
         "progress": {"seconds": now - node.sampler.progress_at, "what": node.sampler.progress},
@@ -148,56 +151,31 @@ def _row(record: Record, plan: Plan | None, now: float) -> dict[str, Any]:
 # -- the machines --
 
 
-def _read_on_loop(node: Shown, now: float) -> dict[str, Any]:
-    """Ask the loop; a loop that does not answer in time is looked at from here."""
-    answer: list[dict[str, Any]] = []
-    done = threading.Event()
-
-    def read() -> None:
-        answer.append(_read_books(node, now))
-        done.set()
-
-    node.loop.call(read)
-    if done.wait(LOOP_SECONDS):
-        return answer[0]
-    return _try(lambda: _read_books(node, now), {"machines": {}, "waits": []})
-
-
-def _try(read: Callable[[], dict[str, Any]], otherwise: dict[str, Any]) -> dict[str, Any]:
-    for _ in range(3):
-        try:
-            return read()
-        except (RuntimeError, StopIteration, KeyError, IndexError):
-            continue  # it changed while it was read
-    return otherwise
-
-
-def _read_books(node: Shown, now: float) -> dict[str, Any]:
+def _shown_books(node: Shown, books: Books, now: float) -> dict[str, Any]:
     doing, _, since = node.main.now()
-    waits = [_wait(node, wait, now, doing, since) for wait in node.machine.waits()[:MAX_WAITS]]
-    return {"machines": node.machine.snapshot(), "waits": waits}
+    waits = [_wait(node, wait, now, doing, since) for wait in books.waits[:MAX_WAITS]]
+    return {"machines": books.snapshot, "waits": waits}
 
 
-def _wait(node: Shown, wait: Wait, now: float, doing: str, main_since: float) -> dict[str, Any]:
-    key = wait.key()
-    bucket = -1 if key is None else bucket_of(key)
+def _wait(node: Shown, wait: Wait, now: float, doing: Doing, main_since: float) -> dict[str, Any]:
     seconds = now - wait.since
-    if key is not None and key.target == node.task and "parameter/" in key.name and doing == "waiting":
+    if wait.kind is WaitKind.PARAMETER and doing is Doing.WAITING:
         # The request was sent early; nobody was held up before the training thread came to the wait.
         seconds = min(seconds, now - main_since)
     return {
         "on": str(wait.on),
-        "what": wait.what,
+        "kind": wait.kind.value,
+        "what": phrases.waited_for(wait),
         "step": wait.step,
         "seconds": max(0.0, seconds),
         "state": wait.state,
-        "bucket": -1 if bucket is None else bucket,
-        "names": _names(node.known_plan, bucket),
+        "bucket": wait.bucket,
+        "names": _names(node.known_plan, wait.bucket),
     }
 
 
-def _names(plan: Plan | None, bucket: BucketId | None) -> list[str]:
-    if plan is None or bucket is None or not 0 <= bucket < len(plan.buckets):
+def _names(plan: Plan | None, bucket: BucketId) -> list[str]:
+    if plan is None or not 0 <= bucket < len(plan.buckets):
         return []
     names = plan.names_in(bucket)
     more = [f"and {len(names) - MAX_NAMES} more"] if len(names) > MAX_NAMES else []

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
+from lockstep.protocol.activity import Code, Doing
 from lockstep.protocol.ids import Role, Step, TaskId
 from lockstep.protocol.journal import Happening, Journal
 from lockstep.runtime.kernel_tcp import Counted, count_by_host
@@ -38,19 +39,19 @@ class MainThread:
     """Where the training thread of a task is, in its own words. Any thread may read it."""
 
     def __init__(self) -> None:
-        self._now: tuple[str, str, float] = ("starting", "", time.monotonic())
+        self._now: tuple[Doing, str, float] = (Doing.STARTING, "", time.monotonic())
         self.ident = 0
         self.native_id = 0
 
-    def enter(self, doing: str, detail: str = "") -> None:
-        """This thread now does this: computing, waiting, input, checkpoint, user code."""
+    def enter(self, doing: Doing, detail: str = "") -> None:
+        """This thread now does this."""
         ident = threading.get_ident()
         if ident != self.ident:
             self.ident, self.native_id = ident, threading.get_native_id()
         self._now = (doing, detail, time.monotonic())
 
     @contextmanager
-    def during(self, doing: str, detail: str = "") -> Iterator[None]:
+    def during(self, doing: Doing, detail: str = "") -> Iterator[None]:
         """The same for a block; afterwards it does what it did before."""
         before = self._now
         self.enter(doing, detail)
@@ -60,10 +61,10 @@ class MainThread:
             self._now = (before[0], before[1], time.monotonic())
 
     @property
-    def doing(self) -> str:
+    def doing(self) -> Doing:
         return self._now[0]
 
-    def now(self) -> tuple[str, str, float]:
+    def now(self) -> tuple[Doing, str, float]:
         """What, a detail (a file, a version), and since when."""
         return self._now
 
@@ -91,15 +92,15 @@ _OURS = ("lockstep/transports/", "lockstep/runtime/")
 _PLAIN = ("threading.py:", "queue.py:", "selectors.py:", "socket.py:")
 
 
-def whose_code(frames: list[str]) -> str:
+def whose_code(frames: list[str]) -> Code:
     """Whose code a stack is in, judged by its innermost line that is not of the standard library's waiting."""
     for line in frames:
         if any(part in line for part in _DEVICE):
-            return "device call"
+            return Code.DEVICE
         if any(part in line for part in _PLAIN):
             continue
-        return "communication" if any(part in line for part in _OURS) else "user code"
-    return ""
+        return Code.COMMUNICATION if any(part in line for part in _OURS) else Code.USER
+    return Code.UNKNOWN
 
 
 def thread_cpu(native_id: int) -> float:
@@ -165,7 +166,7 @@ class Sampler:
         moved = {peer: keeper.bytes_moved() for peer, keeper in node.peers.items() if keeper.linked}
         self._samples.append(_Sample(now, main, store, moved))
         self._read_journal()
-        if node.main.doing == "checkpoint":
+        if node.main.doing is Doing.CHECKPOINT:
             written = bytes_written()
             if written != self._written:
                 self._written, self._written_at = written, now

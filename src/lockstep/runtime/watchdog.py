@@ -18,12 +18,16 @@ from lockstep.diagnose.analyse import analyse
 from lockstep.diagnose.collect import collect, fetch_stack
 from lockstep.diagnose.evidence import Ended, Evidence, Seen
 from lockstep.diagnose.monitor_view import from_description
-from lockstep.diagnose.verdict import Cause, Diagnosis, Verdict
+from lockstep.diagnose.verdict import Diagnosis, Verdict
 from lockstep.diagnose.views import read_task
+from lockstep.protocol.activity import Doing
+from lockstep.protocol.causes import LOSSES, Cause, Reason, Source
 from lockstep.protocol.events import Broken, Event, PeerGone
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.messages import Report
-from lockstep.protocol.waits import Wait
+from lockstep.protocol.reach import NOT_ASKED
+from lockstep.protocol.waits import WaitKind
+from lockstep.runtime import phrases
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.notices import Publisher
 from lockstep.runtime.outcome import Outcome
@@ -44,8 +48,6 @@ FORMING_LOOK_PER_TASK = 0.1
 FORMING_PATIENCE_PER_TASK = 0.5
 SMALL_CLUSTER = 8
 JOIN_SECONDS = 6.0
-LOSSES = frozenset({Cause.DEAD, Cause.OUT_OF_MEMORY, Cause.STALE_INCARNATION})
-"""Verdicts that a life is over: whether the job is, too, depends on what it does about losses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +133,9 @@ class Watchdog:
         self._report_at = time.monotonic()
         self._inbox.put(lambda: self._publisher.pass_on(report))
 
-    def job_ends(self, culprit: str, step: int, reason: str) -> None:
+    def job_ends(self, culprit: str, step: int, reason: Reason) -> None:
         """The job is about to end badly; on the loop's thread. Everybody is told why before it is told that."""
-        if self._ended or reason.startswith(("verdict:", "stall:")) or time.monotonic() - self._report_at < 1.0:
+        if self._ended or reason.reported or time.monotonic() - self._report_at < 1.0:
             self._ended = True
             return
         self._ended = True
@@ -197,12 +199,11 @@ class Watchdog:
             return None
         doing, _, since = node.main.now()
         longest = 0.0
-        for wait in _waits(node):
-            key = wait.key()
+        for wait in node.loop.books.waits:
             seconds = now - wait.since
-            if key is not None and key.target == node.task and "parameter/" in key.name:
+            if wait.kind is WaitKind.PARAMETER:
                 # A worker asks early; it waits only once its training thread has come to the wait.
-                seconds = min(seconds, now - since) if doing == "waiting" else 0.0
+                seconds = min(seconds, now - since) if doing is Doing.WAITING else 0.0
             longest = max(longest, seconds)
         store = node.store_status
         if store is not None and store.since:
@@ -260,14 +261,15 @@ class Watchdog:
         if still >= self._stall_after() and not (episode.stalled or self._node.forming or verdict.warning):
             episode.stalled = True
             self._say("stall", diagnosis)
-            self._end("stall", verdict)
+            self._end(Source.STALL, verdict)
 
     def _report_loss(self, verdict: Verdict) -> None:
         """A life is over, and the job is not: the machines know what to do, if they have not heard of it already."""
         culprit = TaskId.parse(verdict.culprit)
         keeper = self._node.peers.get(culprit)
         if keeper is not None and not keeper.linked and keeper.known_life:
-            self._node.post(PeerGone(culprit, verdict.what.removeprefix(f"{culprit} "), keeper.known_life))
+            reason = Reason(verdict.cause, phrases.without_name(verdict.what, culprit), Source.VERDICT)
+            self._node.post(PeerGone(culprit, reason, keeper.known_life))
 
     def _stall_after(self) -> float:
         """``--stall_after``, or longer where steps are; before the first ones are done a job may compile and load."""
@@ -288,17 +290,17 @@ class Watchdog:
         self._said[key] = now
         self._say("verdict", diagnosis)
         if not verdict.heals:
-            self._end("verdict", verdict)
+            self._end(Source.VERDICT, verdict)
 
     def _say(self, kind: str, diagnosis: Diagnosis, quiet: bool = False) -> None:
         if self._leads() and not quiet:
             self._publisher.tell_peers(kind, diagnosis, self._node.peers)
         self._publisher.publish(kind, diagnosis, quiet=quiet)
 
-    def _end(self, kind: str, verdict: Verdict) -> None:
+    def _end(self, source: Source, verdict: Verdict) -> None:
         if self._settings.on_stall != "abort" or self._node.machine.awaited:
             return
-        reason = f"{kind}: {verdict.cause.value}: {verdict.what}"
+        reason = Reason(verdict.cause, verdict.what, source, verdict.peer, verdict.host, verdict.pid)
         culprit = TaskId.parse(verdict.culprit)
         if verdict.cause is Cause.LEFTOVER_SERVER and self._node.forming and self._node.can_recover(culprit):
             return  # this may be another life of a task that the job waits for; the coordinator knows
@@ -360,18 +362,8 @@ class Watchdog:
         for peer, keeper in self._node.peers.items():
             described = keeper.finding.description
             monitor = None if described is None else from_description(described)
-            found[str(peer)] = Seen(task=str(peer), address=keeper.front, monitor=monitor, silence="not asked")
+            found[str(peer)] = Seen(task=str(peer), address=keeper.front, monitor=monitor, silence=NOT_ASKED)
         return replace(self._evidence(found), end=end, floor=0.0)
-
-
-def _waits(node: Watched) -> list[Wait]:
-    """The machines' waits, read from outside of their thread."""
-    for _ in range(3):
-        try:
-            return node.machine.waits()
-        except (RuntimeError, StopIteration, KeyError, IndexError):
-            continue  # it changed while it was read
-    return []
 
 
 __all__ = ["WatchSettings", "Watchdog", "Watched"]

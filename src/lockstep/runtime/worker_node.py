@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from lockstep.protocol.activity import Doing
 from lockstep.protocol.effects import Answered, Effect, SendGradient, SendPull, VersionReady
 from lockstep.protocol.events import Asked, Finished, Prepared, Produced, Sealed, StateTaken, StepBegun, VersionArrived
 from lockstep.protocol.ids import INITIAL_STEP, BucketId, Step, TaskId
@@ -137,7 +138,7 @@ class WorkerNode(Node):
 
     def enter_step(self, step: Step) -> None:
         """The training thread is in this step; ``tell_begun`` may follow, once all parameters are here."""
-        self.main.enter("computing", f"step {step}")
+        self.main.enter(Doing.COMPUTING, f"step {step}")
         if self.faults is not None:
             self.faults.at_step(self, step)
 
@@ -172,18 +173,18 @@ class WorkerNode(Node):
 
         Returns the version that is here: with backup workers it may be a later one, the same for all buckets.
         """
-        self.main.enter("waiting", f"version {version}")
+        self.main.enter(Doing.WAITING, f"version {version}")
         self._wait(version, None)
-        self.main.enter("user code")
+        self.main.enter(Doing.USER_CODE)
         return self._versions[0] if self._versions else version
 
     def wait_buckets(self, version: int, buckets: Sequence[BucketId]) -> None:
         """Block until these buckets are at ``version``, in the middle of its step's forward."""
         if self.has_version(version, buckets):
             return
-        self.main.enter("waiting", f"version {version}")
+        self.main.enter(Doing.WAITING, f"version {version}")
         self._wait(version, buckets)
-        self.main.enter("computing", f"step {version}")
+        self.main.enter(Doing.COMPUTING, f"step {version}")
 
     def has_version(self, version: int, buckets: Sequence[BucketId] | None = None) -> bool:
         """Whether these buckets are at ``version``; all of them, if none are named."""
@@ -230,7 +231,7 @@ class WorkerNode(Node):
     def finish(self, steps: Step) -> None:
         """This worker has done all its steps; wait until the whole job has ended, and raise if it ended badly."""
         self._reporter.phase(Phase.FINISHING)
-        self.main.enter("finishing")
+        self.main.enter(Doing.FINISHING)
         self.loop.post(Finished(steps))
         outcome = self.wait_until_ended()
         if not outcome.ok:

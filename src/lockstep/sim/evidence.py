@@ -6,11 +6,13 @@ import json
 from typing import Any
 
 from lockstep.diagnose.evidence import Evidence, Seen
-from lockstep.diagnose.views import MonitorView, TaskView, read_task
+from lockstep.diagnose.views import FORMAT, MonitorView, TaskView, read_task
+from lockstep.protocol import phrases
+from lockstep.protocol.activity import Code, Doing
 from lockstep.protocol.faults import Place
 from lockstep.protocol.ids import TaskId, hex64
 from lockstep.protocol.journal import tensor_states
-from lockstep.protocol.waits import bucket_of
+from lockstep.protocol.reach import NOT_SILENT, Reach, Silence
 from lockstep.sim.network import Link
 from lockstep.sim.server_side import ServerSide
 from lockstep.sim.task import SimTask
@@ -21,7 +23,7 @@ JUST_NOW = 0.5
 """When a peer was last heard of over a link that works: heartbeats come every second."""
 WATCHED = 2.0
 HEARTBEAT_BYTES = 100
-NOTHING_LISTENS = "nothing listens there"
+NOTHING_LISTENS = Silence(Reach.REFUSED, "nothing listens there")
 _DETAIL = {Place.INPUT.value: "a file of the input", Place.CHECKPOINT.value: "a checkpoint"}
 
 
@@ -39,7 +41,7 @@ def _seen(world: World, name: TaskId, task: SimTask, now: float) -> Seen:
     view: TaskView | None = None
     if answers:
         view = read_task(json.dumps(_snapshot(world, name, task, now)).encode())
-    silence = "" if answers else "it says nothing in time" if task.lives else "gone"
+    silence = NOT_SILENT if answers else Silence(Reach.MUTE if task.lives else Reach.BROKEN)
     return Seen(task=str(name), view=view, silence=silence, monitor=_monitor(name, task, now))
 
 
@@ -62,7 +64,7 @@ def _snapshot(world: World, name: TaskId, task: SimTask, now: float) -> dict[str
     machine = task.machine
     loop = {"busy": now - task.frozen_since, "what": "an event", "queued": len(task.events)} if task.frozen else {}
     return {
-        "format": 1,
+        "format": FORMAT,
         "kind": "task",
         "task": str(name),
         "incarnation": hex64(machine.incarnation),
@@ -76,11 +78,12 @@ def _snapshot(world: World, name: TaskId, task: SimTask, now: float) -> dict[str
         "waits": [
             {
                 "on": str(wait.on),
-                "what": wait.what,
+                "kind": wait.kind.value,
+                "what": phrases.waited_for(wait),
                 "step": wait.step,
                 "seconds": now - wait.since,
                 "state": wait.state,
-                "bucket": -1 if (key := wait.key()) is None else bucket_of(key),
+                "bucket": wait.bucket,
             }
             for wait in machine.waits()
         ],
@@ -104,11 +107,11 @@ def _main(side: WorkerSide, now: float) -> dict[str, Any]:
     # A slow step uses the processor; one that stands still does not.
     in_device = doing == Place.DEVICE.value
     return {
-        "doing": "computing" if in_device else doing,
+        "doing": Doing.COMPUTING.value if in_device else doing,
         "detail": _DETAIL.get(doing, ""),
         "seconds": now - since,
-        "cpu": 0.9 if doing == "computing" else 0.0,
-        "where": Place.DEVICE.value if in_device else "user code",
+        "cpu": 0.9 if doing == Doing.COMPUTING else 0.0,
+        "where": (Code.DEVICE if in_device else Code.USER).value,
     }
 
 

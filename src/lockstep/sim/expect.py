@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from lockstep.diagnose.ending import cause_of
-from lockstep.diagnose.verdict import Cause
+from lockstep.protocol.causes import Cause
 from lockstep.protocol.effects import JobEnded
 from lockstep.protocol.faults import (
     BlockCallback,
@@ -139,7 +138,7 @@ def judge(world: World, planted: Planted, watch: Watch) -> Ending:
             raise Violation(_unexplained(f"{name} was told", outcome, expected))
     first = next(iter((judged or bad).values()))
     still = watch.finding.still if watch.finding is not None else 0.0
-    return Ending(False, cause_of(first.reason).value, first.culprit, first.reason, still)
+    return Ending(False, first.reason.cause.value, first.culprit, first.reason.text, still)
 
 
 def _to_blame(expected: Sequence[Expected], scenario: Scenario) -> list[Expected]:
@@ -159,18 +158,18 @@ def _refuse_false_completion(world: World, watch: Watch) -> None:
 
 
 def _is_explained(outcome: JobEnded, to_blame: Sequence[Expected]) -> bool:
-    named = f"{outcome.culprit} {outcome.reason}"
-    return any(cause_of(outcome.reason) in one.causes and any(task in named for task in one.tasks) for one in to_blame)
+    named = {outcome.culprit, outcome.reason.peer}
+    return any(outcome.reason.cause in one.causes and named & one.tasks for one in to_blame)
 
 
 def _follows(outcome: JobEnded, explained: Set[str]) -> bool:
     """Whether this names, as gone or missing, a task that gave up because of what was planted."""
-    return outcome.culprit in explained and cause_of(outcome.reason) in (Cause.DEAD, Cause.NEVER_STARTED)
+    return outcome.culprit in explained and outcome.reason.cause in (Cause.DEAD, Cause.NEVER_STARTED)
 
 
 def _unexplained(who: str, outcome: JobEnded, planted: Sequence[Expected]) -> str:
     listed = "; ".join(f"{sorted(c.value for c in one.causes)} of {sorted(one.tasks)}" for one in planted)
     return (
-        f"{who} that the job ended for another reason than what was planted: {cause_of(outcome.reason).value}: "
-        f"{outcome.culprit}: {outcome.reason} (planted: {listed or 'nothing'})"
+        f"{who} that the job ended for another reason than what was planted: {outcome.reason.cause.value}: "
+        f"{outcome.culprit}: {outcome.reason.text} (planted: {listed or 'nothing'})"
     )

@@ -13,6 +13,7 @@ from lockstep.protocol.effects import Apply
 from lockstep.protocol.ids import INITIAL_STEP, Step, TaskId, worker
 from lockstep.protocol.server import ServerMachine
 from lockstep.protocol.task import TaskMachine
+from lockstep.protocol.waits import WaitKind
 from lockstep.sim.memory import Violation
 from lockstep.sim.oracle import Oracle
 from lockstep.sim.task import SimTask
@@ -96,7 +97,7 @@ class Invariants:
     def _check_waits(self, machine: TaskMachine) -> None:
         """Every wait has a waiter, a peer, and a name."""
         for wait in machine.waits():
-            if wait.waiter != machine.task or wait.on not in self._tasks or not wait.what:
+            if wait.waiter != machine.task or wait.on not in self._tasks or wait.kind is WaitKind.OTHER:
                 raise Violation(f"a wait that nobody can act on: {wait}")
 
     def after_tick(self, name: TaskId, now: float) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 
+from lockstep.protocol.causes import Cause, Reason
 from lockstep.protocol.effects import (
     Apply,
     BecameMember,
@@ -149,7 +150,7 @@ class LivesWorld:
         for other in self.lives.values():
             # Whoever knew a former life finds out, at the latest when it looks for this one.
             if other.alive and other.met.get(task, incarnation) != incarnation:
-                gone = PeerGone(task, "was started again", other.met[task])
+                gone = PeerGone(task, Reason(Cause.STALE_INCARNATION, "was started again"), other.met[task])
                 self._later(NOTICED, partial(self._tell_if_alive, other, gone))
         self._open_links()
 
@@ -182,7 +183,7 @@ class LivesWorld:
             if not other.alive:
                 continue
             self._post(other, LinkLost(life.task, "its process is gone"))
-            gone = PeerGone(life.task, "was killed by SIGKILL", life.incarnation)
+            gone = PeerGone(life.task, Reason(Cause.DEAD, "was killed by SIGKILL", exit_code=-9), life.incarnation)
             self._later(NOTICED, partial(self._tell_if_alive, other, gone))
         self._later(STARTED, partial(self._start, life.task))
 

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from lockstep.protocol.causes import own_error
 from lockstep.protocol.events import Broken
 from lockstep.protocol.faults import (
     BlockCallback,
@@ -191,7 +192,7 @@ class Planted:
             case LoseConnection(peer=peer):
                 world.network.link(task.machine.task, TaskId.parse(peer)).reset("connection reset")
             case Raise(text=text):
-                world.handle(task.machine.task, Broken(task.machine.task, task.machine.role.step, text))
+                world.handle(task.machine.task, Broken(task.machine.task, task.machine.role.step, own_error(text)))
             case _:
                 raise ValueError(f"{type(fault).__name__} cannot be planted in the simulator")
 

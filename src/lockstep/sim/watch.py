@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from lockstep.diagnose.analyse import analyse
-from lockstep.diagnose.verdict import Cause, Verdict
+from lockstep.diagnose.verdict import Verdict
 from lockstep.protocol import coordinator
+from lockstep.protocol.causes import Cause, Reason, Source
 from lockstep.protocol.effects import JobEnded
 from lockstep.protocol.events import Broken, BucketApplied, Event, Prepared, Produced, Sealed, StepBegun
 from lockstep.protocol.ids import TaskId
@@ -92,15 +93,14 @@ class Watch:
             return
         self.finding = finding
         self._ended = True
-        kind = "verdict" if verdict.proven else "stall"
-        self._end(verdict, f"{kind}: {verdict.cause.value}: {verdict.what}")
+        self._end(verdict, Reason(verdict.cause, verdict.what, Source.VERDICT if verdict.proven else Source.STALL))
 
     def _patience(self) -> float:
         """As in the runtime: the first steps compile, tune and load, and prove little."""
         newest = max(task.machine.role.step for task in self._world.tasks.values())
         return FIRST_STEPS_PATIENCE if newest < FIRST_STEPS else PATIENCE
 
-    def _end(self, verdict: Verdict, reason: str) -> None:
+    def _end(self, verdict: Verdict, reason: Reason) -> None:
         world = self._world
         outcome = JobEnded(False, verdict.culprit, verdict.step, reason)
         home = world.tasks[world.scenario.shape.coordinator]

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from lockstep.protocol.activity import Doing
 from lockstep.protocol.effects import Effect, SendGradient, SendPull, VersionReady
 from lockstep.protocol.events import Finished, Prepared, Produced, Sealed, StepBegun
 from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, Step, TaskId
@@ -42,7 +43,7 @@ class WorkerSide:
         """From which step on each step computes how much longer (a planted fault)."""
         self.stuck: dict[Step, tuple[str, float]] = {}
         """Where, and for how long, the training thread stands still in a step (a planted fault)."""
-        self.doing = ("starting", 0.0)
+        self.doing = (Doing.STARTING.value, 0.0)
         """What the training thread does, and since when."""
 
     # -- effects --
@@ -156,14 +157,14 @@ class WorkerSide:
             # A worker that may be left behind computes with nothing before it knows which version it will get.
             for bucket in self._versions:
                 self._start_reading(bucket)
-            self.doing = ("computing", self._around.agenda.now)
+            self.doing = (Doing.COMPUTING.value, self._around.agenda.now)
             self._later(self._seconds(self._around.scenario.training.forward), partial(self._begin, version))
 
     def _begin(self, step: Step) -> None:
         self.step = step
         if self.step == self._steps:
             self.finished = True
-            self.doing = ("finishing", self._around.agenda.now)
+            self.doing = (Doing.FINISHING.value, self._around.agenda.now)
             self._around.handle(self.task, Finished(self._steps))
             return
         profile = self._around.scenario.training
@@ -179,7 +180,7 @@ class WorkerSide:
 
     def _hold_up(self, then: Callable[[], None]) -> None:
         """A training thread that is slow, or stands still, by a planted fault."""
-        where, seconds = self.stuck.get(self.step, ("computing", 0.0))
+        where, seconds = self.stuck.get(self.step, (Doing.COMPUTING.value, 0.0))
         if self.slowed is not None and self.step >= self.slowed[0]:
             seconds += self.slowed[1]
         self.doing = (where, self._around.agenda.now)
@@ -236,7 +237,7 @@ class WorkerSide:
         for bucket in list(self._reading) if around.scenario.mode.seals else absent:
             self._stop_reading(bucket)
         rates = self._rates_to_say(at_seal=True)
-        self.doing = ("waiting", around.agenda.now)
+        self.doing = (Doing.WAITING.value, around.agenda.now)
         around.handle(self.task, Sealed(self.step, tuple(sorted(absent)), rates, void=void))
         if not self._versions:
             self._begin_if_held()

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from lockstep.protocol import phrases
+from lockstep.protocol.causes import Cause, Reason
 from lockstep.protocol.effects import Apply, BecameMember, Effect, JobEnded, Send, StillMissing
 from lockstep.protocol.errors import ProtocolError
 from lockstep.protocol.events import Event, GradientArrived, PeerGone, Tick
@@ -266,7 +268,7 @@ class World:
             # Not at once: the machine is still in the middle of an event.
             self.agenda.after(0.0, partial(self.leave, task, orderly=True))
             if not effect.ok and self._gives_up(task):
-                self._tell_gone(task, f"ended with exit code 3: {effect.reason}")
+                self._tell_gone(task, f"ended with exit code 3: {effect.reason.text}")
         else:
             self._linger(task, self.agenda.now + LINGER_SECONDS)
 
@@ -318,7 +320,7 @@ class World:
     def _tell_gone(self, task: SimTask, how: str) -> None:
         """The monitor of a task tells whoever asks how it ended."""
         name = task.machine.task
-        gone = PeerGone(name, how)
+        gone = PeerGone(name, Reason(Cause.DEAD, how, exit_code=task.exit_code))
         for peer, _ in self.network.links_of(name):
             self.agenda.after(self.dice.seconds(GONE), partial(self.handle, peer, gone))
 
@@ -357,5 +359,5 @@ class World:
         lines += [f"  {time:10.4f} {task.short:9} {event}" for time, task, event in self._trace]
         for task in self.tasks.values():
             if task.lives:
-                lines += [f"  waits: {wait.phrase(now)}" for wait in task.machine.waits()]
+                lines += [f"  waits: {phrases.wait_line(wait, now)}" for wait in task.machine.waits()]
         return "\n".join(lines)

@@ -18,6 +18,8 @@ from torch import Tensor
 from lockstep.protocol.events import Broken
 from lockstep.protocol.ids import INITIAL_STEP, BucketId, Role, Step, TaskId
 from lockstep.protocol.plan import Plan
+from lockstep.runtime import phrases
+from lockstep.runtime.failures import failure_of
 from lockstep.runtime.worker_node import WorkerNode
 from lockstep.training.gpu_idle import GpuIdle
 from lockstep.training.gpu_lane import DRAIN_SECONDS, ends_soon
@@ -300,7 +302,7 @@ class CudaMemory:
             try:
                 job()
             except Exception as error:  # noqa: BLE001 - whatever it is, the job is told and ends
-                reason = f"could not copy between host and GPU: {type(error).__name__}: {error}"
+                reason = failure_of(error, phrases.cannot_copy(error), (torch.OutOfMemoryError,))
                 self._node.loop.post(Broken(self._node.task, self._node.machine.role.step, reason))
 
 

@@ -25,8 +25,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+from lockstep.protocol.causes import Reason
 from lockstep.protocol.messages import Ticket
 
 TransferId = int
@@ -38,11 +39,6 @@ class TransportError(Exception):
 
 class LinkDownError(TransportError):
     """The link of this endpoint is lost or closed; the text says why."""
-
-
-NO_PATH: Final = "no path:"
-"""How the reason of ``on_lost`` begins, or goes on after who said so, where a link could not be made at all because the
-two hosts do not reach each other in the way that was asked for."""
 
 
 class NoPathError(TransportError):
@@ -127,7 +123,7 @@ class EndpointEvents(Protocol):
     def on_lent(self, note: bytes, loan: Loan) -> None:
         """A loan of the peer can be read; release it soon."""
 
-    def on_lost(self, reason: str) -> None:
+    def on_lost(self, reason: Reason) -> None:
         """The link broke; ``reason`` is a plain phrase with what the system said."""
 
 

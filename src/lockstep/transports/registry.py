@@ -41,9 +41,15 @@ _WHERE: Final = {
 
 
 _ONE_HOST: Final = frozenset({"grpc+shm"})
+_RDMA: Final = frozenset({"grpc+verbs"})
 _LIBRARIES: Final = {"grpc+ucx": NIXL_MODULES, "grpc+verbs": NIXL_MODULES}
 _EXTRAS: Final = {"grpc+ucx": "ucx", "grpc+verbs": "ucx"}
 _TAKE_RDMA_OPTIONS: Final = frozenset({"auto", "grpc+verbs"})
+
+
+def moves_by_rdma(transport: str) -> bool:
+    """Whether a link over this transport needs neither program's help to move bytes."""
+    return transport in _RDMA
 
 
 def stays_on_one_host(name: str) -> bool:

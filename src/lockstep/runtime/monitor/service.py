@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict
 from typing import Final
 
+from lockstep.diagnose.views import FORMAT
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.stack import StackTaker
 from lockstep.runtime.processes import process_facts
@@ -14,7 +15,6 @@ from lockstep.runtime.start_facts import StartFacts
 from lockstep.transports.wire.monitor_service import add_monitor_service, snapshot_handler
 from lockstep.transports.wire.server import ControlServer
 
-SNAPSHOT_FORMAT: Final = 1
 _MAX_WATCHERS: Final = 1024
 _QUESTIONS: Final = 16
 """Threads beside those of the watchers; they are only made when needed."""
@@ -54,7 +54,7 @@ class MonitorService:
             record.on_state(facts.state)
         stack = self._stacks.take(record.pid) if alive and with_stack else None
         fields = {
-            "format": SNAPSHOT_FORMAT,
+            "format": FORMAT,
             "kind": "monitor",
             "time": time.time(),
             "description": asdict(record.describe()),

@@ -10,9 +10,12 @@ from collections.abc import Callable
 
 import torch
 
+from lockstep.protocol.activity import Doing
+from lockstep.protocol.causes import own_error
 from lockstep.protocol.ids import CHIEF, TaskId
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.collective_node import CollectiveNode
+from lockstep.runtime.failures import failure_of
 from lockstep.runtime.outcome import JobEndedError
 from lockstep.runtime.worker_node import WorkerNode
 from lockstep.training.benchmark import times
@@ -96,10 +99,10 @@ def run_worker(config: BenchConfig, node: WorkerNode, emit: Emit, make_progress:
         except JobEndedError:
             raise
         except BadData as error:
-            node.fail(str(error))
+            node.fail(own_error(str(error)))
             raise
         except Exception as error:
-            node.fail(f"failed: {type(error).__name__}: {error}")
+            node.fail(failure_of(error, memory_errors=(torch.OutOfMemoryError,)))
             raise
 
 
@@ -107,8 +110,8 @@ def _work(
     config: BenchConfig, node: WorkerNode, emit: Emit, make_progress: MakeProgress, closing: contextlib.ExitStack
 ) -> BenchResult:
     around = Surroundings(
-        on_wait=lambda what: node.main.enter("input", what),
-        on_replica=lambda number: node.main.enter("computing", f"replica {number}"),
+        on_wait=lambda what: node.main.enter(Doing.INPUT, what),
+        on_replica=lambda number: node.main.enter(Doing.COMPUTING, f"replica {number}"),
         say=emit,
     )
     job = BenchJob(config, node.task.index, choose_devices(config), around)

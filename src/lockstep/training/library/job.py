@@ -12,6 +12,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import nn
 
+from lockstep.protocol.causes import Reason, own_error
 from lockstep.protocol.ids import CHIEF, Step
 from lockstep.protocol.messages import GroupRates
 from lockstep.protocol.plan import DEFAULT_BUCKET_BYTES
@@ -245,8 +246,7 @@ class Job:
         self.not_finite_steps += 1
         found = f"the gradient of {sealed.not_finite!r} has a NaN or an infinity on {self.task} in step {sealed.step}"
         if self._options.on_nan == "stop":
-            reason = f"stopped the job: {found}, the first one; on_nan says stop"
-            self._node.fail(reason)
+            self._node.fail(own_error(f"stopped the job: {found}, the first one; on_nan says stop"))
             raise JobEndedError(self._node.wait_until_ended())
         if self.not_finite_steps == 1:
             then = "skipped by all workers" if sealed.void else "applied all the same"
@@ -338,12 +338,12 @@ class Job:
         finally:
             self._leave()
 
-    def fail(self, reason: str) -> None:
+    def fail(self, reason: str | Reason) -> None:
         """End the whole job: this worker cannot go on. Every task is told ``reason``."""
         if self._closed:
             return
         try:
-            self._node.fail(reason)
+            self._node.fail(reason if isinstance(reason, Reason) else own_error(reason))
         finally:
             self._leave()
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
+import torch
+
+from lockstep.protocol.causes import Reason, own_error
+from lockstep.runtime.failures import failure_of
 from lockstep.training.library.errors import UsageError
 
 
@@ -14,12 +18,12 @@ class ClosesAtExit(Protocol):
     def close_at_exit(self) -> None: ...
 
 
-def why_it_left(error: BaseException) -> str:
-    """The words in which an exception of the program is told to everybody."""
+def why_it_left(error: BaseException) -> Reason:
+    """How an exception of the program is told to everybody."""
     if isinstance(error, UsageError):
-        return f"was used wrongly: {error}"
+        return own_error(f"was used wrongly: {error}")
     text = f": {error}" if str(error) else ""
-    return f"failed with {type(error).__name__}{text}"
+    return failure_of(error, f"failed with {type(error).__name__}{text}", (torch.OutOfMemoryError,))
 
 
 def close_before_threads_end(job: ClosesAtExit) -> None:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from lockstep.protocol.causes import Reason, link_down
 from lockstep.protocol.messages import Ticket
 from lockstep.transports.auto.tickets import ticket_for
 from lockstep.transports.base import (
@@ -133,7 +134,7 @@ class AutoEndpoint:
         self._events.on_up()
         return True
 
-    def path_failed(self, attempt: _Attempt, reason: str) -> None:
+    def path_failed(self, attempt: _Attempt, reason: Reason) -> None:
         """A path broke: before anything was up, the next one is tried; later, the link is lost."""
         with self._lock:
             if attempt not in self._attempts:
@@ -144,7 +145,7 @@ class AutoEndpoint:
             else:
                 tell = False
                 self._attempts.remove(attempt)
-                self._reasons[attempt.name] = reason
+                self._reasons[attempt.name] = reason.text
         if self._chosen is not None:
             if tell:
                 self._events.on_lost(reason)
@@ -158,7 +159,8 @@ class AutoEndpoint:
             if self._attempts or self._over is not None or self._chosen is not None:
                 return
             self._over = LinkState.LOST
-        self._events.on_lost("; ".join(f"{name}: {reason}" for name, reason in self._reasons.items()) or "no path")
+        why = "; ".join(f"{name}: {reason}" for name, reason in self._reasons.items()) or "no path"
+        self._events.on_lost(link_down(why))
 
     # --- the endpoint -------------------------------------------------------------------------------------------
 
@@ -259,7 +261,7 @@ class _Attempt:
         assert self._endpoint is not None
         self._whole.take(self, self._endpoint)
 
-    def on_lost(self, reason: str) -> None:
+    def on_lost(self, reason: Reason) -> None:
         self._whole.path_failed(self, reason)
 
     def on_sent(self, transfer: TransferId) -> None:

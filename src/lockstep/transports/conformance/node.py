@@ -11,6 +11,7 @@ import struct
 import zlib
 from typing import Final, Protocol
 
+from lockstep.protocol.causes import Reason
 from lockstep.protocol.messages import Ticket
 from lockstep.transports.base import Counters, Endpoint, Loan, PeerAddress, Region
 from lockstep.transports.conformance.events import EventLog, Heard
@@ -87,8 +88,8 @@ class _Owner:
         digest = zlib.crc32(loan.buffer)
         self._tell(Heard("lent", self._link, note=note, nbytes=loan.buffer.nbytes, digest=digest))
 
-    def on_lost(self, reason: str) -> None:
-        self._tell(Heard("lost", self._link, text=reason))
+    def on_lost(self, reason: Reason) -> None:
+        self._tell(Heard("lost", self._link, text=reason.text))
 
 
 class Node:

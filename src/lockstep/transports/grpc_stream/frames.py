@@ -42,6 +42,9 @@ FIRST: Final = 1
 LAST: Final = 2
 LOAN: Final = 4
 
+NO_PATH: Final = 1
+"""Flag of a fault: no rule was broken, but the two do not reach each other in the way that was asked for."""
+
 
 class Header(NamedTuple):
     """The fixed part of every frame. ``key`` opens the region; ``total`` is the size of the whole transfer."""
@@ -102,9 +105,9 @@ def unpack_hello(frame: bytes) -> tuple[str, int, int]:
     return text_of(payload[_HELLO.size :]), incarnation, peer_incarnation
 
 
-def pack_fault(reason: str) -> bytes:
-    """The frame that tells the peer which rule it broke."""
-    return pack(Header(Kind.FAULT), reason.encode()[:MAX_TEXT_BYTES])
+def pack_fault(reason: str, flags: int = 0) -> bytes:
+    """The frame that tells the peer which rule it broke, or that there is no path."""
+    return pack(Header(Kind.FAULT, flags), reason.encode()[:MAX_TEXT_BYTES])
 
 
 def text_of(payload: memoryview) -> str:

@@ -12,9 +12,10 @@ from typing import Final, Generic, Protocol, Self, TypeVar
 
 import grpc
 
+from lockstep.protocol.causes import Cause, Reason
 from lockstep.transports.base import Counters, EndpointEvents, LinkDownError, LinkState, PeerAddress, TransferId
 from lockstep.transports.clerk import Clerk
-from lockstep.transports.grpc_stream.frames import FrameError, Header, Kind, pack, pack_fault, text_of, unpack
+from lockstep.transports.grpc_stream.frames import NO_PATH, FrameError, Header, Kind, pack, pack_fault, text_of, unpack
 from lockstep.transports.grpc_stream.sending import Sender
 
 FLUSH_SECONDS: Final = 1.0
@@ -25,7 +26,14 @@ _OWNER_FAILED: Final = "a callback of the endpoint's owner raised an error"
 
 
 class CannotMeet(Exception):  # noqa: N818  # nobody's error: there is no way between the two
-    """The two ends cannot reach each other as this transport wants it; the text says what was tried."""
+    """The two ends cannot reach each other as this transport wants it; the text says what was tried.
+
+    ``no_path``: that is proven, and trying again changes nothing.
+    """
+
+    def __init__(self, text: str, *, no_path: bool = False) -> None:
+        super().__init__(text)
+        self.no_path = no_path
 
 
 class _Ended(Exception):  # noqa: N818  # not an error: how reading stops
@@ -59,6 +67,7 @@ class StreamLife(Generic[AnyTransfer]):
         self._cut: Callable[[], object] = lambda: None
         self._thread: threading.Thread | None = None
         self._end_reason = ""
+        self._end_cause = Cause.LINK_DOWN
         self._sent = [0, 0, 0]  # bytes, writes, loans; written by the thread that sends only
         self._received = [0, 0, 0]  # the same; written by the endpoint's thread only
 
@@ -147,7 +156,8 @@ class StreamLife(Generic[AnyTransfer]):
         except _Ended as end:
             return str(end)
         except CannotMeet as why:
-            self._hang_up(str(why), incoming)
+            self._end_cause = Cause.NO_PATH if why.no_path else Cause.LINK_DOWN
+            self._hang_up(str(why), incoming, NO_PATH if why.no_path else 0)
             return str(why)
         except FrameError as fault:
             return self._hang_up(f"it broke the rules of the stream: {fault}", incoming)
@@ -155,10 +165,10 @@ class StreamLife(Generic[AnyTransfer]):
             return _describe_break(error)
         return "the connection ended without a goodbye"
 
-    def _hang_up(self, reason: str, incoming: Iterable[bytes]) -> str:
+    def _hang_up(self, reason: str, incoming: Iterable[bytes], flags: int = 0) -> str:
         """Tell the peer what it did wrong, and wait until it has read that or has been given up."""
         self._stop_landing()
-        self.sender.end(pack_fault(reason))
+        self.sender.end(pack_fault(reason, flags))
         cut = self._clerk.later(FLUSH_SECONDS, self._cut_if_open)
         try:
             for _ in incoming:
@@ -173,6 +183,7 @@ class StreamLife(Generic[AnyTransfer]):
         if header.kind == Kind.GOODBYE:
             raise _Ended("closed by the peer")
         if header.kind == Kind.FAULT:
+            self._end_cause = Cause.NO_PATH if header.flags & NO_PATH else Cause.LINK_DOWN
             raise _Ended(f"{self.peer.task} cut this end off: {text_of(payload)}")
         self._obey(header, payload)
 
@@ -205,7 +216,7 @@ class StreamLife(Generic[AnyTransfer]):
                 self._fail(number, self._end_reason)
             if lost:
                 with self._telling:
-                    self._events.on_lost(reason)
+                    self._events.on_lost(Reason(self._end_cause, reason))
         finally:
             self._ended.set()
 

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from typing import Any, Final
 
+from lockstep.protocol.causes import Reason
 from lockstep.protocol.messages import Ticket
 from lockstep.transports.base import Endpoint, Loan, PeerAddress, Region
 from lockstep.transports.net.control import NetError
@@ -112,7 +113,7 @@ class LinkEnd:
             self._answered()
 
     def on_failed(self, transfer: int, reason: str) -> None:
-        self.on_lost(f"transfer {transfer} failed: {reason}")
+        self._fail(f"transfer {transfer} failed: {reason}")
 
     def on_arrived(self, note: bytes, nbytes: int) -> None:  # noqa: ARG002 - the caller counts
         if self._answer_to is None:
@@ -123,7 +124,10 @@ class LinkEnd:
     def on_lent(self, note: bytes, loan: Loan) -> None:  # noqa: ARG002 - the caller counts
         loan.release()
 
-    def on_lost(self, reason: str) -> None:
+    def on_lost(self, reason: Reason) -> None:
+        self._fail(reason.text)
+
+    def _fail(self, reason: str) -> None:
         with self._changed:
             self._lost = self._lost or reason
             self._changed.notify_all()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final
 
+from lockstep.protocol.causes import link_down
 from lockstep.protocol.messages import Ticket
 from lockstep.transports.base import (
     Counters,
@@ -328,7 +329,7 @@ class ShmEndpoint:
             self._do_jobs()
             self._settle_all()
             if lost:
-                self._events.on_lost(reason)
+                self._events.on_lost(link_down(reason))
         finally:
             if self._signals is not None:
                 self._signals.send(bytes([Kind.GOODBYE]))

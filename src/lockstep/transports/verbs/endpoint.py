@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable
 from typing import ClassVar, Final
 
-from lockstep.transports.base import NO_PATH, EndpointEvents, PeerAddress
+from lockstep.transports.base import EndpointEvents, PeerAddress
 from lockstep.transports.clerk import Clerk
 from lockstep.transports.grants import Grants
 from lockstep.transports.grpc_stream import frames as stream
@@ -67,16 +67,14 @@ class VerbsEndpoint(UcxEndpoint):
             if header.kind != Kind.PROBE or len(payload) > MAX_METADATA_BYTES:
                 raise FrameError(f"a link of {NAME} begins with a probe")
             agent.meet(bytes(payload))
-            found = self._exchange(agent, address, header.offset, memory, incoming)
-            if found:
-                raise CannotMeet(found)
+            self._exchange(agent, address, header.offset, memory, incoming)
             agent.forget(_PROBE_REGION)
         except AgentError as error:
-            raise CannotMeet(self._unreachable(str(error))) from error
+            raise self._unreachable(str(error)) from error
         del view
 
-    def _exchange(self, agent: Agent, address: int, remote: int, memory: mmap.mmap, incoming: Iterable[bytes]) -> str:
-        """Empty once bytes have crossed both ways; else why they have not."""
+    def _exchange(self, agent: Agent, address: int, remote: int, memory: mmap.mmap, incoming: Iterable[bytes]) -> None:
+        """Returns once bytes have crossed both ways; ``CannotMeet`` says why they have not."""
         handle = agent.begin_write(address + _HALF, remote, len(_PROBE))
         looks = Looks(time.monotonic())
         sent = False
@@ -89,27 +87,27 @@ class VerbsEndpoint(UcxEndpoint):
                 got = "arrived" if memory[: len(_PROBE)] == _PROBE else "did not arrive"
                 was = "was acknowledged" if sent else "was not acknowledged"
                 found = f"within {LOOK_SECONDS:g} s a write from here {was}, and one from there {got}"
-                return self._in_vain(looks.frozen, found, incoming)
+                raise self._in_vain(looks.frozen, found, incoming)
             time.sleep(looks.pause)
-        return ""
 
-    def _in_vain(self, frozen: float, found: str, incoming: Iterable[bytes]) -> str:
+    def _in_vain(self, frozen: float, found: str, incoming: Iterable[bytes]) -> CannotMeet:
         """Tell the peer, and hear whether it has looked as well: an end that could not run has proven nothing."""
         self.sender.add_urgent(pack(Header(Kind.IN_VAIN, total=round(frozen * 1000))))
         header, _ = unpack(next(iter(incoming), b""))
         if header.kind not in (Kind.IN_VAIN, stream.Kind.FAULT):
-            return f"{found}, although {self.peer.task} goes on"  # it came through just too late
+            return CannotMeet(f"{found}, although {self.peer.task} goes on")  # it came through just too late
         theirs = header.total / 1000 if header.kind == Kind.IN_VAIN else 0.0
         if proves_that_there_is_no_path(frozen, theirs):
             return self._unreachable(found)
-        return (
+        return CannotMeet(
             f"{found}; but {self.peer.task} could not run for {theirs:.1f} s of them, and this task for {frozen:.1f} s"
         )
 
-    def _unreachable(self, found: str) -> str:
-        return (
-            f"{NO_PATH} {self.port} here and {self.peer.task} ({self._peer_host()}) do not reach each other by RDMA "
+    def _unreachable(self, found: str) -> CannotMeet:
+        return CannotMeet(
+            f"{self.port} here and {self.peer.task} ({self._peer_host()}) do not reach each other by RDMA "
             f"although gRPC does: {found}; see that both devices are on one fabric (RoCE: UDP port 4791 open, the same "
             "RoCE version and network, --rdma_device and --rdma_gid_index), and compare with 'ib_write_bw' between the "
-            "two hosts"
+            "two hosts",
+            no_path=True,
         )

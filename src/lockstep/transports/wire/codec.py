@@ -11,6 +11,7 @@ import dataclasses
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from importlib import resources
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
@@ -58,6 +59,10 @@ def _is_message_class(kind: object) -> bool:
     return isinstance(kind, type) and dataclasses.is_dataclass(kind)
 
 
+def _is_enum(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Enum)
+
+
 def _field_name(kind: type) -> str:
     """``GroupRates`` -> ``group_rates``: how the contract names the member of the envelope's oneof."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
@@ -98,6 +103,8 @@ class _Shapes:
         if get_origin(hint) is tuple and _is_message_class(get_args(hint)[0]):
             element = self.of(get_args(hint)[0])[0]
             return lambda values: [element(value) for value in values]
+        if _is_enum(hint):
+            return lambda value: value.name
         return None
 
     def _unpack_field(self, owner: str, name: str, hint: Any) -> _Unpack | None:
@@ -111,6 +118,16 @@ class _Shapes:
                 return inner(getattr(value, name))
 
             return unpack_inner
+        if _is_enum(hint):
+            members = hint.__members__
+
+            def unpack_enum(value: Any) -> Any:
+                said = getattr(value, name)
+                if said not in members:
+                    raise WireError(f"a {owner} came with {name}={said[:40]!r}, which this version does not know")
+                return members[said]
+
+            return unpack_enum
         if get_origin(hint) is not tuple:
             return None
         kind = get_args(hint)[0]

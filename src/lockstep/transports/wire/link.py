@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 import grpc
 
+from lockstep.protocol.causes import Reason, link_down
 from lockstep.protocol.messages import Envelope, Hello, Refused
 from lockstep.transports.base import LinkState
 from lockstep.transports.wire.channels import open_channel
@@ -43,8 +44,9 @@ class LinkEvents(Protocol):
     def on_message(self, envelope: Envelope) -> None:
         """One envelope of the peer, in the order in which it sent them."""
 
-    def on_lost(self, reason: str) -> None:
-        """The link could not be opened or ended; not called for one's own ``close``. The last callback."""
+    def on_lost(self, reason: Reason) -> None:
+        """The link could not be opened (a peer that refuses says why) or ended; not called for one's own ``close``.
+        The last callback."""
 
 
 class LinkEndedError(Exception):
@@ -142,7 +144,7 @@ class ControlLink:
             if self._state is LinkState.UP and self._events is not None:
                 self._events.on_message(envelope)
 
-    def _finish(self, reason: str) -> None:
+    def _finish(self, reason: Reason) -> None:
         """The reading side has ended: tell the owner, once."""
         with self._lock:
             tell = self._state in (LinkState.CONNECTING, LinkState.UP)
@@ -150,7 +152,7 @@ class ControlLink:
                 self._state = LinkState.LOST
         self._outbox.close()
         if tell and self._events is not None:
-            self._events.on_lost(self._overflow or reason)
+            self._events.on_lost(link_down(self._overflow) if self._overflow else reason)
 
 
 def _envelopes(incoming: Iterable[bytes]) -> Iterator[Envelope]:
@@ -194,7 +196,7 @@ class _Dialer:
             timer.name = f"{link.name}-deadline"
             timer.daemon = True
             timer.start()
-            reason = _OWNER_FAILED
+            reason = link_down(_OWNER_FAILED)
             try:
                 reason = self._talk(call, timer)
             finally:
@@ -208,7 +210,7 @@ class _Dialer:
         if self._late:
             call.cancel()
 
-    def _talk(self, call: Iterator[bytes], timer: threading.Timer) -> str:
+    def _talk(self, call: Iterator[bytes], timer: threading.Timer) -> Reason:
         """Read to the end; the reason for the end."""
         envelopes = _envelopes(call)
         try:
@@ -217,15 +219,15 @@ class _Dialer:
             if isinstance(first, Refused):
                 return first.reason
             if not isinstance(first, Hello):
-                return f"{self._address} began with {type(first).__name__} instead of Hello"
+                return link_down(f"{self._address} began with {type(first).__name__} instead of Hello")
             self.link._opened(first, self._events)
             self.link._receive(envelopes)
         except grpc.RpcError as error:
             if self._late:
-                return explain(_Late(), self._address, self._deadline)
-            return explain(error, self._address, self._deadline)
+                return link_down(explain(_Late(), self._address, self._deadline))
+            return link_down(explain(error, self._address, self._deadline))
         except (LinkEndedError, WireError) as error:
-            return str(error)
+            return link_down(str(error))
         raise AssertionError("a link reads until something ends it")
 
 
@@ -279,7 +281,7 @@ class _Acceptor:
         self._decided.set()
 
     def _read(self, incoming: Iterator[bytes]) -> None:
-        reason = _OWNER_FAILED
+        reason = link_down(_OWNER_FAILED)
         try:
             reason = self._talk(incoming)
         finally:
@@ -287,13 +289,13 @@ class _Acceptor:
             self.link._finish(reason)
             self.link._ended.set()
 
-    def _talk(self, incoming: Iterator[bytes]) -> str:
+    def _talk(self, incoming: Iterator[bytes]) -> Reason:
         link = self.link
         envelopes = _envelopes(incoming)
         try:
             first = next(envelopes).message
             if not isinstance(first, Hello):
-                return self._refuse(f"a link begins with Hello, not with {type(first).__name__}")
+                return self._refuse(link_down(f"a link begins with Hello, not with {type(first).__name__}"))
             answer = self._on_hello(first)
             if isinstance(answer, Refused):
                 return self._refuse(answer.reason)
@@ -304,12 +306,12 @@ class _Acceptor:
             link._opened(first, self._make_events(first, link))
             link._receive(envelopes)
         except (LinkEndedError, WireError) as error:
-            return str(error)
+            return link_down(str(error))
         except grpc.RpcError:
-            return "the connection ended without a goodbye"
+            return link_down("the connection ended without a goodbye")
         raise AssertionError("a link reads until something ends it")
 
-    def _refuse(self, reason: str) -> str:
+    def _refuse(self, reason: Reason) -> Reason:
         self.link._outbox.put(encode(Envelope(0, "", 0, Refused(reason))))
         self.link._outbox.close()
         self._decided.set()

@@ -12,6 +12,9 @@ from typing import Final
 
 import grpc
 
+from lockstep.protocol.reach import Reach, Silence
+from lockstep.transports import phrases
+
 _PROBE_SECONDS: Final = 1.0
 
 
@@ -28,20 +31,20 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def probe(address: str, seconds: float = _PROBE_SECONDS) -> str | None:
-    """Try a plain TCP connection: None where it works, else a phrase with the reason. Blocks up to ``seconds``."""
+def probe(address: str, seconds: float = _PROBE_SECONDS) -> Silence | None:
+    """Try a plain TCP connection: None where it works, else why it does not. Blocks up to ``seconds``."""
     try:
         socket.create_connection(split_address(address), timeout=seconds).close()
     except ValueError as error:
-        return str(error)
+        return Silence(Reach.BROKEN, str(error))
     except socket.gaierror as error:
-        return f"name does not resolve: {address} ({error.strerror})"
+        return Silence(Reach.UNRESOLVED, phrases.unresolved(address, error.strerror or str(error)))
     except TimeoutError:
-        return f"no answer from {address} within {seconds:g} s: the host is down, or a firewall drops the packets"
+        return Silence(Reach.SILENT, phrases.silent(address, seconds))
     except ConnectionRefusedError:
-        return f"connection refused: nothing listens at {address}"
+        return Silence(Reach.REFUSED, phrases.refused(address))
     except OSError as error:
-        return f"cannot connect to {address}: {error.strerror or error}"
+        return Silence(Reach.BROKEN, phrases.cannot_connect(address, error.strerror or str(error)))
     return None
 
 
@@ -54,8 +57,8 @@ def explain(error: grpc.RpcError, address: str, seconds: float | None = None) ->
     if code is grpc.StatusCode.UNAVAILABLE:
         return _explain_unavailable(details, address)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        within = "in time" if seconds is None else f"within {seconds:g} s"
-        return probe(address) or f"no answer {within}: {address} accepts connections but says nothing"
+        found = probe(address)
+        return phrases.mute(address, seconds) if found is None else found.text
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return f"what answers at {address} does not speak this protocol ({details})"
     if code in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ABORTED):
@@ -72,13 +75,13 @@ def _explain_unavailable(details: str, address: str) -> str:
             return f"connection to {address} was reset by the other side ({details})"
         return f"connection to {address} ended without a goodbye ({details})"
     if "Connection refused" in details:
-        return f"connection refused: nothing listens at {address}"
+        return phrases.refused(address)
     found = probe(address)
     if found is not None:
-        return found
+        return found.text
     if "SETTINGS" in details and "timed out" in details:
-        return f"no answer: {address} accepts connections but says nothing"
+        return phrases.mute(address, None)
     if "HTTP/2" in details or "http1" in details:
         return f"what answers at {address} is not a gRPC server"
     cause = details.rpartition("last error: ")[2]
-    return f"cannot connect to {address}: {cause}"
+    return phrases.cannot_connect(address, cause)

@@ -1,0 +1,32 @@
+"""What a training thread does, in its own word, and whose code it is in."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Doing(StrEnum):
+    """What the training thread of a task says it does."""
+
+    STARTING = "starting"
+    COMPUTING = "computing"
+    USER_CODE = "user code"
+    WAITING = "waiting"
+    INPUT = "input"
+    CHECKPOINT = "checkpoint"
+    FINISHING = "finishing"
+    NOTHING = ""
+    """A task without a training thread, or one that does not tell."""
+
+
+TRAINING = frozenset({Doing.USER_CODE, Doing.COMPUTING})
+"""The thread is in the program's own hands."""
+
+
+class Code(StrEnum):
+    """Whose code a stack is in."""
+
+    USER = "user code"
+    DEVICE = "device call"
+    COMMUNICATION = "communication"
+    UNKNOWN = ""

@@ -1,0 +1,124 @@
+"""Why something ended, as values: the cause decides what follows, its text only tells people.
+
+No exit code, verdict or retry ever depends on the text: it may be reworded, or be empty, and everything goes on as
+before (``tests/test_bare_phrases.py`` runs the drills without any).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+
+class Cause(StrEnum):
+    """Why a job stands still or has ended; the value is what a report shows."""
+
+    NEVER_STARTED = "never started"
+    DEAD = "dead"
+    OUT_OF_MEMORY = "out of memory"
+    FROZEN = "frozen"
+    FAILED = "failed with an error"
+    USER_CODE = "stuck in user code"
+    DEVICE_CALL = "stuck in a device call"
+    COMMUNICATION = "stuck in the communication layer"
+    INPUT_STARVED = "input starved"
+    CHECKPOINT_STUCK = "checkpoint stuck"
+    DISK_FULL = "disk full"
+    REQUEST_LOST = "request lost"
+    ANSWER_LOST = "answer lost"
+    LINK_DOWN = "link down"
+    ONE_WAY_LINK = "one-way link"
+    NO_PATH = "no path by the transport that was asked for"
+    SLOW_LINK = "slow link"
+    STRAGGLER = "straggler"
+    OUT_OF_STEP = "workers out of step or out of data"
+    MISMATCH = "model, settings or version mismatch"
+    WIRING = "host lists or task indices do not fit"
+    STALE_INCARNATION = "stale incarnation"
+    LEFTOVER_SERVER = "leftover server of another job"
+    DUPLICATE_TASK = "duplicate task"
+    DEADLOCK = "deadlock cycle"
+    OVERLOADED_SERVER = "overloaded server"
+    UNKNOWN = "unknown"
+
+
+WARNINGS = frozenset({Cause.SLOW_LINK, Cause.STRAGGLER, Cause.OVERLOADED_SERVER})
+"""The job goes on, only slower."""
+
+CANNOT_HEAL = frozenset(
+    {
+        Cause.DEAD,
+        Cause.OUT_OF_MEMORY,
+        Cause.FAILED,
+        Cause.DISK_FULL,
+        Cause.OUT_OF_STEP,
+        Cause.MISMATCH,
+        Cause.WIRING,
+        Cause.STALE_INCARNATION,
+        Cause.LEFTOVER_SERVER,
+        Cause.DUPLICATE_TASK,
+        Cause.DEADLOCK,
+    }
+)
+"""Waiting longer changes nothing. The others may end by themselves: a debugger lets go, a network comes back."""
+
+LOSSES = frozenset({Cause.DEAD, Cause.OUT_OF_MEMORY, Cause.STALE_INCARNATION})
+"""A life is over: whether the job is, too, depends on what it does about losses."""
+
+FINAL_REFUSALS = frozenset({Cause.MISMATCH, Cause.LEFTOVER_SERVER})
+"""Another version, another token, or the server of another job: asking again changes nothing."""
+
+
+class Source(StrEnum):
+    """Who has established a cause."""
+
+    TASK = "task"
+    """The task that failed says so itself."""
+    RULE = "rule"
+    """The machines: a proven death, a refusal, a comparison."""
+    VERDICT = "verdict"
+    """A watchdog, from everybody's evidence; the report is out already."""
+    STALL = "stall"
+    """A watchdog, because nothing moved for too long; the report is out already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a life, a link or a job ended. ``peer`` is the other task that it is about, where there is one; ``host``,
+    ``pid`` and ``exit_code`` (-9: killed by signal 9) are of the process that ended, where they are known."""
+
+    cause: Cause
+    text: str = ""
+    source: Source = Source.RULE
+    peer: str = ""
+    host: str = ""
+    pid: int = 0
+    exit_code: int = 0
+
+    @property
+    def reported(self) -> bool:
+        """A watchdog has told everybody already, in a whole report."""
+        return self.source in (Source.VERDICT, Source.STALL)
+
+    @property
+    def own_error(self) -> bool:
+        """The task that failed said so itself: exit code 1, and not 3."""
+        return self.source is Source.TASK
+
+    def worded(self, text: str) -> Reason:
+        """The same with another text."""
+        return replace(self, text=text)
+
+
+NO_REASON = Reason(Cause.UNKNOWN)
+"""Of what has ended well."""
+
+
+def link_down(text: str) -> Reason:
+    """A link that has ended; whether its peer lives is another question."""
+    return Reason(Cause.LINK_DOWN, text)
+
+
+def own_error(text: str, cause: Cause = Cause.FAILED) -> Reason:
+    """A task's word that it failed itself."""
+    return Reason(cause, text, Source.TASK)

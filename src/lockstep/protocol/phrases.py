@@ -1,0 +1,209 @@
+"""What the machines say to people, one function a sentence. Nothing reads these back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lockstep.protocol.ids import Step, TaskId
+from lockstep.protocol.messages import Join, MissingTask, ParameterEntry
+from lockstep.protocol.waits import Wait, WaitKind
+
+# -- waits --
+
+_WAITED_FOR = {
+    WaitKind.CONNECTION: "a connection",
+    WaitKind.JOINING: "its joining",
+    WaitKind.COMPLETE: "the cluster to be complete",
+    WaitKind.RETURN: "its return",
+    WaitKind.END: "the end of the job",
+    WaitKind.OWN_STEP: "its own step",
+}
+
+
+def waited_for(wait: Wait) -> str:
+    """What a wait is for: the tensor's key, or a few words."""
+    if wait.key is not None:
+        return str(wait.key)
+    match wait.kind:
+        case WaitKind.COMMIT:
+            return f"the commit of step {wait.step}"
+        case WaitKind.APPLIED:
+            return applied_word(wait.step)
+        case WaitKind.STATE:
+            return f"its state before step {wait.step + 1}"
+        case _:
+            return wait.detail or _WAITED_FOR.get(wait.kind, wait.kind.value)
+
+
+def applied_word(step: Step) -> str:
+    return f"its word that step {step} is applied"
+
+
+def wait_line(wait: Wait, now: float) -> str:
+    return (
+        f"{wait.waiter} has waited {max(0.0, now - wait.since):.1f} s for {wait.on}: "
+        f"{waited_for(wait)}, step {wait.step} ({wait.state})"
+    )
+
+
+def buckets_outstanding(asked: str, count: int) -> str:
+    return f"{asked}, {count} buckets outstanding"
+
+
+def asked_for() -> str:
+    return "asked for"
+
+
+def requested() -> str:
+    return "requested"
+
+
+def not_connected() -> str:
+    return "not connected"
+
+
+def applied_here_only() -> str:
+    return "applied here, not on every server"
+
+
+def applied_everywhere() -> str:
+    return "the step is applied on every server"
+
+
+def shard_of(version: int | None) -> str:
+    return f"its shard of version {version}"
+
+
+def handed_over() -> str:
+    return "handed over here, not summed"
+
+
+# -- forming --
+
+
+def other_token(task: TaskId | str) -> str:
+    return f"{task} came with another job token; start every task with the same --job_token"
+
+
+def index_taken(task: TaskId, holder: Join, join: Join) -> str:
+    return (
+        f"{task} is already taken by process {holder.pid} on {holder.host}; "
+        f"give process {join.pid} on {join.host} a --task_index of its own"
+    )
+
+
+def job_runs_already(task: TaskId, holder: Join) -> str:
+    return (
+        f"the job runs already with another life of {task} (process {holder.pid} on {holder.host}); "
+        "end that job first, or give this task an index of its own"
+    )
+
+
+def setting_differs(name: str, task: str, theirs: str | None, other: TaskId, ours: str | None) -> str:
+    return (
+        f"{task} has {name}={'(none)' if theirs is None else theirs}, "
+        f"{other} has {name}={'(none)' if ours is None else ours}; start all tasks with the same value"
+    )
+
+
+def an_address() -> str:
+    return "its address"
+
+
+def not_looked_for() -> str:
+    return "not looked for yet"
+
+
+def not_reached(seconds: float) -> str:
+    return f"could not be reached within {seconds:.0f} s"
+
+
+def join_not_answered(seconds: float) -> str:
+    return f"did not answer a request to join within {seconds:.0f} s"
+
+
+def cluster_not_complete(seconds: float, missing: Sequence[MissingTask]) -> str:
+    names = ", ".join(f"{one.task} at {one.address} ({one.finding})" for one in missing)
+    return f"the cluster was not complete after {seconds:.0f} s; missing: {names}"
+
+
+# -- losses --
+
+
+def did_not_come_back(reason: str, seconds: float) -> str:
+    return f"{reason}; it did not come back within {seconds:.0f} s"
+
+
+def cannot_be_taken_back(reason: str, stuck: str) -> str:
+    return f"{reason}; it cannot be taken back: {stuck}"
+
+
+def waited_for_to_come_back(reason: str, seconds: float) -> str:
+    return f"{reason}; waiting up to {seconds:.0f} s for it to come back"
+
+
+def goes_on_without(reason: str) -> str:
+    return f"{reason}; the job goes on without it"
+
+
+# -- training --
+
+
+def model_differs(task: TaskId, difference: str | None) -> str:
+    return (
+        f"the model of {task} differs from the chief's: {difference or 'other buckets or servers'}; "
+        "build the same model with the same settings on every worker"
+    )
+
+
+def starts_with_another_model(difference: str) -> str:
+    return f"starts with another model than the chief: {difference}"
+
+
+def other_calls(step: Step, occasion: str, other: TaskId, others: str) -> str:
+    return (
+        f"came to step {step} with {occasion}, {other} with {others}; "
+        "every worker must make the same calls in the same order"
+    )
+
+
+def stopped_early(task: TaskId, steps: Step, other: TaskId, step: Step) -> str:
+    return (
+        f"{task} stopped after {steps} steps while {other} goes on with step {step}; "
+        "give every worker the same number of steps"
+    )
+
+
+def bucket_is_past(bucket: int, version: int) -> str:
+    return f"bucket {bucket} is at version {version} already"
+
+
+def opened_too_early(peer: TaskId, opened: Step, task: TaskId, step: Step) -> str:
+    return f"{peer} opened step {opened} while {task} is in step {step}"
+
+
+def parameter_differs(index: int, one: ParameterEntry, other: ParameterEntry) -> str:
+    return f"parameter {index} is {_described(one)} on one side and {_described(other)} on the other"
+
+
+def more_parameters(ours: int, theirs: int, extra: ParameterEntry) -> str:
+    return f"one side has {ours} parameters, the other {theirs}; the first extra one is {_described(extra)}"
+
+
+def _described(entry: ParameterEntry) -> str:
+    return f"{entry.name!r} ({entry.elements} x {entry.dtype}, group {entry.group})"
+
+
+def lacks_untrained(name: str) -> str:
+    return f"it has no {name}; build the same model on every worker"
+
+
+def untrained_differs(name: str) -> str:
+    return (
+        f"{name}, which is not trained, has other values; "
+        "seed the random numbers, or load the same file, before building the model on every worker"
+    )
+
+
+def chief_lacks_untrained(name: str) -> str:
+    return f"the chief has no {name}; build the same model on every worker"

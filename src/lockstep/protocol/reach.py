@@ -1,0 +1,39 @@
+"""What is found at the address of a task: which kind of answer, or of silence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Reach(StrEnum):
+    """What was found at an address."""
+
+    LOCKSTEP = "Lockstep"
+    UNRESOLVED = "its name does not resolve"
+    REFUSED = "refused"
+    SILENT = "silent"
+    """No packet comes back."""
+    NO_ROUTE = "no route"
+    MUTE = "accepts and says nothing"
+    OTHER_PROGRAM = "another program"
+    OPEN = "open"
+    """A connection works; who it is was not asked."""
+    BROKEN = "broken"
+    """A connection that failed in any other way, or an answer that cannot be read."""
+    NOT_ASKED = "not asked"
+
+
+NOBODY_THERE = frozenset({Reach.REFUSED, Reach.UNRESOLVED})
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """Why a task or its monitor gave no answer; ``text`` is for people."""
+
+    reach: Reach
+    text: str = ""
+
+
+NOT_SILENT = Silence(Reach.LOCKSTEP)
+NOT_ASKED = Silence(Reach.NOT_ASKED, "not asked")

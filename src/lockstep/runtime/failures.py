@@ -1,0 +1,23 @@
+"""A task's own error as a reason: the type of the exception gives the cause, never its words."""
+
+from __future__ import annotations
+
+import errno
+
+from lockstep.protocol.causes import Cause, Reason, own_error
+from lockstep.runtime import phrases
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def failure_of(error: BaseException, text: str = "", memory_errors: tuple[type[BaseException], ...] = ()) -> Reason:
+    """``memory_errors``: what else than MemoryError says that memory ran out (a device's)."""
+    return own_error(text or phrases.failed_with(error), _cause_of(error, memory_errors))
+
+
+def _cause_of(error: BaseException, memory_errors: tuple[type[BaseException], ...]) -> Cause:
+    if isinstance(error, (MemoryError, *memory_errors)):
+        return Cause.OUT_OF_MEMORY
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        return Cause.DISK_FULL
+    return Cause.FAILED
