@@ -79,7 +79,7 @@ def machine() -> Recorder:
 
 @pytest.fixture
 def loop(machine: Recorder) -> Iterator[TaskLoop]:
-    made = TaskLoop(machine, lambda _: None)  # type: ignore[arg-type]  # has what the loop uses
+    made = TaskLoop(machine, lambda _: None)
     made.start()
     made.settle(SECONDS)
     yield made
