@@ -28,10 +28,8 @@ from helpers.snapshots import (
 from lockstep.diagnose.analyse import CAUSES, RULES, analyse, without
 from lockstep.diagnose.evidence import Ended, Evidence
 from lockstep.diagnose.verdict import Diagnosis, Verdict
-from lockstep.diagnose.work_rules import IMPORTING
 from lockstep.protocol.causes import Cause
 from lockstep.protocol.waits import WaitKind
-from lockstep.runtime.monitor.reporter import Phase
 
 IDS = [make.__name__ for _, make, _, _ in FAULTY]
 
@@ -82,10 +80,6 @@ def test_a_server_that_still_imports_torch_is_not_called_stuck() -> None:
     verdict = verdict_of(analyse(cluster.evidence()))
     assert verdict.cause is not Cause.COMMUNICATION
     assert not verdict.proven
-
-
-def test_what_a_task_says_while_it_imports_torch_is_what_the_analysis_knows() -> None:
-    assert Phase.IMPORTING_TORCH.value == IMPORTING
 
 
 def test_every_cause_of_the_rules_is_struck_by_one_of_the_faults() -> None:

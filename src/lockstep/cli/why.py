@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep.errors import BadInput, HelpAsked
+from lockstep.protocol.causes import ReportKind
 
 _HELP = """\
 lockstep why: who waits for whom, for which tensor, and why.
@@ -128,7 +129,8 @@ def _text_of(diagnosis: object) -> str:
     from lockstep.diagnose.verdict import Diagnosis
 
     assert isinstance(diagnosis, Diagnosis)
-    kind = "why" if diagnosis.verdict is None or diagnosis.verdict.proven else "notice"
+    proven = diagnosis.verdict is None or diagnosis.verdict.proven
+    kind = ReportKind.ANSWER if proven else ReportKind.NOTICE
     return render(kind, diagnosis)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from lockstep.diagnose.views import LinkView, MonitorView, TaskView, WaitView
 from lockstep.protocol import phrases
-from lockstep.protocol.activity import Doing
+from lockstep.protocol.activity import Doing, TaskPhase
 from lockstep.protocol.causes import Reason
 from lockstep.protocol.reach import NOT_SILENT, Silence
 from lockstep.protocol.waits import FORMING, TENSORS, WaitKind
@@ -114,7 +114,7 @@ def has_come(evidence: Evidence, waiting: Waiting) -> bool:
         return seen.view is not None and (seen.view.handed or (-1, -1)) >= (waiting.wait.step, waiting.wait.bucket)
     if waiting.kind is WaitKind.END:
         left = seen.monitor is not None and seen.monitor.exited and seen.monitor.exit_code == 0
-        return left or (seen.view is not None and seen.view.phase in ("finishing", "ended"))
+        return left or (seen.view is not None and seen.view.phase in (TaskPhase.FINISHING, TaskPhase.ENDED))
     return False
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lockstep.diagnose.case import BUSY, IDLE, STUCK, Case, Proof, ago
 from lockstep.diagnose.evidence import is_worker
 from lockstep.diagnose.views import LinkView, MainView, TaskView
-from lockstep.protocol.activity import TRAINING, Code, Doing
+from lockstep.protocol.activity import TRAINING, Code, Doing, TaskPhase
 from lockstep.protocol.causes import Cause
 from lockstep.protocol.waits import WaitKind
 
@@ -15,8 +15,6 @@ SETTLED = 0.6
 """A thread must have waited for this part of the patience before its waiting proves anything."""
 QUEUED = 1000
 """A loop with this many events before it is behind."""
-IMPORTING = "importing torch"
-"""What a task says of itself meanwhile (``runtime.monitor.reporter.Phase``)."""
 
 
 def _training(case: Case) -> MainView | None:
@@ -131,7 +129,7 @@ def store_stuck(case: Case) -> Proof | None:
     store = None if case.view is None else case.view.store
     if store is None or store.busy < case.evidence.patience or not 0 <= store.cpu < IDLE:
         return None
-    if case.view is not None and case.view.phase == IMPORTING:
+    if case.view is not None and case.view.phase == TaskPhase.IMPORTING_TORCH:
         return None  # another thread of it imports, and this one waits for that: on a slow machine for long
     in_device = store.where is Code.DEVICE
     where = "a device call" if in_device else "the communication layer"

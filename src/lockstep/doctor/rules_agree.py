@@ -9,6 +9,7 @@ from lockstep.doctor.facts import Case
 from lockstep.doctor.finding import Cause, Finding
 from lockstep.doctor.rules_machine import VERBS
 from lockstep.protocol.ids import Role, TaskId
+from lockstep.protocol.setting_names import COUNTS, LOCKSTEP_VERSION, VERSIONS
 from lockstep.runtime.start_facts import StartFacts, list_difference
 from lockstep.transports.verbs.devices import RdmaPort
 
@@ -42,19 +43,19 @@ def _versions_and_settings(starts: list[StartFacts]) -> Iterator[Finding]:
     told: list[tuple[str, dict[str, list[str]]]] = []
     versions = _by_value([(start.short, start.version) for start in starts])
     if len(versions) > 1:
-        told.append(("lockstep version", versions))
+        told.append((LOCKSTEP_VERSION, versions))
     with_settings = [start for start in starts if start.settings]
     names = sorted({setting.name for start in with_settings for setting in start.settings})
     for name in names:
-        if name.startswith("number of ") or (name == "lockstep version" and len(versions) > 1):
+        if name in COUNTS or (name == LOCKSTEP_VERSION and len(versions) > 1):
             continue  # the lists, and the versions, have their own sentence
         values = [(start.short, _value(start, name)) for start in with_settings]
         by_value = _by_value(values)
         if len(by_value) > 1:
             told.append((name, by_value))
-    told.sort(key=lambda one: not one[0].endswith("version"))
+    told.sort(key=lambda one: one[0] not in VERSIONS)
     for name, by_value in told[:_MOST_SETTINGS]:
-        is_version = name.endswith("version")
+        is_version = name in VERSIONS
         parts = [f"{_names(tasks)} {name}={value}" for value, tasks in by_value.items()]
         remedy = "install the same version everywhere" if is_version else "start all tasks with the same value"
         yield Finding(Cause.VERSION if is_version else Cause.SETTING, f"{', '.join(parts)}; {remedy}.")

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from lockstep.doctor.facts import DOCTOR_PHASE, MAX_ENTRIES, MAX_TEXT, PeerReport, Visit, read_shared, read_visits
 from lockstep.doctor.listening import SERVICE
+from lockstep.protocol.activity import TaskPhase
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.messages import Description
 from lockstep.protocol.reach import Reach
@@ -51,7 +52,7 @@ def look_at(visitor: TaskId, task: TaskId, address: str, word: bytes = b"") -> S
         answer=Reach.LOCKSTEP,
         words=f"is {found.task}",
         task=found.task,
-        phase="ended" if found.exited else found.phase,
+        phase=TaskPhase.ENDED if found.exited else found.phase,
         phase_seconds=found.phase_seconds,
         process=f"process {found.pid or found.monitor_pid} on {found.host}",
         version=found.version,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.protocol.causes import Cause
+from lockstep.protocol.causes import Cause, ReportKind
 from lockstep.protocol.faults import (
     BlockCallback,
     BlockLoop,
@@ -67,7 +67,8 @@ class Drill:
     around: Surroundings = Surroundings()
     servers: int = 1
     workers: int = 2
-    kind: str = "verdict"
+    kind: ReportKind | None = ReportKind.VERDICT
+    """What must be said of it; None: nothing."""
     cause: Cause = Cause.UNKNOWN
     or_cause: Cause | None = None
     """Another cause that is as right, depending on which of two things happens first."""
@@ -330,7 +331,7 @@ DRILLS: tuple[Drill, ...] = (
         group="slow",
         story="one worker computes much longer than before (mode 50)",
         faults=(SlowSteps(W1, STEP, 6.0),),
-        kind="notice",
+        kind=ReportKind.NOTICE,
         cause=Cause.STRAGGLER,
         pair=(W1,),
         key=_GRADIENT,
@@ -341,7 +342,7 @@ DRILLS: tuple[Drill, ...] = (
         group="slow",
         story="the server cannot keep up with its updates (mode 36)",
         faults=(SlowStore(PS0, STEP, 6.0),),
-        kind="notice",
+        kind=ReportKind.NOTICE,
         cause=Cause.OVERLOADED_SERVER,
         pair=(PS0,),
         key=_PARAMETER,
@@ -371,7 +372,7 @@ DRILLS: tuple[Drill, ...] = (
         group="start",
         story="report 2: worker 1 is not ready; worker 0 must not train on (modes 14, 19)",
         around=Surroundings(late=((W1, 6.0),)),
-        kind="notice",
+        kind=ReportKind.NOTICE,
         cause=Cause.UNKNOWN,
         pair=(W1,),
     ),
@@ -389,7 +390,7 @@ DRILLS: tuple[Drill, ...] = (
         group="start",
         story="report 3: proxy variables are set; cluster traffic must not honour them (mode 24)",
         around=Surroundings(environment=(("http_proxy", "http://127.0.0.1:9"), ("https_proxy", "http://127.0.0.1:9"))),
-        kind="healthy",
+        kind=None,
         steps=60,
     ),
     Drill(
@@ -397,7 +398,7 @@ DRILLS: tuple[Drill, ...] = (
         group="start",
         story="report 3: the launch order is the wrong one, as people see it (modes 21, 22)",
         around=Surroundings(order=(W1, W0, PS0)),
-        kind="healthy",
+        kind=None,
         steps=60,
     ),
     Drill(
@@ -481,7 +482,7 @@ DRILLS: tuple[Drill, ...] = (
         group="network",
         story="the network to one worker becomes very slow",
         around=Surroundings(cut=(PS0, W1, "slow")),
-        kind="notice",
+        kind=ReportKind.NOTICE,
         cause=Cause.SLOW_LINK,
         pair=(W1, PS0),
         elements=400_000,

@@ -19,6 +19,8 @@ from lockstep.drill.catalogue import STEP, Drill
 from lockstep.drill.cluster import DrillCluster
 from lockstep.drill.hosts import Hosts, HostsError, why_not
 from lockstep.drill.task import TaskPlan, with_faults
+from lockstep.protocol.causes import SPOKEN, WITH_FILES, ReportKind
+from lockstep.protocol.faults import OddModel, OddSetting
 from lockstep.protocol.ids import ClusterShape, TaskId
 from lockstep.runtime.cluster import DEFAULT_PROTOCOL
 from lockstep.runtime.notices import EVENTS
@@ -96,7 +98,7 @@ class _Run:
 
     def run(self) -> None:
         self._start()
-        if self._drill.kind == "healthy":
+        if self._drill.kind is None:
             self._expect_a_healthy_end()
             return
         self._struck = self._struck or self._wait_for_strike()
@@ -124,7 +126,7 @@ class _Run:
             self._start_one(task, swapped.get(str(task), ""))
         if around.twice:
             self._start_twice(TaskId.parse(around.twice))
-        odd = any(type(fault).__name__.startswith("Odd") for fault in drill.faults)
+        odd = any(isinstance(fault, (OddModel, OddSetting)) for fault in drill.faults)
         if odd or around.missing or around.swapped or around.late:
             self._struck = self._when_all_listen()
 
@@ -206,7 +208,7 @@ class _Run:
 
     def _first_end(self) -> float | None:
         """Some faults strike at a step that the task does not announce: the end of the job is told all the same."""
-        found = [event for event in self._read() if event["kind"] == "verdict"]
+        found = [event for event in self._read() if event["kind"] == ReportKind.VERDICT]
         return float(found[0]["time"]) if found else None
 
     def _cut(self, one: str, other: str, how: str) -> float:
@@ -274,11 +276,11 @@ class _Run:
         drill, result = self._drill, self._result
         for event in self._read():
             seconds = event["time"] - struck
-            if event["kind"] not in ("notice", "verdict", "stall") or seconds < -0.5:
+            if event["kind"] not in SPOKEN or seconds < -0.5:
                 continue
             if result.notice_seconds is None and self._is_right(event):
                 result.notice_seconds = seconds
-            if event["kind"] == "verdict" and result.verdict_seconds is None:
+            if event["kind"] == ReportKind.VERDICT and result.verdict_seconds is None:
                 result.verdict_seconds = seconds
             if event["kind"] == drill.kind and (not result.cause or drill.is_right(event["cause"])):
                 result.kind, result.cause = event["kind"], event["cause"]
@@ -305,7 +307,7 @@ class _Run:
         elif result.notice_seconds > NOTICE_SECONDS:
             problems.append(f"the first right word came after {result.notice_seconds:.1f} s")
         late = self._drill.startup_timeout if self._drill.startup_timeout < 30.0 else 0.0
-        if drill.kind == "verdict" and (result.verdict_seconds or 0.0) > VERDICT_SECONDS + late:
+        if drill.kind is ReportKind.VERDICT and (result.verdict_seconds or 0.0) > VERDICT_SECONDS + late:
             problems.append(f"the verdict came after {result.verdict_seconds:.1f} s")
         result.reason = "; ".join(problems)
         result.status = "failed" if problems else "passed"
@@ -315,7 +317,7 @@ class _Run:
         while time.monotonic() < deadline and None in self._cluster.exit_codes():
             time.sleep(_POLL)
         codes = self._cluster.exit_codes()
-        said = [event for event in self._read() if event["kind"] in ("verdict", "stall")]
+        said = [event for event in self._read() if event["kind"] in WITH_FILES]
         self._result.status = "passed" if codes == [0] * len(codes) and not said else "failed"
         self._result.kind, self._result.cause = "healthy", "none"
         self._result.reason = "" if self._result.status == "passed" else f"exit codes {codes}, said {said}"

@@ -23,6 +23,20 @@ TRAINING = frozenset({Doing.USER_CODE, Doing.COMPUTING})
 """The thread is in the program's own hands."""
 
 
+class TaskPhase(StrEnum):
+    """Where a task is in its life."""
+
+    STARTING = "starting"
+    IMPORTING_TORCH = "importing torch"
+    CONNECTING = "connecting"
+    COMPARING_SETTINGS = "comparing settings"
+    RECEIVING_PARAMETERS = "receiving parameters"
+    WARMING_UP = "warming up"
+    TRAINING = "training"
+    FINISHING = "finishing"
+    ENDED = "ended"
+
+
 class Code(StrEnum):
     """Whose code a stack is in."""
 

@@ -82,6 +82,24 @@ class Source(StrEnum):
     """A watchdog, because nothing moved for too long; the report is out already."""
 
 
+class ReportKind(StrEnum):
+    """How much is known when a watchdog speaks."""
+
+    NOTICE = "notice"
+    VERDICT = "verdict"
+    STALL = "stall"
+    ANSWER = "why"
+    """To a person who asked."""
+    INJECTED = "injected"
+    """A drill has planted a fault."""
+
+
+WITH_FILES = frozenset({ReportKind.VERDICT, ReportKind.STALL})
+"""Reports that leave files behind."""
+SPOKEN = frozenset({ReportKind.NOTICE, *WITH_FILES})
+"""What a watchdog says of its own accord."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
     """Why a life, a link or a job ended. ``peer`` is the other task that it is about, where there is one; ``host``,

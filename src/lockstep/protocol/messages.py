@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.protocol.causes import NO_REASON, Reason
+from lockstep.protocol.causes import NO_REASON, Reason, ReportKind
 from lockstep.protocol.ids import INITIAL_STEP, BucketId, Incarnation, JobId, Step
 
 
@@ -362,10 +362,10 @@ class Heartbeat:
 class Report:
     """Coordinator to all: what it has found out about a wait that is longer than usual, for everybody to print.
 
-    ``kind`` is notice, warning, verdict or stall; ``diagnosis`` is the whole of it as JSON (``diagnose/verdict.py``).
+    ``diagnosis`` is the whole of it as JSON (``diagnose/verdict.py``).
     """
 
-    kind: str
+    kind: ReportKind
     text: str
     diagnosis: bytes
 

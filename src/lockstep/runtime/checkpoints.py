@@ -28,6 +28,7 @@ from typing import Any
 from lockstep.protocol.ids import hex64
 from lockstep.protocol.messages import Layout, OptimizerEntry, ParameterEntry, Saved, Setting
 from lockstep.protocol.recovery import Beginning
+from lockstep.protocol.setting_names import SERVERS, WORKERS
 from lockstep.runtime.tensor_file import FileFacts, digest_of, sync_folder, write_bytes
 
 FOLDER = "checkpoints"
@@ -331,8 +332,8 @@ def differences(settings: Iterable[Setting], manifest: Manifest) -> list[str]:
 
 _MEANINGS: Mapping[str, str] = MappingProxyType(
     {
-        "number of servers": "; the shards are distributed anew, the result does not change",
-        "number of workers": "; each step now covers another number of samples, so the run differs from here on; "
+        SERVERS: "; the shards are distributed anew, the result does not change",
+        WORKERS: "; each step now covers another number of samples, so the run differs from here on; "
         "a worker that is new begins with the chief's batch-norm statistics and random numbers",
         "wire_dtype": "; gradients are rounded in another way, so the run differs from here on",
         "compile": "; arithmetic is rounded in another way, so the run differs from here on",

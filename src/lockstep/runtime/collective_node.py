@@ -17,7 +17,7 @@ from lockstep.diagnose.collect import collect
 from lockstep.diagnose.evidence import Seen
 from lockstep.diagnose.text import notice_line
 from lockstep.protocol.activity import Doing
-from lockstep.protocol.causes import Cause, Reason, Source, own_error
+from lockstep.protocol.causes import Cause, Reason, ReportKind, Source, own_error
 from lockstep.protocol.collective import CollectiveMachine
 from lockstep.protocol.effects import Effect, JobEnded
 from lockstep.protocol.events import Awaited, Broken, Event, Finished, Met, Produced, Reduced, Sealed, StepBegun
@@ -246,7 +246,7 @@ class CollectiveNode(Observed):
             reason = own_error(phrases.cannot_reduce(problem, known))
             return self._ended_by(Outcome(False, str(self.task), self._step, reason))
         verdict = replace(verdict, evidence=(*verdict.evidence, f"{self.task}: torch.distributed says: {problem}"))
-        self._publisher.publish("verdict", replace(diagnosis, verdict=verdict))
+        self._publisher.publish(ReportKind.VERDICT, replace(diagnosis, verdict=verdict))
         reason = Reason(verdict.cause, verdict.what, Source.VERDICT, verdict.peer, verdict.host, verdict.pid)
         return self._ended_by(Outcome(False, verdict.culprit, verdict.step, reason))
 

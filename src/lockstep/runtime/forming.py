@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from lockstep.protocol.activity import TaskPhase
 from lockstep.protocol.ids import TaskId
 from lockstep.runtime.evidence import Finding, ask_seconds, look
 from lockstep.runtime.monitor.reporter import Phase
@@ -36,7 +37,7 @@ class Board:
         """This was found at the address of a task."""
         found = finding.description
         if found is not None:
-            self._phases[task] = "ended" if found.exited else found.phase
+            self._phases[task] = TaskPhase.ENDED if found.exited else found.phase
             self._missing.pop(task, None)
             return
         self._phases[task] = _MISSING

@@ -11,6 +11,7 @@ from pathlib import Path
 from lockstep.diagnose.page import page
 from lockstep.diagnose.text import notice_line, render
 from lockstep.diagnose.verdict import Diagnosis, ReportError, read_diagnosis
+from lockstep.protocol.causes import WITH_FILES, ReportKind
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.messages import Report
 from lockstep.runtime.dump import dump_bytes, file_name, run_folder, write_files
@@ -37,11 +38,11 @@ class Publisher:
         """Where the files of this run go."""
         return run_folder(self._asked, self._node.job)
 
-    def publish(self, kind: str, diagnosis: Diagnosis, quiet: bool = False) -> None:
+    def publish(self, kind: ReportKind, diagnosis: Diagnosis, quiet: bool = False) -> None:
         """Say it here, and write it down. A notice is one line; a verdict or a stall the whole report, with files."""
         if not quiet:
             self._say_it(kind, diagnosis)
-        if kind in ("verdict", "stall"):
+        if kind in WITH_FILES:
             self._write(kind, diagnosis)
         # Last: whoever reads of it among the events finds the files.
         self.note(kind, diagnosis)
@@ -54,23 +55,23 @@ class Publisher:
             self._say(f"the coordinator sent a report that cannot be read: {error}")
             return
         self._say_it(report.kind, diagnosis)
-        if report.kind in ("verdict", "stall"):
+        if report.kind in WITH_FILES:
             self._write(report.kind, diagnosis)
 
-    def tell_peers(self, kind: str, diagnosis: Diagnosis, peers: Mapping[TaskId, PeerKeeper]) -> None:
+    def tell_peers(self, kind: ReportKind, diagnosis: Diagnosis, peers: Mapping[TaskId, PeerKeeper]) -> None:
         """Send it to everybody; never blocks."""
         text = notice_line(diagnosis.verdict) if diagnosis.verdict is not None else diagnosis.summary
         report = Report(kind, text, diagnosis.to_json())
         for keeper in peers.values():
             keeper.send(report)
 
-    def _say_it(self, kind: str, diagnosis: Diagnosis) -> None:
-        if kind == "notice" and diagnosis.verdict is not None:
+    def _say_it(self, kind: ReportKind, diagnosis: Diagnosis) -> None:
+        if kind is ReportKind.NOTICE and diagnosis.verdict is not None:
             self._say(f"notice: {notice_line(diagnosis.verdict)}")
         else:
             self._say(f"{kind}\n{render(kind, diagnosis)}")
 
-    def _write(self, kind: str, diagnosis: Diagnosis) -> None:
+    def _write(self, kind: ReportKind, diagnosis: Diagnosis) -> None:
         files = {
             f"{REPORT}.txt": render(kind, diagnosis).encode(),
             f"{REPORT}.json": diagnosis.to_json(),
@@ -91,7 +92,7 @@ class Publisher:
             self._folder_said = True
             self._say(f"the report and the journals are in {self.folder}")
 
-    def note(self, kind: str, diagnosis: Diagnosis | None = None, text: str = "") -> None:
+    def note(self, kind: ReportKind, diagnosis: Diagnosis | None = None, text: str = "") -> None:
         """Append one line to the events of the run; where that does not work, nothing else suffers."""
         verdict = None if diagnosis is None else diagnosis.verdict
         fields = {
@@ -105,7 +106,7 @@ class Publisher:
             "key": "" if verdict is None else verdict.key,
             "step": -2 if verdict is None else verdict.step,
         }
-        if kind == "notice" and not self._asked and not self.folder.exists():
+        if kind is ReportKind.NOTICE and not self._asked and not self.folder.exists():
             return  # a notice alone is no reason to leave a folder behind
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

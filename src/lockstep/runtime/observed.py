@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from lockstep.protocol.causes import ReportKind
 from lockstep.protocol.effects import Effect, JobEnded, Send
 from lockstep.protocol.events import Event
 from lockstep.protocol.faults import Fault
@@ -51,7 +52,7 @@ class Observed:
         self.watchdog = Watchdog(self, settings, self._publisher)
         self.faults: Injector | None = None
         if faults:
-            self.faults = Injector(self.task, faults, lambda name: self._publisher.note("injected", text=name))
+            self.faults = Injector(self.task, faults, lambda name: self._publisher.note(ReportKind.INJECTED, text=name))
 
     # -- what a snapshot shows --
 

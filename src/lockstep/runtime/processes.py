@@ -110,6 +110,11 @@ class ProcessFacts:
     parent: int
     name: str
     state: str
+    """In words."""
+    stopped: bool
+    """By a signal or a debugger."""
+    dead: bool
+    """It has ended; nobody may have asked how yet."""
     threads: int
     cpu_seconds: float
     resident_bytes: int
@@ -140,6 +145,8 @@ def process_facts(pid: int) -> ProcessFacts | None:
         parent=int(fields[1]),
         name=name,
         state=_STATE_WORDS.get(fields[0], fields[0]),
+        stopped=fields[0] in "Tt",
+        dead=fields[0] in "ZX",
         threads=int(fields[17]),
         cpu_seconds=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
         resident_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),

@@ -11,6 +11,7 @@ from typing import Any
 
 from lockstep.protocol.ids import Role, TaskId
 from lockstep.protocol.messages import Setting
+from lockstep.protocol.setting_names import COUNTS, LOCKSTEP_VERSION, VERSIONS
 from lockstep.runtime.addresses import AddressError, parse_address
 from lockstep.runtime.cluster import ClusterSpec
 
@@ -110,12 +111,12 @@ def _same(a: str, b: str) -> bool:
 def setting_differences(ours: StartFacts, theirs: StartFacts) -> Iterator[tuple[str, str, str]]:
     """Name and both values of each setting that is not the same, the version first."""
     if ours.version != theirs.version:
-        yield "lockstep version", ours.version, theirs.version
+        yield LOCKSTEP_VERSION, ours.version, theirs.version
     mine = {setting.name: setting.value for setting in ours.settings}
     other = {setting.name: setting.value for setting in theirs.settings}
     for name in sorted(mine.keys() | other.keys()):
-        if mine.get(name) != other.get(name) and not name.startswith("number of "):
-            if name == "lockstep version" and ours.version != theirs.version:
+        if mine.get(name) != other.get(name) and name not in COUNTS:
+            if name == LOCKSTEP_VERSION and ours.version != theirs.version:
                 continue
             yield name, mine.get(name, "(none)"), other.get(name, "(none)")
 
@@ -123,6 +124,6 @@ def setting_differences(ours: StartFacts, theirs: StartFacts) -> Iterator[tuple[
 def first_setting_difference(ours: StartFacts, theirs: StartFacts) -> str | None:
     """The first setting that must be the same and is not, as a phrase with the remedy."""
     for name, mine, other in setting_differences(ours, theirs):
-        remedy = "install the same version" if name.endswith("version") else "start all tasks with the same value"
+        remedy = "install the same version" if name in VERSIONS else "start all tasks with the same value"
         return f"{ours.short} has {name}={mine}, {theirs.short} has {name}={other}; {remedy}"
     return None

@@ -21,7 +21,7 @@ from lockstep.diagnose.monitor_view import from_description
 from lockstep.diagnose.verdict import Diagnosis, Verdict
 from lockstep.diagnose.views import read_task
 from lockstep.protocol.activity import Doing
-from lockstep.protocol.causes import LOSSES, Cause, Reason, Source
+from lockstep.protocol.causes import LOSSES, Cause, Reason, ReportKind, Source
 from lockstep.protocol.events import Broken, Event, PeerGone
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.messages import Report
@@ -141,8 +141,8 @@ class Watchdog:
         self._ended = True
         diagnosis = analyse(self._evidence_at_hand(Ended(culprit, step, reason)))
         if self._leads():
-            self._publisher.tell_peers("verdict", diagnosis, self._node.peers)
-        self._inbox.put(lambda: self._publisher.publish("verdict", diagnosis))
+            self._publisher.tell_peers(ReportKind.VERDICT, diagnosis, self._node.peers)
+        self._inbox.put(lambda: self._publisher.publish(ReportKind.VERDICT, diagnosis))
 
     def dump(self, why: str) -> None:
         """Write this task's files; from any thread that may block."""
@@ -254,13 +254,13 @@ class Watchdog:
         elif now - episode.notice_at >= 10.0 * 2 ** (episode.notices - 1) or episode.notices == 0:
             episode.notices += 1
             episode.notice_at = now
-            self._say("notice", diagnosis, quiet=self._node.forming)
+            self._say(ReportKind.NOTICE, diagnosis, quiet=self._node.forming)
         still = time.monotonic() - self._node.sampler.progress_at
         if self._node.machine.awaited:
             return  # a lost task is waited for, which everybody says; --rejoin_timeout ends that
         if still >= self._stall_after() and not (episode.stalled or self._node.forming or verdict.warning):
             episode.stalled = True
-            self._say("stall", diagnosis)
+            self._say(ReportKind.STALL, diagnosis)
             self._end(Source.STALL, verdict)
 
     def _report_loss(self, verdict: Verdict) -> None:
@@ -288,11 +288,11 @@ class Watchdog:
         if now - self._said.get(key, -VERDICT_AGAIN_SECONDS) < VERDICT_AGAIN_SECONDS:
             return
         self._said[key] = now
-        self._say("verdict", diagnosis)
+        self._say(ReportKind.VERDICT, diagnosis)
         if not verdict.heals:
             self._end(Source.VERDICT, verdict)
 
-    def _say(self, kind: str, diagnosis: Diagnosis, quiet: bool = False) -> None:
+    def _say(self, kind: ReportKind, diagnosis: Diagnosis, quiet: bool = False) -> None:
         if self._leads() and not quiet:
             self._publisher.tell_peers(kind, diagnosis, self._node.peers)
         self._publisher.publish(kind, diagnosis, quiet=quiet)

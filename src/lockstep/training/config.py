@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.messages import Setting
 from lockstep.protocol.recovery import LossPolicy, RecoveryRules
+from lockstep.protocol.setting_names import LOCKSTEP_VERSION, SERVERS, TORCH_VERSION, WORKERS
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.training.data.names import NAMES
 from lockstep.training.features import DataConfig, EvaluationConfig, PrecisionConfig, ScheduleConfig
@@ -253,10 +254,10 @@ def settings(config: BenchConfig) -> tuple[Setting, ...]:
     optimizer = config.optimizer
     rate = optimizer.init_learning_rate
     values: dict[str, object] = {
-        "lockstep version": __version__,
-        "torch version": torch_version(),
-        "number of servers": cluster.shape.servers,
-        "number of workers": cluster.shape.workers,
+        LOCKSTEP_VERSION: __version__,
+        TORCH_VERSION: torch_version(),
+        SERVERS: cluster.shape.servers,
+        WORKERS: cluster.shape.workers,
         "server_protocol": cluster.protocol,
         "model": config.model,
         "data_name": known_dataset(config.data_name),

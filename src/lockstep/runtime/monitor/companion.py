@@ -190,7 +190,7 @@ def _is_of_a_former_life(spec: CompanionSpec) -> bool | None:
     except Unreachable:
         return None
     facts = processes.process_facts(found.pid)
-    ended = found.exited or facts is None or facts.state.startswith("dead")
+    ended = found.exited or facts is None or facts.dead
     return found.task == spec.task and ended
 
 
@@ -220,7 +220,7 @@ class _Companion:
             self._witness.sample(time.monotonic())
             self._inbox.take()
             if (facts := processes.process_facts(self._task_pid)) is not None:
-                self._record.on_state(facts.state)
+                self._record.on_state(stopped=facts.stopped)
             if self._report_fd in ready:
                 self._take_reports()
             died = pidfd in ready

@@ -96,9 +96,9 @@ class TaskRecord:
             self._report = report
         self.changed.notify()
 
-    def on_state(self, state: str) -> None:
-        """The kernel says that the task is in this state (``stopped``, ``running``, ...)."""
-        if not state.startswith("stopped"):
+    def on_state(self, *, stopped: bool) -> None:
+        """The kernel says whether the task is stopped."""
+        if not stopped:
             self._stopped_since = None
         elif self._stopped_since is None:
             self._stopped_since = time.monotonic()

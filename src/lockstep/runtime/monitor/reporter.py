@@ -10,8 +10,9 @@ import json
 import os
 import threading
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Final
+
+from lockstep.protocol.activity import TaskPhase as Phase
 
 MAX_LINE_BYTES: Final = 4096
 """A write of this size to a pipe happens whole or not at all (PIPE_BUF on Linux)."""
@@ -22,20 +23,6 @@ MAX_TEXT: Final = 300
 
 MAX_REASON: Final = 240
 """Of characters that take one byte each; so it fits in beside the two texts."""
-
-
-class Phase(StrEnum):
-    """Where a task is in its life, in the words that people read."""
-
-    STARTING = "starting"
-    IMPORTING_TORCH = "importing torch"
-    CONNECTING = "connecting"
-    COMPARING_SETTINGS = "comparing settings"
-    RECEIVING_PARAMETERS = "receiving parameters"
-    WARMING_UP = "warming up"
-    TRAINING = "training"
-    FINISHING = "finishing"
-    ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +160,16 @@ class TaskReporter:
                 os.write(self._fd, encode_report(self._report))
             except OSError:
                 return  # full, and the next line says it all again; or the monitor is gone, and this task soon too
+
+
+__all__ = [
+    "MAX_LINE_BYTES",
+    "MAX_REASON",
+    "MAX_TEXT",
+    "LineBuffer",
+    "Phase",
+    "Report",
+    "TaskReporter",
+    "decode_report",
+    "encode_report",
+]

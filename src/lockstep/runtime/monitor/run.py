@@ -148,7 +148,7 @@ class _Monitor:
             now = time.monotonic()
             self._witness.sample(now)
             if (facts := processes.process_facts(self._record.pid)) is not None:
-                self._record.on_state(facts.state)
+                self._record.on_state(stopped=facts.stopped)
             for signum in self._inbox.take():
                 self._act(self._stopping.on_signal(signum, now))
             if self._stopping.on_time(now) is Action.KILL:

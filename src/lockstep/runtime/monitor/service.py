@@ -51,7 +51,7 @@ class MonitorService:
         alive = record.pid != 0 and record.exit_code is None
         facts = process_facts(record.pid) if alive else None
         if facts is not None:
-            record.on_state(facts.state)
+            record.on_state(stopped=facts.stopped)
         stack = self._stacks.take(record.pid) if alive and with_stack else None
         fields = {
             "format": FORMAT,

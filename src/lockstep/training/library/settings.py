@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lockstep.protocol.messages import Setting
 from lockstep.protocol.recovery import LossPolicy, RecoveryRules
+from lockstep.protocol.setting_names import LOCKSTEP_VERSION, SERVERS, TORCH_VERSION, WORKERS
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.training.config import torch_version
 from lockstep.version import __version__
@@ -115,11 +116,11 @@ def library_settings(cluster: ClusterSpec, exchange: Exchange, rules: RecoveryRu
     """Compared when a task joins; the first that differs is named."""
     shape = cluster.shape
     values: dict[str, object] = {
-        "lockstep version": __version__,
-        "torch version": torch_version(),
+        LOCKSTEP_VERSION: __version__,
+        TORCH_VERSION: torch_version(),
         "program": "a program of one's own (lockstep.join, lockstep ps)",
-        "number of servers": shape.servers,
-        "number of workers": shape.workers,
+        SERVERS: shape.servers,
+        WORKERS: shape.workers,
         "server_protocol": cluster.protocol,
         "cross_replica_sync": exchange.synchronous,
         "reduction": exchange.reduction,
