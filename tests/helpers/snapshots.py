@@ -57,6 +57,7 @@ def wait(on: TaskId, what: str | WaitKind, seconds: float, step: int = STEP, buc
     fields: Fields = {
         "on": str(on),
         "kind": kind.value,
+        "key": "" if isinstance(what, WaitKind) else what,
         "what": what,
         "step": step,
         "seconds": seconds,

@@ -107,6 +107,7 @@ def _seen(machine: CollectiveMachine, now: float, doing: str, cpu: float = 0.0) 
         {
             "on": str(wait.on),
             "kind": wait.kind.value,
+            "key": "" if wait.key is None else str(wait.key),
             "what": waited_for(wait),
             "step": wait.step,
             "seconds": now - wait.since,

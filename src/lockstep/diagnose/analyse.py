@@ -134,7 +134,7 @@ def _verdict(case: Case, proof: Proof) -> Verdict:
         peer=peer,
         host=view.host if view is not None else monitor.host if monitor is not None else "",
         pid=view.pid if view is not None else monitor.pid if monitor is not None else 0,
-        key=wait.what,
+        key=wait.key or wait.what,
         names=wait.names,
         step=wait.step,
         link=_link_words(case),

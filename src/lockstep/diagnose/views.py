@@ -67,6 +67,8 @@ class WaitView:
 
     on: str
     kind: WaitKind
+    key: str
+    """Of the tensor; empty where it is none."""
     what: str
     """For people: the key of a tensor, or a few words."""
     step: int
@@ -373,6 +375,7 @@ def _wait(one: Mapping[str, Any]) -> WaitView:
     return WaitView(
         _text(one.get("on")),
         _member(WaitKind, one.get("kind"), WaitKind.OTHER),
+        _text(one.get("key")),
         _text(one.get("what")),
         _whole(one.get("step"), -2),
         _number(one.get("seconds")),

@@ -165,6 +165,7 @@ def _wait(node: Shown, wait: Wait, now: float, doing: Doing, main_since: float) 
     return {
         "on": str(wait.on),
         "kind": wait.kind.value,
+        "key": "" if wait.key is None else str(wait.key),
         "what": phrases.waited_for(wait),
         "step": wait.step,
         "seconds": max(0.0, seconds),

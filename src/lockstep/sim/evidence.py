@@ -79,6 +79,7 @@ def _snapshot(world: World, name: TaskId, task: SimTask, now: float) -> dict[str
             {
                 "on": str(wait.on),
                 "kind": wait.kind.value,
+                "key": "" if wait.key is None else str(wait.key),
                 "what": phrases.waited_for(wait),
                 "step": wait.step,
                 "seconds": now - wait.since,
