@@ -1,8 +1,14 @@
-"""The two ways in which a command ends before it has started anything."""
+"""Exit codes, and the two ways in which a command ends before it has started anything."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+EXIT_FAILED = 1
+"""A task of the job reported an error of its own."""
+EXIT_BAD_INPUT = 2
+EXIT_VERDICT = 3
+"""The job was ended by what was found out about it: a death, a mismatch, a verdict, a stall."""
 
 
 class BadInput(Exception):  # noqa: N818 - reads as the fact it states

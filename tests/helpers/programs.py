@@ -123,7 +123,7 @@ def run_lockstep(*arguments: str, timeout: float, environment: Mapping[str, str]
 def alive(pid: int) -> bool:
     """Whether this process runs (one that is dead and only waits to be reaped does not)."""
     facts = process_facts(pid)
-    return facts is not None and not facts.state.startswith("dead")
+    return facts is not None and not facts.dead
 
 
 def command_line(pid: int) -> list[str]:

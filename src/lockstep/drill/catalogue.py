@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.protocol.causes import Cause, ReportKind
+from lockstep.errors import EXIT_FAILED, EXIT_VERDICT
+from lockstep.protocol.causes import CANNOT_HEAL, Cause, ReportKind
 from lockstep.protocol.faults import (
     BlockCallback,
     BlockLoop,
@@ -85,6 +86,14 @@ class Drill:
     def is_right(self, cause: str) -> bool:
         """Whether this is what must be said."""
         return cause == self.cause.value or (self.or_cause is not None and cause == self.or_cause.value)
+
+    @property
+    def ends_with(self) -> int | None:
+        """The exit code of the tasks that were not struck; None where the job need not end, or never began."""
+        if self.kind is not ReportKind.VERDICT or self.cause not in CANNOT_HEAL or not self.faults:
+            return None
+        own = all(isinstance(fault, Raise) for fault in self.faults)
+        return EXIT_FAILED if own else EXIT_VERDICT
 
     @property
     def needs_hosts(self) -> bool:

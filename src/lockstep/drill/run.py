@@ -28,6 +28,8 @@ from lockstep.runtime.notices import EVENTS
 NOTICE_SECONDS = 5.0
 VERDICT_SECONDS = 10.0
 START_SECONDS = 60.0
+LEAVE_SECONDS = 8.0
+"""How long after a verdict that ends the job its tasks may take to leave."""
 _POLL = 0.02
 
 
@@ -47,6 +49,8 @@ class DrillResult:
     peer: str = ""
     key: str = ""
     step: int = -2
+    exit_codes: tuple[int | None, ...] = ()
+    """Of the tasks that were not struck, where the job has to end; None: still there."""
     report: str = ""
 
     def to_fields(self) -> dict[str, Any]:
@@ -309,8 +313,24 @@ class _Run:
         late = self._drill.startup_timeout if self._drill.startup_timeout < 30.0 else 0.0
         if drill.kind is ReportKind.VERDICT and (result.verdict_seconds or 0.0) > VERDICT_SECONDS + late:
             problems.append(f"the verdict came after {result.verdict_seconds:.1f} s")
+        if not problems and drill.ends_with is not None:
+            problems += self._wrong_exit_codes(drill.ends_with)
         result.reason = "; ".join(problems)
         result.status = "failed" if problems else "passed"
+
+    def _wrong_exit_codes(self, expected: int) -> list[str]:
+        """Every task that was not struck leaves soon, and says by its exit code what the docs say."""
+        struck = {fault.task for fault in self._drill.faults}
+        others = [place for place, task in enumerate(self._cluster.shape.tasks()) if str(task) not in struck]
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while True:
+            codes = self._cluster.exit_codes()
+            self._result.exit_codes = tuple(codes[place] for place in others)
+            if None not in self._result.exit_codes or time.monotonic() >= deadline:
+                break
+            time.sleep(_POLL)
+        wrong = any(code != expected for code in self._result.exit_codes)
+        return [f"the others left with {self._result.exit_codes}, not {expected}"] if wrong else []
 
     def _expect_a_healthy_end(self) -> None:
         deadline = time.monotonic() + START_SECONDS + 10.0

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.errors import EXIT_FAILED, EXIT_VERDICT
 from lockstep.protocol.activity import Doing
 from lockstep.protocol.effects import Apply
 from lockstep.protocol.faults import EndEarly, Fault, OddModel, OddSetting, OddVersion, parse_fault, to_text
@@ -31,7 +32,6 @@ from lockstep.runtime.watchdog import WatchSettings
 from lockstep.runtime.worker_node import WorkerNode
 from lockstep.version import __version__
 
-EXIT_FAILED, EXIT_VERDICT = 1, 3
 _COUNTED = 64
 """Only so many numbers of a bucket are computed with; the rest is copied. The bytes travel all the same."""
 

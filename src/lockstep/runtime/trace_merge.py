@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.errors import BadInput
+from lockstep.protocol.journal import Happening
 
 Trace = Mapping[str, Any]
 Tensor = tuple[str, str, int, int]
@@ -96,10 +97,10 @@ def _sides(trace: Trace) -> tuple[dict[Tensor, float], dict[Tensor, float]]:
     arrived: dict[Tensor, float] = {}
     own = str(trace["lockstep"]["task"])
     for peer, number, bucket, seen in _transfers(trace):
-        if "in flight" in seen and peer:
-            sent[own, peer, number, bucket] = seen["in flight"] / 1e6
-        if "arrived" in seen and peer:
-            arrived[peer, own, number, bucket] = seen["arrived"] / 1e6
+        if Happening.IN_FLIGHT.value in seen and peer:
+            sent[own, peer, number, bucket] = seen[Happening.IN_FLIGHT.value] / 1e6
+        if Happening.ARRIVED.value in seen and peer:
+            arrived[peer, own, number, bucket] = seen[Happening.ARRIVED.value] / 1e6
     return sent, arrived
 
 

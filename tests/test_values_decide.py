@@ -1,0 +1,149 @@
+"""No decision reads a sentence: texts are searched only where foreign formats are parsed, each place named here.
+
+A message may be reworded at any time, so no code may look into one. What looks into a text at all (``in``,
+``startswith``, ``re``) is listed with whose text it is; a new place must be one of these kinds, or use a value.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import lockstep
+
+SOURCE = Path(lockstep.__file__).parent
+MESSAGES = frozenset(
+    {"text", "reason", "message", "detail", "details", "what", "finding", "sentence", "problem", "why"}
+)
+SEARCHES = frozenset({"startswith", "endswith", "find", "index", "rfind", "rindex", "count"})
+
+COMMAND_LINES = {
+    "cli/bench.py",
+    "cli/checkpoint.py",
+    "cli/compare.py",
+    "cli/compare_flags.py",
+    "cli/data.py",
+    "cli/doctor.py",
+    "cli/drill.py",
+    "cli/environment.py",
+    "cli/flags/__init__.py",
+    "cli/flags/parsing.py",
+    "cli/flags/values.py",
+    "cli/library_flags.py",
+    "cli/main.py",
+    "cli/net.py",
+    "cli/ps.py",
+    "cli/sim.py",
+    "cli/trace.py",
+    "cli/why.py",
+    "training/rules.py",
+}
+"""What a person typed, or a launcher set."""
+
+THE_KERNEL_AND_OTHER_PROGRAMS = {
+    "cli/compare.py": "/proc/cpuinfo",
+    "doctor/machine.py": "/proc, cgroups, nvidia-smi, versions of packages",
+    "runtime/kernel_tcp.py": "/proc/net",
+    "runtime/monitor/oom.py": "cgroups",
+    "runtime/preflight.py": "nvidia-smi",
+    "runtime/processes.py": "/proc",
+    "runtime/status.py": "/proc, and the file names of a Python stack",
+    "training/benchmark/metric_log.py": "/proc/cpuinfo",
+    "training/compare/runs.py": "the lines of tf_cnn_benchmarks",
+    "transports/memory.py": "cgroups",
+    "transports/verbs/checks.py": "/proc, the NVIDIA driver",
+    "transports/verbs/devices.py": "/sys, names of libraries",
+    "transports/verbs/provider.py": "names of libraries",
+    "transports/wire/reasons.py": "gRPC's details of an error, from which our own words are made",
+    "diagnose/monitor_view.py": "py-spy's listing of a stack",
+}
+
+OUR_OWN_FORMATS = {
+    "diagnose/evidence.py": "task names",
+    "protocol/ids.py": "task names",
+    "protocol/keys.py": "tensor keys",
+    "runtime/addresses.py": "host:port",
+    "runtime/checkpoints.py": "names of files",
+    "runtime/rendezvous.py": "addresses",
+    "runtime/monitor/companion.py": "addresses",
+    "runtime/trace_page.py": "names of spans, for their colours",
+    "training/compare/gate.py": "lines between a command and its children",
+    "training/compare/programs.py": "lines between a command and its children",
+    "training/export.py": "names of tensors in a file",
+    "training/local_state.py": "names of tensors in a file",
+    "training/library/program_state.py": "names of tensors in a file",
+    "transports/wire/codec.py": "names of classes",
+    "transports/verbs/options.py": "names of devices",
+    "cli/net_plot.py": "names of transports",
+}
+
+FOLDERS = {
+    "training/data": "data sets and their files",
+    "training/models": "names of models and layers",
+    "transports/conformance": "a suite of tests: it asks for words, and decides nothing by them",
+}
+
+
+def searches(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Every place that looks into a text, by its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            by_re = isinstance(node.func.value, ast.Name) and node.func.value.id == "re"
+            if by_re or (node.func.attr in SEARCHES and _about_text(node)):
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Compare):
+            yield from ((node.lineno, ast.unparse(node)) for _ in [0] if _compares_words(node))
+
+
+def _about_text(call: ast.Call) -> bool:
+    """``index`` and ``count`` are methods of sequences, too; of texts they are given one."""
+    if call.func.attr in ("startswith", "endswith"):  # type: ignore[attr-defined]  # the caller has seen to it
+        return True
+    return bool(call.args) and isinstance(call.args[0], (ast.Constant, ast.JoinedStr)) and _is_text(call.args[0])
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def _compares_words(node: ast.Compare) -> bool:
+    """A text of several words, looked for in another or compared with it."""
+    texts = [side.value for side in (node.left, *node.comparators) if isinstance(side, ast.Constant)]
+    if any(isinstance(text, str) and " " in text.strip() for text in texts):
+        return True
+    looks_into = isinstance(node.ops[0], (ast.In, ast.NotIn)) and _is_text(node.left)
+    return looks_into and getattr(node.comparators[0], "attr", getattr(node.comparators[0], "id", "")) in MESSAGES
+
+
+def may_search(path: str) -> bool:
+    listed = {*COMMAND_LINES, *THE_KERNEL_AND_OTHER_PROGRAMS, *OUR_OWN_FORMATS}
+    return path in listed or path.endswith("phrases.py") or any(path.startswith(f"{folder}/") for folder in FOLDERS)
+
+
+def test_no_decision_reads_a_sentence() -> None:
+    found = []
+    for file in sorted(SOURCE.rglob("*.py")):
+        path = str(file.relative_to(SOURCE))
+        if not may_search(path):
+            found += [f"{path}:{line}: {what}" for line, what in searches(ast.parse(file.read_text()))]
+    assert not found, "these look into a text; use a value, or name whose format it is:\n" + "\n".join(found)
+
+
+def test_what_is_listed_exists() -> None:
+    for path in (*COMMAND_LINES, *THE_KERNEL_AND_OTHER_PROGRAMS, *OUR_OWN_FORMATS, *FOLDERS):
+        assert (SOURCE / path).exists(), path
+
+
+def test_a_search_in_a_message_is_found() -> None:
+    for code in (
+        "x = reason.startswith('was killed')",
+        "x = 'out of memory' in reason",
+        "x = wait.what == 'the end of the job'",
+        "x = re.search('life', text)",
+        "x = text.find('no path')",
+        "x = 'life' in outcome.reason",
+    ):
+        assert list(searches(ast.parse(code))), code
+    for code in ("x = kind is Kind.END", "x = rows.index(row)", "x = name in names", "x = flag == 'auto'"):
+        assert not list(searches(ast.parse(code))), code
