@@ -158,6 +158,15 @@ def test_the_same_evidence_always_gives_the_same_answer() -> None:
     assert analyse(evidence) == analyse(evidence)
 
 
+@pytest.mark.parametrize("jobs", [("000000000000000a", "000000000000000b"), ("000000000000000b", "000000000000000a")])
+def test_of_two_jobs_named_equally_often_the_first_is_the_job(jobs: tuple[str, str]) -> None:
+    """Not the one that the order of a set gives in this process."""
+    cluster = healthy(workers=1)
+    for task, job in zip((PS0, W0), jobs, strict=True):
+        cluster.task(task)["job"] = job
+    assert analyse(cluster.evidence()).job == jobs[0]
+
+
 @pytest.mark.parametrize(
     ("servers", "workers"), [(8, 100), pytest.param(32, 1000, marks=[pytest.mark.slow, pytest.mark.timeout(180)])]
 )

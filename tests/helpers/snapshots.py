@@ -151,7 +151,7 @@ def _task(shape: ClusterShape, task: TaskId) -> Fields:
         "loop": {"busy": 0.0, "queued": 0},
         "store": {} if is_worker else {"doing": "", "busy": 0.0, "queued": 0, "cpu": 0.0},
         "parts": {"computing": 0.015, "waiting": 0.004} if is_worker else {"updating": 0.002},
-        "spans": [{"what": "computing, step 9", "begin": 0.05, "end": 0.03}],
+        "spans": [{"part": "computing", "what": "computing, step 9", "begin": 0.05, "end": 0.03}],
         "disk": {"folder": "/tmp/run", "free": 1 << 40, "written_ago": 0.0},
     }
 
@@ -195,7 +195,7 @@ def _monitor(task: TaskId) -> Fields:
         },
         "process": {"state": "sleeping"},
         "stopped_seconds": -1.0,
-        "out_of_memory": "",
+        "out_of_memory": None,
     }
 
 

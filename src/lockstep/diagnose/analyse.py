@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from lockstep.diagnose import phrases, task_rules, tensor_rules, work_rules
-from lockstep.diagnose.case import Case, Proof, ago
+from lockstep.diagnose.case import Case, Proof
 from lockstep.diagnose.evidence import Chains, Ending, Evidence, Waiting, find_chains
-from lockstep.diagnose.remedies import REMEDIES
 from lockstep.diagnose.summary import health_summary, task_lines, timeline
 from lockstep.diagnose.verdict import Diagnosis, Edge, Verdict
+from lockstep.diagnose.views import TaskView
+from lockstep.protocol.activity import Doing
 from lockstep.protocol.causes import Cause
 
 Rule = Callable[[Case], Proof | None]
@@ -119,8 +120,7 @@ def judge(evidence: Evidence, ending: Ending, rules: Sequence[tuple[Cause, Rule]
         proof = rule(case)
         if proof is not None:
             return _verdict(case, proof)
-    what = f"{case.waiter} waits for {case.on}, and nothing proves why"
-    return _verdict(case, Proof(Cause.UNKNOWN, what))
+    return _verdict(case, Proof(Cause.UNKNOWN, phrases.nothing_proves_why(case.waiter, case.on)))
 
 
 def _verdict(case: Case, proof: Proof) -> Verdict:
@@ -142,7 +142,7 @@ def _verdict(case: Case, proof: Proof) -> Verdict:
         what=proof.what,
         evidence=(*proof.evidence, *both_sides(case)),
         stack=proof.stack or _stack_of(case, culprit),
-        remedy=REMEDIES[proof.cause],
+        remedy=phrases.remedy(proof.cause),
     )
 
 
@@ -157,44 +157,39 @@ def _stack_of(case: Case, culprit: str) -> tuple[str, ...]:
 
 def _link_words(case: Case) -> str:
     mine, theirs = case.links()
-    parts = []
-    for task, link in ((case.waiter, mine), (case.on, theirs)):
-        if link is not None:
-            heard = f", last heard {ago(link.heard)} ago" if link.heard >= 0 else ""
-            path = f" over {link.path}" if link.path else ""
-            parts.append(f"{task}: {link.state}{path}{heard}")
-    return "; ".join(parts)
+    return "; ".join(
+        phrases.end_of_a_link(task, link.state, link.path, link.heard)
+        for task, link in ((case.waiter, mine), (case.on, theirs))
+        if link is not None
+    )
 
 
 def both_sides(case: Case) -> tuple[str, ...]:
     """What each side saw of what is missing, whatever the cause."""
     wait = case.waiting.wait
-    said = [f"{case.waiter}: waits for {wait.what} of step {wait.step} for {ago(wait.seconds)} ({wait.state})"]
+    said = [phrases.waits_for(case.waiter, wait.what, wait.step, wait.seconds, wait.state)]
     view, monitor = case.view, case.monitor
     if view is not None:
-        said.append(f"{case.on}: {_doing(case)}")
+        said.append(phrases.told_of_itself(case.on, _doing(view)))
         tensor = case.tensor(view, case.number, case.bucket, case.waiter)
         if tensor is not None:
-            states = ", ".join(f"{state} {ago(age)} ago" for state, age in tensor.ages.items())
-            said.append(f"{case.on}: of this tensor: {states}")
+            said.append(phrases.saw_of_this_tensor(case.on, tensor.ages))
+        return tuple(said)
+    said.append(phrases.does_not_answer(case.on, case.seen.silence.text))
+    if monitor is not None:
+        said.append(phrases.monitor_of(case.on, monitor.pid, monitor.host, monitor.phase, monitor.state))
     else:
-        said.append(f"{case.on}: does not answer ({case.seen.silence.text or 'no reason'})")
-    if monitor is not None and view is None:
-        said.append(f"monitor of {case.on}: process {monitor.pid} on {monitor.host}, {monitor.phase}, {monitor.state}")
-    elif monitor is None and view is None:
-        said.append(f"monitor of {case.on}: does not answer ({case.seen.monitor_silence.text or 'no reason'})")
+        said.append(phrases.monitor_does_not_answer(case.on, case.seen.monitor_silence.text))
     return tuple(said)
 
 
-def _doing(case: Case) -> str:
-    view = case.view
-    assert view is not None
-    if view.main is not None and view.main.doing:
-        detail = f" ({view.main.detail})" if view.main.detail else ""
-        return f"{view.main.doing}{detail} for {ago(view.main.seconds)}, in step {view.step}"
-    if view.store is not None and view.store.busy > 0:
-        return f"{view.store.doing} for {ago(view.store.busy)}, in step {view.step}"
-    return f"{view.phase or 'up'}, in step {view.step}, no progress for {ago(view.still)}"
+def _doing(view: TaskView) -> str:
+    main, store = view.main, view.store
+    if main is not None and main.doing is not Doing.NOTHING:
+        return phrases.thread_does(main.doing, main.detail, main.seconds, view.step)
+    if store is not None and store.busy > 0:
+        return phrases.store_does(store.doing, store.busy, view.step)
+    return phrases.no_progress(view.phase, view.step, view.still)
 
 
 def _edge(waiting: Waiting) -> Edge:
@@ -218,11 +213,11 @@ def _ended(evidence: Evidence, chains: Chains, known: Diagnosis, rules: Sequence
     about = [e for e in chains.endings.values() if end.culprit in (e.waiting.on, e.waiting.waiter)]
     seen = evidence.tasks.get(end.culprit)
     peer = evidence.asker if evidence.asker != end.culprit else ""
-    verdict = Verdict(cause=cause, culprit=end.culprit, peer=peer, step=end.step, remedy=REMEDIES[cause])
+    verdict = Verdict(cause=cause, culprit=end.culprit, peer=peer, step=end.step, remedy=phrases.remedy(cause))
     if about:
         shown = min(about, key=_importance)
         judged = judge(evidence, shown, rules)
-        verdict = replace(judged, cause=cause, culprit=end.culprit, remedy=REMEDIES[cause])
+        verdict = replace(judged, cause=cause, culprit=end.culprit, remedy=phrases.remedy(cause))
     elif seen is not None and seen.monitor is not None:
         verdict = replace(verdict, host=seen.monitor.host, pid=seen.monitor.pid)
     what = phrases.about(end.culprit, end.reason.text)

@@ -105,8 +105,3 @@ class Case:
     def number(self) -> int:
         """The step of a gradient, the version of a parameter."""
         return self.step + 1 if self.waiting.kind is WaitKind.PARAMETER else self.step
-
-
-def ago(seconds: float) -> str:
-    """``4.2 s``."""
-    return f"{seconds:.1f} s"

@@ -57,9 +57,9 @@ class Evidence:
         return None if seen is None else seen.view
 
     def job(self) -> str:
-        """The job id that most tasks name."""
+        """The job id that most tasks name; of two named equally often, the one that is named first."""
         jobs = [seen.view.job for seen in self.tasks.values() if seen.view is not None and seen.view.job.strip("0")]
-        return max(set(jobs), key=jobs.count) if jobs else ""
+        return max(dict.fromkeys(jobs), key=jobs.count) if jobs else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,15 +37,15 @@ def read_folder(path: Path) -> Folder:
     try:
         files = sorted(path.glob(PATTERN))[:MAX_FILES]
     except OSError as error:
-        found.problems.append(f"{path} cannot be read: {error.strerror or error}")
+        found.problems.append(phrases.folder_unreadable(str(path), error.strerror or str(error)))
         return found
     for file in files:
         try:
             view = read_task(_bounded(file, MAX_BYTES))
         except SnapshotError as error:
-            found.problems.append(f"{file.name} is left out: {error}")
+            found.problems.append(phrases.file_left_out(file.name, str(error)))
         except OSError as error:
-            found.problems.append(f"{file.name} is left out: {error.strerror or error}")
+            found.problems.append(phrases.file_left_out(file.name, error.strerror or str(error)))
         else:
             found.views[view.task] = view
             found.newest = max(found.newest, file.stat().st_mtime)
@@ -54,9 +54,9 @@ def read_folder(path: Path) -> Folder:
         try:
             found.report = read_diagnosis(_bounded(report, MAX_REPORT_BYTES))
         except ReportError as error:
-            found.problems.append(f"{REPORT} is left out: {error}")
+            found.problems.append(phrases.file_left_out(REPORT, str(error)))
         except OSError as error:
-            found.problems.append(f"{REPORT} is left out: {error.strerror or error}")
+            found.problems.append(phrases.file_left_out(REPORT, error.strerror or str(error)))
     return found
 
 

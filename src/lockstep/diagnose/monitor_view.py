@@ -11,7 +11,7 @@ def read_monitor(data: bytes) -> MonitorView:
     """A monitor's snapshot; SnapshotError for anything else."""
     fields = _load(data, "monitor")
     found, process = _object(fields.get("description")), _object(fields.get("process"))
-    stack = _object(fields.get("stack"))
+    stack, lack = _object(fields.get("stack")), fields.get("out_of_memory")
     return MonitorView(
         task=_text(found.get("task")),
         host=_text(found.get("host")),
@@ -26,7 +26,7 @@ def read_monitor(data: bytes) -> MonitorView:
         exit_code=_whole(found.get("exit_code")),
         state=_text(process.get("state")),
         stopped=_number(fields.get("stopped_seconds"), -1.0),
-        out_of_memory=_text(fields.get("out_of_memory")),
+        out_of_memory=lack if isinstance(lack, str) else None,
         reason=_text(fields.get("reason")),
         silent=_number(fields.get("silent_seconds"), -1.0),
         stack=_main_thread(_text(stack.get("text"))),

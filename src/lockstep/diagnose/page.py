@@ -6,18 +6,24 @@ Everything that comes from a task is escaped: task names, stacks and file names 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from html import escape
+from types import MappingProxyType
 
+from lockstep.diagnose import phrases
 from lockstep.diagnose.text import render
 from lockstep.diagnose.verdict import Diagnosis, Edge, Span
+from lockstep.protocol.parts import Part
 
 MAX_NODES = 40
-_COLOURS = {
-    "computing": "#4878a8",
-    "waiting": "#d8a048",
-    "collecting gradients": "#a8a8a8",
-    "updating": "#589858",
-}
+_COLOURS: Mapping[Part, str] = MappingProxyType(
+    {
+        Part.COMPUTING: "#4878a8",
+        Part.WAITING: "#d8a048",
+        Part.COLLECTING: "#a8a8a8",
+        Part.UPDATING: "#589858",
+    }
+)
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 1100px; padding: 0 1em }
@@ -33,14 +39,14 @@ svg { max-width: 100%; height: auto; background: #fafafa } text { font: 12px sys
 
 def page(kind: str, diagnosis: Diagnosis) -> bytes:
     """The whole file."""
-    title = f"Lockstep {kind}: {diagnosis.verdict.cause.value if diagnosis.verdict else diagnosis.summary}"
+    title = phrases.page_title(kind, diagnosis.verdict.cause.value if diagnosis.verdict else diagnosis.summary)
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{escape(title)}</h1><pre>{escape(render(kind, diagnosis))}</pre>",
-        "<h2>Who waits for whom</h2>",
+        f"<h2>{phrases.graph_title()}</h2>",
         graph((*diagnosis.causes, *diagnosis.consequences), diagnosis.verdict.culprit if diagnosis.verdict else ""),
-        "<h2>The last steps</h2>",
+        f"<h2>{phrases.timeline_title()}</h2>",
         timeline(diagnosis.timeline),
         "</body></html>",
     ]
@@ -51,7 +57,7 @@ def graph(edges: tuple[Edge, ...], culprit: str) -> str:
     """Tasks on a circle, an arrow for each wait; the culprit in red."""
     names = list(dict.fromkeys(name for edge in edges for name in (edge.waiter, edge.on)))[:MAX_NODES]
     if not names:
-        return "<p>Nobody waits longer than usual.</p>"
+        return f"<p>{phrases.nobody_waits_long()}</p>"
     radius = 60 + 14 * len(names)
     size = 2 * radius + 220
     middle = size / 2
@@ -70,7 +76,7 @@ def graph(edges: tuple[Edge, ...], culprit: str) -> str:
         "<path d='M0 0L8 4L0 8z' fill='#888'/></marker></defs>"
     )
     drawn = "".join((marker, *arrows, *nodes))
-    return f"<svg viewBox='0 0 {size:.0f} {size:.0f}' role='img' aria-label='wait-for graph'>{drawn}</svg>"
+    return f"<svg viewBox='0 0 {size:.0f} {size:.0f}' role='img' aria-label='{phrases.graph_label()}'>{drawn}</svg>"
 
 
 def _short(task: str) -> str:
@@ -94,9 +100,7 @@ def _arrow(edge: Edge, start: tuple[float, float], end: tuple[float, float], fir
     x1, y1 = start[0] + 18 * ux, start[1] + 18 * uy
     x2, y2 = end[0] - 20 * ux, end[1] - 20 * uy
     colour = "#c04040" if first else "#888"
-    text = escape(
-        f"{edge.waiter} waits {edge.seconds:.1f} s for {edge.on}: {edge.what}, step {edge.step} ({edge.state})"
-    )
+    text = escape(phrases.edge_label(edge.waiter, edge.on, edge.what, edge.step, edge.seconds, edge.state))
     return (
         f"<line x1='{x1:.0f}' y1='{y1:.0f}' x2='{x2:.0f}' y2='{y2:.0f}' stroke='{colour}' stroke-width='1.6' "
         f"marker-end='url(#a)'><title>{text}</title></line>"
@@ -107,7 +111,7 @@ def timeline(spans: tuple[Span, ...]) -> str:
     """One row a task, the newest moment at the right."""
     tasks = list(dict.fromkeys(span.task for span in spans))[:MAX_NODES]
     if not tasks:
-        return "<p>No step has been finished yet.</p>"
+        return f"<p>{phrases.no_step_finished()}</p>"
     longest = max((span.begin for span in spans), default=1.0) or 1.0
     width, left, row = 1000, 110, 26
     bars = []
@@ -117,8 +121,8 @@ def timeline(spans: tuple[Span, ...]) -> str:
         x = left + (width - left) * (1 - span.begin / longest)
         wide = max(1.0, (width - left) * (span.begin - span.end) / longest)
         y = 8 + row * tasks.index(span.task)
-        colour = _COLOURS.get(span.what.partition(",")[0], "#888")
-        label = escape(f"{span.task}: {span.what}, {1000 * (span.begin - span.end):.1f} ms")
+        colour = "#888" if span.part is None else _COLOURS[span.part]
+        label = escape(phrases.span_label(span.task, span.what, span.begin - span.end))
         bars.append(
             f"<rect x='{x:.1f}' y='{y}' width='{wide:.1f}' height='16' fill='{colour}'><title>{label}</title></rect>"
         )
@@ -126,6 +130,7 @@ def timeline(spans: tuple[Span, ...]) -> str:
     key = ", ".join(f"<span style='color:{colour}'>&#9632;</span> {escape(name)}" for name, colour in _COLOURS.items())
     height = 16 + row * len(tasks)
     return (
-        f"<p>The left edge is {longest:.2f} s before the report. {key}</p>"
-        f"<svg viewBox='0 0 {width} {height}' role='img' aria-label='timeline'>{''.join(names)}{''.join(bars)}</svg>"
+        f"<p>{phrases.left_edge(longest)} {key}</p>"
+        f"<svg viewBox='0 0 {width} {height}' role='img' aria-label='{phrases.timeline_label()}'>"
+        f"{''.join(names)}{''.join(bars)}</svg>"
     )

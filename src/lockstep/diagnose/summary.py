@@ -3,8 +3,11 @@ its time."""
 
 from __future__ import annotations
 
+from lockstep.diagnose import phrases
 from lockstep.diagnose.evidence import Evidence, Seen, is_worker
 from lockstep.diagnose.verdict import Span, TaskLine
+from lockstep.protocol.activity import Doing
+from lockstep.protocol.parts import Part
 from lockstep.protocol.reach import Reach
 
 MAX_LINES = 64
@@ -23,26 +26,25 @@ def _line(seen: Seen) -> TaskLine:
     view, monitor = seen.view, seen.monitor
     if view is not None:
         doing = view.phase
-        if view.main is not None and view.main.doing:
-            detail = f" {view.main.detail}" if view.main.detail else ""
-            doing = f"{view.main.doing}{detail} for {view.main.seconds:.1f} s"
+        if view.main is not None and view.main.doing is not Doing.NOTHING:
+            doing = phrases.thread_is_at(view.main.doing, view.main.detail, view.main.seconds)
         elif view.store is not None and view.store.busy > 0.05:
-            doing = f"{view.store.doing} for {view.store.busy:.1f} s"
+            doing = phrases.store_is_at(view.store.doing, view.store.busy)
         return TaskLine(task=seen.task, host=view.host, pid=view.pid, step=view.step, doing=doing, answers=True)
     if monitor is not None:
-        state = f"exit code {monitor.exit_code}" if monitor.exited else monitor.state or monitor.phase
+        state = phrases.has_exit_code(monitor.exit_code) if monitor.exited else monitor.state or monitor.phase
         return TaskLine(
             task=seen.task,
             host=monitor.host,
             pid=monitor.pid,
             step=-2,
-            doing=f"does not answer; its monitor: {state}",
+            doing=phrases.only_a_monitor(state),
             answers=False,
         )
     if seen.silence.reach is Reach.NOT_ASKED:  # at the end of a job there is no time to ask everybody
-        return TaskLine(task=seen.task, host="", pid=0, step=-2, doing="was not asked any more", answers=True)
-    why = seen.monitor_silence.text or seen.silence.text or "no answer"
-    return TaskLine(task=seen.task, host="", pid=0, step=-2, doing=f"nobody answers: {why}", answers=False)
+        return TaskLine(task=seen.task, host="", pid=0, step=-2, doing=phrases.was_not_asked(), answers=True)
+    doing = phrases.nobody_answers(seen.monitor_silence.text or seen.silence.text)
+    return TaskLine(task=seen.task, host="", pid=0, step=-2, doing=doing, answers=False)
 
 
 def timeline(evidence: Evidence) -> tuple[Span, ...]:
@@ -50,7 +52,10 @@ def timeline(evidence: Evidence) -> tuple[Span, ...]:
     spans: list[Span] = []
     for seen in evidence.tasks.values():
         if seen.view is not None and len(spans) < MAX_SPANS:
-            spans += [Span(task=seen.task, what=w, begin=b, end=e) for w, b, e in seen.view.spans[-40:]]
+            spans += [
+                Span(task=seen.task, part=one.part, what=one.what, begin=one.begin, end=one.end)
+                for one in seen.view.spans[-40:]
+            ]
     return tuple(spans[:MAX_SPANS])
 
 
@@ -58,36 +63,35 @@ def health_summary(evidence: Evidence) -> str:
     """One sentence on a job in which nobody waits longer than usual, with the slowest part of a step."""
     silent = [seen.task for seen in evidence.tasks.values() if seen.view is None]
     if silent:
-        names = ", ".join(silent[:5])
-        return f"no wait is longer than usual, but {len(silent)} of {len(evidence.tasks)} tasks do not answer: {names}"
+        return phrases.some_do_not_answer(silent, len(evidence.tasks))
     views = [seen.view for seen in evidence.tasks.values() if seen.view is not None]
     if not views:
-        return "no task was found"
+        return phrases.no_task_found()
     step = max(view.step for view in views)
     median = max(view.step_median for view in views)
     if median <= 0:
-        return f"healthy: {len(views)} tasks answer; no step has been finished yet"
-    return f"healthy: {len(views)} tasks answer, step {step}, {median * 1000:.0f} ms a step; {_slowest(evidence)}"
+        return phrases.healthy_before_a_step(len(views))
+    return phrases.healthy(len(views), step, median, _slowest(evidence))
 
 
 def _slowest(evidence: Evidence) -> str:
-    parts: list[tuple[float, str]] = []
+    parts: list[tuple[float, str, str]] = []
     for seen in evidence.tasks.values():
         for name, seconds in seen.view.parts.items() if seen.view is not None else ():
-            if name != "waiting" or not is_worker(seen.task):
-                parts.append((seconds, f"{name} on {seen.task}"))
+            if name != Part.WAITING or not is_worker(seen.task):
+                parts.append((seconds, name, seen.task))
     waiting = [
-        (seen.view.parts["waiting"], seen.task)
+        (seen.view.parts[Part.WAITING], seen.task)
         for seen in evidence.tasks.values()
-        if seen.view is not None and "waiting" in seen.view.parts and is_worker(seen.task)
+        if seen.view is not None and Part.WAITING in seen.view.parts and is_worker(seen.task)
     ]
     if not parts and not waiting:
-        return "where its time goes is not known yet"
+        return phrases.time_not_known_yet()
     words = []
     if parts:
-        seconds, name = max(parts)
-        words.append(f"the slowest part is {name} ({seconds * 1000:.0f} ms)")
+        seconds, name, task = max(parts)
+        words.append(phrases.slowest_part(name, task, seconds))
     if waiting:
         seconds, task = max(waiting)
-        words.append(f"the longest wait for parameters is on {task} ({seconds * 1000:.0f} ms)")
+        words.append(phrases.longest_wait(task, seconds))
     return "; ".join(words)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-
-from lockstep.diagnose.case import HEARD, UNHEARD, WATCHED, Case, Proof, ago
+from lockstep.diagnose import phrases
+from lockstep.diagnose.case import HEARD, UNHEARD, WATCHED, Case, Proof
 from lockstep.diagnose.views import LinkView
 from lockstep.protocol.causes import Cause
 from lockstep.protocol.reach import NOBODY_THERE, Reach
@@ -15,28 +14,20 @@ STOPPED = 2.5
 """A process that is stopped for less than this may be under a debugger's hand for a moment."""
 
 
-def _how(exit_code: int) -> str:
-    if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
-    try:
-        return f"was killed by {signal.Signals(-exit_code).name}"
-    except ValueError:
-        return f"was killed by signal {-exit_code}"
-
-
 def dead(case: Case) -> Proof | None:
     """Its monitor tells how it ended; or neither it nor its monitor is there any more."""
     monitor, silence = case.monitor, case.seen.monitor_silence
     if case.waiting.kind is WaitKind.END and case.waiting.wait.seconds < LAST_WAIT_SECONDS:
         return None  # tasks leave one after the other; the word that it is over may still be on its way
-    if monitor is not None and monitor.exited and not monitor.out_of_memory and _is_meant(case):
-        said = f"its monitor on {monitor.host} says that process {monitor.pid} {_how(monitor.exit_code)}"
-        why = f": {monitor.reason}" if monitor.reason and monitor.exit_code > 0 else ""
-        return Proof(Cause.DEAD, f"{case.on} {_how(monitor.exit_code)}{why}", (said,), seconds=monitor.phase_seconds)
+    if monitor is not None and monitor.exited and monitor.out_of_memory is None and _is_meant(case):
+        how = phrases.how_it_ended(monitor.exit_code)
+        what = phrases.ended(case.on, how, monitor.reason if monitor.exit_code > 0 else "")
+        said = phrases.monitor_saw_it_end(monitor.host, monitor.pid, how)
+        return Proof(Cause.DEAD, what, (said,), seconds=monitor.phase_seconds)
     gone = case.view is None and silence.reach in NOBODY_THERE
     if gone and not case.forming:
-        what = f"{case.on} is gone, and its monitor too"
-        return Proof(Cause.DEAD, what, (f"at {case.seen.address}: {silence.text}",))
+        said = phrases.looked_at(case.seen.address, silence.text)
+        return Proof(Cause.DEAD, phrases.gone_with_its_monitor(case.on), (said,))
     return None
 
 
@@ -46,18 +37,18 @@ def _is_meant(case: Case) -> bool:
 
 def out_of_memory(case: Case) -> Proof | None:
     monitor = case.monitor
-    if monitor is None or not monitor.exited or not monitor.out_of_memory:
+    if monitor is None or not monitor.exited or monitor.out_of_memory is None:
         return None
-    what = f"{case.on} {_how(monitor.exit_code)} for lack of memory"
-    return Proof(Cause.OUT_OF_MEMORY, what, (f"its monitor on {monitor.host}: {monitor.out_of_memory}",))
+    what = phrases.ended_for_lack_of_memory(case.on, phrases.how_it_ended(monitor.exit_code))
+    return Proof(Cause.OUT_OF_MEMORY, what, (phrases.monitor_on(monitor.host, monitor.out_of_memory),))
 
 
 def frozen(case: Case) -> Proof | None:
     monitor = case.monitor
     if monitor is None or monitor.exited or monitor.stopped < STOPPED:
         return None
-    what = f"{case.on} is stopped (process {monitor.pid} on {monitor.host})"
-    said = f"its monitor says that the kernel has it {monitor.state or 'stopped'} for {ago(monitor.stopped)}"
+    what = phrases.is_stopped(case.on, monitor.pid, monitor.host)
+    said = phrases.kernel_has_it_stopped(monitor.state, monitor.stopped)
     return Proof(Cause.FROZEN, what, (said,), seconds=monitor.stopped, stack=monitor.stack)
 
 
@@ -71,10 +62,8 @@ def holds_the_interpreter(case: Case) -> Proof | None:
         return None
     if case.seen.silence.reach is not Reach.MUTE:
         return None
-    what = f"{case.on} runs (process {monitor.pid}), but native code keeps all its Python threads from running"
-    said = (
-        f"its monitor answers and has it as {monitor.state or 'running'}; the task does not: {case.seen.silence.text}"
-    )
+    what = phrases.native_code_holds_all_threads(case.on, monitor.pid)
+    said = phrases.only_its_monitor_answers(monitor.state, case.seen.silence.text)
     return Proof(Cause.DEVICE_CALL, what, (said,), seconds=unheard, stack=monitor.stack)
 
 
@@ -82,15 +71,16 @@ def never_started(case: Case) -> Proof | None:
     silence = case.seen.monitor_silence
     if not case.forming or case.monitor is not None or silence.reach not in NOBODY_THERE:
         return None
-    return Proof(Cause.NEVER_STARTED, f"{case.on} has not been started", (f"{case.seen.address}: {silence.text}",))
+    said = phrases.found_at(case.seen.address, silence.text)
+    return Proof(Cause.NEVER_STARTED, phrases.not_started(case.on), (said,))
 
 
 def wiring(case: Case) -> Proof | None:
     monitor = case.monitor
     if monitor is None or not monitor.task or _is_meant(case):
         return None
-    what = f"{case.seen.address} should be {case.on} and is {monitor.task} (process {monitor.pid} on {monitor.host})"
-    return Proof(Cause.WIRING, what, ("the monitor there says so itself",))
+    what = phrases.another_task_there(case.seen.address, case.on, monitor.task, monitor.pid, monitor.host)
+    return Proof(Cause.WIRING, what, (phrases.that_monitor_says_so(),))
 
 
 def version_differs(case: Case) -> Proof | None:
@@ -98,8 +88,8 @@ def version_differs(case: Case) -> Proof | None:
     monitor = case.monitor
     if monitor is None or not ours or monitor.version in ("", ours) or not _is_meant(case):
         return None
-    what = f"{case.on} runs Lockstep {monitor.version}, {case.waiter} runs {ours}"
-    return Proof(Cause.MISMATCH, what, (f"its monitor says that it is of version {monitor.version}",))
+    what = phrases.versions_differ(case.on, monitor.version, case.waiter, ours)
+    return Proof(Cause.MISMATCH, what, (phrases.monitor_is_of_version(monitor.version),))
 
 
 def stale_incarnation(case: Case) -> Proof | None:
@@ -109,8 +99,8 @@ def stale_incarnation(case: Case) -> Proof | None:
     known, now = mine.incarnation.strip("0"), monitor.incarnation.strip("0")
     if not known or not now or known == now:
         return None
-    what = f"{case.on} was started again: {case.waiter} waits for life {mine.incarnation}, which is over"
-    said = f"its monitor has life {monitor.incarnation} now (process {monitor.pid} on {monitor.host})"
+    what = phrases.waits_for_a_former_life(case.on, case.waiter, mine.incarnation)
+    said = phrases.has_another_life_now(monitor.incarnation, monitor.pid, monitor.host)
     return Proof(Cause.STALE_INCARNATION, what, (said,), seconds=monitor.phase_seconds)
 
 
@@ -122,8 +112,8 @@ def leftover_server(case: Case) -> Proof | None:
     theirs = monitor.job.strip("0")
     if not theirs or monitor.job == job:
         return None
-    what = f"{case.on} at {case.seen.address} belongs to another job ({monitor.job}), which still runs"
-    said = f"its monitor: process {monitor.pid} on {monitor.host} is {monitor.phase} since {ago(monitor.phase_seconds)}"
+    what = phrases.belongs_to_another_job(case.on, case.seen.address, monitor.job)
+    said = phrases.process_of_the_other_job(monitor.pid, monitor.host, monitor.phase, monitor.phase_seconds)
     return Proof(Cause.LEFTOVER_SERVER, what, (said,))
 
 
@@ -132,8 +122,8 @@ def duplicate_task(case: Case) -> Proof | None:
     mine = None if view is None else view.links.get(case.on)
     if mine is None or mine.refusal is not Cause.DUPLICATE_TASK:
         return None
-    what = f"{case.waiter} was started twice"
-    return Proof(Cause.DUPLICATE_TASK, what, (f"{case.on} said: {mine.finding}",), culprit=case.waiter, peer=case.on)
+    what, said = phrases.started_twice(case.waiter), phrases.was_refused_by(case.on, mine.finding)
+    return Proof(Cause.DUPLICATE_TASK, what, (said,), culprit=case.waiter, peer=case.on)
 
 
 def out_of_step(case: Case) -> Proof | None:
@@ -141,8 +131,8 @@ def out_of_step(case: Case) -> Proof | None:
     side = None if view is None else view.workers.get(case.on)
     if case.waiting.kind is not WaitKind.GRADIENT or side is None or side.done < 0 or side.done > case.step:
         return None
-    what = f"{case.on} stopped after {side.done} steps; the others go on with step {case.step}"
-    return Proof(Cause.OUT_OF_STEP, what, (f"{case.waiter} was told so by {case.on} itself",))
+    what = phrases.stopped_early(case.on, side.done, case.step)
+    return Proof(Cause.OUT_OF_STEP, what, (phrases.was_told_so(case.waiter, case.on),))
 
 
 def link_down(case: Case) -> Proof | None:
@@ -154,25 +144,27 @@ def link_down(case: Case) -> Proof | None:
         return None
     if theirs is not None:
         return _both_ways(case, mine, theirs)
-    silence = case.seen.monitor_silence
-    if case.view is None and case.monitor is None and silence.reach is Reach.SILENT:
-        others = _who_hears(case)
-        if others:
-            heard = f"{', '.join(others)} heard {case.on} less than {HEARD:g} s ago: it lives"
-            what = f"no packet comes back from {case.on} to {case.waiter}, though others reach it"
-            return Proof(Cause.LINK_DOWN, what, (heard, f"{case.seen.address}: {silence.text}"), seconds=mine.heard)
-        what = f"no packet comes back from {case.on}: its host is down, or the network between the two is cut"
-        return Proof(Cause.LINK_DOWN, what, (f"{case.seen.address}: {silence.text}",), seconds=mine.heard)
-    return None
+    others = _who_hears(case)
+    if others and _gives_no_packets(case):
+        what = phrases.no_packet_though_others_reach_it(case.on, case.waiter)
+        said = (phrases.others_hear_it(others, case.on, HEARD), _found_there(case))
+        return Proof(Cause.LINK_DOWN, what, said, seconds=mine.heard)
+    return _no_packets(case, mine.heard)
 
 
-def _no_packets(case: Case) -> Proof | None:
+def _no_packets(case: Case, seconds: float = -1.0) -> Proof | None:
     """Workers without servers have no link of ours between them; but whether a host answers at all is seen."""
-    silence = case.seen.monitor_silence
-    if case.view is not None or case.monitor is not None or silence.reach is not Reach.SILENT:
+    if not _gives_no_packets(case):
         return None
-    what = f"no packet comes back from {case.on}: its host is down, or the network between the two is cut"
-    return Proof(Cause.LINK_DOWN, what, (f"{case.seen.address}: {silence.text}",))
+    return Proof(Cause.LINK_DOWN, phrases.no_packet_comes_back(case.on), (_found_there(case),), seconds=seconds)
+
+
+def _gives_no_packets(case: Case) -> bool:
+    return case.view is None and case.monitor is None and case.seen.monitor_silence.reach is Reach.SILENT
+
+
+def _found_there(case: Case) -> str:
+    return phrases.found_at(case.seen.address, case.seen.monitor_silence.text)
 
 
 def _both_ways(case: Case, mine: LinkView, theirs: LinkView) -> Proof | None:
@@ -184,7 +176,7 @@ def _both_ways(case: Case, mine: LinkView, theirs: LinkView) -> Proof | None:
         cut = mine.heard >= 2 * UNHEARD and theirs.heard >= 2 * UNHEARD
     if not cut or not case.nobody_is_stuck():
         return None
-    what = f"{case.waiter} and {case.on} both live, but neither hears the other"
+    what = phrases.neither_hears_the_other(case.waiter, case.on)
     return Proof(Cause.LINK_DOWN, what, _packets(case, mine, theirs), seconds=min(mine.heard, theirs.heard))
 
 
@@ -204,8 +196,7 @@ def _lost_between(sender: LinkView, receiver: LinkView) -> bool:
 
 def _packets(case: Case, mine: LinkView, theirs: LinkView) -> tuple[str, ...]:
     return tuple(
-        f"{task}: last heard {ago(link.heard)} ago; its kernel holds {link.waiting} bytes without an acknowledgement "
-        f"and got {link.segments_in} TCP segments in {ago(link.watched)}"
+        phrases.kernel_counters(task, link.heard, link.waiting, link.segments_in, link.watched)
         for task, link in ((case.waiter, mine), (case.on, theirs))
     )
 
@@ -219,8 +210,8 @@ def _who_hears(case: Case) -> list[str]:
     return found[:3]
 
 
-def _is_one_way(mine: LinkView, theirs: LinkView) -> str | None:
-    """Which end is deaf, ``here`` or ``there``, while the other one still gets packets.
+def _deaf_end(mine: LinkView, theirs: LinkView) -> LinkView | None:
+    """The end that gets nothing while the other one still gets packets.
 
     Over TCP both ends soon hear nothing new, since answers are missing; but the kernel of the end that is reached still
     counts the segments that the other one sends again and again.
@@ -228,9 +219,9 @@ def _is_one_way(mine: LinkView, theirs: LinkView) -> str | None:
     if max(mine.heard, theirs.heard) < UNHEARD or not (mine.up and theirs.up and _kernel_knows(mine, theirs)):
         return None
     if _lost_between(theirs, mine) and theirs.segments_in > 0:
-        return "here"
+        return mine
     if _lost_between(mine, theirs) and mine.segments_in > 0:
-        return "there"
+        return theirs
     return None
 
 
@@ -238,11 +229,9 @@ def one_way_link(case: Case) -> Proof | None:
     mine, theirs = case.links()
     if mine is None or theirs is None or case.forming or not case.nobody_is_stuck():
         return None
-    deaf = _is_one_way(mine, theirs)
+    deaf = _deaf_end(mine, theirs)
     if deaf is None:
         return None
-    speaker, listener = (case.on, case.waiter) if deaf == "here" else (case.waiter, case.on)
-    silent_for = mine.heard if deaf == "here" else theirs.heard
-    what = f"what {speaker} sends does not reach {listener}; the other direction works"
-    said = _packets(case, mine, theirs)
-    return Proof(Cause.ONE_WAY_LINK, what, said, culprit=speaker, peer=listener, seconds=silent_for)
+    speaker, listener = (case.on, case.waiter) if deaf is mine else (case.waiter, case.on)
+    what, said = phrases.one_direction_is_cut(speaker, listener), _packets(case, mine, theirs)
+    return Proof(Cause.ONE_WAY_LINK, what, said, culprit=speaker, peer=listener, seconds=deaf.heard)

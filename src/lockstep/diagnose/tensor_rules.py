@@ -6,10 +6,12 @@ that the other side saw.
 
 from __future__ import annotations
 
-from lockstep.diagnose.case import HELD_BACK, STUCK, UNHEARD, Case, Proof, ago
+from lockstep.diagnose import phrases
+from lockstep.diagnose.case import HELD_BACK, STUCK, UNHEARD, Case, Proof
 from lockstep.diagnose.evidence import has_come, is_worker
 from lockstep.diagnose.views import MovingView, TaskView
 from lockstep.protocol.causes import Cause
+from lockstep.protocol.journal import Happening
 from lockstep.protocol.waits import WaitKind
 
 SENT = 2.0
@@ -23,14 +25,15 @@ def request_lost(case: Case) -> Proof | None:
     if view is None or asker is None:
         return None
     asked = case.tensor(asker, case.number, -1, case.on)
-    times = 0 if asked is None else max(asked.counts.get("requested", 0), asked.counts.get("repeated", 0))
+    counts = {} if asked is None else asked.counts
+    times = max(counts.get(Happening.REQUESTED, 0), counts.get(Happening.REPEATED, 0))
     if case.waiting.wait.seconds < case.evidence.patience or times < 2 or _saw_request(case, view):
         return None
-    what = f"{case.waiter} asked {case.on} for {case.waiting.kind}s of step {case.step}, and the request never came"
+    what = phrases.request_never_came(case.waiter, case.on, case.waiting.kind, case.step)
     said = (
-        f"{case.waiter}: asked {times} times, first {ago(case.waiting.wait.seconds)} ago",
-        f"{case.on}: never saw it; the newest request it saw is for {_newest_request(case, view)}",
-        "heartbeats pass in both directions",
+        phrases.asked_times(case.waiter, times, case.waiting.wait.seconds),
+        _never_saw_it(case, view),
+        phrases.heartbeats_pass(),
     )
     return Proof(Cause.REQUEST_LOST, what, said)
 
@@ -45,10 +48,10 @@ def _saw_request(case: Case, view: TaskView) -> bool:
     return True
 
 
-def _newest_request(case: Case, view: TaskView) -> str:
+def _never_saw_it(case: Case, view: TaskView) -> str:
     if case.waiting.kind is WaitKind.GRADIENT:
-        return f"step {view.servers[case.waiter].open_step}"
-    return f"version {view.workers[case.waiter].pulls}"
+        return phrases.never_saw_the_request_for_step(case.on, view.servers[case.waiter].open_step)
+    return phrases.never_saw_the_request_for_version(case.on, view.workers[case.waiter].pulls)
 
 
 def commit_lost(case: Case) -> Proof | None:
@@ -63,11 +66,10 @@ def commit_lost(case: Case) -> Proof | None:
         return None
     if any(wait.kind is WaitKind.STATE for wait in view.waits):
         return None  # a worker has yet to tell what it takes into the next step
-    lost = Cause.ANSWER_LOST if view.committed >= case.step else Cause.REQUEST_LOST
-    which = "the commit" if lost is Cause.ANSWER_LOST else "its word that it has applied"
-    what = f"{which} of step {case.step} is lost between {case.waiter} and {case.on}"
-    said = (f"every server has applied step {case.step}", f"{case.on} has committed step {view.committed}")
-    return Proof(lost, what, said)
+    said = (phrases.every_server_has_applied(case.step), phrases.has_committed(case.on, view.committed))
+    if view.committed >= case.step:
+        return Proof(Cause.ANSWER_LOST, phrases.commit_is_lost(case.step, case.waiter, case.on), said)
+    return Proof(Cause.REQUEST_LOST, phrases.word_of_applying_is_lost(case.step, case.waiter, case.on), said)
 
 
 def answer_lost(case: Case) -> Proof | None:
@@ -77,15 +79,16 @@ def answer_lost(case: Case) -> Proof | None:
     if sender is None or receiver is None or _moving(case) is not None or _held_back(case):
         return None
     sent = case.tensor(sender, case.number, case.bucket, case.waiter)
-    if sent is None or sent.ages.get("sent", -1.0) < SENT or _has_arrived(case, receiver):
+    sent_ago = -1.0 if sent is None else sent.ages.get(Happening.SENT, -1.0)
+    if sent is None or sent_ago < SENT or _has_arrived(case, receiver):
         return None
-    what = f"{case.on} sent {case.waiting.kind} bucket {case.bucket} of step {case.step}, and it never arrived"
+    what = phrases.tensor_never_arrived(case.on, case.waiting.kind, case.bucket, case.step)
     said = (
-        f"{case.on}: in flight {ago(sent.ages.get('in flight', 0.0))} ago, sent {ago(sent.ages['sent'])} ago",
-        f"{case.waiter}: expected, never arrived",
-        "heartbeats pass in both directions",
+        phrases.was_sent(case.on, sent.ages.get(Happening.IN_FLIGHT, 0.0), sent_ago),
+        phrases.expected_it(case.waiter),
+        phrases.heartbeats_pass(),
     )
-    return Proof(Cause.ANSWER_LOST, what, said, seconds=sent.ages["sent"])
+    return Proof(Cause.ANSWER_LOST, what, said, seconds=sent_ago)
 
 
 def _has_arrived(case: Case, receiver: TaskView) -> bool:
@@ -115,22 +118,19 @@ def _held_back(case: Case) -> bool:
 def slow_link(case: Case) -> Proof | None:
     moving, (mine, theirs) = _moving(case), case.links()
     if theirs is not None and _held_back(case) and case.link_is_sound() and case.nobody_is_stuck():
-        what = (
-            f"the link from {case.on} to {case.waiter} is slow: {theirs.waiting} bytes wait in the kernel of its host"
-        )
-        said = (f"{case.on}: its kernel holds {theirs.waiting} bytes that {case.waiter} has not acknowledged",)
-        return Proof(Cause.SLOW_LINK, what, said)
+        what = phrases.link_is_slow_in_the_kernel(case.on, case.waiter, theirs.waiting)
+        return Proof(Cause.SLOW_LINK, what, (phrases.kernel_holds(case.on, theirs.waiting, case.waiter),))
     if moving is None or moving.seconds < STUCK or mine is None or theirs is None or not case.nobody_is_stuck():
         return None
     moved = max(mine.moved, theirs.moved)
     if moved <= 0:
         return None
-    what = f"the link from {case.on} to {case.waiter} is slow: {moving.nbytes} bytes are under way"
-    rate = (
-        f"{case.on}: bucket {moving.bucket} of step {case.step} left {ago(moving.seconds)} ago",
-        f"about {moved / 2 / 1024:.0f} KiB a second moved in the last two seconds",
+    what = phrases.link_is_slow(case.on, case.waiter, moving.nbytes)
+    said = (
+        phrases.bucket_left(case.on, moving.bucket, case.step, moving.seconds),
+        phrases.rate_of_late(moved / 2 / 1024),
     )
-    return Proof(Cause.SLOW_LINK, what, rate, seconds=moving.seconds)
+    return Proof(Cause.SLOW_LINK, what, said, seconds=moving.seconds)
 
 
 def transfer_stands(case: Case) -> Proof | None:
@@ -138,8 +138,9 @@ def transfer_stands(case: Case) -> Proof | None:
     moving = _standing(case)
     if moving is None or _by_rdma(case):
         return None
-    what = f"a transfer from {case.on} to {case.waiter} stands still: bucket {moving.bucket}, {moving.nbytes} bytes"
-    return Proof(Cause.COMMUNICATION, what, (_stands_since(case, moving),), seconds=moving.seconds)
+    what = phrases.transfer_stands_still(case.on, case.waiter, moving.bucket, moving.nbytes)
+    said = phrases.transfer_stands_since(case.on, moving.seconds)
+    return Proof(Cause.COMMUNICATION, what, (said,), seconds=moving.seconds)
 
 
 def rdma_down(case: Case) -> Proof | None:
@@ -151,8 +152,8 @@ def rdma_down(case: Case) -> Proof | None:
     moving = _standing(case)
     if moving is None or not _by_rdma(case):
         return None
-    what = f"{case.on} and {case.waiter} hear each other, but nothing passes between them by RDMA"
-    said = (_stands_since(case, moving), "heartbeats, which go by TCP, pass in both directions")
+    what = phrases.nothing_passes_by_rdma(case.on, case.waiter)
+    said = (phrases.transfer_stands_since(case.on, moving.seconds), phrases.heartbeats_pass_by_tcp())
     return Proof(Cause.LINK_DOWN, what, said, seconds=moving.seconds)
 
 
@@ -163,10 +164,6 @@ def _standing(case: Case) -> MovingView | None:
         return None
     still = moving.seconds >= UNHEARD and mine.moved <= 0 and theirs.moved <= 0
     return moving if still and not _held_back(case) else None
-
-
-def _stands_since(case: Case, moving: MovingView) -> str:
-    return f"{case.on}: started {ago(moving.seconds)} ago, no byte moved in the last two seconds"
 
 
 def _by_rdma(case: Case) -> bool:
@@ -180,13 +177,9 @@ def sum_stands(case: Case) -> Proof | None:
         return None
     if not has_come(case.evidence, case.waiting):
         return None
-    names = f" ({', '.join(case.waiting.wait.names[:4])})" if case.waiting.wait.names else ""
-    what = (
-        f"all workers have handed over bucket {case.bucket}{names} of step {case.step}, and its sum does not come: "
-        "the network between two of them is cut or very slow"
-    )
+    what = phrases.sum_does_not_come(case.bucket, case.waiting.wait.names[:4], case.step)
     others = [
-        f"{seen.task}: has handed over bucket {seen.view.handed[1]} of step {seen.view.handed[0]}"
+        phrases.has_handed_over(seen.task, bucket=seen.view.handed[1], step=seen.view.handed[0])
         for seen in case.evidence.tasks.values()
         if seen.view is not None and seen.view.handed is not None
     ]

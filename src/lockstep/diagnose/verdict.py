@@ -7,7 +7,9 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.diagnose import phrases
 from lockstep.protocol.causes import CANNOT_HEAL, WARNINGS, Cause
+from lockstep.protocol.parts import Part
 
 FORMAT = 1
 """Version of the JSON form. A reader refuses another one in words."""
@@ -82,6 +84,7 @@ class Span:
     """A piece of a timeline: what a task did from ``begin`` to ``end`` (seconds before the report)."""
 
     task: str
+    part: Part | None = None
     what: str
     begin: float
     end: float
@@ -117,15 +120,15 @@ class ReportError(ValueError):
 def read_diagnosis(data: bytes) -> Diagnosis:
     """Read the JSON form back. Whatever is wrong with it becomes one plain sentence (``ReportError``)."""
     if len(data) > MAX_BYTES:
-        raise ReportError(f"a report has at most {MAX_BYTES} bytes, this one has {len(data)}")
+        raise ReportError(phrases.report_too_long(MAX_BYTES, len(data)))
     try:
         fields = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ReportError(f"this is no report: it is not JSON ({type(error).__name__})") from error
+        raise ReportError(phrases.report_not_json(error)) from error
     if not isinstance(fields, dict) or "format" not in fields:
-        raise ReportError("this is no report: it has no format number")
+        raise ReportError(phrases.report_without_format())
     if fields.pop("format") != FORMAT:
-        raise ReportError(f"this report is of another version of the program; this one reads format {FORMAT}")
+        raise ReportError(phrases.report_of_another_version(FORMAT))
     try:
         return Diagnosis(
             **{
@@ -135,11 +138,16 @@ def read_diagnosis(data: bytes) -> Diagnosis:
                 "causes": tuple(Edge(**one) for one in fields["causes"]),
                 "consequences": tuple(Edge(**one) for one in fields["consequences"]),
                 "tasks": tuple(TaskLine(**one) for one in fields["tasks"]),
-                "timeline": tuple(Span(**one) for one in fields["timeline"]),
+                "timeline": tuple(_span(one) for one in fields["timeline"]),
             }
         )
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise ReportError(f"this report is damaged: {type(error).__name__}: {str(error)[:200]}") from error
+        raise ReportError(phrases.report_damaged(error)) from error
+
+
+def _span(fields: dict[str, Any]) -> Span:
+    part = fields.get("part")
+    return Span(**{**fields, "part": None if part is None else Part(part)})
 
 
 def _verdict(fields: dict[str, Any]) -> Verdict:

@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from lockstep.diagnose import phrases
 from lockstep.protocol.activity import Code, Doing
 from lockstep.protocol.causes import Cause
+from lockstep.protocol.holdings import BucketState
+from lockstep.protocol.parts import Part
 from lockstep.protocol.waits import WaitKind
 
 _Kind = TypeVar("_Kind", bound=StrEnum)
@@ -167,10 +170,21 @@ class WorkerSideView:
 
 
 @dataclass(frozen=True, slots=True)
+class SpanView:
+    """A piece of the last steps; ``begin`` and ``end`` are ages."""
+
+    part: Part | None
+    what: str
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
 class BucketView:
     """A bucket in the books of a worker or a server."""
 
-    state: str
+    state: BucketState | None
+    """Of a worker's bucket; a server's has other states, which no rule asks for."""
     version: int
     busy: bool
     arrived: tuple[str, ...]
@@ -229,8 +243,8 @@ class TaskView:
     parts: Mapping[str, float] = field(default_factory=dict)
     """Median seconds of the parts of a step (compute, wait, apply), where they are known."""
     cluster: Mapping[str, str] = field(default_factory=dict)
-    spans: tuple[tuple[str, float, float], ...] = ()
-    """What happened in the last steps: what, and from which age to which."""
+    spans: tuple[SpanView, ...] = ()
+    """What happened in the last steps."""
 
     def tensor(self, kind: str, number: int, bucket: int, peer: str) -> TensorView | None:
         for tensor in self.tensors:
@@ -257,7 +271,8 @@ class MonitorView:
     state: str = ""
     stopped: float = -1.0
     """Seconds for which the kernel has it stopped; -1: it is not."""
-    out_of_memory: str = ""
+    out_of_memory: str | None = None
+    """What shows that the kernel killed it for lack of memory, where something does."""
     reason: str = ""
     """Why the task gave up, in its own words; empty while it has not."""
     silent: float = -1.0
@@ -276,17 +291,15 @@ def addresses_in(fields: Mapping[str, Any]) -> dict[str, str]:
 
 def _load(data: bytes, kind: str) -> Mapping[str, Any]:
     if len(data) > MAX_BYTES:
-        raise SnapshotError(f"a snapshot has at most {MAX_BYTES} bytes, this one has {len(data)}")
+        raise SnapshotError(phrases.snapshot_too_long(MAX_BYTES, len(data)))
     try:
         fields = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise SnapshotError("it is not JSON; the file is damaged or half-written") from error
+        raise SnapshotError(phrases.snapshot_not_json()) from error
     if not isinstance(fields, dict) or fields.get("kind") != kind:
-        raise SnapshotError(f"it is not the snapshot of a {kind}")
+        raise SnapshotError(phrases.no_snapshot_of(kind))
     if fields.get("format") != FORMAT:
-        raise SnapshotError(
-            f"it has format {fields.get('format')!r} and comes from another version; this program reads format {FORMAT}"
-        )
+        raise SnapshotError(phrases.snapshot_of_another_version(fields.get("format"), FORMAT))
     return fields
 
 
@@ -339,8 +352,9 @@ def _pair(value: object) -> tuple[int, int] | None:
     return (_whole(value[0], -1), _whole(value[1], -1)) if isinstance(value, list) and len(value) == 2 else None
 
 
-def _span(one: Mapping[str, Any]) -> tuple[str, float, float]:
-    return _text(one.get("what")), _number(one.get("begin")), _number(one.get("end"))
+def _span(one: Mapping[str, Any]) -> SpanView:
+    part = _member(Part, one.get("part"), None)
+    return SpanView(part, _text(one.get("what")), _number(one.get("begin")), _number(one.get("end")))
 
 
 def _main(value: object) -> MainView | None:
@@ -442,5 +456,8 @@ def _worker_side(one: Mapping[str, Any]) -> WorkerSideView:
 
 def _bucket(one: Mapping[str, Any]) -> BucketView:
     return BucketView(
-        _text(one.get("state")), _whole(one.get("version"), -2), one.get("busy") is True, _lines(one.get("arrived"))
+        _member(BucketState, one.get("state"), None),
+        _whole(one.get("version"), -2),
+        one.get("busy") is True,
+        _lines(one.get("arrived")),
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from lockstep.diagnose.case import BUSY, IDLE, STUCK, Case, Proof, ago
+from lockstep.diagnose import phrases
+from lockstep.diagnose.case import BUSY, IDLE, STUCK, Case, Proof
 from lockstep.diagnose.evidence import is_worker
 from lockstep.diagnose.views import LinkView, MainView, TaskView
 from lockstep.protocol.activity import TRAINING, Code, Doing, TaskPhase
 from lockstep.protocol.causes import Cause
+from lockstep.protocol.holdings import BucketState
 from lockstep.protocol.waits import WaitKind
 
 FULL = 1 << 20
@@ -29,18 +31,14 @@ def _stands_still(case: Case, main: MainView) -> bool:
     return main.seconds >= case.evidence.patience and 0 <= main.cpu < IDLE
 
 
-def _in_step(case: Case) -> str:
-    return f"in step {case.step}" if case.step >= 0 else "before the first step"
-
-
 def user_code(case: Case) -> Proof | None:
     main = _training(case)
     if main is None or main.doing not in TRAINING or main.where is not Code.USER:
         return None
     if not _stands_still(case, main):
         return None
-    what = f"the training thread of {case.on} stands still in user code {_in_step(case)}"
-    said = f"{case.on} says: {main.doing} for {ago(main.seconds)}; the kernel says: no work in the last two seconds"
+    what = phrases.stands_still_in_user_code(case.on, case.step)
+    said = phrases.did_no_work(case.on, main.doing, main.seconds)
     return Proof(Cause.USER_CODE, what, (said,), seconds=main.seconds, stack=main.stack)
 
 
@@ -50,8 +48,8 @@ def device_call(case: Case) -> Proof | None:
         return None
     if main.doing not in TRAINING:
         return None
-    what = f"the training thread of {case.on} does not come back from a device call {_in_step(case)}"
-    said = f"{case.on} says: {main.doing} for {ago(main.seconds)}; its stack is inside the device library"
+    what = phrases.stands_in_a_device_call(case.on, case.step)
+    said = phrases.stack_is_in_the_device_library(case.on, main.doing, main.seconds)
     return Proof(Cause.DEVICE_CALL, what, (said,), seconds=main.seconds, stack=main.stack)
 
 
@@ -59,25 +57,17 @@ def input_starved(case: Case) -> Proof | None:
     main = _training(case)
     if main is None or main.doing is not Doing.INPUT or main.seconds < case.evidence.patience:
         return None
-    where = main.detail or "its input"
-    what = f"{case.on} has no data for step {case.step}: it waits for {where}"
-    return Proof(
-        Cause.INPUT_STARVED,
-        what,
-        (f"{case.on} reads {where} since {ago(main.seconds)}",),
-        "",
-        "",
-        main.seconds,
-        main.stack,
-    )
+    source = main.detail or phrases.its_input()
+    what, said = phrases.has_no_data(case.on, case.step, source), phrases.reads_since(case.on, source, main.seconds)
+    return Proof(Cause.INPUT_STARVED, what, (said,), seconds=main.seconds, stack=main.stack)
 
 
 def disk_full(case: Case) -> Proof | None:
     view, main = case.view, _training(case)
     if view is None or main is None or main.doing is not Doing.CHECKPOINT or not 0 <= view.disk_free < FULL:
         return None
-    what = f"{case.on} cannot write its checkpoint: the disk of {view.disk_folder} is full"
-    said = f"{view.disk_folder} on {view.host} has {view.disk_free} bytes left"
+    what = phrases.disk_is_full(case.on, view.disk_folder)
+    said = phrases.room_left(view.disk_folder, view.host, view.disk_free)
     return Proof(Cause.DISK_FULL, what, (said,), seconds=main.seconds)
 
 
@@ -87,8 +77,8 @@ def checkpoint_stuck(case: Case) -> Proof | None:
         return None
     if not _stands_still(case, main) or view.written_ago < case.evidence.patience:
         return None
-    what = f"the checkpoint of {case.on} stands still at {main.detail or 'its file'}"
-    said = f"{case.on} writes since {ago(main.seconds)}; no byte was written in the last {ago(view.written_ago)}"
+    what = phrases.checkpoint_stands_still(case.on, main.detail)
+    said = phrases.no_byte_written(case.on, main.seconds, view.written_ago)
     return Proof(Cause.CHECKPOINT_STUCK, what, (said,), seconds=main.seconds, stack=main.stack)
 
 
@@ -99,14 +89,13 @@ def _writes(case: Case, view: TaskView) -> bool:
 def straggler(case: Case) -> Proof | None:
     view, main = case.view, _training(case)
     if view is not None and main is not None and main.doing is Doing.CHECKPOINT and _writes(case, view):
-        what = f"{case.on} still writes its checkpoint {main.detail}"
-        return Proof(Cause.STRAGGLER, what, (f"it wrote {ago(view.written_ago)} ago",), seconds=main.seconds)
+        what = phrases.still_writes_its_checkpoint(case.on, main.detail)
+        return Proof(Cause.STRAGGLER, what, (phrases.wrote(view.written_ago),), seconds=main.seconds)
     if main is None or main.doing not in TRAINING or main.where is Code.DEVICE:
         return None
     if main.cpu < BUSY:
         return None
-    what = f"{case.on} still computes step {case.step}, while the others have finished it"
-    said = f"its training thread used {main.cpu:.0%} of a processor in the last two seconds"
+    what, said = phrases.still_computes(case.on, case.step), phrases.thread_used_the_processor(main.cpu)
     return Proof(Cause.STRAGGLER, what, (said,), seconds=main.seconds, stack=main.stack)
 
 
@@ -116,12 +105,12 @@ def overloaded_server(case: Case) -> Proof | None:
         return None
     store = view.store
     if store is not None and store.busy >= STUCK and store.cpu >= BUSY:
-        what = f"{case.on} is busy: it does {store.doing} since {ago(store.busy)}"
-        said = f"its update thread used {store.cpu:.0%} of a processor; {store.queued} updates wait behind it"
+        what = phrases.server_is_busy(case.on, store.doing, store.busy)
+        said = phrases.update_thread_used_the_processor(store.cpu, store.queued)
         return Proof(Cause.OVERLOADED_SERVER, what, (said,), seconds=store.busy, stack=store.stack)
     if view.loop_queued >= QUEUED and view.loop_busy < STUCK:
-        what = f"{case.on} is behind: {view.loop_queued} events wait for its loop"
-        return Proof(Cause.OVERLOADED_SERVER, what, (f"{case.on} says so itself",))
+        what = phrases.loop_is_behind(case.on, view.loop_queued)
+        return Proof(Cause.OVERLOADED_SERVER, what, (phrases.says_so_itself(case.on),))
     return None
 
 
@@ -131,13 +120,12 @@ def store_stuck(case: Case) -> Proof | None:
         return None
     if case.view is not None and case.view.phase == TaskPhase.IMPORTING_TORCH:
         return None  # another thread of it imports, and this one waits for that: on a slow machine for long
-    in_device = store.where is Code.DEVICE
-    where = "a device call" if in_device else "the communication layer"
-    what = f"the update thread of {case.on} stands still in {where}: {store.doing}"
-    cause = Cause.DEVICE_CALL if in_device else Cause.COMMUNICATION
-    return Proof(
-        cause, what, (f"busy for {ago(store.busy)} without using the processor",), "", "", store.busy, store.stack
-    )
+    if store.where is Code.DEVICE:
+        cause, what = Cause.DEVICE_CALL, phrases.update_stands_in_a_device_call(case.on, store.doing)
+    else:
+        cause, what = Cause.COMMUNICATION, phrases.update_stands_in_the_communication_layer(case.on, store.doing)
+    said = phrases.busy_without_the_processor(store.busy)
+    return Proof(cause, what, (said,), seconds=store.busy, stack=store.stack)
 
 
 def callback_stuck(case: Case) -> Proof | None:
@@ -149,15 +137,15 @@ def callback_stuck(case: Case) -> Proof | None:
         if link is not None and link.callback_seconds >= STUCK:
             return _blocked(view, link)
         if view.loop_busy >= STUCK:
-            what = f"the loop of {view.task} does not come back from: {view.loop_what or 'an event'}"
-            said = f"{view.task}: this event takes {ago(view.loop_busy)} so far, {view.loop_queued} wait behind it"
+            what = phrases.loop_does_not_come_back(view.task, view.loop_what)
+            said = phrases.event_takes(view.task, view.loop_busy, view.loop_queued)
             return Proof(Cause.COMMUNICATION, what, (said,), view.task, peer, view.loop_busy, view.loop_stack)
     return None
 
 
 def _blocked(view: TaskView, link: LinkView) -> Proof:
-    what = f"a callback in {view.task} blocks the link to {link.peer}: {link.callback}"
-    said = f"{view.task} says that {link.callback} has not returned for {ago(link.callback_seconds)}"
+    what = phrases.callback_blocks_the_link(view.task, link.peer, link.callback)
+    said = phrases.callback_has_not_returned(view.task, link.callback, link.callback_seconds)
     return Proof(Cause.COMMUNICATION, what, (said,), view.task, link.peer, link.callback_seconds, link.callback_stack)
 
 
@@ -165,8 +153,7 @@ def deadlock(case: Case) -> Proof | None:
     """Two or more tasks wait for one another, or a worker waits for what can only be made of its own gradient."""
     view = case.view
     if case.cycle and case.waiting.wait.seconds >= case.evidence.patience:
-        ring = " -> ".join(case.cycle)
-        return Proof(Cause.DEADLOCK, f"these tasks wait for one another: {ring}", ("each of them says so itself",))
+        return Proof(Cause.DEADLOCK, phrases.wait_for_one_another(case.cycle), (phrases.each_says_so_itself(),))
     if (
         case.waiting.kind is not WaitKind.GRADIENT
         or view is None
@@ -177,12 +164,11 @@ def deadlock(case: Case) -> Proof | None:
     if view.main.seconds < SETTLED * case.evidence.patience or view.loop_queued:
         return None  # it has just come to the wait; its gradients may be on their way to its own loop
     bucket = view.buckets.get(case.bucket)
-    if bucket is None or bucket.state != "held" or view.wants_version <= case.step:
+    if bucket is None or bucket.state is not BucketState.HELD or view.wants_version <= case.step:
         return None
-    what = f"{case.on} waits for version {view.wants_version}, which needs its own gradient of step {case.step}"
+    what = phrases.waits_for_what_it_must_make(case.on, view.wants_version, case.step)
     said = (
-        f"{case.on}: waits for {view.main.detail or 'parameters'} for {ago(view.main.seconds)}; bucket {case.bucket} "
-        "has no gradient yet",
-        f"{case.waiter}: cannot make version {case.step + 1} without it",
+        phrases.waits_before_its_gradient(case.on, view.main.detail, view.main.seconds, case.bucket),
+        phrases.cannot_make_version(case.waiter, case.step + 1),
     )
     return Proof(Cause.DEADLOCK, what, said, seconds=view.main.seconds, stack=view.main.stack)

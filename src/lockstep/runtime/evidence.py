@@ -136,6 +136,6 @@ def with_lack_of_memory(reason: Reason, address: str) -> Reason:
     if reason.exit_code != -signal.SIGKILL:
         return reason
     evidence = _snapshot_of(address).get("out_of_memory")
-    if not isinstance(evidence, str) or not evidence:
+    if not isinstance(evidence, str):
         return reason
     return replace(reason, cause=Cause.OUT_OF_MEMORY, text=phrases.lack_of_memory(reason.text, evidence))

@@ -6,6 +6,7 @@ import signal
 
 from lockstep.protocol.causes import Reason
 from lockstep.protocol.ids import Incarnation, JobId, Step, TaskId, hex64
+from lockstep.protocol.parts import Part
 
 # -- how a job ended --
 
@@ -232,3 +233,10 @@ def yet_to_leave(task: TaskId) -> str:
 
 def runs_with_another_life(task: TaskId) -> str:
     return f"the job runs already with another life of {task}; start the whole job again"
+
+
+# -- the last steps --
+
+
+def part_of_step(part: Part, step: Step) -> str:
+    return f"{part}, step {step}"

@@ -243,7 +243,7 @@ class _Companion:
         if exit_code is None:
             exit_code = _exit_code_of_the_dead(self._task_pid, pidfd)
         if exit_code < 0:
-            self._record.out_of_memory = (self._witness.evidence() or "") if exit_code == -9 else ""
+            self._record.out_of_memory = self._witness.evidence() if exit_code == -9 else None
             say(describe_death(self._spec.task, self._task_pid, -exit_code, self._witness))
         number = self._record.on_exited(exit_code)
         linger(self._record, number, exit_code == 0, self._spec.linger_seconds, inbox=None)

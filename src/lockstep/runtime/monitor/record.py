@@ -63,7 +63,7 @@ class TaskRecord:
         self._since = time.monotonic()
         self._heard_at = self._since
         self._stopped_since: float | None = None
-        self.out_of_memory = ""
+        self.out_of_memory: str | None = None
         """Evidence that the kernel killed the task for lack of memory; set by the monitor's loop after its end."""
         self._history: deque[tuple[str, float]] = deque([(Phase.STARTING.value, self._since)], maxlen=_HISTORY)
 

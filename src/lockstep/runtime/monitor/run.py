@@ -109,7 +109,7 @@ class _Monitor:
         try:
             exit_code = self._watch_lives()
             if exit_code == -9:
-                self._record.out_of_memory = self._witness.evidence() or ""
+                self._record.out_of_memory = self._witness.evidence()
             number = self._record.on_exited(exit_code)
             self._say_why(exit_code)
             quiet = exit_code == 0 or self._stopping.signum is not None

@@ -41,3 +41,7 @@ REMEDIES: Mapping[Cause, str] = MappingProxyType(
         Cause.UNKNOWN: "compare what each side saw; 'lockstep why' asks again, and the run folder has the journals.",
     }
 )
+
+
+def remedy(cause: Cause) -> str:
+    return REMEDIES[cause]

@@ -1,0 +1,86 @@
+"""Why somebody gave no answer, and why a file cannot be used."""
+
+from __future__ import annotations
+
+# -- why somebody gave no answer --
+
+
+def late() -> str:
+    return "no answer in time"
+
+
+def does_not_listen() -> str:
+    return "it does not listen"
+
+
+def unreadable(address: str, why: str) -> str:
+    return f"{address} gave an answer that cannot be read: {why}"
+
+
+def mute(address: str, seconds: float) -> str:
+    return f"{address} accepts connections but says nothing ({seconds:g} s)"
+
+
+def call_failed(address: str, why: str) -> str:
+    return f"{address}: {why}"
+
+
+def left_no_file() -> str:
+    return "it left no file"
+
+
+def only_files() -> str:
+    return "this is a reading of files"
+
+
+# -- files --
+
+
+def folder_unreadable(path: str, why: str) -> str:
+    return f"{path} cannot be read: {why}"
+
+
+def file_left_out(name: str, why: str) -> str:
+    return f"{name} is left out: {why}"
+
+
+# -- snapshots --
+
+
+def snapshot_too_long(most: int, found: int) -> str:
+    return f"a snapshot has at most {most} bytes, this one has {found}"
+
+
+def snapshot_not_json() -> str:
+    return "it is not JSON; the file is damaged or half-written"
+
+
+def no_snapshot_of(kind: str) -> str:
+    return f"it is not the snapshot of a {kind}"
+
+
+def snapshot_of_another_version(found: object, ours: int) -> str:
+    return f"it has format {found!r} and comes from another version; this program reads format {ours}"
+
+
+# -- reports --
+
+
+def report_too_long(most: int, found: int) -> str:
+    return f"a report has at most {most} bytes, this one has {found}"
+
+
+def report_not_json(error: Exception) -> str:
+    return f"this is no report: it is not JSON ({type(error).__name__})"
+
+
+def report_without_format() -> str:
+    return "this is no report: it has no format number"
+
+
+def report_of_another_version(ours: int) -> str:
+    return f"this report is of another version of the program; this one reads format {ours}"
+
+
+def report_damaged(error: Exception) -> str:
+    return f"this report is damaged: {type(error).__name__}: {str(error)[:200]}"
