@@ -8,6 +8,7 @@ and not by a command of ours, so somebody must read what they left there. Readin
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -324,6 +325,8 @@ def _serve_and_leave(config: NodeConfig, companion: Companion) -> None:
     finally:
         companion.close(0 if outcome.ok else EXIT_FAILED)
     if outcome.ok:
+        # Also where the last version is in no checkpoint, which was said: the model is with the programs, and a
+        # launcher that sees a process fail ends them all before they have saved it.
         raise SystemExit(0)
     say(outcome.sentence())
     raise SystemExit(EXIT_FAILED)
@@ -349,7 +352,7 @@ def serve(config: NodeConfig, reporter: TaskReporter) -> Outcome:
         node.wait_until_member()
         outcome = node.wait_until_ended()
         node.see_others_off()
-        return outcome
+        return dataclasses.replace(outcome, unsaved=node.tell_unsaved())
     except JobEndedError as ended:
         return ended.outcome
     except BaseException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from helpers.waiting import wait_until
@@ -24,14 +25,15 @@ class Written:
         self.folder = CheckpointFolder(train_dir)
         self.writer = CheckpointWriter(self.folder, keep, self.said.append)
 
-    def write(self, version: int, nbytes: int = 4000) -> str:
-        """The problem, or an empty text."""
+    def write(self, version: int, nbytes: int = 4000, before_the_manifest: Callable[[], None] = lambda: None) -> str:
+        """The problem, or an empty text. ``before_the_manifest`` is called when the shards are on disk."""
         shards: list[Saved] = []
         for index in range(2):
             data = memoryview(bytes([version % 256, index]) * (nbytes // 2))
             tensor = NamedTensor(f"value|0||part{index}", "U8", (nbytes,), data)
             self.writer.write_shard(version, JOB, f"shard-{index}-of-2.safetensors", [tensor], shards.append)
         wait_until(lambda: len(shards) == 2, 10, "both shards")
+        before_the_manifest()
         done: list[str] = []
         effect = WriteCheckpoint(version, tuple(shards), ((0, b"state of 0"), (1, b"state of 1")))
         manifest = make_manifest(LAYOUT, 2, 2, version, JOB, SETTINGS, "test")

@@ -162,6 +162,7 @@ def _serve(
         if outcome.again:
             return None
         node.see_others_off()
+        outcome = dataclasses.replace(outcome, unsaved=node.tell_unsaved())
         _write_server_trace(config, node)
         if config.output.verbose:
             from lockstep.training.benchmark.times import server_line
@@ -331,7 +332,7 @@ def run_alone(config: BenchConfig) -> int:
 def _exit_code(outcome: Outcome) -> int:
     """The node has said why already."""
     if outcome.ok:
-        return 0
+        return EXIT_FAILED if outcome.unsaved else 0
     return EXIT_VERDICT if by_verdict(outcome.reason) else EXIT_FAILED
 
 

@@ -137,4 +137,4 @@ def _run_server(argv: Sequence[str], report_fd: int, environ: Mapping[str, str])
         return 128 + signal.SIGTERM
     if not outcome.ok:
         say(outcome.sentence())
-    return 0 if outcome.ok else EXIT_FAILED
+    return 0 if outcome.ok and not outcome.unsaved else EXIT_FAILED

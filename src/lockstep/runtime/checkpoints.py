@@ -241,7 +241,8 @@ class CheckpointFolder:
             found = (part / shard.name).stat().st_size if (part / shard.name).exists() else -1
             if found != shard.nbytes:
                 raise CheckpointError(
-                    f"{part / shard.name} cannot be seen here; --train_dir must be one folder that all servers share"
+                    f"{self.path} ({shard.name}) was written by another server and is not seen here; --train_dir must "
+                    "be one folder that all servers share"
                 )
         kept = [write_bytes(part / f"worker-{index}.safetensors", data) for index, data in states if data]
         whole = Manifest(**{**_fields(manifest), "states": tuple(kept)})
@@ -254,12 +255,18 @@ class CheckpointFolder:
         return Checkpoint(final, whole)
 
     def prune(self, keep: int) -> None:
-        """Leave the newest ``keep`` (0: all)."""
+        """Leave the newest ``keep`` (0: all); OSError where one of the others could not be removed."""
+        first: OSError | None = None
         for path in self.complete()[keep:] if keep else []:
-            # Out of sight first: a folder that is half deleted must not look like a checkpoint.
-            doomed = path.with_name(path.name + PART)
-            path.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            try:
+                # Out of sight first: a folder that is half deleted must not look like a checkpoint.
+                doomed = path.with_name(path.name + PART)
+                path.rename(doomed)
+                shutil.rmtree(doomed)
+            except OSError as error:
+                first = first or error
+        if first is not None:
+            raise first
 
     def clear_parts(self, but: Path | None = None) -> None:
         """Remove what crashes have left half written."""
