@@ -79,6 +79,7 @@ class JoinArguments:
     save_model_secs: float = 0
     save_model_steps: int | None = None
     max_ckpts_to_keep: int = 5
+    from_scratch: bool = False
     on_worker_loss: str | None = None
     rejoin_timeout: float = 300.0
 
@@ -94,6 +95,7 @@ class JoinArguments:
             save_model_secs=float(self.save_model_secs),
             save_model_steps=self.save_model_steps or 0,
             max_ckpts_to_keep=self.max_ckpts_to_keep,
+            from_scratch=self.from_scratch,
             on_worker_loss=self.on_worker_loss or "",
         )
 
@@ -130,6 +132,7 @@ def join(
     save_model_secs: float = 0,
     save_model_steps: int | None = None,
     max_ckpts_to_keep: int = 5,
+    from_scratch: bool = False,
     on_worker_loss: str | None = None,
     rejoin_timeout: float = 300.0,
 ) -> Job:
@@ -166,6 +169,7 @@ def join(
         save_model_secs=save_model_secs,
         save_model_steps=save_model_steps,
         max_ckpts_to_keep=max_ckpts_to_keep,
+        from_scratch=from_scratch,
         on_worker_loss=on_worker_loss,
         rejoin_timeout=rejoin_timeout,
     )
@@ -216,7 +220,7 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
 
 
 def node_config(cluster: ClusterSpec, exchange: Exchange, keeping: Keeping, *, launched: bool = False) -> NodeConfig:
-    """What the runtime needs to know of a job of the library. BadInput where its ``train_dir`` is of another run."""
+    """What the runtime needs to know of a job of the library. BadInput where its ``train_dir`` is refused."""
     workers = cluster.shape.workers
     rules = recovery_rules(keeping, exchange, workers, cluster.rejoin_timeout, launched=launched)
     settings = library_settings(cluster, exchange, rules)
@@ -233,7 +237,9 @@ def node_config(cluster: ClusterSpec, exchange: Exchange, keeping: Keeping, *, l
         aggregate=exchange.aggregate(workers),
         watch=WatchSettings(on_stall=cluster.on_stall),
         recovery=rules,
-        beginning=beginning_in(keeping.train_dir, settings, say) if resumes else Beginning(),
+        beginning=beginning_in(keeping.train_dir, settings, say, from_scratch=keeping.from_scratch)
+        if resumes
+        else Beginning(),
         train_dir=keeping.train_dir,
         checkpoints_kept=keeping.max_ckpts_to_keep,
     )

@@ -20,7 +20,8 @@ LAYOUT = Layout("hash", 64, (ParameterEntry("a.weight", 1000, "float32", 0),), (
 class Written:
     """Writes whole checkpoints through the writer, as two servers would."""
 
-    def __init__(self, train_dir: Path, keep: int = 0) -> None:
+    def __init__(self, train_dir: Path, keep: int = 0, settings: tuple[Setting, ...] = SETTINGS) -> None:
+        self._settings = settings
         self.said: list[str] = []
         self.folder = CheckpointFolder(train_dir)
         self.writer = CheckpointWriter(self.folder, keep, self.said.append)
@@ -36,7 +37,7 @@ class Written:
         before_the_manifest()
         done: list[str] = []
         effect = WriteCheckpoint(version, tuple(shards), ((0, b"state of 0"), (1, b"state of 1")))
-        manifest = make_manifest(LAYOUT, 2, 2, version, JOB, SETTINGS, "test")
+        manifest = make_manifest(LAYOUT, 2, 2, version, JOB, self._settings, "test")
         self.writer.write_checkpoint(effect, JOB, manifest, done.append)
         wait_until(lambda: bool(done), 10, "the checkpoint")
         return done[0]

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 from helpers.cluster import in_process_cluster
 from library.same_loop import loss_of, run_jobs, small_model
+from lockstep.errors import BadInput
 from lockstep.protocol.ids import ClusterShape
 from lockstep.protocol.messages import Setting
 from lockstep.protocol.recovery import RecoveryRules
 from lockstep.runtime.checkpoints import CheckpointFolder
+from lockstep.runtime.resuming import beginning_in
 from lockstep.training.export import export
 from lockstep.training.library.errors import UsageError
 from lockstep.training.library.job import Job
@@ -230,7 +232,6 @@ def test_what_a_resumed_job_would_do_twice_is_refused(wrong: dict[str, bool], se
 
 def test_a_folder_of_the_benchmark_is_refused(tmp_path: Path) -> None:
     Run(tmp_path, (1,))()
-    sentence = CheckpointFolder(str(tmp_path))
-    with pytest.raises(Exception, match="it is of a program of one's own, this run is of lockstep bench"):
-        sentence.beginning((Setting("model", "lenet"),), lambda _: None)
+    with pytest.raises(BadInput, match="it is of a program of one's own, this run is of lockstep bench"):
+        beginning_in(str(tmp_path), (Setting("model", "lenet"),), lambda _: None)
     assert os.listdir(tmp_path) == ["checkpoints"]

@@ -40,11 +40,11 @@ def test_a_folder_in_the_place_of_the_shard_costs_one_checkpoint_and_not_the_thr
 def test_a_failure_is_said_once_for_as_long_as_it_lasts_and_so_is_its_end(written: Written) -> None:
     written.folder.path.write_bytes(b"a file where the folder should be")
     assert written.write(20) == written.write(40) != ""
-    assert written.writer.failing
+    failing = [written.writer.failing]
     assert len(written.said) == 1
     written.folder.path.unlink()
     assert written.write(60) == ""
-    assert not written.writer.failing
+    assert [*failing, written.writer.failing] == [True, False]
     assert written.said[1:] == [f"checkpoints are written again: that of step 60 is in {written.folder.path}"]
     assert written.write(80) == ""
     assert len(written.said) == 2

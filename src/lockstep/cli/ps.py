@@ -111,6 +111,7 @@ def _keeping(line: CommandLine) -> Keeping:
         save_model_secs=_number(line, "save_model_secs"),
         save_model_steps=int(_number(line, "save_model_steps")),
         max_ckpts_to_keep=int(_number(line, "max_ckpts_to_keep")),
+        from_scratch=bool(line.value("from_scratch")),
         on_worker_loss=str(line.value("on_worker_loss")) if "on_worker_loss" in line.given else "",
     )
 

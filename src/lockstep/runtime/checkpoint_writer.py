@@ -115,13 +115,13 @@ class CheckpointWriter:
         if self._told:
             self._told.clear()
             self._say(f"checkpoints are written again: that of step {effect.version} is in {self.folder.path}")
-        self._clear_old()
+        self._clear_old(effect.version)
         return ""
 
-    def _clear_old(self) -> None:
+    def _clear_old(self, written: int) -> None:
         """An old one that stays costs room, and the new one is whole nevertheless."""
         try:
-            self.folder.prune(self._keep)
+            self.folder.prune(self._keep, written)
         except Exception as error:  # noqa: BLE001 - see above
             problem = self._problem(error)
         else:

@@ -21,6 +21,7 @@ from lockstep.runtime.cluster import DEFAULT_PROTOCOL
 from lockstep.runtime.connection import Connection, NodeSide
 from lockstep.runtime.evidence import Finding, ask_seconds, lack_of_memory, look, proof_of_end
 from lockstep.runtime.knock import Answer, knock
+from lockstep.runtime.monitor.ending import BAD_INPUT
 from lockstep.transports.base import NO_PATH
 from lockstep.transports.wire.link import ControlLink, dial_link
 
@@ -77,8 +78,8 @@ class PeerKeeper:
         self._dial_seconds = max(DIAL_SECONDS, DIAL_PER_TASK * tasks)
         self._ask_seconds = ask_seconds(tasks)
         self._looks = 0
-        self.hurries = False
-        """The peer is known to be on its way: it is looked for more often."""
+        self.returning = False
+        """The job begins again: the peer is on its way, so it is looked for more often, or it refuses to come."""
         self._told_gone = False
         self._known_refusal = False
         self._told_linked = False
@@ -219,6 +220,7 @@ class PeerKeeper:
         finding = look(self.peer, self.front, self._ask_seconds)
         self.attempts += 1
         self._note(finding)
+        self._give_up_if_it_refuses_to_return(finding)
         if self._known and self._judge(finding):
             self._pause(HEARTBEAT_SECONDS)
             return
@@ -308,7 +310,7 @@ class PeerKeeper:
     def _next_pause(self) -> float:
         """Longer from look to look: everybody looks at the servers, and each look costs both sides a little."""
         self._looks += 1
-        if self.hurries and self._looks < HURRIED_LOOKS:
+        if self.returning and self._looks < HURRIED_LOOKS:
             return HURRIED_PAUSE
         return min(RETRY_SECONDS * (1 + self._looks / 4), self._longest_pause)
 
@@ -321,6 +323,16 @@ class PeerKeeper:
                 "a task takes a free port beside the listed one, so let all TCP ports through between the hosts"
             )
         return f"{CANNOT_LINK}, but the link could not be opened: {reason}"
+
+    def _give_up_if_it_refuses_to_return(self, finding: Finding) -> None:
+        """It had begun this job before and now says that it cannot be begun (no whole checkpoint, for example). Nothing
+        starts it again by itself, other than after a signal. At a first start a person may be at it, and is waited for.
+        """
+        found = finding.description
+        refuses = found is not None and found.exited and found.exit_code == BAD_INPUT
+        if self.returning and refuses and not self._known_refusal:
+            self._known_refusal = True
+            self._node.post(Broken(self.peer, INITIAL_STEP, finding.text))
 
     def _give_up_if_refused_for_good(self, reason: str) -> None:
         """Another version, another token, or the server of another job: trying again changes nothing."""
