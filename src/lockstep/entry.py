@@ -8,6 +8,7 @@ and not by a command of ours, so somebody must read what they left there. Readin
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -79,6 +80,7 @@ class JoinArguments:
     save_model_secs: float = 0
     save_model_steps: int | None = None
     max_ckpts_to_keep: int = 5
+    from_scratch: bool = False
     on_worker_loss: str | None = None
     rejoin_timeout: float = 300.0
 
@@ -94,6 +96,7 @@ class JoinArguments:
             save_model_secs=float(self.save_model_secs),
             save_model_steps=self.save_model_steps or 0,
             max_ckpts_to_keep=self.max_ckpts_to_keep,
+            from_scratch=self.from_scratch,
             on_worker_loss=self.on_worker_loss or "",
         )
 
@@ -130,6 +133,7 @@ def join(
     save_model_secs: float = 0,
     save_model_steps: int | None = None,
     max_ckpts_to_keep: int = 5,
+    from_scratch: bool = False,
     on_worker_loss: str | None = None,
     rejoin_timeout: float = 300.0,
 ) -> Job:
@@ -166,6 +170,7 @@ def join(
         save_model_secs=save_model_secs,
         save_model_steps=save_model_steps,
         max_ckpts_to_keep=max_ckpts_to_keep,
+        from_scratch=from_scratch,
         on_worker_loss=on_worker_loss,
         rejoin_timeout=rejoin_timeout,
     )
@@ -216,7 +221,7 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
 
 
 def node_config(cluster: ClusterSpec, exchange: Exchange, keeping: Keeping, *, launched: bool = False) -> NodeConfig:
-    """What the runtime needs to know of a job of the library. BadInput where its ``train_dir`` is of another run."""
+    """What the runtime needs to know of a job of the library. BadInput where its ``train_dir`` is refused."""
     workers = cluster.shape.workers
     rules = recovery_rules(keeping, exchange, workers, cluster.rejoin_timeout, launched=launched)
     settings = library_settings(cluster, exchange, rules)
@@ -233,7 +238,9 @@ def node_config(cluster: ClusterSpec, exchange: Exchange, keeping: Keeping, *, l
         aggregate=exchange.aggregate(workers),
         watch=WatchSettings(on_stall=cluster.on_stall),
         recovery=rules,
-        beginning=beginning_in(keeping.train_dir, settings, say) if resumes else Beginning(),
+        beginning=beginning_in(keeping.train_dir, settings, say, from_scratch=keeping.from_scratch)
+        if resumes
+        else Beginning(),
         train_dir=keeping.train_dir,
         checkpoints_kept=keeping.max_ckpts_to_keep,
     )
@@ -325,6 +332,8 @@ def _serve_and_leave(config: NodeConfig, companion: Companion) -> None:
     finally:
         companion.close(0 if outcome.ok else EXIT_FAILED)
     if outcome.ok:
+        # Also where the last version is in no checkpoint, which was said: the model is with the programs, and a
+        # launcher that sees a process fail ends them all before they have saved it.
         raise SystemExit(0)
     say(outcome.sentence())
     raise SystemExit(EXIT_FAILED)
@@ -350,7 +359,7 @@ def serve(config: NodeConfig, reporter: TaskReporter) -> Outcome:
         node.wait_until_member()
         outcome = node.wait_until_ended()
         node.see_others_off()
-        return outcome
+        return dataclasses.replace(outcome, unsaved=node.tell_unsaved())
     except JobEndedError as ended:
         return ended.outcome
     except BaseException as error:

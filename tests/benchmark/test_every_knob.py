@@ -355,6 +355,10 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
         "test_a_version_is_saved_when_the_time_since_the_last_one_is_over",
     ),
     "max_ckpts_to_keep": ("runtime/test_checkpoints.py", "test_the_oldest_are_cleared_away"),
+    "from_scratch": (
+        "runtime/test_damaged_past.py",
+        "test_from_scratch_begins_at_the_beginning_and_puts_aside_what_was_there",
+    ),
     "rdma_device": (VERBS, "test_ucx_is_held_to_rdma_and_to_one_port_and_is_told_nothing_that_nobody_chose"),
     **dict.fromkeys(
         ("rdma_gid_index", "rdma_traffic_class", "rdma_service_level", "rdma_timeout", "rdma_retry_count"),

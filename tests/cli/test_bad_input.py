@@ -82,6 +82,12 @@ SENTENCES: dict[str, str] = {
     "--save_model_secs=1 --save_model_steps=1 --train_dir=x --ps=1 --workers=2": (
         "--save_model_secs and --save_model_steps exclude one another; leave one out."
     ),
+    "--from_scratch --ps=1 --workers=2": (
+        "--from_scratch puts aside what --train_dir holds; give that folder too, or leave it out."
+    ),
+    "--from_scratch --train_dir=x": (
+        "only runs with servers resume, so this one begins from scratch anyway; leave --from_scratch out."
+    ),
     "--ps=1": "a cluster on this machine needs at least one of each; give both --ps=1 and --workers=2, for example.",
     "--ps=1 --workers=2 --job_name=ps": (
         "--job_name starts one task of a cluster, --ps and --workers start a whole one on this machine; "

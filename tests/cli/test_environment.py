@@ -108,6 +108,10 @@ def test_flags_of_the_cluster_are_taken_and_the_rest_left() -> None:
     assert rest == ["data/", "--epochs=3", "-v"]
 
 
+def test_a_switch_of_the_cluster_leaves_the_word_after_it_to_the_program() -> None:
+    assert cluster_flags(["--from_scratch", "data/"]) == ({"from_scratch": True}, ["data/"])
+
+
 def test_a_flag_of_the_cluster_with_a_bad_value_gets_a_sentence() -> None:
     with pytest.raises(BadInput, match="reduction"):
         cluster_flags(["--reduction=median"])

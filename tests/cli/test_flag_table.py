@@ -47,7 +47,7 @@ UPSTREAM = _words("""
 OLDER = _words("cache_data enable_layout_optimizer learning_rate pretrain_dir result_storage use_nccl")
 
 OURS = _words("""
-    bind bucket_mb collective_port compile deterministic job_token max_bad_records mps num_threads on_stall
+    bind bucket_mb collective_port compile deterministic from_scratch job_token max_bad_records mps num_threads on_stall
     on_worker_loss ps rdma_device rdma_gid_index rdma_gpudirect rdma_retry_count rdma_service_level rdma_timeout
     rdma_traffic_class rejoin_timeout restarts seed stall_after startup_timeout timing_dir trace_steps use_bf16 verbose
     wire_dtype workers
@@ -99,6 +99,7 @@ EFFECTS: dict[str, list[str]] = {
     "rdma_traffic_class": [*CLUSTER, "--rdma_traffic_class=106"],
     "save_model_secs": [*CLUSTER, "--train_dir=x", "--save_model_secs=5"],
     "save_model_steps": [*CLUSTER, "--train_dir=x", "--save_model_steps=5"],
+    "from_scratch": [*CLUSTER, "--train_dir=x", "--from_scratch"],
     "job_token": [*CLUSTER, "--job_token=secret"],
     "variable_update": ["--ps=1", "--workers=1", "--variable_update=distributed_replicated"],
     "local_parameter_device": ["--local_parameter_device=cpu"],
@@ -166,6 +167,7 @@ BASELINES: dict[str, list[str]] = {
     "rdma_traffic_class": CLUSTER,
     "save_model_secs": [*CLUSTER, "--train_dir=x"],
     "save_model_steps": [*CLUSTER, "--train_dir=x"],
+    "from_scratch": [*CLUSTER, "--train_dir=x"],
     "ps": LOCAL,
     "workers": LOCAL,
     "variable_update": LOCAL,

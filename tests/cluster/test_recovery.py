@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from cluster.tasks import tasks_of
-from helpers.programs import run_lockstep
+from cluster.tasks import SMALL_RUN, tasks_of
+from helpers.programs import run_lockstep, start_lockstep
 from helpers.waiting import wait_until
 from lockstep.protocol.ids import ClusterShape, TaskId, server, worker
 
@@ -196,6 +196,31 @@ def test_a_train_dir_of_another_run_is_refused(tmp_path: Path) -> None:
     assert done.code == 2
     assert "is of another run: it has model=lenet, this run has model=alexnet" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("heals", [True, False], ids=["it heals", "it stays"])
+def test_a_folder_that_takes_no_checkpoints_stops_no_training_and_the_exit_code_tells_of_the_last_one(
+    heals: bool, tmp_path: Path
+) -> None:
+    flags = ("--ps=1", "--workers=1", "--num_batches=500", "--num_warmup_batches=0", "--save_model_steps=10")
+    folder, away = tmp_path / "checkpoints", tmp_path / "away"
+    with start_lockstep("bench", *SMALL_RUN, *flags, f"--train_dir={tmp_path}") as program:
+        wait_until(lambda: list(folder.glob("step-*[!t]")), 60, "a checkpoint")
+        folder.rename(away)
+        folder.write_bytes(b"a file where the folder should be")
+        program.wait_for("COULD NOT BE WRITTEN", 30)
+        if heals:
+            folder.unlink()
+            away.rename(folder)
+        done = program.wait(80)
+    assert done.code == (0 if heals else 1), done.stderr
+    assert ("THE LAST VERSION IS IN NO CHECKPOINT" in done.stderr) != heals
+    assert done.stderr.count("COULD NOT BE WRITTEN") == 1
+    assert "total images/sec" in done.stdout
+    assert "Traceback" not in done.stderr
+    assert not heals or list(folder.glob("step-00000500-*"))
 
 
 @pytest.mark.slow

@@ -53,6 +53,7 @@ def test_who_asks_for_an_end_gets_it_and_is_told() -> None:
         (Keeping(train_dir="/tmp/x"), ASYNC, "cannot be used: without synchronisation"),
         (Keeping(train_dir="/tmp/x"), BACKUP, "cannot be used: with backup workers"),
         (Keeping(save_model_steps=5), PLAIN, "add train_dir"),
+        (Keeping(from_scratch=True), PLAIN, "from_scratch puts aside what train_dir holds"),
         (Keeping(train_dir="/tmp/x", save_model_steps=5, save_model_secs=5), PLAIN, "choose one"),
         (Keeping(train_dir="/tmp/x", max_ckpts_to_keep=-1), PLAIN, "no negative number"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from torch import Tensor, nn
 
 from helpers.cluster import in_process_cluster
 from library.same_loop import loss_of, run_jobs, small_model
+from lockstep.errors import BadInput
 from lockstep.protocol.ids import ClusterShape
 from lockstep.protocol.messages import Setting
 from lockstep.protocol.recovery import RecoveryRules
 from lockstep.runtime.checkpoints import CheckpointFolder
+from lockstep.runtime.resuming import beginning_in
 from lockstep.training.export import export
 from lockstep.training.library.errors import UsageError
 from lockstep.training.library.job import Job
@@ -41,6 +44,9 @@ class Run:
         self.models: dict[int, dict[str, Tensor]] = {}
         self.rates: dict[int, float] = {}
         self.said: list[str] = []
+        self.unsaved: list[bool] = []
+        self.before: Callable[[], object] = lambda: None
+        """Called when the cluster has begun and no step is made."""
         self._folder, self._loops, self._keeps, self._save_steps = folder, loops, keeps, save_steps
 
     def __call__(self) -> Run:
@@ -53,8 +59,10 @@ class Run:
             train_dir=str(self._folder),
             settings=lambda _: SETTINGS,
         ) as cluster:
+            self.before()
             run_jobs(cluster, self._body)
             self.said = cluster.said
+            self.unsaved = [node.tell_unsaved() for node in cluster.servers]
         return self
 
     def _body(self, job: Job) -> None:
@@ -111,6 +119,18 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path
     assert again.seen[0] == list(range(before, 6))
     assert any(newest.name in said for said in again.said)
     assert_same(again, whole)
+
+
+def test_a_job_whose_checkpoints_cannot_be_written_ends_well_and_says_that_its_last_version_is_not_saved(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path, (4,), save_steps=1)
+    run.before = lambda: (tmp_path / "checkpoints").write_bytes(b"a file where the folder should be")
+    run()
+    assert run.seen == {0: [0, 1, 2, 3], 1: [0, 1, 2, 3]}
+    assert run.unsaved == [True, False]
+    assert len([said for said in run.said if "COULD NOT BE WRITTEN" in said]) == 1
+    assert "THE LAST VERSION IS IN NO CHECKPOINT" in run.said[-1]
 
 
 def test_a_loop_that_has_become_longer_is_gone_on_with(tmp_path: Path) -> None:
@@ -212,7 +232,6 @@ def test_what_a_resumed_job_would_do_twice_is_refused(wrong: dict[str, bool], se
 
 def test_a_folder_of_the_benchmark_is_refused(tmp_path: Path) -> None:
     Run(tmp_path, (1,))()
-    sentence = CheckpointFolder(str(tmp_path))
-    with pytest.raises(Exception, match="it is of a program of one's own, this run is of lockstep bench"):
-        sentence.beginning((Setting("model", "lenet"),), lambda _: None)
+    with pytest.raises(BadInput, match="it is of a program of one's own, this run is of lockstep bench"):
+        beginning_in(str(tmp_path), (Setting("model", "lenet"),), lambda _: None)
     assert os.listdir(tmp_path) == ["checkpoints"]

@@ -15,7 +15,9 @@ import pytest
 
 from helpers.waiting import wait_until
 from helpers.written import JOB, SETTINGS, Written
+from lockstep.errors import BadInput
 from lockstep.protocol.messages import Setting
+from lockstep.runtime import resuming
 from lockstep.runtime.checkpoints import (
     MANIFEST,
     CheckpointError,
@@ -34,13 +36,13 @@ def written(tmp_path: Path) -> Iterator[Written]:
 
 def newest(folder: CheckpointFolder) -> tuple[int, list[str]]:
     said: list[str] = []
-    found = folder.newest(SETTINGS, said.append)
+    found = resuming.newest(folder, SETTINGS, said.append)
     return (-1 if found is None else found.manifest.version), said
 
 
 def test_what_was_written_is_found_with_its_states(written: Written) -> None:
     assert written.write(20) == written.write(40) == ""
-    beginning = written.folder.beginning(SETTINGS, written.said.append)
+    beginning = resuming.resume(written.folder, SETTINGS, written.said.append)
     assert (beginning.start, beginning.states) == (40, {0: b"state of 0", 1: b"state of 1"})
     assert beginning.state_of(5) == b"state of 0"
     assert written.said == []
@@ -87,8 +89,9 @@ def test_a_damaged_file_is_named_and_the_checkpoint_before_is_used(
         found, said = newest(written.folder)
         assert found == 20, f"{broken} was damaged"
         assert str(path) in said[0]
-        assert "using the one before" in said[0]
-        shutil.rmtree(path)
+        assert f"it is kept as {path.name}.damaged, and an older one is used" in said[0]
+        assert newest(written.folder) == (20, []), "it was said once"
+        shutil.rmtree(path.with_name(path.name + ".damaged"))
 
 
 def test_what_is_half_written_is_never_read(written: Written) -> None:
@@ -114,16 +117,17 @@ def test_a_folder_of_another_program_is_passed_over(written: Written) -> None:
 def test_a_checkpoint_of_another_run_is_named_and_never_mixed_in(written: Written) -> None:
     written.write(20)
     with pytest.raises(CheckpointError, match=r"of another run: it has model=lenet, this run has model=vgg16"):
-        written.folder.newest((Setting("model", "vgg16"),), written.said.append)
-    with pytest.raises(CheckpointError, match="of another run"):
-        written.folder.refuse_foreign((Setting("model", "vgg16"),))
-    written.folder.refuse_foreign(SETTINGS)
+        resuming.newest(written.folder, (Setting("model", "vgg16"),), written.said.append)
+    train_dir = str(written.folder.path.parent)
+    with pytest.raises(BadInput, match="of another run"):
+        resuming.refuse_early(train_dir, (Setting("model", "vgg16"),))
+    resuming.refuse_early(train_dir, SETTINGS)
 
 
 def test_other_numbers_of_tasks_are_said_with_what_then_differs(written: Written) -> None:
     written.write(20)
     settings = (Setting("model", "lenet"), Setting("number of servers", "3"), Setting("number of workers", "1"))
-    assert written.folder.beginning(settings, written.said.append).start == 20
+    assert resuming.resume(written.folder, settings, written.said.append).start == 20
     assert "the result does not change" in written.said[0]
     assert "the run differs from here on" in written.said[1]
 

@@ -12,7 +12,7 @@ from helpers.ports import free_port
 from helpers.programs import Program, command_line
 from helpers.waiting import wait_until
 from lockstep.protocol.ids import worker
-from lockstep.runtime.monitor.task_process import FINISHED, REPORT_FD
+from lockstep.runtime.monitor.task_process import FINISHED, LATER, REPORT_FD
 from lockstep.transports.wire.monitor_client import Unreachable, describe
 
 TASK = worker(1)
@@ -86,3 +86,14 @@ def test_another_life_is_told_that_the_one_before_had_done_its_work(tmp_path: Pa
         done = program.wait(15)
     # The small task knows no such action, which shows that it was given it.
     assert f"unknown action '{FINISHED}'" in done.stderr
+
+
+def test_another_life_is_told_that_it_is_not_the_first() -> None:
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    with monitored(port, 1, "ready=10.0.0.1:1", LATER, "phase=training", "hang") as program:
+        first = wait_until(lambda: pid_of(address), 15, "a life")
+        assert LATER not in command_line(first)
+        os.kill(first, signal.SIGKILL)
+        done = program.wait(15)
+    assert f"unknown action '{LATER}'" in done.stderr

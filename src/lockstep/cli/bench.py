@@ -15,7 +15,6 @@ from contextlib import nullcontext
 
 from lockstep.cli.environment import LAUNCHED_VARIABLE
 from lockstep.cli.flags import check_machine, parse_bench, task_arguments
-from lockstep.errors import BadInput
 from lockstep.protocol.ids import CHIEF, Role, TaskId, server
 from lockstep.protocol.recovery import LossPolicy
 from lockstep.runtime.cluster import ClusterSpec
@@ -40,18 +39,18 @@ def start(argv: Sequence[str], program: Sequence[str]) -> int:
     """Run the command; the processes below this one are started as ``program bench FLAGS``."""
     if argv and argv[0].startswith(TASK_FLAG):
         from lockstep.cli.bench_task import run_task
-        from lockstep.runtime.monitor.task_process import FINISHED
+        from lockstep.runtime.monitor.task_process import FINISHED, LATER, MARKS
 
-        flags = [word for word in argv[1:] if word != FINISHED]
+        flags = [word for word in argv[1:] if word not in MARKS]
         report_fd = int(argv[0].removeprefix(TASK_FLAG))
-        return run_task(parse_bench(flags, os.environ), report_fd, finished=FINISHED in argv)
+        return run_task(parse_bench(flags, os.environ), report_fd, finished=FINISHED in argv, later=LATER in argv)
     # Here, because the task itself needs none of them.
     from lockstep.cli.start_checks import gpudirect_limits, limits_of_machine, start_notices
 
     config = parse_bench(argv, os.environ)
     limits = [one.sentence for one in limits_of_machine(config, os.environ) if one.keeps_from_working]
     check_machine(config, [*limits, *gpudirect_limits(config)])
-    _refuse_checkpoints_of_another_run(config)
+    _refuse_a_past_that_cannot_be_used(config)
     for notice in (*config.output.notices, *start_notices(config, os.environ)):
         _tell(notice)
     if config.local is not None:
@@ -63,29 +62,27 @@ def start(argv: Sequence[str], program: Sequence[str]) -> int:
     return run_alone(config)
 
 
-def _refuse_checkpoints_of_another_run(config: BenchConfig) -> None:
+def _refuse_a_past_that_cannot_be_used(config: BenchConfig) -> None:
     """Before anything is started, where the coordinator's server would find out later."""
     coordinates = config.local is not None or (config.cluster is not None and config.task == server(0))
-    if config.output.train_dir is None or not coordinates or not recovery_rules(config).saves:
+    output = config.output
+    if output.train_dir is None or output.from_scratch or not coordinates or not recovery_rules(config).saves:
         return
-    from lockstep.runtime.checkpoints import CheckpointError, CheckpointFolder
+    from lockstep.runtime.resuming import refuse_early
 
-    try:
-        CheckpointFolder(config.output.train_dir).refuse_foreign(settings(config))
-    except CheckpointError as error:
-        raise BadInput(f"the checkpoint {error}.") from error
+    refuse_early(output.train_dir, settings(config))
 
 
 def _run_monitor(config: BenchConfig, argv: Sequence[str], program: Sequence[str]) -> int:
     from lockstep.cli.forming import addresses_of, forming_line
     from lockstep.runtime.monitor.run import MonitorSpec, run_monitor
-    from lockstep.runtime.monitor.task_process import FINISHED, REPORT_FD
+    from lockstep.runtime.monitor.task_process import MARKS, REPORT_FD
     from lockstep.runtime.start_facts import start_facts
 
     assert config.cluster is not None
     assert config.task is not None
     listen = config.cluster.listen_address()
-    command = (*program, "bench", f"{TASK_FLAG}{REPORT_FD}", FINISHED, *argv)
+    command = (*program, "bench", f"{TASK_FLAG}{REPORT_FD}", *MARKS, *argv)
     spec = MonitorSpec(
         task=config.task,
         host=listen.host,

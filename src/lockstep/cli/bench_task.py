@@ -49,8 +49,13 @@ class StoppedError(BaseException):
     """A signal asked this task to end. Not an Exception: nothing on the way may swallow it."""
 
 
-def run_task(config: BenchConfig, report_fd: int, *, finished: bool = False) -> int:
-    """Run one task of a cluster; ``report_fd`` leads to its monitor. ``finished``: a former life was at its end."""
+def run_task(config: BenchConfig, report_fd: int, *, finished: bool = False, later: bool = False) -> int:
+    """Run one task of a cluster; ``report_fd`` leads to its monitor. ``finished``: a former life was at its end.
+
+    ``later``: there was a former life, so the job has begun already, from scratch where that was asked for.
+    """
+    if later:
+        config = dataclasses.replace(config, output=dataclasses.replace(config.output, from_scratch=False))
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the monitor decides what Ctrl-C means
     dumps: list[Callable[[str], None]] = []
@@ -64,6 +69,9 @@ def run_task(config: BenchConfig, report_fd: int, *, finished: bool = False) -> 
         if config.task.role is Role.SERVER:
             return _run_server(config, reporter, dumps)
         return _run_worker(config, reporter, dumps, finished=finished)
+    except BadInput as bad:
+        reporter.failed(" ".join(bad.sentences))  # for those that ask the monitor why this task does not come back
+        raise
     except StoppedError:
         return 128 + signal.SIGTERM
 
@@ -82,7 +90,7 @@ def node_config(config: BenchConfig, *, returning: bool = False) -> NodeConfig:
     return NodeConfig(
         cluster=cluster,
         recovery=rules,
-        beginning=_beginning(config, rules),
+        beginning=_beginning(config, rules, from_scratch=config.output.from_scratch and not returning),
         train_dir=(config.output.train_dir or "") if rules.saves else "",
         checkpoints_kept=config.output.max_ckpts_to_keep,
         returning=returning,
@@ -96,12 +104,12 @@ def node_config(config: BenchConfig, *, returning: bool = False) -> NodeConfig:
     )
 
 
-def _beginning(config: BenchConfig, rules: RecoveryRules) -> Beginning:
+def _beginning(config: BenchConfig, rules: RecoveryRules, *, from_scratch: bool) -> Beginning:
     assert config.cluster is not None
     if not rules.saves or config.task != config.cluster.shape.coordinator:
         return Beginning()
     assert config.output.train_dir is not None
-    return beginning_in(config.output.train_dir, settings(config), say)
+    return beginning_in(config.output.train_dir, settings(config), say, from_scratch=from_scratch)
 
 
 def rules_here(config: BenchConfig, environ: Mapping[str, str]) -> RecoveryRules:
@@ -163,6 +171,7 @@ def _serve(
         if outcome.again:
             return None
         node.see_others_off()
+        outcome = dataclasses.replace(outcome, unsaved=node.tell_unsaved())
         _write_server_trace(config, node)
         if config.output.verbose:
             from lockstep.training.benchmark.times import server_line
@@ -332,7 +341,7 @@ def run_alone(config: BenchConfig) -> int:
 def _exit_code(outcome: Outcome) -> int:
     """The node has said why already."""
     if outcome.ok:
-        return 0
+        return EXIT_FAILED if outcome.unsaved else 0
     return EXIT_FAILED if outcome.reason.own_error else EXIT_VERDICT
 
 

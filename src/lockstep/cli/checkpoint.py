@@ -57,7 +57,10 @@ def _find(folder: Path) -> list[Path]:
     """The checkpoint that this is, or those below it, the newest first."""
     if (folder / MANIFEST).exists():
         return [folder]
-    found = CheckpointFolder(folder).complete()
+    try:
+        found = CheckpointFolder(folder).complete()
+    except OSError as error:
+        raise BadInput(f"{folder} cannot be read ({error.strerror}); give the --train_dir of a run.") from None
     if not found:
         raise BadInput(f"{folder} has no checkpoint; give the --train_dir of a run that has written one.")
     return found

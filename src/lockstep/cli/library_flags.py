@@ -33,6 +33,7 @@ _SHARED = (
     "save_model_secs",
     "save_model_steps",
     "max_ckpts_to_keep",
+    "from_scratch",
     *RDMA_FLAGS,
 )
 _OWN = (
@@ -96,6 +97,7 @@ def cluster_flags(argv: Sequence[str]) -> tuple[dict[str, Value | RdmaOptions], 
     """
     table = (*LIBRARY_TABLE, *_OF_PROGRAMS)
     known = {flag.name for flag in table}
+    switches = {flag.name for flag in table if flag.kind is Kind.SWITCH}
     ours: list[str] = []
     rest: list[str] = []
     words = list(argv)
@@ -106,7 +108,7 @@ def cluster_flags(argv: Sequence[str]) -> tuple[dict[str, Value | RdmaOptions], 
             rest.append(word)
             continue
         ours.append(word)
-        if not equals and words and not words[0].startswith("--") and name != "cross_replica_sync":
+        if not equals and words and not words[0].startswith("--") and name not in switches:
             ours.append(words.pop(0))
     line = read_library_flags(ours, table)
     values = {name: given.value for name, given in line.given.items()}

@@ -111,6 +111,7 @@ def _keeping(line: CommandLine) -> Keeping:
         save_model_secs=_number(line, "save_model_secs"),
         save_model_steps=int(_number(line, "save_model_steps")),
         max_ckpts_to_keep=int(_number(line, "max_ckpts_to_keep")),
+        from_scratch=bool(line.value("from_scratch")),
         on_worker_loss=str(line.value("on_worker_loss")) if "on_worker_loss" in line.given else "",
     )
 
@@ -137,4 +138,4 @@ def _run_server(argv: Sequence[str], report_fd: int, environ: Mapping[str, str])
         return 128 + signal.SIGTERM
     if not outcome.ok:
         say(outcome.sentence())
-    return 0 if outcome.ok else EXIT_FAILED
+    return 0 if outcome.ok and not outcome.unsaved else EXIT_FAILED

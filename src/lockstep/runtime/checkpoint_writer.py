@@ -1,18 +1,43 @@
-"""Writes checkpoints on a thread of its own, beside training: a server's shard, and on the coordinator the manifest."""
+"""Writes checkpoints on a thread of its own, beside training: a server's shard, and on the coordinator the manifest.
+
+Nothing that a disk does ends that thread, and whoever asked always gets an answer: a job that waits for its checkpoint
+would else wait for ever.
+"""
 
 from __future__ import annotations
 
+import errno
 import queue
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 
 from lockstep.protocol.effects import WriteCheckpoint
 from lockstep.protocol.messages import Saved
+from lockstep.protocol.saving import RETRY_SECONDS
 from lockstep.runtime.checkpoints import CheckpointError, CheckpointFolder, Manifest, with_shards
 from lockstep.runtime.tensor_file import NamedTensor, write_tensors
 
 _JOIN_SECONDS = 30.0
+_MAKE_ROOM = "make room on that disk"
+_MAKE_WRITABLE = "make that folder writable for this user"
+_MOVE_AWAY = "move away what stands there in the place of a folder, or of a file"
+_REMEDIES: Mapping[int | None, str] = MappingProxyType(
+    {
+        errno.ENOSPC: _MAKE_ROOM,
+        errno.EDQUOT: _MAKE_ROOM,
+        errno.EFBIG: "allow larger files there (ulimit -f)",
+        errno.EROFS: _MAKE_WRITABLE,
+        errno.EACCES: _MAKE_WRITABLE,
+        errno.EPERM: _MAKE_WRITABLE,
+        errno.ENOTDIR: _MOVE_AWAY,
+        errno.EISDIR: _MOVE_AWAY,
+        errno.EEXIST: _MOVE_AWAY,
+        errno.ENOTEMPTY: _MOVE_AWAY,
+    }
+)
 Say = Callable[[str], None]
 
 
@@ -24,9 +49,18 @@ class CheckpointWriter:
         self.folder = folder
         self._keep = keep
         self._say = say
+        self._told: set[str] = set()
+        """What keeps checkpoints from being written and was said; empty once one is written."""
+        self._told_of_old: set[str] = set()
+        """The same about the removal of old ones."""
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self._thread.start()
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last checkpoint that was tried could not be written; counts on the coordinator's server."""
+        return bool(self._told)
 
     def close(self) -> None:
         """After what is being written; may be called twice."""
@@ -35,7 +69,10 @@ class CheckpointWriter:
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
-            work()
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - the next checkpoint needs this thread, whatever it was
+                self._say(f"the thread that writes checkpoints met {type(error).__name__}: {error}; it goes on")
 
     def write_shard(
         self, version: int, job: int, name: str, tensors: Sequence[NamedTensor], done: Callable[[Saved], None]
@@ -48,11 +85,12 @@ class CheckpointWriter:
         try:
             part.mkdir(parents=True, exist_ok=True)
             facts = write_tensors(part / name, tensors, {"version": str(version)})
-        except OSError as error:
-            # What is half written would keep the disk full.
-            (part / name).unlink(missing_ok=True)
-            return Saved(version, name, 0, "", f"{part / name}: {error.strerror or error}")
-        return Saved(version, facts.name, facts.nbytes, facts.digest)
+        except Exception as error:  # noqa: BLE001 - the coordinator waits for this answer, whatever it was
+            problem = self._problem(error, name)
+        else:
+            return Saved(version, facts.name, facts.nbytes, facts.digest)
+        _remove_half(part / name)
+        return Saved(version, name, 0, "", problem)
 
     def write_checkpoint(
         self, effect: WriteCheckpoint, job: int, manifest: Manifest, done: Callable[[str], None]
@@ -66,15 +104,55 @@ class CheckpointWriter:
         if not problem:
             try:
                 self.folder.finish(part, with_shards(manifest, effect.shards), effect.states)
-                self.folder.prune(self._keep)
-                return ""
-            except OSError as error:
-                problem = f"{part}: {error.strerror or error}"
             except CheckpointError as error:
                 problem = str(error)
-        shutil.rmtree(part, ignore_errors=True)
+            except Exception as error:  # noqa: BLE001 - the job waits for this answer, whatever it was
+                problem = self._problem(error)
+        if problem:
+            shutil.rmtree(part, ignore_errors=True)
+            self._tell_failure(effect.version, problem)
+            return problem
+        if self._told:
+            self._told.clear()
+            self._say(f"checkpoints are written again: that of step {effect.version} is in {self.folder.path}")
+        self._clear_old(effect.version)
+        return ""
+
+    def _clear_old(self, written: int) -> None:
+        """An old one that stays costs room, and the new one is whole nevertheless."""
+        try:
+            self.folder.prune(self._keep, written)
+        except Exception as error:  # noqa: BLE001 - see above
+            problem = self._problem(error)
+        else:
+            self._told_of_old.clear()
+            return
+        if problem not in self._told_of_old:
+            self._told_of_old.add(problem)
+            self._say(f"old checkpoints (--max_ckpts_to_keep={self._keep}) could not be removed from {problem}")
+
+    def _tell_failure(self, version: int, problem: str) -> None:
+        """Once for as long as it lasts: with a disk that stays full it would else be said every few seconds."""
+        if problem in self._told:
+            return
+        self._told.add(problem)
         self._say(
-            f"THE CHECKPOINT OF STEP {effect.version} COULD NOT BE WRITTEN: {problem}; training goes on, the "
-            "checkpoints before it are kept, and another one is tried soon"
+            f"THE CHECKPOINT OF STEP {version} COULD NOT BE WRITTEN: {problem}; the checkpoints before it are kept, "
+            f"and while training goes on another one is tried after {RETRY_SECONDS:.0f} s"
         )
-        return problem
+
+    def _problem(self, error: Exception, name: str = "") -> str:
+        """A phrase for people. It names the folder and no step, so that it is the same for as long as it lasts."""
+        where = f"{self.folder.path} ({name})" if name else str(self.folder.path)
+        if not isinstance(error, OSError):
+            return f"{where}: {type(error).__name__}: {error}; see to that folder and to this server's memory"
+        remedy = _REMEDIES.get(error.errno, "see to that disk")
+        return f"{where}: {error.strerror or error}; {remedy}, or give another --train_dir at the next start"
+
+
+def _remove_half(file: Path) -> None:
+    """What is half written would keep a full disk full. What cannot be removed is cleared away at the next start."""
+    try:
+        file.unlink(missing_ok=True)
+    except OSError:
+        return

@@ -7,6 +7,8 @@
         worker-0.safetensors  worker-1.safetensors
         manifest.json
     TRAIN_DIR/checkpoints/step-00000160-1f0c9a7e.part/   being written, or left by a crash: never read
+    TRAIN_DIR/checkpoints/step-00000140-1f0c9a7e.damaged/   found damaged at a start: for people only
+    TRAIN_DIR/checkpoints/before-1/checkpoints/...       what was there before a run with --from_scratch
 
 Each file is fsynced before the manifest is written, the manifest before the folder is renamed, so a crash at any byte
 leaves the checkpoints before it as they are. A reader trusts nothing: lengths and SHA-256 of every file must be those
@@ -16,24 +18,28 @@ of the manifest, and the manifest has one of its own. All servers must see one a
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from lockstep.protocol.ids import hex64
 from lockstep.protocol.messages import Layout, OptimizerEntry, ParameterEntry, Saved, Setting
-from lockstep.protocol.recovery import Beginning
 from lockstep.protocol.setting_names import SERVERS, WORKERS
 from lockstep.runtime.tensor_file import FileFacts, digest_of, sync_folder, write_bytes
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
+STEP = "step-"
 PART = ".part"
+DAMAGED = ".damaged"
+BEFORE = "before-"
 FORMAT = 1
 MAX_MANIFEST_BYTES = 64 << 20
 
@@ -43,8 +49,25 @@ MUST_FIT = ("model", "data_name", "dtype", "optimizer", "precision")
 """A checkpoint with another value of one of these settings belongs to another run."""
 
 
+LATEST_TIME = 1 << 36
+"""Times of writing beyond this, some two thousand years away, are none."""
+
+
 class CheckpointError(Exception):
     """A checkpoint cannot be used; the text goes on from its name."""
+
+
+class DamagedError(CheckpointError):
+    """It is proven that a checkpoint is not what was written; a disk that does not answer proves nothing."""
+
+
+class Fault(StrEnum):
+    """Why a checkpoint was passed over."""
+
+    DAMAGED = "damaged"
+    UNREADABLE = "unreadable"
+    """It may be whole: the disk did not let it be read, or another version of Lockstep wrote it."""
+    FOREIGN = "of another run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +108,18 @@ class Manifest:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Manifest:
+        """ValueError, or what else nonsense raises, where it is none of ours."""
+        manifest = cls._from_json(fields)
+        if not (0 <= manifest.version < 1 << 63 and 0 <= manifest.written < LATEST_TIME):
+            raise ValueError("a number in it is out of range")
+        if len(manifest.shards) != manifest.servers:
+            raise ValueError(f"it has {len(manifest.shards)} shards of {manifest.servers} servers")
+        for facts in manifest.states:
+            worker_of(facts)
+        return manifest
+
+    @classmethod
+    def _from_json(cls, fields: dict[str, Any]) -> Manifest:
         return cls(
             version=int(fields["version"]),
             job=str(fields["job"]),
@@ -112,6 +147,11 @@ def _facts(row: Sequence[Any]) -> FileFacts:
     return FileFacts(str(name), int(nbytes), str(digest))
 
 
+def worker_of(facts: FileFacts) -> int:
+    """The index of the worker whose state a file is; ValueError where it is none."""
+    return int(facts.name.removeprefix("worker-").removesuffix(".safetensors"))
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """One complete folder."""
@@ -124,43 +164,82 @@ class Checkpoint:
         return self.path.name
 
 
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A checkpoint that was passed over; ``why`` goes on from its name."""
+
+    path: Path
+    fault: Fault
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a look into a folder has found: the checkpoint to begin with, and what was passed over for it."""
+
+    checkpoint: Checkpoint | None
+    passed: tuple[Passed, ...] = ()
+
+    def with_fault(self, fault: Fault) -> list[Passed]:
+        return [one for one in self.passed if one.fault is fault]
+
+
 def read_manifest(path: Path) -> Manifest:
     """The manifest of a checkpoint folder; CheckpointError where there is none that can be trusted."""
     try:
         file = path / MANIFEST
         if file.stat().st_size > MAX_MANIFEST_BYTES:
-            raise CheckpointError("has a manifest that is too large to be one")
+            raise DamagedError("has a manifest that is too large to be one")
         line, _, text = file.read_bytes().partition(b"\n")
         if line.decode("ascii", "replace") != hashlib.sha256(text).hexdigest():
-            raise CheckpointError("has a damaged manifest: its checksum does not fit")
-        fields = json.loads(text)
+            raise DamagedError("has a damaged manifest: its checksum does not fit")
+        fields = json.loads(text, parse_constant=_refuse_constant)
         if fields.get("format") != FORMAT:
             raise CheckpointError(f"has format {fields.get('format')}, and this version reads {FORMAT}")
         return Manifest.from_json(fields)
     except OSError as error:
-        raise CheckpointError(f"has no manifest that can be read ({error.strerror})") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"has a manifest that is none of ours ({error})") from error
+        raise _unreadable(error, "has no manifest that can be read") from error
+    except _NO_MANIFEST as error:
+        raise DamagedError(f"has a manifest that is none of ours ({error})") from error
+
+
+_NO_MANIFEST = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+"""What reading nonsense raises: numbers without end and nesting without end are among it."""
+_NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is no number that we write")
+
+
+def _unreadable(error: OSError, what: str) -> CheckpointError:
+    kind = DamagedError if isinstance(error, _NOT_THERE) else CheckpointError
+    return kind(f"{what} ({error.strerror})")
 
 
 def verify(path: Path) -> Manifest:
     """Check every byte of a checkpoint; CheckpointError names the first file that is not what it was."""
     manifest = read_manifest(path)
-    for facts in manifest.files():
-        check_file(path, facts)
+    check_files(path, manifest)
     return manifest
 
 
-def check_file(path: Path, facts: FileFacts) -> None:
-    """CheckpointError where this file of a checkpoint is not as it was written."""
+def check_files(path: Path, manifest: Manifest, *, deep: bool = True) -> None:
+    """CheckpointError where a file of a checkpoint is not as it was written; not ``deep``: not as long."""
+    for facts in manifest.files():
+        check_file(path, facts, deep=deep)
+
+
+def check_file(path: Path, facts: FileFacts, *, deep: bool = True) -> None:
+    """The same for one file."""
     try:
-        nbytes, digest = digest_of(path / facts.name)
+        nbytes, digest = digest_of(path / facts.name) if deep else ((path / facts.name).stat().st_size, facts.digest)
     except OSError as error:
-        raise CheckpointError(f"lacks {facts.name} ({error.strerror})") from error
+        raise _unreadable(error, f"lacks {facts.name}") from error
     if nbytes != facts.nbytes:
-        raise CheckpointError(f"is damaged: {facts.name} has {nbytes} bytes instead of {facts.nbytes}")
+        raise DamagedError(f"is damaged: {facts.name} has {nbytes} bytes instead of {facts.nbytes}")
     if digest != facts.digest:
-        raise CheckpointError(f"is damaged: the checksum of {facts.name} does not fit")
+        raise DamagedError(f"is damaged: the checksum of {facts.name} does not fit")
 
 
 class CheckpointFolder:
@@ -172,69 +251,48 @@ class CheckpointFolder:
     # -- reading --
 
     def complete(self) -> list[Path]:
-        """The folders that were finished, the newest version first."""
+        """The folders that were finished, the newest version first; OSError where the folder cannot be read."""
+        found = [path for path in self._folders() if _version_in(path.name) >= 0]
+        return sorted(found, key=lambda path: (_version_in(path.name), _changed_at(path)), reverse=True)
+
+    def damaged(self) -> list[Path]:
+        """Those that a start found damaged and put out of its way."""
+        return [path for path in self._folders() if path.name.endswith(DAMAGED)]
+
+    def _folders(self) -> list[Path]:
         try:
-            found = [path for path in self.path.iterdir() if path.is_dir() and _version_in(path.name) >= 0]
-        except OSError:
-            return []
-        return sorted(found, key=lambda path: (_version_in(path.name), path.stat().st_mtime), reverse=True)
+            return [path for path in self.path.iterdir() if path.name.startswith(STEP) and path.is_dir()]
+        except FileNotFoundError:
+            return []  # nothing was saved yet; whatever else is wrong with a folder must not look like that
 
-    def refuse_foreign(self, settings: Iterable[Setting]) -> None:
-        """CheckpointError where all checkpoints are of another run. Reads manifests only, so it can be asked early."""
-        ours = {setting.name: setting.value for setting in settings}
-        found = []
-        for path in self.complete():
-            try:
-                difference = first_difference(ours, read_manifest(path).settings)
-            except CheckpointError:
-                continue
-            if difference is None:
-                return
-            found.append(f"{path} is of another run: {difference}")
-        if found:
-            raise CheckpointError(f"{found[0]}; give another --train_dir, or the settings of that run")
+    def look(self, settings: Iterable[Setting], *, deep: bool = True) -> Found:
+        """Find the newest one that is whole and of this run. Changes nothing.
 
-    def newest(self, settings: Iterable[Setting], say: Callable[[str], None]) -> Checkpoint | None:
-        """The newest one that is whole and of this run; whatever is passed over is named.
-
-        CheckpointError where there are checkpoints, none damaged, and all of another run: they would get mixed up.
+        ``deep``: check every byte; else manifests and lengths only, which takes no time.
         """
         ours = {setting.name: setting.value for setting in settings}
-        foreign = ""
+        passed = []
         for path in self.complete():
             try:
-                manifest = verify(path)
+                manifest = read_manifest(path)
                 difference = first_difference(ours, manifest.settings)
+                if difference is not None:
+                    passed.append(Passed(path, Fault.FOREIGN, f"is of another run: {difference}"))
+                    continue
+                check_files(path, manifest, deep=deep)
+            except DamagedError as error:
+                passed.append(Passed(path, Fault.DAMAGED, str(error)))
             except CheckpointError as error:
-                say(f"checkpoint {path} {error}; using the one before")
-                continue
-            if difference is None:
-                return Checkpoint(path, manifest)
-            foreign = foreign or f"{path} is of another run: {difference}"
-            say(f"checkpoint {path} is of another run ({difference}); using the one before")
-        if foreign:
-            raise CheckpointError(f"{foreign}; give another --train_dir, or the settings of that run")
-        return None
-
-    def beginning(self, settings: Iterable[Setting], say: Callable[[str], None]) -> Beginning:
-        """Where a job with these settings begins."""
-        settings = tuple(settings)
-        found = self.newest(settings, say)
-        if found is None:
-            return Beginning()
-        for sentence in differences(settings, found.manifest):
-            say(sentence)
-        states = {}
-        for facts in found.manifest.states:
-            index = int(facts.name.removeprefix("worker-").partition(".")[0])
-            states[index] = (found.path / facts.name).read_bytes()
-        return Beginning(start=found.manifest.version, checkpoint=found.name, states=states)
+                passed.append(Passed(path, Fault.UNREADABLE, str(error)))
+            else:
+                return Found(Checkpoint(path, manifest), tuple(passed))
+        return Found(None, tuple(passed))
 
     # -- writing --
 
     def part(self, version: int, job: int) -> Path:
         """The folder in which this job writes this version."""
-        return self.path / f"step-{version:08d}-{hex64(job)[:8]}{PART}"
+        return self.path / f"{STEP}{version:08d}-{hex64(job)[:8]}{PART}"
 
     def finish(self, part: Path, manifest: Manifest, states: Sequence[tuple[int, bytes]]) -> Checkpoint:
         """All shards are in ``part``: add states and manifest, and give it its name."""
@@ -242,7 +300,8 @@ class CheckpointFolder:
             found = (part / shard.name).stat().st_size if (part / shard.name).exists() else -1
             if found != shard.nbytes:
                 raise CheckpointError(
-                    f"{part / shard.name} cannot be seen here; --train_dir must be one folder that all servers share"
+                    f"{self.path} ({shard.name}) was written by another server and is not seen here; --train_dir must "
+                    "be one folder that all servers share"
                 )
         kept = [write_bytes(part / f"worker-{index}.safetensors", data) for index, data in states if data]
         whole = Manifest(**{**_fields(manifest), "states": tuple(kept)})
@@ -254,21 +313,52 @@ class CheckpointFolder:
         sync_folder(self.path)
         return Checkpoint(final, whole)
 
-    def prune(self, keep: int) -> None:
-        """Leave the newest ``keep`` (0: all)."""
-        for path in self.complete()[keep:] if keep else []:
-            # Out of sight first: a folder that is half deleted must not look like a checkpoint.
-            doomed = path.with_name(path.name + PART)
-            path.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+    def prune(self, keep: int, written: int) -> None:
+        """Leave the newest ``keep`` (0: all) up to version ``written``; OSError where another could not be removed.
 
-    def clear_parts(self, but: Path | None = None) -> None:
+        One of a higher version is not of this run, or could not be read: it is neither counted nor removed.
+        """
+        known = [path for path in self.complete() if _version_in(path.name) <= written]
+        first: OSError | None = None
+        for path in known[keep:] if keep else []:
+            try:
+                # Out of sight first: a folder that is half deleted must not look like a checkpoint.
+                doomed = path.with_name(path.name + PART)
+                path.rename(doomed)
+                shutil.rmtree(doomed)
+            except OSError as error:
+                first = first or error
+        if first is not None:
+            raise first
+
+    def clear_parts(self) -> None:
         """Remove what crashes have left half written."""
-        if not self.path.is_dir():
-            return
-        for path in self.path.glob(f"*{PART}"):
-            if path != but:
+        for path in self._folders():
+            if path.name.endswith(PART):
                 shutil.rmtree(path, ignore_errors=True)
+
+    def mark_damaged(self, path: Path) -> Path:
+        """Give a damaged one a name under which nothing but a person looks at it, or removes it."""
+        marked = path.with_name(path.name + DAMAGED)
+        path.rename(marked)
+        return marked
+
+    def set_aside(self) -> Path | None:
+        """Make a ``--train_dir`` of its own of all that is here; None where there is nothing.
+
+        It stays below this folder, so that it is on the same disk, and renaming is enough.
+        """
+        there = [*self.complete(), *self.damaged()]
+        if not there:
+            return None
+        number = next(one for one in itertools.count(1) if not (self.path / f"{BEFORE}{one}").exists())
+        aside = CheckpointFolder(self.path / f"{BEFORE}{number}")
+        aside.path.mkdir(parents=True)
+        for path in there:
+            path.rename(aside.path / path.name)
+        sync_folder(aside.path)
+        sync_folder(self.path)
+        return aside.path.parent
 
 
 def _fields(manifest: Manifest) -> dict[str, Any]:
@@ -276,10 +366,17 @@ def _fields(manifest: Manifest) -> dict[str, Any]:
 
 
 def _version_in(name: str) -> int:
-    """The version that a folder's name tells; -1 for other names."""
-    kind, _, rest = name.partition("-")
-    number = rest.partition("-")[0]
-    return int(number) if kind == "step" and number.isdecimal() and not name.endswith(PART) else -1
+    """The version that the name of a finished folder tells; -1 for other names."""
+    number = name.removeprefix(STEP).partition("-")[0]
+    finished = name.startswith(STEP) and not name.endswith((PART, DAMAGED))
+    return int(number) if finished and number.isdecimal() and number.isascii() else -1
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0  # another process has just removed it
 
 
 def make_manifest(

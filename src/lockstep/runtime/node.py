@@ -217,7 +217,7 @@ class Node(Observed):
         self._reporter.phase(Phase.CONNECTING)
         self.loop.start()
         for keeper in self.peers.values():
-            keeper.hurries = self.config.returning
+            keeper.returning = self.config.returning
             keeper.start()
         if self._prober is not None:
             self._prober.start()

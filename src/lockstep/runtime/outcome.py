@@ -19,6 +19,8 @@ class Outcome:
     reason: Reason = NO_REASON
     again: bool = False
     """The job begins again, from its newest checkpoint: this task takes part in another life."""
+    unsaved: bool = False
+    """Known to the coordinator's server: all steps were made, and the last version is in no checkpoint."""
 
     def sentence(self) -> str:
         """One line for people."""

@@ -23,6 +23,7 @@ from lockstep.runtime.cluster import DEFAULT_PROTOCOL
 from lockstep.runtime.connection import Connection, NodeSide
 from lockstep.runtime.evidence import Finding, ask_seconds, left_early, look, proof_of_end, with_lack_of_memory
 from lockstep.runtime.knock import knock
+from lockstep.runtime.monitor.ending import BAD_INPUT
 from lockstep.transports.wire.link import ControlLink, dial_link
 
 DIAL_SECONDS = 5.0
@@ -76,8 +77,8 @@ class PeerKeeper:
         self._dial_seconds = max(DIAL_SECONDS, DIAL_PER_TASK * tasks)
         self._ask_seconds = ask_seconds(tasks)
         self._looks = 0
-        self.hurries = False
-        """The peer is known to be on its way: it is looked for more often."""
+        self.returning = False
+        """The job begins again: the peer is on its way, so it is looked for more often, or it refuses to come."""
         self._told_gone = False
         self._known_refusal = False
         self._told_linked = False
@@ -225,6 +226,7 @@ class PeerKeeper:
         finding = look(self.peer, self.front, self._ask_seconds)
         self.attempts += 1
         self._note(finding)
+        self._give_up_if_it_refuses_to_return(finding)
         if self._known and self._judge(finding):
             self._pause(HEARTBEAT_SECONDS)
             return
@@ -315,7 +317,7 @@ class PeerKeeper:
     def _next_pause(self) -> float:
         """Longer from look to look: everybody looks at the servers, and each look costs both sides a little."""
         self._looks += 1
-        if self.hurries and self._looks < HURRIED_LOOKS:
+        if self.returning and self._looks < HURRIED_LOOKS:
             return HURRIED_PAUSE
         return min(RETRY_SECONDS * (1 + self._looks / 4), self._longest_pause)
 
@@ -325,6 +327,16 @@ class PeerKeeper:
         if knocked.answer in (Reach.SILENT, Reach.NO_ROUTE):
             return phrases.port_of_task_closed(finding.task_address, knocked.detail)
         return phrases.cannot_open_link(reason)
+
+    def _give_up_if_it_refuses_to_return(self, finding: Finding) -> None:
+        """It had begun this job before and now says that it cannot be begun (no whole checkpoint, for example). Nothing
+        starts it again by itself, other than after a signal. At a first start a person may be at it, and is waited for.
+        """
+        found = finding.description
+        refuses = found is not None and found.exited and found.exit_code == BAD_INPUT
+        if self.returning and refuses and not self._known_refusal:
+            self._known_refusal = True
+            self._node.post(Broken(self.peer, INITIAL_STEP, Reason(Cause.FAILED, finding.text)))
 
     def _give_up_if_refused_for_good(self, reason: Reason) -> None:
         if not self._known_refusal and reason.cause in FINAL_REFUSALS:

@@ -1,25 +1,114 @@
-"""With what a job begins: the newest whole checkpoint of its folder, or nothing."""
+"""With what a job begins: the newest whole checkpoint of its folder, or nothing where nothing was saved yet.
+
+A past that is there and cannot be used is never taken for none: the job is refused. Only the coordinator's task calls
+this, so that nobody else renames anything in the folder meanwhile.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 
 from lockstep.errors import BadInput
 from lockstep.protocol.messages import Setting
 from lockstep.protocol.recovery import Beginning
-from lockstep.runtime.checkpoints import CheckpointError, CheckpointFolder
+from lockstep.runtime.checkpoints import (
+    Checkpoint,
+    CheckpointError,
+    CheckpointFolder,
+    Fault,
+    Found,
+    Passed,
+    differences,
+    worker_of,
+)
+
+Say = Callable[[str], None]
+_REMEDY = "give another --train_dir, or begin at step 0 with --from_scratch"
 
 
-def beginning_in(train_dir: str, settings: Iterable[Setting], say: Callable[[str], None]) -> Beginning:
-    """For the coordinator's task. BadInput where the folder belongs to another run, or cannot be read."""
+def beginning_in(train_dir: str, settings: Iterable[Setting], say: Say, *, from_scratch: bool = False) -> Beginning:
+    """Where a job with these settings begins; what is damaged, or with ``from_scratch`` all there is, is put aside.
+
+    BadInput where the folder belongs to another run, holds no whole checkpoint of those it should, or cannot be read.
+    """
     folder = CheckpointFolder(train_dir)
-    try:
-        beginning = folder.beginning(settings, say)
-    except CheckpointError as error:
-        raise BadInput(f"the checkpoint {error}.") from error
-    except OSError as error:
-        raise BadInput(f"--train_dir={train_dir} cannot be read: {error.strerror}.") from error
-    folder.clear_parts()
+    with _in_sentences(train_dir):
+        if from_scratch and (aside := folder.set_aside()) is not None:
+            say(f"beginning from scratch: the checkpoints that were in {folder.path} are now in {aside}")
+        beginning = resume(folder, tuple(settings), say)
+        folder.clear_parts()
     if beginning.checkpoint:
         say(f"the job begins with the checkpoint {folder.path / beginning.checkpoint}, at step {beginning.start}")
     return beginning
+
+
+def refuse_early(train_dir: str, settings: Iterable[Setting]) -> None:
+    """BadInput where ``beginning_in`` would raise it, as far as that can be seen without reading every byte."""
+    folder = CheckpointFolder(train_dir)
+    with _in_sentences(train_dir):
+        found = folder.look(settings, deep=False)
+        if found.checkpoint is None:
+            _refuse_a_lost_past(folder, found)
+
+
+@contextlib.contextmanager
+def _in_sentences(train_dir: str) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError as error:
+        raise BadInput(f"{error}.") from error
+    except OSError as error:
+        raise BadInput(
+            f"--train_dir={train_dir} cannot be read ({error.filename}: {error.strerror}); see to that folder, or give "
+            "another one."
+        ) from error
+
+
+def resume(folder: CheckpointFolder, settings: tuple[Setting, ...], say: Say) -> Beginning:
+    """The newest checkpoint with what goes with it; CheckpointError where there is a past that cannot be used."""
+    found = newest(folder, settings, say)
+    if found is None:
+        return Beginning()
+    for sentence in differences(settings, found.manifest):
+        say(sentence)
+    states = {worker_of(facts): (found.path / facts.name).read_bytes() for facts in found.manifest.states}
+    return Beginning(start=found.manifest.version, checkpoint=found.name, states=states)
+
+
+def newest(folder: CheckpointFolder, settings: tuple[Setting, ...], say: Say) -> Checkpoint | None:
+    """The newest one that is whole and of this run; each that is passed over is named, and put aside if damaged."""
+    found = folder.look(settings)
+    if found.checkpoint is None:
+        _refuse_a_lost_past(folder, found)
+        return None
+    for one in found.passed:
+        kept = _put_aside(folder, one) if one.fault is Fault.DAMAGED else "it stays as it is"
+        say(f"checkpoint {one.path} {one.why}; {kept}, and an older one is used")
+    return found.checkpoint
+
+
+def _put_aside(folder: CheckpointFolder, one: Passed) -> str:
+    try:
+        return f"it is kept as {folder.mark_damaged(one.path).name}"
+    except OSError as error:
+        return f"it cannot be renamed ({error.strerror})"  # the job can begin without that
+
+
+def _refuse_a_lost_past(folder: CheckpointFolder, found: Found) -> None:
+    if foreign := found.with_fault(Fault.FOREIGN):
+        raise CheckpointError(_foreign_sentence(foreign[0]))
+    if found.passed:
+        first = found.passed[0]
+        raise CheckpointError(
+            f"none of the {len(found.passed)} checkpoints in {folder.path} can be used, the newest because "
+            f"{first.path.name} {first.why}; put back a whole one, {_REMEDY}"
+        )
+    if damaged := folder.damaged():
+        raise CheckpointError(
+            f"{folder.path} holds damaged checkpoints only ({damaged[0].name}); put back a whole one, {_REMEDY}"
+        )
+
+
+def _foreign_sentence(one: Passed) -> str:
+    return f"the checkpoint {one.path} {one.why}; give the settings of that run, {_REMEDY}"

@@ -147,6 +147,20 @@ class ServerNode(Node):
         }
         return held | dict(self._store.memory() if isinstance(self._store, TellsMemory) else {})
 
+    def tell_unsaved(self) -> bool:
+        """Whether the job ended well, and the disk did not take its last version; then that is said, as its last word.
+
+        Known on the coordinator's server.
+        """
+        ended_well = self.outcome is not None and self.outcome.ok
+        if self._writer is None or not self._writer.failing or not ended_well:
+            return False
+        self._say(
+            f"THE LAST VERSION IS IN NO CHECKPOINT: all steps were made, but {self._writer.folder.path} did not take "
+            "it; a run that is started again with this folder repeats what came after its newest checkpoint"
+        )
+        return True
+
     def start(self) -> None:
         self._worker.start()
         super().start()

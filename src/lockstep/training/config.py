@@ -171,6 +171,7 @@ class OutputConfig:
     save_model_secs: int = 0
     save_model_steps: int | None = None
     max_ckpts_to_keep: int = 5
+    from_scratch: bool = False
     print_training_accuracy: bool = False
     loss_type: str = "total_loss"
     benchmark_log_dir: str | None = None

@@ -125,6 +125,10 @@ def checkpoint_rules(config: BenchConfig) -> Iterator[str]:
             yield f"--{name}={value} is negative; give 0, or more."
     if output.save_model_steps is not None and output.save_model_steps < 1:
         yield f"--save_model_steps={output.save_model_steps} is out of range; give 1 or more, or leave it out."
+    if output.from_scratch and output.train_dir is None:
+        yield "--from_scratch puts aside what --train_dir holds; give that folder too, or leave it out."
+    elif output.from_scratch and (config.cluster is None or config.exchange.is_collective):
+        yield "only runs with servers resume, so this one begins from scratch anyway; leave --from_scratch out."
     if asked and output.train_dir is None:
         yield "--save_model_secs and --save_model_steps write into --train_dir; give that folder too."
     elif asked and (config.cluster is None or config.exchange.is_collective):

@@ -123,6 +123,7 @@ def build_config(line: CommandLine, environ: Mapping[str, str]) -> BenchConfig:
             save_model_secs=values.whole("save_model_secs"),
             save_model_steps=values.optional_whole("save_model_steps"),
             max_ckpts_to_keep=values.whole("max_ckpts_to_keep"),
+            from_scratch=values.switch("from_scratch"),
             print_training_accuracy=values.switch("print_training_accuracy"),
             loss_type=values.text("loss_type_to_report"),
             benchmark_log_dir=values.optional_text("benchmark_log_dir"),

@@ -23,7 +23,7 @@ from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.reporter import Phase
 from lockstep.runtime.monitor.service import MonitorService
 from lockstep.runtime.monitor.stopping import Action, Stopping
-from lockstep.runtime.monitor.task_process import TaskProcess
+from lockstep.runtime.monitor.task_process import FINISHED, LATER, TaskProcess
 from lockstep.runtime.start_facts import StartFacts
 from lockstep.transports.wire.server import ListenError, PortTaken
 
@@ -139,7 +139,7 @@ class _Monitor:
         self._task.close(KEEPER_SECONDS)
         processes.end_descendants(0.0, KEEPER_SECONDS)
         self._record.on_restarted()
-        self._task = TaskProcess(self._spec.command, finished=finished)
+        self._task = TaskProcess(self._spec.command, (FINISHED, LATER) if finished else (LATER,))
         self._reports_open = True
 
     def _watch_task(self) -> None:

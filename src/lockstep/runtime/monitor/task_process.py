@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +18,9 @@ REPORT_FD: Final = "{report_fd}"
 
 FINISHED: Final = "--lockstep_finished"
 """Where a command holds this word, it is left out, but for a life after one that had done all its work."""
+LATER: Final = "--lockstep_later"
+"""The same, but for every life after the first one that this monitor started."""
+MARKS: Final = (FINISHED, LATER)
 
 
 @dataclass(slots=True)
@@ -34,7 +37,8 @@ class KeeperNews:
 class TaskProcess:
     """One life of a task. Make it on the main thread of a process that is a subreaper."""
 
-    def __init__(self, command: Sequence[str], *, finished: bool = False) -> None:
+    def __init__(self, command: Sequence[str], marks: Collection[str] = ()) -> None:
+        """``marks``: those of ``MARKS`` that are true of this life."""
         command_reader, self._commands = os.pipe()
         self.status_fd, status_writer = os.pipe()
         self.report_fd, report_writer = os.pipe()
@@ -44,7 +48,7 @@ class TaskProcess:
         os.set_blocking(self.status_fd, False)
         os.set_blocking(self.report_fd, False)
         inherited = (command_reader, status_writer, report_writer)
-        words = [part for part in command if finished or part != FINISHED]
+        words = [part for part in command if part not in MARKS or part in marks]
         argv = [part.replace(REPORT_FD, str(report_writer)) for part in words]
         try:
             self._keeper = subprocess.Popen(

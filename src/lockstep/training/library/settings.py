@@ -57,6 +57,8 @@ class Keeping:
     save_model_secs: float = 0.0
     save_model_steps: int = 0
     max_ckpts_to_keep: int = 5
+    from_scratch: bool = False
+    """Begin at step 0; what ``train_dir`` holds is put aside."""
     on_worker_loss: str = ""
     """Empty: wait for it, where it can come back."""
 
@@ -83,6 +85,8 @@ def keeping_problems(keeping: Keeping, exchange: Exchange, workers: int, *, laun
         yield f"train_dir={keeping.train_dir!r} cannot be used: {why}; leave it out, and save the model yourself."
     if (keeping.save_model_secs or keeping.save_model_steps) and not keeping.train_dir:
         yield "save_model_secs and save_model_steps say how often, and not where; add train_dir."
+    if keeping.from_scratch and not keeping.train_dir:
+        yield "from_scratch puts aside what train_dir holds; add train_dir, or leave it out."
     if keeping.save_model_secs and keeping.save_model_steps:
         yield "save_model_secs and save_model_steps cannot both be given; choose one."
     if min(keeping.save_model_secs, keeping.save_model_steps, keeping.max_ckpts_to_keep) < 0:

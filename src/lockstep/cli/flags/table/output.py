@@ -52,6 +52,13 @@ OUTPUT_FLAGS: tuple[Flag, ...] = (
         "how many checkpoints are left in --train_dir, the newest ones; 0: all",
     ),
     _OUTPUT.works(
+        "from_scratch",
+        Kind.SWITCH,
+        _OUT.from_scratch,
+        "begin at step 0 whatever --train_dir holds; the checkpoints that are there are put aside, and none is removed",
+        upstream=False,
+    ),
+    _OUTPUT.works(
         "summary_verbosity",
         Kind.WHOLE,
         _OUT.summary_verbosity,
