@@ -18,6 +18,7 @@ from lockstep.cli.environment import LAUNCHED_VARIABLE
 from lockstep.cli.progress import Output
 from lockstep.cli.terminal import clear_line
 from lockstep.diagnose.ending import by_verdict
+from lockstep.diagnose.verdict import EXIT_VERDICT
 from lockstep.errors import BadInput
 from lockstep.protocol.faults import Fault, parse_faults
 from lockstep.protocol.ids import Role
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
-EXIT_VERDICT = 3
 
 FAULTS_VARIABLE = "LOCKSTEP_FAULTS"
 

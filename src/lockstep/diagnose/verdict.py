@@ -45,6 +45,9 @@ class Cause(StrEnum):
     UNKNOWN = "unknown"
 
 
+EXIT_VERDICT = 3
+"""Exit code of a task that left because of a verdict: it follows from what that one names, and is not the cause."""
+
 WARNINGS = frozenset({Cause.SLOW_LINK, Cause.STRAGGLER, Cause.OVERLOADED_SERVER})
 """The job goes on, only slower."""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.diagnose.ending import by_verdict
+from lockstep.diagnose.verdict import EXIT_VERDICT
 from lockstep.protocol.effects import Apply
 from lockstep.protocol.faults import EndEarly, Fault, OddModel, OddSetting, OddVersion, parse_fault, to_text
 from lockstep.protocol.ids import CHIEF, INITIAL_STEP, Role, TaskId
@@ -30,7 +31,7 @@ from lockstep.runtime.watchdog import WatchSettings
 from lockstep.runtime.worker_node import WorkerNode
 from lockstep.version import __version__
 
-EXIT_FAILED, EXIT_VERDICT = 1, 3
+EXIT_FAILED = 1
 _COUNTED = 64
 """Only so many numbers of a bucket are computed with; the rest is copied. The bytes travel all the same."""
 
