@@ -20,7 +20,8 @@ from lockstep.diagnose.collect import look_at
 from lockstep.protocol.ids import worker
 from lockstep.protocol.keys import TensorKey, all_reduce_name
 from lockstep.runtime.processes import become_subreaper
-from lockstep.training.benchmark.collective import BUCKET_BYTES, pack
+from lockstep.training.benchmark.collective import pack
+from lockstep.training.config import BUCKET_BYTES
 
 pytestmark = [pytest.mark.timed, pytest.mark.timeout(180)]
 MODE = "--variable_update=collective_all_reduce"

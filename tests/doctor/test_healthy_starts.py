@@ -15,6 +15,8 @@ from helpers.waiting import wait_until
 from lockstep.protocol.ids import server, worker
 from lockstep.runtime.knock import Answer, knock
 
+pytestmark = pytest.mark.timed
+
 STARTS = 50
 FINDING = re.compile(
     r"differ|do not fit|another program|another job|firewall|does not reach|verdict|stall|failed|job ended",
