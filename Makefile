@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow test-soak test-rdma test-rdma-short lint types unit bench clean
+.PHONY: demo test test-slow test-drills test-soak test-rdma test-rdma-short lint types unit bench clean
 
 demo: $(STAMP)
 	$(BIN)/lockstep bench --ps=1 --workers=2 --device=cpu --model=lenet --batch_size=64 --num_batches=100
@@ -18,30 +18,32 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# Tests that measure how soon something is said have the machine to themselves; the others share it.
-TIMED := tests/cluster tests/diagnose tests/doctor tests/drill tests/runtime
-# Clusters of real processes measured by the clock can be late once on a machine that others use. What failed is run a
-# second time by itself, and says so; what fails twice is broken. The first failure stays in the output.
-AGAIN = echo '*** the tests that failed above once more, by themselves' && $(BIN)/python -m pytest -q --last-failed --last-failed-no-failures=none
+# Tests marked timed measure how soon something is said: they have the machine to themselves, and only they get a second
+# try (tests/helpers/second_try.py). The others share the machine.
+QUICK := not slow and not drill and not soak and not rdma
 unit: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist=worksteal tests $(TIMED:%=--ignore=%) || ($(AGAIN) tests $(TIMED:%=--ignore=%))
-	$(BIN)/python -m pytest -q $(TIMED) || ($(AGAIN) $(TIMED))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist=worksteal -m '$(QUICK) and not timed'
+	$(BIN)/python -m pytest -q -m '$(QUICK) and timed'
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -q -m 'slow and not rdma' || ($(AGAIN) -m 'slow and not rdma')
+	$(BIN)/python -m pytest -q -m 'slow and not rdma'
 
-# Every drill, every mis-configuration in network namespaces, transfers under random kills: for a quiet machine.
+# Every drill, one after the other, because each is measured; and a rough run in which nothing may be said.
+test-drills: $(STAMP)
+	$(BIN)/python -m pytest -q -m drill
+
+# Every mis-configuration in network namespaces, transfers under random kills: for a quiet machine.
 test-soak: $(STAMP)
 	$(BIN)/python -m pytest -q -m soak
 
 # grpc+verbs over a real (software) RDMA device, in virtual machines: as root on a Debian machine, which gets qemu
 # installed. Kernel and disk image are kept in ~/.cache/lockstep-lab (LOCKSTEP_LAB).
 test-rdma: $(STAMP)
-	$(BIN)/python -m pytest -q -m rdma tests/rdma || ($(AGAIN) -m rdma tests/rdma)
+	$(BIN)/python -m pytest -q -m rdma tests/rdma
 
 # Without what takes longest: the conformance suites, and the training over gRPC with which bits are compared.
 test-rdma-short: $(STAMP)
-	$(BIN)/python -m pytest -q -m 'rdma and not slow' tests/rdma || ($(AGAIN) -m 'rdma and not slow' tests/rdma)
+	$(BIN)/python -m pytest -q -m 'rdma and not slow' tests/rdma
 
 bench: $(STAMP)
 	$(BIN)/python bench/grpc_table.py

@@ -10,6 +10,8 @@ import pytest
 from helpers.leaks import end_leaked_processes, leaks_since, take_stock
 from lockstep.runtime.processes import become_subreaper
 
+pytest_plugins = ["helpers.second_try"]
+
 
 def pytest_configure() -> None:
     # Where the tests run as a shell's background job, Ctrl-C is ignored, and programs under test would inherit that.

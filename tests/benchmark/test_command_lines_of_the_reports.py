@@ -20,7 +20,7 @@ from helpers.waiting import wait_until
 from lockstep.protocol.ids import ClusterShape, server, worker
 from lockstep.runtime.processes import become_subreaper
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timed, pytest.mark.slow, pytest.mark.timeout(300)]
 LATE_SECONDS = 60.0
 STEPS = 6
 SMALL = ("--device=cpu", "--num_threads=1", f"--num_batches={STEPS}", "--num_warmup_batches=2", "--display_every=1")

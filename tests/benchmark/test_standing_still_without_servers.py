@@ -12,15 +12,18 @@ from typing import Any
 
 import pytest
 
-from benchmark.runs import BASE
+from benchmark.runs import BASE, run
 from helpers.ports import free_ports
 from helpers.programs import Program, run_lockstep, start_lockstep
 from helpers.waiting import wait_until
 from lockstep.diagnose.collect import look_at
 from lockstep.protocol.ids import worker
+from lockstep.protocol.keys import TensorKey, all_reduce_name
 from lockstep.runtime.processes import become_subreaper
+from lockstep.training.benchmark.collective import pack
+from lockstep.training.config import BUCKET_BYTES
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timed, pytest.mark.timeout(180)]
 MODE = "--variable_update=collective_all_reduce"
 SECONDS = 60
 
@@ -74,6 +77,14 @@ class Workers:
         return verdict
 
 
+def parameters_in(tensor: str) -> list[str]:
+    """The parameters that travel as ``allreduce/bucket_N``."""
+    for number, bucket in enumerate(pack(run(steps=1).job.trained, BUCKET_BYTES, 0)):
+        if tensor == all_reduce_name(number):
+            return [one.name for one in bucket]
+    return []
+
+
 @contextlib.contextmanager
 def workers(count: int, *flags: str, environment: dict[str, str] | None = None) -> Iterator[Workers]:
     become_subreaper()
@@ -84,18 +95,20 @@ def workers(count: int, *flags: str, environment: dict[str, str] | None = None) 
         yield started
 
 
-@pytest.mark.soak  # failed once in five runs; the cause is not known yet
 def test_a_frozen_worker_is_named_with_the_tensor_and_goes_on_and_a_killed_one_ends_the_job(tmp_path: Path) -> None:
     with workers(3, f"--train_dir={tmp_path}") as cluster:
         cluster.reach(20)
         assert cluster.why(1)["healthy"] is True
         cluster.signal(2, signal.SIGSTOP)
         told = cluster.programs[0].wait_for(f"for {worker(2)}, step", SECONDS)
-        assert "allreduce/bucket_0" in told
+        assert f"{worker(2)};" in told
         verdict = cluster.verdict(1, "frozen")
         assert verdict["culprit"] == str(worker(2))
-        assert f"{worker(2)};" in verdict["key"]
-        assert "bias" in " ".join(verdict["names"])
+        key = TensorKey.parse(verdict["key"])
+        assert key.source == worker(2)
+        # It may stop in the middle of a step: the first buckets of that one are summed, and one of the rest is missing.
+        assert verdict["names"]
+        assert set(verdict["names"]) <= set(parameters_in(key.name))
         stood = cluster.step(0)
         cluster.signal(2, signal.SIGCONT)
         cluster.reach(stood + 5)

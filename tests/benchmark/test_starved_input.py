@@ -19,6 +19,8 @@ from helpers.waiting import wait_until
 from lockstep.protocol.ids import ClusterShape, worker
 from lockstep.runtime.processes import become_subreaper
 
+pytestmark = pytest.mark.timed
+
 STUCK = "stuck.jpg"
 
 

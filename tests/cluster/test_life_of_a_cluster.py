@@ -18,6 +18,8 @@ from helpers.waiting import wait_until
 from lockstep.protocol.ids import ClusterShape, TaskId, server, worker
 from lockstep.transports.wire.monitor_client import describe
 
+pytestmark = pytest.mark.timed
+
 STEP_LINE = re.compile(r"^\d+\timages/sec: \d+\.\d \+/- \d+\.\d \(jitter = \d+\.\d\)\t\d+\.\d{3}$", re.MULTILINE)
 ONE_AND_TWO = ClusterShape(1, 2)
 TWO_AND_TWO = ClusterShape(2, 2)

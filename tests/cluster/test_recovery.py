@@ -18,6 +18,8 @@ from helpers.programs import run_lockstep, start_lockstep
 from helpers.waiting import wait_until
 from lockstep.protocol.ids import ClusterShape, TaskId, server, worker
 
+pytestmark = pytest.mark.timed
+
 TWO_AND_TWO = ClusterShape(2, 2)
 STEPS = 150
 RUN = (f"--num_batches={STEPS}", "--num_warmup_batches=0", "--optimizer=momentum", "--display_every=1")

@@ -63,6 +63,7 @@ def test_the_files_of_a_dead_cluster_are_analysed_and_damage_is_named(tmp_path: 
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.timed
 def test_a_live_cluster_answers_healthy_and_with_half_of_it_gone_within_two_seconds(tmp_path: Path) -> None:
     """Also with one task frozen and one killed together with its monitor: what is left names them."""
     become_subreaper()

@@ -16,6 +16,8 @@ from lockstep.protocol.ids import server, worker
 from lockstep.protocol.reach import Reach
 from lockstep.runtime.knock import knock
 
+pytestmark = pytest.mark.timed
+
 STARTS = 50
 FINDING = re.compile(
     r"differ|do not fit|another program|another job|firewall|does not reach|verdict|stall|failed|job ended",

@@ -12,6 +12,8 @@ from doctor.plain_cluster import SOURCES, plain_cluster
 from helpers.waiting import wait_until
 from lockstep.protocol.ids import server, worker
 
+pytestmark = pytest.mark.timed
+
 SERVERS, WORKERS = 4, 36
 
 

@@ -19,7 +19,10 @@ SOURCES = Path(__file__).parents[2] / "src"
 FAST = ("report 3: indices and hosts swapped", "one host list differs in one port", "firewall in one direction")
 NO_NAMESPACES = why_not()
 
-pytestmark = pytest.mark.skipif(bool(NO_NAMESPACES), reason=NO_NAMESPACES or "namespaces can be made")
+pytestmark = [
+    pytest.mark.timed,
+    pytest.mark.skipif(bool(NO_NAMESPACES), reason=NO_NAMESPACES or "namespaces can be made"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,8 @@ from lockstep.drill.catalogue import DRILLS, Drill
 BARE = Path(__file__).parents[1] / "bare"
 QUICK = ("worker-raises",)
 
+pytestmark = pytest.mark.timed
+
 
 def run_without_sentences(drill: Drill) -> None:
     path = os.pathsep.join(filter(None, (str(BARE), os.environ.get("PYTHONPATH", ""))))
@@ -35,7 +37,7 @@ def test_a_drill_without_sentences_is_explained_as_with_them(drill: Drill) -> No
     run_without_sentences(drill)
 
 
-@pytest.mark.soak
+@pytest.mark.drill
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("drill", [d for d in DRILLS if d.name not in QUICK], ids=lambda d: d.name)
 def test_every_drill_without_sentences_is_explained_as_with_them(drill: Drill) -> None:

@@ -1,4 +1,4 @@
-"""Drills with real processes: a handful always, all of them with the slow tests."""
+"""Drills with real processes: a handful always, the rest by ``make test-drills``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ QUICK = ("worker-killed", "request-lost", "server-frozen")
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", QUICK)
+@pytest.mark.timed
 def test_a_drill_is_explained_in_time(name: str, tmp_path: Path) -> None:
     become_subreaper()
     result = run_drill(find(name), str(tmp_path))
@@ -29,9 +30,10 @@ def test_a_drill_is_explained_in_time(name: str, tmp_path: Path) -> None:
     assert list(folder.glob("*.snapshot.json"))
 
 
-@pytest.mark.soak
+@pytest.mark.drill
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("drill", [d for d in DRILLS if d.name not in QUICK], ids=lambda d: d.name)
+@pytest.mark.timed
 def test_every_drill_is_explained_in_time(drill: Drill) -> None:
     become_subreaper()
     result = run_drill(drill)

@@ -18,12 +18,14 @@ from lockstep.protocol.ids import ClusterShape, server, worker
 from lockstep.runtime.notices import EVENTS
 from lockstep.runtime.processes import become_subreaper
 
+pytestmark = pytest.mark.timed
+
 STEPS = 2000
 STOPS = 6
 SECONDS = 900.0
 
 
-@pytest.mark.soak
+@pytest.mark.drill
 @pytest.mark.timeout(SECONDS + 60)
 def test_2000_rough_steps_give_no_verdict_and_no_stall(tmp_path: Path) -> None:
     """Random slow steps of up to 1.5 s, checkpoints, a late worker, and now and then a task is stopped for a second."""

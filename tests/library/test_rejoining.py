@@ -18,7 +18,7 @@ from lockstep.transports.wire.monitor_client import describe
 
 PROGRAM = (sys.executable, str(Path(__file__).with_name("lasting_program.py")))
 SECONDS = 110.0
-pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
+pytestmark = [pytest.mark.timed, pytest.mark.timeout(240), pytest.mark.slow]
 
 
 class Cluster:

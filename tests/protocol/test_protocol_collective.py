@@ -10,6 +10,7 @@ from lockstep.diagnose.evidence import Evidence, Seen
 from lockstep.diagnose.monitor_view import read_monitor
 from lockstep.diagnose.verdict import Verdict
 from lockstep.diagnose.views import FORMAT, read_task
+from lockstep.errors import EXIT_VERDICT
 from lockstep.protocol.causes import Cause
 from lockstep.protocol.collective import CollectiveMachine
 from lockstep.protocol.effects import JobEnded
@@ -184,3 +185,22 @@ def test_a_stopped_worker_is_known_by_its_monitor() -> None:
     silent = Seen(task=str(worker(1)), silence=Silence(Reach.MUTE), monitor=read_monitor(json.dumps(monitor).encode()))
     verdict = _verdict(_seen(_at(0, 2, True), 110.0, "waiting"), silent, _seen(_at(2, 2, True), 110.0, "waiting"))
     assert (verdict.cause, verdict.culprit, verdict.pid) == (Cause.FROZEN, str(worker(1)), 77)
+
+
+def _exited(index: int, code: int) -> Seen:
+    monitor = {
+        "format": FORMAT,
+        "kind": "monitor",
+        "description": {"task": str(worker(index)), "host": "b", "pid": 70 + index, "exited": True, "exit_code": code},
+    }
+    silence = Silence(Reach.BROKEN)
+    return Seen(task=str(worker(index)), silence=silence, monitor=read_monitor(json.dumps(monitor).encode()))
+
+
+def test_who_left_because_of_a_verdict_is_not_the_culprit_for_who_comes_late() -> None:
+    late = _seen(_at(2, 2, True), 110.0, "waiting")
+    verdict = _verdict(_exited(0, EXIT_VERDICT), _exited(1, -9), late)
+    assert (verdict.cause, verdict.culprit) == (Cause.DEAD, str(worker(1)))
+    assert "was killed by SIGKILL" in verdict.what
+    alone = _verdict(_exited(0, EXIT_VERDICT), _seen(_at(1, 2, True), 110.0, "waiting"), late)
+    assert (alone.cause, alone.culprit) == (Cause.DEAD, str(worker(0))), "where there is nothing else to tell"

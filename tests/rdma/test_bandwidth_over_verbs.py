@@ -9,7 +9,7 @@ import pytest
 
 from rdma.lab.network import LOCKSTEP, Lab
 
-pytestmark = [pytest.mark.rdma, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.timed, pytest.mark.rdma, pytest.mark.timeout(400)]
 
 MEBIBYTE = 1 << 20
 NBYTES = 4 * MEBIBYTE

@@ -19,6 +19,8 @@ from helpers.waiting import wait_until
 from lockstep.diagnose.text import RULE
 from lockstep.runtime.local_cluster import ReservedPort
 
+pytestmark = pytest.mark.timed
+
 PS = "/job:ps/replica:0/task"
 WORKER = "/job:worker/replica:0/task"
 

@@ -27,6 +27,8 @@ from lockstep.runtime.monitor.task_process import REPORT_FD
 from lockstep.runtime.processes import STOP_SIGNALS, SignalInbox
 from lockstep.transports.wire.monitor_client import Unreachable, describe, fetch_stack, watch
 
+pytestmark = pytest.mark.timed
+
 TASK = worker(1)
 
 

@@ -22,6 +22,8 @@ from lockstep.runtime.monitor import companion
 from lockstep.runtime.monitor.companion import UNKNOWN_EXIT_CODE, CompanionError, start_companion
 from lockstep.transports.wire.monitor_client import Unreachable, describe, fetch_stack
 
+pytestmark = pytest.mark.timed
+
 
 def own_program(port: int, *actions: str) -> Program:
     """A program that starts its companion first."""

@@ -7,6 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 import helpers.small_task
 from helpers.ports import free_port
 from helpers.programs import Program, command_line
@@ -15,6 +17,7 @@ from lockstep.protocol.ids import worker
 from lockstep.runtime.monitor.task_process import FINISHED, LATER, REPORT_FD
 from lockstep.transports.wire.monitor_client import Unreachable, describe
 
+pytestmark = pytest.mark.timed
 TASK = worker(1)
 MONITOR = """
 import sys

@@ -68,6 +68,7 @@ def test_a_snapshot_shows_links_waits_steps_and_the_training_thread(tmp_path: Pa
     assert dict(view.cluster) == dict(cluster.workers[1].config.cluster.all_addresses())
 
 
+@pytest.mark.timed
 def test_a_stall_ends_the_job_on_every_task_and_leaves_the_report(tmp_path: Path) -> None:
     """A training thread that sleeps may come back, so it is reported; after --stall_after the job ends."""
     faults = (Stick(str(worker(1)), Place.USER_CODE, 8, 4.0),)
@@ -87,6 +88,7 @@ def test_a_stall_ends_the_job_on_every_task_and_leaves_the_report(tmp_path: Path
     assert {"ps-0.snapshot.json", "report.txt", "report.html"} <= {path.name for path in tmp_path.iterdir()}
 
 
+@pytest.mark.timed
 def test_with_on_stall_report_the_job_goes_on_when_it_can(tmp_path: Path) -> None:
     faults = (Stick(str(worker(1)), Place.USER_CODE, 8, 2.0),)
     settings = dataclasses.replace(QUICK, on_stall="report")
@@ -100,6 +102,7 @@ def test_with_on_stall_report_the_job_goes_on_when_it_can(tmp_path: Path) -> Non
     assert cluster.workers[0].outcome.ok
 
 
+@pytest.mark.timed
 def test_a_request_that_is_lost_is_noticed_and_heals(tmp_path: Path) -> None:
     faults = (DropMessage(str(worker(1)), str(server(0)), "Pull", 5, times=1),)
     with in_process_cluster(SHAPE, PlainStore, run_folder=str(tmp_path), watch=QUICK, faults=faults) as cluster:

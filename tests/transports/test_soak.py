@@ -1,4 +1,4 @@
-"""Transfers while the peer is killed and frozen: the long run is for ``make test-slow``."""
+"""Transfers while the peer is killed and frozen: the long run is for ``make test-soak``."""
 
 from __future__ import annotations
 

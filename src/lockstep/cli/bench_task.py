@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from lockstep.cli.environment import LAUNCHED_VARIABLE
 from lockstep.cli.progress import Output
 from lockstep.cli.terminal import clear_line
-from lockstep.errors import BadInput
+from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_VERDICT, BadInput
 from lockstep.protocol.causes import own_error
 from lockstep.protocol.faults import Fault, parse_faults
 from lockstep.protocol.ids import Role
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
     from lockstep.runtime.store import ShardStore
     from lockstep.runtime.worker_node import WorkerNode
 
-EXIT_FAILED = 1
-EXIT_BAD_INPUT = 2
-EXIT_VERDICT = 3
 
 FAULTS_VARIABLE = "LOCKSTEP_FAULTS"
 

@@ -11,6 +11,7 @@ from lockstep.diagnose.evidence import Chains, Ending, Evidence, Waiting, find_c
 from lockstep.diagnose.summary import health_summary, task_lines, timeline
 from lockstep.diagnose.verdict import Diagnosis, Edge, Verdict
 from lockstep.diagnose.views import TaskView
+from lockstep.errors import EXIT_VERDICT
 from lockstep.protocol.activity import Doing
 from lockstep.protocol.causes import Cause
 
@@ -87,7 +88,10 @@ def analyse(evidence: Evidence, rules: Sequence[tuple[Cause, Rule]] = RULES) -> 
     ordered = sorted(chains.endings.values(), key=_importance)
     judged = [(ending, judge(evidence, ending, rules)) for ending in ordered]
     # The first cause is the first ending that can be proven; without any proof, the most important one is shown.
-    first, verdict = next((one for one in judged if one[1].proven), judged[0])
+    # Who left because of a verdict is dead too, but whoever comes late must not take that for the cause.
+    proven = [one for one in judged if one[1].proven]
+    own = [one for one in proven if not _left_by_verdict(evidence, one[1].culprit)]
+    first, verdict = (own or proven or judged)[0]
     pairs = {verdict.pair()}
     also: list[Verdict] = []
     for _, other in judged:
@@ -106,6 +110,12 @@ def analyse(evidence: Evidence, rules: Sequence[tuple[Cause, Rule]] = RULES) -> 
 
 def _all_answer(evidence: Evidence) -> bool:
     return bool(evidence.tasks) and all(seen.view is not None for seen in evidence.tasks.values())
+
+
+def _left_by_verdict(evidence: Evidence, task: str) -> bool:
+    seen = evidence.tasks.get(task)
+    monitor = None if seen is None else seen.monitor
+    return monitor is not None and monitor.exited and monitor.exit_code == EXIT_VERDICT
 
 
 def _importance(ending: Ending) -> tuple[int, int, float]:
