@@ -99,9 +99,9 @@ def test_a_report_is_made_of_phrases_and_of_what_the_tasks_said() -> None:
 
 @pytest.mark.usefixtures("bare")
 def test_what_cannot_be_read_is_told_by_a_phrase() -> None:
-    with pytest.raises(SnapshotError, match="^no_snapshot_of$"):
+    with pytest.raises(SnapshotError, match=r"^no_snapshot_of$"):
         read_task(b"{}")
-    with pytest.raises(ReportError, match="^report_without_format$"):
+    with pytest.raises(ReportError, match=r"^report_without_format$"):
         read_diagnosis(b"{}")
 
 
