@@ -19,8 +19,8 @@ from lockstep.protocol.machine import State, Trigger, advance
 from lockstep.protocol.recovery import LossPolicy
 from lockstep.protocol.server import ServerMachine
 from lockstep.sim.lives import LivesWorld
-from lockstep.sim.memory import Violation
 from lockstep.sim.short_lives import KillPoint, LivesScenario
+from lockstep.sim.violation import Violation
 
 CHIEF, WORKER, COORDINATOR, SERVER = worker_id(0), worker_id(1), server_id(0), server_id(1)
 VICTIMS = (WORKER, CHIEF, SERVER, COORDINATOR)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lockstep.protocol.ids import server, worker
-from lockstep.sim.memory import Cell, GradientTag, Memory, Violation
+from lockstep.sim.memory import Cell, GradientTag, Memory
+from lockstep.sim.violation import Violation
 
 OLD = GradientTag(worker(0), 1, 0, 0, 0)
 NEW = GradientTag(worker(0), 1, 1, 0, 0)

@@ -8,8 +8,8 @@ import pytest
 
 from lockstep.sim.draw import Size
 from lockstep.sim.explore import play_seed
-from lockstep.sim.memory import Violation
 from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, Span, TrainingProfile
+from lockstep.sim.violation import Violation
 from lockstep.sim.world import World
 from sim import mutants
 from sim.mutants import Plant

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +15,8 @@ from lockstep.sim.draw import Size, draw_run
 from lockstep.sim.explore import play_seed
 from lockstep.sim.faults import parse_fault
 from lockstep.sim.scenario import Mishap
-from lockstep.sim.shrink import Recipe, Shrinker, fewest, kind_of
+from lockstep.sim.shrink import Recipe, Shrinker, fewest
+from lockstep.sim.violation import Broken, Rule, Violation, with_story
 from sim import mutants
 from sim.mutants import Plant
 
@@ -23,10 +26,38 @@ def test_what_is_left_fails_and_nothing_of_it_can_be_left_out(needed: set[int]) 
     assert set(fewest(range(20), lambda part: needed <= set(part))) == needed
 
 
-def test_violations_of_one_kind_are_alike_whatever_their_numbers() -> None:
-    one = "bucket 3 is applied a second time for step 12"
-    assert kind_of(one) == kind_of("bucket 1 is applied a second time for step 0")
-    assert kind_of(one) != kind_of("step 2 updates bucket 3 in place")
+def test_violations_of_one_rule_are_alike_whatever_they_say() -> None:
+    one = Violation(Rule.APPLIED_TWICE, "bucket 3 is applied a second time for step 12")
+    assert one.broken == Violation(Rule.APPLIED_TWICE, "").broken
+    assert one.broken != Violation(Rule.IN_PLACE, str(one)).broken
+
+
+def test_a_machines_own_rules_are_told_apart_by_where_they_are_checked() -> None:
+    """They have no other name than their line of code."""
+
+    def checked(number: int) -> Broken:
+        try:
+            assert number % 2, f"{number} is even"
+            assert number < 0, f"{number} is positive"
+        except AssertionError as error:
+            return with_story(error, "").broken
+        raise AssertionError("one of the two fails")
+
+    assert checked(2) == checked(4)
+    assert checked(3) == checked(5)
+    assert checked(2) != checked(3)
+
+
+def test_a_violation_comes_whole_out_of_another_process() -> None:
+    found = pickle.loads(pickle.dumps(with_story(Violation(Rule.NO_END, "it goes on"), "at 1.0 s")))
+    assert isinstance(found, Violation)
+    assert (found.broken, str(found)) == (Broken(Rule.NO_END), "it goes on\nat 1.0 s")
+
+
+def test_a_run_that_breaks_a_rule_is_not_sound_although_nothing_is_said_of_it() -> None:
+    played = play_seed(0, Size(1, 1, 1), faults=())
+    assert played.sound
+    assert not replace(played, broken=Broken(Rule.NO_END), violation="").sound
 
 
 def test_a_failing_run_shrinks_to_a_short_plan_that_fails_in_the_same_way() -> None:
@@ -36,7 +67,8 @@ def test_a_failing_run_shrinks_to_a_short_plan_that_fails_in_the_same_way() -> N
     recipe = Shrinker(failing, size, maker).shrink()
     assert len(recipe.mishaps) + len(recipe.faults) <= 2
     again = recipe.play(maker)
-    assert kind_of(again.headline) == kind_of(failing.headline)
+    assert again.broken == failing.broken
+    assert again.broken is not None
     assert recipe.play().sound, "the sound machines pass the same run"
 
 

@@ -13,9 +13,9 @@ from lockstep.protocol.ids import server as server_id
 from lockstep.protocol.ids import worker as worker_id
 from lockstep.protocol.machine import State, Trigger, advance
 from lockstep.protocol.messages import ParameterEntry, Setting
-from lockstep.sim.memory import Violation
 from lockstep.sim.network import linked_pairs
 from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, Span, TrainingProfile
+from lockstep.sim.violation import Violation
 from lockstep.sim.world import Result, World
 
 BAD = NetworkProfile(

@@ -16,10 +16,10 @@ from lockstep.protocol.events import BucketApplied, Event, GradientArrived, Prod
 from lockstep.protocol.ids import ClusterShape, Step, TaskId
 from lockstep.protocol.messages import ParameterEntry
 from lockstep.protocol.plan import DEFAULT_BUCKET_BYTES, Plan, make_plan
-from lockstep.sim.memory import Violation
 from lockstep.sim.pool import no_collections
 from lockstep.sim.scenario import NetworkProfile, Scenario, Span, TrainingProfile
 from lockstep.sim.server_side import ServerSide
+from lockstep.sim.violation import Rule, Violation
 from lockstep.sim.world import World
 
 FORWARD = 1 / 3
@@ -95,7 +95,7 @@ def measure(case: Case) -> Measured:
     with no_collections():
         result = world.run()
     if not result.ok:
-        raise Violation(f"a cluster without faults did not end well: {result.outcomes}")
+        raise Violation(Rule.BAD_END, f"a cluster without faults did not end well: {result.outcomes}")
     first = 1 if case.steps > 1 else 0
     steps = range(first, case.steps)
     parts = {name: sum(clock.parts(step)[name] for step in steps) / len(steps) for name in PARTS}

@@ -29,9 +29,9 @@ from lockstep.protocol.faults import (
 )
 from lockstep.protocol.ids import Role, TaskId
 from lockstep.sim.faults import AnyFault, Crash, LoseConnection, Partition, Pause, StartLate
-from lockstep.sim.memory import Violation
 from lockstep.sim.planting import Planted
 from lockstep.sim.scenario import Scenario
+from lockstep.sim.violation import Rule, Violation
 from lockstep.sim.watch import Watch
 from lockstep.sim.world import World
 
@@ -135,7 +135,7 @@ def judge(world: World, planted: Planted, watch: Watch) -> Ending:
     explained = {str(name) for name, outcome in judged.items() if _is_explained(outcome, to_blame)}
     for name, outcome in judged.items():
         if str(name) not in explained and not _follows(outcome, explained):
-            raise Violation(_unexplained(f"{name} was told", outcome, expected))
+            raise Violation(Rule.UNEXPLAINED_END, _unexplained(f"{name} was told", outcome, expected))
     first = next(iter((judged or bad).values()))
     still = watch.finding.still if watch.finding is not None else 0.0
     return Ending(False, first.reason.cause.value, first.culprit, first.reason.text, still)
@@ -151,9 +151,9 @@ def _refuse_false_completion(world: World, watch: Watch) -> None:
     """All that were told anything were told that all went well: then every step is complete, and everybody was told."""
     for name, task in world.tasks.items():
         if task.outcome is None and task.started and task.died_at < 0 and name not in watch.left_behind:
-            raise Violation(f"{name} was never told how the job ended")
+            raise Violation(Rule.NOT_TOLD, f"{name} was never told how the job ended")
     if not any(task.outcome is not None for task in world.tasks.values()):
-        raise Violation("nobody was told how the job ended")
+        raise Violation(Rule.NOT_TOLD, "nobody was told how the job ended")
     world.check_completion()
 
 

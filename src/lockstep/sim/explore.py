@@ -10,9 +10,9 @@ from lockstep.sim.draw import DrawnRun, Size, draw_run
 from lockstep.sim.expect import Ending, judge
 from lockstep.sim.faults import AnyFault, end_of
 from lockstep.sim.machines import MachineMaker
-from lockstep.sim.memory import Violation
 from lockstep.sim.planting import plant, with_faults
 from lockstep.sim.scenario import Mishap
+from lockstep.sim.violation import Broken, Violation, with_story
 from lockstep.sim.watch import Watch
 from lockstep.sim.world import World
 
@@ -29,12 +29,14 @@ class Played:
     struck: tuple[AnyFault, ...]
     mishaps: tuple[Mishap, ...]
     ending: Ending | None
+    broken: Broken | None = None
+    """Which rule was broken, if one was."""
     violation: str = ""
-    """What was broken, with the story of the last events; empty where nothing was."""
+    """The same in words, with the story of the last events."""
 
     @property
     def sound(self) -> bool:
-        return not self.violation
+        return self.broken is None
 
     @property
     def headline(self) -> str:
@@ -50,14 +52,12 @@ def play(run: DrawnRun, maker: MachineMaker | None = None) -> Played:
     watch = Watch(world)
     watch.begin()
     ending: Ending | None = None
-    violation = ""
+    found: Violation | None = None
     try:
         world.run(within=quiet + scenario.patience)
         ending = judge(world, planted, watch)
     except (Violation, ProtocolError) as broken:
-        violation = str(broken)
-        if "\n" not in violation:
-            violation += f"\n{world.story()}"
+        found = with_story(broken, world.story())
     return Played(
         seed=scenario.seed,
         seconds=world.agenda.now,
@@ -66,7 +66,8 @@ def play(run: DrawnRun, maker: MachineMaker | None = None) -> Played:
         struck=tuple(planted.struck),
         mishaps=tuple(world.network.weather.happened),
         ending=ending,
-        violation=violation,
+        broken=None if found is None else found.broken,
+        violation="" if found is None else str(found),
     )
 
 

@@ -14,9 +14,9 @@ from lockstep.protocol.ids import INITIAL_STEP, Step, TaskId, worker
 from lockstep.protocol.server import ServerMachine
 from lockstep.protocol.task import TaskMachine
 from lockstep.protocol.waits import WaitKind
-from lockstep.sim.memory import Violation
 from lockstep.sim.oracle import Oracle
 from lockstep.sim.task import SimTask
+from lockstep.sim.violation import Rule, Violation
 
 _LOOK_AT_WAITS_EVERY = 8
 _LOOK_INTO_LARGE_EVERY = 1009
@@ -67,9 +67,11 @@ class Invariants:
             # A new life of the coordinator knows nothing of the former one's commits.
             self._watched, self._committed = self._coordinator, INITIAL_STEP - 1
         if committed < self._committed:
-            raise Violation(f"step {self._committed} was committed, and now only {committed}")
+            raise Violation(Rule.COMMIT_TAKEN_BACK, f"step {self._committed} was committed, and now only {committed}")
         if committed > self._committed and not self._oracle.complete(committed + 1):
-            raise Violation(f"step {committed} is committed before every bucket is at version {committed + 1}")
+            raise Violation(
+                Rule.EARLY_COMMIT, f"step {committed} is committed before every bucket is at version {committed + 1}"
+            )
         self._committed = committed
 
     def _check_decision(self) -> None:
@@ -79,10 +81,12 @@ class Invariants:
 
     def _check_server(self, task: SimTask, role: ServerMachine) -> None:
         if role.committed < task.committed_seen:
-            raise Violation(f"{role.task} forgot that a step was committed")
+            raise Violation(Rule.COMMIT_TAKEN_BACK, f"{role.task} forgot that a step was committed")
         self._highest = max(self._highest, self._coordinator.committed)
         if role.committed > self._highest:
-            raise Violation(f"{role.task} takes step {role.committed} for committed before the coordinator does")
+            raise Violation(
+                Rule.EARLY_COMMIT, f"{role.task} takes step {role.committed} for committed before the coordinator does"
+            )
         task.committed_seen = role.committed
 
     def before_apply(self, name: TaskId, effect: Apply) -> None:
@@ -91,17 +95,21 @@ class Invariants:
         role = self._tasks[name].machine.role
         if self._synchronous and isinstance(role, ServerMachine) and role.committed < effect.step - 1:
             raise Violation(
-                f"{name} applies step {effect.step} and knows of no commit after step {role.committed}: an early commit"
+                Rule.EARLY_COMMIT,
+                f"{name} applies step {effect.step} and knows of no commit after step {role.committed}: "
+                "an early commit",
             )
 
     def _check_waits(self, machine: TaskMachine) -> None:
         """Every wait has a waiter, a peer, and a name."""
         for wait in machine.waits():
             if wait.waiter != machine.task or wait.on not in self._tasks or wait.kind is WaitKind.OTHER:
-                raise Violation(f"a wait that nobody can act on: {wait}")
+                raise Violation(Rule.VAGUE_WAIT, f"a wait that nobody can act on: {wait}")
 
     def after_tick(self, name: TaskId, now: float) -> None:
         """A deadline that stays in the past would make the loop spin."""
         deadline = self._tasks[name].machine.next_deadline()
         if deadline is not None and deadline <= now:
-            raise Violation(f"{name} was ticked at {now} and still has a deadline at {deadline}")
+            raise Violation(
+                Rule.DEADLINE_IN_THE_PAST, f"{name} was ticked at {now} and still has a deadline at {deadline}"
+            )

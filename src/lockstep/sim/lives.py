@@ -65,9 +65,9 @@ from lockstep.protocol.messages import (
 from lockstep.protocol.plan import make_plan
 from lockstep.protocol.recovery import LossPolicy
 from lockstep.sim.machines import life_machine
-from lockstep.sim.memory import Violation
 from lockstep.sim.network import linked_pairs
 from lockstep.sim.short_lives import Disk, KillPoint, Life, LivesScenario, mixed
+from lockstep.sim.violation import Rule, Violation
 
 TICKET = Ticket("simulated", 1, 1024, 0, b"")
 DELAY = 0.001
@@ -106,10 +106,11 @@ class LivesWorld:
             if all(life.ended is not None and life.ended.ok for life in self.lives.values()):
                 return self.final
             if any(life.ended is not None and not life.ended.ok and life.alive for life in self.lives.values()):
-                raise Violation(f"the job ended: {[life.ended for life in self.lives.values()]}")
+                raise Violation(Rule.BAD_END, f"the job ended: {[life.ended for life in self.lives.values()]}")
             self._step_once()
         raise Violation(
-            f"the run does not end; waits: {[w for one in self.lives.values() for w in one.machine.waits()]}"
+            Rule.NO_END,
+            f"the run does not end; waits: {[w for one in self.lives.values() for w in one.machine.waits()]}",
         )
 
     def _step_once(self) -> None:
@@ -126,7 +127,7 @@ class LivesWorld:
             self.now = max(self.now, first[0])
             self._tell(self.lives[first[1]], Tick())
         else:
-            raise Violation("nobody has a deadline: nothing will ever happen again")
+            raise Violation(Rule.NO_DEADLINE, "nobody has a deadline: nothing will ever happen again")
 
     def _later(self, seconds: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._agenda, (self.now + seconds, next(self._order), action))

@@ -9,10 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from lockstep.protocol.ids import BucketId, Incarnation, Step, TaskId
-
-
-class Violation(AssertionError):  # noqa: N818 - it is a finding about a run, not an error of the caller
-    """A rule of the protocol was broken in a run; the text says which, where and when."""
+from lockstep.sim.violation import Rule, Violation
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +58,9 @@ class Cell:
     def write(self, half: int, tag: Tag | None) -> None:
         """Overwrite one half; what somebody reads must stay as it is."""
         if self.readers and self.halves[half] != tag:
-            raise Violation(f"{self.name} is overwritten with {tag} while somebody reads {self.halves[half]}")
+            raise Violation(
+                Rule.OVERWRITTEN, f"{self.name} is overwritten with {tag} while somebody reads {self.halves[half]}"
+            )
         self.halves[half] = tag
 
     def whole(self) -> Tag | None:
@@ -71,7 +70,10 @@ class Cell:
     def expect(self, tag: Tag | None, who: str) -> None:
         """``who`` reads it now and must see exactly ``tag``."""
         if self.halves[0] != tag or self.halves[1] != tag:
-            raise Violation(f"{who} reads {self.name}: expected {tag}, found {self.halves[0]} and {self.halves[1]}")
+            raise Violation(
+                Rule.WRONG_BYTES,
+                f"{who} reads {self.name}: expected {tag}, found {self.halves[0]} and {self.halves[1]}",
+            )
 
 
 class Memory:

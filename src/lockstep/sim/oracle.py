@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from lockstep.protocol.effects import Apply
 from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, ClusterShape, Incarnation, Step, TaskId
 from lockstep.protocol.messages import GroupRates
-from lockstep.sim.memory import Cell, GradientTag, VersionTag, Violation
+from lockstep.sim.memory import Cell, GradientTag, VersionTag
 from lockstep.sim.scenario import Mode
+from lockstep.sim.violation import Rule, Violation
 
 
 class Oracle:
@@ -57,17 +58,21 @@ class Oracle:
         """The gradients that this update must be made of, in their order; Violation where it must not be made now."""
         step, bucket = effect.step, effect.bucket
         if (bucket, step + 1) in self._made:
-            raise Violation(f"bucket {bucket} is applied a second time for step {step}")
+            raise Violation(Rule.APPLIED_TWICE, f"bucket {bucket} is applied a second time for step {step}")
         if step == INITIAL_STEP:
             return (self.tag(CHIEF, step, bucket, 0),)
         self._refuse_early(step, bucket)
         if effect.rates != self._rates.get(step):
-            raise Violation(f"step {step} is applied with {effect.rates}, the chief said {self._rates.get(step)}")
+            raise Violation(
+                Rule.WRONG_RATES, f"step {step} is applied with {effect.rates}, the chief said {self._rates.get(step)}"
+            )
         members = self._members(effect)
         if any((worker, step) in self._void for worker in members):
             return ()
         if effect.replicas != len(members):
-            raise Violation(f"step {step} is averaged over {effect.replicas} workers, not {len(members)}")
+            raise Violation(
+                Rule.WRONG_GRADIENTS, f"step {step} is averaged over {effect.replicas} workers, not {len(members)}"
+            )
         return tuple(
             self.tag(worker, step, bucket, self._final_edition(worker, step, bucket))
             for worker in members
@@ -80,21 +85,26 @@ class Oracle:
             return self.shape.worker_ids()
         chosen = self._decided.get(effect.step, ())
         if len(chosen) != self._aggregate:
-            raise Violation(f"step {effect.step} is made of {chosen}, not of {self._aggregate} workers")
+            raise Violation(
+                Rule.WRONG_GRADIENTS, f"step {effect.step} is made of {chosen}, not of {self._aggregate} workers"
+            )
         return chosen
 
     def contributors_said(self, step: Step, workers: tuple[TaskId, ...]) -> None:
         """The coordinator has decided who makes a step; it must not change its mind."""
         if self._decided.setdefault(step, workers) != workers:
-            raise Violation(f"step {step} was to be made of {self._decided[step]}, and now of {workers}")
+            raise Violation(
+                Rule.DECISION_CHANGED, f"step {step} was to be made of {self._decided[step]}, and now of {workers}"
+            )
 
     def _refuse_early(self, step: Step, bucket: BucketId) -> None:
         """Version s-1 may be overwritten (by s+1) only after step s-1 is complete on every server."""
         behind = [b for b in self.buckets if (b, step) not in self._made]
         if behind:
             raise Violation(
+                Rule.EARLY_COMMIT,
                 f"bucket {bucket} is applied for step {step}, which overwrites version {step - 1}, "
-                f"while bucket {behind[0]} is not at version {step} yet: an early commit"
+                f"while bucket {behind[0]} is not at version {step} yet: an early commit",
             )
 
     def _final_edition(self, worker: TaskId, step: Step, bucket: BucketId) -> int:
@@ -102,7 +112,7 @@ class Oracle:
             return 0
         sealed = self._sealed.get((worker, step))
         if sealed is None:
-            raise Violation(f"step {step} is applied to bucket {bucket} before {worker} has sealed it")
+            raise Violation(Rule.NOT_SEALED, f"step {step} is applied to bucket {bucket} before {worker} has sealed it")
         return sealed[bucket]
 
     def base_of(self, effect: Apply) -> VersionTag | None:
@@ -127,7 +137,9 @@ class Oracle:
     def received(self, worker: TaskId, bucket: BucketId, version: int, cell: Cell) -> None:
         tag = self._made.get((bucket, version))
         if tag is None:
-            raise Violation(f"{worker} received version {version} of bucket {bucket}, which nobody has made")
+            raise Violation(
+                Rule.UNKNOWN_VERSION, f"{worker} received version {version} of bucket {bucket}, which nobody has made"
+            )
         cell.expect(tag, f"{worker} at version {version}")
 
     # -- the end --
@@ -137,7 +149,9 @@ class Oracle:
         for bucket in self.buckets:
             newest, version = self._newest.get(bucket), max(steps.values())
             if newest is None or newest.serial != version:
-                raise Violation(f"the job ended well with bucket {bucket} at {newest}, not at version {version}")
+                raise Violation(
+                    Rule.INCOMPLETE, f"the job ended well with bucket {bucket} at {newest}, not at version {version}"
+                )
 
 
 class AsyncOracle(Oracle):
@@ -154,14 +168,22 @@ class AsyncOracle(Oracle):
         if effect.step == INITIAL_STEP:
             return super().gradients_of(effect)
         if len(effect.contributors) != 1:
-            raise Violation(f"bucket {effect.bucket} is updated for {len(effect.contributors)} workers at once")
+            raise Violation(
+                Rule.WRONG_GRADIENTS,
+                f"bucket {effect.bucket} is updated for {len(effect.contributors)} workers at once",
+            )
         worker = effect.contributors[0]
         if (worker, effect.step, effect.bucket) in self._applied:
-            raise Violation(f"bucket {effect.bucket} of {worker} is applied a second time for step {effect.step}")
+            raise Violation(
+                Rule.APPLIED_TWICE,
+                f"bucket {effect.bucket} of {worker} is applied a second time for step {effect.step}",
+            )
         if effect.rates not in self._rates.values():
-            raise Violation(f"{effect.rates} were never the chief's rates")
+            raise Violation(Rule.WRONG_RATES, f"{effect.rates} were never the chief's rates")
         if (worker, effect.step) in self._void:
-            raise Violation(f"{worker} found infinity in step {effect.step}, and its gradient is applied")
+            raise Violation(
+                Rule.VOID_APPLIED, f"{worker} found infinity in step {effect.step}, and its gradient is applied"
+            )
         edition = self._final_edition(worker, effect.step, effect.bucket)
         return (self.tag(worker, effect.step, effect.bucket, edition),)
 
@@ -173,15 +195,19 @@ class AsyncOracle(Oracle):
     def received(self, worker: TaskId, bucket: BucketId, version: int, cell: Cell) -> None:
         tag = cell.whole()
         if not isinstance(tag, VersionTag) or tag.bucket != bucket:
-            raise Violation(f"{worker} received {cell.halves} as version {version} of bucket {bucket}")
+            raise Violation(
+                Rule.WRONG_BYTES, f"{worker} received {cell.halves} as version {version} of bucket {bucket}"
+            )
         if tag.serial < self._held.get((worker, bucket), 0):
-            raise Violation(f"{worker} received an older value of bucket {bucket} than it had")
+            raise Violation(Rule.OLDER_VALUE, f"{worker} received an older value of bucket {bucket} than it had")
         self._held[worker, bucket] = tag.serial
         step = version - 1
         if step == INITIAL_STEP or not self._owed(worker, step, bucket):
             return
         if self._applied.get((worker, step, bucket), tag.serial + 1) > tag.serial:
-            raise Violation(f"{worker} received bucket {bucket} without its own gradient of step {step}")
+            raise Violation(
+                Rule.OWN_GRADIENT_MISSING, f"{worker} received bucket {bucket} without its own gradient of step {step}"
+            )
 
     def _owed(self, worker: TaskId, step: Step, bucket: BucketId) -> bool:
         return bucket not in self._absent[worker, step] and (worker, step) not in self._void
@@ -191,7 +217,7 @@ class AsyncOracle(Oracle):
             for step in range(count):
                 for bucket in self.buckets:
                     if self._owed(worker, step, bucket) and (worker, step, bucket) not in self._applied:
-                        raise Violation(f"bucket {bucket} of {worker} of step {step} was lost")
+                        raise Violation(Rule.GRADIENT_LOST, f"bucket {bucket} of {worker} of step {step} was lost")
 
 
 def make_oracle(

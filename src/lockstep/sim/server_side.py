@@ -9,10 +9,11 @@ from lockstep.protocol.events import BucketApplied, GradientArrived, Prepared, V
 from lockstep.protocol.ids import BucketId, Incarnation, Step, TaskId
 from lockstep.protocol.messages import Grant, Layout
 from lockstep.protocol.plan import Plan
-from lockstep.sim.memory import Cell, GradientTag, VersionTag, Violation
+from lockstep.sim.memory import Cell, GradientTag, VersionTag
 from lockstep.sim.scenario import Span
 from lockstep.sim.surroundings import Surroundings, ticket_for
 from lockstep.sim.transfers import Copy, Lanes, Loan, Parcel
+from lockstep.sim.violation import Rule, Violation
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +102,13 @@ class ServerSide:
         gradients = around.oracle.gradients_of(effect)
         given_by = tuple(gradient.worker for gradient in gradients)
         if effect.contributors != given_by:
-            raise Violation(f"{effect} is made of gradients of the wrong workers; right are {given_by}")
+            raise Violation(
+                Rule.WRONG_GRADIENTS, f"{effect} is made of gradients of the wrong workers; right are {given_by}"
+            )
         if len(effect.arrivals) != len(gradients):
-            raise Violation(f"{effect} is made of {len(effect.arrivals)} gradients, not {len(gradients)}")
+            raise Violation(
+                Rule.WRONG_GRADIENTS, f"{effect} is made of {len(effect.arrivals)} gradients, not {len(gradients)}"
+            )
         taken = [self.arrivals.pop(number) for number in effect.arrivals]
         source, target = self._slots(effect)
         source.expect(around.oracle.base_of(effect), f"{self.task} before step {effect.step}")
@@ -137,7 +142,7 @@ class ServerSide:
 
     def _slots(self, effect: Apply) -> tuple[Cell, Cell]:
         if effect.from_slot == effect.to_slot:
-            raise Violation(f"step {effect.step} updates bucket {effect.bucket} in place")
+            raise Violation(Rule.IN_PLACE, f"step {effect.step} updates bucket {effect.bucket} in place")
         slot = self._around.memory.slot
         return slot(self.task, effect.bucket, effect.from_slot), slot(self.task, effect.bucket, effect.to_slot)
 
@@ -146,8 +151,9 @@ class ServerSide:
         reading = [copy for copy in copies if copy.reads]
         if reading:
             raise Violation(
+                Rule.OVERWRITTEN,
                 f"{self.task} overwrites slot {effect.to_slot} of bucket {effect.bucket} in step {effect.step} "
-                f"while version {reading[0].parcel.number} is read from it for {reading[0].route.receiver}"
+                f"while version {reading[0].parcel.number} is read from it for {reading[0].route.receiver}",
             )
         copies.clear()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -41,11 +40,6 @@ class Recipe:
         return " ".join(words)
 
 
-def kind_of(headline: str) -> str:
-    """What was broken, without the numbers and names that differ from run to run."""
-    return re.sub(r"[0-9a-f]*\d[0-9a-fx.]*|\(.*", "", headline)[:60]
-
-
 @dataclass(slots=True)
 class Shrinker:
     """One search for a shorter run."""
@@ -74,7 +68,7 @@ class Shrinker:
             played = recipe.play(self.maker)
         except ValueError:
             return False  # a fault of a task that a smaller cluster does not have
-        return not played.sound and kind_of(played.headline) == kind_of(self.failing.headline)
+        return not played.sound and played.broken == self.failing.broken
 
     def _with_less(self, recipe: Recipe) -> Recipe:
         def with_faults(faults: Sequence[AnyFault]) -> bool:

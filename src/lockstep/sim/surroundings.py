@@ -11,12 +11,13 @@ from lockstep.protocol.messages import ParameterEntry, Ticket
 from lockstep.protocol.plan import Plan, make_plan
 from lockstep.sim.agenda import Agenda
 from lockstep.sim.dice import Dice
-from lockstep.sim.memory import Memory, Violation
+from lockstep.sim.memory import Memory
 from lockstep.sim.network import Link, Network
 from lockstep.sim.oracle import Oracle
 from lockstep.sim.scenario import Scenario
 from lockstep.sim.task import SimTask
 from lockstep.sim.transfers import Route
+from lockstep.sim.violation import Rule, Violation
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,9 @@ class Surroundings:
         if not link.carries(sender, ticket.region):
             if self.tasks[sender].behind:
                 return None
-            raise Violation(f"{sender} uses a ticket of session {ticket.region} in session {link.session}")
+            raise Violation(
+                Rule.STALE_TICKET, f"{sender} uses a ticket of session {ticket.region} in session {link.session}"
+            )
         return Route(link, link.session, sender, receiver)
 
 

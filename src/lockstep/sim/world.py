@@ -23,13 +23,14 @@ from lockstep.sim.agenda import Agenda
 from lockstep.sim.dice import Dice
 from lockstep.sim.invariants import Invariants
 from lockstep.sim.machines import MachineMaker
-from lockstep.sim.memory import Memory, Violation
+from lockstep.sim.memory import Memory
 from lockstep.sim.network import Network, Traffic
 from lockstep.sim.oracle import make_oracle
 from lockstep.sim.scenario import Kill, Scenario, Span
 from lockstep.sim.server_side import ServerSide
 from lockstep.sim.surroundings import Surroundings
 from lockstep.sim.task import SimTask
+from lockstep.sim.violation import Rule, Violation, with_story
 from lockstep.sim.worker_side import WorkerSide
 
 LINGER_SECONDS = 30.0
@@ -126,13 +127,13 @@ class World:
         try:
             while self._remaining:
                 if not len(agenda):
-                    raise Violation("nobody has a deadline: nothing will ever happen again")
+                    raise Violation(Rule.NO_DEADLINE, "nobody has a deadline: nothing will ever happen again")
                 if agenda.now > limit:
-                    raise Violation(f"the run has not ended within {limit:.0f} s")
+                    raise Violation(Rule.NO_END, f"the run has not ended within {limit:.0f} s")
                 agenda.run_next()
             self._check_end()
         except (AssertionError, ProtocolError) as broken:
-            raise Violation(f"{broken}\n{self.story()}") from broken
+            raise with_story(broken, self.story()) from broken
         return self.result()
 
     def begin(self) -> None:
@@ -262,7 +263,7 @@ class World:
 
     def _end(self, task: SimTask, effect: JobEnded) -> None:
         if task.outcome is not None:
-            raise Violation(f"{task.machine.task} was told of the end twice")
+            raise Violation(Rule.TOLD_TWICE, f"{task.machine.task} was told of the end twice")
         task.outcome = effect
         if task.machine.coordinator is None:
             # Not at once: the machine is still in the middle of an event.
@@ -339,7 +340,9 @@ class World:
         self.oracle.finished_well(steps)
         for task in self.tasks.values():
             if isinstance(task.side, ServerSide) and task.side.arrivals:
-                raise Violation(f"{task.machine.task} never gave back {len(task.side.arrivals)} gradients")
+                raise Violation(
+                    Rule.NOT_GIVEN_BACK, f"{task.machine.task} never gave back {len(task.side.arrivals)} gradients"
+                )
 
     def result(self) -> Result:
         roles = [task.machine.role for task in self.tasks.values()]
