@@ -11,7 +11,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from lockstep.cli.environment import LAUNCHED_VARIABLE
@@ -23,11 +22,11 @@ from lockstep.protocol.faults import Fault, parse_faults
 from lockstep.protocol.ids import Role
 from lockstep.protocol.journal import Happening
 from lockstep.protocol.recovery import Beginning, LossPolicy, RecoveryRules
-from lockstep.runtime.dump import on_signal
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
 from lockstep.runtime.node import NodeConfig
 from lockstep.runtime.outcome import JobEndedError, Outcome
 from lockstep.runtime.resuming import beginning_in
+from lockstep.runtime.signals import TaskSignals
 from lockstep.runtime.watchdog import WatchSettings
 from lockstep.training.config import BenchConfig, recovery_rules, settings
 
@@ -44,32 +43,19 @@ EXIT_VERDICT = 3
 FAULTS_VARIABLE = "LOCKSTEP_FAULTS"
 
 
-class StoppedError(BaseException):
-    """A signal asked this task to end. Not an Exception: nothing on the way may swallow it."""
-
-
 def run_task(config: BenchConfig, report_fd: int, *, finished: bool = False) -> int:
     """Run one task of a cluster; ``report_fd`` leads to its monitor. ``finished``: a former life was at its end."""
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the monitor decides what Ctrl-C means
-    dumps: list[Callable[[str], None]] = []
-    on_signal(signal.SIGUSR1, lambda: dumps[0]("SIGUSR1") if dumps else None)
+    assert config.task is not None
+    assert config.cluster is not None
+    signals = TaskSignals(say, config.cluster.grace)
+    signals.install()
     reporter = TaskReporter(report_fd)
     reporter.phase(Phase.IMPORTING_TORCH)
-    assert config.task is not None
-    try:
-        if config.exchange.is_collective:
-            return _run_collective(config, reporter, dumps)
-        if config.task.role is Role.SERVER:
-            return _run_server(config, reporter, dumps)
-        return _run_worker(config, reporter, dumps, finished=finished)
-    except StoppedError:
-        return 128 + signal.SIGTERM
-
-
-def _stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise StoppedError
+    if config.exchange.is_collective:
+        return _run_collective(config, reporter, signals)
+    if config.task.role is Role.SERVER:
+        return _run_server(config, reporter, signals)
+    return _run_worker(config, reporter, signals, finished=finished)
 
 
 def node_config(config: BenchConfig, *, returning: bool = False) -> NodeConfig:
@@ -122,22 +108,24 @@ def planted_faults(environ: Mapping[str, str]) -> tuple[Fault, ...]:
         raise BadInput(f"{FAULTS_VARIABLE} cannot be read: {error}; unset it, it is for drills only.") from error
 
 
-def _run_server(config: BenchConfig, reporter: TaskReporter, dumps: list[Callable[[str], None]]) -> int:
+def _run_server(config: BenchConfig, reporter: TaskReporter, signals: TaskSignals) -> int:
     def make_store() -> ShardStore:
         from lockstep.training.benchmark.run import server_store
 
         return server_store(config)
 
+    returning = False
     while True:
-        code = _serve(config, reporter, dumps, make_store, returning=bool(dumps))
+        code = _serve(config, reporter, signals, make_store, returning=returning)
         if code is not None:
             return code
+        returning = True
 
 
 def _serve(
     config: BenchConfig,
     reporter: TaskReporter,
-    dumps: list[Callable[[str], None]],
+    signals: TaskSignals,
     make_store: Callable[[], ShardStore],
     *,
     returning: bool,
@@ -146,7 +134,7 @@ def _serve(
     from lockstep.runtime.server_node import ServerNode
 
     node = ServerNode(node_config(config, returning=returning), make_store, say, reporter)
-    dumps[:] = [node.dump]
+    signals.attach(node)
     try:
         node.start()
         assert config.task is not None
@@ -171,9 +159,6 @@ def _serve(
             from lockstep.training.benchmark.times import server_times, write_times
 
             write_times(config.output.timing_dir, config.task, server_times(node, config.run.num_warmup_batches))
-    except StoppedError:
-        node.fail("was stopped by a signal")
-        raise
     finally:
         node.close()
     return _exit_code(outcome)
@@ -203,25 +188,22 @@ def _wait_for_the_end(node: ServerNode) -> Outcome:
         return ended.outcome
 
 
-def _run_worker(
-    config: BenchConfig, reporter: TaskReporter, dumps: list[Callable[[str], None]], *, finished: bool
-) -> int:
+def _run_worker(config: BenchConfig, reporter: TaskReporter, signals: TaskSignals, *, finished: bool) -> int:
     from lockstep.runtime.worker_node import WorkerNode
 
+    returning = False
     while True:
-        made = dataclasses.replace(node_config(config, returning=bool(dumps)), finished=finished and not dumps)
+        made = dataclasses.replace(node_config(config, returning=returning), finished=finished and not returning)
         node = WorkerNode(made, say, reporter)
-        dumps[:] = [node.dump]
+        signals.attach(node)
         try:
             node.start()
             code = _train(config, node)
-        except StoppedError:
-            node.fail("was stopped by a signal")
-            raise
         finally:
             node.close()
         if code is not None:
             return code
+        returning = True
 
 
 def _train(config: BenchConfig, node: WorkerNode) -> int | None:
@@ -250,7 +232,7 @@ def _train(config: BenchConfig, node: WorkerNode) -> int | None:
     return 0
 
 
-def _run_collective(config: BenchConfig, reporter: TaskReporter, dumps: list[Callable[[str], None]]) -> int:
+def _run_collective(config: BenchConfig, reporter: TaskReporter, signals: TaskSignals) -> int:
     from lockstep.runtime.collective_node import CollectiveNode
 
     assert config.cluster is not None
@@ -263,7 +245,7 @@ def _run_collective(config: BenchConfig, reporter: TaskReporter, dumps: list[Cal
         faults=planted_faults(os.environ),
         give_up=lambda: os._exit(EXIT_VERDICT),
     )
-    dumps.append(node.dump)
+    signals.attach(node)
     try:
         node.start()
         return _reduce(config, node, reporter)
@@ -290,7 +272,8 @@ def _reduce(config: BenchConfig, node: CollectiveNode, reporter: TaskReporter) -
         say(str(error))
         return EXIT_FAILED
     except JobEndedError as ended:
-        say(ended.outcome.sentence())
+        if ended.outcome.departure is None:
+            say(ended.outcome.sentence())
         return _exit_code(ended.outcome)
     finally:
         output.close()
@@ -300,9 +283,8 @@ def _reduce(config: BenchConfig, node: CollectiveNode, reporter: TaskReporter) -
 
 def run_alone(config: BenchConfig) -> int:
     """Train, or evaluate, in this process, without a cluster."""
-    dumps: list[Callable[[str], None]] = []
-    # Before torch comes with threads of its own: one that does not block the signal would end the process by it.
-    on_signal(signal.SIGUSR1, lambda: dumps[0]("SIGUSR1") if dumps else None)
+    signals = TaskSignals(say, 0.0, signums=(signal.SIGUSR1,))
+    signals.install()
     from lockstep.runtime.collective_node import node_alone
     from lockstep.training.benchmark.run import NoSuchDeviceError, run_evaluation, run_single
     from lockstep.training.data.errors import BadData, InputLost, TooManyBadRecords
@@ -310,7 +292,7 @@ def run_alone(config: BenchConfig) -> int:
     output = Output()
     node = node_alone(say, config.output.train_dir or "")
     if not config.evaluation.only:
-        dumps.append(node.dump)
+        signals.attach(node)
         node.start()
     try:
         if config.evaluation.only:
@@ -330,9 +312,7 @@ def run_alone(config: BenchConfig) -> int:
 
 def _exit_code(outcome: Outcome) -> int:
     """The node has said why already."""
-    if outcome.ok:
-        return 0
-    return EXIT_VERDICT if by_verdict(outcome.reason) else EXIT_FAILED
+    return outcome.exit_code(EXIT_VERDICT if by_verdict(outcome.reason) else EXIT_FAILED)
 
 
 def say(text: str) -> None:

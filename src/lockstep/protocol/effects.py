@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lockstep.protocol.ids import INITIAL_STEP, BucketId, JobId, Step, TaskId
+from lockstep.protocol.leaving import Departure
 from lockstep.protocol.messages import Answer, GroupRates, Layout, Member, Message, MissingTask, Question, Saved, Ticket
 
 
@@ -168,6 +169,18 @@ class JobEnded:
     step: Step
     reason: str
     again: bool = False
+    departure: Departure | None = None
+    """The signal by which it ended here: the exit code follows from it."""
+    alone: bool = False
+    """It was this task's own departure, and the job may go on without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLeaves:
+    """Another task received a signal and leaves."""
+
+    peer: TaskId
+    departure: Departure
 
 
 Effect = (
@@ -188,4 +201,5 @@ Effect = (
     | WriteCheckpoint
     | StillMissing
     | JobEnded
+    | PeerLeaves
 )

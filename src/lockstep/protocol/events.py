@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lockstep.protocol.ids import BucketId, Incarnation, Step, TaskId
+from lockstep.protocol.leaving import Departure
 from lockstep.protocol.messages import GroupRates, Layout, Message, Question, Saved
 from lockstep.protocol.plan import Plan
 
@@ -179,6 +180,21 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
+class SignalCame:
+    """This task received a signal that asks it to leave."""
+
+    departure: Departure
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLeaving:
+    """Workers without servers: another one received a signal that asks it to leave."""
+
+    peer: TaskId
+    departure: Departure
+
+
+@dataclass(frozen=True, slots=True)
 class Awaited:
     """Workers without servers: these of the others are not there yet."""
 
@@ -224,6 +240,8 @@ Event = (
     | Finished
     | BucketApplied
     | Broken
+    | SignalCame
+    | PeerLeaving
     | Awaited
     | Met
     | Reduced

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from lockstep.protocol.effects import Effect, Send
 from lockstep.protocol.ids import INITIAL_STEP, ClusterShape, Incarnation, JobId, Step, TaskId
 from lockstep.protocol.journal import Happening, Journal
+from lockstep.protocol.leaving import Departure, Leavers, Shutdown
 from lockstep.protocol.ledger import NOTHING_TO_APPLY
 from lockstep.protocol.losses import Losses
 from lockstep.protocol.machine import REPEAT_SECONDS, advance
@@ -22,6 +23,7 @@ from lockstep.protocol.messages import (
     Done,
     End,
     Join,
+    Leaving,
     LocalState,
     Lost,
     Member,
@@ -76,6 +78,8 @@ class RunningJob:
         self.states = LocalStates(self.beginning, shape.workers)
         self.saving = Saving(self.rules, shape.server_ids(), start, now)
         self.losses = Losses(self.rules, shape)
+        self.leavers = Leavers()
+        self.shutdown: Shutdown | None = None
         self._number = 0
         self._ending: Step | None = None
         """After how many steps all workers have finished."""
@@ -233,6 +237,8 @@ class RunningJob:
             return []
         if self.losses.is_lost(task) or task in self._done:
             return []  # known, or it has done all its work
+        if self.shutdown is not None:
+            return self._finish_shutdown(now)  # the step cannot be finished any more
         is_server = task in self._applied
         if self.rules.returns if is_server else self.rules.takes_back:
             if self.phase is Phase.FORMING:
@@ -282,6 +288,65 @@ class RunningJob:
             self.states.set(task, self.committed + 1, self.states.newest_of(task))
         return self._new_view(now) if back else []
 
+    # -- tasks that leave because of a signal --
+
+    def _on_leaving(self, peer: TaskId, incarnation: Incarnation, said: Leaving, now: float) -> list[Effect]:
+        departure = Departure.of(said.signal)
+        if departure is None:
+            return []
+        if not self._is_member(peer, incarnation) or self.leavers.is_gone(peer, incarnation):
+            return [Send(peer, said)]
+        if self.end is not None:
+            return [Send(peer, self.end)]
+        if departure.ends_the_job:
+            end = End(False, str(peer), self._steps_seen(), departure.received, departure=departure)
+            return self._finish(end, now)
+        if not self.leavers.note(peer, incarnation, now):
+            return []
+        told: list[Effect] = [Send(task, said) for task in self._present() if task != peer]
+        if peer == self.shape.coordinator:
+            return told + self._shut_down(now)
+        return told + self._let_go([(peer, incarnation)], now) if self.phase is Phase.FORMING else told
+
+    def _let_go(self, leavers: list[tuple[TaskId, Incarnation]], now: float) -> list[Effect]:
+        """It is not the whole job that ends: these are lost."""
+        effects: list[Effect] = []
+        for task, incarnation in leavers:
+            self.leavers.dismiss(task, incarnation)
+            effects.append(Send(task, Leaving(str(task), Departure.SIGTERM)))
+            effects += self._on_loss(task, incarnation, Departure.SIGTERM.left, now)
+        return effects
+
+    def _shut_down(self, now: float) -> list[Effect]:
+        self.shutdown = Shutdown(self.committed + 1, now + self.rules.grace_seconds)
+        if self.phase is Phase.FORMING or not self.rules.saves or self.losses.is_waiting:
+            return self._finish_shutdown(now)
+        self.saving.owe(now)
+        return self._end_if_saved(now)
+
+    def _end_if_saved(self, now: float) -> list[Effect]:
+        if self.shutdown is None or self.end is not None or self.saving.version is not None:
+            return []
+        return self._finish_shutdown(now) if self.saving.last >= self.shutdown.version else []
+
+    def _finish_shutdown(self, now: float) -> list[Effect]:
+        assert self.shutdown is not None
+        reason = f"{Departure.SIGTERM.received} and ended the job"
+        if self.rules.saves:
+            saved = self.saving.last >= max(0, self.shutdown.version)
+            reason += f"; version {self.saving.last} is saved" if saved else "; its last steps are not saved"
+        coordinator = str(self.shape.coordinator)
+        return self._finish(End(False, coordinator, self._steps_seen(), reason, departure=Departure.SIGTERM), now)
+
+    def _on_tick_of_leavers(self, now: float) -> list[Effect]:
+        if self.shutdown is not None:
+            over = now >= self.shutdown.deadline
+            return self._finish_shutdown(now) if over else []
+        return self._let_go(self.leavers.overdue(now), now)
+
+    def _deadline_of_leavers(self) -> float | None:
+        return self.leavers.deadline() if self.shutdown is None else self.shutdown.deadline
+
     # -- the end --
 
     def _finish_badly(self, culprit: TaskId, step: Step, reason: str, now: float) -> list[Effect]:
@@ -293,7 +358,12 @@ class RunningJob:
         self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.END)
         self.end = end
         self._journal.record(now, Happening.ENDED, end.step, cause=end.reason)
-        return [Send(task, end) for task in self.shape.tasks() if task in self._joined]
+        return [Send(task, end) for task in self._present()]
+
+    def _present(self) -> list[TaskId]:
+        """Those that joined, without who was let go."""
+        joined = self._joined
+        return [t for t in self.shape.tasks() if t in joined and not self.leavers.is_gone(t, joined[t].incarnation)]
 
     def _steps_seen(self) -> Step:
         return self.committed + 1

@@ -78,6 +78,9 @@ class Description:
     exit_code: int
     version: str
     job: JobId
+    leaver: str = ""
+    leaving: int = 0
+    """This task received this signal (``leaving.Departure``), as this monitor or its task knows; 0: none did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +350,19 @@ class End:
     step: Step
     reason: str
     again: bool = False
+    departure: int = 0
+    """The signal of the task that ended it for all (``leaving.Departure``); 0: none did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Any task to the coordinator: I received this signal (``leaving.Departure``) and leave.
+
+    The coordinator passes it on to the others, and says it to the one that leaves when that may go.
+    """
+
+    task: str
+    signal: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,6 +405,7 @@ Message = (
     | Done
     | Failed
     | End
+    | Leaving
     | Heartbeat
     | Report
     | Contributors

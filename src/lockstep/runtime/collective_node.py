@@ -18,18 +18,32 @@ from lockstep.diagnose.evidence import Seen
 from lockstep.diagnose.text import notice_line
 from lockstep.protocol.collective import CollectiveMachine
 from lockstep.protocol.effects import Effect, JobEnded
-from lockstep.protocol.events import Awaited, Broken, Event, Finished, Met, Produced, Reduced, Sealed, StepBegun
+from lockstep.protocol.events import (
+    Awaited,
+    Broken,
+    Event,
+    Finished,
+    Met,
+    PeerLeaving,
+    Produced,
+    Reduced,
+    Sealed,
+    SignalCame,
+    StepBegun,
+)
 from lockstep.protocol.faults import Fault
 from lockstep.protocol.ids import CHIEF, BucketId, Incarnation, JobId, Step, TaskId
 from lockstep.protocol.journal import Journal
+from lockstep.protocol.leaving import Departure
 from lockstep.protocol.messages import Setting
 from lockstep.protocol.plan import Plan
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.inquiry import ask_start
 from lockstep.runtime.loop import TaskLoop
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
+from lockstep.runtime.neighbours import Neighbours
 from lockstep.runtime.observed import Observed
-from lockstep.runtime.outcome import JobEndedError, Outcome
+from lockstep.runtime.outcome import JobEndedError, Outcome, outcome_of
 from lockstep.runtime.start_facts import first_setting_difference, list_difference, start_facts
 from lockstep.runtime.status import MainThread
 from lockstep.runtime.watchdog import WatchSettings
@@ -101,6 +115,7 @@ class CollectiveNode(Observed):
         self.machine = CollectiveMachine(self.task, self.incarnation, workers, cluster.stall_after, self.journal, now)
         self.loop = TaskLoop(self.machine, self._carry_out)
         self._server = self._listen() if listens else None
+        self._neighbours = Neighbours(self.task, self._others() if listens else {}, self._on_peer_leaving)
         self._begin_observing(say, watch or WatchSettings(on_stall=cluster.on_stall), run_folder, faults)
 
     def _listen(self) -> ControlServer:
@@ -118,6 +133,7 @@ class CollectiveNode(Observed):
             self._reporter.ready(self._server.address, self.incarnation, self.job)
         self._reporter.phase(Phase.CONNECTING)
         self.loop.start()
+        self._neighbours.start()
         self.watchdog.start()
 
     def find_others(self) -> None:
@@ -128,6 +144,7 @@ class CollectiveNode(Observed):
         deadline = time.monotonic() + self.cluster.startup_timeout
         said_at = time.monotonic() - SAY_SECONDS + 2.0
         while missing := self._missing():
+            self.raise_if_ended()
             self.post(Awaited(tuple(TaskId.parse(task) for task in missing)))
             now = time.monotonic()
             words = "; ".join(f"{task} ({why})" for task, why in list(missing.items())[:MOST_NAMED])
@@ -171,6 +188,7 @@ class CollectiveNode(Observed):
         if self._left.is_set():
             return
         self._left.set()
+        self._neighbours.close()
         self.watchdog.close()
         self.loop.settle(1.0)
         self.loop.stop()
@@ -268,8 +286,20 @@ class CollectiveNode(Observed):
         self.before_look()
         super().beat()
 
+    @property
+    def closed(self) -> bool:
+        return self._left.is_set()
+
     def post(self, event: Event) -> None:
+        if isinstance(event, SignalCame):
+            self._reporter.leaves(str(self.task), event.departure)
         self.loop.post(event)
+
+    def _on_peer_leaving(self, peer: TaskId, departure: Departure) -> None:
+        """On a thread of a watch. Worker 0 tells it to those that follow it."""
+        if self.outcome is None and peer != self.task:
+            self._reporter.leaves(str(peer), departure)
+            self.post(PeerLeaving(peer, departure))
 
     def can_recover(self, task: TaskId) -> bool:  # noqa: ARG002 - as of every node
         """Never: without servers nobody keeps what a lost worker would need to come back."""
@@ -280,7 +310,11 @@ class CollectiveNode(Observed):
 
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, JobEnded) and self.outcome is None:
-            self._ended_by(Outcome(effect.ok, effect.culprit, effect.step, effect.reason))
+            outcome = outcome_of(effect)
+            self._ended_by(outcome)
+            if outcome.departure is not None:
+                self._say(outcome.sentence())
+                self._tell_departure(outcome)
             threading.Thread(target=self._see_to_the_end, name="see to the end", daemon=True).start()
 
     def _see_to_the_end(self) -> None:

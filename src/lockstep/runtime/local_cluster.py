@@ -27,7 +27,7 @@ LOOPBACK: Final = "127.0.0.1"
 PORT_ATTEMPTS: Final = 3
 TICK_SECONDS: Final = 0.5
 MONITOR_SECONDS: Final = 7.0
-"""A monitor that was asked to end gives its task 5 s; this is a little more."""
+"""A monitor that was asked to end gives its task 5 s, and the grace where it has one; this is a little more."""
 
 KILL_SECONDS: Final = 1.0
 CLEAN_UP_SECONDS: Final = 8.0
@@ -54,6 +54,8 @@ class LocalClusterSpec:
     """How long the tasks may take to end by themselves after one has failed."""
     finish_seconds: float = 60.0
     """How long servers may take to end after all workers have ended well."""
+    grace: float = 0.0
+    """How long the tasks may take, after SIGTERM, to finish a step and to save it."""
     may_lose_workers: bool = False
     """The job goes on without a worker that a signal has killed; while another one runs, its death ends nothing."""
     forming: Callable[[dict[TaskId, str]], AbstractContextManager[None]] | None = None
@@ -179,10 +181,22 @@ class _Launcher:
         for signum in self._inbox.take():
             action = self._stopping.on_signal(signum, now)
             if action is not None:
-                # Not the signal itself: a monitor that is just being started would answer Ctrl-C with a traceback.
-                self._signal_all(signal.SIGTERM)
                 self._ask_at = None
-                self._kill_at = now + (MONITOR_SECONDS if action is Action.ASK else KILL_SECONDS)
+                self._kill_at = now + (self._patience(signum) if action is Action.ASK else KILL_SECONDS)
+                if action is Action.ASK:
+                    self._tell_of_signal(signum)
+                self._signal_all(signum)
+
+    def _patience(self, signum: int) -> float:
+        return MONITOR_SECONDS + (self._spec.grace if signum == signal.SIGTERM else 0.0)
+
+    def _tell_of_signal(self, signum: int) -> None:
+        """Once, here: every task would say the same. What the coordinator's says of a checkpoint is still shown."""
+        coordinator = ClusterShape(self._spec.servers, self._spec.workers).coordinator
+        for member in self._members:
+            if member.task != coordinator or signum != signal.SIGTERM:
+                member.be_quiet()
+        _say(f"{processes.signal_name(signum)} ends the job on all {len(self._members)} tasks")
 
     def _take_ends(self, now: float) -> None:
         for member in self._members:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lockstep.protocol.coordinator import CoordinatorMachine
-from lockstep.protocol.effects import BecameMember, Effect, JobEnded, Send, StillMissing, ViewChanged
+from lockstep.protocol.effects import BecameMember, Effect, JobEnded, PeerLeaves, Send, StillMissing, ViewChanged
 from lockstep.protocol.events import Broken, Event, PeerGone
 from lockstep.protocol.faults import Fault
 from lockstep.protocol.ids import INITIAL_STEP, BucketId, Incarnation, JobId, Role, Step, TaskId, hex64
@@ -42,7 +42,7 @@ from lockstep.runtime.knock import Answer
 from lockstep.runtime.loop import TaskLoop
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
 from lockstep.runtime.observed import Observed
-from lockstep.runtime.outcome import JobEndedError, Outcome
+from lockstep.runtime.outcome import JobEndedError, Outcome, outcome_of
 from lockstep.runtime.peers import PeerKeeper
 from lockstep.runtime.prober import Prober, Search
 from lockstep.runtime.start_facts import StartFacts, start_facts
@@ -285,6 +285,10 @@ class Node(Observed):
         if self.outcome is not None:
             raise JobEndedError(self.outcome)
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def close(self) -> None:
         """Leave: flush what is queued, free links, memory, port and threads. May be called twice."""
         if self._closed:
@@ -435,7 +439,9 @@ class Node(Observed):
             case StillMissing(missing=missing):
                 self._say_missing(missing)
             case JobEnded():
-                self._end(Outcome(effect.ok, effect.culprit, effect.step, effect.reason, effect.again))
+                self._end(outcome_of(effect))
+            case PeerLeaves(peer=peer, departure=departure):
+                self._say(f"{self.task}: {peer} {departure.received} and leaves")
             case _:
                 self._carry_out_role(effect)
 
@@ -460,6 +466,7 @@ class Node(Observed):
                 self._say(outcome.sentence())
             if not outcome.ok and not outcome.again:
                 self._reporter.failed(outcome.reason)
+            self._tell_departure(outcome)
         self._ended.set()
         self._decided.set()
         self._wake()
