@@ -207,7 +207,7 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     listen = cluster.listen_address()
     assert cluster.task is not None
     serves = cluster.task.role is Role.SERVER
-    signals = TaskSignals(say, cluster.grace, interrupts_others=serves)
+    signals = TaskSignals(cluster.task, say, cluster.grace, interrupts_others=serves)
     signals.install(only_defaults=True)
     try:
         companion = start_companion(cluster.task, listen.host, listen.port, __version__)

@@ -19,7 +19,7 @@ from lockstep.cli.terminal import clear_line
 from lockstep.diagnose.ending import by_verdict
 from lockstep.errors import BadInput
 from lockstep.protocol.faults import Fault, parse_faults
-from lockstep.protocol.ids import Role
+from lockstep.protocol.ids import CHIEF, Role
 from lockstep.protocol.journal import Happening
 from lockstep.protocol.recovery import Beginning, LossPolicy, RecoveryRules
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
@@ -47,7 +47,7 @@ def run_task(config: BenchConfig, report_fd: int, *, finished: bool = False) -> 
     """Run one task of a cluster; ``report_fd`` leads to its monitor. ``finished``: a former life was at its end."""
     assert config.task is not None
     assert config.cluster is not None
-    signals = TaskSignals(say, config.cluster.grace)
+    signals = TaskSignals(config.task, say, config.cluster.grace)
     signals.install()
     reporter = TaskReporter(report_fd)
     reporter.phase(Phase.IMPORTING_TORCH)
@@ -283,7 +283,7 @@ def _reduce(config: BenchConfig, node: CollectiveNode, reporter: TaskReporter) -
 
 def run_alone(config: BenchConfig) -> int:
     """Train, or evaluate, in this process, without a cluster."""
-    signals = TaskSignals(say, 0.0, signums=(signal.SIGUSR1,))
+    signals = TaskSignals(CHIEF, say, 0.0, signums=(signal.SIGUSR1,))
     signals.install()
     from lockstep.runtime.collective_node import node_alone
     from lockstep.training.benchmark.run import NoSuchDeviceError, run_evaluation, run_single

@@ -128,7 +128,8 @@ def _run_server(argv: Sequence[str], report_fd: int, environ: Mapping[str, str])
     from lockstep.runtime.signals import TaskSignals
 
     cluster, exchange, keeping = _parse(argv, environ)
-    signals = TaskSignals(say, cluster.grace)
+    assert cluster.task is not None
+    signals = TaskSignals(cluster.task, say, cluster.grace)
     signals.install()
     outcome = serve(node_config(cluster, exchange, keeping), TaskReporter(report_fd), signals)
     if not outcome.ok and outcome.departure is None:

@@ -24,6 +24,7 @@ from lockstep.protocol.messages import (
     End,
     Join,
     Leaving,
+    Left,
     LocalState,
     Lost,
     Member,
@@ -295,7 +296,7 @@ class RunningJob:
         if departure is None:
             return []
         if not self._is_member(peer, incarnation) or self.leavers.is_gone(peer, incarnation):
-            return [Send(peer, said)]
+            return [Send(peer, Left(str(peer), departure))]
         if self.end is not None:
             return [Send(peer, self.end)]
         if departure.ends_the_job:
@@ -303,7 +304,7 @@ class RunningJob:
             return self._finish(end, now)
         if not self.leavers.note(peer, incarnation, now):
             return []
-        told: list[Effect] = [Send(task, said) for task in self._present() if task != peer]
+        told: list[Effect] = [Send(task, Left(str(peer), departure)) for task in self._present() if task != peer]
         if peer == self.shape.coordinator:
             return told + self._shut_down(now)
         return told + self._let_go([(peer, incarnation)], now) if self.phase is Phase.FORMING else told
@@ -313,7 +314,7 @@ class RunningJob:
         effects: list[Effect] = []
         for task, incarnation in leavers:
             self.leavers.dismiss(task, incarnation)
-            effects.append(Send(task, Leaving(str(task), Departure.SIGTERM)))
+            effects.append(Send(task, Left(str(task), Departure.SIGTERM)))
             effects += self._on_loss(task, incarnation, Departure.SIGTERM.left, now)
         return effects
 

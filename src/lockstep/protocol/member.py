@@ -20,7 +20,7 @@ from lockstep.protocol.ids import INITIAL_STEP, Incarnation, JobId, Role, TaskId
 from lockstep.protocol.journal import Happening, Journal
 from lockstep.protocol.leaving import Departure
 from lockstep.protocol.machine import REPEAT_SECONDS, advance
-from lockstep.protocol.messages import Done, End, Failed, Join, Leaving, Lost, MissingTask, Refused, Roster, View
+from lockstep.protocol.messages import Done, End, Failed, Join, Leaving, Left, Lost, MissingTask, Refused, Roster, View
 from lockstep.protocol.waits import Wait
 
 STALE_ROSTER_SECONDS = 5 * REPEAT_SECONDS
@@ -143,7 +143,7 @@ class MemberMachine:
         if self._failed is not None:
             effects.append(Send(self.coordinator, self._failed))
         if self._departure is not None:
-            effects.append(Send(self.coordinator, Leaving(str(self.task), self._departure)))
+            effects.append(Send(self.coordinator, Leaving(self._departure)))
         return effects + [Send(self.coordinator, lost) for lost in self._losses.values()]
 
     def _on_link_lost(self, event: LinkLost, now: float) -> list[Effect]:
@@ -194,20 +194,20 @@ class MemberMachine:
         if not self._linked:
             return self._end(False, str(self.task), departure.left, now, alone=True)
         self._repeat_at = now + REPEAT_SECONDS
-        return [Send(self.coordinator, Leaving(str(self.task), departure))]
+        return [Send(self.coordinator, Leaving(departure))]
 
-    def _on_leaving(self, leaving: Leaving, now: float) -> list[Effect]:
-        departure = Departure.of(leaving.signal)
+    def _on_left(self, left: Left, now: float) -> list[Effect]:
+        departure = Departure.of(left.signal)
         if departure is None:
             return []
-        if leaving.task == str(self.task):
-            return self._end(False, leaving.task, departure.left, now, alone=True)
-        return [PeerLeaves(TaskId.parse(leaving.task), departure)]
+        if left.task == str(self.task):
+            return self._end(False, left.task, departure.left, now, alone=True)
+        return [PeerLeaves(TaskId.parse(left.task), departure)]
 
     def _on_received(self, event: Received, now: float) -> list[Effect]:
         match event.message:
-            case Leaving() as leaving:
-                return self._on_leaving(leaving, now)
+            case Left() as left:
+                return self._on_left(left, now)
             case View() as view:
                 return self._on_view(view, now)
             case Roster(missing=missing):

@@ -356,10 +356,14 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """Any task to the coordinator: I received this signal (``leaving.Departure``) and leave.
+    """Any task to the coordinator: I received this signal (``leaving.Departure``) and leave."""
 
-    The coordinator passes it on to the others, and says it to the one that leaves when that may go.
-    """
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Coordinator to all others: this task received this signal and leaves. To the task itself: you may go."""
 
     task: str
     signal: int
@@ -406,6 +410,7 @@ Message = (
     | Failed
     | End
     | Leaving
+    | Left
     | Heartbeat
     | Report
     | Contributors

@@ -188,6 +188,7 @@ class CollectiveNode(Observed):
         if self._left.is_set():
             return
         self._left.set()
+        self.winding_up = True
         self._neighbours.close()
         self.watchdog.close()
         self.loop.settle(1.0)
@@ -285,10 +286,6 @@ class CollectiveNode(Observed):
     def beat(self) -> None:
         self.before_look()
         super().beat()
-
-    @property
-    def closed(self) -> bool:
-        return self._left.is_set()
 
     def post(self, event: Event) -> None:
         if isinstance(event, SignalCame):

@@ -75,8 +75,9 @@ def run_local_cluster(spec: LocalClusterSpec) -> int:
         for _ in range(PORT_ATTEMPTS):
             with _Launcher(spec, inbox) as launcher:
                 show = contextlib.nullcontext() if spec.forming is None else spec.forming(launcher.addresses())
-                with spec.around(), show:
-                    code = launcher.run()
+                with spec.around(), contextlib.ExitStack() as shown:
+                    shown.enter_context(show)
+                    code = launcher.run(shown.close)
             if code is not None:
                 return code
             _say("a port was taken by another program in that very moment; starting again on other ports")
@@ -120,6 +121,7 @@ class _Launcher:
         self._deaths = Deaths()
         self._ask_at: float | None = None
         self._kill_at: float | None = None
+        self._hide: Callable[[], None] = lambda: None
         self._port_taken = False
         self._overdue = False
         self._failed_before: tuple[ClusterMember, str] | None = None
@@ -153,8 +155,9 @@ class _Launcher:
         """Every task with its address."""
         return {task: port.address for task, port in self._ports.items()}
 
-    def run(self) -> int | None:
-        """The exit code; None if a port was taken and all must start again."""
+    def run(self, hide: Callable[[], None]) -> int | None:
+        """The exit code; None if a port was taken and all must start again. ``hide``: show no more how it forms."""
+        self._hide = hide
         for member in self._members:
             member.start()
         while any(member.exit_code is None or member.relays for member in self._members):
@@ -196,6 +199,7 @@ class _Launcher:
         for member in self._members:
             if member.task != coordinator or signum != signal.SIGTERM:
                 member.be_quiet()
+        self._hide()
         _say(f"{processes.signal_name(signum)} ends the job on all {len(self._members)} tasks")
 
     def _take_ends(self, now: float) -> None:

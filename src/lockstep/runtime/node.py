@@ -247,6 +247,7 @@ class Node(Observed):
     def see_others_off(self) -> None:
         """After the end: wait, bounded, until the others have heard of it and closed their links. For the coordinator's
         task, whose word it is: on a busy machine the word may still be on its way when this task is done."""
+        self.winding_up = True
         deadline = time.monotonic() + LEAVE_SECONDS
         while any(keeper.linked for keeper in self.peers.values()) and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -285,15 +286,11 @@ class Node(Observed):
         if self.outcome is not None:
             raise JobEndedError(self.outcome)
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def close(self) -> None:
         """Leave: flush what is queued, free links, memory, port and threads. May be called twice."""
         if self._closed:
             return
-        self._closed = True
+        self._closed = self.winding_up = True
         if self._prober is not None:
             self._prober.close()
         self._search.close()

@@ -42,6 +42,8 @@ class Observed:
     outcome: Outcome | None
     _reporter: TaskReporter
     _member: threading.Event
+    winding_up = False
+    """The main thread has heard that the job is over, and closes everything."""
     on_departure: Callable[[Departure], None] = staticmethod(lambda _departure: None)
     """Called when a signal, of whichever task, has ended the job here; must not block."""
 

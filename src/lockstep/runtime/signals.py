@@ -44,11 +44,8 @@ class Leaves(Protocol):
 
     task: TaskId
     outcome: Outcome | None
+    winding_up: bool
     on_departure: Callable[[Departure], None]
-
-    @property
-    def closed(self) -> bool:
-        """Its training thread winds up."""
 
     def post(self, event: Event) -> None: ...
 
@@ -63,6 +60,7 @@ class TaskSignals:
 
     def __init__(
         self,
+        task: TaskId,
         say: Callable[[str], None],
         grace: float,
         *,
@@ -71,6 +69,7 @@ class TaskSignals:
     ) -> None:
         """``grace``: how long a job may take to end after SIGTERM. ``interrupts_others``: the main thread is also made
         to end where another task received the signal."""
+        self._task = task
         self._signums = tuple(signums)
         self._say = say
         self._grace = grace
@@ -181,7 +180,9 @@ class TaskSignals:
 
     def _leave(self, departure: Departure) -> None:
         node = self._node
-        if node is not None and node.outcome is None:
+        if node is None:
+            self._say(f"{self._task} {departure.left}")
+        elif node.outcome is None:
             node.post(SignalCame(departure))
             seconds = TOLD_SECONDS if departure.ends_the_job else self._grace
             if not self._wait(lambda: node.outcome is not None, seconds):
@@ -201,7 +202,7 @@ class TaskSignals:
         serves = node is not None and node.task.role is Role.SERVER
         if self._closing.wait(0.0 if node is None else ASIDE_SECONDS):
             return
-        if not serves and (node is None or not node.closed):
+        if node is None or not node.winding_up:
             self._exit_code = code
             self._own += 1
             signal.pthread_kill(threading.main_thread().ident or 0, next(iter(self._kept)))
