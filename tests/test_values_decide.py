@@ -118,7 +118,11 @@ def _compares_words(node: ast.Compare) -> bool:
 
 def may_search(path: str) -> bool:
     listed = {*COMMAND_LINES, *THE_KERNEL_AND_OTHER_PROGRAMS, *OUR_OWN_FORMATS}
-    return path in listed or "phrases" in Path(path).with_suffix("").parts or any(path.startswith(f"{folder}/") for folder in FOLDERS)
+    return (
+        path in listed
+        or "phrases" in Path(path).with_suffix("").parts
+        or any(path.startswith(f"{folder}/") for folder in FOLDERS)
+    )
 
 
 def test_no_decision_reads_a_sentence() -> None:

@@ -28,6 +28,7 @@ from lockstep.runtime.outcome import JobEndedError, Outcome
 from lockstep.runtime.preflight import protocol_problems
 from lockstep.runtime.rendezvous import Meeting, RendezvousError, free_port, meet
 from lockstep.runtime.resuming import beginning_in
+from lockstep.runtime.signals import TaskSignals
 from lockstep.runtime.watchdog import WatchSettings
 from lockstep.training.library.settings import (
     ON_NAN,
@@ -83,6 +84,7 @@ class JoinArguments:
     from_scratch: bool = False
     on_worker_loss: str | None = None
     rejoin_timeout: float = 300.0
+    grace: float = 25.0
 
     @property
     def launched(self) -> bool:
@@ -136,6 +138,7 @@ def join(
     from_scratch: bool = False,
     on_worker_loss: str | None = None,
     rejoin_timeout: float = 300.0,
+    grace: float = 25.0,
 ) -> Job:
     """Become one task of a cluster. Blocks until all tasks are there, ``startup_timeout`` seconds at most.
 
@@ -173,6 +176,7 @@ def join(
         from_scratch=from_scratch,
         on_worker_loss=on_worker_loss,
         rejoin_timeout=rejoin_timeout,
+        grace=grace,
     )
     try:
         return join_with(arguments, os.environ)
@@ -208,22 +212,29 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     config = node_config(cluster, arguments.exchange, arguments.keeping, launched=arguments.launched)
     listen = cluster.listen_address()
     assert cluster.task is not None
+    serves = cluster.task.role is Role.SERVER
+    signals = TaskSignals(cluster.task, say, cluster.grace, interrupts_others=serves)
+    signals.install(only_defaults=True)
     try:
         companion = start_companion(cluster.task, listen.host, listen.port, __version__)
     except CompanionError as error:
+        signals.close()
         raise BadInput(str(error)) from None
-    if cluster.task.role is Role.SERVER:
-        _serve_and_leave(config, companion)
+    signals.on_forced = companion.reporter.ended
+    if serves:
+        _serve_and_leave(config, companion, signals)
     from lockstep.training.library.job import JobOptions
 
     options = JobOptions(on_nan=arguments.on_nan, bucket_bytes=round(arguments.bucket_mb * MEBIBYTE))
-    return _join_as_worker(config, companion, options)
+    return _join_as_worker(config, companion, options, signals)
 
 
 def node_config(cluster: ClusterSpec, exchange: Exchange, keeping: Keeping, *, launched: bool = False) -> NodeConfig:
     """What the runtime needs to know of a job of the library. BadInput where its ``train_dir`` is refused."""
     workers = cluster.shape.workers
-    rules = recovery_rules(keeping, exchange, workers, cluster.rejoin_timeout, launched=launched)
+    rules = recovery_rules(
+        keeping, exchange, workers, cluster.rejoin_timeout, launched=launched, grace_seconds=cluster.grace
+    )
     settings = library_settings(cluster, exchange, rules)
     resumes = bool(keeping.train_dir) and cluster.task == cluster.shape.coordinator
     if cluster.task == CHIEF and (notice := loss_notice(rules, exchange, workers, launched=launched)):
@@ -283,6 +294,7 @@ def _cluster(arguments: JoinArguments, environ: Mapping[str, str]) -> ClusterSpe
         stall_after=arguments.stall_after,
         on_stall=arguments.on_stall,
         rejoin_timeout=arguments.rejoin_timeout,
+        grace=arguments.grace,
         token=token,
         rdma=arguments.rdma,
     )
@@ -324,22 +336,21 @@ def _gather(spec: ClusterSpec, launch: Launch, servers: int) -> ClusterSpec:
 # -- the two roles --
 
 
-def _serve_and_leave(config: NodeConfig, companion: Companion) -> None:
+def _serve_and_leave(config: NodeConfig, companion: Companion, signals: TaskSignals) -> None:
     """Serve until the job has ended, then leave the program: what follows the call is for workers."""
     outcome = Outcome(False)
     try:
-        outcome = serve(config, companion.reporter)
+        outcome = serve(config, companion.reporter, signals)
     finally:
-        companion.close(0 if outcome.ok else EXIT_FAILED)
-    if outcome.ok:
-        # Also where the last version is in no checkpoint, which was said: the model is with the programs, and a
-        # launcher that sees a process fail ends them all before they have saved it.
-        raise SystemExit(0)
-    say(outcome.sentence())
-    raise SystemExit(EXIT_FAILED)
+        companion.close(outcome.exit_code(EXIT_FAILED))
+    if not outcome.ok and outcome.departure is None:
+        say(outcome.sentence())
+    # 0 also where the last version is in no checkpoint, which was said: the model is with the programs, and a launcher
+    # that sees a process fail ends them all before they have saved it.
+    raise SystemExit(outcome.exit_code(EXIT_FAILED))
 
 
-def serve(config: NodeConfig, reporter: TaskReporter) -> Outcome:
+def serve(config: NodeConfig, reporter: TaskReporter, signals: TaskSignals) -> Outcome:
     """One server of a job, from its start to its end."""
     from lockstep.runtime.server_node import ServerNode
 
@@ -350,6 +361,7 @@ def serve(config: NodeConfig, reporter: TaskReporter) -> Outcome:
         return TorchShardStore(helpers=fitting_helpers(config.cluster))
 
     node = ServerNode(config, make_store, say, reporter)
+    signals.attach(node)
     try:
         node.start()
         from lockstep.training.shard_store import warm_up
@@ -363,7 +375,8 @@ def serve(config: NodeConfig, reporter: TaskReporter) -> Outcome:
     except JobEndedError as ended:
         return ended.outcome
     except BaseException as error:
-        node.fail(failure_of(error, f"was ended by {type(error).__name__}"))
+        if node.outcome is None:
+            node.fail(failure_of(error, f"was ended by {type(error).__name__}"))
         raise
     finally:
         for line in dropped_lines(node.machine.coordinator):
@@ -377,15 +390,18 @@ def dropped_lines(coordinator: object) -> list[str]:
     return [f"{task} was left out of {count} steps (backup workers)" for task, count in sorted(dropped.items())]
 
 
-def _join_as_worker(config: NodeConfig, companion: Companion, options: JobOptions) -> Job:
+def _join_as_worker(config: NodeConfig, companion: Companion, options: JobOptions, signals: TaskSignals) -> Job:
     from lockstep.runtime.worker_node import WorkerNode
     from lockstep.training.library.job import Job
-    from lockstep.training.library.leaving import close_before_threads_end
+    from lockstep.training.library.leaving import close_before_threads_end, end_by_signal
 
     node = WorkerNode(config, say, companion.reporter)
+    signals.attach(node)
+    end_by_signal()
 
     def leave() -> None:
-        companion.close(0 if node.outcome is not None and node.outcome.ok else EXIT_FAILED)
+        companion.close(EXIT_FAILED if node.outcome is None else node.outcome.exit_code(EXIT_FAILED))
+        signals.close()
 
     try:
         node.start()

@@ -92,6 +92,8 @@ def _run_monitor(config: BenchConfig, argv: Sequence[str], program: Sequence[str
         start=start_facts(config.cluster, __version__, settings(config)),
         cluster=config.cluster.all_addresses(),
         restarts=config.cluster.restarts,
+        takes_signals=True,
+        grace=config.cluster.grace,
     )
     if config.task != CHIEF or LAUNCHED_VARIABLE in os.environ:
         return run_monitor(spec)
@@ -124,6 +126,7 @@ def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequen
         workers=local.workers,
         command=command,
         show_all=config.output.verbose,
+        grace=(config.cluster or ClusterSpec()).grace,
         forming=forming_line,
         may_lose_workers=config.cluster is not None and config.cluster.on_worker_loss == LossPolicy.SHRINK.value,
         around=functools.partial(shared_gpu, os.environ, _tell) if on_gpus and shares_gpus(config) else nullcontext,

@@ -11,24 +11,21 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from lockstep.cli.environment import LAUNCHED_VARIABLE
 from lockstep.cli.progress import Output
 from lockstep.cli.terminal import clear_line
 from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_VERDICT, BadInput
-from lockstep.protocol.causes import own_error
 from lockstep.protocol.faults import Fault, parse_faults
-from lockstep.protocol.ids import Role
+from lockstep.protocol.ids import CHIEF, Role
 from lockstep.protocol.journal import Happening
 from lockstep.protocol.recovery import Beginning, LossPolicy, RecoveryRules
-from lockstep.runtime import phrases
-from lockstep.runtime.dump import on_signal
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
 from lockstep.runtime.node import NodeConfig
 from lockstep.runtime.outcome import JobEndedError, Outcome
 from lockstep.runtime.resuming import beginning_in
+from lockstep.runtime.signals import TaskSignals
 from lockstep.runtime.watchdog import WatchSettings
 from lockstep.training.config import BenchConfig, recovery_rules, settings
 
@@ -42,10 +39,6 @@ if TYPE_CHECKING:
 FAULTS_VARIABLE = "LOCKSTEP_FAULTS"
 
 
-class StoppedError(BaseException):
-    """A signal asked this task to end. Not an Exception: nothing on the way may swallow it."""
-
-
 def run_task(config: BenchConfig, report_fd: int, *, finished: bool = False, later: bool = False) -> int:
     """Run one task of a cluster; ``report_fd`` leads to its monitor. ``finished``: a former life was at its end.
 
@@ -53,29 +46,21 @@ def run_task(config: BenchConfig, report_fd: int, *, finished: bool = False, lat
     """
     if later:
         config = dataclasses.replace(config, output=dataclasses.replace(config.output, from_scratch=False))
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the monitor decides what Ctrl-C means
-    dumps: list[Callable[[str], None]] = []
-    on_signal(signal.SIGUSR1, lambda: dumps[0]("SIGUSR1") if dumps else None)
+    assert config.task is not None
+    assert config.cluster is not None
+    signals = TaskSignals(config.task, say, config.cluster.grace)
+    signals.install()
     reporter = TaskReporter(report_fd)
     reporter.phase(Phase.IMPORTING_TORCH)
-    assert config.task is not None
     try:
         if config.exchange.is_collective:
-            return _run_collective(config, reporter, dumps)
+            return _run_collective(config, reporter, signals)
         if config.task.role is Role.SERVER:
-            return _run_server(config, reporter, dumps)
-        return _run_worker(config, reporter, dumps, finished=finished)
+            return _run_server(config, reporter, signals)
+        return _run_worker(config, reporter, signals, finished=finished)
     except BadInput as bad:
         reporter.failed(" ".join(bad.sentences))  # for those that ask the monitor why this task does not come back
         raise
-    except StoppedError:
-        return 128 + signal.SIGTERM
-
-
-def _stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise StoppedError
 
 
 def node_config(config: BenchConfig, *, returning: bool = False) -> NodeConfig:
@@ -128,22 +113,24 @@ def planted_faults(environ: Mapping[str, str]) -> tuple[Fault, ...]:
         raise BadInput(f"{FAULTS_VARIABLE} cannot be read: {error}; unset it, it is for drills only.") from error
 
 
-def _run_server(config: BenchConfig, reporter: TaskReporter, dumps: list[Callable[[str], None]]) -> int:
+def _run_server(config: BenchConfig, reporter: TaskReporter, signals: TaskSignals) -> int:
     def make_store() -> ShardStore:
         from lockstep.training.benchmark.run import server_store
 
         return server_store(config)
 
+    returning = False
     while True:
-        code = _serve(config, reporter, dumps, make_store, returning=bool(dumps))
+        code = _serve(config, reporter, signals, make_store, returning=returning)
         if code is not None:
             return code
+        returning = True
 
 
 def _serve(
     config: BenchConfig,
     reporter: TaskReporter,
-    dumps: list[Callable[[str], None]],
+    signals: TaskSignals,
     make_store: Callable[[], ShardStore],
     *,
     returning: bool,
@@ -152,7 +139,7 @@ def _serve(
     from lockstep.runtime.server_node import ServerNode
 
     node = ServerNode(node_config(config, returning=returning), make_store, say, reporter)
-    dumps[:] = [node.dump]
+    signals.attach(node)
     try:
         node.start()
         assert config.task is not None
@@ -178,9 +165,6 @@ def _serve(
             from lockstep.training.benchmark.times import server_times, write_times
 
             write_times(config.output.timing_dir, config.task, server_times(node, config.run.num_warmup_batches))
-    except StoppedError:
-        node.fail(own_error(phrases.stopped_by_a_signal()))
-        raise
     finally:
         node.close()
     return _exit_code(outcome)
@@ -210,25 +194,22 @@ def _wait_for_the_end(node: ServerNode) -> Outcome:
         return ended.outcome
 
 
-def _run_worker(
-    config: BenchConfig, reporter: TaskReporter, dumps: list[Callable[[str], None]], *, finished: bool
-) -> int:
+def _run_worker(config: BenchConfig, reporter: TaskReporter, signals: TaskSignals, *, finished: bool) -> int:
     from lockstep.runtime.worker_node import WorkerNode
 
+    returning = False
     while True:
-        made = dataclasses.replace(node_config(config, returning=bool(dumps)), finished=finished and not dumps)
+        made = dataclasses.replace(node_config(config, returning=returning), finished=finished and not returning)
         node = WorkerNode(made, say, reporter)
-        dumps[:] = [node.dump]
+        signals.attach(node)
         try:
             node.start()
             code = _train(config, node)
-        except StoppedError:
-            node.fail(own_error(phrases.stopped_by_a_signal()))
-            raise
         finally:
             node.close()
         if code is not None:
             return code
+        returning = True
 
 
 def _train(config: BenchConfig, node: WorkerNode) -> int | None:
@@ -257,7 +238,7 @@ def _train(config: BenchConfig, node: WorkerNode) -> int | None:
     return 0
 
 
-def _run_collective(config: BenchConfig, reporter: TaskReporter, dumps: list[Callable[[str], None]]) -> int:
+def _run_collective(config: BenchConfig, reporter: TaskReporter, signals: TaskSignals) -> int:
     from lockstep.runtime.collective_node import CollectiveNode
 
     assert config.cluster is not None
@@ -270,7 +251,7 @@ def _run_collective(config: BenchConfig, reporter: TaskReporter, dumps: list[Cal
         faults=planted_faults(os.environ),
         give_up=lambda: os._exit(EXIT_VERDICT),
     )
-    dumps.append(node.dump)
+    signals.attach(node)
     try:
         node.start()
         return _reduce(config, node, reporter)
@@ -297,7 +278,8 @@ def _reduce(config: BenchConfig, node: CollectiveNode, reporter: TaskReporter) -
         say(str(error))
         return EXIT_FAILED
     except JobEndedError as ended:
-        say(ended.outcome.sentence())
+        if ended.outcome.departure is None:
+            say(ended.outcome.sentence())
         return _exit_code(ended.outcome)
     finally:
         output.close()
@@ -307,9 +289,8 @@ def _reduce(config: BenchConfig, node: CollectiveNode, reporter: TaskReporter) -
 
 def run_alone(config: BenchConfig) -> int:
     """Train, or evaluate, in this process, without a cluster."""
-    dumps: list[Callable[[str], None]] = []
-    # Before torch comes with threads of its own: one that does not block the signal would end the process by it.
-    on_signal(signal.SIGUSR1, lambda: dumps[0]("SIGUSR1") if dumps else None)
+    signals = TaskSignals(CHIEF, say, 0.0, signums=(signal.SIGUSR1,))
+    signals.install()
     from lockstep.runtime.collective_node import node_alone
     from lockstep.training.benchmark.run import NoSuchDeviceError, run_evaluation, run_single
     from lockstep.training.data.errors import BadData, InputLost, TooManyBadRecords
@@ -317,7 +298,7 @@ def run_alone(config: BenchConfig) -> int:
     output = Output()
     node = node_alone(say, config.output.train_dir or "")
     if not config.evaluation.only:
-        dumps.append(node.dump)
+        signals.attach(node)
         node.start()
     try:
         if config.evaluation.only:
@@ -337,9 +318,9 @@ def run_alone(config: BenchConfig) -> int:
 
 def _exit_code(outcome: Outcome) -> int:
     """The node has said why already."""
-    if outcome.ok:
-        return EXIT_FAILED if outcome.unsaved else 0
-    return EXIT_FAILED if outcome.reason.own_error else EXIT_VERDICT
+    if outcome.ok and outcome.unsaved:
+        return EXIT_FAILED
+    return outcome.exit_code(EXIT_FAILED if outcome.reason.own_error else EXIT_VERDICT)
 
 
 def say(text: str) -> None:

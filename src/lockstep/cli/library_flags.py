@@ -27,6 +27,7 @@ _SHARED = (
     "stall_after",
     "on_stall",
     "rejoin_timeout",
+    "grace",
     "bind",
     "job_token",
     "train_dir",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,13 +54,17 @@ of which step, between which two tasks, is missing, and why.
 
 First run, one server and two workers here: lockstep bench --ps=1 --workers=2
 Exit codes: 0 done, 1 failed, 2 bad input (nothing started),
-            3 ended by a verdict or a stall, 130 ended by Ctrl-C
+            3 ended by a verdict or a stall,
+            130, 129, 143 ended by Ctrl-C (SIGINT), SIGHUP, SIGTERM
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        # It asks a task for its files, and would kill a process that has not come far enough to take it.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     # gRPC's own log lines name sockets and not tasks; whatever they tell of, we say with task and peer.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:

@@ -6,10 +6,8 @@ What a person starts is the monitor; the server itself runs below it, as in ``lo
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
-from types import FrameType
 
 from lockstep.cli.flags.build import TOKEN_VARIABLE, rdma_options
 from lockstep.cli.flags.parsing import CommandLine
@@ -33,7 +31,8 @@ Give it the lists that the program gives to lockstep.join(), and the same choice
 
 {flags}
 
-It ends when the job has ended: 0 done, 1 failed, 2 bad input (nothing started).
+It ends when the job has ended: 0 done, 1 failed, 2 bad input (nothing started),
+130, 129 or 143 ended by a signal (docs/when-a-job-stands-still.md).
 """
 
 
@@ -53,9 +52,16 @@ def run(argv: Sequence[str]) -> int:
     assert cluster.task is not None
     listen = cluster.listen_address()
     command = (sys.executable, "-m", "lockstep", "ps", f"{TASK_FLAG}{REPORT_FD}", *argv)
-    return run_monitor(
-        MonitorSpec(task=cluster.task, host=listen.host, port=listen.port, command=command, version=__version__)
+    spec = MonitorSpec(
+        task=cluster.task,
+        host=listen.host,
+        port=listen.port,
+        command=command,
+        version=__version__,
+        takes_signals=True,
+        grace=cluster.grace,
     )
+    return run_monitor(spec)
 
 
 def help_text() -> str:
@@ -88,6 +94,7 @@ def _parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ClusterSpec
         startup_timeout=_number(line, "startup_timeout"),
         stall_after=_number(line, "stall_after"),
         rejoin_timeout=_number(line, "rejoin_timeout"),
+        grace=_number(line, "grace"),
         on_stall=str(values["on_stall"]),
         token=str(values["job_token"] or environ.get(TOKEN_VARIABLE, "")),
         rdma=rdma_options(values),
@@ -116,26 +123,16 @@ def _keeping(line: CommandLine) -> Keeping:
     )
 
 
-class StoppedError(BaseException):
-    """A signal asked this server to end. Not an Exception: nothing on the way may swallow it."""
-
-
-def _stop(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise StoppedError
-
-
 def _run_server(argv: Sequence[str], report_fd: int, environ: Mapping[str, str]) -> int:
     from lockstep.entry import EXIT_FAILED, node_config, say, serve
     from lockstep.runtime.monitor.reporter import TaskReporter
+    from lockstep.runtime.signals import TaskSignals
 
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the monitor decides what Ctrl-C means
-    config = node_config(*_parse(argv, environ))
-    try:
-        outcome = serve(config, TaskReporter(report_fd))
-    except StoppedError:
-        return 128 + signal.SIGTERM
-    if not outcome.ok:
+    cluster, exchange, keeping = _parse(argv, environ)
+    assert cluster.task is not None
+    signals = TaskSignals(cluster.task, say, cluster.grace)
+    signals.install()
+    outcome = serve(node_config(cluster, exchange, keeping), TaskReporter(report_fd), signals)
+    if not outcome.ok and outcome.departure is None:
         say(outcome.sentence())
-    return 0 if outcome.ok and not outcome.unsaved else EXIT_FAILED
+    return EXIT_FAILED if outcome.ok and outcome.unsaved else outcome.exit_code(EXIT_FAILED)

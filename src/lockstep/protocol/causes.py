@@ -18,6 +18,7 @@ class Cause(StrEnum):
     OUT_OF_MEMORY = "out of memory"
     FROZEN = "frozen"
     FAILED = "failed with an error"
+    STOPPED = "ended by a signal"
     USER_CODE = "stuck in user code"
     DEVICE_CALL = "stuck in a device call"
     COMMUNICATION = "stuck in the communication layer"
@@ -50,6 +51,7 @@ CANNOT_HEAL = frozenset(
         Cause.DEAD,
         Cause.OUT_OF_MEMORY,
         Cause.FAILED,
+        Cause.STOPPED,
         Cause.DISK_FULL,
         Cause.OUT_OF_STEP,
         Cause.MISMATCH,

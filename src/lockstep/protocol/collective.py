@@ -8,12 +8,25 @@ one is not, any of the others may lack it; who of them has handed it over is see
 from __future__ import annotations
 
 from lockstep.protocol import phrases
-from lockstep.protocol.causes import Reason
+from lockstep.protocol.causes import Cause, Reason
 from lockstep.protocol.effects import Effect, JobEnded
-from lockstep.protocol.events import Awaited, Broken, Event, Finished, Met, Produced, Reduced, Sealed, StepBegun
-from lockstep.protocol.ids import BucketId, Incarnation, Step, TaskId, worker
+from lockstep.protocol.events import (
+    Awaited,
+    Broken,
+    Event,
+    Finished,
+    Met,
+    PeerLeaving,
+    Produced,
+    Reduced,
+    Sealed,
+    SignalCame,
+    StepBegun,
+)
+from lockstep.protocol.ids import CHIEF, BucketId, Incarnation, Step, TaskId, worker
 from lockstep.protocol.journal import NO_BUCKET, Happening, Journal
 from lockstep.protocol.keys import TensorKey, all_reduce_name
+from lockstep.protocol.leaving import Departure
 from lockstep.protocol.waits import Wait, WaitKind
 
 NOTHING = (-1, -1)
@@ -79,7 +92,23 @@ class CollectiveMachine:
                 self._finished_at = now
             case Broken(culprit=culprit, step=step, reason=reason):
                 return self._end(str(culprit), step, reason)
+            case SignalCame(departure=departure):
+                alone = not departure.ends_the_job
+                text = phrases.left(departure) if alone else phrases.received(departure)
+                return self._end(str(self.task), self.step, Reason(Cause.STOPPED, text), departure, alone=alone)
+            case PeerLeaving(peer=peer, departure=departure):
+                return self._on_peer_leaving(peer, departure)
         return []
+
+    def _on_peer_leaving(self, peer: TaskId, departure: Departure) -> list[Effect]:
+        """Nobody can go on without another one; whose end it is says whether that is a loss."""
+        if departure.ends_the_job:
+            reason = Reason(Cause.STOPPED, phrases.received(departure))
+            return self._end(str(peer), self.step, reason, departure)
+        if peer == CHIEF:
+            reason = Reason(Cause.STOPPED, phrases.ended_the_job(departure))
+            return self._end(str(peer), self.step, reason, departure)
+        return self._end(str(peer), self.step, Reason(Cause.DEAD, phrases.left(departure)))
 
     def _on_reduced(self, step: Step, bucket: BucketId, now: float) -> None:
         if self._open.pop((step, bucket), None) is None:
@@ -89,11 +118,13 @@ class CollectiveMachine:
         if not any(open_step <= step for open_step, _ in self._open):
             self._sealed = {number: at for number, at in self._sealed.items() if number > step}
 
-    def _end(self, culprit: str, step: Step, reason: Reason) -> list[Effect]:
+    def _end(
+        self, culprit: str, step: Step, reason: Reason, departure: Departure | None = None, *, alone: bool = False
+    ) -> list[Effect]:
         if self._ended:
             return []
         self._ended = True
-        return [JobEnded(False, culprit, step, reason)]
+        return [JobEnded(False, culprit, step, reason, departure=departure, alone=alone)]
 
     def next_deadline(self) -> float | None:
         return None

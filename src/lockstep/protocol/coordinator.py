@@ -37,6 +37,7 @@ from lockstep.protocol.messages import (
     Done,
     Failed,
     Join,
+    Leaving,
     LocalState,
     Lost,
     MissingTask,
@@ -63,7 +64,7 @@ class CoordinatorMachine(RunningJob):
                 return self._on_loss(event.peer, event.incarnation, event.reason, now)
             case CheckpointWritten():
                 self.saving.on_written(event.version, event.problem, now)
-                return self._end_if_possible(now)
+                return self._end_if_possible(now) or self._end_if_saved(now)
             case Broken():
                 return self._finish_badly(event.culprit, event.step, event.reason, now)
             case Searched(findings=findings):
@@ -82,6 +83,8 @@ class CoordinatorMachine(RunningJob):
         message = event.message
         if isinstance(message, Join):
             return self._on_join(event.peer, message, now)
+        if isinstance(message, Leaving):
+            return self._on_leaving(event.peer, event.incarnation, message, now)
         if not self._is_member(event.peer, event.incarnation):
             return []
         if self.end is not None and isinstance(message, (Applied, Done, Failed)):
@@ -197,13 +200,14 @@ class CoordinatorMachine(RunningJob):
                 return []
 
     def _on_tick_while_running(self, now: float) -> list[Effect]:
+        effects = self._on_tick_of_leavers(now)
+        if self.end is not None:
+            return effects
         late = self.losses.overdue(now)
         if late is not None:
             task, loss = late
             text = phrases.did_not_come_back(loss.reason.text, self.rules.rejoin_seconds)
-            reason = loss.reason.worded(text)
-            return self._finish_badly(task, self._steps_seen(), reason, now)
-        effects: list[Effect] = []
+            return effects + self._finish_badly(task, self._steps_seen(), loss.reason.worded(text), now)
         if self.losses.is_waiting and now >= self._roster_at:
             effects += self._tell_of_losses(now)
         if self.saving.repeat_at is not None and now >= self.saving.repeat_at:
@@ -218,7 +222,8 @@ class CoordinatorMachine(RunningJob):
             case Phase.FORMING:
                 return self._roster_at
             case Phase.RUNNING:
-                due = [at for at in (self.saving.repeat_at, self.losses.deadline()) if at is not None]
+                times = (self.saving.repeat_at, self.losses.deadline(), self._deadline_of_leavers())
+                due = [at for at in times if at is not None]
                 return min([*due, self._roster_at] if self.losses.is_waiting else due, default=None)
             case Phase.ENDED:
                 return None

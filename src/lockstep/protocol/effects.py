@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from lockstep.protocol.causes import NO_REASON, Reason
 from lockstep.protocol.ids import INITIAL_STEP, BucketId, JobId, Step, TaskId
+from lockstep.protocol.leaving import Departure
 from lockstep.protocol.messages import Answer, GroupRates, Layout, Member, Message, MissingTask, Question, Saved, Ticket
 
 
@@ -169,6 +170,18 @@ class JobEnded:
     step: Step
     reason: Reason = NO_REASON
     again: bool = False
+    departure: Departure | None = None
+    """The signal by which it ended here: the exit code follows from it."""
+    alone: bool = False
+    """It was this task's own departure, and the job may go on without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLeaves:
+    """Another task received a signal and leaves."""
+
+    peer: TaskId
+    departure: Departure
 
 
 Effect = (
@@ -189,4 +202,5 @@ Effect = (
     | WriteCheckpoint
     | StillMissing
     | JobEnded
+    | PeerLeaves
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from lockstep.protocol.causes import Reason
 from lockstep.protocol.ids import BucketId, Incarnation, Step, TaskId
+from lockstep.protocol.leaving import Departure
 from lockstep.protocol.messages import GroupRates, Layout, Message, MissingTask, Question, Saved
 from lockstep.protocol.plan import Plan
 
@@ -187,6 +188,21 @@ class Searched:
 
 
 @dataclass(frozen=True, slots=True)
+class SignalCame:
+    """This task received a signal that asks it to leave."""
+
+    departure: Departure
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLeaving:
+    """Workers without servers: another one received a signal that asks it to leave."""
+
+    peer: TaskId
+    departure: Departure
+
+
+@dataclass(frozen=True, slots=True)
 class Awaited:
     """Workers without servers: these of the others are not there yet."""
 
@@ -233,6 +249,8 @@ Event = (
     | BucketApplied
     | Broken
     | Searched
+    | SignalCame
+    | PeerLeaving
     | Awaited
     | Met
     | Reduced

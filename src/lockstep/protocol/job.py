@@ -10,10 +10,11 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from lockstep.protocol import phrases
-from lockstep.protocol.causes import Reason
+from lockstep.protocol.causes import Cause, Reason
 from lockstep.protocol.effects import Effect, Send
 from lockstep.protocol.ids import INITIAL_STEP, ClusterShape, Incarnation, JobId, Step, TaskId
 from lockstep.protocol.journal import Happening, Journal
+from lockstep.protocol.leaving import Departure, Leavers, Shutdown
 from lockstep.protocol.ledger import NOTHING_TO_APPLY
 from lockstep.protocol.losses import Losses
 from lockstep.protocol.machine import REPEAT_SECONDS, advance
@@ -24,6 +25,8 @@ from lockstep.protocol.messages import (
     Done,
     End,
     Join,
+    Leaving,
+    Left,
     LocalState,
     Lost,
     Member,
@@ -78,6 +81,8 @@ class RunningJob:
         self.states = LocalStates(self.beginning, shape.workers)
         self.saving = Saving(self.rules, shape.server_ids(), start, now)
         self.losses = Losses(self.rules, shape)
+        self.leavers = Leavers()
+        self.shutdown: Shutdown | None = None
         self._number = 0
         self._ending: Step | None = None
         """After how many steps all workers have finished."""
@@ -235,6 +240,8 @@ class RunningJob:
             return []
         if self.losses.is_lost(task) or task in self._done:
             return []  # known, or it has done all its work
+        if self.shutdown is not None:
+            return self._finish_shutdown(now)  # the step cannot be finished any more
         is_server = task in self._applied
         if self.rules.returns if is_server else self.rules.takes_back:
             if self.phase is Phase.FORMING:
@@ -285,6 +292,67 @@ class RunningJob:
             self.states.set(task, self.committed + 1, self.states.newest_of(task))
         return self._new_view(now) if back else []
 
+    # -- tasks that leave because of a signal --
+
+    def _on_leaving(self, peer: TaskId, incarnation: Incarnation, said: Leaving, now: float) -> list[Effect]:
+        departure = Departure.of(said.signal)
+        if departure is None:
+            return []
+        if not self._is_member(peer, incarnation) or self.leavers.is_gone(peer, incarnation):
+            return [Send(peer, Left(str(peer), departure))]
+        if self.end is not None:
+            return [Send(peer, self.end)]
+        if departure.ends_the_job:
+            reason = Reason(Cause.STOPPED, phrases.received(departure))
+            return self._finish(End(False, str(peer), self._steps_seen(), reason, departure=departure), now)
+        if not self.leavers.note(peer, incarnation, now):
+            return []
+        told: list[Effect] = [Send(task, Left(str(peer), departure)) for task in self._present() if task != peer]
+        if peer == self.shape.coordinator:
+            return told + self._shut_down(now)
+        return told + self._let_go([(peer, incarnation)], now) if self.phase is Phase.FORMING else told
+
+    def _let_go(self, leavers: list[tuple[TaskId, Incarnation]], now: float) -> list[Effect]:
+        """It is not the whole job that ends: these are lost."""
+        effects: list[Effect] = []
+        for task, incarnation in leavers:
+            self.leavers.dismiss(task, incarnation)
+            effects.append(Send(task, Left(str(task), Departure.SIGTERM)))
+            reason = Reason(Cause.DEAD, phrases.left(Departure.SIGTERM))
+            effects += self._on_loss(task, incarnation, reason, now)
+        return effects
+
+    def _shut_down(self, now: float) -> list[Effect]:
+        self.shutdown = Shutdown(self.committed + 1, now + self.rules.grace_seconds)
+        if self.phase is Phase.FORMING or not self.rules.saves or self.losses.is_waiting:
+            return self._finish_shutdown(now)
+        self.saving.owe(now)
+        return self._end_if_saved(now)
+
+    def _end_if_saved(self, now: float) -> list[Effect]:
+        if self.shutdown is None or self.end is not None or self.saving.version is not None:
+            return []
+        return self._finish_shutdown(now) if self.saving.last >= self.shutdown.version else []
+
+    def _finish_shutdown(self, now: float) -> list[Effect]:
+        assert self.shutdown is not None
+        text = phrases.ended_the_job(Departure.SIGTERM)
+        if self.rules.saves and self.saving.last >= max(0, self.shutdown.version):
+            text = phrases.saved_before_the_end(text, self.saving.last)
+        elif self.rules.saves:
+            text = phrases.not_saved_before_the_end(text)
+        reason, coordinator = Reason(Cause.STOPPED, text), str(self.shape.coordinator)
+        return self._finish(End(False, coordinator, self._steps_seen(), reason, departure=Departure.SIGTERM), now)
+
+    def _on_tick_of_leavers(self, now: float) -> list[Effect]:
+        if self.shutdown is not None:
+            over = now >= self.shutdown.deadline
+            return self._finish_shutdown(now) if over else []
+        return self._let_go(self.leavers.overdue(now), now)
+
+    def _deadline_of_leavers(self) -> float | None:
+        return self.leavers.deadline() if self.shutdown is None else self.shutdown.deadline
+
     # -- the end --
 
     def _finish_badly(self, culprit: TaskId, step: Step, reason: Reason, now: float) -> list[Effect]:
@@ -296,7 +364,12 @@ class RunningJob:
         self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.END)
         self.end = end
         self._journal.record(now, Happening.ENDED, end.step, cause=end.reason.text)
-        return [Send(task, end) for task in self.shape.tasks() if task in self._joined]
+        return [Send(task, end) for task in self._present()]
+
+    def _present(self) -> list[TaskId]:
+        """Those that joined, without who was let go."""
+        joined = self._joined
+        return [t for t in self.shape.tasks() if t in joined and not self.leavers.is_gone(t, joined[t].incarnation)]
 
     def _steps_seen(self) -> Step:
         return self.committed + 1

@@ -16,12 +16,13 @@ from types import MappingProxyType
 
 from lockstep.protocol import phrases
 from lockstep.protocol.causes import NO_REASON, Cause, Reason
-from lockstep.protocol.effects import BecameMember, Effect, JobEnded, Send, StillMissing, ViewChanged
-from lockstep.protocol.events import Broken, Event, Finished, LinkLost, LinkUp, PeerGone, Received, Tick
+from lockstep.protocol.effects import BecameMember, Effect, JobEnded, PeerLeaves, Send, StillMissing, ViewChanged
+from lockstep.protocol.events import Broken, Event, Finished, LinkLost, LinkUp, PeerGone, Received, SignalCame, Tick
 from lockstep.protocol.ids import INITIAL_STEP, Incarnation, JobId, Role, TaskId
 from lockstep.protocol.journal import Happening, Journal
+from lockstep.protocol.leaving import Departure
 from lockstep.protocol.machine import REPEAT_SECONDS, advance
-from lockstep.protocol.messages import Done, End, Failed, Join, Lost, MissingTask, Refused, Roster, View
+from lockstep.protocol.messages import Done, End, Failed, Join, Leaving, Left, Lost, MissingTask, Refused, Roster, View
 from lockstep.protocol.waits import Wait, WaitKind
 
 STALE_ROSTER_SECONDS = 5 * REPEAT_SECONDS
@@ -86,6 +87,8 @@ class MemberMachine:
         self._repeat_at = now + REPEAT_SECONDS
         self._done: Done | None = None
         self._failed: Failed | None = None
+        self._departure: Departure | None = None
+        """The signal that this task received."""
         self._missing: tuple[MissingTask, ...] = ()
         self._returns = returns
         self._view = 0
@@ -120,6 +123,8 @@ class MemberMachine:
                 return [Send(self.coordinator, self._done)]
             case Broken():
                 return self._on_broken(event, now)
+            case SignalCame():
+                return self._on_signal(event.departure, now)
             case Tick():
                 return self._on_tick(now)
             case _:
@@ -139,6 +144,8 @@ class MemberMachine:
             effects.append(Send(self.coordinator, self._done))
         if self._failed is not None:
             effects.append(Send(self.coordinator, self._failed))
+        if self._departure is not None:
+            effects.append(Send(self.coordinator, Leaving(self._departure)))
         return effects + [Send(self.coordinator, lost) for lost in self._losses.values()]
 
     def _on_link_lost(self, event: LinkLost, now: float) -> list[Effect]:
@@ -181,8 +188,32 @@ class MemberMachine:
         self._repeat_at = now + REPEAT_SECONDS
         return [Send(self.coordinator, self._failed)]
 
+    def _on_signal(self, departure: Departure, now: float) -> list[Effect]:
+        """Until the coordinator says that this task may go, or ends the job, its work goes on."""
+        if self._departure is not None:
+            return []
+        self._departure = departure
+        if not self._linked:
+            return self._leave_alone(departure, now)
+        self._repeat_at = now + REPEAT_SECONDS
+        return [Send(self.coordinator, Leaving(departure))]
+
+    def _on_left(self, left: Left, now: float) -> list[Effect]:
+        departure = Departure.of(left.signal)
+        if departure is None:
+            return []
+        if left.task == str(self.task):
+            return self._leave_alone(departure, now)
+        return [PeerLeaves(TaskId.parse(left.task), departure)]
+
+    def _leave_alone(self, departure: Departure, now: float) -> list[Effect]:
+        reason = Reason(Cause.STOPPED, phrases.left(departure))
+        return self._end(False, str(self.task), reason, now, alone=True)
+
     def _on_received(self, event: Received, now: float) -> list[Effect]:
         match event.message:
+            case Left() as left:
+                return self._on_left(left, now)
             case View() as view:
                 return self._on_view(view, now)
             case Roster(missing=missing):
@@ -191,7 +222,8 @@ class MemberMachine:
             case Refused(reason=reason):
                 return self._end(False, str(self.task), reason, now)
             case End() as end:
-                return self._end(end.ok, end.culprit, end.reason, now, end.step, again=end.again)
+                departure = Departure.of(end.departure)
+                return self._end(end.ok, end.culprit, end.reason, now, end.step, again=end.again, departure=departure)
             case _:
                 return []
 
@@ -219,11 +251,22 @@ class MemberMachine:
         return [BecameMember(view.job, view.members, view.start, view.state, view.checkpoint)]
 
     def _end(
-        self, ok: bool, culprit: str, reason: Reason, now: float, step: int = INITIAL_STEP, *, again: bool = False
+        self,
+        ok: bool,
+        culprit: str,
+        reason: Reason,
+        now: float,
+        step: int = INITIAL_STEP,
+        *,
+        again: bool = False,
+        departure: Departure | None = None,
+        alone: bool = False,
     ) -> list[Effect]:
+        if self._departure is not None and not ok:
+            again, departure = False, self._departure  # who was asked to leave begins no other life
         self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.END)
         self._journal.record(now, Happening.ENDED, step, cause=reason.text)
-        return [JobEnded(ok, culprit, step, reason, again)]
+        return [JobEnded(ok, culprit, step, reason, again, departure, alone)]
 
     # -- time, and what others may ask --
 
@@ -260,7 +303,8 @@ class MemberMachine:
             case Phase.JOINING:
                 return min(self._repeat_at, self._deadline)
             case Phase.MEMBER:
-                speaking = self._done is not None or self._failed is not None or bool(self._losses)
+                statements = (self._done, self._failed, self._departure)
+                speaking = bool(self._losses) or any(one is not None for one in statements)
                 return self._repeat_at if speaking and self._linked else None
 
     def waits(self) -> list[Wait]:

@@ -79,6 +79,9 @@ class Description:
     exit_code: int
     version: str
     job: JobId
+    leaver: str = ""
+    leaving: int = 0
+    """This task received this signal (``leaving.Departure``), as this monitor or its task knows; 0: none did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +352,23 @@ class End:
     step: Step
     reason: Reason = NO_REASON
     again: bool = False
+    departure: int = 0
+    """The signal of the task that ended it for all (``leaving.Departure``); 0: none did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Any task to the coordinator: I received this signal (``leaving.Departure``) and leave."""
+
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Coordinator to all others: this task received this signal and leaves. To the task itself: you may go."""
+
+    task: str
+    signal: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,6 +411,8 @@ Message = (
     | Done
     | Failed
     | End
+    | Leaving
+    | Left
     | Heartbeat
     | Report
     | Contributors

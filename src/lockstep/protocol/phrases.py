@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lockstep.protocol.ids import Step, TaskId
+from lockstep.protocol.leaving import Departure
 from lockstep.protocol.messages import Join, MissingTask, ParameterEntry
 from lockstep.protocol.waits import Wait, WaitKind
 
@@ -144,6 +145,34 @@ def waited_for_to_come_back(reason: str, seconds: float) -> str:
 
 def goes_on_without(reason: str) -> str:
     return f"{reason}; the job goes on without it"
+
+
+# -- signals --
+
+
+def received(departure: Departure) -> str:
+    """What is said of a task, after its name."""
+    return f"received {departure.name}{' (Ctrl-C)' if departure is Departure.SIGINT else ''}"
+
+
+def left(departure: Departure) -> str:
+    return f"{received(departure)} and left"
+
+
+def leaves(departure: Departure) -> str:
+    return f"{received(departure)} and leaves"
+
+
+def ended_the_job(departure: Departure) -> str:
+    return f"{received(departure)} and ended the job"
+
+
+def saved_before_the_end(ended: str, version: int) -> str:
+    return f"{ended}; version {version} is saved"
+
+
+def not_saved_before_the_end(ended: str) -> str:
+    return f"{ended}; its last steps are not saved"
 
 
 # -- training --

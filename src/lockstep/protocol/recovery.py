@@ -33,6 +33,8 @@ class RecoveryRules:
     """A job that loses a server begins again from its newest checkpoint; else it ends."""
     save_steps: int = 0
     save_seconds: float = 0.0
+    grace_seconds: float = 25.0
+    """How long a job that is asked to end may take to finish its step and to save it."""
     saves_last: bool = False
     """The last version goes into a checkpoint before the job ends."""
 

@@ -48,6 +48,10 @@ class Saving:
             return False
         return True
 
+    def owe(self, now: float) -> None:
+        """Save the next version that is committed, whenever the one before was."""
+        self._owed_at = now
+
     def begin(self, version: int, states: States, now: float) -> None:
         self.version, self._states, self._shards = version, states, {}
         self._owed_at, self._last_at, self._since = None, now, now

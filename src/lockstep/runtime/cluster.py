@@ -46,6 +46,8 @@ class ClusterSpec:
     startup_timeout: float = 300.0
     stall_after: float = 60.0
     rejoin_timeout: float = 300.0
+    grace: float = 25.0
+    """How long a job may take, after SIGTERM, to finish its step and to save it."""
     on_stall: str = "abort"
     """What follows a verdict that cannot heal, and a stall: ``report`` or ``abort``."""
     on_worker_loss: str = LossPolicy.WAIT.value
@@ -184,7 +186,7 @@ def _bind_is_well_formed(spec: ClusterSpec) -> Iterator[str]:
 
 
 def _patience_is_positive(spec: ClusterSpec) -> Iterator[str]:
-    for name in ("startup_timeout", "stall_after", "rejoin_timeout"):
+    for name in ("startup_timeout", "stall_after", "rejoin_timeout", "grace"):
         seconds = getattr(spec, name)
         if seconds <= 0:
             yield f"--{name}={seconds:g} leaves no time at all; give a number of seconds above 0."

@@ -20,10 +20,23 @@ from lockstep.protocol.activity import Doing
 from lockstep.protocol.causes import Cause, Reason, ReportKind, Source, own_error
 from lockstep.protocol.collective import CollectiveMachine
 from lockstep.protocol.effects import Effect, JobEnded
-from lockstep.protocol.events import Awaited, Broken, Event, Finished, Met, Produced, Reduced, Sealed, StepBegun
+from lockstep.protocol.events import (
+    Awaited,
+    Broken,
+    Event,
+    Finished,
+    Met,
+    PeerLeaving,
+    Produced,
+    Reduced,
+    Sealed,
+    SignalCame,
+    StepBegun,
+)
 from lockstep.protocol.faults import Fault
 from lockstep.protocol.ids import CHIEF, BucketId, Incarnation, JobId, Step, TaskId
 from lockstep.protocol.journal import Journal
+from lockstep.protocol.leaving import Departure
 from lockstep.protocol.messages import Setting
 from lockstep.protocol.plan import Plan
 from lockstep.runtime import phrases
@@ -31,8 +44,9 @@ from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.inquiry import ask_start
 from lockstep.runtime.loop import TaskLoop
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
+from lockstep.runtime.neighbours import Neighbours
 from lockstep.runtime.observed import Observed
-from lockstep.runtime.outcome import JobEndedError, Outcome
+from lockstep.runtime.outcome import JobEndedError, Outcome, outcome_of
 from lockstep.runtime.start_facts import first_setting_difference, list_difference, start_facts
 from lockstep.runtime.status import MainThread
 from lockstep.runtime.watchdog import WatchSettings
@@ -104,6 +118,7 @@ class CollectiveNode(Observed):
         self.machine = CollectiveMachine(self.task, self.incarnation, workers, cluster.stall_after, self.journal, now)
         self.loop = TaskLoop(self.machine, self._carry_out)
         self._server = self._listen() if listens else None
+        self._neighbours = Neighbours(self.task, self._others() if listens else {}, self._on_peer_leaving)
         self._begin_observing(say, watch or WatchSettings(on_stall=cluster.on_stall), run_folder, faults)
 
     def _listen(self) -> ControlServer:
@@ -121,6 +136,7 @@ class CollectiveNode(Observed):
             self._reporter.ready(self._server.address, self.incarnation, self.job)
         self._reporter.phase(Phase.CONNECTING)
         self.loop.start()
+        self._neighbours.start()
         self.watchdog.start()
 
     def find_others(self) -> None:
@@ -131,6 +147,7 @@ class CollectiveNode(Observed):
         deadline = time.monotonic() + self.cluster.startup_timeout
         said_at = time.monotonic() - SAY_SECONDS + 2.0
         while missing := self._missing():
+            self.raise_if_ended()
             self.post(Awaited(tuple(TaskId.parse(task) for task in missing)))
             now = time.monotonic()
             words = "; ".join(f"{task} ({why})" for task, why in list(missing.items())[:MOST_NAMED])
@@ -175,6 +192,8 @@ class CollectiveNode(Observed):
         if self._left.is_set():
             return
         self._left.set()
+        self.winding_up = True
+        self._neighbours.close()
         self.watchdog.close()
         self.loop.settle(1.0)
         self.loop.stop()
@@ -274,7 +293,15 @@ class CollectiveNode(Observed):
         super().beat()
 
     def post(self, event: Event) -> None:
+        if isinstance(event, SignalCame):
+            self._reporter.leaves(str(self.task), event.departure)
         self.loop.post(event)
+
+    def _on_peer_leaving(self, peer: TaskId, departure: Departure) -> None:
+        """On a thread of a watch. Worker 0 tells it to those that follow it."""
+        if self.outcome is None and peer != self.task:
+            self._reporter.leaves(str(peer), departure)
+            self.post(PeerLeaving(peer, departure))
 
     def can_recover(self, task: TaskId) -> bool:  # noqa: ARG002 - as of every node
         """Never: without servers nobody keeps what a lost worker would need to come back."""
@@ -285,7 +312,11 @@ class CollectiveNode(Observed):
 
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, JobEnded) and self.outcome is None:
-            self._ended_by(Outcome(effect.ok, effect.culprit, effect.step, effect.reason))
+            outcome = outcome_of(effect)
+            self._ended_by(outcome)
+            if outcome.departure is not None:
+                self._say(outcome.sentence())
+                self._tell_departure(outcome)
             threading.Thread(target=self._see_to_the_end, name="see to the end", daemon=True).start()
 
     def _see_to_the_end(self) -> None:

@@ -27,7 +27,7 @@ LOOPBACK: Final = "127.0.0.1"
 PORT_ATTEMPTS: Final = 3
 TICK_SECONDS: Final = 0.5
 MONITOR_SECONDS: Final = 7.0
-"""A monitor that was asked to end gives its task 5 s; this is a little more."""
+"""A monitor that was asked to end gives its task 5 s, and the grace where it has one; this is a little more."""
 
 KILL_SECONDS: Final = 1.0
 CLEAN_UP_SECONDS: Final = 8.0
@@ -54,6 +54,8 @@ class LocalClusterSpec:
     """How long the tasks may take to end by themselves after one has failed."""
     finish_seconds: float = 60.0
     """How long servers may take to end after all workers have ended well."""
+    grace: float = 0.0
+    """How long the tasks may take, after SIGTERM, to finish a step and to save it."""
     may_lose_workers: bool = False
     """The job goes on without a worker that a signal has killed; while another one runs, its death ends nothing."""
     forming: Callable[[dict[TaskId, str]], AbstractContextManager[None]] | None = None
@@ -73,8 +75,9 @@ def run_local_cluster(spec: LocalClusterSpec) -> int:
         for _ in range(PORT_ATTEMPTS):
             with _Launcher(spec, inbox) as launcher:
                 show = contextlib.nullcontext() if spec.forming is None else spec.forming(launcher.addresses())
-                with spec.around(), show:
-                    code = launcher.run()
+                with spec.around(), contextlib.ExitStack() as shown:
+                    shown.enter_context(show)
+                    code = launcher.run(shown.close)
             if code is not None:
                 return code
             _say("a port was taken by another program in that very moment; starting again on other ports")
@@ -118,6 +121,7 @@ class _Launcher:
         self._deaths = Deaths()
         self._ask_at: float | None = None
         self._kill_at: float | None = None
+        self._hide: Callable[[], None] = lambda: None
         self._port_taken = False
         self._overdue = False
         self._failed_before: tuple[ClusterMember, str] | None = None
@@ -151,8 +155,9 @@ class _Launcher:
         """Every task with its address."""
         return {task: port.address for task, port in self._ports.items()}
 
-    def run(self) -> int | None:
-        """The exit code; None if a port was taken and all must start again."""
+    def run(self, hide: Callable[[], None]) -> int | None:
+        """The exit code; None if a port was taken and all must start again. ``hide``: show no more how it forms."""
+        self._hide = hide
         for member in self._members:
             member.start()
         while any(member.exit_code is None or member.relays for member in self._members):
@@ -179,10 +184,23 @@ class _Launcher:
         for signum in self._inbox.take():
             action = self._stopping.on_signal(signum, now)
             if action is not None:
-                # Not the signal itself: a monitor that is just being started would answer Ctrl-C with a traceback.
-                self._signal_all(signal.SIGTERM)
                 self._ask_at = None
-                self._kill_at = now + (MONITOR_SECONDS if action is Action.ASK else KILL_SECONDS)
+                self._kill_at = now + (self._patience(signum) if action is Action.ASK else KILL_SECONDS)
+                if action is Action.ASK:
+                    self._tell_of_signal(signum)
+                self._signal_all(signum)
+
+    def _patience(self, signum: int) -> float:
+        return MONITOR_SECONDS + (self._spec.grace if signum == signal.SIGTERM else 0.0)
+
+    def _tell_of_signal(self, signum: int) -> None:
+        """Once, here: every task would say the same. What the coordinator's says of a checkpoint is still shown."""
+        coordinator = ClusterShape(self._spec.servers, self._spec.workers).coordinator
+        for member in self._members:
+            if member.task != coordinator or signum != signal.SIGTERM:
+                member.be_quiet()
+        self._hide()
+        _say(f"{processes.signal_name(signum)} ends the job on all {len(self._members)} tasks")
 
     def _take_ends(self, now: float) -> None:
         for member in self._members:

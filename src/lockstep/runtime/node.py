@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from lockstep.protocol.causes import Cause, Reason
 from lockstep.protocol.coordinator import CoordinatorMachine
-from lockstep.protocol.effects import BecameMember, Effect, JobEnded, Send, StillMissing, ViewChanged
+from lockstep.protocol.effects import BecameMember, Effect, JobEnded, PeerLeaves, Send, StillMissing, ViewChanged
 from lockstep.protocol.events import Broken, Event, PeerGone
 from lockstep.protocol.faults import Fault
 from lockstep.protocol.ids import INITIAL_STEP, BucketId, Incarnation, JobId, Role, Step, TaskId
@@ -44,7 +44,7 @@ from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.loop import TaskLoop
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
 from lockstep.runtime.observed import Observed
-from lockstep.runtime.outcome import JobEndedError, Outcome
+from lockstep.runtime.outcome import JobEndedError, Outcome, outcome_of
 from lockstep.runtime.peers import PeerKeeper
 from lockstep.runtime.prober import Prober, Search
 from lockstep.runtime.start_facts import StartFacts, start_facts
@@ -249,6 +249,7 @@ class Node(Observed):
     def see_others_off(self) -> None:
         """After the end: wait, bounded, until the others have heard of it and closed their links. For the coordinator's
         task, whose word it is: on a busy machine the word may still be on its way when this task is done."""
+        self.winding_up = True
         deadline = time.monotonic() + LEAVE_SECONDS
         while any(keeper.linked for keeper in self.peers.values()) and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -291,7 +292,7 @@ class Node(Observed):
         """Leave: flush what is queued, free links, memory, port and threads. May be called twice."""
         if self._closed:
             return
-        self._closed = True
+        self._closed = self.winding_up = True
         if self._prober is not None:
             self._prober.close()
         self._search.close()
@@ -428,7 +429,9 @@ class Node(Observed):
             case StillMissing(missing=missing):
                 self._say_missing(missing)
             case JobEnded():
-                self._end(Outcome(effect.ok, effect.culprit, effect.step, effect.reason, effect.again))
+                self._end(outcome_of(effect))
+            case PeerLeaves(peer=peer, departure=departure):
+                self._say(phrases.peer_leaves(self.task, peer, departure))
             case _:
                 self._carry_out_role(effect)
 
@@ -453,6 +456,7 @@ class Node(Observed):
                 self._say(outcome.sentence())
             if not outcome.ok and not outcome.again:
                 self._reporter.failed(outcome.reason.text)
+            self._tell_departure(outcome)
         self._ended.set()
         self._decided.set()
         self._wake()

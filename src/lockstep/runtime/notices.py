@@ -79,15 +79,18 @@ class Publisher:
         }
         self._write_all(files, kind)
 
-    def dump(self, why: str) -> None:
-        """Write this task's snapshot and journal."""
-        self._write_all({}, why)
+    def dump(self, why: str, *, tells: bool = False) -> None:
+        """Write this task's snapshot and journal. ``tells``: say where each time, to a person who asked for it."""
+        self._write_all({}, why, tells=tells)
 
-    def _write_all(self, files: Mapping[str, bytes], why: str) -> None:
+    def _write_all(self, files: Mapping[str, bytes], why: str, *, tells: bool = False) -> None:
         snapshot = dump_bytes(snapshot_of(self._node), journal_rows(self._node), why)
         problem = write_files(self.folder, {**files, file_name(self._node.task): snapshot})
         if problem is not None:
             self._say(problem)
+        elif tells:
+            where = self.folder / file_name(self._node.task)
+            self._say(f"{why}: the snapshot and the journal of {self._node.task} are in {where}")
         elif not self._folder_said:
             self._folder_said = True
             self._say(f"the report and the journals are in {self.folder}")

@@ -14,6 +14,7 @@ from lockstep.protocol.events import Event
 from lockstep.protocol.faults import Fault
 from lockstep.protocol.ids import Incarnation, JobId, TaskId
 from lockstep.protocol.journal import Journal
+from lockstep.protocol.leaving import Departure
 from lockstep.protocol.machine import WholeTask
 from lockstep.protocol.messages import End, Report
 from lockstep.protocol.plan import Plan
@@ -42,6 +43,10 @@ class Observed:
     outcome: Outcome | None
     _reporter: TaskReporter
     _member: threading.Event
+    winding_up = False
+    """The main thread has heard that the job is over, and closes everything."""
+    on_departure: Callable[[Departure], None] = staticmethod(lambda _departure: None)
+    """Called when a signal, of whichever task, has ended the job here; must not block."""
 
     def _begin_observing(
         self, say: Callable[[str], None], settings: WatchSettings, folder: str, faults: tuple[Fault, ...]
@@ -129,17 +134,27 @@ class Observed:
         """Write snapshot and journal of this task to the folder of the run."""
         self.watchdog.dump(why)
 
+    def _tell_departure(self, outcome: Outcome) -> None:
+        """The monitor knows of an end by a signal, and who sees to it that this process ends."""
+        if outcome.departure is not None:
+            self._reporter.leaves(outcome.culprit, outcome.departure)
+            self.on_departure(outcome.departure)
+
+    def write_files(self, why: str) -> None:
+        """The same for a person who asked for it, who is told where to find it."""
+        self._publisher.dump(why, tells=True)
+
     def _before(self, effect: Effect) -> None:
         """An effect is about to be carried out; on the loop's thread."""
         # Plain comparisons of types, because this is asked for every effect.
         kind = type(effect)
         if kind is Send:
             assert isinstance(effect, Send)
-            if type(effect.message) is End and not (effect.message.ok or effect.message.again):
-                self.watchdog.job_ends(effect.message.culprit, effect.message.step, effect.message.reason)
+            if type(end := effect.message) is End and not (end.ok or end.again or end.departure):
+                self.watchdog.job_ends(end.culprit, end.step, end.reason)
         elif kind is JobEnded:
             assert isinstance(effect, JobEnded)
-            if not (effect.ok or effect.again):
+            if not (effect.ok or effect.again or effect.departure):
                 self.watchdog.job_ends(effect.culprit, effect.step, effect.reason)
         if self.faults is not None:
             self.faults.in_loop(self.machine.role.step)

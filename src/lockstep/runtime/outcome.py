@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lockstep.protocol.causes import NO_REASON, Reason
+from lockstep.protocol.effects import JobEnded
 from lockstep.protocol.ids import Step
+from lockstep.protocol.leaving import Departure
 from lockstep.runtime import phrases
 
 
@@ -22,13 +24,31 @@ class Outcome:
     unsaved: bool = False
     """Known to the coordinator's server: all steps were made, and the last version is in no checkpoint."""
 
+    departure: Departure | None = None
+    """The signal by which it ended, of this task or of another one."""
+    alone: bool = False
+    """Only this task left; the job may go on."""
+
+    def exit_code(self, failed: int = 1) -> int:
+        """0, 128 and the signal, or ``failed``."""
+        if self.ok:
+            return 0
+        return failed if self.departure is None else self.departure.exit_code
+
     def sentence(self) -> str:
         """One line for people."""
         if self.ok:
             return phrases.ended_well(self.step)
+        if self.alone:
+            return phrases.left_alone(self.culprit, self.reason.text)
         if self.again:
             return phrases.goes_back(self.step, self.culprit, self.reason.text)
         return phrases.ended(self.step, self.culprit, self.reason)
+
+
+def outcome_of(end: JobEnded) -> Outcome:
+    """What the machines say of the end."""
+    return Outcome(end.ok, end.culprit, end.step, end.reason, end.again, departure=end.departure, alone=end.alone)
 
 
 class JobEndedError(Exception):

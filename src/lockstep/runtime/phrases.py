@@ -6,7 +6,9 @@ import signal
 
 from lockstep.protocol.causes import Reason
 from lockstep.protocol.ids import Incarnation, JobId, Step, TaskId, hex64
+from lockstep.protocol.leaving import Departure
 from lockstep.protocol.parts import Part
+from lockstep.protocol.phrases import leaves
 
 # -- how a job ended --
 
@@ -26,6 +28,14 @@ def ended(step: Step, culprit: str, reason: Reason) -> str:
 
 def _in_step(step: Step) -> str:
     return f" in step {step}" if step >= 0 else ""
+
+
+def left_alone(task: str, text: str) -> str:
+    return f"{task} {text}"
+
+
+def peer_leaves(task: TaskId, peer: TaskId, departure: Departure) -> str:
+    return f"{task}: {peer} {leaves(departure)}"
 
 
 def failed_with(error: BaseException) -> str:

@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -75,6 +75,16 @@ def dies_with_this_process(command: Sequence[str]) -> list[str]:
     """
     code = "from lockstep.runtime import processes; processes.exec_guarded(int(sys.argv[2]), sys.argv[3:])"
     return python_without_site(code, str(os.getpid()), *command)
+
+
+@contextlib.contextmanager
+def stop_signals_held() -> Iterator[None]:
+    """What is started meanwhile gets no stop signal before its ``SignalInbox`` takes it; this process gets it later."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def exec_guarded(parent_pid: int, command: Sequence[str]) -> None:
@@ -246,6 +256,8 @@ class SignalInbox:
             if signum in STOP_SIGNALS and signal.getsignal(signum) is signal.SIG_IGN:
                 continue
             self._previous[signum] = signal.signal(signum, _noted_by_the_wakeup_descriptor)
+        # Whoever started this program may have held them back until now.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self._previous)
         return self
 
     def __exit__(

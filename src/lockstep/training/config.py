@@ -287,10 +287,11 @@ def recovery_rules(config: BenchConfig) -> RecoveryRules:
     """What this run does about lost tasks and checkpoints. Without common steps there is nothing to go back to."""
     cluster, output = config.cluster or ClusterSpec(), config.output
     if not config.exchange.cross_replica_sync:
-        return RecoveryRules(rejoin_seconds=cluster.rejoin_timeout)
+        return RecoveryRules(rejoin_seconds=cluster.rejoin_timeout, grace_seconds=cluster.grace)
     return RecoveryRules(
         on_worker_loss=LossPolicy(cluster.on_worker_loss),
         rejoin_seconds=cluster.rejoin_timeout,
+        grace_seconds=cluster.grace,
         returns=output.train_dir is not None,
         save_steps=output.save_model_steps or 0,
         save_seconds=float(output.save_model_secs),

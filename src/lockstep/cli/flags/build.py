@@ -177,6 +177,7 @@ def _cluster(values: _Values, environ: Mapping[str, str]) -> ClusterSpec:
         startup_timeout=values.number("startup_timeout"),
         stall_after=values.number("stall_after"),
         rejoin_timeout=values.number("rejoin_timeout"),
+        grace=values.number("grace"),
         on_stall=values.text("on_stall"),
         on_worker_loss=values.text("on_worker_loss"),
         restarts=values.whole("restarts"),

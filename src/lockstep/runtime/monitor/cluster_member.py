@@ -105,14 +105,15 @@ class ClusterMember:
     def start(self) -> None:
         """Start the monitor; it dies with this process. The chief writes to the real stdout, terminal or not."""
         self._log = open_log(self._logs, self.task.short)
-        process = subprocess.Popen(
-            processes.dies_with_this_process(self._command),
-            stdin=subprocess.DEVNULL,
-            stdout=None if self.task == CHIEF else subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            # Ctrl-C in a terminal reaches the launcher only, which passes it on.
-            start_new_session=True,
-        )
+        with processes.stop_signals_held():
+            process = subprocess.Popen(
+                processes.dies_with_this_process(self._command),
+                stdin=subprocess.DEVNULL,
+                stdout=None if self.task == CHIEF else subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                # Ctrl-C in a terminal reaches the launcher only, which passes it on.
+                start_new_session=True,
+            )
         self._process = process
         self._pidfd = os.pidfd_open(process.pid)
         for pipe, shown in ((process.stderr, True), (process.stdout, self._show_all)):
@@ -165,6 +166,11 @@ class ClusterMember:
         """Signal the monitor, if it has not ended."""
         if self._process is not None and self.exit_code is None:
             self._process.send_signal(signum)
+
+    def be_quiet(self) -> None:
+        """Show nothing more of what this task prints."""
+        for relay in self.relays:
+            relay.be_quiet()
 
     def show_tail(self) -> None:
         """Show the last lines of this task that were not shown yet."""

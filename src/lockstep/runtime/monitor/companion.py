@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import struct
 import subprocess
 import sys
@@ -149,7 +150,7 @@ def main(arguments: Sequence[str]) -> int:
     task_pid, report_reader, ready_writer = (int(text) for text in arguments[:3])
     spec = CompanionSpec(**json.loads(arguments[3]))
     # Batch systems send their signals to every process of a job. This one must live until it has told of the end.
-    with processes.SignalInbox(processes.STOP_SIGNALS, until_exit=True) as inbox:
+    with processes.SignalInbox((*processes.STOP_SIGNALS, signal.SIGUSR1), until_exit=True) as inbox:
         record = TaskRecord(spec.task, spec.version, os.getpid())
         record.on_started(task_pid)
         try:

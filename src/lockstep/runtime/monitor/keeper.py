@@ -15,6 +15,7 @@ import json
 import os
 import signal
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Final
 
 from lockstep.runtime import processes
@@ -22,8 +23,13 @@ from lockstep.runtime import processes
 ASK: Final = b"a"
 """Command: ask the task to end (SIGTERM)."""
 
+SIGNALS: Final = MappingProxyType({signal.SIGTERM: ASK, signal.SIGINT: b"i", signal.SIGHUP: b"h", signal.SIGUSR1: b"u"})
+"""Commands: pass this signal on to a task that takes signals itself."""
+
 KILL: Final = b"k"
 """Command: kill the task (SIGKILL)."""
+
+HELD: Final = (*processes.STOP_SIGNALS, signal.SIGUSR1)
 
 LEFTOVER_GRACE: Final = 0.5
 LEFTOVER_PATIENCE: Final = 5.0
@@ -32,7 +38,9 @@ LEFTOVER_PATIENCE: Final = 5.0
 class Keeper:
     """Starts one task and stays until nothing of it is left."""
 
-    def __init__(self, monitor_pid: int, commands: int, status: int, report: int) -> None:
+    def __init__(self, monitor_pid: int, commands: int, status: int, report: int, *, holds: bool = False) -> None:
+        """``holds``: signals are kept from the task until it takes them itself, so that none comes too early."""
+        self._holds = holds
         self._monitor_pid = monitor_pid
         self._commands = commands
         self._status = status
@@ -46,7 +54,7 @@ class Keeper:
         for descriptor in (self._commands, self._status, self._report):
             os.set_inheritable(descriptor, False)
         os.set_blocking(self._commands, False)
-        with processes.SignalInbox((signal.SIGCHLD, *processes.STOP_SIGNALS)) as inbox:
+        with processes.SignalInbox((signal.SIGCHLD, *HELD)) as inbox:
             self._task = self._start(command)
             os.close(self._report)
             self._tell(started=self._task)
@@ -60,10 +68,10 @@ class Keeper:
     def _start(self, command: Sequence[str]) -> int:
         keeper = os.getpid()
         # Until exec the new process has the keeper's handlers, which would swallow a request to end.
-        signal.pthread_sigmask(signal.SIG_BLOCK, processes.STOP_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
         task = os.fork()
         if task != 0:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.STOP_SIGNALS)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
             return task
         try:
             self._become_task(keeper, command)
@@ -79,7 +87,8 @@ class Keeper:
         processes.let_read_stacks(self._monitor_pid)
         signal.set_wakeup_fd(-1)
         processes.restore_signals()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, processes.STOP_SIGNALS)
+        if not self._holds:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
         os.set_inheritable(self._report, True)
         os.execvp(command[0], list(command))
 
@@ -106,8 +115,11 @@ class Keeper:
             return commands is not None
         if commands is None or KILL in commands:
             os.kill(self._task, signal.SIGKILL)
-        elif ASK in commands:
-            os.kill(self._task, signal.SIGTERM)
+            return commands is not None
+        for signum, command in SIGNALS.items():
+            if command in commands:
+                os.kill(self._task, signum)
+        if any(SIGNALS[signum] in commands for signum in processes.STOP_SIGNALS):
             os.kill(self._task, signal.SIGCONT)  # one that is stopped would not notice
         return commands is not None
 
@@ -119,13 +131,15 @@ class Keeper:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Arguments: the monitor's pid, the descriptors of commands, status and report, then the task's command."""
-    monitor_pid, commands, status, report = (int(text) for text in arguments[:4])
-    return Keeper(monitor_pid, commands, status, report).run(arguments[4:])
+    """Arguments: the monitor's pid, the descriptors of commands, status and report, ``holds``, the task's command."""
+    monitor_pid, commands, status, report, holds = (int(text) for text in arguments[:5])
+    return Keeper(monitor_pid, commands, status, report, holds=bool(holds)).run(arguments[5:])
 
 
-def keeper_command(commands: int, status: int, report: int, command: Sequence[str]) -> list[str]:
+def keeper_command(
+    commands: int, status: int, report: int, command: Sequence[str], *, holds: bool = False
+) -> list[str]:
     """What the monitor runs to start a keeper."""
     code = "from lockstep.runtime.monitor import keeper; sys.exit(keeper.main(sys.argv[2:]))"
-    descriptors = (str(commands), str(status), str(report))
+    descriptors = (str(commands), str(status), str(report), str(int(holds)))
     return processes.python_without_site(code, str(os.getpid()), *descriptors, *command)

@@ -60,6 +60,7 @@ class TaskRecord:
         self._pid = 0
         self._report = Report()
         self._exit_code: int | None = None
+        self._signum = 0
         self._since = time.monotonic()
         self._heard_at = self._since
         self._stopped_since: float | None = None
@@ -94,6 +95,12 @@ class TaskRecord:
                 return  # a sign of life, and no news for those who watch
             self._enter(report.phase)
             self._report = report
+        self.changed.notify()
+
+    def on_signal(self, signum: int) -> None:
+        """Somebody asks this task to end."""
+        with self._lock:
+            self._signum = signum
         self.changed.notify()
 
     def on_state(self, *, stopped: bool) -> None:
@@ -150,6 +157,8 @@ class TaskRecord:
                 exit_code=self._exit_code or 0,
                 version=self._version,
                 job=self._report.job,
+                leaver=self._task if self._signum else self._report.leaver,
+                leaving=self._signum or self._report.leaving,
             )
 
     def history(self) -> list[tuple[str, float]]:

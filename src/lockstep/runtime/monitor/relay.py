@@ -83,6 +83,11 @@ class Relay:
         sys.stderr.write(f"{clear}{self._prefix}{text}\n")
         sys.stderr.flush()
 
+    def be_quiet(self) -> None:
+        """Show nothing more; the log still gets it."""
+        self._show_report()
+        self._shown = False
+
     def show_tail(self) -> None:
         """Show the last lines of what was not shown, because it matters now."""
         for text in self._tail:

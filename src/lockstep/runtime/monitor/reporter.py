@@ -25,6 +25,10 @@ MAX_REASON: Final = 240
 """Of characters that take one byte each; so it fits in beside the two texts."""
 
 
+MAX_LEAVER: Final = 60
+"""The name of a task."""
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """What a task has told its monitor so far. ``exit_code`` is only said by a task whose monitor is a companion."""
@@ -36,6 +40,9 @@ class Report:
     exit_code: int | None = None
     reason: str = ""
     """Why the job ended badly for it, so that those who come later can be told."""
+    leaver: str = ""
+    leaving: int = 0
+    """Which task it knows to have received which signal, where that ends the job."""
 
 
 def encode_report(report: Report) -> bytes:
@@ -47,6 +54,8 @@ def encode_report(report: Report) -> bytes:
         "job": f"{report.job:016x}",
         "exit_code": report.exit_code,
         "reason": report.reason,
+        "leaver": report.leaver,
+        "leaving": report.leaving,
     }
     return json.dumps(fields, ensure_ascii=False).encode(errors="replace") + b"\n"
 
@@ -63,6 +72,8 @@ def decode_report(line: bytes) -> Report | None:
             job=int(fields["job"], 16) & (2**64 - 1),
             exit_code=None if exit_code is None else int(exit_code),
             reason=str(fields.get("reason", ""))[:MAX_REASON],
+            leaver=str(fields.get("leaver", ""))[:MAX_LEAVER],
+            leaving=int(fields.get("leaving", 0)) & 0xFF,
         )
     except (ValueError, TypeError, KeyError):
         return None
@@ -139,6 +150,10 @@ class TaskReporter:
         """The job ended badly here, because of this."""
         plain = "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else "'" for c in reason)
         self._tell(reason=plain[:MAX_REASON])
+
+    def leaves(self, leaver: str, signum: int) -> None:
+        """This task, I or another one, received a signal that ends the job."""
+        self._tell(leaver=leaver[:MAX_LEAVER], leaving=signum)
 
     def ended(self, exit_code: int) -> None:
         """I end with this code; to be said last, where the monitor is a companion (a parent sees it anyway)."""

@@ -8,6 +8,7 @@ record.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -51,6 +52,10 @@ class MonitorSpec:
     """How long to answer for a task that failed, so that peers learn of it."""
     stop_seconds: float = 5.0
     """How long the task may take to end when asked to."""
+    takes_signals: bool = False
+    """The task takes signals itself (``runtime/signals.py``): they are passed on to it as they come."""
+    grace: float | None = None
+    """How long it may take to end after SIGTERM, where that is another time: it finishes a step and saves it."""
     restarts: int = 0
     """How often the task is started again after a signal has killed it."""
 
@@ -62,7 +67,7 @@ def run_monitor(spec: MonitorSpec) -> int:
     and reaps every child. Writes one plain line to stderr where the task cannot say itself what happened: it was
     killed, it did not end, the port is taken.
     """
-    with processes.SignalInbox(processes.STOP_SIGNALS, until_exit=True) as inbox:
+    with processes.SignalInbox((*processes.STOP_SIGNALS, signal.SIGUSR1), until_exit=True) as inbox:
         record = TaskRecord(str(spec.task), spec.version, os.getpid(), spec.cluster)
         try:
             service = MonitorService(spec.host, spec.port, record, spec.start)
@@ -100,9 +105,10 @@ class _Monitor:
         self._spec = spec
         self._record = record
         self._inbox = inbox
-        self._stopping = Stopping(spec.stop_seconds)
+        after_term: dict[int, float] = {} if spec.grace is None else {signal.SIGTERM: spec.grace + spec.stop_seconds}
+        self._stopping = Stopping(spec.stop_seconds, after_term)
         self._witness = OomWitness(find_counters(), time.monotonic())
-        self._task = TaskProcess(spec.command)
+        self._task = TaskProcess(spec.command, takes_signals=spec.takes_signals)
         self._reports_open = True
 
     def run(self) -> int:
@@ -112,7 +118,7 @@ class _Monitor:
                 self._record.out_of_memory = self._witness.evidence()
             number = self._record.on_exited(exit_code)
             self._say_why(exit_code)
-            quiet = exit_code == 0 or self._stopping.signum is not None
+            quiet = exit_code == 0 or self._stopping.signum is not None or bool(self._record.report.leaving)
             linger(self._record, number, quiet, self._spec.linger_seconds, self._inbox)
         finally:
             self._leave_nothing()
@@ -139,7 +145,8 @@ class _Monitor:
         self._task.close(KEEPER_SECONDS)
         processes.end_descendants(0.0, KEEPER_SECONDS)
         self._record.on_restarted()
-        self._task = TaskProcess(self._spec.command, (FINISHED, LATER) if finished else (LATER,))
+        marks = (FINISHED, LATER) if finished else (LATER,)
+        self._task = TaskProcess(self._spec.command, marks, takes_signals=self._spec.takes_signals)
         self._reports_open = True
 
     def _watch_task(self) -> None:
@@ -150,9 +157,9 @@ class _Monitor:
             if (facts := processes.process_facts(self._record.pid)) is not None:
                 self._record.on_state(stopped=facts.stopped)
             for signum in self._inbox.take():
-                self._act(self._stopping.on_signal(signum, now))
+                self._on_signal(signum, now)
             if self._stopping.on_time(now) is Action.KILL:
-                say(f"{self._spec.task} was asked to end, did not within {self._spec.stop_seconds:g} s, and was killed")
+                say(f"{self._spec.task} was asked to end, did not in time, and was killed")
                 self._task.kill()
             if self._task.report_fd in ready:
                 self._take_reports()
@@ -171,11 +178,17 @@ class _Monitor:
         deadline = self._stopping.next_deadline()
         return TICK_SECONDS if deadline is None else min(TICK_SECONDS, deadline - time.monotonic())
 
-    def _act(self, action: Action | None) -> None:
-        if action is Action.ASK:
-            self._task.ask_to_end()
-        elif action is Action.KILL:
-            self._task.kill()
+    def _on_signal(self, signum: int, now: float) -> None:
+        if signum == signal.SIGUSR1:
+            if not self._task.ask_for_files():
+                say(f"{self._spec.task} writes no files when asked to")
+            return
+        match self._stopping.on_signal(signum, now):
+            case Action.ASK:
+                self._record.on_signal(signum)
+                self._task.ask_to_end(signum)
+            case Action.KILL:
+                self._task.kill()
 
     def _take_status(self) -> None:
         pid = self._task.news.pid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
@@ -19,8 +20,10 @@ class Action(Enum):
 class Stopping:
     """Remembers which signal asked for the end, and until when the end is waited for."""
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, patience: float, by_signal: Mapping[int, float] | None = None) -> None:
+        """``by_signal``: where the end that a signal asks for may take another time."""
         self._patience = patience
+        self._by_signal = by_signal or {}
         self._asked_at = 0.0
         self._killed = False
         self.signum: int | None = None
@@ -48,4 +51,4 @@ class Stopping:
         """When ``on_time`` has something to say."""
         if self.signum is None or self._killed:
             return None
-        return self._asked_at + self._patience
+        return self._asked_at + self._by_signal.get(self.signum, self._patience)

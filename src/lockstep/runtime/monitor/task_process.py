@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -37,8 +38,10 @@ class KeeperNews:
 class TaskProcess:
     """One life of a task. Make it on the main thread of a process that is a subreaper."""
 
-    def __init__(self, command: Sequence[str], marks: Collection[str] = ()) -> None:
-        """``marks``: those of ``MARKS`` that are true of this life."""
+    def __init__(self, command: Sequence[str], marks: Collection[str] = (), *, takes_signals: bool = False) -> None:
+        """``marks``: those of ``MARKS`` that are true of this life. ``takes_signals``: it says itself what each of them
+        means, from its first moment on."""
+        self._takes_signals = takes_signals
         command_reader, self._commands = os.pipe()
         self.status_fd, status_writer = os.pipe()
         self.report_fd, report_writer = os.pipe()
@@ -52,7 +55,7 @@ class TaskProcess:
         argv = [part.replace(REPORT_FD, str(report_writer)) for part in words]
         try:
             self._keeper = subprocess.Popen(
-                keeper.keeper_command(*inherited, argv),
+                keeper.keeper_command(*inherited, argv, holds=takes_signals),
                 stdin=subprocess.DEVNULL,
                 pass_fds=inherited,
                 start_new_session=True,
@@ -61,9 +64,15 @@ class TaskProcess:
             for descriptor in inherited:
                 os.close(descriptor)
 
-    def ask_to_end(self) -> None:
-        """SIGTERM to the task (never SIGINT: a Python program would answer with a traceback)."""
-        self._command(keeper.ASK)
+    def ask_to_end(self, signum: int) -> None:
+        """The signal itself to a task that takes it, else SIGTERM: a Python program answers SIGINT with a traceback."""
+        self._command(keeper.SIGNALS[signal.Signals(signum)] if self._takes_signals else keeper.ASK)
+
+    def ask_for_files(self) -> bool:
+        """SIGUSR1 to a task that takes it; whether this one does. It would kill another one."""
+        if self._takes_signals:
+            self._command(keeper.SIGNALS[signal.SIGUSR1])
+        return self._takes_signals
 
     def kill(self) -> None:
         self._command(keeper.KILL)

@@ -14,6 +14,7 @@ from torch import nn
 
 from lockstep.protocol.causes import Reason, own_error
 from lockstep.protocol.ids import CHIEF, Step
+from lockstep.protocol.leaving import Departure
 from lockstep.protocol.messages import GroupRates
 from lockstep.protocol.plan import DEFAULT_BUCKET_BYTES
 from lockstep.runtime.monitor.reporter import Phase
@@ -364,10 +365,13 @@ class Job:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is None:
             self.close()
-        elif isinstance(error, JobEndedError):
+        elif isinstance(error, JobEndedError) or self._left_by_signal() is not None:
             self._leave_quietly()
         else:
             self.fail(why_it_left(error))
+
+    def _left_by_signal(self) -> Departure | None:
+        return None if self._node.outcome is None else self._node.outcome.departure
 
     def _leave_quietly(self) -> None:
         if not self._closed:
@@ -380,6 +384,10 @@ class Job:
         error = getattr(sys, "last_value", None)
         if isinstance(error, JobEndedError):
             self._leave_quietly()
+        elif (departure := self._left_by_signal()) is not None:
+            self._leave_quietly()
+            sys.stdout.flush()
+            os._exit(departure.exit_code)
         elif error is not None:
             self.fail(why_it_left(error))
         else:

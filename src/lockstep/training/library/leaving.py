@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from types import TracebackType
 from typing import Protocol
 
 import torch
 
 from lockstep.protocol.causes import Reason, own_error
 from lockstep.runtime.failures import failure_of
+from lockstep.runtime.outcome import JobEndedError
 from lockstep.training.library.errors import UsageError
 
 
@@ -24,6 +27,18 @@ def why_it_left(error: BaseException) -> Reason:
         return own_error(f"was used wrongly: {error}")
     text = f": {error}" if str(error) else ""
     return failure_of(error, f"failed with {type(error).__name__}{text}", (torch.OutOfMemoryError,))
+
+
+def end_by_signal() -> None:
+    """A program that does not catch the end of a job by a signal ends with its code: the sentence is said already."""
+    otherwise = sys.excepthook
+
+    def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, JobEndedError) and error.outcome.departure is not None:
+            raise SystemExit(error.outcome.departure.exit_code)
+        otherwise(kind, error, trace)
+
+    sys.excepthook = end
 
 
 def close_before_threads_end(job: ClosesAtExit) -> None:

@@ -94,7 +94,13 @@ def keeping_problems(keeping: Keeping, exchange: Exchange, workers: int, *, laun
 
 
 def recovery_rules(
-    keeping: Keeping, exchange: Exchange, workers: int, rejoin_seconds: float, *, launched: bool
+    keeping: Keeping,
+    exchange: Exchange,
+    workers: int,
+    rejoin_seconds: float,
+    *,
+    launched: bool,
+    grace_seconds: float = 25.0,
 ) -> RecoveryRules:
     """What a job of the library does about lost workers and checkpoints. The loss of a server ends it."""
     why = _why_no_recovery(exchange, workers, launched=launched)
@@ -102,6 +108,7 @@ def recovery_rules(
     return RecoveryRules(
         on_worker_loss=policy,
         rejoin_seconds=rejoin_seconds,
+        grace_seconds=grace_seconds,
         save_steps=keeping.save_model_steps,
         save_seconds=keeping.save_model_secs,
         saves_last=bool(keeping.train_dir),

@@ -154,6 +154,13 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
         upstream=False,
     ),
     _CLUSTER.works(
+        "grace",
+        Kind.NUMBER,
+        _SPEC.grace,
+        "seconds that a job may take to finish its step and save it after SIGTERM (to all tasks, or to server 0)",
+        upstream=False,
+    ),
+    _CLUSTER.works(
         "on_worker_loss",
         Kind.CHOICE,
         _SPEC.on_worker_loss,

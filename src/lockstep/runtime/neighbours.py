@@ -1,0 +1,63 @@
+"""Workers without servers have no links: they hear of a signal that another one received from the monitors.
+
+Worker 0 follows everybody's monitor, and everybody follows that of worker 0, whose monitor says what it has heard. So
+each is told at once, and there are not as many streams as pairs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from lockstep.protocol.ids import CHIEF, TaskId
+from lockstep.protocol.leaving import Departure
+from lockstep.protocol.messages import Description
+from lockstep.transports.wire.monitor_client import Watch, watch
+
+AGAIN_SECONDS = 0.5
+"""How soon a monitor is tried again that was not there, or has gone."""
+
+_JOIN_SECONDS = 6.0
+
+
+class Neighbours:
+    """Follows the monitors on a thread of its own, from ``start`` to ``close``."""
+
+    def __init__(self, task: TaskId, addresses: Mapping[str, str], on_leaving: Callable[[TaskId, Departure], None]):
+        """``addresses``: of all other workers. ``on_leaving`` comes on a thread of a watch and must not block."""
+        self._addresses = [a for name, a in addresses.items() if CHIEF in (task, TaskId.parse(name))]
+        self._on_leaving = on_leaving
+        self._watches: dict[str, Watch] = {}
+        self._lost: set[str] = set()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"neighbours {task.short}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_SECONDS)
+        for one in self._watches.values():
+            one.close()
+        self._watches.clear()
+
+    def _run(self) -> None:
+        self._lost.update(self._addresses)
+        while not self._closing.is_set():
+            for address in list(self._lost):
+                self._lost.discard(address)
+                if (former := self._watches.pop(address, None)) is not None:
+                    former.close()
+                self._watches[address] = watch(address, self._on_description, partial(self._on_lost, address))
+            self._closing.wait(AGAIN_SECONDS)
+
+    def _on_lost(self, address: str, _reason: str) -> None:
+        self._lost.add(address)
+
+    def _on_description(self, found: Description) -> None:
+        departure = Departure.of(found.leaving)
+        if departure is not None:
+            self._on_leaving(TaskId.parse(found.leaver), departure)
