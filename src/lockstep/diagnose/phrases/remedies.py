@@ -13,7 +13,7 @@ REMEDIES: Mapping[Cause, str] = MappingProxyType(
         Cause.DEAD: "read the last lines of that task; the job has to be started again.",
         Cause.OUT_OF_MEMORY: "give the task more memory, a smaller --batch_size, or more servers to share the model.",
         Cause.FROZEN: "let it go on with 'kill -CONT PID' on its host, or end it; a debugger may hold it.",
-        Cause.STOPPED: "somebody, or a batch system, ended it; start the job again to go on from its newest checkpoint.",
+        Cause.STOPPED: "somebody or a batch system ended it; started again, it goes on from its newest checkpoint.",
         Cause.FAILED: "correct the error that is named above; the job has to be started again.",
         Cause.USER_CODE: "look at the stack above: that line of the training program does not return.",
         Cause.DEVICE_CALL: "look at the stack above and at the device (nvidia-smi, dmesg).",
