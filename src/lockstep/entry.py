@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from lockstep.cli.environment import Launch, launched_by
-from lockstep.errors import BadInput
+from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInput
 from lockstep.protocol.ids import CHIEF, Role, TaskId
 from lockstep.protocol.recovery import Beginning
 from lockstep.runtime.cluster import DEFAULT_PROTOCOL, ON_STALL, ClusterSpec, cluster_problems
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "LOCKSTEP_JOB_TOKEN"
 MEBIBYTE = 1 << 20
-EXIT_FAILED = 1
-EXIT_BAD_INPUT = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

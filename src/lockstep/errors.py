@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 EXIT_FAILED = 1
-"""A task of the job reported an error of its own."""
+"""A task of the job reported an error of its own; of a monitor: its task was killed."""
 EXIT_BAD_INPUT = 2
+"""Nothing was started."""
 EXIT_VERDICT = 3
 """The job was ended by what was found out about it: a death, a mismatch, a verdict, a stall."""
 

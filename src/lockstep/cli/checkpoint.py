@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.errors import BadInput, HelpAsked
+from lockstep.errors import EXIT_FAILED, BadInput, HelpAsked
 from lockstep.runtime.checkpoints import (
     MANIFEST,
     CheckpointError,
@@ -16,8 +16,6 @@ from lockstep.runtime.checkpoints import (
     read_manifest,
     verify,
 )
-
-EXIT_FAILED = 1
 
 _HELP = """\
 Look at the checkpoints that a run left in its --train_dir.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.cli.compare_flags import Request, parse_compare
 from lockstep.cli.flags import parse_bench
+from lockstep.errors import EXIT_FAILED
 from lockstep.training.compare.results import Measurement, Row, as_json, detail_lines, table
 from lockstep.training.compare.runs import CHILD_FLAG, Runner
 from lockstep.training.config import torch_version
@@ -21,8 +22,6 @@ from lockstep.version import __version__
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
-
-EXIT_FAILED = 1
 
 
 def run(argv: Sequence[str]) -> int:

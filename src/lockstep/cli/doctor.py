@@ -12,7 +12,7 @@ from lockstep.doctor.examination import Order, Result, examine
 from lockstep.doctor.facts import Shared
 from lockstep.doctor.finding import Cause, Finding, in_order
 from lockstep.doctor.host import Job, look_at_host
-from lockstep.errors import BadInput, HelpAsked
+from lockstep.errors import EXIT_BAD_INPUT, BadInput, HelpAsked
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.messages import Setting
 from lockstep.runtime.cluster import cluster_problems
@@ -22,7 +22,6 @@ from lockstep.version import __version__
 
 EXIT_HEALTHY = 0
 EXIT_DEFECTS = 1
-EXIT_BAD_INPUT = 2
 WAIT_SECONDS = 2.0
 MOST_WAIT_SECONDS = 3600.0
 

@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from lockstep.errors import BadInput, HelpAsked
+from lockstep.errors import EXIT_BAD_INPUT, BadInput, HelpAsked
 from lockstep.version import __version__
 
-EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 
 

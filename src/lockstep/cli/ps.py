@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from lockstep.cli.flags.build import TOKEN_VARIABLE, rdma_options
 from lockstep.cli.flags.parsing import CommandLine
 from lockstep.cli.library_flags import LIBRARY_TABLE, read_library_flags
-from lockstep.errors import BadInput, HelpAsked
+from lockstep.errors import EXIT_FAILED, BadInput, HelpAsked
 from lockstep.protocol.ids import Role, TaskId
 from lockstep.runtime.cluster import ClusterSpec, cluster_problems
 from lockstep.runtime.preflight import task_problems
@@ -124,7 +124,7 @@ def _keeping(line: CommandLine) -> Keeping:
 
 
 def _run_server(argv: Sequence[str], report_fd: int, environ: Mapping[str, str]) -> int:
-    from lockstep.entry import EXIT_FAILED, node_config, say, serve
+    from lockstep.entry import node_config, say, serve
     from lockstep.runtime.monitor.reporter import TaskReporter
     from lockstep.runtime.signals import TaskSignals
 

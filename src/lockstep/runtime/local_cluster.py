@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from lockstep.protocol.ids import ClusterShape, Role, TaskId
 from lockstep.runtime import processes
 from lockstep.runtime.monitor.cluster_member import ClusterMember, Deaths
-from lockstep.runtime.monitor.ending import BAD_INPUT, FAILED
 from lockstep.runtime.monitor.stopping import Action, Stopping
 
 LOOPBACK: Final = "127.0.0.1"
@@ -82,7 +82,7 @@ def run_local_cluster(spec: LocalClusterSpec) -> int:
                 return code
             _say("a port was taken by another program in that very moment; starting again on other ports")
     _say(f"found no free ports on {LOOPBACK} in {PORT_ATTEMPTS} attempts; end the program that takes them")
-    return BAD_INPUT
+    return EXIT_BAD_INPUT
 
 
 def _say(text: str) -> None:
@@ -205,7 +205,7 @@ class _Launcher:
     def _take_ends(self, now: float) -> None:
         for member in self._members:
             member.watch_again(self._deaths, now)
-            if member.take_exit_code() == BAD_INPUT and self._ports[member.task].is_taken():
+            if member.take_exit_code() == EXIT_BAD_INPUT and self._ports[member.task].is_taken():
                 self._port_taken = True
         if self._ask_at is None and self._kill_at is None:
             self._ask_at = self._when_to_end_all(now)
@@ -261,11 +261,11 @@ class _Launcher:
     def _verdict(self) -> int:
         failed = self._failed_before if self._overdue else self._first_failure()
         if failed is None:
-            return FAILED if self._overdue else 0
+            return EXIT_FAILED if self._overdue else 0
         member, how = failed
         member.show_tail()
         _say(f"{member.task} failed first: {how}")
-        return member.exit_code if member.exit_code is not None and member.exit_code > 0 else FAILED
+        return member.exit_code if member.exit_code is not None and member.exit_code > 0 else EXIT_FAILED
 
 
 def _how(exit_code: int | None) -> str:

@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from lockstep.errors import EXIT_BAD_INPUT
 from lockstep.protocol.causes import FINAL_REFUSALS, Cause, Reason, link_down
 from lockstep.protocol.events import Broken, PeerGone
 from lockstep.protocol.ids import INITIAL_STEP, Incarnation, TaskId
@@ -23,7 +24,6 @@ from lockstep.runtime.cluster import DEFAULT_PROTOCOL
 from lockstep.runtime.connection import Connection, NodeSide
 from lockstep.runtime.evidence import Finding, ask_seconds, left_early, look, proof_of_end, with_lack_of_memory
 from lockstep.runtime.knock import knock
-from lockstep.runtime.monitor.ending import BAD_INPUT
 from lockstep.transports.wire.link import ControlLink, dial_link
 
 DIAL_SECONDS = 5.0
@@ -333,7 +333,7 @@ class PeerKeeper:
         starts it again by itself, other than after a signal. At a first start a person may be at it, and is waited for.
         """
         found = finding.description
-        refuses = found is not None and found.exited and found.exit_code == BAD_INPUT
+        refuses = found is not None and found.exited and found.exit_code == EXIT_BAD_INPUT
         if self.returning and refuses and not self._known_refusal:
             self._known_refusal = True
             self._node.post(Broken(self.peer, INITIAL_STEP, Reason(Cause.FAILED, finding.text)))

@@ -5,14 +5,9 @@ from __future__ import annotations
 import signal
 from typing import Final
 
+from lockstep.errors import EXIT_FAILED
 from lockstep.runtime.monitor.oom import OomWitness
 from lockstep.runtime.processes import signal_name
-
-FAILED: Final = 1
-"""Exit code of a monitor whose task was killed."""
-
-BAD_INPUT: Final = 2
-"""Exit code where nothing was started."""
 
 _HINTS: Final[dict[int, str]] = {
     signal.SIGSEGV: "a crash in native code: run it with PYTHONFAULTHANDLER=1 to see the Python lines it came from",
@@ -28,7 +23,7 @@ def exit_code_after(task_exit_code: int, stopped_by: int | None) -> int:
     """The code to end with: 128 and the signal where somebody asked for the end, else the task's own."""
     if stopped_by is not None:
         return 128 + stopped_by
-    return FAILED if task_exit_code < 0 else task_exit_code
+    return EXIT_FAILED if task_exit_code < 0 else task_exit_code
 
 
 def describe_death(name: str, pid: int, signum: int, witness: OomWitness) -> str:

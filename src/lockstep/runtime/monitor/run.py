@@ -14,10 +14,11 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from lockstep.protocol.ids import TaskId
 from lockstep.runtime import processes
 from lockstep.runtime.addresses import who_listens
-from lockstep.runtime.monitor.ending import BAD_INPUT, FAILED, describe_death, exit_code_after
+from lockstep.runtime.monitor.ending import describe_death, exit_code_after
 from lockstep.runtime.monitor.lingering import linger
 from lockstep.runtime.monitor.oom import OomWitness, find_counters
 from lockstep.runtime.monitor.record import TaskRecord
@@ -73,7 +74,7 @@ def run_monitor(spec: MonitorSpec) -> int:
             service = MonitorService(spec.host, spec.port, record, spec.start)
         except ListenError as error:
             say(why_not_listening(spec.task, spec.port, error))
-            return BAD_INPUT
+            return EXIT_BAD_INPUT
         try:
             processes.become_subreaper()
             return _Monitor(spec, record, inbox).run()
@@ -123,7 +124,7 @@ class _Monitor:
         finally:
             self._leave_nothing()
         if self._task.news.problem:
-            return FAILED
+            return EXIT_FAILED
         return exit_code_after(exit_code, self._stopping.signum)
 
     def _watch_lives(self) -> int:

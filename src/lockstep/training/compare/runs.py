@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.errors import EXIT_BAD_INPUT
 from lockstep.protocol.ids import server, worker
 from lockstep.runtime.local_cluster import ReservedPort
 from lockstep.runtime.step_times import step_shares
@@ -23,7 +24,6 @@ from lockstep.training.compare.results import Measurement, StepDetail
 
 CHILD_FLAG = "--lockstep_compare_child="
 """Internal: this process is one of the compared programs; kind, rank, number of ranks, seconds of patience."""
-BAD_INPUT = 2
 _TF_TOTAL = re.compile(r"^total images/sec: ([0-9.]+)$", re.MULTILINE)
 
 
@@ -118,7 +118,7 @@ class Runner:
         try:
             cluster.wait(deadline)
         except RunFailedError:
-            if cluster.process.poll() == BAD_INPUT:
+            if cluster.process.poll() == EXIT_BAD_INPUT:
                 return Measurement(cannot=cluster.last_words())
             raise
         return self._read_times(times)

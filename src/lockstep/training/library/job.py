@@ -12,6 +12,7 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import nn
 
+from lockstep.errors import EXIT_FAILED
 from lockstep.protocol.causes import Reason, own_error
 from lockstep.protocol.ids import CHIEF, Step
 from lockstep.protocol.leaving import Departure
@@ -35,7 +36,6 @@ from lockstep.training.library.state import RemoteState
 from lockstep.training.library.wrapped import unwrap_optimizer, wrap_optimizer
 from lockstep.training.sealed_replica import SealedReplica, SealedStep
 
-EXIT_FAILED = 1
 Say = Callable[[str], None]
 Model = TypeVar("Model", bound=nn.Module | Sequence[nn.Module])
 
