@@ -1,11 +1,12 @@
 """Reads what the tasks of a dead cluster left in the folder of the run.
 
-Files may be damaged, half-written, of another version, or not ours at all: each that cannot be used becomes one
-sentence, and the others are used.
+Files may be damaged, half-written, of another version, or not ours at all, links and pipes among them: each that cannot
+be used becomes one sentence, and the others are used.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from lockstep.diagnose.evidence import Evidence, Seen
 from lockstep.diagnose.verdict import MAX_BYTES as MAX_REPORT_BYTES
 from lockstep.diagnose.verdict import Diagnosis, ReportError, read_diagnosis
 from lockstep.diagnose.views import MAX_BYTES, SnapshotError, TaskView, read_task
+from lockstep.private_files import read_plain
 
 PATTERN = "*.snapshot.json"
 REPORT = "report.json"
@@ -39,29 +41,25 @@ def read_folder(path: Path) -> Folder:
         return found
     for file in files:
         try:
-            view = read_task(_bounded(file, MAX_BYTES))
+            # A byte above the limit: readers refuse what is longer.
+            data, written = read_plain(file, MAX_BYTES + 1)
+            view = read_task(data)
         except SnapshotError as error:
             found.problems.append(f"{file.name} is left out: {error}")
         except OSError as error:
             found.problems.append(f"{file.name} is left out: {error.strerror or error}")
         else:
             found.views[view.task] = view
-            found.newest = max(found.newest, file.stat().st_mtime)
+            found.newest = max(found.newest, written)
     report = path / REPORT
-    if report.exists():
+    if os.path.lexists(report):
         try:
-            found.report = read_diagnosis(_bounded(report, MAX_REPORT_BYTES))
+            found.report = read_diagnosis(read_plain(report, MAX_REPORT_BYTES + 1)[0])
         except ReportError as error:
             found.problems.append(f"{REPORT} is left out: {error}")
         except OSError as error:
             found.problems.append(f"{REPORT} is left out: {error.strerror or error}")
     return found
-
-
-def _bounded(file: Path, limit: int) -> bytes:
-    """The content, but never more than a little above the limit: readers refuse what is longer."""
-    with file.open("rb") as stream:
-        return stream.read(limit + 1)
 
 
 def evidence_of(folder: Folder) -> Evidence:
