@@ -66,6 +66,7 @@ OUR_OWN_FORMATS = {
     "runtime/addresses.py": "host:port",
     "runtime/checkpoints.py": "names of files",
     "runtime/rendezvous.py": "addresses",
+    "runtime/run_folder.py": "names of folders",
     "runtime/monitor/companion.py": "addresses",
     "runtime/trace_page.py": "names of spans, for their colours",
     "training/compare/gate.py": "lines between a command and its children",

@@ -35,7 +35,7 @@ def test_wrong_input_is_one_sentence(line: str) -> None:
 
 def test_a_plot_without_matplotlib_names_the_command_that_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(BadInput, match=r"pip install 'lockstep-train\[plot\]'"):
+    with pytest.raises(BadInput, match=r"pip install 'lockstep-torch\[plot\]'"):
         net.parse(["--plot=x.png"])
 
 

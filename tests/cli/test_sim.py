@@ -125,5 +125,5 @@ def test_the_picture_needs_matplotlib_and_says_so(
     code, _, err = run(capsys, "--workers=2", "--plot=x.png")
     assert code == 2
     assert (
-        "--plot needs matplotlib, which is not installed; install it with: pip install 'lockstep-train[plot]'." in err
+        "--plot needs matplotlib, which is not installed; install it with: pip install 'lockstep-torch[plot]'." in err
     )

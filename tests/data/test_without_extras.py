@@ -1,4 +1,4 @@
-"""What `pip install lockstep-train` alone brings is enough to train on made-up pictures."""
+"""What `pip install lockstep-torch` alone brings is enough to train on made-up pictures."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ def test_record_files_without_their_package_give_one_sentence() -> None:
     read = f"{WITHOUT}from lockstep.training.data.records import masked_checksum; masked_checksum(b'')"
     with Program((sys.executable, "-c", read), {}) as program:
         done = program.wait(50)
-    assert "install it with 'pip install lockstep-train[data]'" in done.stderr
+    assert "install it with 'pip install lockstep-torch[data]'" in done.stderr

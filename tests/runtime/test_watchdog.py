@@ -23,7 +23,6 @@ from lockstep.protocol.causes import Source
 from lockstep.protocol.faults import DropMessage, Place, Stick
 from lockstep.protocol.ids import ClusterShape, Role, server, worker
 from lockstep.protocol.journal import Happening, Journal, tensor_states
-from lockstep.runtime.dump import write_files
 from lockstep.runtime.injection import Injector
 from lockstep.runtime.kernel_tcp import count_by_host
 from lockstep.runtime.notices import EVENTS
@@ -261,21 +260,6 @@ def test_a_fault_strikes_only_its_own_task_and_as_often_as_it_says() -> None:
     assert [mine.drops_message(server(0), Open(1, ())) for _ in range(3)] == [True, True, False]
     assert not others.drops_message(server(0), Open(1, ()))
     assert told == ["DropMessage"]
-
-
-def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    problem = write_files(blocked / "below", {"a": b""})
-    assert problem is not None
-    assert problem.startswith(f"cannot write to {blocked / 'below'}: Not a directory")
-    full = write_files(Path("/dev/full"), {"a": b""})
-    assert full is not None
-
-
-def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
-    assert write_files(tmp_path / "new", {"a.txt": b"1", "b.txt": b"2"}) is None
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["a.txt", "b.txt"]
 
 
 def test_in_a_wait_the_training_thread_says_for_what() -> None:

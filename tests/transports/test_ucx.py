@@ -52,7 +52,7 @@ def test_beside_a_device_polling_makes_a_transfer_longer_by_a_twentieth_at_most(
 def test_without_nixl_the_command_that_installs_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     server = ControlServer("127.0.0.1", 0, threads=4)
-    with pytest.raises(TransportError, match=r"pip install -c constraints.txt 'lockstep-train\[ucx\]'"):
+    with pytest.raises(TransportError, match=r"pip install -c constraints.txt 'lockstep-torch\[ucx\]'"):
         registry.make_transport("grpc+ucx", server, "/t", 1)
     server.stop(0)
 

@@ -136,7 +136,7 @@ def _own_problems(line: CommandLine) -> list[str]:
             sentences += _file_problems(flag, str(path))
     if line.value("plot") is not None and not has_matplotlib():
         sentences.append(
-            "--plot needs matplotlib, which is not installed; run pip install 'lockstep-train[plot]', or leave it out."
+            "--plot needs matplotlib, which is not installed; run pip install 'lockstep-torch[plot]', or leave it out."
         )
     return sentences
 

@@ -112,7 +112,7 @@ def _check(asked: _Asked) -> None:
         raise BadInput("--min_size must not be above --max_size, and --max_size not above 1073741824.")
     if asked.plot and importlib.util.find_spec("matplotlib") is None:
         raise BadInput(
-            "--plot needs matplotlib, which is not installed; install it with: pip install 'lockstep-train[plot]'."
+            "--plot needs matplotlib, which is not installed; install it with: pip install 'lockstep-torch[plot]'."
         )
     for text in filter(None, (asked.target,)):
         try:

@@ -184,5 +184,5 @@ def _refuse_mixtures(asked: Asked) -> None:
             raise BadInput(f"--{name}={asked.text(name)} is neither 'yes' nor 'no'.")
     if asked.text("plot") and importlib.util.find_spec("matplotlib") is None:
         raise BadInput(
-            "--plot needs matplotlib, which is not installed; install it with: pip install 'lockstep-train[plot]'."
+            "--plot needs matplotlib, which is not installed; install it with: pip install 'lockstep-torch[plot]'."
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ lockstep why: who waits for whom, for which tensor, and why.
 
   lockstep why HOST:PORT     ask the cluster that this task belongs to (any task will do)
   lockstep why FOLDER        read the files of a run that has ended
-  lockstep why               the newest run folder under the temporary directory
+  lockstep why               your newest run folder under the temporary directory
 
   --watch                    ask again every two seconds, until Ctrl-C
   --json                     one JSON object instead of text
@@ -62,10 +61,15 @@ def _parse(argv: Sequence[str]) -> _Asked:
 
 
 def _newest_folder() -> str:
-    folders = [entry for entry in Path(tempfile.gettempdir()).glob("lockstep-*") if entry.is_dir()]
+    from lockstep.runtime.run_folder import run_folders
+
+    folders = run_folders()
     if not folders:
-        raise BadInput("no run folder was found; write 'lockstep why HOST:PORT' with the address of any task.")
-    return str(max(folders, key=lambda folder: folder.stat().st_mtime))
+        raise BadInput(
+            "no run folder of yours was found; write 'lockstep why HOST:PORT' with the address of any task, or the "
+            "folder that the job named at its end."
+        )
+    return str(folders[0])
 
 
 def _is_address(target: str) -> bool:

@@ -1,11 +1,12 @@
 """Reads what the tasks of a dead cluster left in the folder of the run.
 
-Files may be damaged, half-written, of another version, or not ours at all: each that cannot be used becomes one
-sentence, and the others are used.
+Files may be damaged, half-written, of another version, or not ours at all, links and pipes among them: each that cannot
+be used becomes one sentence, and the others are used.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from lockstep.diagnose.evidence import Evidence, Seen
 from lockstep.diagnose.verdict import MAX_BYTES as MAX_REPORT_BYTES
 from lockstep.diagnose.verdict import Diagnosis, ReportError, read_diagnosis
 from lockstep.diagnose.views import MAX_BYTES, SnapshotError, TaskView, read_task
+from lockstep.private_files import read_plain
 from lockstep.protocol.reach import NOT_SILENT, Reach, Silence
 
 PATTERN = "*.snapshot.json"
@@ -41,29 +43,25 @@ def read_folder(path: Path) -> Folder:
         return found
     for file in files:
         try:
-            view = read_task(_bounded(file, MAX_BYTES))
+            # A byte above the limit: readers refuse what is longer.
+            data, written = read_plain(file, MAX_BYTES + 1)
+            view = read_task(data)
         except SnapshotError as error:
             found.problems.append(phrases.file_left_out(file.name, str(error)))
         except OSError as error:
             found.problems.append(phrases.file_left_out(file.name, error.strerror or str(error)))
         else:
             found.views[view.task] = view
-            found.newest = max(found.newest, file.stat().st_mtime)
+            found.newest = max(found.newest, written)
     report = path / REPORT
-    if report.exists():
+    if os.path.lexists(report):
         try:
-            found.report = read_diagnosis(_bounded(report, MAX_REPORT_BYTES))
+            found.report = read_diagnosis(read_plain(report, MAX_REPORT_BYTES + 1)[0])
         except ReportError as error:
             found.problems.append(phrases.file_left_out(REPORT, str(error)))
         except OSError as error:
             found.problems.append(phrases.file_left_out(REPORT, error.strerror or str(error)))
     return found
-
-
-def _bounded(file: Path, limit: int) -> bytes:
-    """The content, but never more than a little above the limit: readers refuse what is longer."""
-    with file.open("rb") as stream:
-        return stream.read(limit + 1)
 
 
 def evidence_of(folder: Folder) -> Evidence:

@@ -74,7 +74,7 @@ def run_drill(drill: Drill, keep: str = "") -> DrillResult:
         if keep:
             folder = Path(keep, drill.name)
             shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
+            folder.mkdir(0o700, parents=True)
         else:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-drill-")))
         shape = ClusterShape(drill.servers, drill.workers)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from lockstep.diagnose.page import page
 from lockstep.diagnose.text import notice_line, render
@@ -14,8 +12,10 @@ from lockstep.diagnose.verdict import Diagnosis, ReportError, read_diagnosis
 from lockstep.protocol.causes import WITH_FILES, ReportKind
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.messages import Report
-from lockstep.runtime.dump import dump_bytes, file_name, run_folder, write_files
+from lockstep.runtime import phrases
+from lockstep.runtime.dump import dump_bytes, file_name
 from lockstep.runtime.peers import PeerKeeper
+from lockstep.runtime.run_folder import RunFolder
 from lockstep.runtime.snapshot import Shown, journal_rows, snapshot_of
 
 EVENTS = "events.jsonl"
@@ -30,13 +30,8 @@ class Publisher:
     def __init__(self, node: Shown, say: Callable[[str], None], asked_folder: str) -> None:
         self._node = node
         self._say = say
-        self._asked = asked_folder
-        self._folder_said = False
-
-    @property
-    def folder(self) -> Path:
-        """Where the files of this run go."""
-        return run_folder(self._asked, self._node.job)
+        self._said: set[str] = set()
+        self.folder = RunFolder(asked_folder, lambda: node.job)
 
     def publish(self, kind: ReportKind, diagnosis: Diagnosis, quiet: bool = False) -> None:
         """Say it here, and write it down. A notice is one line; a verdict or a stall the whole report, with files."""
@@ -85,15 +80,19 @@ class Publisher:
 
     def _write_all(self, files: Mapping[str, bytes], why: str, *, tells: bool = False) -> None:
         snapshot = dump_bytes(snapshot_of(self._node), journal_rows(self._node), why)
-        problem = write_files(self.folder, {**files, file_name(self._node.task): snapshot})
-        if problem is not None:
-            self._say(problem)
-        elif tells:
-            where = self.folder / file_name(self._node.task)
-            self._say(f"{why}: the snapshot and the journal of {self._node.task} are in {where}")
-        elif not self._folder_said:
-            self._folder_said = True
-            self._say(f"the report and the journals are in {self.folder}")
+        left = self.folder.write({**files, file_name(self._node.task): snapshot})
+        self._say_once(left.problem)
+        if left.where is None:
+            return
+        if tells:
+            self._say(phrases.files_on_request(why, self._node.task, str(left.where / file_name(self._node.task))))
+        else:
+            self._say_once(phrases.files_are_in(str(left.where)))
+
+    def _say_once(self, sentence: str) -> None:
+        if sentence and sentence not in self._said:
+            self._said.add(sentence)
+            self._say(sentence)
 
     def note(self, kind: ReportKind, diagnosis: Diagnosis | None = None, text: str = "") -> None:
         """Append one line to the events of the run; where that does not work, nothing else suffers."""
@@ -109,14 +108,6 @@ class Publisher:
             "key": "" if verdict is None else verdict.key,
             "step": -2 if verdict is None else verdict.step,
         }
-        if kind is ReportKind.NOTICE and not self._asked and not self.folder.exists():
-            return  # a notice alone is no reason to leave a folder behind
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.folder / EVENTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-            try:
-                os.write(descriptor, json.dumps(fields).encode() + b"\n")
-            finally:
-                os.close(descriptor)
-        except OSError:
-            return
+        # A notice alone is no reason to leave a folder behind.
+        make = kind is not ReportKind.NOTICE or self.folder.is_named
+        self._say_once(self.folder.append(EVENTS, json.dumps(fields).encode() + b"\n", make).problem)

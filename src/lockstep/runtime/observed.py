@@ -83,9 +83,8 @@ class Observed:
 
     @property
     def folder(self) -> str:
-        """The folder of the run, where it exists."""
-        where = self._publisher.folder
-        return str(where) if where.exists() else str(where.parent)
+        """The folder of the run, or the one in which it will be made."""
+        return str(self._publisher.folder.nearest)
 
     @property
     def forming(self) -> bool:

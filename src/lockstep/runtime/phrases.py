@@ -67,6 +67,17 @@ def without_name(sentence: str, task: TaskId) -> str:
     return sentence.removeprefix(f"{task} ")
 
 
+# -- files that a task leaves behind --
+
+
+def files_on_request(why: str, task: TaskId, where: str) -> str:
+    return f"{why}: the snapshot and the journal of {task} are in {where}"
+
+
+def files_are_in(where: str) -> str:
+    return f"the report and the journals are in {where}"
+
+
 # -- what became of a peer --
 
 

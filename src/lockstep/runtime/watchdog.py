@@ -125,6 +125,7 @@ class Watchdog:
         self._inbox.put(None)
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join(JOIN_SECONDS)
+        self._publisher.folder.close()
 
     # -- other threads speak --
 
@@ -169,6 +170,7 @@ class Watchdog:
         if now - self._beat_at >= 1.0:
             self._beat_at = now
             node.beat()
+            self._publisher.folder.hold()
         if node.leaving:
             return
         longest = self._longest_wait(now)

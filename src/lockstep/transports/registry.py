@@ -65,7 +65,7 @@ def missing_library(name: str) -> str | None:
     extra = _EXTRAS[name]
     return (
         f"{name} needs NIXL, which is not installed; install it with: "
-        f"pip install -c constraints.txt 'lockstep-train[{extra}]' (beside CUDA 13: [{extra}-cuda13])"
+        f"pip install -c constraints.txt 'lockstep-torch[{extra}]' (beside CUDA 13: [{extra}-cuda13])"
     )
 
 

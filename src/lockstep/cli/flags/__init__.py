@@ -57,7 +57,7 @@ def _with_data_set(config: BenchConfig, named: bool) -> tuple[BenchConfig, list[
         from lockstep.training.data.errors import BadData
         from lockstep.training.data.opening import recognised
     except ImportError as missing:
-        need = f"--data_dir needs the package {missing.name!r}; install it with 'pip install lockstep-train[data]'."
+        need = f"--data_dir needs the package {missing.name!r}; install it with 'pip install lockstep-torch[data]'."
         return config, [need]
     try:
         found = recognised(folder, config.data_name if named else None)

@@ -158,13 +158,13 @@ def make_engine(name: str) -> Engine:
         except ImportError:
             if name == "turbo":
                 raise BadData(
-                    "libjpeg-turbo or OpenCV is not installed; install both with 'pip install lockstep-train[data]'."
+                    "libjpeg-turbo or OpenCV is not installed; install both with 'pip install lockstep-torch[data]'."
                 ) from None
     try:
         return PillowEngine()
     except ImportError:
         raise BadData(
-            "reading pictures needs a decoder and none is installed; 'pip install lockstep-train[data]' brings one."
+            "reading pictures needs a decoder and none is installed; 'pip install lockstep-torch[data]' brings one."
         ) from None
 
 

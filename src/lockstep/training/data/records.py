@@ -30,7 +30,7 @@ def _crc32c() -> Callable[[bytes], int]:
         from google_crc32c import value
     except ImportError as missing:
         raise BadData(
-            "record files need the package google-crc32c; install it with 'pip install lockstep-train[data]'."
+            "record files need the package google-crc32c; install it with 'pip install lockstep-torch[data]'."
         ) from missing
     found: Callable[[bytes], int] = value
     return found

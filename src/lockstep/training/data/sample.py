@@ -85,7 +85,7 @@ def make_sample(spec: SampleSpec, on_picture: OnPicture) -> Made:
     found = photographs()
     if len(found) < 2:
         raise BadData(
-            "no photographs were found on this machine; 'pip install lockstep-train[sample]' brings packages with some."
+            "no photographs were found on this machine; 'pip install lockstep-torch[sample]' brings packages with some."
         )
     try:
         spec.folder.mkdir(parents=True, exist_ok=True)

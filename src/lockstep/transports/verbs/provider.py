@@ -11,11 +11,11 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import stat
 import tempfile
 from pathlib import Path
 from typing import Final
 
+from lockstep.private_files import own_folder, user_folder
 from lockstep.transports.base import TransportError
 from lockstep.transports.verbs.devices import VERBS_LIBRARY, nixl_packages, system_library
 
@@ -32,11 +32,17 @@ def nixl_with_system_verbs() -> Path:
         raise TransportError("the system's libibverbs cannot take the place of NIXL's: one of the two is not installed")
     version = f"{packages.resolve()}|{verbs.resolve()}|{_stamp(packages)}"
     digest = hashlib.sha256(version.encode()).hexdigest()[:12]
-    folder = Path(tempfile.gettempdir()) / f"lockstep-nixl-{os.getuid()}-{digest}"
-    if not (folder / _MARK).exists():
-        _build(packages, folder)
-    _refuse_strangers(folder)
-    return folder
+    try:
+        # Programs are loaded from there: nobody else may be able to put anything into it.
+        with user_folder() as (base, parent):
+            folder = base / f"nixl-{digest}"
+            if not (folder / _MARK).exists():
+                _build(packages, folder)
+            with own_folder(folder.name, parent):
+                return folder
+    except OSError as error:
+        reason = f"NIXL's libraries cannot be put together in {tempfile.gettempdir()}: {error.strerror or error}"
+        raise TransportError(f"{reason}; set TMPDIR to another folder") from error
 
 
 def _stamp(packages: Path) -> str:
@@ -76,10 +82,3 @@ def _link(link: Path, target: Path) -> None:
                 link.symlink_to(replacement)
             return
     link.symlink_to(target)
-
-
-def _refuse_strangers(folder: Path) -> None:
-    """Programs are loaded from there: nobody else may have made it."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise TransportError(f"{folder} is not a folder of this user alone; remove it and start again")

@@ -1,0 +1,188 @@
+"""Files and folders that nobody but this user can have put there: the only place that opens any by a guessable name.
+
+The temporary directory is everybody's. Whoever knows a name in it can be there first, with a folder of theirs, with a
+link that leads elsewhere (``events.jsonl -> ~/.bashrc``: our line would be run by the next shell), or with a pipe that
+lets us wait for ever. A job's number is random, and yet told to everybody who asks a task. So a name protects from
+nothing here; what counts is the owner, checked on a descriptor, with everything below opened relative to it:
+
+- ``user_folder`` is ``lockstep-UID`` under the temporary directory, made with mode 0700, a real folder, and ours. All
+  tasks of a user on a host find it by its name, and within it each job has the folder with its number. In a folder that
+  only we can enter nobody can put anything.
+- If somebody else has taken that name, its place is taken by ``lockstep-UID-RANDOM``, found by looking for one of ours.
+- A folder that a user has named may have any mode and lie anywhere. It must not be another user's; nobody but root
+  would meet one for good reasons (in a container, folders belong to the users of the host), so root may use it.
+- No file is opened through a link, none that is not a plain file, none for writing that has a second name elsewhere.
+  New ones have mode 0600. Nothing waits: a pipe is opened without blocking and then refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+FOLDER_MODE: Final = 0o700
+FILE_MODE: Final = 0o600
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_PLAIN: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class NotOurs(OSError):  # noqa: N818 - reads as the fact it states
+    """Somebody else may have put it there. ``strerror`` says what is wrong with it."""
+
+    def __init__(self, what: str, path: Path | str) -> None:
+        super().__init__(errno.EPERM, what, str(path))
+
+
+# -- folders --
+
+
+@contextlib.contextmanager
+def user_folder(make: bool = True) -> Iterator[tuple[Path, int]]:
+    """This user's folder under the temporary directory, with an open descriptor of it.
+
+    FileNotFoundError where there is none and none is to be made.
+    """
+    path = _find(make)
+    if path is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(_usual()))
+    with own_folder(path) as descriptor:
+        yield path, descriptor
+
+
+def user_folders() -> list[Path]:
+    """All that are this user's: the usual one, and those made while somebody else had its name."""
+    usual = _usual()
+    with contextlib.suppress(OSError):
+        return [path for path in (usual, *sorted(usual.parent.glob(f"{usual.name}-*"))) if _is_ours(path)]
+    return []
+
+
+@contextlib.contextmanager
+def own_folder(name: Path | str, parent: int | None = None) -> Iterator[int]:
+    """Open a real folder that is this user's, and that others cannot enter from now on."""
+    descriptor = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid():
+            raise NotOurs(f"it belongs to user {found.st_uid}", name)
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            os.fchmod(descriptor, FOLDER_MODE)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def named_folder(path: Path, make: bool = True) -> Iterator[int]:
+    """Open a folder that the user has named; it is made where it is not there."""
+    if make:
+        os.makedirs(path, FOLDER_MODE, exist_ok=True)
+    link = os.lstat(path)
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
+        raise NotOurs(f"it is a link of user {link.st_uid}", path)
+    descriptor = os.open(path, _FOLDER if stat.S_ISLNK(link.st_mode) else _FOLDER | os.O_NOFOLLOW)
+    try:
+        if not _is_trusted(owner := os.fstat(descriptor).st_uid):
+            raise NotOurs(f"it belongs to user {owner}", path)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _usual() -> Path:
+    return Path(tempfile.gettempdir()) / f"lockstep-{os.geteuid()}"
+
+
+def _is_ours(path: Path) -> bool:
+    """A real folder of this user into which nobody else could put anything."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+def _find(make: bool) -> Path | None:
+    usual = _usual()
+    if make:
+        with contextlib.suppress(FileExistsError):
+            usual.mkdir(FOLDER_MODE)
+    elif not os.path.lexists(usual):
+        return None
+    if _is_ours(usual):
+        return usual
+    if make and not user_folders():
+        _make_another(usual)
+    # Where another task has made one at the same moment, all take the first.
+    return next(iter(user_folders()), None)
+
+
+def _make_another(usual: Path) -> None:
+    other = usual.with_name(f"{usual.name}-{secrets.token_hex(4)}")
+    other.mkdir(FOLDER_MODE)
+    if not _is_ours(other):  # a file system of another host, which gives our files to somebody else
+        other.rmdir()
+        raise NotOurs("what is made there does not belong to who made it", usual.parent)
+
+
+def _is_trusted(owner: int) -> bool:
+    return owner in (0, os.geteuid()) or os.geteuid() == 0
+
+
+# -- files in an open folder --
+
+
+def write_whole(folder: int, name: str, data: bytes) -> None:
+    """Write a file beside its place and move it there: nobody reads half of one, and a link is replaced itself."""
+    beside = f".{name}.{secrets.token_hex(8)}"
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, FILE_MODE, dir_fd=folder)
+    try:
+        with open(descriptor, "wb") as stream:
+            stream.write(data)
+        os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(beside, dir_fd=folder)
+        raise
+
+
+def append(folder: int, name: str, data: bytes) -> None:
+    """Append in one piece, as several tasks do it at once."""
+    refusal = f"{name} is not a plain file of this user; remove it"
+    descriptor = _open_plain(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, refusal, folder)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_nlink != 1 or not _is_trusted(found.st_uid):
+            raise NotOurs(refusal, name)
+        os.write(descriptor, data)
+    finally:
+        os.close(descriptor)
+
+
+def read_plain(path: Path, limit: int) -> tuple[bytes, float]:
+    """The content of a plain file, ``limit`` bytes at most, and when it was written."""
+    with open(_open_plain(path, os.O_RDONLY, "it is not a plain file"), "rb") as stream:
+        return stream.read(limit), os.fstat(stream.fileno()).st_mtime
+
+
+def _open_plain(name: Path | str, flags: int, refusal: str, folder: int | None = None) -> int:
+    try:
+        descriptor = os.open(name, flags | _PLAIN, FILE_MODE, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe that nobody reads
+            raise NotOurs(refusal, name) from None
+        raise
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(name))
+    raise NotOurs(refusal, name)

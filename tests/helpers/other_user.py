@@ -1,0 +1,61 @@
+"""Another user of the same machine, who was in the temporary directory before us."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+NOBODY = 65534
+SOMEBODY = 12345
+"""A user without any privilege, for where root would be let in."""
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which only root can")
+
+
+@contextmanager
+def everybodys_folder() -> Iterator[Path]:
+    """A temporary directory like /tmp, which every user can reach; pytest's own is closed to others."""
+    outer = Path(tempfile.mkdtemp(prefix="lockstep-test-"))
+    try:
+        outer.chmod(0o755)
+        shared = outer / "tmp"
+        shared.mkdir()
+        shared.chmod(0o1777)
+        yield shared
+    finally:
+        shutil.rmtree(outer)
+
+
+def nobody_does(script: str, folder: Path) -> None:
+    """Run a shell script as the user nobody, in this folder."""
+    subprocess.run(
+        ["/bin/sh", "-euc", f"umask 0; {script}"],
+        cwd=folder,
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+        check=True,
+        timeout=20,
+    )
+
+
+@contextmanager
+def being(user: int) -> Iterator[None]:
+    """This process acts as another user for a while. Files that it makes are that user's, and so are its rights."""
+    groups = os.getgroups()
+    os.setgroups([])
+    os.setegid(user)
+    os.seteuid(user)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(groups)
