@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.protocol.ids import server, worker
+from lockstep.protocol.ids import Role, server, worker
 from lockstep.protocol.journal import Happening, Journal
+from lockstep.protocol.parts import Part
+from lockstep.runtime.spans import parts_of_a_step, spans_of
 from lockstep.runtime.step_times import (
     computing_and_waiting,
     server_moments,
@@ -75,3 +77,17 @@ def test_one_worker_knows_how_long_it_computes_and_waits() -> None:
 def test_journals_without_a_common_step_give_nothing() -> None:
     assert step_shares([{1: (0.0, 1.0)}], [{5: (0.0, 1.0)}]) is None
     assert step_shares([], []) is None
+
+
+def test_each_piece_of_the_timeline_names_its_part_as_a_value() -> None:
+    of_worker = list(worker_journal(6.0, PERIOD)), Role.WORKER
+    of_server = list(server_journal(13.0, 18.0)), Role.SERVER
+    assert {span["part"] for span in spans_of(*of_worker, now=100.0)} == {Part.COMPUTING, Part.WAITING}
+    assert {span["part"] for span in spans_of(*of_server, now=100.0)} == {Part.COLLECTING, Part.UPDATING}
+    assert spans_of(*of_worker, now=100.0)[0] == {
+        "part": "computing",
+        "what": "computing, step 0",
+        "begin": 100.0,
+        "end": 94.0,
+    }
+    assert parts_of_a_step(*of_worker) == {Part.COMPUTING: 6.0, Part.WAITING: 14.0}
