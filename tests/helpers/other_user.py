@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,17 +34,17 @@ def everybodys_folder() -> Iterator[Path]:
         shutil.rmtree(outer)
 
 
+_AS_NOBODY = (
+    "import os, sys; os.setgroups([]); os.setgid({0}); os.setuid({0}); os.umask(0); os.execv('/bin/sh', sys.argv[1:])"
+)
+
+
 def nobody_does(script: str, folder: Path) -> None:
     """Run a shell script as the user nobody, in this folder."""
-    subprocess.run(
-        ["/bin/sh", "-euc", f"umask 0; {script}"],
-        cwd=folder,
-        user=NOBODY,
-        group=NOBODY,
-        extra_groups=[],
-        check=True,
-        timeout=20,
-    )
+    # Not by subprocess's user=: with it Python forks, and gRPC's handlers of that may crash the child where gRPC runs.
+    command = [sys.executable, "-I", "-S", "-c", _AS_NOBODY.format(NOBODY), "sh", "-euc", script]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=20)
+    assert done.returncode == 0, f"{script}: {done.stderr or done.returncode}"
 
 
 @contextmanager

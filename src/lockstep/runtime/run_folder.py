@@ -71,7 +71,7 @@ class RunFolder:
     @property
     def is_named(self) -> bool:
         """The user has named it, so it is there for more than what goes wrong."""
-        return self._asked is not None
+        return self._asked is not None and not self._refused
 
     @property
     def nearest(self) -> Path:
