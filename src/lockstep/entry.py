@@ -20,6 +20,7 @@ from lockstep.cli.environment import Launch, launched_by
 from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInput
 from lockstep.protocol.ids import CHIEF, Role, TaskId
 from lockstep.protocol.recovery import Beginning
+from lockstep.protocol.timing import GRACE_SECONDS, REJOIN_SECONDS, STALL_AFTER_SECONDS, STARTUP_SECONDS
 from lockstep.runtime.cluster import DEFAULT_PROTOCOL, ON_STALL, ClusterSpec, cluster_problems
 from lockstep.runtime.failures import failure_of
 from lockstep.runtime.monitor.companion import CompanionError, start_companion
@@ -69,8 +70,8 @@ class JoinArguments:
     replicas_to_aggregate: int | None = None
     on_nan: str = "report"
     bucket_mb: float = 4.0
-    startup_timeout: float = 300.0
-    stall_after: float = 60.0
+    startup_timeout: float = STARTUP_SECONDS
+    stall_after: float = STALL_AFTER_SECONDS
     on_stall: str = "abort"
     bind: str | None = None
     job_token: str = field(default="", repr=False)
@@ -81,8 +82,8 @@ class JoinArguments:
     max_ckpts_to_keep: int = 5
     from_scratch: bool = False
     on_worker_loss: str | None = None
-    rejoin_timeout: float = 300.0
-    grace: float = 25.0
+    rejoin_timeout: float = REJOIN_SECONDS
+    grace: float = GRACE_SECONDS
 
     @property
     def launched(self) -> bool:
@@ -123,8 +124,8 @@ def join(
     replicas_to_aggregate: int | None = None,
     on_nan: str = "report",
     bucket_mb: float = 4.0,
-    startup_timeout: float = 300.0,
-    stall_after: float = 60.0,
+    startup_timeout: float = STARTUP_SECONDS,
+    stall_after: float = STALL_AFTER_SECONDS,
     on_stall: str = "abort",
     bind: str | None = None,
     job_token: str = "",
@@ -135,8 +136,8 @@ def join(
     max_ckpts_to_keep: int = 5,
     from_scratch: bool = False,
     on_worker_loss: str | None = None,
-    rejoin_timeout: float = 300.0,
-    grace: float = 25.0,
+    rejoin_timeout: float = REJOIN_SECONDS,
+    grace: float = GRACE_SECONDS,
 ) -> Job:
     """Become one task of a cluster. Blocks until all tasks are there, ``startup_timeout`` seconds at most.
 

@@ -7,9 +7,9 @@ import pytest
 from lockstep.protocol.effects import Apply, GiveBack, SendVersion
 from lockstep.protocol.events import LinkLost, LinkUp, Tick, TransferEnded
 from lockstep.protocol.ids import worker
-from lockstep.protocol.machine import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.messages import Done, Edition, GroupRates, Open, Rates, Seal
 from lockstep.protocol.phrases import waited_for
+from lockstep.protocol.timing import REPEAT_SECONDS, RESEND_SECONDS
 from protocol.protocol_rigs import RATES, TICKET, ServerRig, layout_of, life, messages_to, only
 
 W0, W1 = worker(0), worker(1)

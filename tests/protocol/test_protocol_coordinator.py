@@ -10,7 +10,6 @@ from lockstep.protocol.coordinator import PHASE_TRANSITIONS, Phase
 from lockstep.protocol.effects import Send
 from lockstep.protocol.events import Broken, LinkLost, LinkUp, PeerGone, Searched, Tick
 from lockstep.protocol.ids import INITIAL_STEP, server, worker
-from lockstep.protocol.machine import REPEAT_SECONDS
 from lockstep.protocol.messages import (
     Applied,
     Commit,
@@ -27,6 +26,7 @@ from lockstep.protocol.messages import (
     View,
 )
 from lockstep.protocol.phrases import waited_for
+from lockstep.protocol.timing import REPEAT_SECONDS
 from protocol.protocol_rigs import JOB, CoordinatorRig, join_of, life, messages_to
 
 PS, W0, W1 = server(0), worker(0), worker(1)

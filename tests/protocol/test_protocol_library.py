@@ -12,7 +12,7 @@ from lockstep.protocol.ids import server, worker
 from lockstep.protocol.messages import Answer, Failed, Question, Seal, Setting
 from lockstep.protocol.phrases import waited_for
 from lockstep.protocol.plan import first_untrained_difference
-from lockstep.protocol.questions import PATIENCE_SECONDS
+from lockstep.protocol.timing import QUESTION_SECONDS
 from protocol.protocol_rigs import ServerRig, WorkerRig, layout_of, life, messages_to, only
 
 S0, W0, W1 = server(0), worker(0), worker(1)
@@ -121,12 +121,12 @@ def test_a_question_is_repeated_until_it_is_answered_once() -> None:
     assert rig.tell(Asked(S0, QUESTION)) == [Send(S0, QUESTION)]
     waits = [wait for wait in rig.machine.waits() if waited_for(wait) == QUESTION.what]
     assert [wait.on for wait in waits] == [S0]
-    rig.now += PATIENCE_SECONDS
+    rig.now += QUESTION_SECONDS
     assert messages_to(rig.tell(Tick()), S0, Question) == [QUESTION]
     answer = Answer(7, b"state", "")
     assert rig.hear(S0, answer) == [Answered(S0, answer)]
     assert rig.hear(S0, answer) == []
-    rig.now += PATIENCE_SECONDS
+    rig.now += QUESTION_SECONDS
     assert messages_to(rig.tell(Tick()), S0, Question) == []
     assert QUESTION.what not in [waited_for(wait) for wait in rig.machine.waits()]
 

@@ -11,10 +11,10 @@ from lockstep.protocol.causes import NO_REASON, Cause
 from lockstep.protocol.effects import BecameMember, JobEnded, Send, StillMissing
 from lockstep.protocol.events import Broken, Finished, LinkLost, LinkUp, PeerGone, Tick
 from lockstep.protocol.ids import INITIAL_STEP, server, worker
-from lockstep.protocol.machine import REPEAT_SECONDS
 from lockstep.protocol.member import PHASE_TRANSITIONS, Phase, PhaseTrigger
 from lockstep.protocol.messages import Done, End, Failed, Lost, Member, MissingTask, Refused, Roster, View
 from lockstep.protocol.phrases import waited_for
+from lockstep.protocol.timing import REPEAT_SECONDS
 from protocol.protocol_rigs import MemberRig, join_of, life, only
 
 PS, ME = server(0), worker(1)

@@ -43,7 +43,7 @@ from lockstep.protocol.messages import (
 )
 from lockstep.protocol.phrases import waited_for
 from lockstep.protocol.recovery import Beginning, LossPolicy, RecoveryRules
-from lockstep.protocol.saving import RETRY_SECONDS
+from lockstep.protocol.timing import SAVE_AGAIN_SECONDS
 from protocol.protocol_rigs import (
     CoordinatorRig,
     MemberRig,
@@ -418,7 +418,7 @@ def test_what_could_not_be_written_is_tried_again_soon() -> None:
         make_step(rig, step)
     rig.hear(PS, Saved(2, "shard", 0, "", "no space left"))
     rig.tell(CheckpointWritten(2, "no space left"))
-    rig.now += RETRY_SECONDS
+    rig.now += SAVE_AGAIN_SECONDS
     assert messages_to(make_step(rig, 2), PS, Commit) == [Commit(2, save=True)]
 
 

@@ -9,9 +9,9 @@ from lockstep.protocol.effects import Apply, Effect, GiveBack, GrantRegion, Prep
 from lockstep.protocol.events import LinkLost, LinkUp, Prepared, Tick, TransferEnded
 from lockstep.protocol.ids import CHIEF, INITIAL_STEP, TaskId, server, worker
 from lockstep.protocol.ledger import NOTHING_TO_APPLY, BucketState
-from lockstep.protocol.machine import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.messages import Applied, Commit, Contributors, Done, Edition, Failed, Open, Rates, Seal
 from lockstep.protocol.phrases import waited_for
+from lockstep.protocol.timing import REPEAT_SECONDS, RESEND_SECONDS
 from protocol.protocol_rigs import RATES, TICKET, ServerRig, layout_of, life, messages_to, only, plan_of
 
 W0, W1 = worker(0), worker(1)

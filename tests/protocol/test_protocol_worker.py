@@ -23,9 +23,9 @@ from lockstep.protocol.events import (
 from lockstep.protocol.holdings import BUCKET_TRANSITIONS, BucketState, BucketTrigger
 from lockstep.protocol.ids import INITIAL_STEP, TaskId, server, worker
 from lockstep.protocol.journal import Happening
-from lockstep.protocol.machine import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.messages import Done, Edition, Grant, Layout, Open, Rates, Seal
 from lockstep.protocol.phrases import wait_line
+from lockstep.protocol.timing import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.worker import is_chief
 from protocol.protocol_rigs import RATES, TICKET, WorkerRig, life, messages_to, only, plan_of
 

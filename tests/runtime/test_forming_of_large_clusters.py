@@ -7,10 +7,11 @@ from contextlib import closing, contextmanager
 
 from helpers.ports import free_ports
 from lockstep.protocol.ids import ClusterShape, TaskId, server, worker
+from lockstep.protocol.timing import ASK_AFTER_SECONDS
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.node import NodeConfig
-from lockstep.runtime.prober import ASK_AFTER_SECONDS, ask_after
+from lockstep.runtime.prober import ask_after
 from lockstep.runtime.watchdog import WatchSettings
 from lockstep.runtime.worker_node import WorkerNode
 

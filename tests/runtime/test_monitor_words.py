@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.protocol.timing import SAME_SIGNAL_SECONDS
 from lockstep.runtime.monitor.ending import describe_death, exit_code_after
 from lockstep.runtime.monitor.oom import Counter, OomWitness, find_counters
-from lockstep.runtime.monitor.stopping import REPEAT_SECONDS, Action, Stopping
+from lockstep.runtime.monitor.stopping import Action, Stopping
 from lockstep.runtime.processes import signal_name
 
 
@@ -96,7 +97,7 @@ def test_exit_codes(task_code: int, stopped_by: int | None, code: int) -> None:
 def test_the_first_signal_asks_and_the_second_kills() -> None:
     stopping = Stopping(patience=5.0)
     assert stopping.on_signal(signal.SIGINT, 10.0) is Action.ASK
-    assert stopping.on_signal(signal.SIGINT, 10.0 + REPEAT_SECONDS / 2) is None
+    assert stopping.on_signal(signal.SIGINT, 10.0 + SAME_SIGNAL_SECONDS / 2) is None
     assert stopping.on_signal(signal.SIGTERM, 11.0) is Action.KILL
     assert stopping.on_signal(signal.SIGINT, 12.0) is None
     assert stopping.signum == signal.SIGINT

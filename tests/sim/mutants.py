@@ -11,9 +11,9 @@ from lockstep.protocol.events import GradientArrived, LinkLost, LinkUp, Received
 from lockstep.protocol.ids import INITIAL_STEP, JobId, TaskId
 from lockstep.protocol.journal import Journal
 from lockstep.protocol.ledger import Ledger, WorkerSide
-from lockstep.protocol.machine import RESEND_SECONDS
 from lockstep.protocol.messages import Applied, Commit
 from lockstep.protocol.server import ServerMachine
+from lockstep.protocol.timing import RESEND_SECONDS
 from lockstep.protocol.worker import WorkerMachine
 from lockstep.sim.machines import MachineMaker
 from lockstep.sim.scenario import Scenario

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from lockstep.errors import BadInput, HelpAsked
 from lockstep.protocol.causes import ReportKind
+from lockstep.protocol.timing import NOTICE_SECONDS, PATIENCE_SECONDS, WHY_ASK_SECONDS, WHY_BUDGET_SECONDS
 
 _HELP = """\
 lockstep why: who waits for whom, for which tensor, and why.
@@ -27,9 +28,6 @@ Exit codes: 0 healthy, 3 something stands still, 2 bad input.
 """
 
 EXIT_STANDS_STILL = 3
-ASK_SECONDS = 0.4
-BUDGET_SECONDS = 1.7
-"""What may be spent on an answer, less the time that Python takes to start."""
 WATCH_SECONDS = 2.0
 
 
@@ -84,7 +82,7 @@ def _ask_cluster(asked: _Asked) -> int:
     from lockstep.diagnose.collect import look_at
 
     began = time.monotonic()
-    first = look_at("", asked.target, 2 * ASK_SECONDS)
+    first = look_at("", asked.target, 2 * WHY_ASK_SECONDS)
     if first.monitor is None:
         raise BadInput(
             f"nobody answers at {asked.target} ({first.monitor_silence.text}); give the address of another task of the "
@@ -107,20 +105,20 @@ def _one_answer(cluster: dict[str, str], asked: _Asked, began: float) -> int:
     from lockstep.diagnose.evidence import Evidence
     from lockstep.version import __version__
 
-    found = collect(cluster, ASK_SECONDS)
-    usual = max((seen.view.usual for seen in found.values() if seen.view is not None), default=2.0)
+    found = collect(cluster, WHY_ASK_SECONDS)
+    usual = max((seen.view.usual for seen in found.values() if seen.view is not None), default=NOTICE_SECONDS)
     evidence = Evidence(
         tasks=found,
         asker="lockstep why",
         version=__version__,
         floor=max(1.5, 0.75 * min(usual, 60.0)),
-        patience=max(3.0, min(usual, 60.0)),
+        patience=max(PATIENCE_SECONDS, min(usual, 60.0)),
         time=time.time(),
     )
     diagnosis = analyse(evidence)
     verdict = diagnosis.verdict
     if verdict is not None and (seen := found.get(verdict.culprit)) is not None and seen.view is None:
-        left = BUDGET_SECONDS - (time.monotonic() - began)
+        left = WHY_BUDGET_SECONDS - (time.monotonic() - began)
         if seen.monitor is not None and not seen.monitor.exited and left > 0.1:
             stack = fetch_stack(seen.address, left)
             diagnosis = replace(diagnosis, verdict=replace(verdict, stack=stack or verdict.stack))

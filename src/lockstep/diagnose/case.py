@@ -8,21 +8,14 @@ from lockstep.diagnose.evidence import Evidence, Seen, Waiting, link_between
 from lockstep.diagnose.views import LinkView, MonitorView, TaskView, TensorView
 from lockstep.protocol.causes import Cause
 from lockstep.protocol.reach import NOT_ASKED
+from lockstep.protocol.timing import HEARD_SECONDS, STUCK_SECONDS
 from lockstep.protocol.waits import WaitKind
 
-HEARD = 2.5
-"""A peer that was heard of this recently is there: heartbeats come every second."""
-UNHEARD = 3.0
-"""A peer that was not heard of for this long has missed three heartbeats."""
-STUCK = 2.0
-"""A callback, or the loop, that has run this long does not come back soon: all of them are short."""
 IDLE = 0.15
 BUSY = 0.4
 """Shares of the time for which a thread had work."""
 HELD_BACK = 4096
 """More bytes than heartbeats leave in the kernel's hands for a moment."""
-WATCHED = 1.5
-"""The kernel's counters prove that nothing came only if they were watched this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +82,15 @@ class Case:
 
     def link_is_sound(self) -> bool:
         """Both ends are up and have heard of each other just now."""
-        return all(link is not None and link.up and 0 <= link.heard < HEARD for link in self.links())
+        return all(link is not None and link.up and 0 <= link.heard < HEARD_SECONDS for link in self.links())
 
     def nobody_is_stuck(self) -> bool:
         """No callback of this link and no loop of its two tasks is held up: what arrives is seen."""
         views = [view for view in (self.view, self.waiter_view) if view is not None]
         links = [link for link in self.links() if link is not None]
-        return all(v.loop_busy < STUCK for v in views) and all(link.callback_seconds < STUCK for link in links)
+        return all(v.loop_busy < STUCK_SECONDS for v in views) and all(
+            link.callback_seconds < STUCK_SECONDS for link in links
+        )
 
     def tensor(self, view: TaskView | None, number: int, bucket: int, peer: str) -> TensorView | None:
         """What a task saw of the tensor that is waited for; ``bucket`` -1: of the request for it."""

@@ -18,13 +18,13 @@ from lockstep.diagnose.evidence import Seen
 from lockstep.diagnose.monitor_view import from_description, read_monitor
 from lockstep.diagnose.views import MonitorView, SnapshotError, TaskView, read_task
 from lockstep.protocol.reach import NOT_SILENT, Reach, Silence
+from lockstep.protocol.timing import PROBE_SECONDS
 from lockstep.transports.wire.channels import open_channel
 from lockstep.transports.wire.codec import WireError, decode_description, decode_snapshot
 from lockstep.transports.wire.reasons import probe
 from lockstep.transports.wire.server import method_path
 
 ASKED_AT_ONCE: Final = 128
-PROBE_SECONDS: Final = 0.4
 
 
 def collect(

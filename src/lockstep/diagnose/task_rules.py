@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from lockstep.diagnose import phrases
-from lockstep.diagnose.case import HEARD, UNHEARD, WATCHED, Case, Proof
+from lockstep.diagnose.case import Case, Proof
 from lockstep.diagnose.views import LinkView
 from lockstep.protocol.causes import Cause
 from lockstep.protocol.reach import NOBODY_THERE, Reach
+from lockstep.protocol.timing import HEARD_SECONDS, LAST_WAIT_SECONDS, STOPPED_SECONDS, UNHEARD_SECONDS, WATCHED_SECONDS
 from lockstep.protocol.waits import WaitKind
-
-LAST_WAIT_SECONDS = 10.0
-STOPPED = 2.5
-"""A process that is stopped for less than this may be under a debugger's hand for a moment."""
 
 
 def dead(case: Case) -> Proof | None:
@@ -45,7 +42,7 @@ def out_of_memory(case: Case) -> Proof | None:
 
 def frozen(case: Case) -> Proof | None:
     monitor = case.monitor
-    if monitor is None or monitor.exited or monitor.stopped < STOPPED:
+    if monitor is None or monitor.exited or monitor.stopped < STOPPED_SECONDS:
         return None
     what = phrases.is_stopped(case.on, monitor.pid, monitor.host)
     said = phrases.kernel_has_it_stopped(monitor.state, monitor.stopped)
@@ -58,7 +55,7 @@ def holds_the_interpreter(case: Case) -> Proof | None:
     if case.view is not None or monitor is None or monitor.exited or monitor.stopped >= 0 or not _is_meant(case):
         return None
     unheard = mine.heard if mine is not None else monitor.silent if case.waiting.kind is WaitKind.SUM else -1.0
-    if unheard < UNHEARD or case.forming or (mine is not None and monitor.incarnation != mine.incarnation):
+    if unheard < UNHEARD_SECONDS or case.forming or (mine is not None and monitor.incarnation != mine.incarnation):
         return None
     if case.seen.silence.reach is not Reach.MUTE:
         return None
@@ -140,14 +137,14 @@ def link_down(case: Case) -> Proof | None:
     mine, theirs = case.links()
     if case.waiting.kind is WaitKind.SUM:
         return _no_packets(case)
-    if case.forming or mine is None or (mine.up and mine.heard < UNHEARD):
+    if case.forming or mine is None or (mine.up and mine.heard < UNHEARD_SECONDS):
         return None
     if theirs is not None:
         return _both_ways(case, mine, theirs)
     others = _who_hears(case)
     if others and _gives_no_packets(case):
         what = phrases.no_packet_though_others_reach_it(case.on, case.waiter)
-        said = (phrases.others_hear_it(others, case.on, HEARD), _found_there(case))
+        said = (phrases.others_hear_it(others, case.on, HEARD_SECONDS), _found_there(case))
         return Proof(Cause.LINK_DOWN, what, said, seconds=mine.heard)
     return _no_packets(case, mine.heard)
 
@@ -169,11 +166,11 @@ def _found_there(case: Case) -> str:
 
 def _both_ways(case: Case, mine: LinkView, theirs: LinkView) -> Proof | None:
     if not (mine.up and theirs.up):
-        cut = mine.heard >= 2 * UNHEARD and theirs.heard >= 2 * UNHEARD
+        cut = mine.heard >= 2 * UNHEARD_SECONDS and theirs.heard >= 2 * UNHEARD_SECONDS
     elif _kernel_knows(mine, theirs):
         cut = _lost_between(mine, theirs) and _lost_between(theirs, mine)
     else:
-        cut = mine.heard >= 2 * UNHEARD and theirs.heard >= 2 * UNHEARD
+        cut = mine.heard >= 2 * UNHEARD_SECONDS and theirs.heard >= 2 * UNHEARD_SECONDS
     if not cut or not case.nobody_is_stuck():
         return None
     what = phrases.neither_hears_the_other(case.waiter, case.on)
@@ -182,7 +179,7 @@ def _both_ways(case: Case, mine: LinkView, theirs: LinkView) -> Proof | None:
 
 def _kernel_knows(mine: LinkView, theirs: LinkView) -> bool:
     """Both kernels were watched long enough for their counters to prove something."""
-    return min(mine.watched, theirs.watched) >= WATCHED
+    return min(mine.watched, theirs.watched) >= WATCHED_SECONDS
 
 
 def _lost_between(sender: LinkView, receiver: LinkView) -> bool:
@@ -205,7 +202,7 @@ def _who_hears(case: Case) -> list[str]:
     found = []
     for seen in case.evidence.tasks.values():
         link = None if seen.view is None else seen.view.links.get(case.on)
-        if link is not None and link.up and 0 <= link.heard < HEARD and seen.task != case.waiter:
+        if link is not None and link.up and 0 <= link.heard < HEARD_SECONDS and seen.task != case.waiter:
             found.append(seen.task)
     return found[:3]
 
@@ -216,7 +213,7 @@ def _deaf_end(mine: LinkView, theirs: LinkView) -> LinkView | None:
     Over TCP both ends soon hear nothing new, since answers are missing; but the kernel of the end that is reached still
     counts the segments that the other one sends again and again.
     """
-    if max(mine.heard, theirs.heard) < UNHEARD or not (mine.up and theirs.up and _kernel_knows(mine, theirs)):
+    if max(mine.heard, theirs.heard) < UNHEARD_SECONDS or not (mine.up and theirs.up and _kernel_knows(mine, theirs)):
         return None
     if _lost_between(theirs, mine) and theirs.segments_in > 0:
         return mine

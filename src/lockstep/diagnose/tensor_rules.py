@@ -7,15 +7,13 @@ that the other side saw.
 from __future__ import annotations
 
 from lockstep.diagnose import phrases
-from lockstep.diagnose.case import HELD_BACK, STUCK, UNHEARD, Case, Proof
+from lockstep.diagnose.case import HELD_BACK, Case, Proof
 from lockstep.diagnose.evidence import has_come, is_worker
 from lockstep.diagnose.views import MovingView, TaskView
 from lockstep.protocol.causes import Cause
 from lockstep.protocol.journal import Happening
+from lockstep.protocol.timing import SENT_SECONDS, STUCK_SECONDS, UNHEARD_SECONDS
 from lockstep.protocol.waits import WaitKind
-
-SENT = 2.0
-"""A tensor that left this long ago over a link that works should be there."""
 
 
 def request_lost(case: Case) -> Proof | None:
@@ -80,7 +78,7 @@ def answer_lost(case: Case) -> Proof | None:
         return None
     sent = case.tensor(sender, case.number, case.bucket, case.waiter)
     sent_ago = -1.0 if sent is None else sent.ages.get(Happening.SENT, -1.0)
-    if sent is None or sent_ago < SENT or _has_arrived(case, receiver):
+    if sent is None or sent_ago < SENT_SECONDS or _has_arrived(case, receiver):
         return None
     what = phrases.tensor_never_arrived(case.on, case.waiting.kind, case.bucket, case.step)
     said = (
@@ -120,7 +118,7 @@ def slow_link(case: Case) -> Proof | None:
     if theirs is not None and _held_back(case) and case.link_is_sound() and case.nobody_is_stuck():
         what = phrases.link_is_slow_in_the_kernel(case.on, case.waiter, theirs.waiting)
         return Proof(Cause.SLOW_LINK, what, (phrases.kernel_holds(case.on, theirs.waiting, case.waiter),))
-    if moving is None or moving.seconds < STUCK or mine is None or theirs is None or not case.nobody_is_stuck():
+    if moving is None or moving.seconds < STUCK_SECONDS or mine is None or theirs is None or not case.nobody_is_stuck():
         return None
     moved = max(mine.moved, theirs.moved)
     if moved <= 0:
@@ -162,7 +160,7 @@ def _standing(case: Case) -> MovingView | None:
     moving, (mine, theirs) = _moving(case), case.links()
     if moving is None or mine is None or theirs is None or not (case.link_is_sound() and case.nobody_is_stuck()):
         return None
-    still = moving.seconds >= UNHEARD and mine.moved <= 0 and theirs.moved <= 0
+    still = moving.seconds >= UNHEARD_SECONDS and mine.moved <= 0 and theirs.moved <= 0
     return moving if still and not _held_back(case) else None
 
 

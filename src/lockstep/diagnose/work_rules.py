@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from lockstep.diagnose import phrases
-from lockstep.diagnose.case import BUSY, IDLE, STUCK, Case, Proof
+from lockstep.diagnose.case import BUSY, IDLE, Case, Proof
 from lockstep.diagnose.evidence import is_worker
 from lockstep.diagnose.views import LinkView, MainView, TaskView
 from lockstep.protocol.activity import TRAINING, Code, Doing, TaskPhase
 from lockstep.protocol.causes import Cause
 from lockstep.protocol.holdings import BucketState
+from lockstep.protocol.timing import STUCK_SECONDS
 from lockstep.protocol.waits import WaitKind
 
 FULL = 1 << 20
@@ -104,11 +105,11 @@ def overloaded_server(case: Case) -> Proof | None:
     if view is None or is_worker(case.on):
         return None
     store = view.store
-    if store is not None and store.busy >= STUCK and store.cpu >= BUSY:
+    if store is not None and store.busy >= STUCK_SECONDS and store.cpu >= BUSY:
         what = phrases.server_is_busy(case.on, store.doing, store.busy)
         said = phrases.update_thread_used_the_processor(store.cpu, store.queued)
         return Proof(Cause.OVERLOADED_SERVER, what, (said,), seconds=store.busy, stack=store.stack)
-    if view.loop_queued >= QUEUED and view.loop_busy < STUCK:
+    if view.loop_queued >= QUEUED and view.loop_busy < STUCK_SECONDS:
         what = phrases.loop_is_behind(case.on, view.loop_queued)
         return Proof(Cause.OVERLOADED_SERVER, what, (phrases.says_so_itself(case.on),))
     return None
@@ -134,9 +135,9 @@ def callback_stuck(case: Case) -> Proof | None:
         if view is None:
             continue
         link = view.links.get(peer)
-        if link is not None and link.callback_seconds >= STUCK:
+        if link is not None and link.callback_seconds >= STUCK_SECONDS:
             return _blocked(view, link)
-        if view.loop_busy >= STUCK:
+        if view.loop_busy >= STUCK_SECONDS:
             what = phrases.loop_does_not_come_back(view.task, view.loop_what)
             said = phrases.event_takes(view.task, view.loop_busy, view.loop_queued)
             return Proof(Cause.COMMUNICATION, what, (said,), view.task, peer, view.loop_busy, view.loop_stack)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 from lockstep.doctor.facts import DOCTOR_PHASE, MAX_ENTRIES, MAX_TEXT, PeerReport, Visit, read_shared, read_visits
 from lockstep.doctor.listening import SERVICE
@@ -13,11 +13,10 @@ from lockstep.protocol.activity import TaskPhase
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.messages import Description
 from lockstep.protocol.reach import Reach
+from lockstep.protocol.timing import ASK_SECONDS
 from lockstep.runtime.knock import greet, knock
 from lockstep.runtime.start_facts import read_start_facts
 from lockstep.transports.wire.monitor_client import Unreachable, describe, fetch_snapshot, tell
-
-ASK_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,11 @@ from lockstep.drill.task import TaskPlan, with_faults
 from lockstep.protocol.causes import SPOKEN, WITH_FILES, ReportKind
 from lockstep.protocol.faults import OddModel, OddSetting
 from lockstep.protocol.ids import ClusterShape, TaskId
+from lockstep.protocol.timing import PROMISE_SECONDS, TASKS_LEAVE_SECONDS, VERDICT_SECONDS
 from lockstep.runtime.cluster import DEFAULT_PROTOCOL
 from lockstep.runtime.notices import EVENTS
 
-NOTICE_SECONDS = 5.0
-VERDICT_SECONDS = 10.0
 START_SECONDS = 60.0
-LEAVE_SECONDS = 8.0
-"""How long after a verdict that ends the job its tasks may take to leave."""
 _POLL = 0.02
 
 
@@ -308,7 +305,7 @@ class _Run:
             problems.append(f"blamed {result.culprit}, not {' or '.join(drill.pair)}")
         if result.notice_seconds is None:
             problems.append("nothing named the right tasks, key and step")
-        elif result.notice_seconds > NOTICE_SECONDS:
+        elif result.notice_seconds > PROMISE_SECONDS:
             problems.append(f"the first right word came after {result.notice_seconds:.1f} s")
         late = self._drill.startup_timeout if self._drill.startup_timeout < 30.0 else 0.0
         if drill.kind is ReportKind.VERDICT and (result.verdict_seconds or 0.0) > VERDICT_SECONDS + late:
@@ -322,7 +319,7 @@ class _Run:
         """Every task that was not struck leaves soon, and says by its exit code what the docs say."""
         struck = {fault.task for fault in self._drill.faults}
         others = [place for place, task in enumerate(self._cluster.shape.tasks()) if str(task) not in struck]
-        deadline = time.monotonic() + LEAVE_SECONDS
+        deadline = time.monotonic() + TASKS_LEAVE_SECONDS
         while True:
             codes = self._cluster.exit_codes()
             self._result.exit_codes = tuple(codes[place] for place in others)

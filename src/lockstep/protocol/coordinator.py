@@ -30,7 +30,7 @@ from lockstep.protocol.events import (
 from lockstep.protocol.ids import INITIAL_STEP, TaskId
 from lockstep.protocol.job import PHASE_TRANSITIONS, Phase, PhaseTrigger, RunningJob
 from lockstep.protocol.journal import Happening
-from lockstep.protocol.machine import REPEAT_SECONDS, advance
+from lockstep.protocol.machine import advance
 from lockstep.protocol.messages import (
     Applied,
     Commit,
@@ -46,6 +46,7 @@ from lockstep.protocol.messages import (
     Saved,
     Seal,
 )
+from lockstep.protocol.timing import REPEAT_SECONDS
 from lockstep.protocol.waits import Wait, WaitKind
 
 __all__ = ["PHASE_TRANSITIONS", "CoordinatorMachine", "Phase", "PhaseTrigger"]

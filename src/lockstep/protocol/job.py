@@ -17,7 +17,7 @@ from lockstep.protocol.journal import Happening, Journal
 from lockstep.protocol.leaving import Departure, Leavers, Shutdown
 from lockstep.protocol.ledger import NOTHING_TO_APPLY
 from lockstep.protocol.losses import Losses
-from lockstep.protocol.machine import REPEAT_SECONDS, advance
+from lockstep.protocol.machine import advance
 from lockstep.protocol.messages import (
     Applied,
     Commit,
@@ -37,6 +37,7 @@ from lockstep.protocol.messages import (
 )
 from lockstep.protocol.recovery import Beginning, LocalStates, RecoveryRules
 from lockstep.protocol.saving import Saving
+from lockstep.protocol.timing import REPEAT_SECONDS
 
 
 class Phase(StrEnum):

@@ -2,7 +2,7 @@
 
 SIGINT and SIGHUP are a person's: the job ends on every task. SIGTERM is one task's own end, and a loss like any other
 once it is clear that not the whole job is meant: a batch system that ends a job signals every task, one after the
-other. So who receives it stays for ``WINDOW_SECONDS``, and goes on with its work. Where the coordinator's task
+other. So who receives it stays for ``SIGNAL_WINDOW_SECONDS``, and goes on with its work. Where the coordinator's task
 receives it as well, or alone, the job is shut down: its step is finished and saved.
 """
 
@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from lockstep.protocol.ids import Incarnation, TaskId
-
-WINDOW_SECONDS = 5.0
-"""How long after one task the signal of a whole job may still come to the coordinator's."""
+from lockstep.protocol.timing import SIGNAL_WINDOW_SECONDS
 
 
 class Departure(IntEnum):
@@ -64,7 +62,7 @@ class Leavers:
 
     def overdue(self, now: float) -> list[tuple[TaskId, Incarnation]]:
         """Those whose window is over; they are gone from now on."""
-        due = [(task, life) for task, (life, since) in self._since.items() if now >= since + WINDOW_SECONDS]
+        due = [(task, life) for task, (life, since) in self._since.items() if now >= since + SIGNAL_WINDOW_SECONDS]
         for task, life in due:
             self.dismiss(task, life)
         return due
@@ -77,4 +75,4 @@ class Leavers:
         return (task, incarnation) in self._gone
 
     def deadline(self) -> float | None:
-        return min((since + WINDOW_SECONDS for _, since in self._since.values()), default=None)
+        return min((since + SIGNAL_WINDOW_SECONDS for _, since in self._since.values()), default=None)

@@ -12,13 +12,6 @@ from lockstep.protocol.events import Event
 from lockstep.protocol.ids import Step, TaskId
 from lockstep.protocol.waits import Wait
 
-REPEAT_SECONDS = 2.0
-"""A request that is not satisfied is repeated this often. Requests are idempotent; repeating also heals a lost one."""
-
-RESEND_SECONDS = 10.0
-"""A transfer that left but is still asked for is started again after this long, then after twice as long, and so on.
-Long on purpose: on a slow link the bytes may still be on their way, and sending them twice makes it slower."""
-
 
 class Machine(Protocol):
     """Events and time in, effects out; no other door."""

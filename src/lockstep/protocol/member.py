@@ -21,12 +21,10 @@ from lockstep.protocol.events import Broken, Event, Finished, LinkLost, LinkUp, 
 from lockstep.protocol.ids import INITIAL_STEP, Incarnation, JobId, Role, TaskId
 from lockstep.protocol.journal import Happening, Journal
 from lockstep.protocol.leaving import Departure
-from lockstep.protocol.machine import REPEAT_SECONDS, advance
+from lockstep.protocol.machine import advance
 from lockstep.protocol.messages import Done, End, Failed, Join, Leaving, Left, Lost, MissingTask, Refused, Roster, View
+from lockstep.protocol.timing import REPEAT_SECONDS, STALE_ROSTER_SECONDS
 from lockstep.protocol.waits import Wait, WaitKind
-
-STALE_ROSTER_SECONDS = 5 * REPEAT_SECONDS
-"""The coordinator says who is missing every two seconds. One that is silent for so long is itself what is amiss."""
 
 
 class Phase(StrEnum):

@@ -10,12 +10,9 @@ from dataclasses import dataclass
 
 from lockstep.protocol.effects import Answered, Effect, Send
 from lockstep.protocol.ids import Step, TaskId
-from lockstep.protocol.machine import REPEAT_SECONDS
 from lockstep.protocol.messages import Answer, Question
+from lockstep.protocol.timing import QUESTION_SECONDS
 from lockstep.protocol.waits import Wait, WaitKind
-
-PATIENCE_SECONDS = 5 * REPEAT_SECONDS
-"""Longer than for other requests: an answer can carry megabytes, and asking again sends them again."""
 
 
 @dataclass(slots=True)
@@ -33,7 +30,7 @@ class Questions:
         self._open: dict[int, _Open] = {}
 
     def ask(self, peer: TaskId, question: Question, now: float) -> list[Effect]:
-        self._open[question.number] = _Open(peer, question, now, now + PATIENCE_SECONDS)
+        self._open[question.number] = _Open(peer, question, now, now + QUESTION_SECONDS)
         return [Send(peer, question)]
 
     def on_answer(self, peer: TaskId, answer: Answer) -> list[Effect]:
@@ -52,7 +49,7 @@ class Questions:
         return [effect for known in due for effect in self._repeat(known, now)]
 
     def _repeat(self, known: _Open, now: float) -> list[Effect]:
-        known.repeat_at = now + PATIENCE_SECONDS
+        known.repeat_at = now + QUESTION_SECONDS
         return [Send(known.peer, known.question)]
 
     def next_deadline(self) -> float | None:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from lockstep.protocol.causes import Reason
 from lockstep.protocol.ids import INITIAL_STEP, Incarnation, Step, TaskId, worker
 from lockstep.protocol.messages import LocalState
+from lockstep.protocol.timing import GRACE_SECONDS, REJOIN_SECONDS
 
 
 class LossPolicy(StrEnum):
@@ -28,12 +29,12 @@ class RecoveryRules:
     """What one job does about losses and checkpoints."""
 
     on_worker_loss: LossPolicy = LossPolicy.ABORT
-    rejoin_seconds: float = 300.0
+    rejoin_seconds: float = REJOIN_SECONDS
     returns: bool = False
     """A job that loses a server begins again from its newest checkpoint; else it ends."""
     save_steps: int = 0
     save_seconds: float = 0.0
-    grace_seconds: float = 25.0
+    grace_seconds: float = GRACE_SECONDS
     """How long a job that is asked to end may take to finish its step and to save it."""
     saves_last: bool = False
     """The last version goes into a checkpoint before the job ends."""

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from lockstep.protocol.effects import WriteCheckpoint
 from lockstep.protocol.ids import INITIAL_STEP, TaskId
-from lockstep.protocol.machine import REPEAT_SECONDS
 from lockstep.protocol.messages import Saved
 from lockstep.protocol.recovery import RecoveryRules
-
-RETRY_SECONDS = 10.0
-"""After a checkpoint that could not be written, a full disk for example, the next one is tried so soon."""
+from lockstep.protocol.timing import REPEAT_SECONDS, SAVE_AGAIN_SECONDS
 
 States = tuple[tuple[int, bytes], ...]
 
@@ -84,6 +81,6 @@ class Saving:
             return
         self.version, self._states, self.repeat_at = None, (), None
         if problem:
-            self._owed_at = now + RETRY_SECONDS
+            self._owed_at = now + SAVE_AGAIN_SECONDS
         else:
             self.last = version

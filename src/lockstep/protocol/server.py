@@ -44,7 +44,7 @@ from lockstep.protocol.ledger import (
     WorkerSide,
     sealed_edition,
 )
-from lockstep.protocol.machine import REPEAT_SECONDS, advance
+from lockstep.protocol.machine import advance
 from lockstep.protocol.messages import (
     Commit,
     Contributors,
@@ -59,6 +59,7 @@ from lockstep.protocol.messages import (
 )
 from lockstep.protocol.plan import first_difference, first_untrained_difference
 from lockstep.protocol.shard import Shard
+from lockstep.protocol.timing import REPEAT_SECONDS
 
 
 class ServerMachine(Shard):

@@ -15,8 +15,8 @@ from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, ClusterShape, S
 from lockstep.protocol.journal import Happening, Journal
 from lockstep.protocol.keys import TensorKey, gradient_name
 from lockstep.protocol.ledger import NOTHING_TO_APPLY, BucketState, Ledger, WorkerSide
-from lockstep.protocol.machine import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.messages import Applied, Failed, Message, Pull, Saved
+from lockstep.protocol.timing import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.waits import Wait, WaitKind
 
 

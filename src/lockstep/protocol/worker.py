@@ -36,7 +36,7 @@ from lockstep.protocol.ids import (
 )
 from lockstep.protocol.journal import Happening, Journal
 from lockstep.protocol.keys import TensorKey, parameter_name
-from lockstep.protocol.machine import REPEAT_SECONDS, RESEND_SECONDS, advance
+from lockstep.protocol.machine import advance
 from lockstep.protocol.messages import (
     Answer,
     Done,
@@ -51,6 +51,7 @@ from lockstep.protocol.messages import (
 )
 from lockstep.protocol.plan import Plan
 from lockstep.protocol.questions import Questions
+from lockstep.protocol.timing import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.waits import Wait, WaitKind
 
 COORDINATOR = server(0)

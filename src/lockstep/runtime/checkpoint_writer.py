@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from lockstep.protocol.effects import WriteCheckpoint
 from lockstep.protocol.messages import Saved
-from lockstep.protocol.saving import RETRY_SECONDS
+from lockstep.protocol.timing import SAVE_AGAIN_SECONDS
 from lockstep.runtime.checkpoints import CheckpointError, CheckpointFolder, Manifest, with_shards
 from lockstep.runtime.tensor_file import NamedTensor, write_tensors
 
@@ -138,7 +138,7 @@ class CheckpointWriter:
         self._told.add(problem)
         self._say(
             f"THE CHECKPOINT OF STEP {version} COULD NOT BE WRITTEN: {problem}; the checkpoints before it are kept, "
-            f"and while training goes on another one is tried after {RETRY_SECONDS:.0f} s"
+            f"and while training goes on another one is tried after {SAVE_AGAIN_SECONDS:.0f} s"
         )
 
     def _problem(self, error: Exception, name: str = "") -> str:

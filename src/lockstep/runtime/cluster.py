@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from lockstep.protocol.ids import ClusterShape, Role, TaskId
 from lockstep.protocol.recovery import LossPolicy
+from lockstep.protocol.timing import GRACE_SECONDS, REJOIN_SECONDS, STALL_AFTER_SECONDS, STARTUP_SECONDS
 from lockstep.runtime.addresses import Address, AddressError, parse_address, parse_bind
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions, option_problems
 
@@ -43,10 +44,10 @@ class ClusterSpec:
     protocol: str = DEFAULT_PROTOCOL
     bind: str | None = None
     """Host, or host:port, to listen on instead of the task's own address in the list."""
-    startup_timeout: float = 300.0
-    stall_after: float = 60.0
-    rejoin_timeout: float = 300.0
-    grace: float = 25.0
+    startup_timeout: float = STARTUP_SECONDS
+    stall_after: float = STALL_AFTER_SECONDS
+    rejoin_timeout: float = REJOIN_SECONDS
+    grace: float = GRACE_SECONDS
     """How long a job may take, after SIGTERM, to finish its step and to save it."""
     on_stall: str = "abort"
     """What follows a verdict that cannot heal, and a stall: ``report`` or ``abort``."""

@@ -39,6 +39,14 @@ from lockstep.protocol.journal import Journal
 from lockstep.protocol.leaving import Departure
 from lockstep.protocol.messages import Setting
 from lockstep.protocol.plan import Plan
+from lockstep.protocol.timing import (
+    ASK_SECONDS,
+    GIVE_UP_SECONDS,
+    PROOF_SECONDS,
+    QUIET_SECONDS,
+    SAY_SECONDS,
+    STALL_AFTER_SECONDS,
+)
 from lockstep.runtime import phrases
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.inquiry import ask_start
@@ -55,16 +63,10 @@ from lockstep.transports.wire.server import ControlServer
 from lockstep.version import __version__
 
 LOOK_SECONDS = 1.0
-SAY_SECONDS = 5.0
-ASK_SECONDS = 1.0
-PROOF_SECONDS = 4.0
-"""How long proof is looked for after torch.distributed has failed: a monitor knows of a death at once."""
-GIVE_UP_SECONDS = 10.0
-"""How long a training thread may take to leave after the job has ended; inside a device call it never does."""
 MOST_NAMED = 5
 
 
-def node_alone(say: Callable[[str], None], run_folder: str, stall_after: float = 60.0) -> CollectiveNode:
+def node_alone(say: Callable[[str], None], run_folder: str, stall_after: float = STALL_AFTER_SECONDS) -> CollectiveNode:
     """The node of a process that trains by itself. Nobody can ask it; it says itself what takes long, and dumps."""
     spec = ClusterSpec(worker_hosts=("127.0.0.1:1",), task=CHIEF, stall_after=stall_after)
     watch = WatchSettings(on_stall="report")  # nobody waits for this process but the person who can end it
@@ -145,7 +147,7 @@ class CollectiveNode(Observed):
         StartRefused where one of them was started with other settings: what would differ in silence must not start.
         """
         deadline = time.monotonic() + self.cluster.startup_timeout
-        said_at = time.monotonic() - SAY_SECONDS + 2.0
+        said_at = time.monotonic() - SAY_SECONDS + QUIET_SECONDS
         while missing := self._missing():
             self.raise_if_ended()
             self.post(Awaited(tuple(TaskId.parse(task) for task in missing)))

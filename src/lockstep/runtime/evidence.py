@@ -11,11 +11,11 @@ from lockstep.protocol.causes import Cause, Reason
 from lockstep.protocol.ids import Incarnation, TaskId
 from lockstep.protocol.messages import Description
 from lockstep.protocol.reach import Reach
+from lockstep.protocol.timing import ASK_SECONDS
 from lockstep.runtime import phrases
 from lockstep.runtime.knock import greet, knock
 from lockstep.transports.wire.monitor_client import Unreachable, describe, fetch_snapshot
 
-ASK_SECONDS = 1.0
 ASK_SECONDS_PER_TASK = 0.1
 _MOST_REASON = 500
 

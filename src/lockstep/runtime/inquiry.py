@@ -12,15 +12,14 @@ from typing import Any
 
 from lockstep.protocol.ids import Role, TaskId
 from lockstep.protocol.reach import Reach
+from lockstep.protocol.timing import ASK_SECONDS, INQUIRY_SECONDS
 from lockstep.runtime import phrases
 from lockstep.runtime.evidence import Finding
 from lockstep.runtime.knock import knock
 from lockstep.runtime.start_facts import StartFacts, list_difference, read_start_facts
 from lockstep.transports.wire.monitor_client import Unreachable, fetch_snapshot
 
-ASK_SECONDS = 1.0
 _MOST_ASKED = 8
-_MOST_SECONDS = 2.0
 
 
 def ask_start(address: str) -> StartFacts | None:
@@ -72,7 +71,7 @@ def difference_with_any(ours: StartFacts, theirs: Iterable[StartFacts] | None) -
 
 
 def _asked(ours: StartFacts) -> Iterable[StartFacts]:
-    deadline = time.monotonic() + _MOST_SECONDS
+    deadline = time.monotonic() + INQUIRY_SECONDS
     others = [
         address
         for role in Role

@@ -11,10 +11,9 @@ import time
 from dataclasses import dataclass, replace
 
 from lockstep.protocol.reach import Reach
+from lockstep.protocol.timing import GREETING_SECONDS, KNOCK_SECONDS
 from lockstep.runtime.addresses import Address, AddressError, IPAddress, parse_address, resolve, who_listens
 
-KNOCK_SECONDS = 1.0
-GREETING_SECONDS = 0.7
 _BANNER = 60
 
 _HELLO_OF_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))

@@ -19,6 +19,7 @@ from typing import Final
 
 from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from lockstep.protocol.ids import ClusterShape, Role, TaskId
+from lockstep.protocol.timing import CLEAN_UP_SECONDS, KILL_SECONDS, MONITOR_SECONDS
 from lockstep.runtime import processes
 from lockstep.runtime.monitor.cluster_member import ClusterMember, Deaths
 from lockstep.runtime.monitor.stopping import Action, Stopping
@@ -26,11 +27,7 @@ from lockstep.runtime.monitor.stopping import Action, Stopping
 LOOPBACK: Final = "127.0.0.1"
 PORT_ATTEMPTS: Final = 3
 TICK_SECONDS: Final = 0.5
-MONITOR_SECONDS: Final = 7.0
-"""A monitor that was asked to end gives its task 5 s, and the grace where it has one; this is a little more."""
 
-KILL_SECONDS: Final = 1.0
-CLEAN_UP_SECONDS: Final = 8.0
 
 Command = Callable[[TaskId, Sequence[str], Sequence[str]], list[str]]
 """The command line of a task, from its name, the servers' and the workers' addresses; it must run a monitor."""

@@ -24,6 +24,7 @@ from lockstep.protocol.effects import Effect
 from lockstep.protocol.errors import ProtocolError, RemoteProtocolError
 from lockstep.protocol.events import Broken, Event, Tick
 from lockstep.protocol.machine import WholeTask
+from lockstep.protocol.timing import BOOKS_SECONDS
 from lockstep.protocol.waits import Wait
 from lockstep.runtime import phrases
 
@@ -35,10 +36,6 @@ _JOIN_SECONDS = 5.0
 LOOK_SECONDS = 0.25
 """How often the loop's thread looks when the next deadline is: one may have come with an event that another thread has
 carried out. Deadlines are of seconds."""
-
-
-BOOKS_SECONDS = 0.5
-"""How often the loop publishes its machines' books for other threads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from lockstep.protocol.reach import Reach
 from lockstep.protocol.recovery import Beginning, RecoveryRules
 from lockstep.protocol.server import ServerMachine
 from lockstep.protocol.task import TaskMachine
+from lockstep.protocol.timing import LEAVE_SECONDS, QUIET_SECONDS, SAY_SECONDS, SETTLE_SECONDS
 from lockstep.protocol.worker import WorkerMachine
 from lockstep.runtime import phrases
 from lockstep.runtime.cluster import ClusterSpec
@@ -59,13 +60,6 @@ from lockstep.transports.wire.server import ControlServer
 from lockstep.version import __version__
 
 Say = Callable[[str], None]
-LEAVE_SECONDS = 5.0
-"""How long a task waits for the others to hear of the end, and for the end to be told to itself."""
-SETTLE_SECONDS = 2.0
-QUIET_SECONDS = 2.0
-"""Tasks never start in the same instant: nothing is said of one that is missing for less than this."""
-SAY_SECONDS = 5.0
-"""How often a task that waits for others says so."""
 LEFT_LOOK_SECONDS = 0.2
 LOOKS_FOR_NOBODY = 3
 """So many looks that find nobody at the coordinator's address tell that the job is over."""

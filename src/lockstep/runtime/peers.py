@@ -19,6 +19,14 @@ from lockstep.protocol.events import Broken, PeerGone
 from lockstep.protocol.ids import INITIAL_STEP, Incarnation, TaskId
 from lockstep.protocol.messages import Heartbeat, Hello, Message
 from lockstep.protocol.reach import Reach
+from lockstep.protocol.timing import (
+    DIAL_SECONDS,
+    GONE_SECONDS,
+    HEARTBEAT_SECONDS,
+    LEFT_SECONDS,
+    LONGEST_DIAL_SECONDS,
+    SLOW_SECONDS,
+)
 from lockstep.runtime import phrases
 from lockstep.runtime.cluster import DEFAULT_PROTOCOL
 from lockstep.runtime.connection import Connection, NodeSide
@@ -26,24 +34,14 @@ from lockstep.runtime.evidence import Finding, ask_seconds, left_early, look, pr
 from lockstep.runtime.knock import knock
 from lockstep.transports.wire.link import ControlLink, dial_link
 
-DIAL_SECONDS = 5.0
 RETRY_SECONDS = 0.3
 LONGEST_PAUSE = 0.9
 """Between two looks at a peer that is not ready."""
 PAUSE_PER_TASK = 0.05
 DIAL_PER_TASK = 0.5
-LONGEST_DIAL = 30.0
-"""Where a link takes longer to open than it was given, the next try gets twice the time, up to this."""
 HURRIED_PAUSE = 0.1
 HURRIED_LOOKS = 100
-HEARTBEAT_SECONDS = 1.0
-GONE_SECONDS = 2.0
-"""A peer whose link broke and whose monitor cannot be reached for this long is gone, as far as anybody can tell."""
-SLOW_SECONDS = 20.0
-"""The same for a monitor that accepts connections and only does not answer in time: most likely its machine is busy."""
 TIMES_WITHOUT_PATH = 2
-LEFT_SECONDS = 3.0
-"""A peer that ended with exit code 0 has this long to be explained by the end of the job."""
 
 
 def _gone_after(finding: Finding) -> float:
@@ -296,7 +294,7 @@ class PeerKeeper:
                 reason = next((why for ended, why in self._broken if ended is connection), None)
                 if not reason and time.monotonic() >= deadline:
                     reason = link_down(phrases.link_not_open_in_time())
-                    self._dial_seconds = min(2 * self._dial_seconds, max(LONGEST_DIAL, self._dial_seconds))
+                    self._dial_seconds = min(2 * self._dial_seconds, max(LONGEST_DIAL_SECONDS, self._dial_seconds))
                 elif not (reason or self._closing or (connection.up and connection.endpoint)):
                     self._wake.wait(deadline - time.monotonic())
         if connection.was_up and connection.endpoint is not None:

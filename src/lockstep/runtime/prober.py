@@ -18,6 +18,7 @@ from lockstep.protocol.ids import JobId, TaskId
 from lockstep.protocol.messages import MissingTask
 from lockstep.protocol.reach import Reach
 from lockstep.protocol.task import TaskMachine
+from lockstep.protocol.timing import ASK_AFTER_SECONDS, COMPARE_SECONDS, SEARCH_JOIN_SECONDS, SEARCH_SECONDS
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.evidence import Finding, ask_seconds, look
 from lockstep.runtime.inquiry import ask_start, difference_with_any, why_it_does_not_come
@@ -27,18 +28,13 @@ from lockstep.runtime.start_facts import StartFacts
 
 LOOP_SECONDS = 1.0
 """How long the loop may take to say who is missing."""
-PROBE_SECONDS = 1.0
 PROBE_SECONDS_PER_TASK = 0.05
 """More tasks are looked at less often: a question costs both sides some milliseconds."""
 PROBES_AT_ONCE = 4
-ASK_AFTER_SECONDS = 3.0
-"""A task that is up and has not joined for this long is asked why. A healthy one joins sooner."""
 ASK_AFTER_PER_TASK = 0.25
 """In a large cluster all start at once, so a healthy one takes longer; and if all asked all, nobody could start."""
 ASKED_A_ROUND = 4
 """So many of those that are up and have not joined are asked why, from one look at all to the next."""
-COMPARE_SECONDS = 5.0
-"""How often a task that finds nobody compares its host lists with those of others."""
 
 
 def ask_after(tasks: int) -> float:
@@ -89,7 +85,7 @@ class Prober:
     def close(self) -> None:
         self._stop.set()
         if self._thread.ident is not None:
-            self._thread.join(5.0)
+            self._thread.join(SEARCH_JOIN_SECONDS)
 
     def _run(self) -> None:
         coordinator = self._node.machine.coordinator
@@ -103,7 +99,7 @@ class Prober:
                     continue  # the loop is busy; it answers later, or the task leaves
                 self._may_ask = self._whose_turn(missing)
                 self._node.post(Searched(tuple(pool.map(self._look, missing))))
-                self._stop.wait(PROBE_SECONDS + PROBE_SECONDS_PER_TASK * len(missing))
+                self._stop.wait(SEARCH_SECONDS + PROBE_SECONDS_PER_TASK * len(missing))
 
     def _whose_turn(self, missing: Iterable[TaskId]) -> frozenset[TaskId]:
         """Those that are asked for their reasons in this round: a few, one after the other."""
@@ -180,10 +176,10 @@ class Search:
     def close(self) -> None:
         self._stop.set()
         if self._thread.ident is not None:
-            self._thread.join(5.0)
+            self._thread.join(SEARCH_JOIN_SECONDS)
 
     def _run(self) -> None:
-        while not self._stop.wait(PROBE_SECONDS) and not self._over():
+        while not self._stop.wait(SEARCH_SECONDS) and not self._over():
             self._keepers = [keeper for keeper in self._keepers if not keeper.linked]
             if not self._keepers:
                 return

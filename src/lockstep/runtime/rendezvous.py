@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from lockstep.protocol.timing import SAY_SECONDS
 from lockstep.runtime.addresses import Address
 
 MAX_LINE_BYTES = 1 << 20
 TALK_SECONDS = 10.0
 """A process that has connected says its line at once."""
 RETRY_SECONDS = 0.2
-SAY_SECONDS = 5.0
 
 Say = Callable[[str], None]
 

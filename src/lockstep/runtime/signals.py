@@ -22,21 +22,14 @@ from lockstep.protocol.events import Event, SignalCame
 from lockstep.protocol.ids import Role, TaskId
 from lockstep.protocol.leaving import Departure
 from lockstep.protocol.phrases import left
+from lockstep.protocol.timing import ASIDE_SECONDS, SERVER_WIND_UP_SECONDS, TOLD_SECONDS, WIND_UP_SECONDS
 from lockstep.runtime import phrases
 from lockstep.runtime.monitor.stopping import Action, Stopping
 from lockstep.runtime.outcome import Outcome
 from lockstep.runtime.processes import STOP_SIGNALS
 
 HANDLED: Final = (*STOP_SIGNALS, signal.SIGUSR1)
-TOLD_SECONDS: Final = 2.0
-"""How long a task waits until the job that its signal ends is over."""
 
-ASIDE_SECONDS: Final = 0.3
-"""How long the main thread has to notice by itself that the job is over."""
-
-GONE_SECONDS: Final = 3.0
-SERVER_GONE_SECONDS: Final = 8.0
-"""How long it then has to wind up; a server sees the others off."""
 
 _LOOK_SECONDS: Final = 0.02
 _CLOSE: Final = 0
@@ -123,7 +116,7 @@ class TaskSignals:
             self._restore()
         self._writer.send(bytes((_CLOSE,)))
         if threading.current_thread() is not self._thread:
-            self._thread.join(GONE_SECONDS)
+            self._thread.join(WIND_UP_SECONDS)
         self._reader.close()
         self._writer.close()
 
@@ -210,7 +203,7 @@ class TaskSignals:
             self._exit_code = code
             self._own += 1
             signal.pthread_kill(threading.main_thread().ident or 0, next(iter(self._kept)))
-        if not self._closing.wait(SERVER_GONE_SECONDS if serves else GONE_SECONDS):
+        if not self._closing.wait(SERVER_WIND_UP_SECONDS if serves else WIND_UP_SECONDS):
             self._force(code)
 
     def _force(self, code: int) -> None:

@@ -20,6 +20,7 @@ from lockstep.protocol.ids import BucketId, Incarnation, JobId, Role, TaskId, he
 from lockstep.protocol.journal import Journal, Record, tensor_states
 from lockstep.protocol.machine import WholeTask
 from lockstep.protocol.plan import Plan
+from lockstep.protocol.timing import LOOP_ANSWER_SECONDS
 from lockstep.protocol.waits import Wait, WaitKind
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.loop import Books, TaskLoop
@@ -29,7 +30,6 @@ from lockstep.runtime.spans import parts_of_a_step, spans_of
 from lockstep.runtime.status import MainThread, Sampler, frames_of, whose_code
 from lockstep.version import __version__
 
-LOOP_SECONDS = 0.2
 MAX_TENSORS = 2000
 MAX_NAMES = 8
 MAX_WAITS = 2000
@@ -85,7 +85,7 @@ def snapshot_of(node: Shown, *, on_loop: bool = False) -> dict[str, Any]:
     now = time.monotonic()
     loop = node.loop
     # A loop that does not come back has published its books before: a stuck task must still be able to speak.
-    books = loop.read_books() if on_loop else loop.ask(loop.read_books, LOOP_SECONDS) or loop.books
+    books = loop.read_books() if on_loop else loop.ask(loop.read_books, LOOP_ANSWER_SECONDS) or loop.books
     records = list(node.journal)
     node.sampler.sample_kernel(now)
     steps = node.sampler.step_seconds()

@@ -22,13 +22,12 @@ from typing import Protocol
 from lockstep.protocol.activity import Code, Doing
 from lockstep.protocol.ids import Role, Step, TaskId
 from lockstep.protocol.journal import Happening, Journal
+from lockstep.protocol.timing import CPU_WINDOW_SECONDS, KERNEL_SECONDS
 from lockstep.runtime.kernel_tcp import Counted, count_by_host
 from lockstep.runtime.peers import PeerKeeper
 
-WINDOW_SECONDS = 2.0
 MAX_FRAMES = 16
 STEPS_KEPT = 64
-KERNEL_SECONDS = 0.3
 KERNEL_PAUSES = 200
 """A look at the kernel's connections costs at most a two-hundredth of the time."""
 STEPS_TO_KNOW = 3
@@ -187,8 +186,8 @@ class Sampler:
         if len(self._samples) < 2:
             return None
         last = self._samples[-1]
-        first = next((s for s in self._samples if last.at - s.at <= WINDOW_SECONDS + 0.6), last)
-        return (first, last) if last.at - first.at >= 0.75 * WINDOW_SECONDS else None
+        first = next((s for s in self._samples if last.at - s.at <= CPU_WINDOW_SECONDS + 0.6), last)
+        return (first, last) if last.at - first.at >= 0.75 * CPU_WINDOW_SECONDS else None
 
     def main_cpu(self) -> float:
         """Share of a processor that the training thread used in the last two seconds; -1 where it is not known."""

@@ -26,6 +26,21 @@ from lockstep.protocol.events import Broken, Event, PeerGone
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.messages import Report
 from lockstep.protocol.reach import NOT_ASKED
+from lockstep.protocol.timing import (
+    AFTER_COORDINATOR_SECONDS,
+    ASK_ALL_SECONDS,
+    ASK_STACK_SECONDS,
+    COORDINATOR_UNHEARD_SECONDS,
+    FIRST_STEPS_FACTOR,
+    FIRST_STEPS_NOTICE_SECONDS,
+    HEARTBEAT_SECONDS,
+    NOTICE_SECONDS,
+    OWN_LOOK_SECONDS,
+    PATIENCE_SECONDS,
+    TICK_SECONDS,
+    VERDICT_AGAIN_SECONDS,
+    WATCHDOG_JOIN_SECONDS,
+)
 from lockstep.protocol.waits import WaitKind
 from lockstep.runtime import phrases
 from lockstep.runtime.cluster import ClusterSpec
@@ -35,19 +50,10 @@ from lockstep.runtime.snapshot import Shown, snapshot_of
 from lockstep.runtime.status import STEPS_TO_KNOW
 from lockstep.version import __version__
 
-UNHEARD_SECONDS = 2.5
-OWN_LOOK_SECONDS = 2.0
-"""A task that waits this long without a word of the coordinator looks by itself."""
-AFTER_COORDINATOR_SECONDS = 10.0
-"""The coordinator ends a job that stalls; a task that hears it waits this much longer before it does so itself."""
-VERDICT_AGAIN_SECONDS = 30.0
-FIRST_STEPS_FACTOR = 10.0
-"""The first steps compile, tune and load: what stands still then proves nothing for a while."""
 FORMING_LOOK_PER_TASK = 0.1
 """While a cluster starts, its machines are busy: the larger it is, the longer from look to look."""
 FORMING_PATIENCE_PER_TASK = 0.5
 SMALL_CLUSTER = 8
-JOIN_SECONDS = 6.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +62,13 @@ class WatchSettings:
 
     on_stall: str = "abort"
     """``report``: say it and go on waiting. ``abort``: end the job at a verdict that cannot heal, and at a stall."""
-    tick: float = 0.4
-    notice: float = 2.0
+    tick: float = TICK_SECONDS
+    notice: float = NOTICE_SECONDS
     """No wait that is shorter is ever spoken of."""
-    first_steps: float = 4.0
+    first_steps: float = FIRST_STEPS_NOTICE_SECONDS
     """The same before it is known how long a step takes."""
-    patience: float = 3.0
-    ask: float = 0.6
+    patience: float = PATIENCE_SECONDS
+    ask: float = ASK_ALL_SECONDS
     """How long an answer is waited for when all tasks are asked."""
 
 
@@ -124,7 +130,7 @@ class Watchdog:
         self._closing = True
         self._inbox.put(None)
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
-            self._thread.join(JOIN_SECONDS)
+            self._thread.join(WATCHDOG_JOIN_SECONDS)
         self._publisher.folder.close()
 
     # -- other threads speak --
@@ -167,7 +173,7 @@ class Watchdog:
     def _tick(self, now: float) -> None:
         node = self._node
         node.sampler.sample(now)
-        if now - self._beat_at >= 1.0:
+        if now - self._beat_at >= HEARTBEAT_SECONDS:
             self._beat_at = now
             node.beat()
             self._publisher.folder.hold()
@@ -239,7 +245,7 @@ class Watchdog:
 
     def _hears_coordinator(self, now: float) -> bool:
         keeper = self._node.peers.get(self._node.cluster.shape.coordinator)
-        return keeper is not None and keeper.linked and keeper.seconds_unheard(now) < UNHEARD_SECONDS
+        return keeper is not None and keeper.linked and keeper.seconds_unheard(now) < COORDINATOR_UNHEARD_SECONDS
 
     def _look(self, now: float, episode: _Episode) -> None:
         forming = self._node.forming
@@ -308,7 +314,7 @@ class Watchdog:
             return  # this may be another life of a task that the job waits for; the coordinator knows
         coordinator = self._node.peers.get(self._node.cluster.shape.coordinator)
         self._node.post(Broken(culprit, verdict.step, reason))
-        if coordinator is not None and coordinator.seconds_unheard(time.monotonic()) >= UNHEARD_SECONDS:
+        if coordinator is not None and coordinator.seconds_unheard(time.monotonic()) >= COORDINATOR_UNHEARD_SECONDS:
             self._node.abandon(Outcome(False, verdict.culprit, verdict.step, reason))
 
     # -- evidence --
@@ -354,7 +360,7 @@ class Watchdog:
         seen = None if verdict is None else evidence.tasks.get(verdict.culprit)
         if verdict is None or seen is None or seen.view is not None or seen.monitor is None or seen.monitor.exited:
             return diagnosis
-        stack = fetch_stack(seen.address, 1.5)
+        stack = fetch_stack(seen.address, ASK_STACK_SECONDS)
         return replace(diagnosis, verdict=replace(verdict, stack=stack or verdict.stack))
 
     def _evidence_at_hand(self, end: Ended) -> Evidence:

@@ -16,15 +16,13 @@ from lockstep.protocol.causes import Cause, Reason, Source
 from lockstep.protocol.effects import JobEnded
 from lockstep.protocol.events import Broken, BucketApplied, Event, Prepared, Produced, Sealed, StepBegun
 from lockstep.protocol.ids import TaskId
+from lockstep.protocol.timing import FIRST_STEPS_FACTOR, PATIENCE_SECONDS, PROMISE_SECONDS
 from lockstep.sim.evidence import evidence_of
 from lockstep.sim.world import World
 
 LOOK_EVERY = 2.0
-NOTICE_SECONDS = 5.0
-"""Without progress for so long, somebody looks why."""
-PATIENCE = 3.0
 FIRST_STEPS = 3
-FIRST_STEPS_PATIENCE = 30.0
+FIRST_STEPS_PATIENCE = FIRST_STEPS_FACTOR * PATIENCE_SECONDS
 LAST_WORD_SECONDS = 10.0
 """After the verdict, or after the coordinator has left, those that heard nothing of it leave by themselves."""
 _PROGRESS = frozenset({Produced, BucketApplied, StepBegun, Sealed, Prepared})
@@ -74,7 +72,7 @@ class Watch:
         assert machine is not None
         still = world.agenda.now - self._progress_at
         running = machine.phase is coordinator.Phase.RUNNING
-        if not self._ended and running and still >= NOTICE_SECONDS:
+        if not self._ended and running and still >= PROMISE_SECONDS:
             self._judge(still)
         world.agenda.after(LOOK_EVERY, self._look)
 
@@ -98,7 +96,7 @@ class Watch:
     def _patience(self) -> float:
         """As in the runtime: the first steps compile, tune and load, and prove little."""
         newest = max(task.machine.role.step for task in self._world.tasks.values())
-        return FIRST_STEPS_PATIENCE if newest < FIRST_STEPS else PATIENCE
+        return FIRST_STEPS_PATIENCE if newest < FIRST_STEPS else PATIENCE_SECONDS
 
     def _end(self, verdict: Verdict, reason: Reason) -> None:
         world = self._world

@@ -17,8 +17,8 @@ from lockstep.protocol.effects import Apply, BecameMember, Effect, JobEnded, Sen
 from lockstep.protocol.errors import ProtocolError
 from lockstep.protocol.events import Event, GradientArrived, PeerGone, Tick
 from lockstep.protocol.ids import Incarnation, Role, Step, TaskId
-from lockstep.protocol.machine import REPEAT_SECONDS
 from lockstep.protocol.server import ServerMachine
+from lockstep.protocol.timing import REPEAT_SECONDS
 from lockstep.sim.agenda import Agenda
 from lockstep.sim.dice import Dice
 from lockstep.sim.invariants import Invariants

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Final
 
 from lockstep.protocol.ids import TaskId
+from lockstep.protocol.timing import ASK_SECONDS, COMPANION_CLOSE_SECONDS, FORMER_SECONDS, LINGER_SECONDS
 from lockstep.runtime import processes
 from lockstep.runtime.monitor.ending import describe_death
 from lockstep.runtime.monitor.lingering import linger
@@ -40,12 +41,8 @@ UNKNOWN_EXIT_CODE: Final = 255
 START_SECONDS: Final = 30.0
 """A companion listens after a fraction of a second; a machine that is starting a hundred of them takes longer."""
 
-FORMER_SECONDS: Final = 10.0
-"""How long a companion waits for that of a former life of its task to let go of the address."""
 
 _RETRY_SECONDS: Final = 0.1
-_ASK_SECONDS: Final = 1.0
-_CLOSE_SECONDS: Final = 5.0
 _TICK_SECONDS: Final = 0.5
 _EXIT_STATUS_SECONDS: Final = 0.5
 
@@ -65,7 +62,7 @@ class CompanionSpec:
     host: str
     port: int
     version: str
-    linger_seconds: float = 3.0
+    linger_seconds: float = LINGER_SECONDS
 
 
 class Companion:
@@ -84,7 +81,7 @@ class Companion:
         self.reporter.ended(exit_code)
         self.reporter.close()
         try:
-            self._process.wait(_CLOSE_SECONDS)
+            self._process.wait(COMPANION_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -98,7 +95,9 @@ class Companion:
         self.close(0 if kind is None else 1)
 
 
-def start_companion(task: TaskId, host: str, port: int, version: str, linger_seconds: float = 3.0) -> Companion:
+def start_companion(
+    task: TaskId, host: str, port: int, version: str, linger_seconds: float = LINGER_SECONDS
+) -> Companion:
     """Start a companion for this process; returns when it listens. Raises ``CompanionError``."""
     spec = CompanionSpec(task=str(task), host=host, port=port, version=version, linger_seconds=linger_seconds)
     report_reader, report_writer = os.pipe()
@@ -187,7 +186,7 @@ def _is_of_a_former_life(spec: CompanionSpec) -> bool | None:
     """Whether who listens there answers for this very task, whose process has ended; None: nobody answers."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(spec.host, spec.host)
     try:
-        found = describe(f"[{host}]:{spec.port}" if ":" in host else f"{host}:{spec.port}", _ASK_SECONDS)
+        found = describe(f"[{host}]:{spec.port}" if ":" in host else f"{host}:{spec.port}", ASK_SECONDS)
     except Unreachable:
         return None
     facts = processes.process_facts(found.pid)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Final
 
+from lockstep.protocol.timing import LEFTOVER_GRACE_SECONDS, LEFTOVER_SECONDS
 from lockstep.runtime import processes
 
 ASK: Final = b"a"
@@ -30,9 +31,6 @@ KILL: Final = b"k"
 """Command: kill the task (SIGKILL)."""
 
 HELD: Final = (*processes.STOP_SIGNALS, signal.SIGUSR1)
-
-LEFTOVER_GRACE: Final = 0.5
-LEFTOVER_PATIENCE: Final = 5.0
 
 
 class Keeper:
@@ -60,7 +58,7 @@ class Keeper:
             self._tell(started=self._task)
             self._keep(inbox)
         processes.remove_cuda_memory(self._task)
-        stuck = processes.end_descendants(LEFTOVER_GRACE, LEFTOVER_PATIENCE)
+        stuck = processes.end_descendants(LEFTOVER_GRACE_SECONDS, LEFTOVER_SECONDS)
         if stuck:
             self._tell(stuck=[facts.pid for facts in stuck])
         return 1 if stuck else 0

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import Final
 
+from lockstep.protocol.timing import ANSWERED_FOR_SECONDS, TELL_SECONDS
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.processes import SignalInbox, wait_readable
-
-TELL_SECONDS: Final = 1.0
-"""How long a quiet end waits for watchers to be told."""
-
-ASK_SECONDS: Final = 2.0
-"""How long a failure is answered for at least, for peers that do not watch but ask when they miss the task."""
 
 
 def linger(record: TaskRecord, number: int, quiet: bool, seconds: float, inbox: SignalInbox | None) -> None:
@@ -29,7 +23,7 @@ def linger(record: TaskRecord, number: int, quiet: bool, seconds: float, inbox: 
         told = record.changed.everyone_has(number)
         if quiet and (told or waited >= TELL_SECONDS):
             return
-        if waited >= seconds or (watched and told and waited >= ASK_SECONDS):
+        if waited >= seconds or (watched and told and waited >= ANSWERED_FOR_SECONDS):
             return
         wait_readable(set() if inbox is None else {inbox.fileno()}, 0.02)
         if inbox is not None and inbox.take():

@@ -9,11 +9,9 @@ from collections import deque
 from typing import Final
 
 from lockstep.protocol.messages import Description
+from lockstep.protocol.timing import WATCHER_GONE_SECONDS
 from lockstep.runtime.monitor.reporter import Phase, Report
 from lockstep.transports.wire.broadcast import Broadcast
-
-_WATCHER_GONE_SECONDS: Final = 1.5
-"""A watcher comes back to wait at least once a second; one that did not is gone."""
 
 _HISTORY: Final = 64
 
@@ -41,7 +39,7 @@ class ToldBroadcast(Broadcast):
         return all(seen >= number for seen in self._present())
 
     def _present(self) -> list[int]:
-        earliest = time.monotonic() - _WATCHER_GONE_SECONDS
+        earliest = time.monotonic() - WATCHER_GONE_SECONDS
         with self._lock:
             return [seen for seen, entered in self._watchers.values() if entered >= earliest]
 

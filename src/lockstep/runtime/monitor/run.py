@@ -16,6 +16,7 @@ from typing import Final
 
 from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from lockstep.protocol.ids import TaskId
+from lockstep.protocol.timing import KEEPER_SECONDS, LINGER_SECONDS, STOP_SECONDS
 from lockstep.runtime import processes
 from lockstep.runtime.addresses import who_listens
 from lockstep.runtime.monitor.ending import describe_death, exit_code_after
@@ -30,8 +31,6 @@ from lockstep.runtime.start_facts import StartFacts
 from lockstep.transports.wire.server import ListenError, PortTaken
 
 TICK_SECONDS: Final = 0.5
-KEEPER_SECONDS: Final = 8.0
-"""Longer than the keeper's own patience with what the task left behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +48,9 @@ class MonitorSpec:
     """What the task was started with, for others to compare."""
     cluster: tuple[tuple[str, str], ...] = ()
     """Every task of the cluster with its address, so that whoever finds this monitor finds the others too."""
-    linger_seconds: float = 3.0
+    linger_seconds: float = LINGER_SECONDS
     """How long to answer for a task that failed, so that peers learn of it."""
-    stop_seconds: float = 5.0
+    stop_seconds: float = STOP_SECONDS
     """How long the task may take to end when asked to."""
     takes_signals: bool = False
     """The task takes signals itself (``runtime/signals.py``): they are passed on to it as they come."""

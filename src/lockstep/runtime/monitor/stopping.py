@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Final
 
-REPEAT_SECONDS: Final = 0.3
-"""A signal this soon after the first is the same one: some programs send it to a process and also to its group."""
+from lockstep.protocol.timing import SAME_SIGNAL_SECONDS
 
 
 class Action(Enum):
@@ -34,7 +32,7 @@ class Stopping:
         if self.signum is None:
             self.signum, self._asked_at = signum, now
             return Action.ASK
-        if self._killed or now - self._asked_at < REPEAT_SECONDS:
+        if self._killed or now - self._asked_at < SAME_SIGNAL_SECONDS:
             return None
         self._killed = True
         return Action.KILL

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lockstep.protocol.ids import Role
+from lockstep.protocol.timing import REJOIN_SECONDS
 from lockstep.training.config import BenchConfig
 from lockstep.training.data.arrays import ArrayBatches
 from lockstep.training.data.feed import BatchFeed
@@ -142,7 +143,7 @@ def _feed(config: BenchConfig, source: Source, order: Order, plan: InputPlan, *,
 
 def input_patience(config: BenchConfig) -> float:
     """How long a file may take: as long as a task that is lost."""
-    return config.cluster.rejoin_timeout if config.cluster is not None else 300.0
+    return config.cluster.rejoin_timeout if config.cluster is not None else REJOIN_SECONDS
 
 
 def batches_of(config: BenchConfig, size: int, global_batch: int) -> int:

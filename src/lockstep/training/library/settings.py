@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lockstep.protocol.messages import Setting
 from lockstep.protocol.recovery import LossPolicy, RecoveryRules
 from lockstep.protocol.setting_names import LOCKSTEP_VERSION, SERVERS, TORCH_VERSION, WORKERS
+from lockstep.protocol.timing import GRACE_SECONDS
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.training.config import torch_version
 from lockstep.version import __version__
@@ -100,7 +101,7 @@ def recovery_rules(
     rejoin_seconds: float,
     *,
     launched: bool,
-    grace_seconds: float = 25.0,
+    grace_seconds: float = GRACE_SECONDS,
 ) -> RecoveryRules:
     """What a job of the library does about lost workers and checkpoints. The loss of a server ends it."""
     why = _why_no_recovery(exchange, workers, launched=launched)

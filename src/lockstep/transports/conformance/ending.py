@@ -8,13 +8,12 @@ from contextlib import suppress
 
 import psutil
 
+from lockstep.protocol.timing import PROMISE_SECONDS
 from lockstep.transports.base import LinkDownError
 from lockstep.transports.conformance.events import CaseFailed
 from lockstep.transports.conformance.stage import Pair, Stage, Victim, Way, require, wait_until
 
 KIB, MIB = 1 << 10, 1 << 20
-NOTICE_SECONDS = 5.0
-"""Within this time a link must tell that its peer has died."""
 
 
 def closing_twice_and_from_a_callback_is_harmless(stage: Stage) -> None:
@@ -153,7 +152,7 @@ def a_peer_killed_in_the_middle_of_a_write_settles_it(stage: Stage) -> None:
     transfers = [way.write(0, 64 * MIB, 0) for _ in range(3)] + [way.lend(0, 64 * MIB, 0)]
     victim.kill()
     _lost_in_time(pair)
-    outcome = pair.a.log.wait_settled(transfers, seconds=NOTICE_SECONDS)
+    outcome = pair.a.log.wait_settled(transfers, seconds=PROMISE_SECONDS)
     require(outcome[transfers[-1]] == "failed", "a loan to a killed peer was told as sent")
     require(pair.a.state(pair.a_link) == "lost", f"the state is {pair.a.state(pair.a_link)}")
     pair.a.close_link(pair.a_link)
@@ -193,7 +192,7 @@ def what_arrived_before_the_peer_was_killed_stays(stage: Stage) -> None:
 
 
 def _lost_in_time(pair: Pair) -> None:
-    reason = pair.a.log.wait("lost", link=pair.a_link, seconds=NOTICE_SECONDS)[0].text
+    reason = pair.a.log.wait("lost", link=pair.a_link, seconds=PROMISE_SECONDS)[0].text
     require(len(reason) > 10, f"the link was lost without a reason: {reason!r}")
 
 

@@ -13,15 +13,12 @@ from typing import Final, Generic, Protocol, Self, TypeVar
 import grpc
 
 from lockstep.protocol.causes import Cause, Reason
+from lockstep.protocol.timing import CUT_SECONDS, FLUSH_SECONDS
 from lockstep.transports.base import Counters, EndpointEvents, LinkDownError, LinkState, PeerAddress, TransferId
 from lockstep.transports.clerk import Clerk
 from lockstep.transports.grpc_stream.frames import NO_PATH, FrameError, Header, Kind, pack, pack_fault, text_of, unpack
 from lockstep.transports.grpc_stream.sending import Sender
 
-FLUSH_SECONDS: Final = 1.0
-"""How long a side that ends the link waits for its last frames to go out and for the peer to hang up."""
-
-_CUT_SECONDS: Final = 2.0
 _OWNER_FAILED: Final = "a callback of the endpoint's owner raised an error"
 
 
@@ -115,7 +112,7 @@ class StreamLife(Generic[AnyTransfer]):
             return
         if not self._ended.wait(FLUSH_SECONDS):
             self._cut()
-            self._ended.wait(_CUT_SECONDS)
+            self._ended.wait(CUT_SECONDS)
         with self._telling:  # a callback that was under way has returned now
             pass
 

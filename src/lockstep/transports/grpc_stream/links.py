@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import grpc
 
 from lockstep.protocol.ids import hex64
+from lockstep.protocol.timing import CONNECT_SECONDS, HELLO_SECONDS, MATCH_SECONDS
 from lockstep.transports.base import LinkState, PeerAddress, TransportError
 from lockstep.transports.clerk import Clerk
 from lockstep.transports.grpc_stream.frames import FrameError, pack_fault, pack_hello, unpack_hello
@@ -19,15 +20,6 @@ from lockstep.transports.grpc_stream.sending import Sender
 from lockstep.transports.wire.channels import open_data_channel
 from lockstep.transports.wire.reasons import explain
 from lockstep.transports.wire.server import ControlServer, method_path
-
-CONNECT_SECONDS: Final = 30.0
-"""How long either end of a link waits for the other one."""
-
-MATCH_SECONDS: Final = 10.0
-"""How long a stream that came in waits until its endpoint is asked for here."""
-
-HELLO_SECONDS: Final = 10.0
-"""How long whoever opened a stream may take to say who it is."""
 
 _Life = tuple[str, int]
 

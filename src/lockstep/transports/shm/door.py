@@ -8,15 +8,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
 
+from lockstep.protocol.timing import HELLO_SECONDS
 from lockstep.transports.shm.frames import FrameError, pack_fault
 from lockstep.transports.shm.handshake import Visitor, check_user, listen_to
 from lockstep.transports.shm.host import Place, door_address
 from lockstep.transports.shm.signals import Signals
-
-HELLO_SECONDS: Final = 10.0
-"""How long a visitor may take to say who it is."""
 
 
 class Door:

@@ -12,6 +12,7 @@ from typing import Final
 
 from lockstep.protocol.ids import hex64
 from lockstep.protocol.messages import Ticket
+from lockstep.protocol.timing import CONNECT_SECONDS, MATCH_SECONDS
 from lockstep.transports.base import EndpointEvents, LinkState, NoPathError, PeerAddress, Region, TransportError
 from lockstep.transports.grants import Grants
 from lockstep.transports.memory import HostRegion, checked_buffer
@@ -23,12 +24,6 @@ from lockstep.transports.shm.host import Place, check_same_host, make_place, unp
 from lockstep.transports.shm.memory import SharedRegion
 from lockstep.transports.shm.tokens import make_tokens
 from lockstep.transports.wire.server import ControlServer
-
-CONNECT_SECONDS: Final = 30.0
-"""How long either end of a link waits for the other one."""
-
-MATCH_SECONDS: Final = 10.0
-"""How long a visitor waits until its endpoint is asked for here."""
 
 _OPEN: Final = (LinkState.CONNECTING, LinkState.UP)
 _Life = tuple[str, int]

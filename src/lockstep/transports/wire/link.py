@@ -16,18 +16,13 @@ import grpc
 
 from lockstep.protocol.causes import Reason, link_down
 from lockstep.protocol.messages import Envelope, Hello, Refused
+from lockstep.protocol.timing import CUT_SECONDS, FLUSH_SECONDS, HELLO_SECONDS
 from lockstep.transports.base import LinkState
 from lockstep.transports.wire.channels import open_channel
 from lockstep.transports.wire.codec import WireError, decode_envelopes, encode, join_envelopes
 from lockstep.transports.wire.outbox import Outbox, OutboxFullError
 from lockstep.transports.wire.reasons import explain
 from lockstep.transports.wire.server import ControlServer, method_path
-
-HELLO_SECONDS: Final = 10.0
-"""How long an acceptor waits for the Hello of whoever connected."""
-
-_CUT_SECONDS: Final = 2.0
-"""How long ``close`` waits for the link's thread after it has cut the connection."""
 
 _OWNER_FAILED: Final = "a callback of the link's owner raised an error"
 
@@ -88,7 +83,7 @@ class ControlLink:
             self._abort()
             return False
 
-    def close(self, flush_seconds: float = 1.0) -> None:
+    def close(self, flush_seconds: float = FLUSH_SECONDS) -> None:
         """Say goodbye, let what is queued go out for up to ``flush_seconds``, end the link. May be called twice.
 
         Once it has returned there is no further callback, unless a callback itself called it or still runs.
@@ -107,7 +102,7 @@ class ControlLink:
             return
         if not self._ended.wait(flush_seconds):
             self._abort()
-            self._ended.wait(_CUT_SECONDS)
+            self._ended.wait(CUT_SECONDS)
 
     def _cut_later(self, seconds: float) -> None:
         """Close from within a callback: the link's own thread cannot wait for itself."""

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Final
 
 import grpc
 
 from lockstep.protocol.messages import Description
+from lockstep.protocol.timing import PUSH_SECONDS
 from lockstep.transports.wire.broadcast import Broadcast
 from lockstep.transports.wire.codec import WireError, encode_description, encode_snapshot
 from lockstep.transports.wire.server import ControlServer
-
-PUSH_SECONDS: Final = 1.0
-"""A watcher hears something at least this often, so that it can tell silence from "nothing new"."""
 
 
 def snapshot_handler(snapshot: Callable[[], bytes]) -> grpc.RpcMethodHandler:

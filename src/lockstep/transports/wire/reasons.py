@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import re
 import socket
-from typing import Final
 
 import grpc
 
 from lockstep.protocol.reach import Reach, Silence
+from lockstep.protocol.timing import KNOCK_SECONDS
 from lockstep.transports import phrases
-
-_PROBE_SECONDS: Final = 1.0
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -31,7 +29,7 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def probe(address: str, seconds: float = _PROBE_SECONDS) -> Silence | None:
+def probe(address: str, seconds: float = KNOCK_SECONDS) -> Silence | None:
     """Try a plain TCP connection: None where it works, else why it does not. Blocks up to ``seconds``."""
     try:
         socket.create_connection(split_address(address), timeout=seconds).close()
