@@ -60,8 +60,6 @@ Exit codes: 0 done, 1 failed, 2 bad input (nothing started),
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    # gRPC's own log lines name sockets and not tasks; whatever they tell of, we say with task and peer.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         return _dispatch(words)
     except HelpAsked as asked:

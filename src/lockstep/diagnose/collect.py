@@ -11,11 +11,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Final
 
-import grpc
-
 from lockstep.diagnose.evidence import Seen
 from lockstep.diagnose.monitor_view import from_description, read_monitor
 from lockstep.diagnose.views import MonitorView, SnapshotError, TaskView, read_task
+from lockstep.transports.quiet_grpc import grpc
 from lockstep.transports.wire.channels import open_channel
 from lockstep.transports.wire.codec import WireError, decode_description, decode_snapshot
 from lockstep.transports.wire.reasons import probe

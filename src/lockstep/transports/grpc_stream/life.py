@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Final, Generic, Protocol, Self, TypeVar
 
-import grpc
-
 from lockstep.transports.base import Counters, EndpointEvents, LinkDownError, LinkState, PeerAddress, TransferId
 from lockstep.transports.clerk import Clerk
 from lockstep.transports.grpc_stream.frames import FrameError, Header, Kind, pack, pack_fault, text_of, unpack
 from lockstep.transports.grpc_stream.sending import Sender
+from lockstep.transports.quiet_grpc import grpc
 
 FLUSH_SECONDS: Final = 1.0
 """How long a side that ends the link waits for its last frames to go out and for the peer to hang up."""

@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
-import grpc
-
 from lockstep.protocol.messages import Description
+from lockstep.transports.quiet_grpc import grpc
 from lockstep.transports.wire.broadcast import Broadcast
 from lockstep.transports.wire.codec import WireError, encode_description, encode_snapshot
 from lockstep.transports.wire.server import ControlServer

@@ -10,7 +10,7 @@ import re
 import socket
 from typing import Final
 
-import grpc
+from lockstep.transports.quiet_grpc import grpc
 
 _PROBE_SECONDS: Final = 1.0
 
