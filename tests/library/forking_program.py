@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -37,7 +38,7 @@ class Numbers(Dataset[torch.Tensor]):
 
 
 @contextmanager
-def training(flags: dict[str, object] | None) -> Iterator[Train]:
+def training(flags: dict[str, Any] | None) -> Iterator[Train]:
     """One step of a small model, with the job or without it."""
     model: nn.Module = nn.Linear(4, 1)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -50,7 +51,7 @@ def training(flags: dict[str, object] | None) -> Iterator[Train]:
     if flags is None:
         yield train
         return
-    with lockstep.join(startup_timeout=100, **flags) as job:  # type: ignore[arg-type]  # flags are checked by their table
+    with lockstep.join(startup_timeout=100, **flags) as job:
         model, optimizer = job.wrap(model, optimizer)
         yield train
 
@@ -69,7 +70,8 @@ def compute() -> None:
 
 def process(method: str) -> None:
     """A child of multiprocessing."""
-    child = multiprocessing.get_context(method).Process(target=compute)
+    context: Any = multiprocessing.get_context(method)
+    child = context.Process(target=compute)
     child.start()
     child.join()
     assert child.exitcode == 0, child.exitcode
@@ -113,6 +115,7 @@ def run_case(train: Train, case: str) -> None:
 
 def main() -> None:
     plain = sys.argv[1] == "--plain"
+    ours: dict[str, Any]
     ours, cases = ({}, sys.argv[2:]) if plain else lockstep.cluster_flags(sys.argv[1:])
     torch.set_num_threads(1)
     with training(None if plain else ours) as train:

@@ -135,6 +135,7 @@ class Job:
         options = BindingOptions(
             bucket_bytes=self._options.bucket_bytes,
             own_copy=self._options.own_copy,
+            apart=True,
             untrained=untrained_digests(self._models, trained),
         )
         hold = len(self._optimizers) > 1 or not self._node.config.synchronous
