@@ -25,65 +25,65 @@ SECONDS = 10.0
 OF_THE_ISSUE = [2.0, 1.0, -3.0, 1.0]
 """Half of the signs in each half of a 64-bit word are positive: negated, its words have the same sum."""
 
-Edit = Callable[[nn.Parameter, random.Random], None]
+Edit = Callable[[Tensor, random.Random], None]
 
 
-def gradient_of(parameter: nn.Parameter) -> Tensor:
+def gradient_of(parameter: Tensor) -> Tensor:
     assert parameter.grad is not None
     return parameter.grad
 
 
-def negate(parameter: nn.Parameter, _: random.Random) -> None:
+def negate(parameter: Tensor, _: random.Random) -> None:
     gradient_of(parameter).neg_()
 
 
-def negate_every_second(parameter: nn.Parameter, choose: random.Random) -> None:
+def negate_every_second(parameter: Tensor, choose: random.Random) -> None:
     gradient_of(parameter)[choose.randrange(2) :: 2].neg_()
 
 
-def negate_some(parameter: nn.Parameter, choose: random.Random) -> None:
+def negate_some(parameter: Tensor, choose: random.Random) -> None:
     gradient = gradient_of(parameter)
     gradient[choose.sample(range(len(gradient)), 2)] *= -1
 
 
-def swap(parameter: nn.Parameter, choose: random.Random) -> None:
+def swap(parameter: Tensor, choose: random.Random) -> None:
     gradient = gradient_of(parameter)
     one, other = choose.sample(range(len(gradient)), 2)
     gradient[[one, other]] = gradient[[other, one]]
 
 
-def permute(parameter: nn.Parameter, choose: random.Random) -> None:
+def permute(parameter: Tensor, choose: random.Random) -> None:
     gradient = gradient_of(parameter)
     gradient.copy_(gradient[choose.sample(range(len(gradient)), len(gradient))])
 
 
-def roll(parameter: nn.Parameter, choose: random.Random) -> None:
+def roll(parameter: Tensor, choose: random.Random) -> None:
     gradient_of(parameter).copy_(gradient_of(parameter).roll(choose.randrange(1, 9)))
 
 
-def negate_data(parameter: nn.Parameter, _: random.Random) -> None:
+def negate_data(parameter: Tensor, _: random.Random) -> None:
     gradient_of(parameter).data.neg_()
 
 
-def set_data(parameter: nn.Parameter, _: random.Random) -> None:
+def set_data(parameter: Tensor, _: random.Random) -> None:
     gradient_of(parameter).data = -gradient_of(parameter)
 
 
-def replace(parameter: nn.Parameter, _: random.Random) -> None:
+def replace(parameter: Tensor, _: random.Random) -> None:
     parameter.grad = gradient_of(parameter).flip(0)
 
 
-def replace_and_edit(parameter: nn.Parameter, choose: random.Random) -> None:
+def replace_and_edit(parameter: Tensor, choose: random.Random) -> None:
     replace(parameter, choose)
     gradient_of(parameter).neg_()
 
 
-def flip_one_bit(parameter: nn.Parameter, choose: random.Random) -> None:
+def flip_one_bit(parameter: Tensor, choose: random.Random) -> None:
     lanes = gradient_of(parameter).view({2: torch.int16, 4: torch.int32, 8: torch.int64}[parameter.element_size()])
     lanes[choose.randrange(len(lanes))] ^= 1
 
 
-def there_and_back(parameter: nn.Parameter, _: random.Random) -> None:
+def there_and_back(parameter: Tensor, _: random.Random) -> None:
     gradient_of(parameter).data.neg_()
     gradient_of(parameter).data.neg_()
 
@@ -179,18 +179,18 @@ def arrived(cluster: InProcessCluster) -> bool:
 
 
 def after_a_step(
-    protocol: str, between: Callable[[InProcessCluster, nn.Parameter, Callable[[], None]], None]
+    protocol: str, between: Callable[[InProcessCluster, Tensor, Callable[[], None]], None], device: str = "cpu"
 ) -> Tensor:
     """The gradient that was applied, where ``between`` makes the backward pass and what follows it."""
     applied: list[Tensor] = []
 
     def body(job: Job) -> None:
-        model = nn.Linear(1, 4, bias=False)
+        model = nn.Linear(1, 4, bias=False, device=device)
         nn.init.zeros_(model.weight)
         _, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=1.0))
 
         def backward() -> None:
-            (model(torch.ones(1)) * torch.tensor(OF_THE_ISSUE)).sum().backward()
+            (model(torch.ones(1, device=device)) * torch.tensor(OF_THE_ISSUE, device=device)).sum().backward()
 
         between(cluster, model.weight, backward)
         optimizer.step()
@@ -203,7 +203,7 @@ def after_a_step(
 
 @pytest.mark.parametrize("protocol", ["grpc", "grpc+shm"])
 def test_a_gradient_that_is_negated_after_it_arrived_counts_negated(protocol: str) -> None:
-    def between(cluster: InProcessCluster, weight: nn.Parameter, backward: Callable[[], None]) -> None:
+    def between(cluster: InProcessCluster, weight: Tensor, backward: Callable[[], None]) -> None:
         backward()
         wait_until(lambda: arrived(cluster), SECONDS, "the bucket at the server")
         gradient_of(weight).neg_()
@@ -211,10 +211,26 @@ def test_a_gradient_that_is_negated_after_it_arrived_counts_negated(protocol: st
     assert after_a_step(protocol, between).tolist() == [-number for number in OF_THE_ISSUE]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("edit", [negate, negate_every_second, negate_data, set_data, replace, there_and_back])
+def test_a_gradient_on_a_gpu_that_is_edited_after_it_arrived_counts_edited(edit: Edit) -> None:
+    final: list[Tensor] = []
+
+    def between(cluster: InProcessCluster, weight: Tensor, backward: Callable[[], None]) -> None:
+        backward()
+        wait_until(lambda: arrived(cluster), SECONDS, "the bucket at the server")
+        edit(weight, random.Random(1))
+        final.append(gradient_of(weight).flatten().clone())
+
+    applied = after_a_step("grpc", between, "cuda")
+    assert applied.tolist() == final[0].tolist()
+
+
 @pytest.mark.parametrize("back", [False, True], ids=["edited", "edited and back"])
 @pytest.mark.parametrize("protocol", ["grpc", "grpc+shm"])
 def test_a_gradient_that_is_edited_under_way_counts_as_it_is_at_the_end(protocol: str, back: bool) -> None:
-    def between(cluster: InProcessCluster, weight: nn.Parameter, backward: Callable[[], None]) -> None:
+    def between(cluster: InProcessCluster, weight: Tensor, backward: Callable[[], None]) -> None:
         may_leave = threading.Event()
 
         def hold_back() -> None:
