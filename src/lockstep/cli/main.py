@@ -64,8 +64,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         # It asks a task for its files, and would kill a process that has not come far enough to take it.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    # gRPC's own log lines name sockets and not tasks; whatever they tell of, we say with task and peer.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         return _dispatch(words)
     except HelpAsked as asked:

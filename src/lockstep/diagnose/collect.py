@@ -11,14 +11,13 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Final
 
-import grpc
-
 from lockstep.diagnose import phrases
 from lockstep.diagnose.evidence import Seen
 from lockstep.diagnose.monitor_view import from_description, read_monitor
 from lockstep.diagnose.views import MonitorView, SnapshotError, TaskView, read_task
 from lockstep.protocol.reach import NOT_SILENT, Reach, Silence
 from lockstep.protocol.timing import PROBE_SECONDS
+from lockstep.transports.quiet_grpc import grpc
 from lockstep.transports.wire.channels import open_channel
 from lockstep.transports.wire.codec import WireError, decode_description, decode_snapshot
 from lockstep.transports.wire.reasons import probe

@@ -65,6 +65,9 @@ class Bound:
     trained: Trained
     index: int
     gradient: Tensor
+    """What the model's gradient is made of."""
+    leaving: Tensor
+    """Where it leaves from: the same memory, or apart."""
     value: Tensor
     buckets: tuple[BucketId, ...]
     local: Tensor
@@ -80,6 +83,8 @@ class BindingOptions:
     bucket_bytes: int
     own_copy: bool
     """The model keeps memory of its own and copies each version; else it reads parameters where they arrive."""
+    apart: bool = False
+    """The model's gradients lie in memory of their own, and are copied to where they leave from."""
     in_place: bool = False
     """Nothing writes to the parameters here: they may be read in the servers' own memory, where it is mapped."""
     wire: WireFormat = field(default_factory=WireFormat)
@@ -104,6 +109,7 @@ class Binding:
         entries = tuple(entry_of(t.name, t.parameter, t.group) for t in trained)
         self.plan: Plan = make_plan(entries, node.config.cluster.shape.servers, options.bucket_bytes)
         self._memory = _memory_for(node, self.plan, trained, options)
+        self._gradients = torch.zeros_like(self._memory.gradients) if options.apart else self._memory.gradients
         self._bound = self._bind(trained)
         self._apart = [bound for bound in self._bound if bound.local is not bound.value]
         if isinstance(self._memory, CudaMemory):
@@ -119,7 +125,7 @@ class Binding:
         )
         node.announce(layout, self._memory.arrived)
         if node.task == CHIEF and node.start_step == INITIAL_STEP:
-            self._copy_values_to_gradients()
+            self._let_values_leave()
             self._memory.initial_values_are_in()
 
     def _bind(self, trained: Sequence[Trained]) -> list[Bound]:
@@ -129,19 +135,21 @@ class Binding:
                 buckets[piece.parameter].append(bucket.id)
         bound = []
         for index, (one, offset) in enumerate(zip(trained, parameter_offsets(self.plan), strict=True)):
-            gradient = parameter_view(self._memory.gradients, offset, one.parameter)
+            gradient = parameter_view(self._gradients, offset, one.parameter)
+            leaving = parameter_view(self._memory.gradients, offset, one.parameter)
             value = parameter_view(self._memory.parameters, offset, one.parameter)
             # Weights in another order of dimensions (channels_last) keep it: kernels are chosen by it.
             apart = self._own_copy or not one.parameter.is_contiguous()
             local = one.parameter.data if apart else value
             # Of its own, or all gradients would share the arena's version counter.
-            bound.append(Bound(one, index, gradient.data, value, tuple(buckets[index]), local))
+            bound.append(Bound(one, index, gradient.data, leaving, value, tuple(buckets[index]), local))
         return bound
 
-    def _copy_values_to_gradients(self) -> None:
+    def _let_values_leave(self) -> None:
+        """Put the model's values where gradients leave from."""
         with torch.no_grad():
             for bound in self._bound:
-                bound.gradient.copy_(bound.trained.parameter)
+                bound.leaving.copy_(bound.trained.parameter)
 
     def start(self) -> None:
         """Block until the parameters of the first step are here, and let the model use them."""
@@ -172,9 +180,20 @@ class Binding:
         for bound in self._bound:
             parameter = bound.trained.parameter
             parameter.data = parameter.data.clone()
-            if parameter.grad is bound.gradient:
+            if is_in(parameter.grad, bound.gradient):
                 parameter.grad = bound.gradient.clone()
         self._memory.close()
+
+
+def is_in(gradient: Tensor | None, place: Tensor) -> bool:
+    """Whether this gradient lies there and nowhere else; it may be another object, or the same one moved away."""
+    if gradient is None or (gradient.layout, gradient.dtype, gradient.device) != (
+        place.layout,
+        place.dtype,
+        place.device,
+    ):
+        return False
+    return gradient.is_set_to(place)
 
 
 def _copied_by(memory: CudaMemory, apart: Sequence[Bound]) -> list[Bound]:

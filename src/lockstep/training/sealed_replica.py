@@ -1,10 +1,10 @@
 """One worker's model in a program of one's own: gradients may be edited until ``optimizer.step()`` seals the step.
 
-Each parameter's ``grad`` is a view into the gradient arena, so clipping, unscaling and accumulating work in place. A
-bucket leaves as soon as backward has filled it. At the seal a sum over its bits tells whether it was edited since (the
-version counters of torch miss edits through ``.data``, and would cost a look at every parameter); if so it is sent
-again. After a step in which most buckets were edited they are held until the seal: the result is the same, and nothing
-is sent twice.
+Each parameter's ``grad`` is a view into one flat memory, so clipping, unscaling and accumulating work in place. As soon
+as backward has filled a bucket, it is copied to where it leaves from, which the program does not know: whatever is
+edited while it is under way, it arrives as it was. At the seal the two are compared, byte by byte (no sum or hash can
+be fooled, and nothing depends on how an edit was made); where they differ, the bucket is copied and sent again. After a
+step in which most buckets were edited they are held until the seal: the result is the same, and nothing is sent twice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from lockstep.protocol.ids import CHIEF, BucketId, Step
 from lockstep.protocol.messages import GroupRates, OptimizerEntry
 from lockstep.runtime.worker_node import WorkerNode
-from lockstep.training.binding import Binding, BindingOptions, Bound, Trained
+from lockstep.training.binding import Binding, BindingOptions, Bound, Trained, is_in
 from lockstep.training.tensors import torch_dtype
 
 
@@ -29,13 +29,13 @@ class _Filling:
 
     members: tuple[Bound, ...]
     bits: Tensor
-    """Its bytes as integers."""
+    """The program's gradients, as integers: a NaN is equal to itself, and 0 is not -0."""
+    leaving: Tensor
+    """What leaves, in the same way: a copy of ``bits`` as they were."""
     numbers: Tensor
-    """Its bytes as what they are."""
+    """The program's gradients as what they are."""
     lacking: int
     sent: bool = False
-    mark: Tensor | None = None
-    """The sum of its bits when it left."""
     extremes: Tensor | None = None
     """Its smallest and largest number, on a GPU, where looking at them at once would hold up the computation."""
 
@@ -76,10 +76,11 @@ class SealedReplica(Binding):
 
     def _filling(self, bucket: BucketId) -> _Filling:
         known = self.plan.buckets[bucket]
-        where = self._memory.gradients[known.arena_offset : known.arena_offset + known.nbytes]
+        where = slice(known.arena_offset, known.arena_offset + known.nbytes)
+        gradients, leaving = self._gradients[where], self._memory.gradients[where]
         members = tuple({piece.parameter: self._bound[piece.parameter] for piece in known.pieces}.values())
-        numbers = where.view(torch_dtype(known.dtype))
-        return _Filling(members, where.view(torch.int64), numbers, len(members))
+        numbers = gradients.view(torch_dtype(known.dtype))
+        return _Filling(members, gradients.view(torch.int64), leaving.view(torch.int64), numbers, len(members))
 
     def start(self) -> None:
         super().start()
@@ -91,7 +92,7 @@ class SealedReplica(Binding):
         self._not_finite = None
         for filling in self._fillings:
             filling.lacking, filling.sent = len(filling.members), False
-            filling.mark = filling.extremes = None
+            filling.extremes = None
         self._filled.clear()
         self._node.begin_step(step)
 
@@ -128,15 +129,20 @@ class SealedReplica(Binding):
             return
         self._look_for_not_finite(filling)
         if not self.holding:
-            filling.sent, filling.mark = True, filling.bits.sum()
-            self._memory.filled(self.step, bucket)
+            filling.sent = True
+            self._let_leave(bucket)
+
+    def _let_leave(self, bucket: BucketId) -> None:
+        filling = self._fillings[bucket]
+        filling.leaving.copy_(filling.bits)
+        self._memory.filled(self.step, bucket)
 
     def _take(self, members: Sequence[Bound]) -> bool:
-        """Move gradients that autograd made elsewhere into the arena; False where one cannot be moved yet."""
+        """Move gradients that autograd made elsewhere into our memory; False where one cannot be moved yet."""
         targets, sources = [], []
         for bound in members:
             gradient = bound.trained.parameter.grad
-            if gradient is bound.gradient:
+            if is_in(gradient, bound.gradient):
                 continue
             if gradient is None or gradient.requires_grad or gradient.is_sparse:
                 return False
@@ -146,7 +152,7 @@ class SealedReplica(Binding):
             with torch.no_grad():
                 torch._foreach_copy_([bound.gradient for bound in targets], sources)
             for bound in targets:
-                bound.trained.parameter.grad = bound.gradient
+                _give(bound)
         return True
 
     def _look_for_not_finite(self, filling: _Filling) -> None:
@@ -200,7 +206,7 @@ class SealedReplica(Binding):
             self._look_at_all_on_gpu()
         void = void or (skip_not_finite and self._not_finite is not None)
         for bucket in (*late, *edited):
-            self._memory.filled(self.step, bucket)
+            self._let_leave(bucket)
         self._learn_from(edited)
         # A parameter that is absent with its whole bucket need not be named.
         without = tuple(sorted(i for i in missing if any(b not in absent for b in self._bound[i].buckets)))
@@ -228,13 +234,13 @@ class SealedReplica(Binding):
         )
 
     def _settle(self, bound: Bound) -> Tensor | None:
-        """Make sure that the arena has this parameter's gradient, whatever the program did with ``grad``."""
+        """Make sure that our memory has this parameter's gradient, whatever the program did with ``grad``."""
         gradient = bound.trained.parameter.grad
-        if gradient is None or gradient is bound.gradient:
+        if gradient is None or is_in(gradient, bound.gradient):
             return gradient
         with torch.no_grad():
             bound.gradient.copy_(gradient)
-        bound.trained.parameter.grad = bound.gradient
+        _give(bound)
         return gradient
 
     def _sort_buckets(self, missing: set[int]) -> tuple[set[BucketId], list[BucketId]]:
@@ -253,14 +259,9 @@ class SealedReplica(Binding):
         return absent, late
 
     def _edited(self, absent: set[BucketId]) -> list[BucketId]:
-        sent = [(b, f) for b, f in enumerate(self._fillings) if f.mark is not None and b not in absent]
-        if not sent:
-            return []
-        # One comparison for all, so that on a GPU there is one wait and not one for each bucket.
-        before = torch.stack([f.mark for _, f in sent if f.mark is not None])
-        now = torch.stack([f.bits.sum() for _, f in sent])
-        changed = (before != now).tolist()
-        return [bucket for (bucket, _), was_changed in zip(sent, changed, strict=True) if was_changed]
+        sent = [bucket for bucket, filling in enumerate(self._fillings) if filling.sent and bucket not in absent]
+        differ = _differ([(self._fillings[b].bits, self._fillings[b].leaving) for b in sent])
+        return [bucket for bucket, was_edited in zip(sent, differ, strict=True) if was_edited]
 
     def _learn_from(self, edited: list[BucketId]) -> None:
         self.sent_again += len(edited)
@@ -280,17 +281,28 @@ class SealedReplica(Binding):
 
     def publish_values(self, rates: tuple[GroupRates, ...], occasion: str, on_sealed: Callable[[], None]) -> None:
         """The chief's parameters, as they are now, become everybody's; takes a step of its own, on all workers."""
-        kept = {b.index: b.gradient.clone() for b in self._bound if b.trained.parameter.grad is b.gradient}
         every = tuple(range(len(self.plan.buckets)))
         if self._node.task == CHIEF:
-            self._copy_values_to_gradients()
+            self._let_values_leave()
             for bucket in every:
                 self._memory.filled(self.step, bucket)
         self._send_seal(rates, () if self._node.task == CHIEF else every, values=True, occasion=occasion)
         on_sealed()
         self.wait_for_next()
-        for index, gradient in kept.items():
-            self._bound[index].gradient.copy_(gradient)
 
     def bound_parameters(self) -> Sequence[Bound]:
         return self._bound
+
+
+def _give(bound: Bound) -> None:
+    """Let the program have its gradient where we have it, but not our own tensor: ``p.grad.data = ...`` moves that."""
+    bound.trained.parameter.grad = bound.gradient.data
+
+
+def _differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
+    """Which of these pairs are not equal."""
+    if not any(one.is_cuda for one, _ in pairs):
+        return [not torch.equal(one, other) for one, other in pairs]
+    # Looked at together, so that there is one wait for the GPU and not one for each bucket.
+    found: list[bool] = torch.stack([(one != other).any() for one, other in pairs]).tolist()
+    return found

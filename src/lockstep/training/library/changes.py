@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from itertools import islice
 
 import torch
+from torch import Tensor
 
 from lockstep.protocol.ids import Step
 from lockstep.training.binding import Bound
@@ -14,16 +17,19 @@ FIRST_STEPS = 3
 EVERY = 50
 """A program does the same in every step, or nearly: looking at the first steps, and now and then later, finds it."""
 
+LANES = 1 << 16
+"""As many numbers make one of a digest: few enough to be computed in little memory."""
+
 
 class ChangeWatch:
     """Remembers the bits of the parameters when they came, and compares them before the next step."""
 
     def __init__(self, bound: Sequence[Bound]) -> None:
         self._bound = [b for b in bound if b.local.numel()]
-        self._marks: list[int] | None = None
+        self._marks: list[list[int]] | None = None
 
     def remember(self, step: Step) -> None:
-        self._marks = self._sums() if step < FIRST_STEPS or step % EVERY == 0 else None
+        self._marks = self._digests() if step < FIRST_STEPS or step % EVERY == 0 else None
 
     def forget(self) -> None:
         self._marks = None
@@ -32,7 +38,7 @@ class ChangeWatch:
         """UsageError names the first parameter that changed."""
         if self._marks is None:
             return
-        for bound, before, now in zip(self._bound, self._marks, self._sums(), strict=True):
+        for bound, before, now in zip(self._bound, self._marks, self._digests(), strict=True):
             if before != now:
                 name = bound.trained.name
                 raise UsageError(
@@ -40,12 +46,28 @@ class ChangeWatch:
                     "hold the parameters and would undo it. Call job.publish() after such a change, on every worker"
                 )
 
-    def _sums(self) -> list[int]:
-        with torch.no_grad():
-            sums = [_bits(bound.local).sum(dtype=torch.int64) for bound in self._bound]
-            return torch.stack(sums).tolist() if sums else []
+    def _digests(self) -> list[list[int]]:
+        digests = [digest(bound.local) for bound in self._bound]
+        # Looked at together, so that there is one wait for a GPU.
+        numbers = iter(torch.cat(digests).tolist() if digests else [])
+        return [list(islice(numbers, len(one))) for one in digests]
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return tensor.detach().contiguous().view(-1).view(whole)
+def digest(tensor: Tensor) -> Tensor:
+    """Some 64-bit numbers that are equal for equal bits, and for others once in 2**33 times, whatever was done to them.
+
+    Lanes of 32 bits at most times random 64-bit weights, added up modulo 2**64: two lanes differ by less than 2**32, so
+    that 33 bits or more of the weight are in the difference. (Of 64-bit lanes only the weight's last bit would be left
+    where nothing but signs changed.)
+    """
+    lane = torch.int16 if tensor.element_size() == 2 else torch.int32
+    lanes = tensor.detach().contiguous().view(-1).view(lane)
+    weights = _weights(tensor.device)
+    return torch.stack([(part * weights[: len(part)]).sum() for part in lanes.split(LANES)])
+
+
+@cache
+def _weights(device: torch.device) -> Tensor:
+    """The same in every run; a generator of its own, for the program's random numbers are not ours to use."""
+    made = torch.empty(LANES, dtype=torch.int64).random_(-(2**63), None, generator=torch.Generator().manual_seed(0))
+    return made.to(device)

@@ -67,6 +67,7 @@ class Job:
         self._misuse: MisuseWatch | None = None
         self._course = Course(node, say)
         self._closed = False
+        self._process = os.getpid()
         self.not_finite_steps = 0
         """Steps in which a gradient of this worker had a NaN or an infinity."""
         self.void_steps = 0
@@ -136,6 +137,7 @@ class Job:
         options = BindingOptions(
             bucket_bytes=self._options.bucket_bytes,
             own_copy=self._options.own_copy,
+            apart=True,
             untrained=untrained_digests(self._models, trained),
         )
         hold = len(self._optimizers) > 1 or not self._node.config.synchronous
@@ -169,6 +171,7 @@ class Job:
 
     def _hook_optimizer_state(self, known: KnownOptimizer) -> None:
         def fetch(_: torch.optim.Optimizer) -> None:
+            self._refuse_in_child("state_dict() of an optimizer")
             assert self._state is not None
             self._state.fetch(known)
 
@@ -190,7 +193,20 @@ class Job:
             known.optimizer.register_load_state_dict_post_hook(bring),
         ]
 
+    @property
+    def _in_child(self) -> bool:
+        """Whether this is the copy of a job in a child that the program forked: it has no threads and no links."""
+        return os.getpid() != self._process
+
+    def _refuse_in_child(self, what: str) -> None:
+        if self._in_child:
+            raise UsageError(
+                f"{what} was called in a forked process, which has no part in the job; call it in the process that "
+                "called lockstep.join()"
+            )
+
     def _refuse_without_common_step(self, what: str) -> None:
+        self._refuse_in_child(what)
         config = self._node.config
         if not config.synchronous or config.aggregate is not None:
             raise UsageError(
@@ -256,6 +272,7 @@ class Job:
     # -- what people do wrong --
 
     def _checked(self, optimizer: torch.optim.Optimizer) -> tuple[SealedReplica, KnownOptimizer]:
+        self._refuse_in_child("optimizer.step()")
         replica = self._replica
         known = next((one for one in self._optimizers if one.optimizer is optimizer), None)
         if self._closed or replica is None or known is None:
@@ -329,9 +346,10 @@ class Job:
     def close(self) -> None:
         """This worker has made all its steps. Blocks until every worker has; JobEndedError where the job ended badly.
 
-        The model keeps the final parameters and is an ordinary model again. May be called twice.
+        The model keeps the final parameters and is an ordinary model again. May be called twice. In a process that the
+        program forked, leaving the job does nothing: it is the parent's.
         """
-        if self._closed:
+        if self._closed or self._in_child:
             return
         try:
             self._course.settle()
@@ -341,7 +359,7 @@ class Job:
 
     def fail(self, reason: str | Reason) -> None:
         """End the whole job: this worker cannot go on. Every task is told ``reason``."""
-        if self._closed:
+        if self._closed or self._in_child:
             return
         try:
             self._node.fail(reason if isinstance(reason, Reason) else own_error(reason))
@@ -374,12 +392,15 @@ class Job:
         return None if self._node.outcome is None else self._node.outcome.departure
 
     def _leave_quietly(self) -> None:
-        if not self._closed:
+        if not (self._closed or self._in_child):
             self._leave()
 
     def close_at_exit(self) -> None:
-        """The program ends without closing: with an error that nobody caught, or because it forgot."""
-        if self._closed:
+        """The program ends without closing: with an error that nobody caught, or because it forgot.
+
+        In a forked child this is called too (``multiprocessing`` ends its children that way), with nothing to do.
+        """
+        if self._closed or self._in_child:
             return
         error = getattr(sys, "last_value", None)
         if isinstance(error, JobEndedError):

@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Final, Generic, Protocol, Self, TypeVar
 
-import grpc
-
 from lockstep.protocol.causes import Cause, Reason
 from lockstep.protocol.timing import CUT_SECONDS, FLUSH_SECONDS
 from lockstep.transports.base import Counters, EndpointEvents, LinkDownError, LinkState, PeerAddress, TransferId
 from lockstep.transports.clerk import Clerk
 from lockstep.transports.grpc_stream.frames import NO_PATH, FrameError, Header, Kind, pack, pack_fault, text_of, unpack
 from lockstep.transports.grpc_stream.sending import Sender
+from lockstep.transports.quiet_grpc import grpc
 
 _OWNER_FAILED: Final = "a callback of the endpoint's owner raised an error"
 

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
-import grpc
-
 from lockstep.protocol.ids import hex64
 from lockstep.protocol.timing import CONNECT_SECONDS, HELLO_SECONDS, MATCH_SECONDS
 from lockstep.transports.base import LinkState, PeerAddress, TransportError
 from lockstep.transports.clerk import Clerk
 from lockstep.transports.grpc_stream.frames import FrameError, pack_fault, pack_hello, unpack_hello
 from lockstep.transports.grpc_stream.sending import Sender
+from lockstep.transports.quiet_grpc import grpc
 from lockstep.transports.wire.channels import open_data_channel
 from lockstep.transports.wire.reasons import explain
 from lockstep.transports.wire.server import ControlServer, method_path

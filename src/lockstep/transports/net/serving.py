@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-import grpc
-
 from lockstep.transports.base import PeerAddress, TransportError
 from lockstep.transports.net.control import NetError, answer_calls
 from lockstep.transports.net.links import LinkEnd, pack_ticket, unpack_ticket
 from lockstep.transports.net.measured import describe_machine
+from lockstep.transports.quiet_grpc import grpc
 from lockstep.transports.ucx.agent import Agent, AgentError, load_nixl
 from lockstep.transports.wire.server import ControlServer
 from lockstep.version import __version__

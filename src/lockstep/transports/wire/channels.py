@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-import grpc
-
+from lockstep.transports.quiet_grpc import grpc
 from lockstep.transports.wire.codec import MAX_JOINED_BYTES
 
 Options = list[tuple[str, int]]

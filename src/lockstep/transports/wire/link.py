@@ -12,12 +12,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol
 
-import grpc
-
 from lockstep.protocol.causes import Reason, link_down
 from lockstep.protocol.messages import Envelope, Hello, Refused
 from lockstep.protocol.timing import CUT_SECONDS, FLUSH_SECONDS, HELLO_SECONDS
 from lockstep.transports.base import LinkState
+from lockstep.transports.quiet_grpc import grpc
 from lockstep.transports.wire.channels import open_channel
 from lockstep.transports.wire.codec import WireError, decode_envelopes, encode, join_envelopes
 from lockstep.transports.wire.outbox import Outbox, OutboxFullError

@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-import grpc
-
 from lockstep.protocol.messages import Description
+from lockstep.transports.quiet_grpc import grpc
 from lockstep.transports.wire.channels import open_channel
 from lockstep.transports.wire.codec import WireError, decode_description, decode_snapshot
 from lockstep.transports.wire.reasons import explain

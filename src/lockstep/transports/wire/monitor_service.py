@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 
-import grpc
-
 from lockstep.protocol.messages import Description
 from lockstep.protocol.timing import PUSH_SECONDS
+from lockstep.transports.quiet_grpc import grpc
 from lockstep.transports.wire.broadcast import Broadcast
 from lockstep.transports.wire.codec import WireError, encode_description, encode_snapshot
 from lockstep.transports.wire.server import ControlServer

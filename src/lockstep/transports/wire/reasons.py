@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 import socket
 
-import grpc
-
 from lockstep.protocol.reach import Reach, Silence
 from lockstep.protocol.timing import KNOCK_SECONDS
 from lockstep.transports import phrases
+from lockstep.transports.quiet_grpc import grpc
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-import grpc
-
+from lockstep.transports.quiet_grpc import grpc
 from lockstep.transports.wire.channels import server_options
 from lockstep.transports.wire.reasons import join_address
 

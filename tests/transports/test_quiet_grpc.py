@@ -1,0 +1,52 @@
+"""gRPC is imported through one door, and that leaves nothing in the environment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCES = Path(__file__).parents[2] / "src" / "lockstep"
+FORKS = """
+import os
+from lockstep.transports.wire.server import ControlServer
+
+server = ControlServer("127.0.0.1", 0, threads=2)
+server.start()
+for _ in range(3):
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+server.stop(0.1)
+print(sorted(name for name in os.environ if name.startswith("GRPC_")))
+"""
+
+
+def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+    return subprocess.run(
+        [sys.executable, "-c", script], env={**clean, **environment}, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_a_process_with_grpc_forks_without_a_word_of_it_and_with_its_environment_as_it_was() -> None:
+    ended = run(FORKS)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[]\n", "")
+
+
+def test_who_asks_for_the_words_of_grpc_gets_them() -> None:
+    ended = run(FORKS, GRPC_VERBOSITY="INFO", GRPC_ENABLE_FORK_SUPPORT="1")
+    assert ended.returncode == 0
+    assert "fork" in ended.stderr
+    assert ended.stdout == "['GRPC_ENABLE_FORK_SUPPORT', 'GRPC_VERBOSITY']\n"
+
+
+def test_nothing_else_imports_grpc() -> None:
+    importing = {
+        file.relative_to(SOURCES).as_posix()
+        for file in SOURCES.rglob("*.py")
+        if any(line.strip().startswith(("import grpc", "from grpc")) for line in file.read_text().splitlines())
+    }
+    assert importing == {"transports/quiet_grpc.py"}
