@@ -95,7 +95,7 @@ def test_a_cluster_that_is_never_complete_was_never_started_or_does_not_answer()
     [
         ("failed: OSError: [Errno 28] No space left on device: 'x'", Cause.DISK_FULL, True),
         ("failed: ValueError: shapes differ", Cause.FAILED, False),
-        ("was stopped by a signal", Cause.FAILED, False),
+        ("received SIGTERM and left", Cause.DEAD, True),
         ("verdict: deadlock cycle: a waits for itself", Cause.DEADLOCK, True),
         ("stall: unknown: nothing proves why", Cause.UNKNOWN, True),
         ("verdict: of another version: x", Cause.UNKNOWN, True),

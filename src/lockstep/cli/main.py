@@ -62,8 +62,9 @@ Exit codes: 0 done, 1 failed, 2 bad input (nothing started),
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if argv is None:
-        # It asks a task for its files, and would kill a process that has not come far enough to take it.
+    if argv is None and signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+        # It asks a task for its files, and would kill a process that has not come far enough to take it. Where it is
+        # held back, one that has come already must not get lost.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     # gRPC's own log lines name sockets and not tasks; whatever they tell of, we say with task and peer.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

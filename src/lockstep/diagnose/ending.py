@@ -18,6 +18,7 @@ _WORDS: tuple[tuple[str, Cause], ...] = (
     ("was killed by", Cause.DEAD),
     ("ended with exit code", Cause.DEAD),
     ("is gone:", Cause.DEAD),
+    ("received SIGTERM and left", Cause.DEAD),
     ("left before the job ended", Cause.DEAD),
     ("differs from the chief's", Cause.MISMATCH),
     ("start all tasks with the same value", Cause.MISMATCH),
