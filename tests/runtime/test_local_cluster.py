@@ -153,7 +153,7 @@ def test_sigterm_ends_everything_too(script: str) -> None:
         program.wait_for("up", 20)
         program.signal(signal.SIGTERM)
         finished = program.wait(15)
-        assert (finished.code, finished.stderr) == (143, "")
+        assert (finished.code, finished.stderr) == (143, "lockstep: SIGTERM ends the job on all 2 tasks\n")
         assert processes_mentioning(script) == []
 
 

@@ -54,8 +54,7 @@ of which step, between which two tasks, is missing, and why.
 
 First run, one server and two workers here: lockstep bench --ps=1 --workers=2
 Exit codes: 0 done, 1 failed, 2 bad input (nothing started),
-            3 ended by a verdict or a stall,
-            130, 129, 143 ended by Ctrl-C (SIGINT), SIGHUP, SIGTERM
+            3 ended by a verdict or a stall, 128+N by signal N (130: Ctrl-C)
 """
 
 
