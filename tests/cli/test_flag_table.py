@@ -47,7 +47,8 @@ UPSTREAM = _words("""
 OLDER = _words("cache_data enable_layout_optimizer learning_rate pretrain_dir result_storage use_nccl")
 
 OURS = _words("""
-    bind bucket_mb collective_port compile deterministic from_scratch job_token max_bad_records mps num_threads on_stall
+    bind bucket_mb collective_port compile deterministic from_scratch grace job_token max_bad_records mps num_threads
+    on_stall
     on_worker_loss ps rdma_device rdma_gid_index rdma_gpudirect rdma_retry_count rdma_service_level rdma_timeout
     rdma_traffic_class rejoin_timeout restarts seed stall_after startup_timeout timing_dir trace_steps use_bf16 verbose
     wire_dtype workers
@@ -88,6 +89,7 @@ EFFECTS: dict[str, list[str]] = {
     "startup_timeout": [*CLUSTER, "--startup_timeout=5"],
     "stall_after": [*CLUSTER, "--stall_after=5"],
     "rejoin_timeout": [*CLUSTER, "--rejoin_timeout=5"],
+    "grace": [*CLUSTER, "--grace=5"],
     "on_worker_loss": [*CLUSTER, "--on_worker_loss=shrink"],
     "restarts": [*CLUSTER, "--restarts=5"],
     "rdma_device": [*CLUSTER, "--rdma_device=mlx5_0:1"],
@@ -156,6 +158,7 @@ BASELINES: dict[str, list[str]] = {
     "startup_timeout": CLUSTER,
     "stall_after": CLUSTER,
     "rejoin_timeout": CLUSTER,
+    "grace": CLUSTER,
     "on_worker_loss": CLUSTER,
     "restarts": CLUSTER,
     "rdma_device": CLUSTER,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster.tasks import Tasks, tasks_of
+from helpers.ports import free_port
 from helpers.programs import Finished, start_lockstep
 from helpers.waiting import wait_until
 from lockstep.protocol.ids import CHIEF, ClusterShape, TaskId, server, worker
@@ -175,7 +176,8 @@ def test_a_checkpoint_that_takes_too_long_is_not_waited_for(slow_torch: dict[str
 
 @pytest.fixture
 def collective() -> Iterator[Tasks]:
-    with tasks_of(ClusterShape(0, 3), FOREVER, "--variable_update=collective_all_reduce") as tasks:
+    meeting = f"--collective_port={free_port()}"
+    with tasks_of(ClusterShape(0, 3), FOREVER, "--variable_update=collective_all_reduce", meeting) as tasks:
         yield tasks
 
 
@@ -231,7 +233,7 @@ def test_sigusr1_to_the_process_that_a_person_started_writes_the_files_and_says_
         program = tasks.start(W1, environment=slow_torch)
         wait_until(lambda: tasks.task_pid(W1), 20, "the monitor has started its task")
         program.signal(signal.SIGUSR1)
-        program.wait_for("SIGUSR1 came too early", 20)
+        program.wait_for("SIGUSR1", 20)  # the files, or that it came too early
         wait_until(partial(imports_torch, tasks, W1, member=False), 20, "worker 1 imports torch")
         program.signal(signal.SIGUSR1)
         path = tmp_path / "run" / "worker-1.snapshot.json"

@@ -181,3 +181,37 @@ def _later_start(view: object) -> object:
     import dataclasses
 
     return dataclasses.replace(view, state=b"another state")  # type: ignore[type-var]
+
+
+# -- SIGTERM: a whole job is shut down, and goes on from what was saved when it is started again --
+
+
+def signalled(*signals: tuple[TaskId, int], save_steps: int = 2) -> LivesWorld:
+    world = LivesWorld(LivesScenario(signals=signals, save_steps=save_steps))
+    assert world.run() == undisturbed()[0], signals
+    return world
+
+
+def events_of(task: TaskId) -> list[int]:
+    return [event for who, event, _ in undisturbed()[1].story[:-20] if who == task]
+
+
+def test_a_job_that_is_shut_down_after_any_event_and_started_again_has_the_same_last_numbers() -> None:
+    saved: set[int] = set()
+    for event in events_of(COORDINATOR)[::2]:
+        signalled((COORDINATOR, event))
+        saved |= set(signalled((COORDINATOR, event), save_steps=1000).disk.complete)
+    assert saved == set(range(1, PLAIN.steps + 1)), "the step that goes on is finished and saved, whichever it is"
+
+
+def test_a_signal_that_comes_to_one_task_after_the_other_is_one_shutdown() -> None:
+    chance = random.Random(5)
+    for _ in range(60):
+        signals = [(task, chance.choice(events_of(task))) for task in VICTIMS]
+        signalled(*signals)
+
+
+@pytest.mark.parametrize("task", [WORKER, CHIEF, SERVER])
+def test_one_task_that_leaves_after_any_event_changes_no_number(task: TaskId) -> None:
+    for event in events_of(task)[::3]:
+        signalled((task, event))

@@ -53,16 +53,16 @@ of which step, between which two tasks, is missing, and why.
 
 First run, one server and two workers here: lockstep bench --ps=1 --workers=2
 Exit codes: 0 done, 1 failed, 2 bad input (nothing started),
-            3 ended by a verdict or a stall,
-            130, 129, 143 ended by Ctrl-C (SIGINT), SIGHUP, SIGTERM
+            3 ended by a verdict or a stall, 128+N by signal N (130: Ctrl-C)
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if argv is None:
-        # It asks a task for its files, and would kill a process that has not come far enough to take it.
+    if argv is None and signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
+        # It asks a task for its files, and would kill a process that has not come far enough to take it. Where it is
+        # held back, one that has come already must not get lost.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         return _dispatch(words)

@@ -22,6 +22,7 @@ from lockstep.protocol.ids import ClusterShape, Role, TaskId
 from lockstep.protocol.timing import CLEAN_UP_SECONDS, KILL_SECONDS, MONITOR_SECONDS
 from lockstep.runtime import processes
 from lockstep.runtime.monitor.cluster_member import ClusterMember, Deaths
+from lockstep.runtime.monitor.relay import CLEAR_LINE
 from lockstep.runtime.monitor.stopping import Action, Stopping
 
 LOOPBACK: Final = "127.0.0.1"
@@ -83,7 +84,8 @@ def run_local_cluster(spec: LocalClusterSpec) -> int:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"lockstep: {text}\n")
+    clear = CLEAR_LINE if sys.stderr.isatty() else ""  # a live line, or the ^C of a terminal
+    sys.stderr.write(f"{clear}lockstep: {text}\n")
     sys.stderr.flush()
 
 

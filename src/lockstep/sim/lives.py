@@ -21,6 +21,7 @@ from lockstep.protocol.effects import (
     GiveBack,
     GrantRegion,
     JobEnded,
+    PeerLeaves,
     Prepare,
     SaveShard,
     Send,
@@ -46,6 +47,7 @@ from lockstep.protocol.events import (
     Received,
     Sealed,
     ShardSaved,
+    SignalCame,
     StateTaken,
     StepBegun,
     Tick,
@@ -53,6 +55,7 @@ from lockstep.protocol.events import (
     VersionArrived,
 )
 from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, Role, Step, TaskId
+from lockstep.protocol.leaving import Departure
 from lockstep.protocol.messages import (
     Grant,
     GroupRates,
@@ -91,6 +94,7 @@ class LivesWorld:
         """Who got an event, its how-manieth that was, and which step was the last committed one then."""
         self.lost = 0
         self._kills = set(scenario.kills)
+        self._signals = set(scenario.signals)
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._numbers = count(1)
@@ -214,6 +218,8 @@ class LivesWorld:
         self._carry_out_all(life, effects)
         if KillPoint(life.task, number, True) in self._kills and life.alive:
             self._die(life)
+        if (life.task, number) in self._signals:
+            self._post(life, SignalCame(Departure.SIGTERM))
         self._open_links()
 
     def _committed(self) -> Step:
@@ -238,7 +244,7 @@ class LivesWorld:
                     self._begin(life, effect)
             case ViewChanged(members=members):
                 self._know(life, members)
-            case StillMissing():
+            case StillMissing() | PeerLeaves():
                 pass
             case JobEnded():
                 self._end(life, effect)
@@ -251,8 +257,8 @@ class LivesWorld:
         life.lives = {TaskId.parse(member.task): member.incarnation for member in members}
 
     def _end(self, life: Life, effect: JobEnded) -> None:
-        if effect.again:
-            # Another life of the same process: the others find out as they would of a death.
+        if effect.again or effect.departure is not None:
+            # Another life, of the same process or not: the others find out as they would of a death.
             self._later(0.0, partial(self._die, life, noticed=False))
             life.ended = None
             return

@@ -37,6 +37,8 @@ class LivesScenario:
     save_steps: int = 2
     policy: LossPolicy = LossPolicy.WAIT
     kills: tuple[KillPoint, ...] = ()
+    signals: tuple[tuple[TaskId, int], ...] = ()
+    """Who receives SIGTERM, after which of its events; whoever leaves by that is started again."""
     eager: bool = True
     """As the benchmark does it; else as the library: steps are sealed, and states told when the next step begins."""
 

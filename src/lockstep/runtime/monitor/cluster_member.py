@@ -168,8 +168,8 @@ class ClusterMember:
             self._process.send_signal(signum)
 
     def be_quiet(self) -> None:
-        """Show nothing more of what this task prints."""
-        for relay in self.relays:
+        """Show nothing more of what this task prints, unless all of it was asked for."""
+        for relay in () if self._show_all else self.relays:
             relay.be_quiet()
 
     def show_tail(self) -> None:

@@ -19,7 +19,7 @@ _LONGEST_LINE: Final = 64 * 1024
 
 _TAIL: Final = 5
 
-_CLEAR_LINE: Final = "\r\x1b[K"
+CLEAR_LINE: Final = "\r\x1b[K"
 """Takes away a live line that may stand there."""
 
 
@@ -79,7 +79,7 @@ class Relay:
             self._show(line)
 
     def _show(self, text: str) -> None:
-        clear = _CLEAR_LINE if sys.stderr.isatty() else ""
+        clear = CLEAR_LINE if sys.stderr.isatty() else ""
         sys.stderr.write(f"{clear}{self._prefix}{text}\n")
         sys.stderr.flush()
 

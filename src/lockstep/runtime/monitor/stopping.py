@@ -49,4 +49,9 @@ class Stopping:
         """When ``on_time`` has something to say."""
         if self.signum is None or self._killed:
             return None
-        return self._asked_at + self._by_signal.get(self.signum, self._patience)
+        return self._asked_at + self.patience
+
+    @property
+    def patience(self) -> float:
+        """How long the end that was asked for may take."""
+        return self._patience if self.signum is None else self._by_signal.get(self.signum, self._patience)
