@@ -26,7 +26,7 @@ END_SECONDS = 8.0
 """For all to end after they were told, monitors and what they leave behind included."""
 START_SECONDS = 90.0
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.timed, pytest.mark.timeout(150)]
 
 
 @pytest.fixture
@@ -138,6 +138,7 @@ def test_sigterm_of_one_worker_is_told_at_once_and_is_a_loss_when_the_others_sta
         assert tasks.programs[CHIEF].running()
 
 
+@pytest.mark.slow
 def test_sigterm_of_one_worker_ends_a_job_that_cannot_lose_one(slow_torch: dict[str, str]) -> None:
     with tasks_of(SHAPE, FOREVER, "--on_worker_loss=abort") as tasks:
         importing(tasks, slow_torch)
@@ -163,6 +164,7 @@ def test_sigterm_of_all_or_of_server_0_saves_what_was_trained(victims: tuple[Tas
     assert version >= 10  # the warm-up steps at least
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_takes_too_long_is_not_waited_for(slow_torch: dict[str, str], tmp_path: Path) -> None:
     """Nothing is trained, so the step cannot be finished: the grace is over soon, and everybody ends."""
     with tasks_of(SHAPE, FOREVER, "--grace=1", f"--train_dir={tmp_path}") as tasks:

@@ -18,7 +18,7 @@ from lockstep.runtime.checkpoints import CheckpointFolder
 
 PROGRAM = (sys.executable, str(Path(__file__).with_name("endless_program.py")))
 TOLD_SECONDS = 2.0
-pytestmark = pytest.mark.timeout(150)
+pytestmark = [pytest.mark.timed, pytest.mark.timeout(150)]
 
 
 @contextmanager
@@ -36,6 +36,7 @@ def training(*flags: str) -> Iterator[tuple[Program, Program, Program]]:
         yield server, workers[0], workers[1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_every_program_and_the_server_also_where_one_is_busy_with_its_own() -> None:
     with training("--asleep") as programs:
         _, _, busy = programs

@@ -191,7 +191,7 @@ class SealedReplica(Binding):
         groups: Collection[int],
         *,
         void: bool,
-        skip_not_finite: bool,
+        void_not_finite: bool,
         occasion: str,
     ) -> SealedStep:
         """The gradients of these groups are final. ``void``: they are not to be applied, here or anywhere."""
@@ -204,7 +204,7 @@ class SealedReplica(Binding):
             for bucket in sorted({*late, *edited}):
                 self._look_for_not_finite(self._fillings[bucket])
             self._look_at_all_on_gpu()
-        void = void or (skip_not_finite and self._not_finite is not None)
+        void = void or (void_not_finite and self._not_finite is not None)
         for bucket in (*late, *edited):
             self._let_leave(bucket)
         self._learn_from(edited)

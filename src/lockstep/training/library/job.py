@@ -233,9 +233,10 @@ class Job:
         assert self._misuse is not None
         self._misuse.refuse_second_step(known)
         occasion = self._occasion(known)
-        skip = self._options.on_nan == "skip"
+        # Also where the job is to stop: what is sealed may be applied before the word to stop has come to the servers.
+        void_not_finite = self._options.on_nan in ("skip", "stop")
         self._course.before_step("optimizer.step()")
-        sealed = replica.seal(rates, known.groups, void=void, skip_not_finite=skip, occasion=occasion)
+        sealed = replica.seal(rates, known.groups, void=void, void_not_finite=void_not_finite, occasion=occasion)
         self._course.after_step(sealed.step)
         self._misuse.sealed(known)
         self._judge(sealed)
