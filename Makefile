@@ -28,9 +28,11 @@ unit: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -m 'slow and not rdma'
 
-# Every drill, one after the other, because each is measured; and a rough run in which nothing may be said.
+# Every drill, with and without sentences, two at a time: most of each is waiting, and the times still hold. Then a rough
+# run in which nothing may be said, by itself.
 test-drills: $(STAMP)
-	$(BIN)/python -m pytest -q -m drill
+	$(BIN)/python -m pytest -q -n 2 -m drill --deselect tests/drill/test_no_alarm.py
+	$(BIN)/python -m pytest -q -m drill tests/drill/test_no_alarm.py
 
 # Every mis-configuration in network namespaces, transfers under random kills: for a quiet machine.
 test-soak: $(STAMP)

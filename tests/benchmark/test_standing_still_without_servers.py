@@ -95,6 +95,7 @@ def workers(count: int, *flags: str, environment: dict[str, str] | None = None) 
         yield started
 
 
+@pytest.mark.slow
 def test_a_frozen_worker_is_named_with_the_tensor_and_goes_on_and_a_killed_one_ends_the_job(tmp_path: Path) -> None:
     with workers(3, f"--train_dir={tmp_path}") as cluster:
         cluster.reach(20)

@@ -15,12 +15,13 @@ from helpers.programs import run_lockstep
 from lockstep.drill.catalogue import DRILLS, Drill
 
 BARE = Path(__file__).parents[1] / "bare"
-QUICK = ("worker-raises",)
-
 pytestmark = pytest.mark.timed
 
 
-def run_without_sentences(drill: Drill) -> None:
+@pytest.mark.drill
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("drill", DRILLS, ids=lambda d: d.name)
+def test_without_sentences_a_drill_is_explained_as_with_them(drill: Drill) -> None:
     path = os.pathsep.join(filter(None, (str(BARE), os.environ.get("PYTHONPATH", ""))))
     done = run_lockstep("drill", drill.name, "--json", timeout=100, environment={"PYTHONPATH": path})
     result = json.loads(done.stdout)
@@ -29,16 +30,3 @@ def run_without_sentences(drill: Drill) -> None:
     assert result["status"] == "passed", result
     # It was indeed without them: a wait that is for no tensor is told by the bare name of its phrase.
     assert "/" in result["key"] or result["key"] in ("", "waited_for"), result
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("drill", [d for d in DRILLS if d.name in QUICK], ids=lambda d: d.name)
-def test_a_drill_without_sentences_is_explained_as_with_them(drill: Drill) -> None:
-    run_without_sentences(drill)
-
-
-@pytest.mark.drill
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("drill", [d for d in DRILLS if d.name not in QUICK], ids=lambda d: d.name)
-def test_every_drill_without_sentences_is_explained_as_with_them(drill: Drill) -> None:
-    run_without_sentences(drill)

@@ -17,7 +17,7 @@ MORE = 3.0
 """Seconds that a case may take more than without us. A data loader waits 5 s for each child that does not leave."""
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-pytestmark = [pytest.mark.timed, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.timed, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def seconds_of(finished: Finished) -> dict[str, float]:

@@ -155,7 +155,11 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-SHAPES = [ClusterShape(servers, workers) for servers, workers in itertools.product((1, 2), (1, 2, 3))]
+QUICK = ((1, 2), (2, 3))
+SHAPES = [
+    pytest.param(ClusterShape(*counts), marks=() if counts in QUICK else pytest.mark.slow)
+    for counts in itertools.product((1, 2), (1, 2, 3))
+]
 
 
 @pytest.mark.parametrize("own_copy", [False, True], ids=["parameter_server", "distributed_replicated"])

@@ -81,6 +81,7 @@ def test_every_model_has_a_pinned_cost() -> None:
     assert set(COSTS) == {(d, name) for d in ("imagenet", "cifar10") for name in model_names(d)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dataset", "name"), COSTS)
 def test_parameters_and_multiply_adds(dataset: str, name: str) -> None:
     model = on_meta(name, dataset, dataset_classes(dataset))

@@ -34,6 +34,7 @@ FAMILIES = [("imagenet", name) for name in IMAGENET_FAMILIES] + [("cifar10", nam
 """One of each family: deeper ones repeat its blocks."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dataset", "name"), FAMILIES)
 def test_backward_reaches_every_parameter_at_full_size(dataset: str, name: str) -> None:
     spec = find_model(name, dataset)

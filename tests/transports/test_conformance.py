@@ -15,7 +15,14 @@ from lockstep.transports.registry import transports_that_run_here
 SMALL = [case for case in CASES if not case.large]
 
 
-@pytest.mark.parametrize("transport", transports_that_run_here())
+SLOWER = "grpc+ucx"
+"""Its node processes take longest to start; all its cases run with the slow tests."""
+TRANSPORTS = [
+    pytest.param(name, marks=pytest.mark.slow if name == SLOWER else ()) for name in transports_that_run_here()
+]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 def test_the_transport_keeps_the_rule_that(case: Case, transport: str) -> None:
     run_case(case, transport)
