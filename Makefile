@@ -26,7 +26,8 @@ unit: $(STAMP)
 	$(BIN)/python -m pytest -q -m '$(QUICK) and timed'
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -q -m 'slow and not rdma'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist=worksteal -m 'slow and not rdma and not timed'
+	$(BIN)/python -m pytest -q -m 'slow and not rdma and timed'
 
 # Every drill, with and without sentences, two at a time: most of each is waiting, and the times still hold. Then a rough
 # run in which nothing may be said, by itself.

@@ -185,7 +185,11 @@ def collective() -> Iterator[Tasks]:
 
 @pytest.mark.parametrize(
     ("signum", "victim"),
-    [(signal.SIGINT, W1), (signal.SIGHUP, CHIEF), (signal.SIGTERM, CHIEF)],
+    [
+        (signal.SIGINT, W1),
+        pytest.param(signal.SIGHUP, CHIEF, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, CHIEF, marks=pytest.mark.slow),
+    ],
     ids=["ctrl-c", "hang-up of the chief", "sigterm of the chief"],
 )
 def test_workers_without_servers_are_told_while_they_start(
@@ -212,7 +216,7 @@ def test_workers_without_servers_are_told_while_they_train(
 # -- a whole cluster on this machine --
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_local_cluster_ends_with_one_sentence(signum: signal.Signals, slow_torch: dict[str, str]) -> None:
     with start_lockstep(
         "bench", "--ps=1", "--workers=2", "--device=cpu", "--model=lenet", FOREVER, environment=slow_torch

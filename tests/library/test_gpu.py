@@ -27,11 +27,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 
-if torch.cuda.is_available():
-    # What CUDA opens once for the whole process is nothing that a test left behind.
-    torch.zeros(1, device="cuda", requires_grad=True).sum().backward()
-    torch.cuda.Event(interprocess=True).ipc_handle()
-
 
 def gpu_model() -> Any:
     return small_model().cuda()

@@ -1,7 +1,7 @@
 """Why something ended, as values: the cause decides what follows, its text only tells people.
 
 No exit code, verdict or retry ever depends on the text: it may be reworded, or be empty, and everything goes on as
-before (``tests/test_bare_phrases.py`` runs the drills without any).
+before (``tests/drill/test_bare_phrases.py`` runs the drills without any).
 """
 
 from __future__ import annotations
