@@ -93,7 +93,7 @@ def test_auto_takes_rdma_between_hosts_that_have_it_and_grpc_where_it_does_not_p
     lab.third.run(DROP_RDMA, 20).ok()
     said = linked(lab, "auto", inn)
     assert "up: gRPC stream" in said
-    assert "not grpc+verbs: no path: rxe0:1 here and /suite/b" in said
+    assert "not grpc+verbs: rxe0:1 here and /suite/b" in said
 
 
 PROBE = """
