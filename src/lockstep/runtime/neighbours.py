@@ -24,7 +24,9 @@ _JOIN_SECONDS = 6.0
 class Neighbours:
     """Follows the monitors on a thread of its own, from ``start`` to ``close``."""
 
-    def __init__(self, task: TaskId, addresses: Mapping[str, str], on_leaving: Callable[[TaskId, Departure], None]):
+    def __init__(
+        self, task: TaskId, addresses: Mapping[str, str], on_leaving: Callable[[TaskId, Departure], None]
+    ) -> None:
         """``addresses``: of all other workers. ``on_leaving`` comes on a thread of a watch and must not block."""
         self._addresses = [a for name, a in addresses.items() if CHIEF in (task, TaskId.parse(name))]
         self._on_leaving = on_leaving

@@ -58,10 +58,6 @@ def cannot_reduce(problem: str, known: str) -> str:
     return f"cannot reduce: {problem}; {known}" if known else f"cannot reduce: {problem}"
 
 
-def stopped_by_a_signal() -> str:
-    return "was stopped by a signal"
-
-
 def without_name(sentence: str, task: TaskId) -> str:
     """A sentence about a task, as what goes on after its name."""
     return sentence.removeprefix(f"{task} ")
