@@ -4,8 +4,9 @@
     python bench/two_trees.py ../before . --model=trivial --batch_size=32 --pairs=12
 
 Each pair runs a server and two workers from either tree, one after the other, and the order changes from pair to pair.
-What counts is the ratio of a pair: a machine that others use is slow for both. The 95 % interval of the mean ratio is
-by resampling the pairs.
+What counts is the ratio of a pair: a machine that others use is slow for both. With ``--cores=0-3,4-7`` both run at the
+same moment, each on its own cores, and change places from pair to pair: then neither a slow minute nor a slow core
+counts. The 95 % interval of the mean ratio comes from resampling the pairs.
 """
 
 from __future__ import annotations
@@ -17,21 +18,37 @@ import re
 import statistics
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 _TOTAL = re.compile(r"^total images/sec: ([0-9.]+)$", re.MULTILINE)
 _RESAMPLES = 10_000
 
 
-def images_per_second(tree: Path, flags: list[str]) -> float:
-    """One run of a cluster on this machine, out of the sources of ``tree``."""
+def images_per_second(tree: Path, flags: list[str], cores: str | None = None) -> float:
+    """One run of a cluster on this machine, from the sources of ``tree``."""
     environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "lockstep", "bench", "--ps=1", "--workers=2", "--device=cpu", *flags]
+    if cores is not None:
+        command = ["taskset", "--cpu-list", cores, *command]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     found = _TOTAL.search(done.stdout)
     if done.returncode or found is None:
         raise SystemExit(f"{tree} failed with exit code {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return float(found[1])
+
+
+def in_turns(trees: dict[str, Path], order: tuple[str, str], flags: list[str]) -> dict[str, float]:
+    """One pair: the second runs when the first has ended."""
+    return {name: images_per_second(trees[name], flags) for name in order}
+
+
+def at_once(trees: dict[str, Path], order: tuple[str, str], flags: list[str], cores: str) -> dict[str, float]:
+    """One pair at the same moment: the first of ``order`` on the first set of cores, the other on the second."""
+    places = dict(zip(order, cores.split(","), strict=True))
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        runs = {name: pool.submit(images_per_second, trees[name], flags, places[name]) for name in order}
+        return {name: run.result() for name, run in runs.items()}
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
@@ -50,6 +67,7 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--num_batches", type=int, default=200)
     parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--cores", help="two sets of cores, as 0-3,4-7: both trees run at once")
     asked = parser.parse_args()
     flags = [f"--model={asked.model}", f"--batch_size={asked.batch_size}", f"--num_batches={asked.num_batches}"]
     flags += ["--num_threads=1", "--display_every=1000000"]
@@ -57,7 +75,7 @@ def main() -> None:
     ratios = []
     for pair in range(asked.pairs):
         order = ("before", "after") if pair % 2 == 0 else ("after", "before")
-        speed = {name: images_per_second(trees[name], flags) for name in order}
+        speed = in_turns(trees, order, flags) if asked.cores is None else at_once(trees, order, flags, asked.cores)
         ratios.append(speed["after"] / speed["before"])
         print(f"pair {pair + 1}: before {speed['before']:.1f}, after {speed['after']:.1f}, ratio {ratios[-1]:.3f}")
     low, high = interval(ratios)
