@@ -4,8 +4,8 @@
     python bench/two_trees.py ../before . --model=trivial --batch_size=32 --pairs=12
 
 Each pair runs a server and two workers from either tree, one after the other, and the order changes from pair to pair.
-What counts is the ratio of a pair: a machine that others use is slow for both. The 95 % interval of the mean ratio is
-by resampling the pairs.
+What counts is the ratio within a pair: a machine that others use is slow for both. The 95 % interval of the mean ratio
+comes from resampling the pairs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RESAMPLES = 10_000
 
 
 def images_per_second(tree: Path, flags: list[str]) -> float:
-    """One run of a cluster on this machine, out of the sources of ``tree``."""
+    """One run of a cluster on this machine, from the sources of ``tree``."""
     environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "lockstep", "bench", "--ps=1", "--workers=2", "--device=cpu", *flags]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
@@ -35,7 +35,7 @@ def images_per_second(tree: Path, flags: list[str]) -> float:
 
 
 def interval(ratios: list[float]) -> tuple[float, float]:
-    """Where the mean lies with 95 %."""
+    """The 95 % interval of the mean."""
     chance = random.Random(1)
     means = sorted(statistics.fmean(chance.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES))
     return means[_RESAMPLES // 40], means[-_RESAMPLES // 40]
