@@ -3,8 +3,8 @@
     python bench/cost_over_size.py [--workers 1 2 4 8] [--servers 1 2 4] [--steps=20] [--repeats=3] [--json=FILE]
 
 Every row is a real cluster of ``lockstep bench`` (one process per task, ``auto``: shared memory). The model is four
-linear layers of 16 MB each with one example per step, so that hardly anything is computed: memory costs the time. The bytes
-that one step must move are those that no arrangement of the same work can avoid (``bytes_of_a_step``). They are
+linear layers of 16 MB each with one example per step, so that hardly anything is computed: memory costs the time. The
+bytes that one step must move are those that no arrangement of the same work can avoid (``bytes_of_a_step``). They are
 divided by the memory bandwidth of the whole machine, measured right before and after each run by copying large buffers
 on all cores (read and written bytes both count). The last column is the time of a step divided by that quotient.
 """

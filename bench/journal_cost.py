@@ -5,9 +5,9 @@
 Three measurements. The first counts the records of one step on a worker and on a server, and times one record. The
 second times the checks of the watchdogs. The third runs the same job in turn with both on and with both off (the
 journal's ``record`` and the watchdog's check replaced by nothing), in one process with real nodes and sockets, and
-gives the difference with a confidence interval of 95 %: once on the model, once on a step of about two milliseconds without
-torch. Time is processor time of the whole process, all tasks of the job in it: on a machine that others use too,
-wall time says more about them than about us.
+gives the difference with a confidence interval of 95 %: once on the model, once on a step of about two milliseconds
+without torch. Time is processor time of the whole process, all tasks of the job in it: on a machine that others use
+too, wall time says more about them than about us.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def nobody_does(script: str, folder: Path) -> None:
 
 @contextmanager
 def being(user: int) -> Iterator[None]:
-    """This process acts as another user for a while: it has that user's rights, and so its files belong to that user."""
+    """This process acts as another user for a while: with that user's rights, and its files are that user's."""
     groups = os.getgroups()
     os.setgroups([])
     os.setegid(user)

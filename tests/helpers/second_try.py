@@ -1,8 +1,9 @@
 """A second try for tests that are marked ``timed``, and for no others.
 
-Real processes that are measured by the clock can be late once, on a machine that does other work. Such a test gets one more try,
-and its first failure is shown at the end, whatever comes of the second one. More than ``MOST`` first failures in a run
-are not bad luck: the run fails, even if every second try passed. Only what the test itself found is excused. A fixture that fails, a test that leaves something behind and a process that dies are not.
+Real processes that are measured by the clock can be late once, on a machine that does other work. Such a test gets one
+more try, and its first failure is shown at the end, whatever comes of the second one. More than ``MOST`` first failures
+in a run are not bad luck: the run fails, even if every second try passed. Only what the test itself found is excused. A
+fixture that fails, a test that leaves something behind and a process that dies are not.
 
 ``FIRST_FAILURES`` names a file to which first failures are added, one per line: several runs of pytest with the same
 file count as one. Without it each run of pytest counts for itself.
