@@ -1,8 +1,8 @@
-"""Kills tasks of a running job with SIGKILL, again and again, and compares what it ends with, bit for bit.
+"""Kills tasks of a running job with SIGKILL, again and again, and compares its result, bit for bit.
 
 ``python bench/chaos.py --seeds 20 --protocol auto`` runs a small convolutional model (batch-norm and all) with two
-servers and three workers once undisturbed, then once a seed with ten kills: a random task, 5 to 20 committed steps
-after the last recovery. Monitors start what was killed again. The final parameters must be the same file.
+servers and three workers once undisturbed, then once per seed with ten kills: a random task, 5 to 20 committed steps
+after the last recovery. Monitors restart the killed tasks. The final parameters must be the same file.
 It reports how long a recovery takes: from the kill to the next commit, and how much of that came after the killed task
 had Python and torch running again.
 """
@@ -33,7 +33,7 @@ SHAPE = ClusterShape(2, 3)
 STEPS = 200
 KILLS = 10
 FIRST, LAST = 5, 20
-"""So many committed steps after a recovery the next task is killed."""
+"""How many committed steps after a recovery the next task is killed."""
 ASK_SECONDS = 1.0
 RECOVERY_SECONDS = 120.0
 RUN_SECONDS = 900.0
@@ -42,7 +42,7 @@ COORDINATOR = server(0)
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One kill: who, and how long until the job went on; ``beyond``: after its Python and torch were there again."""
+    """One kill: which task, and how long until the job went on; ``beyond``: after Python and torch were there again."""
 
     task: TaskId
     seconds: float
@@ -77,7 +77,7 @@ class Cluster:
             log.close()
 
     def committed(self) -> int:
-        """The newest committed step, in the coordinator's word; -9 while it says nothing."""
+        """The newest committed step, according to the coordinator; -9 while it does not answer."""
         try:
             found = describe(self.addresses[COORDINATOR], ASK_SECONDS)
             if not found.task_address or found.exited:
@@ -95,7 +95,7 @@ class Cluster:
             return 0
 
     def torch_is_there_since(self, task: TaskId) -> float:
-        """How many seconds ago this life of the task had imported torch; 0 where it has not."""
+        """How many seconds ago this incarnation of the task had imported torch; 0 if it has not."""
         try:
             phases = json.loads(fetch_snapshot(self.addresses[task], "Monitor", ASK_SECONDS))["phases"]
         except (Unreachable, ValueError):
@@ -164,7 +164,7 @@ def kill_and_wait(cluster: Cluster, victim: TaskId) -> Recovery:
             seen.append(now)
         if victim.role.value == "worker":
             return now > at_kill + 1 and cluster.torch_is_there_since(victim) > 0
-        # The job is in another life: its steps begin at a checkpoint, and two in a row show that it goes on.
+        # The job is in another incarnation: its steps begin at a checkpoint, and two in a row show that it goes on.
         return len(seen) > 1 and seen[-1] > seen[0] and cluster.torch_is_there_since(victim) > 0
 
     wait_until(goes_on, cluster, RECOVERY_SECONDS, f"step after the loss of {victim}")

@@ -1,6 +1,6 @@
-"""What checkpoints cost a run that goes on beside them: images a second with and without, in turn.
+"""What checkpoints cost a run that continues meanwhile: images per second with and without them, in turn.
 
-``python bench/checkpoint_cost.py`` (one server, two workers, alexnet with momentum: a shard of 244 MB and as much of
+``python bench/checkpoint_cost.py`` (one server, two workers, alexnet with momentum: a shard of 244 MB and as much
 optimizer state, saved every 20 steps).
 """
 

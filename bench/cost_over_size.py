@@ -2,11 +2,11 @@
 
     python bench/cost_over_size.py [--workers 1 2 4 8] [--servers 1 2 4] [--steps=20] [--repeats=3] [--json=FILE]
 
-Every row is a real cluster of ``lockstep bench`` (a process a task, ``auto``: shared memory). The model is four linear
-layers of 16 MB each with one example a step, so that next to nothing is computed: what costs time is memory. The bytes
-that one step must move are those that no arrangement of the same work could do without (``bytes_of_a_step``). They are
+Every row is a real cluster of ``lockstep bench`` (one process per task, ``auto``: shared memory). The model is four
+linear layers of 16 MB each with one example per step, so that hardly anything is computed: memory costs the time. The
+bytes that one step must move are those that no arrangement of the same work can avoid (``bytes_of_a_step``). They are
 divided by the memory bandwidth of the whole machine, measured right before and after each run by copying large buffers
-on all cores (read and written bytes both count). The last column is the time of a step over that quotient.
+on all cores (read and written bytes both count). The last column is the time of a step divided by that quotient.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ model.image_size, model.input_channels = 8, WIDTH // 64  # type: ignore[attr-def
 
 
 def bytes_of_a_step(workers: int) -> int:
-    """What must move between memory and cores in one step, whoever does it.
+    """The bytes that must move between memory and cores in one step, in whichever task.
 
     Each worker reads the parameters twice (forward, and backward for the gradient of a layer's input, which the first
     layer does not have) and writes its gradients once. Servers read the gradients of all workers, read the old
@@ -58,7 +58,7 @@ def bytes_of_a_step(workers: int) -> int:
 
 
 def bandwidth(cores: int, seconds: float = COPYING_SECONDS) -> float:
-    """Bytes read and written a second by copies on all cores at once."""
+    """Bytes read and written per second by copies on all cores at once."""
     buffers = [(torch.ones(COPIED_BYTES // 4), torch.ones(COPIED_BYTES // 4)) for _ in range(cores)]
     counts = [0] * cores
     until = time.perf_counter() + seconds
@@ -78,7 +78,7 @@ def bandwidth(cores: int, seconds: float = COPYING_SECONDS) -> float:
 
 
 def seconds_of_a_step(servers: int, workers: int, steps: int, more: list[str]) -> float:
-    """Run the cluster; the slowest worker's average."""
+    """Run the cluster and return the slowest worker's average."""
     with tempfile.TemporaryDirectory(prefix="cost-over-size-") as folder:
         command = [
             *(sys.executable, "-m", "lockstep", "bench", f"--ps={servers}", f"--workers={workers}", "--device=cpu"),

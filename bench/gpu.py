@@ -2,7 +2,7 @@
 
     python bench/gpu.py --model=resnet50_v1.5 --torchvision=resnet50 --batch_size=256 --rounds=3
 
-Everybody computes in bfloat16 (autocast), channels_last, compiled, on one synthetic batch, with SGD and Nesterov's
+All compute in bfloat16 (autocast), channels_last, compiled, on one synthetic batch, with SGD and Nesterov's
 momentum. The contestants take turns, and each round begins with another one. Each run compiles and warms up before its
 timed steps. ``--only`` names some of them: plain, stages, torchvision, cpu, gpu, turns.
 """
@@ -26,7 +26,7 @@ _WARM_UP = 15
 
 
 def plain_loop(name: str, batch: int, steps: int, how: str) -> float:
-    """Images a second of an ordinary loop in this process, around our model or torchvision's."""
+    """Images per second of an ordinary loop in this process, around our model or torchvision's."""
     import torch
     from torch.nn import functional
 
@@ -65,7 +65,7 @@ def _build(name: str):  # type: ignore[no-untyped-def]  # torch is imported late
     if name.startswith("torchvision:"):
         from torchvision import models
 
-        # Ours has no auxiliary head: the original's benchmark leaves it out.
+        # Ours has no auxiliary head: the original benchmark leaves it out.
         options = {"aux_logits": False, "init_weights": False} if "inception" in name else {}
         model = models.get_model(name.partition(":")[2], weights=None, num_classes=1001, **options)
         return model, 299 if "inception" in name else 224
@@ -76,7 +76,7 @@ def _build(name: str):  # type: ignore[no-untyped-def]  # torch is imported late
 
 
 def loop_rate(name: str, asked: argparse.Namespace, how: str = "whole") -> tuple[float, str]:
-    """Run such a loop in a process of its own."""
+    """Run such a loop in its own process."""
     command = [sys.executable, __file__, f"--loop={name}", f"--how={how}"]
     output = _run([*command, f"--batch_size={asked.batch_size}", f"--steps={asked.steps}"])
     return float(json.loads(output.splitlines()[-1])), ""
@@ -94,8 +94,8 @@ def lockstep_rate(place: str, asked: argparse.Namespace, *more: str) -> tuple[fl
     )
     found, waited = _TOTAL.search(output), _WAITED.search(output)
     if found is None:
-        sys.exit(f"a run gave no total:\n{output}")
-    return float(found[1]), f"GPU idle {waited[1]} ms a step" if waited else ""
+        sys.exit(f"a run printed no total:\n{output}")
+    return float(found[1]), f"GPU idle {waited[1]} ms per step" if waited else ""
 
 
 def _run(command: list[str]) -> str:
@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=256)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", help="contestants by their short names, with commas")
+    parser.add_argument("--only", default="", help="contestants by their short names, separated by commas")
     parser.add_argument("--json", default="")
     parser.add_argument("--loop", default="", help="internal: run one plain loop here")
     parser.add_argument("--how", choices=("whole", "stages", "eager"), default="whole")

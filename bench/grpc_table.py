@@ -1,8 +1,8 @@
-"""One server and two workers over plain gRPC, next to two workers that do not communicate: the limit.
+"""One server and two workers over plain gRPC, compared with two workers that do not communicate.
 
     python bench/grpc_table.py [--repeats=3] [--protocol=grpc] [--case=resnet50]
 
-Cluster and limit run in turns, so that a noisy machine disturbs both; the ratio is taken within each turn.
+Both run in turns, so that a noisy machine disturbs both; the ratio is computed within each turn.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--protocol", default="grpc", help="a name of --server_protocol")
-    parser.add_argument("--case", default="", help="only the models whose name has this in it")
+    parser.add_argument("--case", default="", help="only the models whose name contains this")
     arguments = parser.parse_args()
-    print("| model (batch) | limit, images/s | one server + two workers | of the limit |")
+    print("| model (batch) | no communication, images/s | one server + two workers | vs. no communication |")
     print("|---|---|---|---|")
     for case in CASES:
         if arguments.case in case.model:

@@ -1,5 +1,5 @@
-"""How fast pictures are prepared (decode, random part, flip, resize to 224): our processes, a plain Pillow loop, and a
-torch DataLoader around Pillow with as many processes. Rounds alternate, so that a busy machine slows all alike.
+"""How fast images are prepared (decode, random crop, flip, resize to 224): our processes, a plain Pillow loop, and a
+torch DataLoader around Pillow with as many processes. Rounds alternate, so that a busy machine slows all equally.
 
   python bench/input_pipeline.py [--processes=2] [--rounds=5] [--pictures=1536]
 """
@@ -36,7 +36,7 @@ AHEAD = 2 * PREFETCH
 
 
 def by_pillow(source: TFRecordSource, reader: Reader, index: int, epoch: int) -> npt.NDArray[np.uint8]:
-    """What a person would write: open, cut out, resize, flip."""
+    """What a person would write: open, crop, resize, flip."""
     picture = reader.read(source.reference(index), source.classes)
     chance = random.Random(mixed(0, epoch, index))
     with Image.open(io.BytesIO(picture.encoded)) as opened:
@@ -64,14 +64,14 @@ class PillowSet(Dataset[torch.Tensor]):
 
 
 def rate_of(count: int, work: Callable[[], None]) -> float:
-    """Pictures a second."""
+    """Images per second."""
     begin = time.perf_counter()
     work()
     return count / (time.perf_counter() - begin)
 
 
 def measure(folder: Path, processes: int, rounds: int, pictures: int) -> dict[str, list[float]]:
-    """Rates of each way, round by round. Processes are started, and have worked, before the clock runs."""
+    """Rates of each way, round by round. Processes are started and warmed up before the clock runs."""
     source = TFRecordSource(folder, "train")
     order = TrainingOrder(len(source), BATCH, 0, 1, 0)
     ours = DecodePipeline(source, order, Preparation(SIZE), InputOptions(processes=processes, prefetch=PREFETCH))
@@ -126,7 +126,7 @@ def main() -> None:
         make_sample(SampleSpec(folder=Path(folder), pictures=480), lambda _done, _total: None)
         rates = measure(Path(folder), asked.processes, asked.rounds, asked.pictures)
     plain = statistics.median(rates["plain Pillow loop"])
-    print(f"pictures/sec at {SIZE} x {SIZE}, median of {asked.rounds} rounds, {asked.processes} processes")
+    print(f"images/sec at {SIZE} x {SIZE}, median of {asked.rounds} rounds, {asked.processes} processes")
     for name, of_rounds in rates.items():
         processes = 1 if name.startswith("plain") else asked.processes
         middle = statistics.median(of_rounds)

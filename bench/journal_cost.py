@@ -1,13 +1,13 @@
-"""What the journal and the watchdog cost: records a step times nanoseconds a record, and runs with and without them.
+"""What the journal and the watchdog cost: records per step times nanoseconds per record; runs with and without them.
 
     python bench/journal_cost.py [--model=alexnet] [--pairs=10] [--steps=4] [--quick]
 
 Three measurements. The first counts the records of one step on a worker and on a server, and times one record. The
-second times the looks of the watchdogs. The third runs the same job in turn with both on and with both off (the
-journal's ``record`` and the watchdog's look replaced by nothing), in one process with real nodes and sockets, and gives
-the difference with a confidence interval of 95 %: once on the model, once on a step of about two milliseconds without
-torch. Time is processor time of the whole process, all tasks of the job in it: on a machine that others use too, the
-time on the wall says more about them than about us.
+second times the checks of the watchdogs. The third runs the same job in turn with both on and with both off (the
+journal's ``record`` and the watchdog's check replaced by nothing), in one process with real nodes and sockets, and
+gives the difference with a confidence interval of 95 %: once on the model, once on a step of about two milliseconds
+without torch. Time is processor time of the whole process, all tasks of the job in it: on a machine that others use
+too, wall time says more about them than about us.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from lockstep.runtime.worker_node import WorkerNode
 
 @dataclass(frozen=True)
 class Difference:
-    """Relative cost in percent: the median of all pairs, and its interval of 95 %, by rank.
+    """Relative cost in percent: the median of all pairs, and its 95 % interval, by rank.
 
-    Threads fall into faster and slower ways of handing over to each other, so a few pairs are far off; a mean would
-    show them and not the cost.
+    Threads settle into faster and slower patterns of switching, so a few pairs are far off; a mean would show them
+    and not the cost.
     """
 
     percent: float
@@ -50,7 +50,7 @@ class Difference:
 
 
 def nanoseconds_a_record(count: int = 200_000) -> float:
-    """One record into a full ring, as the loop makes it."""
+    """One record into a full ring, as the loop writes it."""
     journal, peer = Journal(), worker(1)
     best = float("inf")
     for _ in range(5):
@@ -91,7 +91,7 @@ class Switched:
 
     @property
     def _step_ends_only(self) -> Callable[..., None]:
-        """One record a step is kept: a watchdog that comes back must not think that nothing moved meanwhile."""
+        """One record per step is kept, or a watchdog that is switched on again would conclude that nothing moved."""
         keep, record = (Happening.SEALED, Happening.COMMITTED), self._record
 
         def mostly_nothing(journal: Journal, now: float, happening: Happening, *rest: object, **more: object) -> None:
@@ -109,7 +109,7 @@ class Switched:
 
 
 def measure(run: Callable[[Callable[[int], None], int], None], pairs: int, block: int) -> Difference:
-    """Blocks of steps in one run, on and off in turn (on-off, off-on, ...): what drifts hits both alike."""
+    """Blocks of steps in one run, on and off in turn (on-off, off-on, ...): drift affects both equally."""
     switched, marks = Switched(), [0.0] * (2 * pairs * block + block + 1)
     order = [(pair + half) % 2 == 0 for pair in range(pairs) for half in range(2)]
 
@@ -150,7 +150,7 @@ def records_a_step(steps: int = 50) -> dict[str, float]:
 
 
 def watchdog_share(steps: int = 2000) -> tuple[float, float]:
-    """Processor microseconds of one look of a watchdog, and the share of a core that one takes, in percent."""
+    """Processor microseconds of one check of a watchdog, and the share of a core that it takes, in percent."""
     tick, spent = Watchdog._tick, list[float]()
 
     def timed(watchdog: Watchdog, now: float) -> None:
@@ -223,10 +223,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="only the part without torch")
     asked = parser.parse_args()
     cost, counts = nanoseconds_a_record(), records_a_step()
-    print(f"one record: {cost:.0f} ns; records a step: {json.dumps(counts)}")
+    print(f"one record: {cost:.0f} ns; records per step: {json.dumps(counts)}")
     most = max(counts.values())
     look, share = watchdog_share()
-    print(f"one look of the watchdog: {look:.0f} us of processor time; one watchdog: {share:.3f} % of a core")
+    print(f"one check of the watchdog: {look:.0f} us of processor time; one watchdog: {share:.3f} % of a core")
     small = measure(run_small, 10 * asked.pairs, 40)
     _print("step without torch", small, most * cost)
     if not asked.quick:
@@ -237,7 +237,7 @@ def main() -> None:
 def _print(name: str, found: Difference, records_ns: float) -> None:
     share = records_ns / (found.off_ms * 1e6) * 100
     print(
-        f"{name}: {found.off_ms:.2f} ms of processor time a step; on against off {found.percent:+.2f} % "
+        f"{name}: {found.off_ms:.2f} ms of processor time per step; on against off {found.percent:+.2f} % "
         f"(95 % interval {found.low:+.2f} to {found.high:+.2f}); records alone {share:.3f} %"
     )
 

@@ -1,4 +1,4 @@
-"""Runs ``lockstep bench`` and reads its last line; what the other scripts here share."""
+"""Runs ``lockstep bench`` and reads its last line; the other scripts here share this."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RUN_SECONDS = 900
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row of a table: a model, its batch for each worker, and how many steps are enough for a steady rate."""
+    """One row of a table: a model, its batch per worker, and how many steps are enough for a steady rate."""
 
     model: str
     batch: int
@@ -39,7 +39,7 @@ def start(*flags: str) -> subprocess.Popen[str]:
 
 
 def rate(process: subprocess.Popen[str]) -> float:
-    """Images a second of a run; ends this program where the run failed."""
+    """Images per second of a run; ends this program if the run failed."""
     output, errors = process.communicate(timeout=RUN_SECONDS)
     found = _TOTAL.search(output)
     if process.returncode or found is None:

@@ -1,10 +1,10 @@
-"""How fast the simulator is: seeds a second of small clusters with faults, and one step of a large one.
+"""How fast the simulator is: seeds per second of small clusters with faults, and one step of a large one.
 
     python bench/simulator.py [--seeds=2000] [--processes=2] [--profile]
 
 The first figure is what ``lockstep sim --seeds=2000`` takes, the second what
-``lockstep sim --workers=1000 --ps=32 --steps=5 --growth=no`` takes for its run. ``--profile`` adds where the time of
-one process goes.
+``lockstep sim --workers=1000 --ps=32 --steps=5 --growth=no`` takes for its run. ``--profile`` shows where one
+process spends its time.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> None:
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     print(
         f"1000 workers x 32 servers x 5 steps: {wall:.1f} s ({cpu:.1f} s of one processor), {measured.events} events, "
-        f"{cpu / measured.events * 1e6:.1f} us an event, {memory} MiB"
+        f"{cpu / measured.events * 1e6:.1f} us per event, {memory} MiB"
     )
 
 

@@ -2,10 +2,10 @@
 
     python bench/slow_link.py --rate=1gbit --model=alexnet --batch=16 [--against=FOLDER] [--repeats=3]
 
-The tasks run in a network namespace of their own, whose loopback device is held to ``--rate`` by the kernel (both
+The tasks run in their own network namespace, whose loopback device the kernel limits to ``--rate`` (both
 directions together; needs root, ``unshare``, ``ip`` and ``tc``), with ``--server_protocol=grpc``. ``--against``: the
-``src`` folder of another version, which runs in turns with this one. Printed: images a second of each, and their ratio
-within each round.
+``src`` folder of another version, which runs in turns with this one. It prints the images per second of each, and their
+ratio within each round.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RUN_SECONDS = 900
 
 
 def rate_of(source: Path, asked: argparse.Namespace) -> float:
-    """Images a second of one run of the version in ``source``."""
+    """Images per second of one run of the version in ``source``."""
     flags = [
         *(f"--ps={asked.servers}", f"--workers={asked.workers}", "--device=cpu", "--server_protocol=grpc"),
         *(f"--model={asked.model}", f"--batch_size={asked.batch}", f"--num_batches={asked.steps}"),

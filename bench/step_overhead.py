@@ -1,10 +1,10 @@
-"""What a step costs when nothing is computed: microseconds of a step, and how they grow with workers, buckets, servers.
+"""What a step costs when nothing is computed: microseconds per step, and how they grow with workers, buckets, servers.
 
     python bench/step_overhead.py [--steps=300] [--repeats=3] [--protocol=grpc] [--profile]
 
-The whole cluster lives in this process (real nodes, real sockets), with buckets of 64 bytes, so that Python's work is
-all there is. Two numbers a row: wall time of a step, and processor time of the whole process for a step; on a
-busy machine only the second means anything. ``--profile`` adds the functions that the loops spend their time in.
+The whole cluster lives in this process (real nodes, real sockets), with buckets of 64 bytes, so that only Python's
+work is left. Two numbers per row: wall time of a step, and processor time of the whole process for a step; on a busy
+machine only the second means anything. ``--profile`` adds the functions in which the loops spend their time.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ CASES = (
 
 
 class Clock:
-    """Begins when every worker has warmed up, ends when every one has done its steps."""
+    """Begins when every worker has warmed up, ends when each has done its steps."""
 
     def __init__(self, workers: int) -> None:
         self.barrier = threading.Barrier(workers, self._note)
@@ -93,7 +93,7 @@ def train(node: WorkerNode, case: Case, steps: int, clock: Clock) -> None:
 
 
 def measure(case: Case, steps: int, protocol: str) -> tuple[float, float]:
-    """Microseconds of a step: of wall time, of processor time."""
+    """Microseconds per step: wall time, processor time."""
     clock = Clock(case.workers)
     with in_process_cluster(ClusterShape(case.servers, case.workers), TorchShardStore, protocol=protocol) as cluster:
         run(cluster, case, steps, clock)

@@ -31,7 +31,7 @@ def bench(*flags: str) -> str:
 
 
 def row(name: str, steps: int, seed: int) -> str:
-    """Train, evaluate, and say what came of it."""
+    """Train, evaluate, and return a row of results."""
     with tempfile.TemporaryDirectory() as folder:
         told = bench(
             *("--ps=1", "--workers=2", "--batch_size=16", "--optimizer=momentum", "--init_learning_rate=0.01"),

@@ -1,10 +1,10 @@
-"""Handwritten digits (scikit-learn's, 8 by 8 pixels) on parameter servers: 97 % right on a fifth that is held out.
+"""Handwritten digits (scikit-learn's, 8 by 8 pixels) on parameter servers: 97 % correct on a held-out fifth.
 
 Start it on one machine as one server and two workers::
 
     torchrun --nproc-per-node=3 examples/digits.py
 
-The data set is dealt out by ``job.shard``: every worker sees its own share, and all end at the same step.
+``job.shard`` divides the data set: every worker sees its own share, and all end at the same step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import lockstep
 
 
 def load() -> tuple[Tensor, Tensor]:
-    """Pictures and labels, in an order that is the same everywhere."""
+    """Images and labels, in the same order everywhere."""
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
     pictures = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1)[order] / 16.0
@@ -38,7 +38,7 @@ def make_model() -> nn.Module:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--batch_size", type=int, default=32, help="pictures of each worker in a step")
+    parser.add_argument("--batch_size", type=int, default=32, help="images per worker and step")
     asked = parser.parse_args()
     torch.manual_seed(1)
     pictures, labels = load()
@@ -62,7 +62,7 @@ def main() -> None:
             model.eval()
             with torch.no_grad():
                 right = (model(pictures[:fifth]).argmax(1) == labels[:fifth]).float().mean().item()
-            print(f"{right:.1%} of {fifth} held-out digits are right", flush=True)
+            print(f"{right:.1%} of {fifth} held-out digits are correct", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""A sequence-to-sequence model of one's own on parameter servers: reversing and sorting sequences of tokens.
+"""Your own sequence-to-sequence model on parameter servers: reversing and sorting sequences of tokens.
 
 An encoder-decoder with attention, 5.5 million parameters. The first token says what to do with the rest. Start it on
 one machine as one server and two workers::
 
     torchrun --nproc-per-node=3 examples/seq2seq.py
 
-What Lockstep needs are the lines that are marked with (lockstep).
+Lockstep needs only the lines marked with (lockstep).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def shifted(answers: Tensor) -> Tensor:
 
 @torch.no_grad()
 def whole_sequences_right(model: nn.Module, questions: Tensor, answers: Tensor) -> float:
-    """The share of questions whose whole answer is right, each token made from the model's own earlier ones."""
+    """The share of questions whose whole answer is right, each token generated from the model's own earlier ones."""
     said = torch.full_like(answers[:, :1], START)
     for _ in range(answers.shape[1]):
         said = torch.cat([said, model(questions, said)[:, -1:].argmax(-1)], dim=1)
@@ -72,9 +72,9 @@ def whole_sequences_right(model: nn.Module, questions: Tensor, answers: Tensor) 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=256, help="width of the model")
-    parser.add_argument("--layers", type=int, default=3, help="layers of encoder and of decoder")
-    parser.add_argument("--length", type=int, default=7, help="tokens in a sequence")
-    parser.add_argument("--batch_size", type=int, default=64, help="sequences of each worker in a step")
+    parser.add_argument("--layers", type=int, default=3, help="layers of the encoder and of the decoder")
+    parser.add_argument("--length", type=int, default=7, help="tokens per sequence")
+    parser.add_argument("--batch_size", type=int, default=64, help="sequences per worker and step")
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--learning_rate", type=float, default=1e-3)
     parser.add_argument("--held_out", type=int, default=1000, help="sequences that are never trained on")

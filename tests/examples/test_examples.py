@@ -40,7 +40,7 @@ def test_seq2seq_learns() -> None:
 @pytest.mark.slow
 def test_digits_are_recognised() -> None:
     printed = torchrun("digits.py", "--epochs=6").stdout
-    right = re.search(r"([\d.]+)% of 359 held-out digits are right", printed)
+    right = re.search(r"([\d.]+)% of 359 held-out digits are correct", printed)
     assert right is not None
     assert float(right[1]) >= 95.0
 
@@ -67,6 +67,6 @@ def test_the_distributed_version_is_a_diff_of_a_few_lines() -> None:
 
 @pytest.mark.slow
 def test_digits_at_full_size_reaches_97_percent() -> None:
-    right = re.search(r"([\d.]+)% of 359 held-out digits are right", torchrun("digits.py").stdout)
+    right = re.search(r"([\d.]+)% of 359 held-out digits are correct", torchrun("digits.py").stdout)
     assert right is not None
     assert float(right[1]) >= 97.0

@@ -1,4 +1,4 @@
-"""A whole cluster inside one process: real nodes, real sockets, one thread a training loop."""
+"""A whole cluster inside one process: real nodes, real sockets, one thread per training loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ JOIN_SECONDS = 30.0
 
 
 class Front:
-    """Stands where a task's monitor stands, for a task without a process of its own."""
+    """Takes the place of the monitor for a task without its own process."""
 
     def __init__(self, task: TaskId, address: str, reporter: TaskReporter) -> None:
         host, port = address.rsplit(":", 1)
@@ -67,7 +67,7 @@ class Front:
 
 @dataclass
 class InProcessCluster:
-    """The nodes of one cluster; ``said`` collects what they would tell a person."""
+    """The nodes of one cluster; ``said`` collects what they would print."""
 
     servers: list[ServerNode] = field(default_factory=list)
     workers: list[WorkerNode] = field(default_factory=list)
@@ -77,7 +77,7 @@ class InProcessCluster:
         return [*self.servers, *self.workers]
 
     def run(self, train: Callable[[WorkerNode], None]) -> None:
-        """Run ``train`` for every worker, each on a thread of its own; raises what the first of them raised."""
+        """Run ``train`` for every worker, each on its own thread; raise what the first of them raised."""
         errors: list[BaseException] = []
 
         def guarded(node: WorkerNode) -> None:

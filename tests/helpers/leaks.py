@@ -1,6 +1,6 @@
 """What a test must not leave behind: threads, processes, open descriptors, shared memory.
 
-Some libraries make things once and keep them for the life of the process; those are known by name and pass.
+Some libraries create things once and keep them as long as the process runs; those are known by name and pass.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from helpers.waiting import wait_until
 from lockstep.runtime.processes import ProcessFacts, descendants, send_signal
 
 SECONDS = 5.0
-"""Threads of gRPC and processes that were just killed take a moment to go."""
+"""Threads of gRPC and processes that were just killed take a moment to end."""
 
 _LASTING_THREADS = re.compile(r"pytest_timeout|tqdm|TMonitor|_poll_wrapper")
 _LASTING_DESCRIPTORS = re.compile(
@@ -49,7 +49,7 @@ def take_stock() -> Belongings:
 
 
 def leaks_since(before: Belongings) -> list[str]:
-    """One line for everything that is there, was not there before, and does not go away within seconds."""
+    """One line for everything that is new and does not go away within seconds."""
     if not _leaks(before):
         return []
     gc.collect()
@@ -115,7 +115,7 @@ def _shared_memory() -> set[str]:
 
 
 def _orphaned_memory(names: set[str]) -> list[str]:
-    """Those that no other live process uses: programs beside this one may use shared memory too."""
+    """Those that no other live process uses: other programs may use shared memory too."""
     if not names:
         return []
     ours = {os.getpid(), *(facts.pid for facts in _children())}

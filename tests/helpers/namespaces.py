@@ -1,6 +1,6 @@
-"""Several hosts on one machine: network namespaces with addresses of their own, joined by a bridge. Needs root.
+"""Several hosts on one machine: network namespaces with their own addresses, joined by a bridge. Needs root.
 
-Nothing of it is visible outside: the bridge has a namespace of its own, too.
+Nothing of it is visible outside: the bridge has its own namespace, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ETC = Path("/etc/netns")
 
 
 def why_not() -> str:
-    """Why namespaces cannot be made here; empty if they can."""
+    """Why namespaces cannot be created here; empty if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [tool for tool in ("ip", "nft", "unshare", "mount", "prlimit") if shutil.which(tool) is None]
@@ -53,7 +53,7 @@ class Host:
         return Program(self.command(words, before), environment)
 
     def hosts_file(self, text: str) -> None:
-        """What /etc/hosts is on this host, beside localhost."""
+        """Set /etc/hosts on this host, beside localhost."""
         folder = _ETC / self.namespace
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "hosts").write_text(f"127.0.0.1 localhost\n{text}\n")
@@ -61,14 +61,14 @@ class Host:
         (folder / "nsswitch.conf").write_text("hosts: files\n")
 
     def firewall(self, *rules: str) -> None:
-        """Drop what these nft rules of the input chain say, for example ``ip saddr 1.2.3.4 drop``."""
+        """Add these nft rules to the input chain, for example ``ip saddr 1.2.3.4 drop``."""
         text = "flush ruleset\ntable inet wall {\n chain input {\n type filter hook input priority 0;\n"
         text += "\n".join(rules) + "\n}\n}\n"
         command = ["ip", "netns", "exec", self.namespace, "nft", "-f", "-"]
         subprocess.run(command, input=text, text=True, check=True, timeout=10, capture_output=True)
 
     def reset(self) -> None:
-        """No firewall, and names as before."""
+        """Remove the firewall, and restore the names."""
         command = ["ip", "netns", "exec", self.namespace, "nft", "flush", "ruleset"]
         subprocess.run(command, check=True, timeout=10, capture_output=True)
         self.hosts_file("")

@@ -15,7 +15,7 @@ import pytest
 
 NOBODY = 65534
 SOMEBODY = 12345
-"""A user without any privilege, for where root would be let in."""
+"""A user without any privilege, where root would be admitted."""
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which only root can")
 
@@ -49,7 +49,7 @@ def nobody_does(script: str, folder: Path) -> None:
 
 @contextmanager
 def being(user: int) -> Iterator[None]:
-    """This process acts as another user for a while. Files that it makes are that user's, and so are its rights."""
+    """This process acts as another user for a while: with that user's rights, and its files are that user's."""
     groups = os.getgroups()
     os.setgroups([])
     os.setegid(user)

@@ -84,7 +84,7 @@ def _until_the_end(node: Node, reporter: TaskReporter) -> Outcome:
         return node.wait_until_ended()
     except JobEndedError as ended:
         if ended.outcome.ok:
-            # The workers had nothing to do, and were done before this task was told that it is a member.
+            # The workers had nothing to do, and were done before this task learned that it is a member.
             os.write(1, b"formed\n")
         return ended.outcome
 

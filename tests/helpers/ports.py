@@ -1,6 +1,6 @@
-"""Ports that nobody uses, and that nobody gets by chance.
+"""Ports that no process uses or gets by chance.
 
-They lie below those that the system gives to outgoing connections (32768 and above on Linux), and processes that run
+They are below those that the system gives to outgoing connections (32768 and above on Linux), and processes that run
 tests beside each other take theirs from different parts: some time passes until a task listens.
 """
 
@@ -18,7 +18,7 @@ _places = itertools.count(time.time_ns() % PART)
 
 
 def free_port() -> int:
-    """A TCP port of the loopback address that nobody listens at."""
+    """A TCP port of the loopback address that no process listens at."""
     for _ in range(PART):
         port = _begin + next(_places) % PART
         with socket.socket() as probe:

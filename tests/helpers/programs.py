@@ -31,7 +31,7 @@ class Finished:
 class Program:
     """One started program. Leaving the ``with`` block kills it and everything below it.
 
-    Its output goes to files, not pipes: nobody has to read along, and it can be looked at at any time. ``terminal`` is
+    Its output goes to files, not pipes: nothing has to read along, and it can be read at any time. ``terminal`` is
     a descriptor to use as stdin, stdout and stderr instead.
     """
 
@@ -91,7 +91,7 @@ class Program:
         return wait_until(printed, seconds, f"output {text!r} of {self._process.args!r}")
 
     def close(self) -> None:
-        """Kill it and what it started, if anything of that is still there."""
+        """Kill it and what it started, if any of that still runs."""
         below = descendants(self.pid) if self._process.returncode is None else []
         for facts in below:
             send_signal(facts.pid, signal.SIGKILL)
@@ -121,7 +121,7 @@ def run_lockstep(*arguments: str, timeout: float, environment: Mapping[str, str]
 
 
 def alive(pid: int) -> bool:
-    """Whether this process runs (one that is dead and only waits to be reaped does not)."""
+    """Whether this process runs (a dead one that only waits to be reaped does not)."""
     facts = process_facts(pid)
     return facts is not None and not facts.dead
 

@@ -1,4 +1,4 @@
-"""Reasons for tests in which only their passing on matters."""
+"""Reasons for tests in which it only matters that they are passed on."""
 
 from __future__ import annotations
 

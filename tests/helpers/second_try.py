@@ -1,15 +1,15 @@
 """A second try for tests that are marked ``timed``, and for no others.
 
-Real processes that are measured by the clock can be late once, on a machine that does something else besides. Such a
-test gets one more try, and its first failure is shown at the end, whatever comes of the second one. More than ``MOST``
-first failures in a run are no bad luck: the run fails, though every second try passed. Only what the test itself found
-is excused. A fixture that fails, a test that leaves something behind and a process that dies are not.
+Real processes that are measured by the clock can be late once, on a machine that does other work. Such a test gets one
+more try, and its first failure is shown at the end, whatever comes of the second one. More than ``MOST`` first failures
+in a run are not bad luck: the run fails, even if every second try passed. Only what the test itself found is excused. A
+fixture that fails, a test that leaves something behind and a process that dies are not.
 
-``FIRST_FAILURES`` names a file to which first failures are added, one a line: several runs of pytest with the same file
-count as one. Without it each run of pytest counts for itself.
+``FIRST_FAILURES`` names a file to which first failures are added, one per line: several runs of pytest with the same
+file count as one. Without it each run of pytest counts for itself.
 
-This is no case for pytest-rerunfailures: under xdist it also tries again what has crashed its process, and its second
-try has no timeout, since pytest-timeout has put its alarm away by then. Here the second try is a whole one.
+pytest-rerunfailures does not fit: under xdist it also retries what has crashed its process, and its second try has no
+timeout, since pytest-timeout has removed its alarm by then. Here the second try is a whole one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 MOST: Final = 3
-"""So many first failures are put up with in one run."""
+"""How many first failures one run tolerates."""
 FILE: Final = "FIRST_FAILURES"
 
 _OUTCOME: Final[Any] = "failed first"
@@ -73,7 +73,7 @@ class _FirstFailures:
         self._here.append(report)
         self._names.append(report.nodeid)
         if self._file is not None:
-            # At once: it is not forgotten if this process dies.
+            # At once, so that it is not lost if this process dies.
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with self._file.open("a") as file:
                 file.write(f"{report.nodeid}\n")

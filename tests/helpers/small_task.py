@@ -1,4 +1,4 @@
-"""A small task without torch, for tests of what is around a task. Run as a program: FD ACTION...
+"""A small task without torch, for tests of what surrounds a task. Run as a program: FD ACTION...
 
 ``FD`` is the descriptor for reports, or ``-``. Actions, done in order: ``phase=NAME``, ``ready=ADDRESS``,
 ``say=TEXT``, ``complain=TEXT`` (stderr), ``tty`` (say whether stdout is a terminal), ``child`` (a process of its own
@@ -28,7 +28,7 @@ JOB = 0x42
 
 
 class SmallTask:
-    """Carries out one action after the other."""
+    """Carries out one action after another."""
 
     def __init__(self, descriptor: str) -> None:
         self._reporter = TaskReporter.none() if descriptor == "-" else TaskReporter(int(descriptor))

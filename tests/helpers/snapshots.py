@@ -1,7 +1,7 @@
-"""Made-up snapshots of a small cluster that stands still, for tests of the analysis.
+"""Synthetic snapshots of a small cluster that hangs, for tests of the analysis.
 
 ``healthy()`` gives the JSON of every task and monitor of one server (or two) and two workers in step 10. A test changes
-what it wants to be wrong and calls ``evidence``.
+what is to be wrong and calls ``evidence``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def link(peer: TaskId, **changes: Any) -> Fields:
 
 
 def wait(on: TaskId, what: str | WaitKind, seconds: float, step: int = STEP, bucket: int = 0, **changes: Any) -> Fields:
-    """``what``: the key of a tensor, or what else is waited for."""
+    """``what``: the key of a tensor, or whatever else the task waits for."""
     kind = what if isinstance(what, WaitKind) else WaitKind(what.split(";")[3].partition("/")[0])
     fields: Fields = {
         "on": str(on),
@@ -117,7 +117,7 @@ class Cluster:
 
 
 def healthy(servers: int = 1, workers: int = 2) -> Cluster:
-    """Everybody in step 10, nobody waits for long."""
+    """All tasks are in step 10, none waits for long."""
     cluster = Cluster(ClusterShape(servers, workers))
     for task in cluster.shape.tasks():
         cluster.tasks[str(task)] = _task(cluster.shape, task)

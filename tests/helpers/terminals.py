@@ -1,4 +1,4 @@
-"""A terminal for programs under test, so that Ctrl-C is what a person's Ctrl-C is."""
+"""A terminal for programs under test, so that Ctrl-C works as it does for a person."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TAKE_TERMINAL = (
 
 
 class Terminal:
-    """Runs one program as the foreground of a pseudo-terminal of its own."""
+    """Runs one program in the foreground of its own pseudo-terminal."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._master, slave = os.openpty()
@@ -31,7 +31,7 @@ class Terminal:
         os.write(self._master, b"\x03")
 
     def shown(self) -> str:
-        """What stands on the screen so far."""
+        """What is on the screen so far."""
         while select.select([self._master], [], [], 0)[0]:
             try:
                 data = os.read(self._master, 65536)

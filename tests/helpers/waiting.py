@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 def wait_until(condition: Callable[[], Value], seconds: float, what: str) -> Value:
-    """Ask ``condition`` again and again until it gives something true; return that, or fail with ``what``."""
+    """Evaluate ``condition`` repeatedly until it is true; return its value, or fail with ``what``."""
     deadline = time.monotonic() + seconds
     pause = threading.Event()
     while True:

@@ -27,7 +27,7 @@ class Written:
         self.writer = CheckpointWriter(self.folder, keep, self.said.append)
 
     def write(self, version: int, nbytes: int = 4000, before_the_manifest: Callable[[], None] = lambda: None) -> str:
-        """The problem, or an empty text. ``before_the_manifest`` is called when the shards are on disk."""
+        """The problem, or an empty string. ``before_the_manifest`` is called when the shards are on disk."""
         shards: list[Saved] = []
         for index in range(2):
             data = memoryview(bytes([version % 256, index]) * (nbytes // 2))

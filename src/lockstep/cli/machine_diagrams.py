@@ -12,15 +12,15 @@ from typing import Any
 from lockstep.protocol import coordinator, holdings, ledger, member
 
 _HEAD = """\
-# The machines of the protocol
+# The state machines of the protocol
 
-Made from the transition tables by `python -m lockstep.cli.machine_diagrams > docs/machines.md`; do not edit. A pair of
-state and trigger that has no arrow here is a defect, and raises an error that names it. What the states mean is said
-above each table, in the file that is named. `docs/recovery.md` tells how lives of tasks come and go around them.
+Generated from the transition tables by `python -m lockstep.cli.machine_diagrams > docs/machines.md`; do not edit. A
+pair of state and trigger without an arrow here is a defect, and raises an error that names it. The named file explains
+the states above each table. `docs/recovery.md` describes how incarnations of tasks come and go around them.
 """
 
 _DRAWN: tuple[tuple[str, str, Any], ...] = (
-    ("The coordinator's phase", "protocol/coordinator.py", coordinator.PHASE_TRANSITIONS),
+    ("The coordinator's phase", "protocol/job.py", coordinator.PHASE_TRANSITIONS),
     ("A task's membership", "protocol/member.py", member.PHASE_TRANSITIONS),
     ("A bucket on a server", "protocol/ledger.py", ledger.BUCKET_TRANSITIONS),
     ("A bucket on a worker", "protocol/holdings.py", holdings.BUCKET_TRANSITIONS),
