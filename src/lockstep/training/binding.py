@@ -24,7 +24,7 @@ from lockstep.training.wire_format import WireFormat
 from lockstep.transports.base import Loan
 
 
-class Memory(Protocol):
+class ArenaMemory(Protocol):
     """Where the arenas are: in host memory, or on a GPU with host memory behind it."""
 
     gradients: Tensor
@@ -207,7 +207,7 @@ def _copied_by(memory: CudaMemory, apart: Sequence[Bound]) -> list[Bound]:
     return left
 
 
-def _memory_for(node: WorkerNode, plan: Plan, trained: Sequence[Trained], options: BindingOptions) -> Memory:
+def _memory_for(node: WorkerNode, plan: Plan, trained: Sequence[Trained], options: BindingOptions) -> ArenaMemory:
     devices = {one.parameter.device for one in trained}
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))

@@ -62,7 +62,7 @@ class StateDoesNotFitError(ValueError):
     """A state that was kept for another model, or too large a one; the text is a plain sentence."""
 
 
-class LocalState:
+class WorkerState:
     """Takes the state of one worker's models, and puts it back."""
 
     def __init__(

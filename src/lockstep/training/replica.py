@@ -19,14 +19,14 @@ from lockstep.protocol.ids import CHIEF, BucketId, Step
 from lockstep.protocol.messages import GroupRates, OptimizerEntry
 from lockstep.protocol.recovery import LossPolicy
 from lockstep.runtime.worker_node import WorkerNode
-from lockstep.training.binding import Binding, BindingOptions, Bound, Memory, Trained
+from lockstep.training.binding import ArenaMemory, Binding, BindingOptions, Bound, Trained
 from lockstep.training.direct_linear import DirectLinear, direct_linears
 from lockstep.training.host_memory import HostMemory
 from lockstep.training.layer_waits import LayerWaits
 from lockstep.training.local_state import TakenState
 from lockstep.training.wire_format import WireFormat
 
-__all__ = ["Copies", "Memory", "Replica", "Trained"]
+__all__ = ["ArenaMemory", "Copies", "Replica", "Trained"]
 
 
 @dataclass(slots=True)

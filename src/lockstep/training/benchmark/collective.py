@@ -42,7 +42,7 @@ class CollectiveLost(RuntimeError):  # noqa: N818 - reads as the fact it states
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class MeetingPoint:
     """Where the workers meet."""
 
     rank: int
@@ -55,7 +55,7 @@ class Meeting:
     backend: str
 
 
-def meeting_of(config: BenchConfig, device: torch.device) -> Meeting:
+def meeting_of(config: BenchConfig, device: torch.device) -> MeetingPoint:
     """The meeting that a configuration describes."""
     cluster = config.cluster
     assert cluster is not None
@@ -63,7 +63,7 @@ def meeting_of(config: BenchConfig, device: torch.device) -> Meeting:
     hosts = [address.rpartition(":") for address in cluster.worker_hosts]
     spec = config.exchange.all_reduce_spec or "collective"
     chosen = "nccl" if device.type == "cuda" and spec != "gloo" else "gloo"
-    return Meeting(
+    return MeetingPoint(
         rank=cluster.task.index,
         size=len(hosts),
         host=hosts[0][0].strip("[]"),
@@ -74,10 +74,10 @@ def meeting_of(config: BenchConfig, device: torch.device) -> Meeting:
     )
 
 
-class Group:
+class WorkerGroup:
     """The workers of one run, met."""
 
-    def __init__(self, meeting: Meeting, node: CollectiveNode) -> None:
+    def __init__(self, meeting: MeetingPoint, node: CollectiveNode) -> None:
         self.meeting = meeting
         self.node = node
         self._store = _meet(meeting)
@@ -112,7 +112,7 @@ class Group:
         self._store.wait([f"{occasion}/{rank}" for rank in range(self.meeting.size)])
 
 
-def _meet(meeting: Meeting) -> c10d.TCPStore:
+def _meet(meeting: MeetingPoint) -> c10d.TCPStore:
     try:
         return c10d.TCPStore(
             meeting.host,
@@ -130,7 +130,7 @@ def _meet(meeting: Meeting) -> c10d.TCPStore:
         ) from None
 
 
-def _process_group(meeting: Meeting, store: c10d.TCPStore) -> Any:
+def _process_group(meeting: MeetingPoint, store: c10d.TCPStore) -> Any:
     patience = timedelta(seconds=meeting.patience)
     if meeting.backend == "nccl":
         options = dist.ProcessGroupNCCL.Options()
@@ -187,7 +187,7 @@ def pack(trained: Sequence[Trained], bucket_bytes: int, packs: int) -> list[list
 class CollectiveUpdates:
     """Mean over all workers by all-reduce, then the same optimizer on each."""
 
-    def __init__(self, job: BenchJob, group: Group, *, deferred: bool = False) -> None:
+    def __init__(self, job: BenchJob, group: WorkerGroup, *, deferred: bool = False) -> None:
         self._job = job
         self._group = group
         self._node = group.node

@@ -25,7 +25,7 @@ from lockstep.training.benchmark.scaling import LossScale
 from lockstep.training.benchmark.towers import Towers
 from lockstep.training.compiling import Stage, compile_model
 from lockstep.training.config import BenchConfig
-from lockstep.training.local_state import LocalState
+from lockstep.training.local_state import WorkerState
 from lockstep.training.metrics import Accuracy
 from lockstep.training.models import ModelSpec, find_model
 from lockstep.training.models.loss import classification_loss, main_logits
@@ -41,7 +41,7 @@ FUSED = ("SGD", "Adam", "AdamW")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class JobCallbacks:
     """Whom a job tells what: ``on_wait`` for which file its input waits, ``on_replica`` which of several devices it has
     come to, ``say`` sentences for people."""
 
@@ -58,7 +58,7 @@ class BenchJob:
         config: BenchConfig,
         worker_index: int,
         devices: Sequence[torch.device],
-        surroundings: Surroundings | None = None,
+        callbacks: JobCallbacks | None = None,
     ) -> None:
         self.device = devices[0]
         self.spec: ModelSpec = find_model(config.model, config.data_name)
@@ -80,10 +80,10 @@ class BenchJob:
         self.towers.hook_gradients(self.scale, config.optimizer.gradient_clip)
         self.trained = in_groups_of_stages(trained_parameters(self.model), stages)
         self._rate = Rate(config.schedule, config.optimizer.init_learning_rate, self.spec.default_learning_rate)
-        self.local_state = LocalState(self.towers.models, devices, self.scale, describes=worker_index == 0)
+        self.local_state = WorkerState(self.towers.models, devices, self.scale, describes=worker_index == 0)
         self.first_step = 0
         self._worker_index = worker_index
-        self._surroundings = surroundings or Surroundings()
+        self._callbacks = callbacks or JobCallbacks()
         self._inputs: list[Input] = []
         self._last: tuple[Tensor, Tensor] | None = None
         self.last_batch: Batch | None = None
@@ -96,7 +96,7 @@ class BenchJob:
 
     def _open_inputs(self) -> list[Input]:
         """Made-up pictures for each tower, or one stream of real ones for all of them."""
-        around = self._surroundings
+        around = self._callbacks
         plan = InputPlan(
             spec=self.spec,
             batch=self.batch_size if self.data.source is None else self.worker_batch,
@@ -160,7 +160,7 @@ class BenchJob:
 
     def _tower_step(self, number: int, batch: Batch) -> Tensor:
         if len(self.towers) > 1:
-            self._surroundings.on_replica(number)
+            self._callbacks.on_replica(number)
         loss = self.loss_of(self.towers.models[number], batch, keep=number == 0)
         (loss * self.scale.factor if self.scale.factor != 1.0 else loss).backward()
         return loss.detach()

@@ -19,9 +19,9 @@ from lockstep.runtime.failures import failure_of
 from lockstep.runtime.outcome import JobEndedError
 from lockstep.runtime.worker_node import WorkerNode
 from lockstep.training.benchmark import times
-from lockstep.training.benchmark.collective import CollectiveUpdates, Group, meeting_of
+from lockstep.training.benchmark.collective import CollectiveUpdates, WorkerGroup, meeting_of
 from lockstep.training.benchmark.evaluation import Evaluated, Evaluation, evaluate_once
-from lockstep.training.benchmark.job import BenchJob, Surroundings
+from lockstep.training.benchmark.job import BenchJob, JobCallbacks
 from lockstep.training.benchmark.loop import BenchResult, Emit, Progress, train
 from lockstep.training.benchmark.observing import Observers
 from lockstep.training.benchmark.outputs import evaluation_events, observers_of
@@ -109,7 +109,7 @@ def run_worker(config: BenchConfig, node: WorkerNode, emit: Emit, make_progress:
 def _work(
     config: BenchConfig, node: WorkerNode, emit: Emit, make_progress: MakeProgress, closing: contextlib.ExitStack
 ) -> BenchResult:
-    around = Surroundings(
+    around = JobCallbacks(
         on_wait=lambda what: node.main.enter(Doing.INPUT, what),
         on_replica=lambda number: node.main.enter(Doing.COMPUTING, f"replica {number}"),
         say=emit,
@@ -160,9 +160,9 @@ def run_single(
     """Train in this process alone. ``node`` watches over it, where there is one."""
     set_up_torch(config)
     with contextlib.ExitStack() as closing:
-        around = Surroundings(say=emit)
+        around = JobCallbacks(say=emit)
         if node is not None:
-            around = Surroundings(on_wait=node.waits_for_input, on_replica=node.computes_on, say=emit)
+            around = JobCallbacks(on_wait=node.waits_for_input, on_replica=node.computes_on, say=emit)
         job = BenchJob(config, 0, choose_devices(config), around)
         closing.callback(job.close)
         print_banner(job, emit)
@@ -189,12 +189,12 @@ def run_collective(config: BenchConfig, node: CollectiveNode, emit: Emit, make_p
     assert config.task is not None
     with contextlib.ExitStack() as closing:
         devices = choose_devices(config)
-        around = Surroundings(on_wait=node.waits_for_input, on_replica=node.computes_on, say=emit)
+        around = JobCallbacks(on_wait=node.waits_for_input, on_replica=node.computes_on, say=emit)
         job = BenchJob(config, config.task.index, devices, around)
         closing.callback(job.close)
         print_banner(job, emit)
         node.find_others()
-        group = Group(meeting_of(config, devices[0]), node)
+        group = WorkerGroup(meeting_of(config, devices[0]), node)
         deferred = config.exchange.variable_consistency == "relaxed"
         updates = closing.enter_context(contextlib.closing(CollectiveUpdates(job, group, deferred=deferred)))
         observers: Observers = closing.enter_context(contextlib.closing(observers_of(job, node)))

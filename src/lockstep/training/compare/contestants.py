@@ -9,7 +9,7 @@ from enum import StrEnum
 from lockstep.training.config import BenchConfig
 
 
-class Kind(StrEnum):
+class ContestantKind(StrEnum):
     """The kinds of contestants, by the name that ``--only`` takes."""
 
     LIMIT = "limit"
@@ -23,22 +23,22 @@ class Kind(StrEnum):
 class Contestant:
     """One row of the table. ``protocol`` counts for Lockstep only."""
 
-    kind: Kind
+    kind: ContestantKind
     protocol: str = ""
 
     @property
     def name(self) -> str:
         """What the table calls it."""
-        if self.kind is Kind.LOCKSTEP:
+        if self.kind is ContestantKind.LOCKSTEP:
             return f"Lockstep, {self.protocol}"
         return _NAMES[self.kind]
 
 
 _NAMES = {
-    Kind.LIMIT: "workers without communication (the limit)",
-    Kind.SINGLE: "one process, all threads",
-    Kind.DDP: "PyTorch DDP",
-    Kind.TF_CNN: "tf_cnn_benchmarks, grpc",
+    ContestantKind.LIMIT: "workers without communication (the limit)",
+    ContestantKind.SINGLE: "one process, all threads",
+    ContestantKind.DDP: "PyTorch DDP",
+    ContestantKind.TF_CNN: "tf_cnn_benchmarks, grpc",
 }
 
 
@@ -63,6 +63,6 @@ class Comparison:
 
 def all_contestants(protocols: Sequence[str], with_tf_cnn: bool) -> tuple[Contestant, ...]:
     """Everybody, in the order of the table."""
-    others = [Contestant(kind) for kind in (Kind.LIMIT, Kind.SINGLE, Kind.DDP)]
-    ours = [Contestant(Kind.LOCKSTEP, protocol) for protocol in protocols]
-    return (*others, *ours, *([Contestant(Kind.TF_CNN)] if with_tf_cnn else []))
+    others = [Contestant(kind) for kind in (ContestantKind.LIMIT, ContestantKind.SINGLE, ContestantKind.DDP)]
+    ours = [Contestant(ContestantKind.LOCKSTEP, protocol) for protocol in protocols]
+    return (*others, *ours, *([Contestant(ContestantKind.TF_CNN)] if with_tf_cnn else []))

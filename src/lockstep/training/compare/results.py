@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.runtime.step_times import StepShares
-from lockstep.training.compare.contestants import Contestant, Kind
+from lockstep.training.compare.contestants import Contestant, ContestantKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def ratios(row: Row, other: Row | None) -> list[float]:
     return [a.images_per_second / b.images_per_second for a, b in pairs if a.images_per_second and b.images_per_second]
 
 
-def row_of(rows: Sequence[Row], kind: Kind) -> Row | None:
+def row_of(rows: Sequence[Row], kind: ContestantKind) -> Row | None:
     return next((row for row in rows if row.contestant.kind is kind), None)
 
 
@@ -81,7 +81,9 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 def table(rows: Sequence[Row]) -> list[str]:
     """The table as lines of text, which are Markdown too."""
-    limit, ddp, tf_cnn = (row_of(rows, kind) for kind in (Kind.LIMIT, Kind.DDP, Kind.TF_CNN))
+    limit, ddp, tf_cnn = (
+        row_of(rows, kind) for kind in (ContestantKind.LIMIT, ContestantKind.DDP, ContestantKind.TF_CNN)
+    )
     others = [("of the limit", limit), ("over DDP", ddp), ("over tf_cnn", tf_cnn)]
     shown = [(title, other) for title, other in others if other is not None and other.rates]
     cells = [["", "images/s", *(title for title, _ in shown)]]
@@ -125,7 +127,7 @@ def detail_lines(row: Row) -> list[str]:
 
 def as_json(rows: Sequence[Row], about: dict[str, Any]) -> dict[str, Any]:
     """Everything that was measured, as plain JSON values."""
-    limit, ddp = row_of(rows, Kind.LIMIT), row_of(rows, Kind.DDP)
+    limit, ddp = row_of(rows, ContestantKind.LIMIT), row_of(rows, ContestantKind.DDP)
     return {**about, "contestants": [_json_row(row, limit, ddp) for row in rows]}
 
 

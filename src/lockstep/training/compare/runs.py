@@ -17,7 +17,7 @@ from lockstep.protocol.ids import server, worker
 from lockstep.runtime.local_cluster import ReservedPort
 from lockstep.runtime.step_times import step_shares
 from lockstep.training.benchmark.times import file_name, read_moments
-from lockstep.training.compare.contestants import Comparison, Contestant, Kind
+from lockstep.training.compare.contestants import Comparison, Contestant, ContestantKind
 from lockstep.training.compare.gate import GO, PORT, READY, RESULT
 from lockstep.training.compare.programs import Program, Programs, RunFailedError, hear_all
 from lockstep.training.compare.results import Measurement, StepDetail
@@ -47,15 +47,15 @@ class Runner:
 
     def _run(self, contestant: Contestant, programs: Programs, deadline: float) -> Measurement:
         match contestant.kind:
-            case Kind.LIMIT:
+            case ContestantKind.LIMIT:
                 return self._solo(programs, self.comparison.workers, self.comparison.threads, deadline)
-            case Kind.SINGLE:
+            case ContestantKind.SINGLE:
                 return self._solo(programs, 1, self.comparison.threads * self.comparison.workers, deadline)
-            case Kind.DDP:
+            case ContestantKind.DDP:
                 return self._ddp(programs, deadline)
-            case Kind.LOCKSTEP:
+            case ContestantKind.LOCKSTEP:
                 return self._lockstep(contestant.protocol, programs, deadline)
-            case Kind.TF_CNN:
+            case ContestantKind.TF_CNN:
                 return self._tf_cnn(programs, deadline)
 
     # -- programs of ours that talk through a gate --

@@ -40,7 +40,7 @@ class PartReport:
 
 
 @dataclass(slots=True)
-class Report:
+class DataSetReport:
     """What was found in a set."""
 
     name: str
@@ -51,10 +51,10 @@ class Report:
         return all(not part.bad and not part.missing for part in self.parts)
 
 
-def check_set(folder: str, threads: int, on_record: OnRecord) -> Report:
+def check_set(folder: str, threads: int, on_record: OnRecord) -> DataSetReport:
     """Look at everything. BadData where it is no set at all, or a file's framing is broken."""
     name = recognised(folder, None)
-    report = Report(name)
+    report = DataSetReport(name)
     for split in SPLITS:
         if not _has(name, Path(folder), split):
             continue

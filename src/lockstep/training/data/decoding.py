@@ -10,7 +10,7 @@ import signal
 import sys
 
 from lockstep.training.data.errors import BadRecord
-from lockstep.training.data.jobs import Done, Job, SetUp
+from lockstep.training.data.jobs import DecodeJob, DecodeResult, SetUp
 from lockstep.training.data.order import mixed
 from lockstep.training.data.preparing import make_engine, prepare
 from lockstep.training.data.slots import Slots
@@ -25,7 +25,7 @@ def main() -> int:
     slots = Slots(set_up.shape, set_up.descriptor)
     decoder = _Decoder(set_up, slots)
     while line := source.readline():
-        done = decoder.work(Job.from_line(line))
+        done = decoder.work(DecodeJob.from_line(line))
         try:
             sink.write(done.to_line())
             sink.flush()
@@ -41,7 +41,7 @@ class _Decoder:
         self._engine = make_engine(set_up.preparation.engine)
         self._reader = Reader()
 
-    def work(self, job: Job) -> Done:
+    def work(self, job: DecodeJob) -> DecodeResult:
         images, labels = self._slots.images(job.slot), self._slots.labels(job.slot)
         how = self._set_up.preparation
         bad: list[tuple[int, str]] = []
@@ -56,7 +56,7 @@ class _Decoder:
                 labels[place] = picture.label
             except BadRecord as error:
                 bad.append((number, str(error)))
-        return Done(job.ticket, tuple(bad))
+        return DecodeResult(job.ticket, tuple(bad))
 
 
 if __name__ == "__main__":

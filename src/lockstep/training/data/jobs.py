@@ -43,7 +43,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class DecodeJob:
     """Fill these neighbouring places of a slot."""
 
     ticket: int
@@ -56,13 +56,13 @@ class Job:
         return json.dumps([self.ticket, self.slot, self.first, samples]).encode() + b"\n"
 
     @staticmethod
-    def from_line(line: bytes) -> Job:
+    def from_line(line: bytes) -> DecodeJob:
         ticket, slot, first, samples = json.loads(line)
-        return Job(ticket, slot, first, tuple(Sample(Reference(*said[:4]), said[4], said[5]) for said in samples))
+        return DecodeJob(ticket, slot, first, tuple(Sample(Reference(*said[:4]), said[4], said[5]) for said in samples))
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class DecodeResult:
     """A job's end; ``bad`` are the places (counted in the job) that could not be filled, each with the reason."""
 
     ticket: int
@@ -72,6 +72,6 @@ class Done:
         return json.dumps([self.ticket, self.bad]).encode() + b"\n"
 
     @staticmethod
-    def from_line(line: bytes) -> Done:
+    def from_line(line: bytes) -> DecodeResult:
         ticket, bad = json.loads(line)
-        return Done(ticket, tuple((int(place), str(reason)) for place, reason in bad))
+        return DecodeResult(ticket, tuple((int(place), str(reason)) for place, reason in bad))

@@ -41,7 +41,7 @@ def permutation(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EpochSample:
     """One sample of one epoch."""
 
     index: int
@@ -69,18 +69,18 @@ class TrainingOrder:
         """The most samples of a step."""
         return self.batch
 
-    def places(self, step: int) -> list[Place]:
+    def places(self, step: int) -> list[EpochSample]:
         """What this worker takes in ``step``."""
         first = (step * self.workers + self.worker) * self.batch
         return [self._place(position) for position in range(first, first + self.batch)]
 
-    def _place(self, position: int) -> Place:
+    def _place(self, position: int) -> EpochSample:
         epoch, within = divmod(position, self.size)
         if epoch not in self._permutations:
             for old in sorted(self._permutations)[: 1 - _EPOCHS_KEPT]:
                 del self._permutations[old]
             self._permutations[epoch] = permutation(self.size, self.seed, epoch)
-        return Place(int(self._permutations[epoch][within]), epoch)
+        return EpochSample(int(self._permutations[epoch][within]), epoch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,10 @@ class OnceThrough:
         """Batches of one pass."""
         return -(-self.size // self.batch)
 
-    def places(self, step: int) -> list[Place]:
+    def places(self, step: int) -> list[EpochSample]:
         """The ``step``-th batch; passes follow one another."""
         first = step % self.steps * self.batch
-        return [Place(index, 0) for index in range(first, min(first + self.batch, self.size))]
+        return [EpochSample(index, 0) for index in range(first, min(first + self.batch, self.size))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class SameAgain:
     def batch_size(self) -> int:
         return self.order.batch
 
-    def places(self, step: int) -> list[Place]:  # noqa: ARG002 - that is the point
+    def places(self, step: int) -> list[EpochSample]:  # noqa: ARG002 - that is the point
         return self.order.places(0)
 
 

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from lockstep.training.data.children import Child, wait_for_lines
 from lockstep.training.data.errors import BadData, InputLost, TooManyBadRecords
-from lockstep.training.data.jobs import Done, Job, Sample, SetUp
-from lockstep.training.data.order import Order, Place
+from lockstep.training.data.jobs import DecodeJob, DecodeResult, Sample, SetUp
+from lockstep.training.data.order import EpochSample, Order
 from lockstep.training.data.preparing import Preparation, make_engine
 from lockstep.training.data.slots import Slots, SlotShape
 from lockstep.training.data.source import EncodedSource
@@ -93,7 +93,7 @@ class _Ahead:
     step: int
     slot: int
     count: int
-    tickets: dict[int, Job] = field(default_factory=dict)
+    tickets: dict[int, DecodeJob] = field(default_factory=dict)
 
 
 class DecodePipeline:
@@ -164,13 +164,13 @@ class DecodePipeline:
 
     def _give(self, batch: _Ahead, first: int, samples: tuple[Sample, ...]) -> None:
         self._ticket += 1
-        job = Job(self._ticket, batch.slot, first, samples)
+        job = DecodeJob(self._ticket, batch.slot, first, samples)
         batch.tickets[self._ticket] = job
         self._of_ticket[self._ticket] = batch
         self._children[self._turn].send(job.to_line())
         self._turn = (self._turn + 1) % len(self._children)
 
-    def _sample(self, place: Place) -> Sample:
+    def _sample(self, place: EpochSample) -> Sample:
         """The sample of a place or, where that one is known to be bad, the next good one of the set."""
         size = len(self._source)
         for further in range(size):
@@ -215,16 +215,16 @@ class DecodePipeline:
         for child in self._children:
             child.flush()
             for line in child.lines():
-                self._take(Done.from_line(line))
+                self._take(DecodeResult.from_line(line))
 
-    def _take(self, done: Done) -> None:
+    def _take(self, done: DecodeResult) -> None:
         batch = self._of_ticket.pop(done.ticket)
         job = batch.tickets.pop(done.ticket)
         for place, reason in done.bad:
             self._skip(job.samples[place], reason)
         for place, _ in done.bad:
             sample = job.samples[place]
-            self._give(batch, job.first + place, (self._sample(Place(sample.index, sample.epoch)),))
+            self._give(batch, job.first + place, (self._sample(EpochSample(sample.index, sample.epoch)),))
 
     def _skip(self, sample: Sample, reason: str) -> None:
         name = str(sample.reference)

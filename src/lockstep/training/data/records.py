@@ -57,20 +57,20 @@ def write_record(file: BinaryIO, payload: bytes) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ByteRange:
     """Where a payload lies in its file."""
 
     offset: int
     length: int
 
 
-def index_records(path: Path) -> list[Span]:
+def index_records(path: Path) -> list[ByteRange]:
     """Where the records of a file lie. Reads the headers only, and verifies their checksums.
 
     Raises:
         BadData: the file cannot be read, or its framing is broken; the text names the place.
     """
-    spans: list[Span] = []
+    spans: list[ByteRange] = []
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
@@ -87,7 +87,7 @@ def index_records(path: Path) -> list[Span]:
     return spans
 
 
-def _span_at(path: Path, position: int, header: bytes, size: int) -> Span:
+def _span_at(path: Path, position: int, header: bytes, size: int) -> ByteRange:
     if len(header) < HEADER_BYTES:
         raise BadData(f"{path} is cut off: it ends inside the header of the record at byte {position}; {_COPY_AGAIN}.")
     length = _LENGTH.unpack_from(header)[0]
@@ -101,10 +101,10 @@ def _span_at(path: Path, position: int, header: bytes, size: int) -> Span:
         raise BadData(
             f"{path} is cut off: the record at byte {position} ends at byte {end}, the file at {size}; {_COPY_AGAIN}."
         )
-    return Span(position + HEADER_BYTES, length)
+    return ByteRange(position + HEADER_BYTES, length)
 
 
-def read_payload(descriptor: int, span: Span) -> bytes:
+def read_payload(descriptor: int, span: ByteRange) -> bytes:
     """One payload, its checksum verified; BadRecord where it is damaged."""
     data = os.pread(descriptor, span.length + FOOTER_BYTES, span.offset)
     if len(data) < span.length + FOOTER_BYTES:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lockstep.training.data.errors import BadRecord
 from lockstep.training.data.example import PictureExample, decode_example
-from lockstep.training.data.records import Span, read_payload
+from lockstep.training.data.records import ByteRange, read_payload
 
 TRAIN, VALIDATION = "train", "validation"
 SPLITS = (TRAIN, VALIDATION)
@@ -83,7 +83,7 @@ class Reader:
             if len(self._open) >= self._most:
                 os.close(self._open.pop(next(iter(self._open))))
             descriptor = self._open[reference.path] = os.open(reference.path, os.O_RDONLY)
-        return decode_example(read_payload(descriptor, Span(reference.offset, reference.length)))
+        return decode_example(read_payload(descriptor, ByteRange(reference.offset, reference.length)))
 
     def close(self) -> None:
         for descriptor in self._open.values():

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.training.data.errors import BadData
-from lockstep.training.data.records import Span, index_records
+from lockstep.training.data.records import ByteRange, index_records
 from lockstep.training.data.source import Reference
 
 CLASSES = 1001
@@ -63,8 +63,8 @@ class TFRecordSource:
                 f"the {len(self.files)} files {folder}/{split}-*-of-* hold no record at all; make them again."
             )
 
-    def _index(self, on_file: OnFile | None) -> list[list[Span]]:
-        spans: list[list[Span]] = []
+    def _index(self, on_file: OnFile | None) -> list[list[ByteRange]]:
+        spans: list[list[ByteRange]] = []
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="index") as pool:
             try:
                 for found in pool.map(index_records, self.files):

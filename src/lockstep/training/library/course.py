@@ -18,8 +18,8 @@ from lockstep.runtime.worker_node import WorkerNode
 from lockstep.training.library.errors import UsageError
 from lockstep.training.library.optimizers import KnownOptimizer
 from lockstep.training.library.plain import Stateful
-from lockstep.training.library.program_state import Place, ProgramState, TooLargeError
-from lockstep.training.library.sharding import Shard
+from lockstep.training.library.program_state import LoopPosition, ProgramState, TooLargeError
+from lockstep.training.library.sharding import DataShard
 from lockstep.training.library.steps import seed_everything, step_seed
 
 OUTSIDE = "it makes its steps outside of job.steps()"
@@ -92,7 +92,7 @@ class Course:
 
     # -- loops --
 
-    def steps(self, count: int, seed: int, data: Shard | None) -> Iterator[int]:
+    def steps(self, count: int, seed: int, data: DataShard | None) -> Iterator[int]:
         """The iterations of one loop that are not behind this job already."""
         end = self._enter_loop(count)
         while self.iteration < end:
@@ -129,8 +129,8 @@ class Course:
         self._done = number
         return self._start + count
 
-    def _place(self) -> Place:
-        return Place(self.iteration, self._done, self._start, self._ended and self._done == self._entered)
+    def _place(self) -> LoopPosition:
+        return LoopPosition(self.iteration, self._done, self._start, self._ended and self._done == self._entered)
 
     # -- what is told --
 

@@ -31,7 +31,7 @@ from lockstep.training.library.optimizers import KnownOptimizer, known_optimizer
 from lockstep.training.library.parameters import trained_parameters, untrained_digests
 from lockstep.training.library.plain import Stateful
 from lockstep.training.library.program_state import ProgramState
-from lockstep.training.library.sharding import Collate, IterableShard, MapShard, Shard, make_shard
+from lockstep.training.library.sharding import Collate, DataShard, IterableShard, MapShard, make_shard
 from lockstep.training.library.state import RemoteState
 from lockstep.training.library.wrapped import unwrap_optimizer, wrap_optimizer
 from lockstep.training.sealed_replica import SealedReplica, SealedStep
@@ -309,7 +309,7 @@ class Job:
 
     # -- steps and data --
 
-    def steps(self, count: int, *, seed: int = 0, data: Shard | None = None) -> Iterator[int]:
+    def steps(self, count: int, *, seed: int = 0, data: DataShard | None = None) -> Iterator[int]:
         """Count ``count`` steps. Each begins with random numbers that follow from (seed, step, worker) alone.
 
         ``data``, made by ``job.shard()``, is positioned at the step. With backup workers a step that was completed

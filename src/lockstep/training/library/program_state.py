@@ -27,7 +27,7 @@ PROGRAM = "program"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LoopPosition:
     """Where a program is: before iteration ``iteration``, with ``loops`` loops over ``job.steps()`` behind it.
 
     ``start``: with which iteration the loop began that it is in; where ``ended`` says so, the one that it has just come
@@ -62,7 +62,7 @@ class ProgramState:
         self.kept: dict[str, Stateful] = {}
         self._found: Mapping[str, Any] = {}
 
-    def take(self, place: Place) -> bytes:
+    def take(self, place: LoopPosition) -> bytes:
         """The state before the iteration of ``place``; TooLargeError where it is more than a message should carry."""
         tensors: dict[str, Tensor] = {}
         program = {
@@ -85,7 +85,7 @@ class ProgramState:
             )
         return save(tensors, self._metadata)
 
-    def put(self, packed: bytes) -> Place:
+    def put(self, packed: bytes) -> LoopPosition:
         """Buffers go back at once; the rest is put back by ``put_program``, when the program has made its objects."""
         tensors = load(packed)
         flat = {name.removeprefix("buffers/"): t for name, t in tensors.items() if name.startswith("buffers/")}
@@ -99,7 +99,7 @@ class ProgramState:
                 for buffer, part in zip(buffers, parts, strict=True):
                     buffer.copy_(part.view(buffer.shape))
         self._found = from_text(tensors[PROGRAM].numpy().tobytes().decode(), tensors)
-        return Place(**self._found["place"])
+        return LoopPosition(**self._found["place"])
 
     def put_program(self) -> None:
         """What the parameter groups and the kept objects had; once, and only after ``put``."""

@@ -29,7 +29,7 @@ class MapStyle(Protocol):
     def __getitem__(self, index: int) -> Any: ...
 
 
-class Shard:
+class DataShard:
     """What the two kinds have in common: a position, and batches from there on."""
 
     def __init__(self, batch_size: int, worker: int, workers: int, collate: Collate) -> None:
@@ -49,7 +49,7 @@ class Shard:
         return self._collate(examples) if examples else None
 
 
-class MapShard(Shard):
+class MapShard(DataShard):
     """One worker's share of a data set with numbered examples. ``shard[step]`` is the batch of any step."""
 
     def __init__(
@@ -121,7 +121,7 @@ class MapShard(Shard):
                 return
 
 
-class IterableShard(Shard):
+class IterableShard(DataShard):
     """One worker's share of a stream of examples. Every worker must see the same stream."""
 
     def __init__(
