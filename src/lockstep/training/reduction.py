@@ -10,7 +10,7 @@ from torch import Tensor, add
 def mean_of(given: Sequence[Tensor], count: int, room: Tensor, *, may_be_loan: bool = True) -> Tensor:
     """The mean, in ``room``. Gradients may be narrower than it.
 
-    A single gradient that is whole already is its own mean; ``may_be_loan``: the caller only reads it.
+    A single gradient of the right type is its own mean; ``may_be_loan``: the caller only reads it.
     """
     if len(given) == count == 1 and given[0].dtype == room.dtype and may_be_loan:
         return given[0]

@@ -1,4 +1,4 @@
-"""The random numbers of a step: a function of the seed, the step and the worker, so that it can be computed again."""
+"""The random seed of a step: a function of the seed, the step and the worker, so that the step can be repeated."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ MAX_SEED = (1 << 63) - 1
 
 
 def step_seed(seed: int, step: int, worker: int) -> int:
-    """63 bits that differ wherever one of the three does."""
+    """63 bits that differ whenever one of the three does."""
     digest = hashlib.sha256(f"{seed} {step} {worker}".encode()).digest()
     return int.from_bytes(digest[:8], "little") & MAX_SEED
 
 
 def seed_everything(seed: int) -> None:
-    """Seed torch (all its devices), Python's random module, and numpy where the program uses it."""
+    """Seed torch (all its devices), Python's random module, and numpy if the program uses it."""
     torch.manual_seed(seed)
     random.seed(seed)
     numpy = sys.modules.get("numpy")
