@@ -143,7 +143,7 @@ def test_parameters_of_another_model_are_refused_in_one_sentence(tmp_path: Path)
     config = parse_bench([*BASE, "--eval", f"--train_dir={tmp_path}"], {})
     evaluation = Evaluation(config, torch.device("cpu"), torch.contiguous_format)
     model = evaluation.spec.build(10)
-    with pytest.raises(BadData, match="does not fit this model"):
+    with pytest.raises(BadData, match="does not match this model"):
         evaluate_once(evaluation, model, str(tmp_path), lambda _line: None)
 
 

@@ -19,9 +19,9 @@ from lockstep.training.tensors import torch_dtype
 
 
 def export(checkpoint: Path, target: Path) -> int:
-    """Write the parameters and buffers of a checkpoint to ``target``; how many tensors there are.
+    """Write the parameters and buffers of a checkpoint to ``target``; returns the number of tensors.
 
-    CheckpointError where it is damaged; OSError where the file cannot be written.
+    Raises CheckpointError if the checkpoint is damaged, and OSError if the file cannot be written.
     """
     manifest = verify(checkpoint)
     tensors = _parameters(checkpoint, manifest)
@@ -49,7 +49,7 @@ def _parameters(checkpoint: Path, manifest: Manifest) -> dict[str, Tensor]:
 
 
 def _described(checkpoint: Path, manifest: Manifest) -> tuple[dict[str, list[int]], dict[str, Tensor]]:
-    """The shapes of the parameters, and the chief's buffers; both empty where no state of the chief was kept."""
+    """The shapes of the parameters, and the chief's buffers; both empty if no state of the chief was saved."""
     chief = next((facts.name for facts in manifest.states if facts.name.startswith("worker-0.")), None)
     if chief is None:
         return {}, {}

@@ -14,11 +14,11 @@ from lockstep.training.compare.contestants import Contestant, ContestantKind
 
 @dataclass(frozen=True, slots=True)
 class StepDetail:
-    """Of a run of Lockstep: the shares of a step, the store's work in it, and what was copied and moved."""
+    """Details of a Lockstep run: the parts of a step, the store's work in it, and what was copied and moved."""
 
     shares: StepShares | None
     reduce_seconds: float
-    """Of the store's thread for one step, on all servers together; most of it is hidden behind backward."""
+    """Time of the store's thread per step, on all servers together; most of it overlaps with backward."""
     update_seconds: float
     copies: dict[str, int]
     links: tuple[dict[str, Any], ...]
@@ -26,12 +26,12 @@ class StepDetail:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One run: images a second of all workers together, or why there is none."""
+    """One run: images per second of all workers together, or why there is no number."""
 
     images_per_second: float = 0.0
     failure: str = ""
     cannot: str = ""
-    """Why this cannot run on this machine at all; no failure."""
+    """Why this cannot run on this machine at all, which is not a failure."""
     detail: StepDetail | None = None
 
 
@@ -48,7 +48,7 @@ class Row:
 
     @property
     def trouble(self) -> str:
-        """Why there are no numbers, or fewer than asked for."""
+        """Why there are no numbers, or fewer than requested."""
         return next((run.failure or run.cannot for run in self.runs if run.failure or run.cannot), "")
 
     @property
@@ -60,7 +60,7 @@ class Row:
 
 
 def ratios(row: Row, other: Row | None) -> list[float]:
-    """This contestant over another, round by round: a noisy moment disturbs both."""
+    """This contestant relative to another, round by round: a noisy moment disturbs both."""
     if other is None:
         return []
     pairs = zip(row.runs, other.runs, strict=False)
@@ -80,7 +80,7 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """The table as lines of text, which are Markdown too."""
+    """The table as lines of text, which are also Markdown."""
     limit, ddp, tf_cnn = (
         row_of(rows, kind) for kind in (ContestantKind.LIMIT, ContestantKind.DDP, ContestantKind.TF_CNN)
     )
@@ -103,7 +103,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def detail_lines(row: Row) -> list[str]:
-    """Where a step of this contestant goes, in words."""
+    """Where the time of this contestant's steps goes, in words."""
     detail = row.detail()
     if detail is None or detail.shares is None:
         return []
@@ -126,7 +126,7 @@ def detail_lines(row: Row) -> list[str]:
 
 
 def as_json(rows: Sequence[Row], about: dict[str, Any]) -> dict[str, Any]:
-    """Everything that was measured, as plain JSON values."""
+    """All measurements as plain JSON values."""
     limit, ddp = row_of(rows, ContestantKind.LIMIT), row_of(rows, ContestantKind.DDP)
     return {**about, "contestants": [_json_row(row, limit, ddp) for row in rows]}
 

@@ -1,6 +1,6 @@
-"""A process that decodes: lines of work on its standard input, lines of results on its standard output.
+"""A decoding process: it reads jobs from standard input and writes results to standard output, one per line.
 
-It ends when its standard input ends, that is when whoever started it closes it or dies. It imports no torch.
+It ends when its standard input ends, that is when its parent closes it or dies. It does not import torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lockstep.training.data.source import Reader
 
 def main() -> int:
     """Serve until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training decides what Ctrl-C means; it then closes our input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training handles Ctrl-C, and then closes our input
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     set_up = SetUp.from_line(source.readline())
     slots = Slots(set_up.shape, set_up.descriptor)
@@ -46,7 +46,7 @@ class _Decoder:
         how = self._set_up.preparation
         bad: list[tuple[int, str]] = []
         for number, sample in enumerate(job.samples):
-            # Seen by the training even while a read does not return: it then names this file.
+            # The training sees this even while a read hangs, and can then name the file.
             self._slots.progress[self._set_up.number] = job.ticket << 16 | number
             place = job.first + number
             try:

@@ -1,4 +1,4 @@
-"""What the training and its decoding processes say to one another: one line of JSON each, never a pickle."""
+"""The messages between the training and its decoding processes: one line of JSON each, never a pickle."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lockstep.training.data.source import Reference
 
 @dataclass(frozen=True, slots=True)
 class SetUp:
-    """The first line: what all later work has in common."""
+    """The first line: what all later jobs have in common."""
 
     descriptor: int
     shape: SlotShape
     number: int
-    """Which of the processes this is."""
+    """The number of this process."""
     classes: int
     preparation: Preparation
 
@@ -35,7 +35,7 @@ class SetUp:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One picture to prepare: where it lies, and what its chance depends on."""
+    """One image to prepare: where it is, and what its random choices depend on."""
 
     reference: Reference
     index: int
@@ -44,7 +44,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class DecodeJob:
-    """Fill these neighbouring places of a slot."""
+    """Fill consecutive places of a slot with these samples."""
 
     ticket: int
     slot: int
@@ -63,7 +63,7 @@ class DecodeJob:
 
 @dataclass(frozen=True, slots=True)
 class DecodeResult:
-    """A job's end; ``bad`` are the places (counted in the job) that could not be filled, each with the reason."""
+    """The end of a job; ``bad`` lists the places within the job that could not be filled, each with the reason."""
 
     ticket: int
     bad: tuple[tuple[int, str], ...] = ()

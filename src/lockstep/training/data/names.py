@@ -1,4 +1,4 @@
-"""Names that command lines use; imports nothing, so that every process may read it."""
+"""Names used on command lines; imports nothing, so that every process can import it."""
 
 from __future__ import annotations
 
