@@ -103,8 +103,8 @@ def _stage(modules: Sequence[nn.Module], how: dict[str, Any]) -> Callable[[Tenso
             given = module(given)
         return given
 
-    # A separate code object. Torch counts how often it has compiled each one, and silently gives up after a while; a task
-    # that begins another incarnation in its process compiles again, and must compute the same bits.
+    # A separate code object. Torch counts how often it has compiled each one, and silently gives up after a while; a
+    # task that begins another incarnation in its process compiles again, and must compute the same bits.
     run.__code__ = run.__code__.replace(co_name="stage")
     compiled: Callable[[Tensor], Tensor] = torch.compile(run, **how)
     return compiled
