@@ -209,7 +209,7 @@ def body_with(job: Job, **wrong: Any) -> None:
         ({"loads": True}, "would replace what this job has already trained: it resumes at step 2"),
         ({"steps": True}, "cannot be repeated, and this job was resumed at step 2"),
         ({"publishes": True}, "cannot be repeated, and this job was resumed at step 2"),
-        ({"keeps": True}, "what job.keep\\(\\) have changed: scheduler"),
+        ({"keeps": True}, "passed to job.keep\\(\\) have changed: scheduler"),
     ],
     ids=["loading", "a step", "publishing", "not keeping"],
 )

@@ -89,7 +89,7 @@ def test_the_states_of_several_replicas_stay_apart() -> None:
 
 def test_a_model_of_another_shape_does_not_take_the_state() -> None:
     packed = state_of(normalised()).take()
-    with pytest.raises(StateDoesNotFitError, match="of another model"):
+    with pytest.raises(StateDoesNotFitError, match="belongs to another model"):
         state_of(nn.BatchNorm1d(5)).put(packed)
 
 

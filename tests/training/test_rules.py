@@ -53,7 +53,7 @@ BROKEN: dict[str, tuple[str, BenchConfig, str]] = {
     "model": ("model", BenchConfig(model="resnet49"), "did you mean resnet50"),
     "refused model": ("model", BenchConfig(model="ssd300"), "needs the COCO data set"),
     "data set": ("model", BenchConfig(data_name="mnist"), "--data_name=mnist is not known"),
-    "model of another data set": ("model", BenchConfig(model="resnet20"), "it exists for cifar10 only"),
+    "model of another data set": ("model", BenchConfig(model="resnet20"), "it exists only for cifar10"),
     "batch size": ("batch size", _run(batch_size=-1), "--batch_size=-1 is negative"),
     "batches": ("run length", _run(num_batches=0), "--num_batches=0 leaves nothing to time"),
     "warm-up": ("run length", _run(num_warmup_batches=-1), "--num_warmup_batches=-1 is negative"),

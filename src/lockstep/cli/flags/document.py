@@ -64,7 +64,7 @@ def _description(flag: Flag) -> str:
 
 
 def _state(flag: Flag) -> list[str]:
-    """What a user must know beside the flag's meaning, one sentence each."""
+    """What a user must know besides the flag's meaning, one sentence each."""
     parts = [] if flag.status is Status.WORKS else [f"**{flag.status.value.capitalize()}**: {flag.reason}"]
     if flag.needs:
         parts.append(f"Needs `--{flag.needs}`")
