@@ -17,8 +17,8 @@ from lockstep.training.benchmark.evaluation import Evaluation, evaluate_once
 from lockstep.training.benchmark.run import run_evaluation, run_single
 from lockstep.training.benchmark.scaling import LossScale, all_finite
 from lockstep.training.data.errors import BadData
+from lockstep.training.export import write_final_parameters
 from lockstep.training.features import PrecisionConfig
-from lockstep.training.final_parameters import write_final_parameters
 
 RATE = "--init_learning_rate=0.05"
 pytestmark = pytest.mark.timeout(120)

@@ -14,8 +14,7 @@ from library.same_loop import plain, run_jobs, small_model
 from lockstep.protocol.ids import ClusterShape
 from lockstep.training.library.errors import UsageError
 from lockstep.training.library.job import Job
-from lockstep.training.library.sharding import MapShard
-from lockstep.training.library.steps import step_seed
+from lockstep.training.library.sharding import MapShard, step_seed
 from lockstep.training.shard_store import TorchShardStore
 
 ALONE = ClusterShape(1, 1)

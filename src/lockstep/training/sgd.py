@@ -16,10 +16,28 @@ from torch import Tensor
 
 from lockstep.runtime.store import StoreTimes
 from lockstep.training.crew import Crew
-from lockstep.training.reduction import mean_of
 
 PIECE_BYTES = 1 << 20
 """Measured: below this, the calls cost more than the cache saves; above it, nothing is gained."""
+
+
+def mean_of(given: Sequence[Tensor], count: int, room: Tensor, *, may_be_loan: bool = True) -> Tensor:
+    """The mean of the workers' gradients in worker order, ((g0 + g1) + g2) / count, in ``room``.
+
+    Gradients may be narrower than ``room``. A single one of the same type is its own mean; ``may_be_loan``: the caller
+    only reads it.
+    """
+    if len(given) == count == 1 and given[0].dtype == room.dtype and may_be_loan:
+        return given[0]
+    if len(given) > 1 and given[0].dtype == room.dtype == given[1].dtype:
+        torch.add(given[0], given[1], out=room)
+        rest = given[2:]
+    else:
+        room.copy_(given[0])
+        rest = given[1:]
+    for gradient in rest:
+        room.add_(gradient)
+    return room.div_(count) if count > 1 else room
 
 
 class SgdNumbers:

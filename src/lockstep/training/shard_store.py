@@ -29,8 +29,7 @@ from lockstep.training.crew import Crew
 from lockstep.training.gpu_lane import GpuLane
 from lockstep.training.optimizer_state import PieceState, pack, put_together, take_apart, unpack
 from lockstep.training.rates import set_numbers
-from lockstep.training.reduction import mean_of
-from lockstep.training.sgd import is_plain_sgd, next_version, scratch_elements
+from lockstep.training.sgd import is_plain_sgd, mean_of, next_version, scratch_elements
 from lockstep.training.shard_file import STATE, VALUE, PieceName, ShardFiles, named
 from lockstep.training.shared_events import spare_bytes
 from lockstep.training.tensors import as_tensor, torch_dtype

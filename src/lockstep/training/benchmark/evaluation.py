@@ -17,7 +17,7 @@ from lockstep.training.benchmark.job import correct_guesses
 from lockstep.training.config import BenchConfig
 from lockstep.training.data.errors import BadData
 from lockstep.training.data.source import VALIDATION
-from lockstep.training.final_parameters import FILE_NAME
+from lockstep.training.export import FINAL_NAME
 from lockstep.training.metrics import Accuracy, eval_result_line, eval_step_line, is_reported, total_lines
 from lockstep.training.models import ModelSpec, find_model
 from lockstep.training.models.loss import main_logits
@@ -91,7 +91,7 @@ class Evaluation:
 
 def load_parameters(model: nn.Module, folder: str) -> Path | None:
     """Load the parameters that a training run left in ``folder`` into the model; None if there are none yet."""
-    path = Path(folder) / FILE_NAME
+    path = Path(folder) / FINAL_NAME
     if not path.exists():
         return None
     try:

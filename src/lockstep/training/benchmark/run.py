@@ -30,7 +30,7 @@ from lockstep.training.bucket_size import fitting_bucket_bytes
 from lockstep.training.config import BenchConfig
 from lockstep.training.crew import fitting_helpers
 from lockstep.training.data.errors import BadData
-from lockstep.training.final_parameters import write_final_parameters
+from lockstep.training.export import write_final_parameters
 from lockstep.training.metrics import Banner, banner_lines, epochs_of
 from lockstep.training.models.catalogue import TOKENS
 from lockstep.training.replica import Replica

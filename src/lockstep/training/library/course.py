@@ -8,6 +8,8 @@ iteration that makes several steps, or outside such loops), the reason is report
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable, Iterator
 
 import torch
@@ -18,12 +20,20 @@ from lockstep.training.library.errors import UsageError
 from lockstep.training.library.optimizers import KnownOptimizer
 from lockstep.training.library.plain import Stateful
 from lockstep.training.library.program_state import LoopPosition, ProgramState, TooLargeError
-from lockstep.training.library.sharding import DataShard
-from lockstep.training.library.steps import seed_everything, step_seed
+from lockstep.training.library.sharding import DataShard, step_seed
 
 OUTSIDE = "it makes steps outside job.steps()"
 BETWEEN = "it was in the middle of an iteration of several steps"
 UNKEPT = "it uses a {kind} that was not passed to job.keep()"
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch (all its devices), Python's random module, and numpy if the program uses it."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed & 0xFFFFFFFF)
 
 
 class Course:

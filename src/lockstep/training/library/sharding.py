@@ -8,6 +8,7 @@ data.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import islice
 from typing import Any, Protocol
@@ -16,9 +17,15 @@ import torch
 from torch.utils.data import IterableDataset, default_collate
 
 from lockstep.training.library.errors import UsageError
-from lockstep.training.library.steps import step_seed
 
 Collate = Callable[[list[Any]], Any]
+MAX_SEED = (1 << 63) - 1
+
+
+def step_seed(seed: int, step: int, worker: int) -> int:
+    """63 bits that differ whenever one of the three does: what they seed can be repeated."""
+    digest = hashlib.sha256(f"{seed} {step} {worker}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") & MAX_SEED
 
 
 class MapStyle(Protocol):
