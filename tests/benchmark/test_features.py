@@ -17,8 +17,8 @@ from lockstep.training.benchmark.evaluation import Evaluation, evaluate_once
 from lockstep.training.benchmark.run import run_evaluation, run_single
 from lockstep.training.benchmark.scaling import LossScale, all_finite
 from lockstep.training.data.errors import BadData
+from lockstep.training.export import write_final_parameters
 from lockstep.training.features import PrecisionConfig
-from lockstep.training.final_parameters import write_final_parameters
 
 RATE = "--init_learning_rate=0.05"
 pytestmark = pytest.mark.timeout(120)
@@ -143,7 +143,7 @@ def test_parameters_of_another_model_are_refused_in_one_sentence(tmp_path: Path)
     config = parse_bench([*BASE, "--eval", f"--train_dir={tmp_path}"], {})
     evaluation = Evaluation(config, torch.device("cpu"), torch.contiguous_format)
     model = evaluation.spec.build(10)
-    with pytest.raises(BadData, match="does not fit this model"):
+    with pytest.raises(BadData, match="does not match this model"):
         evaluate_once(evaluation, model, str(tmp_path), lambda _line: None)
 
 

@@ -20,11 +20,11 @@ SENTENCES: dict[str, str] = {
     "--num_batch 4": "there is no flag --num_batch; did you mean --num_batches?",
     "--epochs=4": "there is no flag --epochs; did you mean --num_epochs?",
     "--zzz": "there is no flag --zzz; 'lockstep bench --help' lists the flags.",
-    "lenet": "'lenet' is a word without a flag; flags are written --name=value, and lists have commas without spaces.",
-    "-model=lenet": "'-model=lenet' has one dash; flags take two: write --model=lenet.",
-    "--deterministic False": (
-        "'False' stands alone after --deterministic, where it would be ignored; write --deterministic=False."
+    "lenet": (
+        "'lenet' does not belong to a flag; write flags as --name=value, and lists with commas but without spaces."
     ),
+    "-model=lenet": "'-model=lenet' has one dash; flags take two: write --model=lenet.",
+    "--deterministic False": ("'False' after --deterministic would be ignored; write --deterministic=False."),
     "--job_name=worker": (
         "--job_name=worker needs the addresses of all tasks; add --ps_hosts=HOST:PORT,... and "
         "--worker_hosts=HOST:PORT,..., the same on every task."
@@ -33,7 +33,7 @@ SENTENCES: dict[str, str] = {
         "--job_name=ps needs the addresses of all tasks; add --ps_hosts=HOST:PORT,..., the same on every task."
     ),
     "--job_name=controller": (
-        "--job_name=controller is refused: no task drives the others from outside here; use ps or worker."
+        "--job_name=controller is refused: Lockstep has no separate controller task; use ps or worker."
     ),
     HOSTS: (
         "--ps_hosts and --worker_hosts need --job_name, which says which task this process is; add --job_name=ps or "
@@ -68,29 +68,27 @@ SENTENCES: dict[str, str] = {
     ),
     "--optimizer=lbfgs": "--optimizer=lbfgs is not known; use one of: sgd, momentum, rmsprop, adam, adamw.",
     "--variable_update=replicated --ps=1 --workers=1": (
-        "--variable_update=replicated runs in a process alone; "
-        "leave --job_name, --ps and --workers out, or use another mode."
+        "--variable_update=replicated runs in a single process; "
+        "leave out --job_name, --ps and --workers, or use another mode."
     ),
-    "--batch_size=-1": (
-        "--batch_size=-1 is negative; give the images for each device, or 0 for the model's own number."
-    ),
+    "--batch_size=-1": ("--batch_size=-1 is negative; give the images per device, or 0 for the model's default."),
     "--num_gpus=8 --device=gpu": (
         "--num_gpus=8 --device=gpu asks for more GPUs than the 0 that this machine shows "
-        "(CUDA_VISIBLE_DEVICES counts); give --device=cpu."
+        "(see CUDA_VISIBLE_DEVICES); give --device=cpu."
     ),
-    "--num_batches=10 --num_epochs=1": "--num_batches and --num_epochs exclude one another; leave one out.",
+    "--num_batches=10 --num_epochs=1": "--num_batches and --num_epochs exclude each other; leave one out.",
     "--save_model_secs=1 --save_model_steps=1 --train_dir=x --ps=1 --workers=2": (
-        "--save_model_secs and --save_model_steps exclude one another; leave one out."
+        "--save_model_secs and --save_model_steps exclude each other; leave one out."
     ),
     "--from_scratch --ps=1 --workers=2": (
-        "--from_scratch puts aside what --train_dir holds; give that folder too, or leave it out."
+        "--from_scratch sets aside what --train_dir holds; give --train_dir too, or leave out --from_scratch."
     ),
     "--from_scratch --train_dir=x": (
-        "only runs with servers resume, so this one begins from scratch anyway; leave --from_scratch out."
+        "only runs with servers resume, so this one begins from scratch anyway; leave out --from_scratch."
     ),
-    "--ps=1": "a cluster on this machine needs at least one of each; give both --ps=1 and --workers=2, for example.",
+    "--ps=1": "a cluster needs at least one server and one worker; give both, for example --ps=1 --workers=2.",
     "--ps=1 --workers=2 --job_name=ps": (
-        "--job_name starts one task of a cluster, --ps and --workers start a whole one on this machine; "
+        "--job_name starts one task of a cluster, but --ps and --workers start a whole cluster on this machine; "
         "leave one of the two out."
     ),
     "--task_index=1 --ps=1 --workers=2": (

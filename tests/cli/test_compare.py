@@ -12,7 +12,7 @@ import pytest
 from lockstep.cli.compare_flags import has_matplotlib, parse_compare
 from lockstep.errors import BadInput, HelpAsked
 from lockstep.runtime.cluster import PROTOCOLS
-from lockstep.training.compare.contestants import Kind
+from lockstep.training.compare.contestants import ContestantKind
 
 SMALL = ["--model=trivial", "--batch_size=2", "--num_batches=3", "--num_warmup_batches=1", "--device=cpu"]
 
@@ -24,7 +24,7 @@ def compare(*flags: str, seconds: float = 100.0) -> subprocess.CompletedProcess[
 
 def test_all_transports_are_measured_by_default() -> None:
     request = parse_compare(SMALL, {})
-    ours = [c.protocol for c in request.comparison.contestants if c.kind is Kind.LOCKSTEP]
+    ours = [c.protocol for c in request.comparison.contestants if c.kind is ContestantKind.LOCKSTEP]
     assert tuple(ours) == PROTOCOLS
     assert (request.comparison.servers, request.comparison.workers) == (1, 2)
 
@@ -97,9 +97,10 @@ DRAW = """
 import sys
 from pathlib import Path
 from lockstep.cli.compare_plot import draw
-from lockstep.training.compare.contestants import Contestant, Kind
+from lockstep.training.compare.contestants import Contestant, ContestantKind
 from lockstep.training.compare.results import Measurement, Row
-rows = [Row(Contestant(Kind.LIMIT), [Measurement(10.0), Measurement(12.0)]), Row(Contestant(Kind.DDP))]
+limit = Row(Contestant(ContestantKind.LIMIT), [Measurement(10.0), Measurement(12.0)])
+rows = [limit, Row(Contestant(ContestantKind.DDP))]
 draw(rows, "two rounds", Path(sys.argv[1]))
 """
 

@@ -59,3 +59,7 @@ def test_help_on_an_unknown_topic_names_the_nearest() -> None:
 
 def test_the_documentation_is_made_from_the_table() -> None:
     assert DOCUMENT.read_text() == document(), "run python -m lockstep.cli.flags.document > docs/flags.md"
+
+
+def test_the_documentation_fits_a_hundred_and_twenty_columns() -> None:
+    assert max(len(line) for line in document().splitlines()) <= 120

@@ -27,7 +27,7 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
         (["--ps_hosts=127.0.0.1:1", "--worker_hosts=127.0.0.1:2", "--reduction=median"], "--reduction"),
         (
             ["--ps_hosts=127.0.0.1:1", "--worker_hosts=127.0.0.1:2", "--replicas_to_aggregate=2"],
-            "replicas_to_aggregate=2 cannot be had from 1 workers",
+            "replicas_to_aggregate=2 is not possible with 1 workers",
         ),
         (["--ps_hosts=127.0.0.1:1", "--worker_hosts=127.0.0.1:2", "--job_name=worker"], "is always a server"),
         (["--model=trivial"], "model"),

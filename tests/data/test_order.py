@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.training.data.order import OnceThrough, Place, SameAgain, TrainingOrder, permutation
+from lockstep.training.data.order import EpochSample, OnceThrough, SameAgain, TrainingOrder, permutation
 
 
 def _orders(size: int, batch: int, workers: int, seed: int = 7) -> list[TrainingOrder]:
@@ -71,7 +71,7 @@ def test_an_evaluation_takes_every_sample_once_and_begins_again() -> None:
 def test_the_cached_sample_repeats() -> None:
     order = SameAgain(TrainingOrder(100, 3, 0, 1, 1))
     assert order.places(5) == order.places(0) == TrainingOrder(100, 3, 0, 1, 1).places(0)
-    assert all(isinstance(place, Place) for place in order.places(9))
+    assert all(isinstance(place, EpochSample) for place in order.places(9))
 
 
 def test_an_empty_set_has_no_order() -> None:

@@ -37,14 +37,14 @@ def test_a_record_has_the_documented_bytes() -> None:
 def test_a_file_that_is_cut_off_is_named_at_the_start(tmp_path: Path, kept: int) -> None:
     path = tmp_path / "train-00000-of-00001"
     path.write_bytes(framed(b"abc") + framed(b"abc")[:kept])
-    with pytest.raises(BadData, match=r"train-00000-of-00001 is cut off.*byte 19"):
+    with pytest.raises(BadData, match=r"train-00000-of-00001 is truncated.*byte 19"):
         index_records(path)
 
 
 def test_a_file_that_is_no_tfrecord_is_named_at_the_start(tmp_path: Path) -> None:
     path = tmp_path / "train-00000-of-00001"
     path.write_bytes(b"these are not records at all" * 10)
-    with pytest.raises(BadData, match="is no TFRecord file or is damaged"):
+    with pytest.raises(BadData, match="is not a TFRecord file or is damaged"):
         index_records(path)
 
 
@@ -86,7 +86,7 @@ def test_example_reads_bytes_that_another_writer_made() -> None:
 @pytest.mark.parametrize(
     ("payload", "reason"),
     [
-        (b"\xff\xff\xff", "no tf.Example"),
+        (b"\xff\xff\xff", "not a tf.Example"),
         (b"", "no image/encoded"),
         (encode_example(PictureExample(b"", 3)), "no image/encoded"),
     ],

@@ -110,7 +110,7 @@ def test_tfrecords_know_every_record_of_every_file(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(BadData, match="holds no data set that is known"):
+    with pytest.raises(BadData, match="does not hold a known data set"):
         open_source("imagenet", str(tmp_path))
 
 
@@ -122,7 +122,7 @@ def test_a_missing_part_names_the_pattern_that_was_looked_for(tmp_path: Path) ->
 
 def test_files_without_a_single_record_are_refused(tmp_path: Path) -> None:
     (tmp_path / "train-00000-of-00001").touch()
-    with pytest.raises(BadData, match="hold no record at all"):
+    with pytest.raises(BadData, match="contain no records"):
         open_source("imagenet", str(tmp_path))
 
 
@@ -133,7 +133,7 @@ def test_missing_shards_are_named(tmp_path: Path) -> None:
 
 def test_a_wrong_data_name_is_refused_with_the_right_one(tmp_path: Path) -> None:
     _cifar(tmp_path)
-    with pytest.raises(BadData, match=r"holds the python batches of CIFAR-10; give --data_name=cifar10"):
+    with pytest.raises(BadData, match=r"holds the Python batches of CIFAR-10; give --data_name=cifar10"):
         recognised(str(tmp_path), "imagenet")
 
 

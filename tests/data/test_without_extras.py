@@ -1,4 +1,4 @@
-"""What `pip install lockstep-torch` alone brings is enough to train on made-up pictures."""
+"""`pip install lockstep-torch` alone is enough to train on synthetic data."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def test_a_killed_program_that_nobody_waits_for_is_named_and_nothing_is_left_beh
     assert chief.code == 1
     for one in (server, chief):
         assert re.search(r"/job:worker/replica:0/task:1", one.stderr), one.stderr
-    assert "the loss of a worker ends this job: on_worker_loss says abort" in chief.stderr
+    assert "the loss of a worker ends this job: on_worker_loss is abort" in chief.stderr
 
 
 @pytest.mark.slow

@@ -22,9 +22,9 @@ BACKUP = Exchange(replicas_to_aggregate=1)
     ("exchange", "launched", "policy", "why"),
     [
         (PLAIN, False, LossPolicy.WAIT, ""),
-        (PLAIN, True, LossPolicy.ABORT, "another address"),
+        (PLAIN, True, LossPolicy.ABORT, "a different address"),
         (ASYNC, False, LossPolicy.ABORT, "no common step"),
-        (BACKUP, False, LossPolicy.ABORT, "made without it"),
+        (BACKUP, False, LossPolicy.ABORT, "completed without this worker"),
     ],
     ids=["host lists", "a launcher", "async", "backup workers"],
 )
@@ -43,19 +43,19 @@ def test_a_lost_worker_is_waited_for_where_it_can_come_back_and_else_the_start_s
 def test_who_asks_for_an_end_gets_it_and_is_told() -> None:
     rules = recovery_rules(Keeping(on_worker_loss="abort"), PLAIN, 2, 30.0, launched=False)
     assert rules.on_worker_loss is LossPolicy.ABORT
-    assert "on_worker_loss says abort" in loss_notice(rules, PLAIN, 2, launched=False)
+    assert "on_worker_loss is abort" in loss_notice(rules, PLAIN, 2, launched=False)
 
 
 @pytest.mark.parametrize(
     ("keeping", "exchange", "sentence"),
     [
         (Keeping(on_worker_loss="shrink"), PLAIN, "use one of: wait, abort"),
-        (Keeping(train_dir="/tmp/x"), ASYNC, "cannot be used: without synchronisation"),
+        (Keeping(train_dir="/tmp/x"), ASYNC, "cannot be used: asynchronous training has no common step"),
         (Keeping(train_dir="/tmp/x"), BACKUP, "cannot be used: with backup workers"),
         (Keeping(save_model_steps=5), PLAIN, "add train_dir"),
-        (Keeping(from_scratch=True), PLAIN, "from_scratch puts aside what train_dir holds"),
+        (Keeping(from_scratch=True), PLAIN, "from_scratch sets aside what train_dir holds"),
         (Keeping(train_dir="/tmp/x", save_model_steps=5, save_model_secs=5), PLAIN, "choose one"),
-        (Keeping(train_dir="/tmp/x", max_ckpts_to_keep=-1), PLAIN, "no negative number"),
+        (Keeping(train_dir="/tmp/x", max_ckpts_to_keep=-1), PLAIN, "must not be negative"),
     ],
 )
 def test_choices_that_make_no_sense_get_a_sentence(keeping: Keeping, exchange: Exchange, sentence: str) -> None:
@@ -84,5 +84,5 @@ def test_what_objects_know_survives_as_text_and_tensors() -> None:
 
 
 def test_what_cannot_be_told_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match="found set there"):
+    with pytest.raises(UsageError, match="it found set, which"):
         to_text({"seen": {1, 2}}, {})

@@ -27,8 +27,9 @@ from library.same_loop import (
     small_model,
 )
 from lockstep.protocol.ids import ClusterShape
+from lockstep.training.library.course import seed_everything
 from lockstep.training.library.job import Job
-from lockstep.training.library.steps import seed_everything, step_seed
+from lockstep.training.library.sharding import step_seed
 from lockstep.training.shard_store import TorchShardStore
 
 

@@ -24,7 +24,7 @@ from lockstep.runtime.outcome import JobEndedError
 from lockstep.training.library.job import Job, JobOptions
 from lockstep.training.shard_store import TorchShardStore
 
-NAMED = "the gradient of '2.weight' has a NaN or an infinity on /job:worker/replica:0/task:1 in step 2"
+NAMED = "the gradient of '2.weight' contains NaN or infinity on /job:worker/replica:0/task:1 in step 2"
 
 
 def train(on_nan: str, *, clip: bool = False) -> tuple[list[Job], list[str], dict[int, Any]]:
@@ -55,7 +55,7 @@ def train(on_nan: str, *, clip: bool = False) -> tuple[list[Job], list[str], dic
 def test_report_names_the_first_and_goes_on(clip: bool) -> None:
     jobs, said, results = train("report", clip=clip)
     # From step 3 on the parameters are NaN, and with them everybody's gradients: said once on each worker.
-    assert said[0] == f"{NAMED}; the step is applied all the same, and further ones are only counted"
+    assert said[0] == f"{NAMED}; the step is applied anyway, and further ones are only counted"
     assert ["task:0 in step 3" in line for line in said[1:]] == [True]
     assert [job.not_finite_steps for job in jobs] == [STEPS - 3, STEPS - 2]
     assert results[0]["2.weight"].isnan().any()

@@ -78,7 +78,7 @@ def test_a_killed_program_that_is_started_again_goes_on_with_the_same_bits(
     again = finished[1 + int(victim)]
     assert re.findall(r"step (\d+)\n", again.stdout)[0] == step
     if step != "0":
-        assert f"goes on at step {step}" in again.stderr
+        assert f"resumes at step {step}" in again.stderr
     assert "has come back, in another life" in finished[2 - int(victim)].stderr
 
 
@@ -93,8 +93,8 @@ def test_a_program_lost_outside_of_its_loops_ends_the_job_with_a_sentence(tmp_pa
     server, chief, other = run("--outside", "--die=1:3:early", f"--once={tmp_path / 'once'}")
     assert other.code == -9
     assert (server.code, chief.code) == (1, 1)
-    assert "it cannot be taken back: it makes its steps outside of job.steps()" in chief.stderr
-    assert "the loss of a worker ends this job: it makes its steps outside of job.steps()" in chief.stderr
+    assert "it cannot be taken back: it makes steps outside job.steps()" in chief.stderr
+    assert "the loss of a worker ends this job: it makes steps outside job.steps()" in chief.stderr
 
 
 def test_a_program_that_is_killed_after_it_has_closed_its_job_is_counted_as_done(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_a_job_goes_on_at_the_step_of_its_newest_checkpoint_with_the_same_bits(t
     newest = versions(tmp_path)[0]
     again = Run(tmp_path, (3, 3, 3))()
     assert again.seen == {0: list(range(newest, 9)), 1: list(range(newest, 9))}
-    assert any(f"goes on at step {newest}" in said for said in again.said)
+    assert any(f"resumes at step {newest}" in said for said in again.said)
     assert_same(again, whole)
 
 
@@ -181,7 +181,7 @@ def test_a_checkpoint_of_the_library_is_exported_with_the_models_own_names(tmp_p
 
 def test_a_scheduler_that_is_not_kept_is_said_and_nothing_but_the_end_is_saved(tmp_path: Path) -> None:
     run = Run(tmp_path, (4,), keeps=False, save_steps=1)()
-    said = [one for one in run.said if "job.keep() was not given" in one]
+    said = [one for one in run.said if "was not passed to job.keep()" in one]
     assert len(said) == 1
     assert "only its last version is saved" in said[0]
     assert len(CheckpointFolder(str(tmp_path)).complete()) == 1
@@ -206,10 +206,10 @@ def body_with(job: Job, **wrong: Any) -> None:
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        ({"loads": True}, "would replace what this job has trained already: it goes on at step 2"),
+        ({"loads": True}, "would replace what this job has already trained: it resumes at step 2"),
         ({"steps": True}, "cannot be repeated, and this job was resumed at step 2"),
         ({"publishes": True}, "cannot be repeated, and this job was resumed at step 2"),
-        ({"keeps": True}, "what job.keep\\(\\) is given has changed: scheduler"),
+        ({"keeps": True}, "passed to job.keep\\(\\) have changed: scheduler"),
     ],
     ids=["loading", "a step", "publishing", "not keeping"],
 )

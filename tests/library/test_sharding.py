@@ -98,9 +98,9 @@ def test_shares_work_with_the_loader_of_torch() -> None:
 @pytest.mark.parametrize(
     ("dataset", "options", "sentence"),
     [
-        ([1, 2, 3], {"batch_size": 0}, "a batch of 0 examples is none"),
-        ([1, 2, 3], {"drop_last": True}, "3 examples, fewer than the 8 of a step of 2 workers"),
-        (Stream(3), {"shuffle": True}, "a stream cannot be shuffled"),
+        ([1, 2, 3], {"batch_size": 0}, "batch_size must be at least 1"),
+        ([1, 2, 3], {"drop_last": True}, "3 examples, fewer than the 8 that 2 workers need per step"),
+        (Stream(3), {"shuffle": True}, "cannot shuffle a stream"),
         (7, {}, "takes a data set with numbered examples or a stream, not int"),
     ],
 )

@@ -177,7 +177,7 @@ def test_parameters_changed_by_the_program_are_refused_unless_published() -> Non
     results: dict[int, Any] = {}
     with (
         in_process_cluster(TWO_SERVERS, TorchShardStore, eager=False) as cluster,
-        pytest.raises(UsageError, match=r"'0\.weight' was changed by the program in step 1.*job\.publish"),
+        pytest.raises(UsageError, match=r"your program changed parameter '0\.weight' in step 1.*job\.publish"),
     ):
         run_jobs(cluster, clipping_weights(publish=False))
     with in_process_cluster(TWO_SERVERS, TorchShardStore, eager=False) as cluster:

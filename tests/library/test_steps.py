@@ -14,8 +14,7 @@ from library.same_loop import plain, run_jobs, small_model
 from lockstep.protocol.ids import ClusterShape
 from lockstep.training.library.errors import UsageError
 from lockstep.training.library.job import Job
-from lockstep.training.library.sharding import MapShard
-from lockstep.training.library.steps import step_seed
+from lockstep.training.library.sharding import MapShard, step_seed
 from lockstep.training.shard_store import TorchShardStore
 
 ALONE = ClusterShape(1, 1)
@@ -76,7 +75,7 @@ def test_every_worker_sees_its_own_share() -> None:
 
 def test_a_negative_number_of_steps_is_refused() -> None:
     def body(job: Job) -> None:
-        with pytest.raises(UsageError, match="counts down"):
+        with pytest.raises(UsageError, match="is negative"):
             next(job.steps(-1))
 
     with in_process_cluster(ALONE, TorchShardStore, eager=False) as cluster:

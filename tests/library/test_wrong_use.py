@@ -41,7 +41,7 @@ def test_wrapping_an_optimizer_that_has_made_steps() -> None:
         optimizer.step()
         job.wrap(model, optimizer)
 
-    refused(body, r"has made steps already.*call job\.wrap\(\) before the first optimizer\.step\(\)")
+    refused(body, r"has already made steps.*call job\.wrap\(\) before the first optimizer\.step\(\)")
 
 
 def test_wrapping_inside_the_loop() -> None:
@@ -68,7 +68,10 @@ def test_wrapping_twice() -> None:
         (lambda p: torch.optim.LBFGS(p), "LBFGS cannot run on parameter servers: it evaluates the loss several times"),
         (lambda p: torch.optim.Adafactor(p), "Adafactor cannot run on parameter servers: it works on whole rows"),
         (lambda p: torch.optim.SparseAdam(list(p)), "SparseAdam cannot run.*sparse gradients"),
-        (lambda p: type("MyAdam", (torch.optim.Adam,), {})(p), "by their name, and .*MyAdam is not one of them"),
+        (
+            lambda p: type("MyAdam", (torch.optim.Adam,), {})(p),
+            "certain optimizers of torch.optim, and .*MyAdam is not one of them",
+        ),
         (lambda p: 0.1, "takes a torch optimizer, or a list of them, not float"),
     ],
     ids=["LBFGS", "Adafactor", "SparseAdam", "a class of one's own", "no optimizer"],
@@ -126,7 +129,7 @@ def test_converting_the_model_after_wrapping() -> None:
         model.double()
         optimizer.step()
 
-    refused(body, "'0.weight' was given other memory after job.wrap")
+    refused(body, "'0.weight' was moved to different memory after job.wrap")
 
 
 def test_parameter_added_to_the_optimizer_later() -> None:
@@ -146,7 +149,7 @@ def test_parameter_added_to_the_model_later() -> None:
         plain(model, 0, 0)
         optimizer.step()
 
-    refused(body, "the model has 8 parameters, and it had 6 when it was wrapped")
+    refused(body, "the model has 8 parameters, but had 6 when it was wrapped")
 
 
 def test_sparse_gradients() -> None:

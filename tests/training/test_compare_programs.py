@@ -63,7 +63,7 @@ def test_no_program_outlives_the_block(tmp_path: Path) -> None:
 def test_what_it_said_instead_is_told(tmp_path: Path) -> None:
     with Programs(tmp_path, {}) as programs:
         odd = start(programs, "odd", "print('hello', flush=True); input()")
-        with pytest.raises(RunFailedError, match="odd said 'hello' where 'ready' was due"):
+        with pytest.raises(RunFailedError, match="odd printed 'hello' instead of 'ready'"):
             odd.hear("ready", deadline())
 
 

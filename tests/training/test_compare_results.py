@@ -7,7 +7,7 @@ import json
 import pytest
 
 from lockstep.runtime.step_times import StepShares
-from lockstep.training.compare.contestants import Contestant, Kind, all_contestants
+from lockstep.training.compare.contestants import Contestant, ContestantKind, all_contestants
 from lockstep.training.compare.results import (
     Measurement,
     Row,
@@ -20,18 +20,18 @@ from lockstep.training.compare.results import (
 )
 
 
-def row(kind: Kind, *rates: float, protocol: str = "") -> Row:
+def row(kind: ContestantKind, *rates: float, protocol: str = "") -> Row:
     return Row(Contestant(kind, protocol), [Measurement(rate) for rate in rates])
 
 
 def test_ratios_are_taken_within_a_round() -> None:
-    limit, ours = row(Kind.LIMIT, 10.0, 100.0), row(Kind.LOCKSTEP, 9.0, 95.0)
+    limit, ours = row(ContestantKind.LIMIT, 10.0, 100.0), row(ContestantKind.LOCKSTEP, 9.0, 95.0)
     assert ratios(ours, limit) == pytest.approx([0.9, 0.95])
     assert ratios(ours, None) == []
 
 
 def test_a_round_without_a_number_gives_no_ratio() -> None:
-    limit, ours = row(Kind.LIMIT, 10.0, 100.0), row(Kind.LOCKSTEP, 0.0, 95.0)
+    limit, ours = row(ContestantKind.LIMIT, 10.0, 100.0), row(ContestantKind.LOCKSTEP, 0.0, 95.0)
     assert ratios(ours, limit) == pytest.approx([0.95])
 
 
@@ -42,7 +42,7 @@ def test_spread_shows_median_and_extremes() -> None:
 
 
 def test_table_compares_with_what_was_measured_only() -> None:
-    lines = table([row(Kind.LIMIT, 10.0), row(Kind.LOCKSTEP, 9.0, protocol="grpc")])
+    lines = table([row(ContestantKind.LIMIT, 10.0), row(ContestantKind.LOCKSTEP, 9.0, protocol="grpc")])
     assert lines[0].split("|")[2:-1] == [" images/s ", " of the limit "]
     assert "Lockstep, grpc" in lines[3]
     assert "0.90" in lines[3]
@@ -50,8 +50,8 @@ def test_table_compares_with_what_was_measured_only() -> None:
 
 
 def test_table_tells_a_failure_from_what_cannot_run_here() -> None:
-    failed = Row(Contestant(Kind.DDP), [Measurement(failure="ended with SIGKILL")])
-    cannot = Row(Contestant(Kind.LOCKSTEP, "grpc+verbs"), [Measurement(cannot="no RDMA device")])
+    failed = Row(Contestant(ContestantKind.DDP), [Measurement(failure="ended with SIGKILL")])
+    cannot = Row(Contestant(ContestantKind.LOCKSTEP, "grpc+verbs"), [Measurement(cannot="no RDMA device")])
     lines = table([failed, cannot])
     assert "failed" in lines[2]
     assert "cannot run here" in lines[3]
@@ -62,15 +62,24 @@ def test_table_tells_a_failure_from_what_cannot_run_here() -> None:
 def test_details_say_where_a_step_goes() -> None:
     shares = StepShares(7, 0.010, 0.001, 0.002, 0.003, 0.004)
     detail = StepDetail(shares, 0.005, 0.006, {"steps": 7}, ({"path": "gRPC"},))
-    ours = Row(Contestant(Kind.LOCKSTEP, "grpc"), [Measurement(1.0, detail=detail)])
+    ours = Row(Contestant(ContestantKind.LOCKSTEP, "grpc"), [Measurement(1.0, detail=detail)])
     text = " ".join(detail_lines(ours))
     assert "computing 10.00 ms" in text
     assert "reduce and update 3.00 ms" in text
     assert json.loads(json.dumps(as_json([ours], {"model": "x"})))["contestants"][0]["step"]["shares"]["steps"] == 7
-    assert detail_lines(row(Kind.DDP, 1.0)) == []
+    assert detail_lines(row(ContestantKind.DDP, 1.0)) == []
 
 
 def test_everybody_is_asked_and_tf_cnn_only_where_it_is_given() -> None:
     kinds = [contestant.kind for contestant in all_contestants(("grpc", "grpc+shm"), with_tf_cnn=True)]
-    assert kinds == [Kind.LIMIT, Kind.SINGLE, Kind.DDP, Kind.LOCKSTEP, Kind.LOCKSTEP, Kind.TF_CNN]
-    assert Kind.TF_CNN not in [contestant.kind for contestant in all_contestants(("grpc",), with_tf_cnn=False)]
+    assert kinds == [
+        ContestantKind.LIMIT,
+        ContestantKind.SINGLE,
+        ContestantKind.DDP,
+        ContestantKind.LOCKSTEP,
+        ContestantKind.LOCKSTEP,
+        ContestantKind.TF_CNN,
+    ]
+    assert ContestantKind.TF_CNN not in [
+        contestant.kind for contestant in all_contestants(("grpc",), with_tf_cnn=False)
+    ]

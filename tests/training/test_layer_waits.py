@@ -163,7 +163,7 @@ def test_a_use_that_changes_after_the_first_step_is_named() -> None:
     def before_step(step: int) -> None:
         model.odd_use = step == 3
 
-    with pytest.raises(RuntimeError, match=r"last\.weight was used in step 3 without a call of the layer"):
+    with pytest.raises(RuntimeError, match=r"last\.weight was used in step 3 without calling the layer"):
         run(model, "grpc", layers=True, before_step=before_step)
 
 

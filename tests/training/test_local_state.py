@@ -19,7 +19,7 @@ from lockstep.runtime.worker_node import WorkerNode
 from lockstep.training.benchmark.scaling import LossScale
 from lockstep.training.features import PrecisionConfig
 from lockstep.training.host_memory import HostMemory
-from lockstep.training.local_state import MOST_BYTES, LocalState, StateDoesNotFitError
+from lockstep.training.local_state import MOST_BYTES, StateDoesNotFitError, WorkerState
 from lockstep.training.replica import Replica, Trained
 from lockstep.training.shard_store import TorchShardStore
 
@@ -35,8 +35,8 @@ def normalised(device: torch.device = CPU) -> nn.Module:
     )
 
 
-def state_of(*models: nn.Module, device: torch.device = CPU) -> LocalState:
-    return LocalState(models, [device], LossScale(PrecisionConfig()))
+def state_of(*models: nn.Module, device: torch.device = CPU) -> WorkerState:
+    return WorkerState(models, [device], LossScale(PrecisionConfig()))
 
 
 def buffers_of(model: nn.Module) -> list[Tensor]:
@@ -89,7 +89,7 @@ def test_the_states_of_several_replicas_stay_apart() -> None:
 
 def test_a_model_of_another_shape_does_not_take_the_state() -> None:
     packed = state_of(normalised()).take()
-    with pytest.raises(StateDoesNotFitError, match="of another model"):
+    with pytest.raises(StateDoesNotFitError, match="belongs to another model"):
         state_of(nn.BatchNorm1d(5)).put(packed)
 
 

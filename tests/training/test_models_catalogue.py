@@ -84,8 +84,8 @@ def test_defaults_are_those_of_the_original(name: str, dataset: str, image_size:
     [
         ("resnt50", "imagenet", ["'resnt50'", "'imagenet'", "did you mean resnet50"]),
         ("VGG16", "imagenet", ["'VGG16'", "Known models: trivial, lenet"]),
-        ("resnet50", "cifar10", ["it exists for imagenet only", "resnet20_v2"]),
-        ("resnet20", "imagenet", ["it exists for cifar10 only"]),
+        ("resnet50", "cifar10", ["it exists only for imagenet", "resnet20_v2"]),
+        ("resnet20", "imagenet", ["it exists only for cifar10"]),
         ("ssd300", "coco", ["not supported", "COCO", "classification"]),
         ("ncf", "imagenet", ["not supported", "recommends"]),
         ("deepspeech2", "librispeech", ["not supported", "speech"]),

@@ -48,5 +48,5 @@ def test_it_trains_and_learns_its_batch() -> None:
 
 
 def test_data_of_pictures_is_refused() -> None:
-    with pytest.raises(BadInput, match="--model=seq2seq makes its sequences itself"):
+    with pytest.raises(BadInput, match="--model=seq2seq generates its own sequences"):
         parse_bench(["--model=seq2seq", "--data_name=digits"], {})

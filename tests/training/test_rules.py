@@ -1,4 +1,4 @@
-"""What can be wrong with a run, one test a rule."""
+"""What can be wrong with a run: one test per rule."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ BROKEN: dict[str, tuple[str, BenchConfig, str]] = {
         BenchConfig(cluster=SPEC, local=LocalCluster(servers=1, workers=1)),
         "leave one of the two out",
     ),
-    "no server": ("local cluster", _local(0, 2), "at least one of each"),
-    "no worker": ("local cluster", _local(1, 0), "at least one of each"),
+    "no server": ("local cluster", _local(0, 2), "at least one server and one worker"),
+    "no worker": ("local cluster", _local(1, 0), "at least one server and one worker"),
     "too many": ("local cluster", _local(1, 64), "would start 65 tasks here"),
     "model": ("model", BenchConfig(model="resnet49"), "did you mean resnet50"),
     "refused model": ("model", BenchConfig(model="ssd300"), "needs the COCO data set"),
     "data set": ("model", BenchConfig(data_name="mnist"), "--data_name=mnist is not known"),
-    "model of another data set": ("model", BenchConfig(model="resnet20"), "it exists for cifar10 only"),
+    "model of another data set": ("model", BenchConfig(model="resnet20"), "it exists only for cifar10"),
     "batch size": ("batch size", _run(batch_size=-1), "--batch_size=-1 is negative"),
     "batches": ("run length", _run(num_batches=0), "--num_batches=0 leaves nothing to time"),
     "warm-up": ("run length", _run(num_warmup_batches=-1), "--num_warmup_batches=-1 is negative"),
@@ -66,7 +66,7 @@ BROKEN: dict[str, tuple[str, BenchConfig, str]] = {
     "replicated and asynchronous": (
         "variable update",
         BenchConfig(cluster=SPEC, exchange=dataclasses.replace(REPLICATED, cross_replica_sync=False)),
-        "is synchronous by its nature",
+        "is always synchronous",
     ),
     "no bucket": ("bucket size", BenchConfig(exchange=ExchangeConfig(bucket_bytes=0)), "--bucket_mb=0 is out of range"),
     "huge bucket": (
@@ -75,7 +75,7 @@ BROKEN: dict[str, tuple[str, BenchConfig, str]] = {
         "--bucket_mb=2048 is out of range",
     ),
     "no GPU": ("GPUs", BenchConfig(devices=DeviceConfig(num_gpus=0)), "--num_gpus=0 leaves no device"),
-    "too many devices": ("GPUs", BenchConfig(devices=DeviceConfig(num_gpus=65)), "give 64 at most"),
+    "too many devices": ("GPUs", BenchConfig(devices=DeviceConfig(num_gpus=65)), "give at most 64"),
     "device": ("devices", BenchConfig(devices=DeviceConfig(device="tpu")), "--device=tpu is not known"),
     "data format": (
         "devices",
@@ -120,7 +120,7 @@ def test_a_model_in_a_module_that_cannot_be_looked_up_is_refused(monkeypatch: py
     """So is the program itself: a module without a description of where it came from."""
     monkeypatch.setitem(sys.modules, "without_origin", ModuleType("without_origin"))
     (problem,) = problems(BenchConfig(model="without_origin:net"))
-    assert problem.sentence.startswith("--model=without_origin:net names a package that cannot be looked up;")
+    assert problem.sentence.startswith("--model=without_origin:net names a package that cannot be found;")
 
 
 def test_every_rule_is_broken_by_one_of_the_cases() -> None:
@@ -144,7 +144,7 @@ def test_more_gpus_than_the_machine_shows_are_refused_on_workers_only() -> None:
     for config in (BenchConfig(devices=devices), BenchConfig(devices=devices, cluster=SPEC)):
         (problem,) = problems(config, gpus=2)
         assert "more GPUs than the 2 that this machine shows" in problem.sentence
-        assert "give --num_gpus=2 at most, or --device=cpu" in problem.sentence
+        assert "give at most --num_gpus=2, or --device=cpu" in problem.sentence
     assert problems(BenchConfig(devices=devices, cluster=SPEC.for_task(server(0))), gpus=0) == []
 
 

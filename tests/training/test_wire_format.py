@@ -115,9 +115,9 @@ def test_sizes_that_fit_no_format_are_refused() -> None:
     [bucket] = plan.buckets
     assert wire.dtype_of(bucket, bucket.nbytes) is torch.float32
     assert wire.dtype_of(bucket, bucket.nbytes // 2) is torch.bfloat16
-    with pytest.raises(ValueError, match="7 bytes came for bucket 0"):
+    with pytest.raises(ValueError, match="7 bytes arrived for bucket 0"):
         wire.dtype_of(bucket, 7)
-    with pytest.raises(ValueError, match="came for bucket 0"):
+    with pytest.raises(ValueError, match="arrived for bucket 0"):
         WireFormat().dtype_of(bucket, bucket.nbytes // 2)
 
 

@@ -25,7 +25,7 @@ _ROWS = Rows(Group.OUTPUT)
 _SHARED_GROUPS = {Group.RUN, Group.DEVICES, Group.EXCHANGE, Group.OPTIMIZER, Group.DATA, Group.PRECISION}
 _NOT_SHARED = {"cross_replica_sync", "num_gpus", "server_protocol"}
 _CLUSTER_SIZE = ("ps", "workers")
-_KINDS = tuple(kind.value for kind in contestants.Kind)
+_KINDS = tuple(kind.value for kind in contestants.ContestantKind)
 DEFAULT_SERVERS, DEFAULT_WORKERS = 1, 2
 MAX_REPEATS = 100
 
@@ -164,7 +164,7 @@ def _tf_problems(line: CommandLine) -> list[str]:
         sentences.append("--tf_cnn_benchmarks needs --tf_python=PATH, a Python that has TensorFlow 2.15.")
     if python is not None and shutil.which(str(python)) is None:
         sentences.append(f"--tf_python={python} is no program; give the path of a Python that has TensorFlow 2.15.")
-    if folder is None and (python is not None or contestants.Kind.TF_CNN.value in only):
+    if folder is None and (python is not None or contestants.ContestantKind.TF_CNN.value in only):
         sentences.append("tf_cnn_benchmarks can be measured only where it is given; add --tf_cnn_benchmarks=FOLDER.")
     return sentences
 

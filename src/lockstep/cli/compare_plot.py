@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.training.compare.contestants import Kind
+from lockstep.training.compare.contestants import ContestantKind
 from lockstep.training.compare.results import Row
 
 _OURS, _OTHERS, _LIMIT = "#2a6fdb", "#9aa5b1", "#c9ced6"
@@ -37,6 +37,6 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
 
 
 def _colour(row: Row) -> str:
-    if row.contestant.kind is Kind.LIMIT:
+    if row.contestant.kind is ContestantKind.LIMIT:
         return _LIMIT
-    return _OURS if row.contestant.kind is Kind.LOCKSTEP else _OTHERS
+    return _OURS if row.contestant.kind is ContestantKind.LOCKSTEP else _OTHERS

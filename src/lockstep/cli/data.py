@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from lockstep.errors import BadInput, HelpAsked
 
 if TYPE_CHECKING:
-    from lockstep.training.data.checking import Report
+    from lockstep.training.data.checking import DataSetReport
 
 _HELP = """\
 Make or check a data set.
@@ -123,7 +123,7 @@ def _check(words: list[str]) -> int:
     return 0 if report.ok else 1
 
 
-def _print_report(folder: str, report: Report) -> None:
+def _print_report(folder: str, report: DataSetReport) -> None:
     print(f"{folder}: {report.name}")
     for part in report.parts:
         print(f"  {part.split}: {part.records} records, {len(part.labels)} classes, {len(part.bad)} bad")

@@ -1,1 +1,1 @@
-"""Everything that knows torch: buckets, hooks, optimizers, models, the benchmark."""
+"""Everything that uses torch: buckets, hooks, optimizers, models, the benchmark."""

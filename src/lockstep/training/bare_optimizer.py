@@ -1,7 +1,7 @@
 """torch's optimizers without its compiler, for servers.
 
-Making an optimizer, and each of its steps, asks ``torch._dynamo`` to keep its hands off the optimizer's methods. To
-import it for that takes as long as to import torch itself, before a server can say that it is ready. Servers compile
+Creating an optimizer, and each of its steps, imports ``torch._dynamo`` only to exclude the optimizer's methods from
+compilation. That import takes as long as importing torch itself and would delay a server's start. Servers compile
 nothing.
 """
 
@@ -16,10 +16,10 @@ _METHODS = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 
 
 def keep_compiler_out() -> None:
-    """From here on an optimizer of this process is made without importing the compiler.
+    """From now on, create optimizers in this process without importing the compiler.
 
-    torch keeps, at each method, what the compiler made of it: here that is the method itself. Where another version of
-    torch keeps it elsewhere, the compiler is imported as ever.
+    torch stores on each method what the compiler made of it: here that is the method itself. If another version of
+    torch stores it elsewhere, the compiler is imported as usual.
     """
     if "torch._dynamo" in sys.modules:
         return
@@ -29,6 +29,6 @@ def keep_compiler_out() -> None:
 
 
 def step(optimizer: torch.optim.Optimizer) -> None:
-    """What ``optimizer.step()`` does, less what torch's compiler and profiler wrap around it; hooks are not called."""
+    """``optimizer.step()`` without the wrappers of torch's compiler and profiler; hooks are not called."""
     with torch.no_grad():
         inspect.unwrap(type(optimizer).step)(optimizer)

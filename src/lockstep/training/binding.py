@@ -1,7 +1,7 @@
-"""A worker's trained parameters, bound to the arenas: where their gradients leave from and where new values arrive.
+"""A worker's trained parameters, bound to the arenas from which gradients are sent and in which new values arrive.
 
 ``replica.py`` (the benchmark: nothing touches gradients after backward) and ``sealed_replica.py`` (the library: users
-may do anything with them until ``optimizer.step()``) add how a step is made of it.
+may do anything with them until ``optimizer.step()``) add how a step is made.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lockstep.training.wire_format import WireFormat
 from lockstep.transports.base import Loan
 
 
-class Memory(Protocol):
+class ArenaMemory(Protocol):
     """Where the arenas are: in host memory, or on a GPU with host memory behind it."""
 
     gradients: Tensor
@@ -51,7 +51,7 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """One parameter that is trained: its name in the model and the parameter group it belongs to."""
+    """One trained parameter: its name in the model and its parameter group."""
 
     name: str
     parameter: nn.Parameter
@@ -65,15 +65,15 @@ class Bound:
     trained: Trained
     index: int
     gradient: Tensor
-    """What the model's gradient is made of."""
+    """The memory of the model's gradient."""
     leaving: Tensor
-    """Where it leaves from: the same memory, or apart."""
+    """The memory it is sent from: the same, or separate."""
     value: Tensor
     buckets: tuple[BucketId, ...]
     local: Tensor
-    """What the model computes with: the arena itself, or a copy of the worker's own."""
+    """What the model computes with: the arena itself, or the worker's own copy."""
     got_in: Step = -1
-    """The step of its newest gradient."""
+    """The step of its latest gradient."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,13 +82,13 @@ class BindingOptions:
 
     bucket_bytes: int
     own_copy: bool
-    """The model keeps memory of its own and copies each version; else it reads parameters where they arrive."""
+    """The model keeps its own memory and copies each version; otherwise it reads parameters where they arrive."""
     apart: bool = False
-    """The model's gradients lie in memory of their own, and are copied to where they leave from."""
+    """The model's gradients are in separate memory, and are copied to where they are sent from."""
     in_place: bool = False
-    """Nothing writes to the parameters here: they may be read in the servers' own memory, where it is mapped."""
+    """Nothing writes to the parameters here, so they may be read in the servers' own memory if it is mapped."""
     wire: WireFormat = field(default_factory=WireFormat)
-    """How gradients travel."""
+    """The format in which gradients are sent."""
     untrained: tuple[Setting, ...] = ()
     """Digests of what is not trained, compared with the chief's."""
 
@@ -138,21 +138,21 @@ class Binding:
             gradient = parameter_view(self._gradients, offset, one.parameter)
             leaving = parameter_view(self._memory.gradients, offset, one.parameter)
             value = parameter_view(self._memory.parameters, offset, one.parameter)
-            # Weights in another order of dimensions (channels_last) keep it: kernels are chosen by it.
+            # Weights in another memory format (channels_last) keep it: kernels are chosen by it.
             apart = self._own_copy or not one.parameter.is_contiguous()
             local = one.parameter.data if apart else value
-            # Of its own, or all gradients would share the arena's version counter.
+            # A tensor of its own, or all gradients would share the arena's version counter.
             bound.append(Bound(one, index, gradient.data, leaving, value, tuple(buckets[index]), local))
         return bound
 
     def _let_values_leave(self) -> None:
-        """Put the model's values where gradients leave from."""
+        """Copy the model's values to where gradients are sent from."""
         with torch.no_grad():
             for bound in self._bound:
                 bound.leaving.copy_(bound.trained.parameter)
 
     def start(self) -> None:
-        """Block until the parameters of the first step are here, and let the model use them."""
+        """Block until the parameters of the first step have arrived, and make the model use them."""
         self.step = self._memory.wait(max(self._node.start_step, 0)) - 1
         for bound in self._bound:
             bound.trained.parameter.data = bound.local
@@ -165,18 +165,18 @@ class Binding:
             with torch.no_grad():
                 torch._foreach_copy_([b.local for b in self._apart], values)
         if lent is not None and len(self._apart) < len(self._bound):
-            # Some 0.3 us a parameter; a copy of the whole model costs hundreds of times as much.
+            # About 0.3 us per parameter; a copy of the whole model costs hundreds of times as much.
             for bound, value in zip(self._bound, lent, strict=True):
                 if bound.local is bound.value:
                     bound.trained.parameter.data = value
         self._memory.release_former()
 
     def gpu_idle(self) -> float | None:
-        """Seconds of a step in which the GPU had to wait for parameters; None without a GPU."""
+        """Seconds per step in which the GPU waited for parameters; None without a GPU."""
         return self._memory.idle.usual() if isinstance(self._memory, CudaMemory) else None
 
     def close(self) -> None:
-        """Let go of the model and the arenas; the parameters keep their last values."""
+        """Release the model and the arenas; the parameters keep their last values."""
         for bound in self._bound:
             parameter = bound.trained.parameter
             parameter.data = parameter.data.clone()
@@ -186,7 +186,7 @@ class Binding:
 
 
 def is_in(gradient: Tensor | None, place: Tensor) -> bool:
-    """Whether this gradient lies there and nowhere else; it may be another object, or the same one moved away."""
+    """Whether this gradient uses exactly that memory; it may be another object, or the same one moved away."""
     if gradient is None or (gradient.layout, gradient.dtype, gradient.device) != (
         place.layout,
         place.dtype,
@@ -197,7 +197,7 @@ def is_in(gradient: Tensor | None, place: Tensor) -> bool:
 
 
 def _copied_by(memory: CudaMemory, apart: Sequence[Bound]) -> list[Bound]:
-    """Let the memory copy what lies in one bucket as soon as that arrives; what is left is copied when all is here."""
+    """Let the memory copy what is in one bucket as soon as it arrives; the rest is copied when all have arrived."""
     left = []
     for bound in apart:
         if len(bound.buckets) == 1:
@@ -207,11 +207,11 @@ def _copied_by(memory: CudaMemory, apart: Sequence[Bound]) -> list[Bound]:
     return left
 
 
-def _memory_for(node: WorkerNode, plan: Plan, trained: Sequence[Trained], options: BindingOptions) -> Memory:
+def _memory_for(node: WorkerNode, plan: Plan, trained: Sequence[Trained], options: BindingOptions) -> ArenaMemory:
     devices = {one.parameter.device for one in trained}
     if len(devices) > 1:
         names = ", ".join(sorted(map(str, devices)))
-        raise ValueError(f"the model lies on several devices ({names}); move all of it to one")
+        raise ValueError(f"the model is on several devices ({names}); move all of it to one device")
     device = next(iter(devices), torch.device("cpu"))
     if device.type == "cuda":
         return CudaMemory(node, plan, device, options.wire)

@@ -1,4 +1,4 @@
-"""How large the buckets of a benchmark are where its flags do not say it."""
+"""The bucket size of a benchmark if no flag sets it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from lockstep.training.config import (
 
 
 def fitting_bucket_bytes(trained: Sequence[Trained], cluster: ClusterSpec) -> int:
-    """The same on every task, since it follows from what all of them were told.
+    """The bucket size, equal on every task, since it follows from settings that all of them share.
 
-    Over a network the last bucket's way there and back is the end of a step: it should be short. Within one host
-    nothing moves; what costs is to tell of a bucket, so there should be few, and enough of them to be updated beside
-    the backward.
+    Over a network, a step ends with the last bucket's round trip, which should be short. Within one host nothing
+    moves and the cost is the messages about each bucket, so there should be few, but enough for updates to overlap
+    with the backward pass.
     """
     if not cluster.shares_memory:
         return BUCKET_BYTES

@@ -1,9 +1,9 @@
-"""``--compile``: the model in compiled stages, so that gradients leave while backward goes on.
+"""``--compile``: the model in compiled stages, so that gradients are sent while backward continues.
 
-Compiled as a whole, a model has one backward function, and all gradients come out of it at its very end. So a chain of
-modules is cut into stages that are compiled one by one: backward leaves them one after another, and the gradients of a
-stage are on their way while the stages before it are computed. A stage holds at least half of the parameters that the
-stages after it have left over: the last gradients of a backward pass, for which everybody waits, are then few.
+Compiled as a whole, a model has one backward function, which returns all gradients at its very end. So a chain of
+modules is cut into stages that are compiled separately: backward passes through them one after another, and the
+gradients of a stage are sent while the stages before it are computed. A stage holds at least half of the parameters
+that the stages after it have left over, so the last gradients of a backward pass, for which everyone waits, are few.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 Backend = str | Callable[..., Any]
-"""What torch.compile hands its graphs to."""
+"""What torch.compile passes its graphs to."""
 
 MOST_STAGES = 6
 SMALL_REST = 1 / 32
-"""A beginning of a chain with at most this share of its parameters is not cut any further."""
+"""The start of a chain with at most this fraction of its parameters is not cut any further."""
 
 MOST_VARIANTS = 64
-"""How often torch may compile one piece of Python: every stage is such a variant, and again for evaluation."""
+"""How often torch may compile one piece of Python: once per stage, and again for evaluation."""
 
 
 Stage = list[nn.Module]
@@ -30,10 +30,10 @@ Stage = list[nn.Module]
 
 
 def compile_model(model: nn.Module, backend: Backend = "inductor", *, graphs: bool = False) -> list[Stage]:
-    """Compile a model in place, its names unchanged, when it is called first; its stages, in the order of forward.
+    """Compile a model in place on its first call, keeping its names; returns its stages, in the order of forward.
 
-    A model that is no chain, such as those of other packages, is compiled as a whole. ``graphs``: on a GPU a stage's
-    kernels are started by one call (CUDA graphs), which leaves the interpreter to the threads that move buckets. The
+    A model that is not a chain, such as those of other packages, is compiled as a whole. ``graphs``: on a GPU one call
+    launches all kernels of a stage (CUDA graphs), which frees the interpreter for the threads that move buckets. The
     gradients of a step must then not be kept until the next.
     """
     how: dict[str, Any] = {"dynamic": False, "backend": backend}
@@ -54,7 +54,7 @@ def compile_model(model: nn.Module, backend: Backend = "inductor", *, graphs: bo
 
 
 def chains_of(model: nn.Module) -> list[nn.Sequential]:
-    """The chains that a model consists of: itself, or all its children with parameters; none where it is neither."""
+    """The chains that a model consists of: itself, or all its children with parameters; none if neither is a chain."""
     if isinstance(model, nn.Sequential):
         return [model]
     with_parameters = [child for child in model.children() if elements_of(child)]
@@ -65,12 +65,12 @@ def chains_of(model: nn.Module) -> list[nn.Sequential]:
 
 
 def elements_of(module: nn.Module) -> int:
-    """How many numbers a module trains."""
+    """The number of trainable elements of a module."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def cut(sizes: Sequence[int]) -> list[slice]:
-    """Where to cut a chain of modules with so many parameters each, from its first stage to its last."""
+    """Where to cut a chain of modules, given the parameters of each, from its first stage to its last."""
     total = left = sum(sizes)
     stages: list[slice] = []
     end = len(sizes)
@@ -103,8 +103,8 @@ def _stage(modules: Sequence[nn.Module], how: dict[str, Any]) -> Callable[[Tenso
             given = module(given)
         return given
 
-    # Code of its own. Torch counts how often it has compiled one piece of code, and gives up after some times without a
-    # word; a task that begins another life in its process compiles again, and must compute the same bits.
+    # A separate code object. Torch counts how often it has compiled each one, and silently gives up after a while; a
+    # task that begins another incarnation in its process compiles again, and must compute the same bits.
     run.__code__ = run.__code__.replace(co_name="stage")
     compiled: Callable[[Tensor], Tensor] = torch.compile(run, **how)
     return compiled

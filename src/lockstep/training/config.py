@@ -36,11 +36,11 @@ MEBIBYTE = 1 << 20
 BUCKET_BYTES = 4 * MEBIBYTE
 LARGEST_FITTING_BUCKET = 64 * MEBIBYTE
 SMALL_SHARD = 32 * MEBIBYTE
-"""Of one server; it is updated so fast that more than one bucket would only be more to tell of."""
+"""Per server; it is updated so fast that more than one bucket would only cost more messages."""
 BUCKETS_OF_A_SERVER = 4
-"""Of a large model whose bucket size nobody gives: updates shall go on beside the backward."""
+"""For a large model without a given bucket size: updates should overlap with the backward pass."""
 COMPILED_BUCKET_BYTES = 128 * MEBIBYTE
-"""With ``--compile`` all gradients of a stage come at once: smaller buckets would only be more of them."""
+"""With ``--compile`` all gradients of a stage come at once, so smaller buckets have no advantage."""
 DATA_NAMES = NAMES
 
 OptionValue = float | bool | tuple[float, float]
@@ -56,13 +56,13 @@ class LocalCluster:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunLength:
-    """How much is trained. ``batch_size`` is for each device; 0 asks for the model's own."""
+    """How much is trained. ``batch_size`` is per device; 0 asks for the model's default."""
 
     batch_size: int = 0
     num_batches: int = 100
     num_warmup_batches: int = 10
     num_epochs: float | None = None
-    """Where given, it counts instead of ``num_batches``, which is set once the data set is open."""
+    """If given, it replaces ``num_batches``, which is then set once the data set is open."""
     forward_only: bool = False
 
     @property
@@ -73,15 +73,15 @@ class RunLength:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExchangeConfig:
-    """How gradients and parameters travel between workers and servers."""
+    """How gradients and parameters are exchanged between workers and servers."""
 
     variable_update: str = "parameter_server"
     cross_replica_sync: bool = True
     local_parameter_device: str = "gpu"
     bucket_bytes: int | None = None
-    """None: what fits the model and the cluster (``fitting_bucket_bytes``)."""
+    """None: chosen for the model and the cluster (``fitting_bucket_bytes``)."""
     wire_dtype: str = DTYPE
-    """The type of gradients on their way to a server."""
+    """The type in which gradients are sent to a server."""
     variable_consistency: str = "strong"
     all_reduce_spec: str | None = None
     gradient_repacking: int = 0
@@ -96,7 +96,7 @@ class ExchangeConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceConfig:
-    """Where the arithmetic happens. ``auto`` is a GPU where the task finds one, else the CPU."""
+    """Where the arithmetic happens. ``auto`` is a GPU if the task finds one, else the CPU."""
 
     device: str = "auto"
     num_gpus: int = 1
@@ -111,8 +111,8 @@ class DeviceConfig:
 class OptimizerConfig:
     """The numbers of ``--optimizer`` and its rates, and the torch.optim class that they mean.
 
-    ``init_learning_rate`` None asks for the model's own rate. ``weight_decay`` is kept apart from ``options``, because
-    it counts for some parameters only (not for those of batch-norm).
+    ``init_learning_rate`` None asks for the model's own rate. ``weight_decay`` is separate from ``options``, because
+    it applies to some parameters only (not to those of batch-norm).
     """
 
     name: str = "sgd"
@@ -138,7 +138,7 @@ class OptimizerConfig:
 
 
 def _momentum_options(config: OptimizerConfig) -> dict[str, OptionValue]:
-    # torch refuses Nesterov without momentum, where both mean plain SGD.
+    # torch refuses Nesterov without momentum, although that is just plain SGD.
     return {"momentum": config.momentum, "nesterov": config.momentum > 0}
 
 
@@ -190,8 +190,8 @@ class OutputConfig:
 class BenchConfig:
     """One run of the benchmark as one process sees it.
 
-    Without ``cluster`` it is a single process without distribution. With ``local`` it is the start of a whole cluster
-    on this machine; ``cluster`` then has the settings but no hosts and no task yet.
+    Without ``cluster`` it is a single process without distribution. With ``local`` it starts a whole cluster on this
+    machine; ``cluster`` then has the settings but no hosts and no task yet.
     """
 
     model: str = "trivial"
@@ -223,14 +223,14 @@ class BenchConfig:
 
     @property
     def global_batch_size(self) -> int:
-        """Images of one step over all devices of all workers."""
+        """Images per step over all devices of all workers."""
         return self.run.batch_size * self.devices.num_gpus * self.num_workers
 
 
 def resolved(config: BenchConfig) -> BenchConfig:
-    """The same run with the model's own batch size filled in where none was asked for. The model must be known.
+    """The same run with the model's default batch size filled in if none was given. The model must be known.
 
-    A model of another package keeps 0: its own number is known only once the task has imported that package.
+    A model from another package keeps 0: its default is known only once the task has imported that package.
     """
     if config.run.batch_size or is_external(config.model):
         return config
@@ -245,10 +245,10 @@ def _bucket_setting(nbytes: int | None, cluster: ClusterSpec) -> str:
 
 
 def settings(config: BenchConfig) -> tuple[Setting, ...]:
-    """What must be equal on all tasks, servers included; names are those of the flags where there is one.
+    """What must be equal on all tasks, servers included, by flag name where there is a flag.
 
-    What may differ is left out on purpose: devices and their number (a server has none), seeds (the chief's initial
-    parameters count), folders, and the spelling of the addresses (a wrong order shows when the tasks meet).
+    What may differ is left out on purpose: devices and their number (a server has none), seeds (only the chief's
+    initial parameters matter), folders, and the spelling of the addresses (a wrong order shows when the tasks meet).
     """
     config = resolved(config)
     cluster = config.cluster or ClusterSpec()
@@ -301,8 +301,8 @@ def recovery_rules(config: BenchConfig) -> RecoveryRules:
 
 @functools.cache
 def torch_version() -> str:
-    """The installed torch without its build (a server's CPU build and a worker's CUDA build are the same version)."""
-    import importlib.metadata  # here, because the process that only starts others does not need it
+    """The installed torch version without its build (a server's CPU build and a worker's CUDA build are equal)."""
+    import importlib.metadata  # here, because a process that only starts others does not need it
 
     try:
         return importlib.metadata.version("torch").partition("+")[0]

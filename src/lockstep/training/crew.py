@@ -1,7 +1,7 @@
-"""Several threads that work off the pieces of a bucket together: the store's own, and helpers.
+"""Several threads that process the pieces of a bucket together: the store's own, and helpers.
 
-Where every core has something to do, a helper takes its share of them for work that would be done anyway. Where
-workers wait for the last update of a step, it uses a core that would do nothing.
+If every core is busy, a helper uses its share of them for work that would be done anyway. If workers wait for the last
+update of a step, it uses a core that would be idle.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from lockstep.protocol.ids import Role
 from lockstep.runtime.cluster import ClusterSpec
 
 MOST_THREADS: Final = 4
-"""Of a server's updates; they are bound by memory, which few cores can use up."""
+"""For a server's updates; they are memory-bound, and few cores saturate the memory."""
 PATIENCE: Final = 600.0
-"""Seconds until a helper that does not finish its piece is an error; a piece takes less than a
-millisecond, and this process may be stopped for a while."""
+"""Seconds after which a helper that has not finished its piece is an error; a piece takes less than a
+millisecond, but this process may be stopped for a while."""
 
 Work = Callable[[int, int], None]
-"""Told the number of a piece, and that of the thread that works on it: 0 is the caller's."""
+"""Called with the number of a piece and of the thread that processes it: 0 is the caller's."""
 
 
 def fitting_helpers(cluster: ClusterSpec) -> int:
-    """How many helpers the server of this process has: the servers of a host share its cores.
+    """The number of helpers of this process's server: the servers of a host share its cores.
 
-    None where torch splits each operation among threads of its own.
+    None if torch splits each operation among its own threads.
     """
     if torch.get_num_threads() > 1:
         return 0
@@ -40,17 +40,17 @@ def fitting_helpers(cluster: ClusterSpec) -> int:
 
 
 class _Heap:
-    """Pieces, of which each is somebody's who takes it."""
+    """Pieces, each of which is processed by the thread that takes it."""
 
     def __init__(self, pieces: int, work: Work) -> None:
         self.total = pieces
-        self._next = count()  # one number is given out once, whoever asks
+        self._next = count()  # each number is handed out only once
         self.finished = threading.Semaphore(0)
         self.error: Exception | None = None
         self._work = work
 
     def work_off(self, thread: int) -> None:
-        """One thread's part: pieces until there are no more. The caller raises what goes wrong."""
+        """One thread's part: pieces until there are no more. The caller raises any error."""
         while (piece := next(self._next)) < self.total:
             try:
                 self._work(piece, thread)
@@ -60,7 +60,7 @@ class _Heap:
 
 
 class Crew:
-    """``helpers``: how many threads take part beside the caller's. They start with the first work for them."""
+    """``helpers``: the number of threads besides the caller's. They start with their first work."""
 
     def __init__(self, helpers: int) -> None:
         self.size = 1 + helpers
@@ -68,7 +68,7 @@ class Crew:
         self._helpers: list[threading.Thread] = []
 
     def work_off(self, pieces: int, work: Work) -> None:
-        """Do all of it; an error is raised when nobody works any more."""
+        """Process all pieces; an error is raised once no thread is working any more."""
         heap = _Heap(pieces, work)
         called = min(self.size - 1, pieces - 1)
         self._start(called)

@@ -1,8 +1,8 @@
 """A worker's arenas on a GPU, with pinned host memory between them and the transport.
 
-Copies run on two streams of their own, next to the computation. Threads wait for their events and only then hand a
-bucket on or a loan back: the callbacks of transports and hooks never block (a blocking copy in the only callback
-thread is what hung the system we follow). Parameters of a server on this host are read where the server has them.
+Copies run on two separate streams, alongside the computation. Threads wait for their events and only then pass on a
+bucket or return a loan: the callbacks of transports and hooks never block (a blocking copy in the only callback
+thread is what hung the system that Lockstep follows). Parameters of a server on this host are read where it has them.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from lockstep.transports.base import Loan, MovesGpuMemory
 _JOIN_SECONDS = 10.0
 _POLL_SECONDS = 0.0005
 _TOGETHER_BYTES = 4 << 20
-"""Buckets that are smaller are copied together with the last one: it takes no noticeable time."""
+"""Smaller buckets are copied together with the last one: that takes no noticeable time."""
 _Jobs = queue.SimpleQueue[Callable[[], None] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Coming:
-    """A bucket of new parameters that has arrived in host memory, or will be there when its server's event passes."""
+    """A bucket of new parameters that has arrived in host memory, or will have when its server's event passes."""
 
     bucket: BucketId
     version: int
@@ -64,7 +64,7 @@ class CudaMemory:
         self._up = torch.cuda.Stream(device)
         self._versions = [INITIAL_STEP] * len(plan.buckets)
         self._local: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in plan.buckets]
-        """By bucket: where the model has parameters apart from the arena, and where in the arena they arrive."""
+        """By bucket: where the model has parameters outside the arena, and where in the arena they arrive."""
         self._read_until: torch.cuda.Event | None = None
         self._step_before: torch.cuda.Event | None = None
         self._version_coming, self._came = INITIAL_STEP, 0
@@ -83,10 +83,10 @@ class CudaMemory:
             thread.start()
 
     def _register_gpu(self) -> tuple[Tensor, Tensor]:
-        """Where gradients leave from and parameters land, for a network device that gets at the GPU by itself."""
+        """Where gradients are sent from and parameters arrive, for a network device that accesses the GPU directly."""
         transport, number = self._node.transport, self._device.index or 0
         assert isinstance(transport, MovesGpuMemory)
-        # New parameters land beside those that the model still computes with.
+        # New parameters arrive next to those that the model still computes with.
         landing = torch.zeros_like(self.parameters)
         leaving = self.gradients
         regions = [transport.register_gpu(one.data_ptr(), max(one.numel(), 1), number) for one in (leaving, landing)]
@@ -95,15 +95,15 @@ class CudaMemory:
         return leaving, landing
 
     def _register_host(self) -> tuple[Tensor, Tensor]:
-        """The same in host memory, pinned where that can be."""
+        """The same in host memory, pinned if possible."""
         node, plan = self._node, self._plan
-        # What is lent is copied at once, so that programs may write to their parameters as they like.
+        # Loans are copied at once, so that programs may write to their parameters freely.
         spare = spare_bytes(len(plan.buckets))
         gradients, parameters = node.allocate(plan, in_place=pins_read_only(), spare=spare)
         pinned = [self._pinned.pin(region.buffer) for region in (gradients, parameters)]
         kind = "pinned" if all(pinned) else "pageable"
         node.tell_path(f"{node.task.short}: tensors of the GPU travel through {kind} host memory (no GPUDirect)")
-        # A worker that comes back must find what it handed on in its former life: then nothing is handed on early.
+        # A worker that rejoins must find what it passed on in its previous incarnation: so nothing is passed on early.
         if all(pinned) and not node.keeps_state:
             at = table_at(plan.arena_bytes)
             self._own = OwnEvents(self._device, node.task.index, len(plan.buckets), [gradients.buffer], at)
@@ -114,7 +114,7 @@ class CudaMemory:
     # -- gradients go down --
 
     def filled(self, step: Step, bucket: BucketId) -> None:
-        """Training thread: start the copy to the host; the bucket is handed on when it has ended."""
+        """Training thread: start the copy to the host; the bucket is passed on when the copy is done."""
         known = self._plan.buckets[bucket]
         nbytes = self._wire.nbytes(known)
         computed = torch.cuda.Event()
@@ -138,22 +138,22 @@ class CudaMemory:
         self._downs.put(hand_on)
 
     def _is_waited_for(self, server: int) -> bool:
-        """Whether the GPU of this server waits for our copies by itself, and ours for its updates."""
+        """Whether this server's GPU waits for our copies directly, and ours for its updates."""
         known = self._serving[server]
         return known is not None and known.lets_read(self._node.task.index)
 
     def after_filled(self, action: Callable[[], None]) -> None:
-        """Training thread: do this once every bucket that was filled so far has been copied and handed on."""
-        # Until here the program may have queued work that reads its parameters: new ones must not overtake it.
+        """Training thread: do this once every bucket filled so far has been copied and passed on."""
+        # The program may have queued work so far that reads its parameters: new ones must not overtake it.
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(self._device))
         self._read_until = event
         self._downs.put(action)
 
     def in_order(self, action: Callable[[], None]) -> None:
-        """Training thread: do this after all that was handed on or asked for so far.
+        """Training thread: do this after everything that was passed on or requested so far.
 
-        New parameters may be here before a step's seal has been told: the next step must not be told before it.
+        New parameters may arrive before a step's seal has been sent: the next step must not be announced before it.
         """
         self._downs.put(action)
 
@@ -167,14 +167,14 @@ class CudaMemory:
     # -- parameters come up --
 
     def copy_on_arrival(self, bucket: BucketId, local: Tensor, value: Tensor) -> None:
-        """Before the first version: when this bucket arrives, copy ``value``, a part of it in the arena, there."""
+        """Before the first version: copy ``value``, a part of the arena, to that place when this bucket arrives."""
         self._local[bucket][0].append(local)
         self._local[bucket][1].append(value)
 
     def arrived(self, bucket: BucketId, version: int, loan: Loan | None) -> None:
         """Loop's thread: a bucket is in host memory, here or at its server; start its copy up.
 
-        Starting a copy of pinned memory takes no time. What is not pinned yet is left to a thread that may wait.
+        Starting a copy of pinned memory takes no time. Memory that is not pinned yet is left to a thread that may wait.
         """
         if self.is_direct or self._pinned.is_pinned(self._parameters if loan is None else loan.buffer):
             self._bring_up(bucket, version, loan)
@@ -187,11 +187,11 @@ class CudaMemory:
             self._share_events(server, loan.buffer, self._own)
         events = self._serving[server]
         if loan is not None and events is not None and not self._pinned.is_pinned(loan.buffer):
-            events.synchronize(bucket)  # the processor copies, and must not overtake the GPU
+            events.synchronize(bucket)  # the CPU copies, and must not overtake the GPU
         self._bring_up(bucket, version, loan)
 
     def _share_events(self, server: int, lent: memoryview, own: OwnEvents) -> None:
-        """The first version of this server is here: if its GPU is ours, the two wait for each other from now on."""
+        """This server's first version has arrived: if its GPU is ours, the two wait for each other from now on."""
         if self._serving[server] is not None:
             return
         at = table_at(self._plan.shard_room(server))
@@ -210,11 +210,11 @@ class CudaMemory:
             self._copy_up(one)
 
     def _come(self, one: _Coming) -> list[_Coming]:
-        """What is to be copied now that this one has come.
+        """What to copy now that this bucket has arrived.
 
-        Two processes on one GPU take turns on it, some milliseconds each where MPS does not run. So what a server has
-        updated in one of its turns, at the end of a step, is waited for as a whole: a copy of the first bucket would
-        give the turn to this process, and the server had to wait for the next one with its second bucket.
+        Two processes on one GPU take turns on it, some milliseconds each unless MPS is running. So everything that a
+        server updates in one turn, at the end of a step, is awaited as a whole: copying the first bucket would give the
+        turn to this process, and the server's second bucket would have to wait for its next turn.
         """
         known = self._plan.buckets[one.bucket]
         with self._changed:
@@ -253,7 +253,7 @@ class CudaMemory:
             self._loans.put(lambda: _give_back(copied, loan))
 
     def wait(self, version: int) -> int:
-        """Training thread: block until every copy up has started, then let the computation wait for them on the GPU."""
+        """Training thread: block until every copy up has started, then let the GPU's computation wait for them."""
         self.idle.begins()
         reached = self._node.wait_version(version)
         with self._changed:
@@ -269,7 +269,7 @@ class CudaMemory:
         return reached
 
     def _stay_near(self) -> None:
-        """Not more than a step ahead of the GPU: where the GPUs wait for each other, nothing else would hold this."""
+        """Stay at most one step ahead of the GPU: if the GPUs wait for each other, nothing else limits this thread."""
         before, self._step_before = self._step_before, self._read_until
         while before is not None and not before.query():
             self._node.raise_if_ended()
@@ -281,7 +281,7 @@ class CudaMemory:
         return None
 
     def release_former(self) -> None:
-        """What was lent is given back as soon as it is copied."""
+        """Loans are returned as soon as they are copied."""
 
     def _range(self, bucket: BucketId) -> slice:
         known = self._plan.buckets[bucket]
@@ -292,7 +292,7 @@ class CudaMemory:
         for jobs, thread in zip((self._downs, self._ups, self._loans), self._threads, strict=True):
             jobs.put(None)
             thread.join(_JOIN_SECONDS)
-        # A server that was killed never passes its event, and whoever waits for that waits in vain.
+        # A server that was killed never passes its event, and a wait for it would never end.
         if all(ends_soon(stream, DRAIN_SECONDS) for stream in (self._down, self._up)):
             torch.cuda.synchronize(self._device)
             self._pinned.close()
@@ -301,7 +301,7 @@ class CudaMemory:
         while (job := jobs.get()) is not None:
             try:
                 job()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the job is told and ends
+            except Exception as error:  # noqa: BLE001 - whatever it is, the job is notified and ends
                 reason = failure_of(error, phrases.cannot_copy(error), (torch.OutOfMemoryError,))
                 self._node.loop.post(Broken(self._node.task, self._node.machine.role.step, reason))
 

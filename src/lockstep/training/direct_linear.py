@@ -1,11 +1,11 @@
-"""Weight gradients of linear layers, computed straight into the bucket that carries them.
+"""Weight gradients of linear layers, computed directly into the bucket that carries them.
 
 Autograd would allocate a gradient, and a hook would copy it into the arena: two passes over memory for the largest
-parameters of a model. Here the product is written where it leaves from. The arithmetic is autograd's own (the same call
-with the same operands), so the bits are the same.
+parameters of a model. Here the product is written where it is sent from. The arithmetic is autograd's own (the same
+call with the same operands), so the bits are the same.
 
-A layer is taken only where its weight has exactly one use in a step. That is looked at in the layer's first step, which
-goes the plain way; whatever is not plain later (a second call, another thread of use) goes the plain way again.
+A layer is handled this way only if its weight is used exactly once per step. The layer's first step, which goes through
+autograd, shows that; anything unusual later (a second call, another use) goes through autograd again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OnWritten = Callable[[Bound], None]
 
 
 class DirectLinear:
-    """One ``nn.Linear`` whose gradients go straight into the arena; ``restore`` puts its own ``forward`` back."""
+    """One ``nn.Linear`` whose gradients go directly into the arena; ``restore`` puts its own ``forward`` back."""
 
     def __init__(self, module: nn.Linear, weight: Bound, bias: Bound | None, on_written: OnWritten) -> None:
         self.weight = weight
@@ -33,11 +33,11 @@ class DirectLinear:
         self._module = module
         self._on_written = on_written
         self._uses = 0
-        """Calls whose backward may still come."""
+        """Calls whose backward is still possible."""
         self._trial: dict[int, Tensor] = {}
-        """What the first step gave, by parameter; its whole gradient must be the same numbers."""
+        """The first step's gradients, by parameter; its whole gradient must be the same numbers."""
         self._proven: bool | None = None
-        """Whether this layer is the only source of its parameters' gradients; None before that was seen."""
+        """Whether this layer is the only source of its parameters' gradients; None until that is known."""
         self._plain = module.forward
         module.forward = self._forward  # type: ignore[assignment, method-assign]  # an attribute of the instance: reversible
 
@@ -49,7 +49,7 @@ class DirectLinear:
         self._uses = 0
 
     def judge(self, bound: Bound, gradient: Tensor) -> None:
-        """A whole gradient came the plain way: in the first step it tells whether the layer was its only source."""
+        """A whole gradient came from autograd: in the first step it shows whether the layer was its only source."""
         expected = self._trial.pop(bound.index, None)
         if expected is not None:
             self._proven = self._proven is not False and torch.equal(gradient, expected)
@@ -58,22 +58,22 @@ class DirectLinear:
         if not torch.is_grad_enabled():
             return self._plain(given)
         if given.dim() != 2 or torch.is_autocast_enabled(given.device.type):
-            self._uses += 2  # what autograd does by itself is never mixed with what is written here
+            self._uses += 2  # never mix what autograd does itself with what is written here
             return self._plain(given)
         self._uses += 1
         result: Tensor = _Linear.apply(given, self._module.weight, self._module.bias, self)  # type: ignore[no-untyped-call]
         return result
 
     def keeps(self, weight: Tensor) -> bool:
-        """Whether this weight can still be read when its gradient has left, which then is on its way sooner.
+        """Whether this weight can still be read after its gradient was sent, which can then happen sooner.
 
-        So it is where a server lends its own memory: the next version comes in another place. Not on a GPU, where
+        That is so if a server lends its own memory: the next version arrives in another place. Not on a GPU, where
         copies are queued behind the gradient.
         """
         return weight.device.type == "cpu" and weight.data_ptr() != self.weight.value.data_ptr()
 
     def take(self, output_gradient: Tensor, given: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Backward has come to this layer: the gradients for autograd to add up, or None where they were written."""
+        """Backward has reached this layer: the gradients for autograd to add up, or None if they were written."""
         if not self._proven or self._uses != 1:
             return self._plain_gradients(output_gradient, given)
         torch.mm(output_gradient.t(), given, out=self.weight.gradient)
@@ -94,7 +94,7 @@ class DirectLinear:
 
 
 class _Linear(torch.autograd.Function):
-    """``functional.linear`` for a matrix, whose backward asks the layer where its gradients go."""
+    """``functional.linear`` for a matrix, with a backward in which the layer decides where its gradients go."""
 
     @staticmethod
     def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, layer: DirectLinear) -> Tensor:
@@ -109,14 +109,14 @@ class _Linear(torch.autograd.Function):
         if ctx.layer.keeps(weight):
             for_weight, for_bias = ctx.layer.take(output_gradient, given)
             for_input = output_gradient.mm(weight) if ctx.needs_input_grad[0] else None
-        else:  # first what reads the weight: once its gradient has left, the next version may arrive in its place
+        else:  # first whatever reads the weight: once its gradient is sent, the next version may arrive in its place
             for_input = output_gradient.mm(weight) if ctx.needs_input_grad[0] else None
             for_weight, for_bias = ctx.layer.take(output_gradient, given)
         return for_input, for_weight, for_bias, None
 
 
 def direct_linears(model: nn.Module, bound: Sequence[Bound], on_written: OnWritten) -> list[DirectLinear]:
-    """Take over the linear layers of a model whose parameters are all trained and belong to one module only."""
+    """Replace the linear layers of a model whose parameters are all trained and belong to only one module."""
     by_parameter = {id(one.trained.parameter): one for one in bound}
     owners: dict[int, int] = {}
     for module in model.modules():
@@ -134,5 +134,5 @@ def direct_linears(model: nn.Module, bound: Sequence[Bound], on_written: OnWritt
 
 
 def _is_plain(module: nn.Linear) -> bool:
-    """No hook of the user's that autograd would call with the gradient of the weight."""
+    """Whether there is no user hook that autograd would call with the gradient of the weight."""
     return not any(p._backward_hooks for p in module.parameters(recurse=False))

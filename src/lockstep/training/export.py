@@ -1,4 +1,4 @@
-"""A checkpoint as one safetensors file that plain torch can load into the model."""
+"""Trained parameters as one safetensors file that plain torch can load: from a checkpoint, or from a model."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from lockstep.runtime.checkpoints import CheckpointError, Manifest, verify
 from lockstep.training.local_state import DESCRIPTION
 from lockstep.training.shard_file import ShardFiles
 from lockstep.training.tensors import torch_dtype
 
+FINAL_NAME = "final.safetensors"
+
 
 def export(checkpoint: Path, target: Path) -> int:
-    """Write the parameters and buffers of a checkpoint to ``target``; how many tensors there are.
+    """Write the parameters and buffers of a checkpoint to ``target``; returns the number of tensors.
 
-    CheckpointError where it is damaged; OSError where the file cannot be written.
+    Raises CheckpointError if the checkpoint is damaged, and OSError if the file cannot be written.
     """
     manifest = verify(checkpoint)
     tensors = _parameters(checkpoint, manifest)
@@ -29,12 +31,26 @@ def export(checkpoint: Path, target: Path) -> int:
     for name, shape in shapes.items():
         tensors[name] = tensors[name].reshape(shape)
     tensors.update(buffers)
+    _write(tensors, target)
+    return len(tensors)
+
+
+def write_final_parameters(model: nn.Module, folder: str) -> Path:
+    """Write the model's state to a file in ``folder``, which is created if it does not exist."""
+    target = Path(folder) / FINAL_NAME
+    target.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {name: value.detach().cpu().contiguous().clone() for name, value in model.state_dict().items()}
+    _write(tensors, target)
+    return target
+
+
+def _write(tensors: dict[str, Tensor], target: Path) -> None:
+    """The file appears whole or not at all."""
     half = target.with_name(target.name + ".part")
     save_file(tensors, half)
     with half.open("rb") as written:
         os.fsync(written.fileno())
     half.replace(target)
-    return len(tensors)
 
 
 def _parameters(checkpoint: Path, manifest: Manifest) -> dict[str, Tensor]:
@@ -49,7 +65,7 @@ def _parameters(checkpoint: Path, manifest: Manifest) -> dict[str, Tensor]:
 
 
 def _described(checkpoint: Path, manifest: Manifest) -> tuple[dict[str, list[int]], dict[str, Tensor]]:
-    """The shapes of the parameters, and the chief's buffers; both empty where no state of the chief was kept."""
+    """The shapes of the parameters, and the chief's buffers; both empty if no state of the chief was saved."""
     chief = next((facts.name for facts in manifest.states if facts.name.startswith("worker-0.")), None)
     if chief is None:
         return {}, {}

@@ -10,7 +10,7 @@ from lockstep.training.data.names import is_real
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
-    """Where pictures come from and how they are prepared. Without ``folder`` they are made up (digits excepted)."""
+    """Where images come from and how they are prepared. Without ``folder`` they are synthetic (except for digits)."""
 
     folder: str | None = None
     distortions: bool = False
@@ -18,7 +18,7 @@ class DataConfig:
     ml_perf: bool = False
     repeat_sample: bool = False
     processes: int | None = None
-    """Decoding processes of a worker; None: as many as its share of the cores."""
+    """Decoding processes per worker; None: its share of the cores."""
     prefetch: int = 2
     max_bad_records: int = 10
 
@@ -27,7 +27,7 @@ class DataConfig:
         return is_real(name, self.folder)
 
     def input_processes(self, workers_here: int) -> int:
-        """How many processes decode for one worker of so many on this machine."""
+        """How many processes decode for one worker if ``workers_here`` workers share this machine."""
         if self.processes is not None:
             return self.processes
         return max(1, min(8, len(os.sched_getaffinity(0)) // max(1, workers_here)))
@@ -35,7 +35,7 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationConfig:
-    """When the held-out part of the data is looked at. At most one of the four ways during training is set."""
+    """When the model is evaluated on held-out data. At most one of the four ways during training is set."""
 
     only: bool = False
     """``--eval``: evaluate instead of training."""
@@ -55,11 +55,11 @@ class EvaluationConfig:
         return bool(self.every_n_steps or self.every_n_epochs or self.at_steps or self.at_epochs)
 
     def is_due(self, step: int, steps_per_epoch: float) -> bool:
-        """Whether to evaluate after so many timed steps (counted from 1)."""
+        """Whether to evaluate after timed step ``step`` (counted from 1)."""
         if self.every_n_steps:
             return step % self.every_n_steps == 0
         if self.every_n_epochs:
-            # The step in which a multiple of so many epochs is completed.
+            # The step that completes a multiple of every_n_epochs.
             every = self.every_n_epochs * steps_per_epoch
             return int(step / every) > int((step - 1) / every)
         if self.at_epochs:
@@ -69,12 +69,12 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrecisionConfig:
-    """16-bit arithmetic; parameters, gradients on their way and the optimizer stay 32-bit."""
+    """16-bit arithmetic; parameters, transferred gradients and the optimizer stay 32-bit."""
 
     use_fp16: bool = False
     use_bf16: bool = False
     loss_scale: float | None = None
-    """None: 128 with fp16, as most models of the original have; bf16 needs none."""
+    """None: 128 with fp16, as for most models of tf_cnn_benchmarks; bf16 needs none."""
     auto_loss_scale: bool = False
     raise_every: int = 1000
 

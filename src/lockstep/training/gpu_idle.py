@@ -1,4 +1,4 @@
-"""How long a worker's GPU has nothing to do between two steps, by the GPU's own clock."""
+"""How long a worker's GPU is idle between two steps, by the GPU's own clock."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _KEPT = 1000
 
 
 class GpuIdle:
-    """Marks on the computation's stream: after backward, and when the next parameters are here.
+    """Marks on the computation's stream: after backward, and when the next parameters have arrived.
 
-    The marks are read steps later, when the GPU has long passed them: nothing waits for it.
+    The marks are read a few steps later, when the GPU has long passed them, so nothing waits for it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -44,7 +44,7 @@ class GpuIdle:
             self._seconds.append(first.elapsed_time(second) / 1000)
 
     def usual(self) -> float | None:
-        """Seconds a step, the median of the last steps; None where none was seen. Waits for the GPU."""
+        """Seconds per step, the median of the last steps; None if there are none. Waits for the GPU."""
         torch.cuda.synchronize(self._device)
         self._take()
         return statistics.median(self._seconds) if self._seconds else None

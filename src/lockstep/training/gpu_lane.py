@@ -1,7 +1,7 @@
-"""The GPU work of one server: queued on a stream of its own, and told of when it is done.
+"""The GPU work of one server: queued on a separate stream, and reported when it is done.
 
-The store's thread only queues work, so that buckets that come together are worked on together: where a worker computes
-on the same GPU, the two processes take turns on it, and every turn has its price.
+The store's thread only queues work, so that buckets that arrive together are processed together: if a worker computes
+on the same GPU, the two processes take turns on it, and every turn has a cost.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lockstep.training.shared_events import OpenedEvents, OwnEvents, table_at
 
 _JOIN_SECONDS = 10.0
 DRAIN_SECONDS = 3.0
-"""What is queued on a GPU takes milliseconds; what takes longer waits for a task that is gone."""
+"""Work queued on a GPU takes milliseconds; work that takes longer waits for a task that has ended."""
 _POLL_SECONDS = 0.01
 
 
@@ -41,14 +41,14 @@ class GpuLane:
         self._thread.start()
 
     def share(self, plan: Plan, server: int, slots: Sequence[memoryview]) -> None:
-        """Let workers on this GPU wait for updates by themselves, and wait for their gradients here."""
+        """Let workers on this GPU wait for updates directly, and wait for their gradients here."""
         buckets = len(plan.buckets)
         self._server = server
         self._own = OwnEvents(self.device, server, buckets, slots, table_at(plan.shard_room(server)))
         self._workers = OpenedEvents(self.device, buckets, table_at(plan.arena_bytes))
 
     def take(self, bucket: BucketId, gradients: Sequence[memoryview]) -> bool:
-        """Let what is queued next wait for these gradients; whether their workers all wait for the update likewise."""
+        """Make the next work wait for these gradients; returns whether all their workers wait for updates directly."""
         pinned = [self.pinned.pin(gradient) for gradient in gradients]
         if self._own is None or self._workers is None or not pinned or not all(pinned):
             return False
@@ -63,7 +63,7 @@ class GpuLane:
         return all(shared)
 
     def hand_on(self, bucket: BucketId, done: Done, *, at_once: bool) -> None:
-        """What is queued so far makes the next version of this bucket. ``at_once``: who reads it waits by itself."""
+        """The work queued so far makes this bucket's next version. ``at_once``: its readers wait for it directly."""
         if self._own is not None:
             self._own.record(bucket, self._stream)
         if at_once:
@@ -72,31 +72,31 @@ class GpuLane:
             self.when_done(done)
 
     def let_go(self, slots: Sequence[memoryview]) -> None:
-        """Workers have come: keep nothing of the memory that was lent before, only these slots."""
+        """Workers have joined: release all memory lent before, and keep only these slots."""
         self.finish()
         if self._workers is not None:
             self._workers.forget()
         self.pinned.keep_only(slots)
 
     def queueing(self) -> AbstractContextManager[object]:
-        """What is computed inside is queued here."""
+        """What is computed inside is queued on this stream."""
         return torch.cuda.stream(self._stream)
 
     def when_done(self, done: Done) -> None:
-        """Call this, on another thread, when all that is queued so far is done."""
+        """Call this, on another thread, when everything queued so far is done."""
         event = torch.cuda.Event()
         event.record(self._stream)
         self._queued.put((event, done))
 
     def finish(self) -> None:
-        """Block until all that is queued is done."""
+        """Block until everything queued is done."""
         self._stream.synchronize()
 
     def close(self) -> None:
-        """End the thread and give the host memory back."""
+        """End the thread and release the host memory."""
         self._queued.put(None)
         self._thread.join(_JOIN_SECONDS)
-        # A worker that was killed never passes its event, and whoever waits for that waits in vain.
+        # A worker that was killed never passes its event, and a wait for it would never end.
         if ends_soon(self._stream, DRAIN_SECONDS):
             self.pinned.close()
 
@@ -105,14 +105,14 @@ class GpuLane:
             event, done = item
             try:
                 event.synchronize()
-            except RuntimeError as error:  # of CUDA: whatever was queued has failed
+            except RuntimeError as error:  # from CUDA: the queued work has failed
                 done(error)
             else:
                 done(None)
 
 
 def ends_soon(stream: torch.cuda.Stream, seconds: float) -> bool:
-    """Whether all that is queued ends within this time."""
+    """Whether everything queued ends within this time."""
     deadline, never = time.monotonic() + seconds, threading.Event()
     while not stream.query():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""A worker's arenas in host memory: gradients and parameters are where the transport reads and writes them."""
+"""A worker's arenas in host memory, where the transport reads gradients and writes parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class HostMemory:
     """For models on the CPU: no copy between the model's memory and the transport's."""
 
     def __init__(self, node: WorkerNode, plan: Plan, *, in_place: bool, wire: WireFormat) -> None:
-        """``in_place``: nothing writes to the parameters here, so they may be read in a server's own memory."""
+        """``in_place``: nothing writes to the parameters here, so they may be read in a server's memory."""
         gradients, parameters = node.allocate(plan, in_place=in_place)
         self._plan = plan
         self._wire = wire
@@ -31,7 +31,7 @@ class HostMemory:
         self._lent = LentParameters(plan, self.parameters)
 
     def arrived(self, bucket: BucketId, version: int, loan: Loan | None) -> None:  # noqa: ARG002 - the node counts it
-        """Loop's thread: a bucket is in the arena, which is the model's memory already, or in a loan."""
+        """Loop's thread: a bucket is in the arena, which already is the model's memory, or in a loan."""
         if loan is not None:
             self._lent.arrived(bucket, loan)
 
@@ -47,35 +47,35 @@ class HostMemory:
         self._node.produced(step, bucket, nbytes)
 
     def after_filled(self, action: Callable[[], None]) -> None:
-        """Training thread: do this once every bucket that was filled so far is handed on; here they are."""
+        """Training thread: do this once every bucket filled so far has been passed on; here they have been."""
         action()
 
     def in_order(self, action: Callable[[], None]) -> None:
-        """Training thread: do this after all that was handed on or asked for so far; here that is done."""
+        """Training thread: do this after everything that was passed on or requested so far; here that is done."""
         action()
 
     def initial_values_are_in(self) -> None:
-        """Chief: the gradient arena holds the initial parameters, which travel whole."""
+        """Chief: the gradient arena holds the initial parameters, which are sent in full precision."""
         if self._wire.narrows:
             self._leaving.copy_(self.gradients)
         self._node.offer_initial()
 
     def wait(self, version: int) -> int:
-        """Training thread: block until the parameters are at ``version`` or later; which one it is."""
+        """Training thread: block until the parameters are at ``version`` or later; returns their version."""
         return self._node.wait_version(version)
 
     def newest(self, likes: Sequence[Tensor]) -> list[Tensor] | None:
-        """Training thread: where the values that were waited for are, by parameter; None: all in the arena."""
+        """Training thread: where the awaited values are, by parameter; None: all in the arena."""
         return self._lent.newest(likes)
 
     def take(self, parameters: Sequence[int], likes: Sequence[Tensor]) -> list[Tensor]:
-        """Training thread: where the next values of these parameters are; their buckets were waited for."""
+        """Training thread: where the next values of these parameters are; their buckets have arrived."""
         return self._lent.take(parameters, likes)
 
     def release_former(self) -> None:
-        """Training thread: nothing uses the version before any more."""
+        """Training thread: nothing uses the previous version any more."""
         self._lent.release_former()
 
     def close(self) -> None:
-        """Give back what is lent."""
+        """Return all loans."""
         self._lent.close()

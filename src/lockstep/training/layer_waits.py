@@ -1,10 +1,10 @@
-"""Forward waits layer by layer: a layer only for the parameters that it uses, while the rest still arrives.
+"""Forward waits layer by layer: each layer waits only for the parameters it uses, while the rest still arrive.
 
-A hook before each layer's forward waits for the layer's own parameters. That is right only where a parameter is not
-used before a layer that owns it is called (attention, for example, reads the weights of a layer that it never calls).
-So the first step, before which everything is waited for, watches every call of torch: a parameter that is used without
-such a hook before it is waited for at the very beginning from then on. After forward all parameters are waited
-for, used or not. Should a later step use a parameter in another way, its gradient shows it, and the job ends.
+A hook before each layer's forward waits for the layer's own parameters. That is correct only if no parameter is used
+before a layer that owns it is called (attention, for example, reads the weights of a layer that it never calls).
+So the first step, which waits for everything before it starts, watches every torch call: parameters that are used
+before such a hook are awaited at the very beginning from then on. After forward, all parameters are awaited, used or
+not. If a later step uses a parameter in another way, its gradient shows it, and the job ends.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class LayerWaits:
         self._need_all = need_all
         self._by_parameter = {id(one.trained.parameter): one for one in bound}
         self._early: dict[int, Bound] = {}
-        """Parameters that are used before a layer of theirs is called."""
+        """Parameters that are used before a layer that owns them is called."""
         self._passed: set[int] = set()
-        """Parameters that were waited for in this forward."""
+        """Parameters that have been awaited in this forward."""
         self._watching: contextlib.ExitStack | None = None
         self.learned = False
         self._learning = False
@@ -47,9 +47,9 @@ class LayerWaits:
         self._learning = not self.learned
 
     def was_waited_for(self, bound: Bound) -> bool:
-        """It got a gradient: whether it had its new value before this forward used it."""
+        """A parameter got a gradient: whether it had its new value before this forward used it."""
         if self._learning and bound.index not in self._passed:
-            self._early[bound.index] = bound  # used where no call of torch shows it
+            self._early[bound.index] = bound  # used where no torch call shows it
         return self._learning or bound.index in self._passed
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class LayerWaits:
 
 
 class _Watch(TorchFunctionMode):
-    """Tells which tensors every call of torch is given."""
+    """Reports the tensors passed to every torch call."""
 
     def __init__(self, on_use: Callable[[Iterable[object]], None]) -> None:
         super().__init__()

@@ -1,12 +1,12 @@
-"""Parameters that a worker reads where its servers have them: in the servers' two slots, mapped here.
+"""Parameters that a worker reads directly in its servers' two slots, which are mapped here.
 
-A version lies in one slot of each server, the next one in the other, so the model alternates between two sets of views.
-A parameter that was cut over several servers has no place of its own in any slot: its pieces are mapped side by side,
-or copied together where they are no whole pages. The memory is shared for reading only; writing to such a parameter
-would end the process.
+A version is in one slot of each server, the next one in the other, so the model alternates between two sets of views.
+A parameter that is split over several servers is not contiguous in any slot: its pieces are mapped side by side, or
+copied together if they are not whole pages. The memory is shared read-only; writing to such a parameter would end the
+process.
 
-The next version is taken as a whole (``newest``), or parameter by parameter while the rest is still on its way
-(``take``, and ``newest`` for what is left). ``release_former`` ends the change to it either way.
+The next version is taken as a whole (``newest``), or parameter by parameter while the rest is still in transit
+(``take``, and ``newest`` for what is left). In both cases ``release_former`` completes the change.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from lockstep.transports.base import Loan
 from lockstep.transports.joined_memory import join_pages
 
 _VIEWS_OF_A_PARAMETER = 4
-"""One for each of two slots; more are of slots that were mapped before a link was opened again."""
+"""One for each of two slots; more belong to slots that were mapped before a link was reopened."""
 
 
 _Slots = tuple[object, ...]
-"""The mappings that something was found in, by which it is found again. They are held with it: another one could get
-the name of one that is gone."""
+"""The mappings in which something was found, as a key to find it again. They are kept with it: otherwise a new mapping
+could get the id of one that is gone."""
 
 
 @dataclass(slots=True)
 class _Places:
-    """Where the values of one version are: by parameter, and what must be copied together for that."""
+    """Where the values of one version are: by parameter, and what must be copied together first."""
 
     values: list[Tensor]
     targets: list[Tensor]
@@ -47,7 +47,7 @@ class LentParameters:
     """The loans of the versions that a worker uses now and next."""
 
     def __init__(self, plan: Plan, arena: Tensor) -> None:
-        """``arena``: where buckets arrive that are not lent, and where pieces are put together."""
+        """``arena``: where buckets that are not lent arrive, and where pieces are assembled."""
         self._plan = plan
         self._arena = arena
         self._lock = threading.Lock()
@@ -55,10 +55,10 @@ class LentParameters:
         self._held: dict[BucketId, Loan] = {}
         self._former: list[Loan] = []
         self._taken: set[BucketId] = set()
-        """Buckets whose next version was taken already, while others are still on their way."""
+        """Buckets whose next version was already taken, while others are still in transit."""
         self._homes = _homes(plan)
         self._views: dict[tuple[int, ...], tuple[Tensor | None, _Slots]] = {}
-        """By parameter and the slots that its pieces lie in: where it can be read, or None if it must be copied."""
+        """By parameter and the slots of its pieces: where it can be read, or None if it must be copied."""
         self._places: dict[tuple[int, ...], _Places] = {}
 
     def arrived(self, bucket: BucketId, loan: Loan) -> None:
@@ -70,7 +70,7 @@ class LentParameters:
             former.release()
 
     def newest(self, likes: Sequence[Tensor]) -> list[Tensor] | None:
-        """Training thread: the values of all parameters, where they are now; None where all are in the arena."""
+        """Training thread: where the values of all parameters are now; None if all are in the arena."""
         if self._taken:
             return self.take(range(len(likes)), likes)
         with self._lock:
@@ -80,14 +80,14 @@ class LentParameters:
         if not fresh:
             return None
         whole = len(fresh) == len(self._plan.buckets)
-        # A slot is one mapping: which ones are in use says which views are right.
+        # A slot is one mapping: the mappings in use determine which views are right.
         slots = _slots_of(loan for _, loan in sorted(fresh.items()))
         key = tuple(map(id, slots)) if whole else ()
         places = self._places.get(key)
         if places is None:
             places = self._find_places(fresh, likes, slots)
             if len(self._places) >= 2:
-                self._places.clear()  # a link was opened again, and maps the slots anew
+                self._places.clear()  # a link was reopened, and maps the slots again
             if whole:
                 self._places[key] = places
         if places.targets:
@@ -96,7 +96,7 @@ class LentParameters:
         return places.values
 
     def take(self, parameters: Iterable[int], likes: Sequence[Tensor]) -> list[Tensor]:
-        """Training thread: the next values of these parameters, all of whose buckets are here, where they are."""
+        """Training thread: where the next values of these parameters are; all their buckets have arrived."""
         wanted = list(parameters)
         buckets = {bucket.id for index in wanted for bucket, _, _ in self._homes[index]} - self._taken
         self._taken |= buckets
@@ -130,14 +130,14 @@ class LentParameters:
         return like
 
     def release_former(self) -> None:
-        """Training thread: nothing uses the version before any more; its servers may overwrite it."""
+        """Training thread: nothing uses the previous version any more; its servers may overwrite it."""
         former, self._former = self._former, []
         self._taken.clear()
         for loan in former:
             loan.release()
 
     def close(self) -> None:
-        """Give everything back. The parameters must live elsewhere by now."""
+        """Return everything. The parameters must be elsewhere by now."""
         with self._lock:
             loans = [*self._fresh.values(), *self._held.values(), *self._former]
             self._fresh, self._held, self._former = {}, {}, []
@@ -167,7 +167,7 @@ class LentParameters:
         bytes_of: dict[BucketId, Tensor],
         like: Tensor,
     ) -> Tensor | None:
-        """The parameter in its server's slot, if all of it lies there in one piece."""
+        """The parameter in its server's slot, if all of it is there in one piece."""
         if not home or any(bucket.id not in fresh for bucket, _, _ in home):
             return None
         first, begin, _ = home[0]

@@ -1,11 +1,11 @@
-"""What a worker has beside the parameters: buffers (batch-norm statistics), random numbers, the loss scale.
+"""A worker's state besides the parameters: buffers (batch-norm statistics), random numbers, the loss scale.
 
-A worker that is lost gets it back in its next life, and a checkpoint holds it for each worker, so it is told in every
-step: small, as safetensors, and one flat tensor for each dtype, because a model has hundreds of small buffers.
+A lost worker gets it back in its next incarnation, and a checkpoint holds it for each worker, so it is reported in
+every step: small, as safetensors, and one flat tensor per dtype, because a model has hundreds of small buffers.
 
-It must be the state of exactly that step, and on a GPU that step is still being computed when its state is asked for.
-So taking it has two halves: the training thread only queues copies, behind the step's kernels and before those of the
-next step, and another thread waits for them. The coordinator needs a step's state when the step after it is applied.
+It must be the state of exactly that step, but on a GPU that step is still being computed when its state is requested.
+So capturing it has two halves: the training thread only queues copies, behind the step's kernels and before those of
+the next step, and another thread waits for them. The coordinator needs a step's state when the next step is applied.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from torch import Tensor, nn
 from lockstep.training.benchmark.scaling import LossScale
 
 MOST_BYTES = 8 << 20
-"""It travels in a control message, in every step."""
+"""It is sent in a control message, in every step."""
 
 
 DESCRIPTION = "model"
 
 TakenState = Callable[[], bytes]
-"""The state of one step, packed when it is called; that may wait for a GPU, and may happen on any thread."""
+"""The state of one step, packed when called; that may wait for a GPU, and may happen on any thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What the host knows of a state without asking a GPU."""
+    """What the host knows about a state without asking a GPU."""
 
     random: dict[str, Tensor]
     scale: tuple[float, int, int]
@@ -59,11 +59,11 @@ def _describe(model: nn.Module) -> dict[str, list[list[object]]]:
 
 
 class StateDoesNotFitError(ValueError):
-    """A state that was kept for another model, or too large a one; the text is a plain sentence."""
+    """The state was saved for another model, or is too large; the text is a plain sentence."""
 
 
-class LocalState:
-    """Takes the state of one worker's models, and puts it back."""
+class WorkerState:
+    """Captures the state of one worker's models, and restores it."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class LocalState:
         *,
         describes: bool = False,
     ) -> None:
-        """``describes``: say what the model's tensors are called, so that a checkpoint can be used without the model.
-        One worker does that, the chief."""
+        """``describes``: include the names of the model's tensors, so that a checkpoint can be used without the model.
+        Only the chief does that."""
         self._buffers = [buffer for model in models for buffer in model.buffers()]
         self._metadata = {DESCRIPTION: json.dumps(_describe(models[0]))} if describes else {}
         self._devices = sorted({device.index or 0 for device in devices if device.type == "cuda"})
@@ -82,7 +82,7 @@ class LocalState:
         self._last: tuple[_Known, bytes] | None = None
 
     def begin_taking(self) -> TakenState:
-        """The state as it is after what this thread has computed or queued so far; never waits for a GPU.
+        """The state after everything that this thread has computed or queued so far; never waits for a GPU.
 
         A model without buffers that draws no random numbers is not packed again.
         """
@@ -106,7 +106,7 @@ class LocalState:
     def _known(self) -> _Known:
         random = {"random": torch.get_rng_state()}
         for device in self._devices:
-            # A seed and a count that the host keeps: the GPU is not asked.
+            # A seed and a count that the host keeps: no need to ask the GPU.
             random[f"random/cuda:{device}"] = torch.cuda.get_rng_state(device)
         return _Known(random, self._scale.numbers())
 
@@ -118,18 +118,18 @@ class LocalState:
     def _refuse_if_large(self, nbytes: int) -> None:
         if nbytes > MOST_BYTES:
             raise StateDoesNotFitError(
-                f"this model has {nbytes >> 20} MiB of buffers, and a worker tells at most {MOST_BYTES >> 20} MiB "
-                "in a step; use --on_worker_loss=abort without checkpoints"
+                f"this model has {nbytes >> 20} MiB of buffers, but a worker reports at most {MOST_BYTES >> 20} MiB "
+                "per step; use --on_worker_loss=abort without checkpoints"
             )
 
     def put(self, packed: bytes) -> None:
-        """Go on from there. StateDoesNotFitError where it is of another model; nothing is changed then."""
+        """Continue from this state. StateDoesNotFitError if it is of another model; nothing is changed then."""
         tensors = load(packed)
         flat = {name.removeprefix("buffers/"): t for name, t in tensors.items() if name.startswith("buffers/")}
         wanted = self._by_dtype()
         sizes = {dtype: sum(b.numel() for b in buffers) for dtype, buffers in wanted.items()}
         if "random" not in tensors or "scale" not in tensors or {d: t.numel() for d, t in flat.items()} != sizes:
-            raise StateDoesNotFitError("the local state that was kept for this worker is of another model")
+            raise StateDoesNotFitError("the local state saved for this worker belongs to another model")
         torch.set_rng_state(tensors["random"])
         for device in self._devices:
             if (state := tensors.get(f"random/cuda:{device}")) is not None:
@@ -155,14 +155,14 @@ class _Copies:
     def __init__(self, buffers: Sequence[Tensor]) -> None:
         self._parts: list[Tensor] = []
         self._events: list[torch.cuda.Event] = []
-        # The towers of a worker may be on several devices; one part for each, in the order of the buffers.
+        # The towers of a worker may be on several devices; one part per device, in the order of the buffers.
         for device, group in itertools.groupby(buffers, lambda buffer: buffer.device):
             flat = torch.cat([buffer.detach().reshape(-1) for buffer in group])
             self._parts.append(self._on_host(flat, device) if device.type == "cuda" else flat)
 
     def _on_host(self, flat: Tensor, device: torch.device) -> Tensor:
-        """On the stream that computes, so behind this step and before the next one changes the buffers."""
-        # Fresh memory each time: the former step's may not have been read yet. Torch keeps pinned memory for reuse.
+        """On the computation's stream, so behind this step and before the next one changes the buffers."""
+        # Fresh memory each time: the previous step's may not have been read yet. Torch keeps pinned memory for reuse.
         host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
         with torch.cuda.device(device):
             host.copy_(flat, non_blocking=True)
@@ -172,7 +172,7 @@ class _Copies:
         return host
 
     def flat(self) -> Tensor:
-        """All of them; waits until they are here."""
+        """All of them; waits until they have arrived."""
         for event in self._events:
             event.synchronize()
         return self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts)

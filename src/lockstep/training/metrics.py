@@ -16,14 +16,14 @@ import numpy.ma
 _LABEL_WIDTH = 13
 _RULE = "-" * 64
 _NORMAL_CONSISTENCY = 1.4826
-"""Times the median absolute deviation gives the standard deviation of normal noise."""
+"""Multiplied by the median absolute deviation, this gives the standard deviation of normal noise."""
 
 _MODES_WITH_ALL_REDUCE = frozenset({"replicated", "distributed_all_reduce", "collective_all_reduce"})
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Images a second: their mean, the uncertainty of the mean, and how much single steps scatter."""
+    """Images per second: the mean, its uncertainty, and the jitter of single steps."""
 
     mean: float
     uncertainty: float
@@ -32,7 +32,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Shares of a batch, 0 to 1, whose class was the first guess or among the first five."""
+    """Fractions of a batch, 0 to 1, whose class was the first guess or among the first five."""
 
     top_1: float
     top_5: float
@@ -46,12 +46,12 @@ class Banner:
         version: of Lockstep.
         model: its name as asked for.
         dataset: name of the data set.
-        synthetic: whether the pictures are made up.
+        synthetic: whether the data is synthetic.
         mode: ``training``, ``evaluation``, ``training + evaluation`` or ``forward only``.
         single_session: whether one process drives all devices of the cluster.
-        global_batch: pictures of one step on all workers.
-        device_batch: pictures of one step on one device.
-        batches_per_group: shown where input is prepared in groups of more than one batch.
+        global_batch: images of one step on all workers.
+        device_batch: images of one step on one device.
+        batches_per_group: shown if input is prepared in groups of more than one batch.
         num_batches: timed steps.
         num_epochs: passes over the data set that these steps make.
         devices: names of this worker's devices.
@@ -60,8 +60,8 @@ class Banner:
         optimizer: its name.
         variable_update: the mode.
         all_reduce_spec: shown in the modes that reduce without servers.
-        cross_replica_sync: shown where it is not None, that is with ``--job_name``.
-        staged_vars: shown where true.
+        cross_replica_sync: shown if it is not None, that is with ``--job_name``.
+        staged_vars: shown if true.
     """
 
     version: str
@@ -89,10 +89,10 @@ def step_speed(batch_size: int, step_times: Sequence[float], ewma: float | None 
     """The speed over the steps so far.
 
     Args:
-        batch_size: pictures of one step.
+        batch_size: images of one step.
         step_times: seconds of each timed step, oldest first; at least one, all above 0.
-        ewma: where given and not 0, the mean step time is an exponentially weighted one in which the newest step
-            weighs so much (``--display_perf_ewma``); uncertainty and jitter stay those of all steps.
+        ewma: if given and not 0, the mean step time is exponentially weighted, and this is the weight of the newest
+            step (``--display_perf_ewma``); uncertainty and jitter are still those of all steps.
     """
     times = np.asarray(step_times, dtype=np.float64)
     speeds = batch_size / times
@@ -105,12 +105,12 @@ def step_speed(batch_size: int, step_times: Sequence[float], ewma: float | None 
 
 
 def total_speed(num_workers: int, num_steps: int, worker_batch: int, seconds: float) -> float:
-    """Images a second of the whole cluster, all workers having taken the same number of steps."""
+    """Images per second of the whole cluster, if all workers have made the same number of steps."""
     return num_workers * num_steps * worker_batch / seconds
 
 
 def epochs_of(num_batches: int, global_batch: int, images_per_epoch: int) -> float:
-    """Passes over the data set that so many steps make."""
+    """Passes over the data set in this many steps."""
     return num_batches * global_batch / images_per_epoch
 
 
@@ -162,7 +162,7 @@ def banner_lines(banner: Banner) -> list[str]:
         " " * _LABEL_WIDTH + f"{banner.device_batch} per device",
     ]
     if banner.batches_per_group > 1:
-        # The original's spelling of "preprocessing", which its readers match.
+        # tf_cnn_benchmarks misspells "preprocessing" this way, and scripts match it.
         lines.append(" " * _LABEL_WIDTH + f"{banner.batches_per_group} batches per prepocessing group")
     lines += [
         _labelled("Num batches", banner.num_batches),

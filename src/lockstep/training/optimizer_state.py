@@ -1,8 +1,8 @@
 """The state of a flat bucket's optimizer, parameter by parameter.
 
-One optimizer works on a whole bucket as long as all its parameters move together. When some of them got no gradient in
-a step, those must keep their state (and their own count of steps), so the bucket is taken apart: from then on each
-parameter has an optimizer of its own. Both are read and written here in one form: a dictionary for each piece.
+One optimizer works on a whole bucket as long as all its parameters are updated together. If some of them get no
+gradient in a step, those must keep their state (and their own count of steps), so the bucket is split: from then on
+each parameter has its own optimizer. Both are read and written here in one form: one dictionary per piece.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PieceState = dict[str, Tensor]
 
 
 def take_apart(state: Mapping[str, object], elements: int, ranges: Sequence[slice]) -> list[PieceState]:
-    """A flat bucket's state as states of its pieces: what has an entry for each element is cut, the rest copied."""
+    """A flat bucket's state as states of its pieces: entries per element are cut, the rest is copied."""
     pieces: list[PieceState] = []
     for where in ranges:
         piece: PieceState = {}
@@ -30,7 +30,7 @@ def take_apart(state: Mapping[str, object], elements: int, ranges: Sequence[slic
 
 
 def put_together(pieces: Sequence[PieceState], elements: int, ranges: Sequence[slice]) -> PieceState | None:
-    """The reverse; None where the pieces do not agree in what they count, so that they cannot share an optimizer."""
+    """The reverse; None if the pieces' counts differ, so that they cannot share an optimizer."""
     first = pieces[0]
     if any(piece.keys() != first.keys() for piece in pieces):
         return None
@@ -49,7 +49,7 @@ def put_together(pieces: Sequence[PieceState], elements: int, ranges: Sequence[s
 
 
 def pack(pieces: Sequence[PieceState]) -> bytes:
-    """The states of a bucket's pieces as safetensors: ``2/exp_avg`` is that of piece 2."""
+    """The states of a bucket's pieces as safetensors: ``2/exp_avg`` belongs to piece 2."""
     return save(
         {
             f"{index}/{name}": value.detach().cpu().contiguous()
@@ -65,6 +65,6 @@ def unpack(data: bytes, count: int) -> list[PieceState]:
     for key, value in load(data).items():
         index, _, name = key.partition("/")
         if not index.isdigit() or int(index) >= count:
-            raise ValueError(f"the state names piece {index!r} of a bucket that has {count}")
+            raise ValueError(f"the state names piece {index!r} of a bucket that has only {count} pieces")
         pieces[int(index)][name] = value
     return pieces

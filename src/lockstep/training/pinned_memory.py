@@ -1,8 +1,8 @@
-"""Host memory that the GPU's copy engines can read and write by themselves.
+"""Host memory that the GPU's copy engines can access directly.
 
-The memory is the transport's: regions of this task, and those of a peer on this host that are mapped here to be read.
-Registering it with CUDA keeps its pages in place; only then do copies run beside the computation. Where it cannot be
-registered, copies still work, at the pace of a copy by the processor.
+The memory is the transport's: regions of this task, and those of a peer on this host that are mapped here read-only.
+Registering it with CUDA keeps its pages in place; only then do copies overlap with the computation. If it cannot be
+registered, copies still work, at the speed of a copy by the CPU.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _READ_ONLY = 8
 
 
 class PinnedMemory:
-    """What one task has registered. ``close`` gives all of it back. May be used by several threads."""
+    """The memory that one task has registered. ``close`` unregisters all of it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[tuple[int, int], Tensor | None] = {}
-        """By address and size; the tensor keeps the memory alive while it is registered. None: it could not be."""
+        """By address and size; the tensor keeps the memory alive while it is registered. None: registering failed."""
         self._objects: set[int] = set()
-        """Owners of registered memory; they live as long as it is registered, so no other has their number."""
+        """Owners of registered memory, kept as long as it is registered, so that no other object gets their id."""
 
     def pin(self, buffer: memoryview) -> bool:
-        """Register all of the memory that this is a part of, once; whether it is registered."""
+        """Register all of the memory that this is a part of, once; returns whether it is registered."""
         whole = _whole(buffer)
         key = _key(whole)
         with self._lock:
@@ -43,11 +43,11 @@ class PinnedMemory:
             return self._known[key] is not None
 
     def is_pinned(self, buffer: memoryview) -> bool:
-        """Whether ``pin`` was called for this memory, and could register it; never waits."""
+        """Whether ``pin`` has registered this memory; never waits."""
         return id(buffer.obj) in self._objects
 
     def keep_only(self, buffers: Sequence[memoryview]) -> None:
-        """Unregister all memory but that of these buffers; no copy of it may be under way."""
+        """Unregister all memory except that of these buffers; no copy of it may be in progress."""
         kept = {_key(_whole(buffer)) for buffer in buffers}
         with self._lock:
             for key in [key for key in self._known if key not in kept]:
@@ -57,12 +57,12 @@ class PinnedMemory:
             self._objects.intersection_update([id(buffer.obj) for buffer in buffers])
 
     def close(self) -> None:
-        """Unregister everything; no copy may be under way."""
+        """Unregister everything; no copy may be in progress."""
         self.keep_only([])
 
 
 def pins_read_only() -> bool:
-    """Whether memory that may only be read can be registered here: tried with a page."""
+    """Whether read-only memory can be registered here; tried with one page."""
     page = mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ)
     pinned = PinnedMemory()
     try:
@@ -90,6 +90,6 @@ def _register(whole: Tensor, *, read_only: bool) -> bool:
 
 
 def forget_error() -> None:
-    """CUDA remembers an error, and torch would blame it on whatever it starts next."""
+    """Clear CUDA's error, which torch would otherwise blame on whatever it launches next."""
     runtime = ctypes.CDLL(f"libcudart.so.{(torch.version.cuda or '').partition('.')[0]}")
     runtime.cudaGetLastError()

@@ -1,7 +1,7 @@
-"""The numbers of a parameter group, as they travel to the servers with every step.
+"""The numbers of a parameter group, as they are sent to the servers with every step.
 
-Whatever a scheduler may change between two steps is a number: the learning rate, momentum, both betas. Tuples travel as
-``betas.0`` and ``betas.1``.
+Whatever a scheduler may change between two steps is a number: the learning rate, momentum, both betas. Tuples are
+sent as ``betas.0`` and ``betas.1``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def numbers_of(group: Mapping[str, object], names: frozenset[str]) -> GroupRates
 
 
 def set_numbers(group: MutableMapping[str, object], rates: GroupRates) -> None:
-    """Write the numbers back; each keeps the kind (switch, number, tuple) that the group has it in."""
+    """Write the numbers back; each keeps the type (bool, number, tuple) that it has in the group."""
     for name, value in zip(rates.names, rates.values, strict=True):
         stem, dot, index = name.partition(".")
         former = group.get(stem)

@@ -1,9 +1,9 @@
-"""One worker's model where nothing edits gradients after backward: buckets leave as they fill, and are applied eagerly.
+"""One worker's model if nothing edits gradients after backward: buckets are sent as they fill, and applied eagerly.
 
-Rows 2 and 8 of the life of a gradient happen here. Python's work is one short hook a parameter and, for each bucket,
-one copy and one event. Gradients of linear layers are not copied at all (``direct_linear.py``). The next forward may
-begin while parameters of later layers are still on their way (``layer_waits.py``): after ``end`` the model must be left
-alone but for its forward, until ``settle`` has waited for the rest.
+Rows 2 and 8 of the life of a gradient happen here. Python's work is one short hook per parameter and, per bucket, one
+copy and one event. Gradients of linear layers are not copied at all (``direct_linear.py``). The next forward may begin
+while parameters of later layers are still in transit (``layer_waits.py``): after ``end`` the model must not be used
+except for its forward, until ``settle`` has waited for the rest.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from lockstep.protocol.ids import CHIEF, BucketId, Step
 from lockstep.protocol.messages import GroupRates, OptimizerEntry
 from lockstep.protocol.recovery import LossPolicy
 from lockstep.runtime.worker_node import WorkerNode
-from lockstep.training.binding import Binding, BindingOptions, Bound, Memory, Trained
+from lockstep.training.binding import ArenaMemory, Binding, BindingOptions, Bound, Trained
 from lockstep.training.direct_linear import DirectLinear, direct_linears
 from lockstep.training.host_memory import HostMemory
 from lockstep.training.layer_waits import LayerWaits
 from lockstep.training.local_state import TakenState
 from lockstep.training.wire_format import WireFormat
 
-__all__ = ["Copies", "Memory", "Replica", "Trained"]
+__all__ = ["ArenaMemory", "Copies", "Replica", "Trained"]
 
 
 @dataclass(slots=True)
 class Copies:
-    """What was copied between autograd and the transport, and back, since the counts began."""
+    """What was copied between autograd and the transport, and back, since counting began."""
 
     steps: int = 0
     gradients_in_place: int = 0
-    """Gradients that were computed where they leave from, and their bytes."""
+    """Gradients that were computed where they are sent from, and their bytes."""
     bytes_in_place: int = 0
     gradients_copied: int = 0
     bytes_copied: int = 0
     parameter_bytes_copied: int = 0
-    """Bytes of new parameters that were copied into memory of the model's own."""
+    """Bytes of new parameters that were copied into the model's own memory."""
 
     def sentence(self) -> str:
-        """The copies of one step, for people."""
+        """The copies per step, for people."""
         steps = max(1, self.steps)
         mega = 1e6 * steps
         return (
-            f"copies in a step: {self.gradients_in_place / steps:.0f} gradients ({self.bytes_in_place / mega:.1f} MB) "
+            f"copies per step: {self.gradients_in_place / steps:.0f} gradients ({self.bytes_in_place / mega:.1f} MB) "
             f"computed in place, {self.gradients_copied / steps:.0f} ({self.bytes_copied / mega:.1f} MB) copied once, "
             f"{self.parameter_bytes_copied / mega:.1f} MB of parameters copied"
         )
@@ -55,7 +55,7 @@ class Copies:
 
 @dataclass(slots=True)
 class _Filling:
-    """A bucket while backward goes on: whose gradients it still lacks, and the copies to make when it is complete."""
+    """A bucket during backward: which gradients it still lacks, and the copies to make when it is complete."""
 
     members: int
     lacking: int
@@ -65,7 +65,7 @@ class _Filling:
 
 
 class Replica(Binding):
-    """The model of one worker of the benchmark."""
+    """The model of one benchmark worker."""
 
     def __init__(
         self,
@@ -80,11 +80,11 @@ class Replica(Binding):
         local_state: Callable[[], TakenState] | None = None,
         layers: nn.Module | None = None,
     ) -> None:
-        """``own_copy``: the model keeps memory of its own and copies each version (``distributed_replicated``); else it
-        reads parameters where they arrive (``parameter_server``). ``model``: whose linear layers are taken over.
-        ``wire``: how gradients travel, if not as they are. ``local_state``: what the next life of this worker would
-        need beside the parameters, asked after each backward. ``layers``: whose forward waits layer by layer, if the
-        parameters are in host memory and every step is made with this worker.
+        """``own_copy``: the model keeps its own memory and copies each version (``distributed_replicated``); otherwise
+        it reads parameters where they arrive (``parameter_server``). ``model``: whose linear layers are replaced.
+        ``wire``: the format in which gradients are sent, if not as they are. ``local_state``: what this worker's next
+        incarnation would need besides the parameters, requested after each backward. ``layers``: whose forward waits
+        layer by layer, if the parameters are in host memory and every step is made with this worker.
         """
         options = BindingOptions(bucket_bytes=bucket_bytes, own_copy=own_copy, in_place=True, wire=wire or WireFormat())
         super().__init__(node, trained, optimizers, options)
@@ -99,9 +99,9 @@ class Replica(Binding):
         self._handles = self._hook()
         self._local_state = local_state if node.keeps_state else None
         self._awaited: int | None = None
-        """The version whose parameters the model does not have all of."""
+        """The version of which the model does not have all parameters yet."""
         self._told: tuple[Step, tuple[GroupRates, ...]] | None = None
-        """The step that has begun and that the node is told of when all parameters of it are here."""
+        """The step that has begun; the node is notified of it when all its parameters have arrived."""
         self._taken: set[int] = set()
         """Parameters that have the awaited version."""
         self._layer_waits: LayerWaits | None = None
@@ -112,7 +112,7 @@ class Replica(Binding):
     # -- a step, as the training loop calls it --
 
     def begin(self, step: Step, rates: tuple[GroupRates, ...]) -> None:
-        """Forward of ``step`` is about to begin. ``rates`` count on the chief, unless the job may go on without it."""
+        """Forward of ``step`` is about to begin. Only the chief's ``rates`` count, if every step needs the chief."""
         self.step = step
         for layer in self._direct:
             layer.begin_step()
@@ -129,18 +129,18 @@ class Replica(Binding):
             self._layer_waits.begin()
 
     def end(self) -> None:
-        """Backward has ended: seal the step. Block until the next version is here, or leave that to its forward."""
+        """Backward has ended: seal the step. Block until the next version has arrived, or leave that to its forward."""
         step, absent = self.step, self._close_unfilled()
         state = _no_state if self._local_state is None else self._local_state()
-        # Not before the last gradient was handed on: in the first step of a life the seal asks for the next version.
-        # With a GPU it is another thread that waits for the state, while this one queues the next step.
+        # Not before the last gradient was passed on: in an incarnation's first step the seal requests the next version.
+        # With a GPU, another thread waits for the state, while this one queues the next step.
         self._memory.after_filled(lambda: self._node.seal(step, absent, state=state()))
         self._awaited = self.step + 1
         if self._layer_waits is None or not self._layer_waits.learned:
             self.settle()
 
     def settle(self) -> None:
-        """Block until the model has all parameters of the step that comes next, or has begun."""
+        """Block until the model has all parameters of the step that is next or has begun."""
         if self._awaited is None:
             return
         if self._told is None:
@@ -153,12 +153,12 @@ class Replica(Binding):
         self.copies.steps += 1
         self.copies.parameter_bytes_copied += self._bytes_apart
         if self._told is not None:
-            # Only now: the version after this one is asked for with it, and one version is awaited at a time.
+            # Only now: this also requests the version after this one, and only one version is awaited at a time.
             begun, self._told = self._told, None
             self._node.tell_begun(*begun)
 
     def _need(self, some: Sequence[Bound]) -> None:
-        """Forward has come to a layer with these parameters."""
+        """Forward has reached a layer with these parameters."""
         if self._awaited is None:
             return
         if self._node.has_version(self._awaited):
@@ -177,7 +177,7 @@ class Replica(Binding):
                     bound.local.copy_(value)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of parameters in memory of the model's own, beside those that the transport knows."""
+        """Bytes of parameters in the model's own memory, besides those that the transport knows."""
         return {"copies of its own": self._bytes_apart}
 
     def close(self) -> None:
@@ -190,7 +190,7 @@ class Replica(Binding):
             handle.remove()
         super().close()
 
-    # -- hooks, while backward goes on --
+    # -- hooks, during backward --
 
     def _hook(self) -> list[RemovableHandle]:
         def hook_for(bound: Bound) -> RemovableHandle:
@@ -204,31 +204,31 @@ class Replica(Binding):
     def _on_gradient(self, bound: Bound) -> None:
         gradient = bound.trained.parameter.grad
         if gradient is None:
-            return  # it was computed in its place; autograd calls the hook nevertheless
+            return  # it was computed in place; autograd calls the hook anyway
         bound.trained.parameter.grad = None
         if bound.got_in == self.step:
             raise RuntimeError(
-                f"{bound.trained.name} got a second gradient in step {self.step}; every parameter may be used by one "
-                "layer only, the same in every step"
+                f"{bound.trained.name} got a second gradient in step {self.step}; each parameter may be used by only "
+                "one layer, the same in every step"
             )
         if (layer := self._layers.get(bound.index)) is not None:
             layer.judge(bound, gradient)
         self.copies.gradients_copied += 1
         self.copies.bytes_copied += gradient.nbytes
         if len(bound.buckets) > 1:
-            # A large parameter fills several buckets by itself; it shares at most the last with others.
+            # A large parameter fills several buckets by itself; it shares at most the last one with others.
             with torch.no_grad():
                 bound.gradient.copy_(gradient)
         else:
             filling = self._fillings[bound.buckets[0]]
             flat = gradient.is_cuda and gradient.is_contiguous()
-            # As flat rows all of them are copied by one kernel; with strides of their own it would be one for each.
+            # As flat rows, all of them are copied by one kernel; with their own strides it would be one kernel each.
             filling.targets.append(bound.gradient.view(-1) if flat else bound.gradient)
             filling.sources.append(gradient.view(-1) if flat else gradient)
         self._one_more(bound)
 
     def _on_written(self, bound: Bound) -> None:
-        """This gradient is in its place already."""
+        """This gradient is already in its place."""
         self.copies.gradients_in_place += 1
         self.copies.bytes_in_place += bound.gradient.nbytes
         self._one_more(bound)
@@ -237,8 +237,8 @@ class Replica(Binding):
         bound.got_in = self.step
         if self._layer_waits is not None and not self._layer_waits.was_waited_for(bound):
             raise RuntimeError(
-                f"{bound.trained.name} was used in step {self.step} without a call of the layer that it belongs to, "
-                "unlike in the first step; every parameter must be used in the same way in every step"
+                f"{bound.trained.name} was used in step {self.step} without calling the layer that it belongs to, "
+                "unlike in the first step; each parameter must be used in the same way in every step"
             )
         for bucket in bound.buckets:
             filling = self._fillings[bucket]
@@ -257,7 +257,7 @@ class Replica(Binding):
         self._memory.filled(self.step, bucket)
 
     def _close_unfilled(self) -> tuple[BucketId, ...]:
-        """Buckets that backward did not fill: wholly without a gradient they are absent; else the rest is zero."""
+        """Buckets that backward did not fill: without any gradient they are absent; otherwise the rest is zero."""
         absent = []
         for bucket, filling in enumerate(self._fillings):
             if filling.filled_in == self.step:
@@ -285,7 +285,7 @@ def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
     if not sources[0].is_cuda or len(flat) == len(targets):
         torch._foreach_copy_(targets, sources)
         return
-    # One tensor of another shape would make the call for all of them a slow one.
+    # One tensor of another shape would make the call slow for all of them.
     if flat:
         torch._foreach_copy_([targets[number] for number in flat], [sources[number] for number in flat])
     for target, source in zip(targets, sources, strict=True):

@@ -1,7 +1,7 @@
 """The learning rate of a step: pure functions of the step, the batch and the size of the data set.
 
-The flags and formulas are those of tf_cnn_benchmarks: ``--piecewise_learning_rate_schedule`` goes before
-``--init_learning_rate`` with its decay, and that before the model's own rate; the warm-up applies to the first two.
+The flags and formulas are those of tf_cnn_benchmarks: ``--piecewise_learning_rate_schedule`` takes precedence over
+``--init_learning_rate`` with its decay, and that over the model's own rate; the warm-up applies to the first two.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ def parse_piecewise(text: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Rates and the epochs between them, from ``LR0;E1;LR1;...``."""
     words = text.split(";")
     if len(words) % 2 == 0:
-        raise BadSchedule(f"it has {len(words)} parts and needs an odd number: LR0;E1;LR1;E2;LR2")
+        raise BadSchedule(f"it has {len(words)} parts, but needs an odd number: LR0;E1;LR1;E2;LR2")
     try:
         numbers = [float(word) for word in words]
     except ValueError:
-        raise BadSchedule("it holds something that is not a number; write, for example, 0.1;30;0.01") from None
+        raise BadSchedule("it contains something that is not a number; write, for example, 0.1;30;0.01") from None
     rates, epochs = tuple(numbers[0::2]), tuple(numbers[1::2])
     if any(later <= earlier for earlier, later in itertools.pairwise(epochs)):
-        raise BadSchedule("its epochs do not rise; write, for example, 0.1;30;0.01;60;0.001")
+        raise BadSchedule("its epochs do not increase; write, for example, 0.1;30;0.01;60;0.001")
     if any(rate < 0 for rate in rates) or any(epoch <= 0 for epoch in epochs):
-        raise BadSchedule("it holds a negative number; rates are 0 or more, epochs above 0")
+        raise BadSchedule("it contains a negative number; rates must be 0 or more, epochs above 0")
     return rates, epochs
 
 

@@ -1,10 +1,11 @@
-"""One worker's model in a program of one's own: gradients may be edited until ``optimizer.step()`` seals the step.
+"""One worker's model in your own program: gradients may be edited until ``optimizer.step()`` seals the step.
 
 Each parameter's ``grad`` is a view into one flat memory, so clipping, unscaling and accumulating work in place. As soon
-as backward has filled a bucket, it is copied to where it leaves from, which the program does not know: whatever is
-edited while it is under way, it arrives as it was. At the seal the two are compared, byte by byte (no sum or hash can
-be fooled, and nothing depends on how an edit was made); where they differ, the bucket is copied and sent again. After a
-step in which most buckets were edited they are held until the seal: the result is the same, and nothing is sent twice.
+as backward has filled a bucket, it is copied to where it is sent from, which the program cannot reach: whatever is
+edited during the transfer, the copy arrives unchanged. At the seal the two are compared byte by byte (there is no sum
+or hash to be fooled, and it does not matter how an edit was made); if they differ, the bucket is copied and sent again.
+After a step in which most buckets were edited, they are held until the seal: the result is the same, and nothing is
+sent twice.
 """
 
 from __future__ import annotations
@@ -31,27 +32,27 @@ class _Filling:
     bits: Tensor
     """The program's gradients, as integers: a NaN is equal to itself, and 0 is not -0."""
     leaving: Tensor
-    """What leaves, in the same way: a copy of ``bits`` as they were."""
+    """What is sent, in the same form: a copy of ``bits`` as they were."""
     numbers: Tensor
-    """The program's gradients as what they are."""
+    """The program's gradients in their own type."""
     lacking: int
     sent: bool = False
     extremes: Tensor | None = None
-    """Its smallest and largest number, on a GPU, where looking at them at once would hold up the computation."""
+    """Its smallest and largest number, on a GPU, where reading them at once would stall the computation."""
 
 
 @dataclass(frozen=True, slots=True)
 class SealedStep:
-    """What became of the gradients of one step on this worker."""
+    """The outcome of one step's gradients on this worker."""
 
     step: Step
     not_finite: str | None
-    """The first parameter whose gradient has a NaN or an infinity."""
+    """The first parameter whose gradient contains NaN or infinity."""
     void: bool
 
 
 class SealedReplica(Binding):
-    """The model of one worker of the library."""
+    """The model of one library worker."""
 
     def __init__(
         self,
@@ -62,11 +63,11 @@ class SealedReplica(Binding):
         *,
         hold: bool,
     ) -> None:
-        """``hold``: buckets never leave before the seal (two optimizers, or no synchronisation)."""
+        """``hold``: buckets are never sent before the seal (two optimizers, or asynchronous training)."""
         super().__init__(node, trained, optimizers, options)
         self.holding = hold
         self.sent_again = 0
-        """Buckets that were edited after they had left, so far."""
+        """The number of buckets so far that were edited after they had been sent."""
         self.backward_since_step: set[int] = set()
         """Groups that got a gradient since the last seal."""
         self._fillings = [self._filling(bucket.id) for bucket in self.plan.buckets]
@@ -101,7 +102,7 @@ class SealedReplica(Binding):
             handle.remove()
         super().close()
 
-    # -- while backward goes on --
+    # -- during backward --
 
     def _hook(self) -> list[RemovableHandle]:
         def hook_for(bound: Bound) -> RemovableHandle:
@@ -110,13 +111,13 @@ class SealedReplica(Binding):
             )
             return handle
 
-        # A frozen parameter cannot have a hook; if it is thawed later, its gradient is taken at the seal.
+        # A frozen parameter cannot have a hook; if it is unfrozen later, its gradient is taken at the seal.
         return [hook_for(bound) for bound in self._bound if bound.trained.parameter.requires_grad]
 
     def _on_gradient(self, bound: Bound) -> None:
         self.backward_since_step.add(bound.trained.group)
         if bound.got_in == self.step:
-            return  # a further backward pass of this step: added up in place
+            return  # another backward pass of this step: accumulated in place
         bound.got_in = self.step
         for bucket in bound.buckets:
             filling = self._fillings[bucket]
@@ -138,7 +139,7 @@ class SealedReplica(Binding):
         self._memory.filled(self.step, bucket)
 
     def _take(self, members: Sequence[Bound]) -> bool:
-        """Move gradients that autograd made elsewhere into our memory; False where one cannot be moved yet."""
+        """Move gradients that autograd made elsewhere into our memory; False if one cannot be moved yet."""
         targets, sources = [], []
         for bound in members:
             gradient = bound.trained.parameter.grad
@@ -156,7 +157,7 @@ class SealedReplica(Binding):
         return True
 
     def _look_for_not_finite(self, filling: _Filling) -> None:
-        """Name the first parameter with a NaN or an infinity; on a GPU at the seal, when all buckets are looked at."""
+        """Name the first parameter with NaN or infinity; on a GPU at the seal, when all buckets are checked."""
         if self._not_finite is not None or not filling.numbers.numel():
             return
         extremes = torch.stack(torch.aminmax(filling.numbers))
@@ -194,7 +195,7 @@ class SealedReplica(Binding):
         void_not_finite: bool,
         occasion: str,
     ) -> SealedStep:
-        """The gradients of these groups are final. ``void``: they are not to be applied, here or anywhere."""
+        """The gradients of these groups are final. ``void``: no worker's gradients of this step are to be applied."""
         missing = {b.index for b in self._bound if b.trained.group not in groups or self._settle(b) is None}
         absent, late = self._sort_buckets(missing)
         edited = self._edited(absent)
@@ -226,7 +227,7 @@ class SealedReplica(Binding):
         speaks = self._node.task == CHIEF or self._node.config.aggregate is not None
         said = rates if speaks else ()
         node, step = self._node, self.step
-        # The seal says which edition of each bucket counts, so it must not overtake the last of them.
+        # The seal says which edition of each bucket is valid, so it must not overtake the last of them.
         self._memory.after_filled(
             lambda: node.seal(
                 step, absent, said, without=without, void=void, values=values, occasion=occasion, state=None
@@ -234,7 +235,7 @@ class SealedReplica(Binding):
         )
 
     def _settle(self, bound: Bound) -> Tensor | None:
-        """Make sure that our memory has this parameter's gradient, whatever the program did with ``grad``."""
+        """Make sure that our memory holds this parameter's gradient, whatever the program did with ``grad``."""
         gradient = bound.trained.parameter.grad
         if gradient is None or is_in(gradient, bound.gradient):
             return gradient
@@ -244,7 +245,7 @@ class SealedReplica(Binding):
         return gradient
 
     def _sort_buckets(self, missing: set[int]) -> tuple[set[BucketId], list[BucketId]]:
-        """Buckets without any gradient, and buckets with some that have not left yet."""
+        """Buckets without any gradient, and buckets with some that have not been sent yet."""
         absent: set[BucketId] = set()
         late = []
         for bucket, filling in enumerate(self._fillings):
@@ -275,12 +276,12 @@ class SealedReplica(Binding):
         """Block until the next parameters are in the model, and begin their step."""
         reached = self._memory.wait(self.step + 1)
         self._use_new_values()
-        # As an optimizer's own step does: a backward pass through a graph of before must fail, not use new values.
+        # As an optimizer's own step does: backward through an earlier graph must fail, not use new values.
         torch.autograd.graph.increment_version([bound.trained.parameter for bound in self._bound])
         self._begin(reached)
 
     def publish_values(self, rates: tuple[GroupRates, ...], occasion: str, on_sealed: Callable[[], None]) -> None:
-        """The chief's parameters, as they are now, become everybody's; takes a step of its own, on all workers."""
+        """Copy the chief's current parameters to all workers; takes a separate step on every worker."""
         every = tuple(range(len(self.plan.buckets)))
         if self._node.task == CHIEF:
             self._let_values_leave()
@@ -295,7 +296,7 @@ class SealedReplica(Binding):
 
 
 def _give(bound: Bound) -> None:
-    """Let the program have its gradient where we have it, but not our own tensor: ``p.grad.data = ...`` moves that."""
+    """Give the program its gradient in our memory, but not our own tensor, which ``p.grad.data = ...`` would move."""
     bound.trained.parameter.grad = bound.gradient.data
 
 
@@ -303,6 +304,6 @@ def _differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
     """Which of these pairs are not equal."""
     if not any(one.is_cuda for one, _ in pairs):
         return [not torch.equal(one, other) for one, other in pairs]
-    # Looked at together, so that there is one wait for the GPU and not one for each bucket.
+    # Fetched together, so that there is one wait for the GPU, not one per bucket.
     found: list[bool] = torch.stack([(one != other).any() for one, other in pairs]).tolist()
     return found

@@ -1,9 +1,9 @@
 """Plain SGD out of place: the next version of a bucket in one pass over memory.
 
-``torch.optim.SGD`` works in place, so the old version would first be copied into the other slot, and the sum of the
-gradients be written and read again. Here a bucket is walked in pieces that stay in a cache, and each piece is
+``torch.optim.SGD`` works in place, so the old version would first have to be copied into the other slot, and the sum
+of the gradients written and read again. Here a bucket is processed in pieces that stay in a cache, and each piece is
 reduced and updated at once: gradients and old values are read once, new values are written once. The
-arithmetic is torch's own, call by call, so the bits are the same (``tests/training/test_sgd.py`` holds that).
+arithmetic is torch's own, call by call, so the bits are the same (``tests/training/test_sgd.py`` checks that).
 """
 
 from __future__ import annotations
@@ -16,14 +16,32 @@ from torch import Tensor
 
 from lockstep.runtime.store import StoreTimes
 from lockstep.training.crew import Crew
-from lockstep.training.reduction import mean_of
 
 PIECE_BYTES = 1 << 20
-"""Measured: below, the calls cost more than the cache saves; above it, nothing is gained."""
+"""Measured: below this, the calls cost more than the cache saves; above it, nothing is gained."""
+
+
+def mean_of(given: Sequence[Tensor], count: int, room: Tensor, *, may_be_loan: bool = True) -> Tensor:
+    """The mean of the workers' gradients in worker order, ((g0 + g1) + g2) / count, in ``room``.
+
+    Gradients may be narrower than ``room``. A single one of the same type is its own mean; ``may_be_loan``: the caller
+    only reads it.
+    """
+    if len(given) == count == 1 and given[0].dtype == room.dtype and may_be_loan:
+        return given[0]
+    if len(given) > 1 and given[0].dtype == room.dtype == given[1].dtype:
+        torch.add(given[0], given[1], out=room)
+        rest = given[2:]
+    else:
+        room.copy_(given[0])
+        rest = given[1:]
+    for gradient in rest:
+        room.add_(gradient)
+    return room.div_(count) if count > 1 else room
 
 
 class SgdNumbers:
-    """The settings of one group that count in a step."""
+    """The settings of one group that matter in a step."""
 
     __slots__ = ("dampening", "decay", "momentum", "nesterov", "rate")
 
@@ -55,7 +73,7 @@ def next_version(
 ) -> None:
     """Write to ``new`` what a step from ``old`` gives, with the mean ``((g0 + g1) + g2) / count``.
 
-    ``scratch``: as many ``scratch_elements`` of the type of ``old``. Momentum is kept where torch keeps it.
+    ``scratch``: ``scratch_elements`` elements of the type of ``old``. Momentum is kept where torch keeps it.
     """
     group = optimizer.param_groups[0]
     numbers = SgdNumbers(group)
@@ -81,7 +99,7 @@ def next_version(
 
 
 def scratch_elements(bucket: Tensor, crew: Crew) -> int:
-    """What ``next_version`` needs for a bucket: a piece for each thread that has one to work on."""
+    """What ``next_version`` needs for a bucket: one piece per thread that has one to process."""
     elements = PIECE_BYTES // bucket.element_size()
     pieces = -(-bucket.numel() // elements)
     return min(crew.size, pieces) * elements if pieces > 1 else bucket.numel()
@@ -106,7 +124,7 @@ def _split(whole: Tensor, elements: int) -> Sequence[Tensor]:
 def _direction(
     mean: Tensor, before: Tensor, moved: Tensor | None, room: Tensor, numbers: SgdNumbers, *, first: bool
 ) -> Tensor:
-    """What is subtracted, but for the rate. ``mean`` may be a loan: it is never written to."""
+    """What is subtracted, except for the rate. ``mean`` may be a loan: it is never written to."""
     if numbers.decay:
         mean = torch.add(mean, before, alpha=numbers.decay, out=room)
     if moved is None:

@@ -1,8 +1,8 @@
-"""What a server's shard is called in a checkpoint file, and how any plan finds its pieces there.
+"""How a server's shard is named in a checkpoint file, and how any plan finds its pieces there.
 
-A tensor of a file is a piece of one parameter (``value``) or of its optimizer's state, named
+A tensor in a file is a piece of one parameter (``value``) or of its optimizer's state, named
 ``KIND|FIRST|NAME|PARAMETER``: the parameter, the element that the piece begins with, and for a state its own name.
-Another number of servers cuts the parameters elsewhere, so a piece is put together from all that overlap with it.
+A different number of servers splits the parameters elsewhere, so a piece is assembled from all that overlap with it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FORMAT_DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class PieceName:
-    """Which part of what a tensor of a checkpoint is."""
+    """Identifies a tensor of a checkpoint."""
 
     kind: str
     first: int
@@ -50,7 +50,7 @@ class PieceName:
 
 
 def named(name: PieceName, tensor: Tensor) -> NamedTensor:
-    """A tensor of host memory that nothing changes any more, as it goes into a file."""
+    """A tensor in host memory that nothing changes any more, as it is written to a file."""
     flat = tensor.detach().contiguous()
     data = flat.reshape(-1).view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8)
     dtype = _FORMAT_DTYPES[str(flat.dtype).removeprefix("torch.")]
@@ -61,7 +61,7 @@ class ShardFiles:
     """The shard files of one checkpoint, open for reading by name."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
-        """ValueError where a file is none of ours."""
+        """ValueError if a file is not a shard."""
         self._files = []
         self._found: dict[tuple[str, str], list[tuple[int, str, str, int]]] = {}
         for number, name in enumerate(names):
@@ -83,11 +83,13 @@ class ShardFiles:
         return tensor
 
     def value(self, parameter: str, first: int, elements: int, dtype: torch.dtype) -> Tensor:
-        """The elements from ``first`` on; ValueError where not all of them are there."""
+        """The elements from ``first`` on; ValueError if some of them are missing."""
         whole = torch.empty(elements, dtype=dtype)
         filled = self._fill(whole, VALUE, parameter, "", first)
         if filled != elements:
-            raise ValueError(f"the checkpoint has {filled} of the {elements} elements of {parameter!r} from {first} on")
+            raise ValueError(
+                f"the checkpoint has only {filled} of the {elements} elements of {parameter!r} from {first} on"
+            )
         return whole
 
     def _fill(self, whole: Tensor, kind: str, parameter: str, name: str, first: int) -> int:
@@ -103,7 +105,7 @@ class ShardFiles:
         return filled
 
     def state(self, parameter: str, first: int, elements: int) -> PieceState:
-        """The optimizer's state of these elements; empty where it has none yet."""
+        """The optimizer's state of these elements; empty if it has none yet."""
         state: PieceState = {}
         rows = self._found.get((STATE, parameter), ())
         for name in sorted({row[1] for row in rows}):

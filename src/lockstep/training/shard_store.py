@@ -1,6 +1,6 @@
-"""A server's shard in torch: reduces the workers' gradients and lets the optimizer make the next version.
+"""A server's shard in torch: reduces the workers' gradients, and the optimizer makes the next version.
 
-The optimizer is the named class of torch.optim, one instance a bucket, on the flat bucket: its kernels work element
+The optimizer is the named class of torch.optim, one instance per bucket, on the flat bucket: its kernels work element
 by element, so packing parameters changes nothing but the number of calls. A version is made out of place: the old one
 is copied into the other slot first, and the optimizer works there (plain SGD on a CPU needs no copy: ``sgd.py``).
 """
@@ -29,8 +29,7 @@ from lockstep.training.crew import Crew
 from lockstep.training.gpu_lane import GpuLane
 from lockstep.training.optimizer_state import PieceState, pack, put_together, take_apart, unpack
 from lockstep.training.rates import set_numbers
-from lockstep.training.reduction import mean_of
-from lockstep.training.sgd import is_plain_sgd, next_version, scratch_elements
+from lockstep.training.sgd import is_plain_sgd, mean_of, next_version, scratch_elements
 from lockstep.training.shard_file import STATE, VALUE, PieceName, ShardFiles, named
 from lockstep.training.shared_events import spare_bytes
 from lockstep.training.tensors import as_tensor, torch_dtype
@@ -38,7 +37,7 @@ from lockstep.training.wire_format import WireFormat
 
 GET_STATE, PUT_STATE = "the optimizer's state", "to load the optimizer's state"
 STATE_HEADER = struct.Struct("<IQQ")
-"""Before the bytes of a question or answer about state: bucket, offset, total length."""
+"""Precedes the bytes of a state request or response: bucket, offset, total length."""
 STATE_CHUNK = 4 << 20
 
 
@@ -53,11 +52,11 @@ class _Held:
     entry: OptimizerEntry
     bucket: Bucket
     apart: list[torch.optim.Optimizer] = field(default_factory=list)
-    """One optimizer for each piece, once the pieces no longer move together."""
+    """One optimizer per piece, once the pieces are no longer updated together."""
 
     @property
     def only_reads(self) -> bool:
-        """Whether the optimizer leaves its gradient as it is: a loan may then serve as it."""
+        """Whether the optimizer leaves its gradient unchanged, so that a loan may serve as the gradient."""
         return bool(self.optimizer.param_groups[0].get("fused"))
 
     def ranges(self) -> list[slice]:
@@ -73,7 +72,7 @@ def make_optimizer(entry: OptimizerEntry, parameter: torch.nn.Parameter) -> torc
 
 
 def warm_up() -> None:
-    """Import now what torch imports with its first optimizer: the first bucket would wait for it."""
+    """Import now what torch imports with its first optimizer; otherwise the first bucket would wait for it."""
     keep_compiler_out()
     parameter = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
     parameter.grad = torch.zeros(1)
@@ -90,8 +89,8 @@ class TorchShardStore:
     """Implements ``runtime.store.ShardStore``; all its calls come on one thread."""
 
     def __init__(self, device: torch.device | None = None, wire: WireFormat | None = None, helpers: int = 0) -> None:
-        """``device``: where reduction and update run; the CPU by default. ``wire``: how gradients come. ``helpers``:
-        threads that take part in updates on a CPU."""
+        """``device``: where reduction and update run; the CPU by default. ``wire``: the format in which gradients
+        arrive. ``helpers``: threads that take part in updates on a CPU."""
         self._wire = wire or WireFormat()
         self._device = device or torch.device("cpu")
         self._lane = GpuLane(self._device) if self._device.type == "cuda" else None
@@ -101,7 +100,7 @@ class TorchShardStore:
         self._names: tuple[str, ...] = ()
         self._slots: list[memoryview] = []
         self._sums: dict[torch.dtype, Tensor] = {}
-        """Where gradients are added up: one place for all buckets, which are updated one by one. It stays in the
+        """Where gradients are summed: one place for all buckets, which are updated one by one. It stays in the
         cache, and the optimizer reads it there."""
         self.times = StoreTimes()
 
@@ -118,11 +117,11 @@ class TorchShardStore:
 
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:
-        """What is computed inside is done when this ends, and comes after all updates that were begun before."""
+        """What is computed inside comes after all updates begun before, and is done when the block ends."""
         if self._lane is None:
             yield
             return
-        self._lane.finish()  # the slots are host memory, which is read and written at once
+        self._lane.finish()  # the slots are host memory, which is read and written synchronously
         with self._lane.queueing():
             yield
         self._lane.finish()
@@ -139,7 +138,7 @@ class TorchShardStore:
         return _Held((first, second), parameter, optimizer, bucket.group, entry, bucket)
 
     def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
-        """As ``apply``, and ``done`` is called when it has been done: now, or by the GPU's thread."""
+        """Like ``apply``; ``done`` is called when it is done: now, or by the GPU's thread."""
         if self._lane is None:
             self._apply(effect, gradients)
             done(None)
@@ -154,7 +153,7 @@ class TorchShardStore:
         return 0 if self._lane is None else spare_bytes(len(plan.buckets))
 
     def memory(self) -> dict[str, int]:
-        """What is held beside the two slots, on the device that updates."""
+        """The memory besides the two slots, on the device that updates."""
         states = [o.state.values() for held in self._held.values() for o in (held.optimizer, *held.apart)]
         tensors = [value for found in states for state in found for value in state.values()]
         on_gpu = sum(held.parameter.nbytes for held in self._held.values()) if self._lane is not None else 0
@@ -165,12 +164,12 @@ class TorchShardStore:
         }
 
     def links_changed(self) -> None:
-        """Memory of a worker's former life need not stay pinned; what is still lent is pinned again when it is used."""
+        """Unpin memory of workers' previous incarnations; what is still lent is pinned again when it is used."""
         if self._lane is not None:
             self._lane.let_go(self._slots)
 
     def close(self) -> None:
-        """Let go of the GPU, and end the threads."""
+        """Release the GPU, and end the threads."""
         self._crew.close()
         if self._lane is not None:
             self._lane.close()
@@ -185,7 +184,7 @@ class TorchShardStore:
         old, new = held.slots[effect.from_slot], held.slots[effect.to_slot]
         given = [as_tensor(one, self._wire.dtype_of(held.bucket, one.nbytes)) for one in gradients]
         if self._lane is not None and (effect.step == INITIAL_STEP or effect.values or not given):
-            self._lane.finish()  # the processor copies, and must not overtake the GPU
+            self._lane.finish()  # the CPU copies, and must not overtake the GPU
         if effect.step == INITIAL_STEP or (effect.values and given):
             new.copy_(given[0])
             held.parameter.data.copy_(new, non_blocking=True)
@@ -207,7 +206,7 @@ class TorchShardStore:
             if held.apart:
                 self._step_apart(held, old, new, effect)
             else:
-                if effect.rates:  # else those that the optimizer was made with
+                if effect.rates:  # otherwise those that the optimizer was created with
                     set_numbers(held.optimizer.param_groups[0], effect.rates[held.group])
                 self._step(held, old, new)
             held.parameter.grad = None  # it may be a loan, which ends here
@@ -225,7 +224,7 @@ class TorchShardStore:
             new.copy_(held.parameter.data, non_blocking=True)
 
     def _step_apart(self, held: _Held, old: Tensor, new: Tensor, effect: Apply) -> None:
-        """Each piece by itself; those without a gradient stay as they are, like a parameter whose grad is None."""
+        """Each piece separately; those without a gradient stay as they are, like a parameter whose grad is None."""
         on_host = self._device.type == "cpu"
         if on_host:
             new.copy_(old)
@@ -268,7 +267,7 @@ class TorchShardStore:
     def _restore(self, files: ShardFiles, slot: int) -> None:
         for held in self._held.values():
             target = held.slots[slot]
-            target.zero_()  # also what lies between two pieces
+            target.zero_()  # also what is between two pieces
             states = []
             for piece, where in zip(held.bucket.pieces, held.ranges(), strict=True):
                 name = self._names[piece.parameter]
@@ -277,11 +276,11 @@ class TorchShardStore:
             held.parameter.data.copy_(target)
             _load_states(held, states)
 
-    # -- a worker asks for the optimizer's state, or brings it --
+    # -- a worker requests or sends the optimizer's state --
 
     def answer(self, what: str, data: bytes) -> bytes:
         if what not in (GET_STATE, PUT_STATE) or len(data) < STATE_HEADER.size:
-            raise ValueError(f"a server cannot be asked for {what!r}")
+            raise ValueError(f"servers do not answer requests for {what!r}")
         bucket, offset, total = STATE_HEADER.unpack_from(data)
         held = self._held.get(bucket)
         if held is None:
@@ -295,7 +294,7 @@ class TorchShardStore:
     def _put_state(self, held: _Held, offset: int, total: int, chunk: bytes) -> bytes:
         incoming = self._incoming.setdefault(held.bucket.id, bytearray())
         if len(incoming) < offset or offset + len(chunk) > total:
-            raise ValueError(f"a part of the optimizer's state of bucket {held.bucket.id} came out of order")
+            raise ValueError(f"a part of bucket {held.bucket.id}'s optimizer state arrived out of order")
         incoming[offset:] = chunk
         if len(incoming) == total:
             del self._incoming[held.bucket.id]

@@ -1,12 +1,12 @@
-"""Events of a GPU that a worker and a server on it share: the GPU waits by itself, and nobody has to be woken.
+"""GPU events shared by a worker and a server on one GPU: the GPU itself waits, and no thread has to be woken.
 
-Without them a bucket is handed on when its copy has ended: a thread waits for the copy, wakes the loop, which tells the
-server, which queues the update, and the same way back; the GPU stands still meanwhile. With them each end queues its
-part ahead of time, behind the other's event, and hands on at once what will be there when that event has passed.
+Without them a bucket is passed on when its copy is done: a thread waits for the copy and wakes the loop, which notifies
+the server, which queues the update, and the same way back; meanwhile the GPU is idle. With them each end queues its
+part ahead of time, behind the other's event, and passes on at once what will be there when that event has passed.
 
-Events are exchanged through the memory that both ends map: behind its tensors each end writes a table with the handles
-of its own events and, once it has opened the other's, who may rely on that. Both ends know from the plan where it lies.
-Only where nobody counts on what was handed on by a task that dies: so not where lost tasks come back.
+Events are exchanged through memory that both ends map: behind its tensors each end writes a table with the handles of
+its own events and, once it has opened the other's, who may rely on that. Both ends know from the plan where it is.
+This is used only if nothing relies on what a dying task has passed on, so not if lost tasks may rejoin.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from lockstep.training.pinned_memory import forget_error
 _MAGIC = b"LSEVENTS"
 _GPU_BYTES = 16
 _HEADER = struct.Struct("<8s16sIIIIQ")
-"""Magic, a digest of the GPU's UUID, process, index of the owner among its kind, buckets, unused, and a bit for each
-peer that may rely on its events being opened here."""
+"""Magic, a digest of the GPU's UUID, process, index of the owner among its kind, buckets, unused, and one bit per peer
+that may rely on its events being opened here."""
 _READERS = struct.Struct("<Q")
 _READERS_AT = _HEADER.size - _READERS.size
 _HANDLE_BYTES = 64
@@ -40,13 +40,13 @@ def spare_bytes(buckets: int) -> int:
 
 
 def table_at(nbytes: int) -> int:
-    """Where the table lies behind so many bytes of tensors."""
+    """Where the table is, behind this many bytes of tensors."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What one end tells the other about its events."""
+    """What one end publishes about its events for the other."""
 
     gpu: bytes
     process: int
@@ -54,7 +54,7 @@ class Table:
     handles: tuple[bytes, ...]
 
     def write(self, memory: memoryview, at: int) -> None:
-        """Put it there, with no reader yet."""
+        """Write it there, with no reader yet."""
         begin = at + _HEADER.size
         for number, handle in enumerate(self.handles):
             memory[begin + number * _HANDLE_BYTES : begin + (number + 1) * _HANDLE_BYTES] = handle
@@ -63,7 +63,7 @@ class Table:
 
 
 def read_table(memory: memoryview, at: int, buckets: int) -> Table | None:
-    """The table there, if there is one for so many buckets."""
+    """The table there, if there is one for this many buckets."""
     begin = at + _HEADER.size
     if len(memory) < begin + buckets * _HANDLE_BYTES:
         return None
@@ -88,10 +88,10 @@ def is_let_read(memory: memoryview, at: int, peer: int) -> bool:
 
 
 class OwnEvents:
-    """The events of one task, one for each bucket, in tables that its peers read."""
+    """The events of one task, one per bucket, in tables that its peers read."""
 
     def __init__(self, device: torch.device, owner: int, buckets: int, memories: Sequence[memoryview], at: int) -> None:
-        """``memories``: the regions that peers map; the table lies at ``at`` in each."""
+        """``memories``: the regions that peers map; the table is at ``at`` in each."""
         self._memories, self._at = memories, at
         with torch.cuda.device(device):
             self._events = [torch.cuda.Event(interprocess=True) for _ in range(buckets)]
@@ -101,7 +101,7 @@ class OwnEvents:
             table.write(memory, at)
 
     def record(self, bucket: int, stream: torch.cuda.Stream) -> None:
-        """What is queued on this stream so far is what this bucket waits for."""
+        """This bucket waits for everything queued on this stream so far."""
         self._events[bucket].record(stream)
 
     def let_read(self, peer: int) -> None:
@@ -118,7 +118,7 @@ class PeerEvents:
         self._memory, self._at = memory, at
 
     def wait(self, bucket: int, stream: torch.cuda.Stream) -> None:
-        """Let the stream wait for what the peer has queued for this bucket last."""
+        """Make the stream wait for what the peer queued last for this bucket."""
         stream.wait_event(self._events[bucket])
 
     def synchronize(self, bucket: int) -> None:
@@ -131,15 +131,15 @@ class PeerEvents:
 
 
 def open_events(lent: memoryview, at: int, buckets: int, device: torch.device) -> PeerEvents | None:
-    """The events of the peer that lends this memory, where it has a table and both are on one GPU."""
+    """The events of the peer that lends this memory, if it has a table and both are on one GPU."""
     memory = memoryview(lent.obj).cast("B")
     table = read_table(memory, at, buckets)
-    # A process cannot open its own handles, and on another GPU there is nothing to be gained.
+    # A process cannot open its own handles, and on another GPU there is nothing to gain.
     if table is None or table.process == os.getpid() or table.gpu != gpu_of(device):
         return None
     try:
         events = [torch.cuda.Event.from_ipc_handle(device, handle) for handle in table.handles]
-    except RuntimeError:  # of CUDA: containers, for example, may keep two processes apart
+    except RuntimeError:  # from CUDA: containers, for example, may isolate two processes from each other
         forget_error()
         return None
     return PeerEvents(table, events, memory, at)
@@ -149,13 +149,13 @@ class OpenedEvents:
     """The events of all peers whose memory was seen here, by that memory."""
 
     def __init__(self, device: torch.device, buckets: int, at: int) -> None:
-        """``at``: where a peer's table lies in its memory."""
+        """``at``: where a peer's table is in its memory."""
         self._device, self._buckets, self._at = device, buckets, at
         self._known: dict[int, tuple[object, PeerEvents | None]] = {}
-        """By the identity of the mapping, which is kept so that no other gets it."""
+        """By the id of the mapping, which is kept alive so that no other gets it."""
 
     def open(self, lent: memoryview) -> tuple[PeerEvents | None, bool]:
-        """Those of the peer that lends this, and whether they were opened by this call."""
+        """The events of the peer that lends this, and whether this call opened them."""
         known = self._known.get(id(lent.obj))
         if known is not None:
             return known[1], False
@@ -169,6 +169,6 @@ class OpenedEvents:
 
 
 def gpu_of(device: torch.device) -> bytes:
-    """Which GPU of this host it is, whatever number a process gives it."""
+    """Identifies the GPU on this host, whatever number a process gives it."""
     uuid = str(torch.cuda.get_device_properties(device).uuid)
     return hashlib.blake2b(uuid.encode(), digest_size=_GPU_BYTES).digest()

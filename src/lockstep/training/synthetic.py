@@ -1,9 +1,9 @@
-"""Made-up pictures: one batch, fixed for the whole run, that costs a step nothing.
+"""Synthetic images: one batch, fixed for the whole run, that costs no time per step.
 
-As in tf_cnn_benchmarks, pixels are drawn from a normal of mean 127 and deviation 60 that is cut at two
+As in tf_cnn_benchmarks, pixels are drawn from a normal distribution of mean 127 and deviation 60, truncated at two
 deviations, so they lie between 7 and 247 like those of a photograph. They are then scaled to -1 .. 1 like
-pictures read from files. The original did so too until 2018; its later versions feed synthetic pixels as they are,
-and alexnet's loss is not a number after two steps. Labels are uniform over all classes but the last.
+images read from files. tf_cnn_benchmarks did so too until 2018; later versions feed synthetic pixels unscaled,
+and alexnet's loss is NaN after two steps. Labels are uniform over all classes but the last.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SyntheticBatch:
 
 
 def synthetic_generator(seed: int, worker_index: int, replica: int = 0) -> torch.Generator:
-    """A generator that depends on nothing else than who draws from it and the run's seed."""
+    """A generator that depends only on its user and the run's seed."""
     digest = hashlib.sha256(f"synthetic;{seed};{worker_index};{replica}".encode()).digest()
     generator = torch.Generator(device="cpu")
     # torch's CPU generator keeps only the low 32 bits of a seed.

@@ -1,4 +1,4 @@
-"""Between bytes and tensors."""
+"""Conversions between bytes and tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def as_tensor(buffer: memoryview, dtype: torch.dtype) -> Tensor:
 
 
 def _be_told_of_read_only_buffers() -> None:
-    """torch says once that it knows no read-only tensors. We do, by agreement: loans are only read."""
+    """torch warns once that it does not support read-only tensors. That is fine here: loans are only read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         torch.frombuffer(b"0", dtype=torch.uint8)
@@ -46,12 +46,12 @@ _be_told_of_read_only_buffers()
 
 
 def entry_of(name: str, tensor: Tensor, group: int) -> ParameterEntry:
-    """How the plan sees this parameter."""
+    """This parameter as the plan describes it."""
     return ParameterEntry(name, tensor.numel(), dtype_name(tensor.dtype), group)
 
 
 def parameter_offsets(plan: Plan) -> list[int]:
-    """Where each parameter begins in the arena. Its pieces lie behind each other, so this and its size say all."""
+    """Where each parameter begins in the arena. Its pieces are contiguous, so this and its size are enough."""
     offsets = [-1] * len(plan.parameters)
     for bucket in plan.buckets:
         for piece in bucket.pieces:
@@ -63,11 +63,11 @@ def parameter_offsets(plan: Plan) -> list[int]:
 def parameter_view(arena: Tensor, offset: int, like: Tensor) -> Tensor:
     """The range of a byte arena that holds one parameter, in its shape.
 
-    Numbers travel in the order of ``contiguous_format``, so that tasks with different formats understand one another.
+    Elements are sent in the order of ``contiguous_format``, so that tasks may use different formats.
     """
     nbytes = like.numel() * ELEMENT_BYTES[dtype_name(like.dtype)]
     flat = arena[offset : offset + nbytes].view(like.dtype)
     if like.is_contiguous():
-        # The same strides, also where a dimension of one gives a choice: compiled code is held to those it saw first.
+        # The same strides, even where a dimension of size 1 allows others: compiled code requires those it saw first.
         return flat.as_strided(like.shape, like.stride())
     return flat.view(like.shape)

@@ -1,8 +1,8 @@
-"""Gradients in 16 bits on their way to a server (``--wire_dtype``): half the bytes, at the price of their last digits.
+"""Gradients sent to a server in 16 bits (``--wire_dtype``): half the bytes, at the cost of precision.
 
-Only the way is narrow. A worker computes gradients in 32 bits and rounds each number once; a server widens them before
-it adds anything up. Initial parameters, and those that come back, travel whole. A narrowed bucket lies at the beginning
-of the range that the whole one would fill, so every offset of the plan stays what it is.
+Only the transfer is narrow. A worker computes gradients in 32 bits and rounds each number once; a server widens them
+before it adds anything up. Initial parameters, and those that come back, are sent in full. A narrowed bucket is at the
+beginning of the range that the full one would fill, so every offset of the plan stays the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _WIDE = "float32"
 
 
 class WireFormat:
-    """What a bucket of gradients looks like on its way."""
+    """The format of a bucket of gradients in transit."""
 
     def __init__(self, name: str = _WIDE) -> None:
         """``name``: float32 (as they are), bfloat16 or float16."""
@@ -25,21 +25,21 @@ class WireFormat:
         self.narrows = name != _WIDE
 
     def nbytes(self, bucket: Bucket) -> int:
-        """How many bytes travel."""
+        """The number of bytes that are sent."""
         return bucket.nbytes // 4 * self._dtype.itemsize if self._is_narrowed(bucket) else bucket.nbytes
 
     def narrowed(self, bucket: Bucket, whole: Tensor) -> Tensor:
-        """The bytes that travel, of the bucket's own bytes; on the device that these are on."""
+        """The bytes to send, made from the bucket's own bytes, on the same device."""
         if not self._is_narrowed(bucket):
             return whole
         return whole.view(torch.float32).to(self._dtype).view(torch.uint8)
 
     def dtype_of(self, bucket: Bucket, nbytes: int) -> torch.dtype:
-        """What so many bytes of a bucket's gradients are: whole, or narrowed."""
+        """The type of a bucket's gradients with this many bytes: full, or narrowed."""
         if nbytes == bucket.nbytes:
             return torch_dtype(bucket.dtype)
         if nbytes != self.nbytes(bucket):
-            raise ValueError(f"{nbytes} bytes came for bucket {bucket.id}, which has {self.nbytes(bucket)}")
+            raise ValueError(f"{nbytes} bytes arrived for bucket {bucket.id}, which has {self.nbytes(bucket)}")
         return self._dtype
 
     def _is_narrowed(self, bucket: Bucket) -> bool:

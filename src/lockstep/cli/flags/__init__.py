@@ -1,7 +1,7 @@
 """The flags of ``lockstep bench``: one table (``table/``), read by the parser, the help and the documentation.
 
 ``parse_bench`` looks at the command line and the environment that it is given. ``check_machine`` looks at this
-machine, and is for the process that a person starts: the task itself is its child, and would find its own port taken.
+machine, and is for the process that a person starts: its child, the task itself, would find its own port taken.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from lockstep.training.rules import problems
 __all__ = ["BadInput", "DoctorLine", "HelpAsked", "check_machine", "parse_bench", "parse_doctor", "task_arguments"]
 
 _OF_ONE_TASK = ("ps", "workers", "job_name", "task_index", "ps_hosts", "worker_hosts")
-"""What the task of a local cluster gets anew."""
+"""Flags that each task of a local cluster gets its own value of."""
 
 
 def parse_bench(argv: Sequence[str], environ: Mapping[str, str]) -> BenchConfig:
     """The run that a command line asks for.
 
     Raises:
-        BadInput: with a sentence for each thing that is wrong.
+        BadInput: with one sentence per problem.
         HelpAsked: with the help that was asked for.
     """
     line = read_command_line(argv, TABLE)
@@ -49,7 +49,7 @@ def parse_bench(argv: Sequence[str], environ: Mapping[str, str]) -> BenchConfig:
 
 
 def _with_data_set(config: BenchConfig, named: bool) -> tuple[BenchConfig, list[str]]:
-    """The run with the name of the data set in its folder, and what is wrong with that; servers need not have it."""
+    """The run with the name of the data set found in its folder, and its problems; servers need not have the folder."""
     folder = config.data.folder
     if folder is None or (config.task is not None and config.task.role is Role.SERVER):
         return config, []
@@ -68,7 +68,7 @@ def _with_data_set(config: BenchConfig, named: bool) -> tuple[BenchConfig, list[
 
 @dataclass(frozen=True, slots=True)
 class DoctorLine:
-    """The command line of a job as ``lockstep doctor`` reads it: what is wrong with it is a finding like any other."""
+    """The command line of a job as ``lockstep doctor`` reads it: its problems are findings like any other."""
 
     config: BenchConfig
     problems: tuple[str, ...]
@@ -107,7 +107,7 @@ def parse_doctor(argv: Sequence[str], environ: Mapping[str, str]) -> DoctorLine:
 
 
 def _gpus(config: BenchConfig, environ: Mapping[str, str]) -> int | None:
-    """How many GPUs there are, asked only where the answer counts: it may take a second."""
+    """How many GPUs there are; counted only if it matters, since that may take a second."""
     is_server = config.task is not None and config.task.role is Role.SERVER
     if config.devices.device != "gpu" or is_server:
         return None
@@ -115,7 +115,7 @@ def _gpus(config: BenchConfig, environ: Mapping[str, str]) -> int | None:
 
 
 def check_machine(config: BenchConfig, limits: Sequence[str] = ()) -> None:
-    """Refuse what cannot work on this machine: own address, port, folder. BadInput says what and what to do.
+    """Refuse what cannot work on this machine: its address, port, folder. BadInput says what, and what to do.
 
     ``limits``: sentences about limits that are too small, found elsewhere.
     """
@@ -135,9 +135,9 @@ def check_machine(config: BenchConfig, limits: Sequence[str] = ()) -> None:
 def task_arguments(
     argv: Sequence[str], task: TaskId, ps_hosts: Sequence[str], worker_hosts: Sequence[str]
 ) -> list[str]:
-    """The command line of one task of a local cluster that was asked for with ``argv`` (which must be right).
+    """The command line of one task of a local cluster that ``argv`` (which must be valid) asks for.
 
-    Flags without effect are left out, so that their notices come once and not from every task.
+    Flags without effect are left out, so that their notices appear once and not for every task.
     """
     line = read_command_line(argv, TABLE)
     kept = [

@@ -1,4 +1,4 @@
-"""From the flags that were given to a ``BenchConfig``."""
+"""Turns the given flags into a ``BenchConfig``."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ class _Values:
         return _typed(self.line.value(name), bool)
 
     def numbers(self, name: str) -> tuple[float, ...]:
-        """A list of numbers; BadInput where one of them is none."""
+        """A list of numbers; BadInput if one of them is not a number."""
         try:
             return tuple(float(word) for word in _typed(self.line.value(name), tuple))
         except ValueError:
             raise BadInput(
-                f"--{name} holds something that is not a number; write, for example, --{name}=10,20."
+                f"--{name} contains something that is not a number; write, for example, --{name}=10,20."
             ) from None
 
     def hosts(self, name: str) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def _typed(value: Value, kind: type[_T]) -> _T:
 
 
 def build_config(line: CommandLine, environ: Mapping[str, str]) -> BenchConfig:
-    """The run that these flags ask for, right or wrong; ``training.rules`` tells which."""
+    """The run that these flags ask for, valid or not; ``training.rules`` finds the problems."""
     values = _Values(line)
     local = _local(values)
     named = bool(values.text("job_name") or values.hosts("ps_hosts") or values.hosts("worker_hosts"))
@@ -191,7 +191,7 @@ RDMA_FLAGS = tuple(f"rdma_{field.name}" for field in dataclasses.fields(RdmaOpti
 
 
 def rdma_options(values: Mapping[str, Value]) -> RdmaOptions:
-    """What the flags about RDMA say; those that are missing or None were not given."""
+    """The values of the RDMA flags; those that are missing or None were not given."""
     given = {name.removeprefix("rdma_"): values.get(name) for name in RDMA_FLAGS}
     return RdmaOptions(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
@@ -226,7 +226,7 @@ def _data(values: _Values) -> DataConfig:
 
 
 def _bucket_bytes(values: _Values) -> int | None:
-    """In whole lines of the plan's alignment, which a fraction of a MiB seldom is; too small a size stays as it is."""
+    """Rounded to the plan's alignment, which a fraction of a MiB seldom matches; too small a size stays as it is."""
     mebibytes = values.optional_number("bucket_mb")
     if mebibytes is None:
         return COMPILED_BUCKET_BYTES if values.switch("compile") else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections import Counter
 
 from lockstep.cli.flags.flag import TITLES, Flag, Group, Kind, Status
@@ -11,18 +12,20 @@ from lockstep.cli.flags.table import EXCLUSIVE, TABLE
 _INTRODUCTION = """\
 # Flags of `lockstep bench`
 
-This page is made from the table that the program itself reads, by `python -m lockstep.cli.flags.document`; a test holds
-the two together. It accounts for every flag of tf_cnn_benchmarks. Each flag has one of three states:
+This page is generated from the table that the program itself reads, by `python -m lockstep.cli.flags.document`; a test
+checks that it is up to date. It covers every flag of tf_cnn_benchmarks. Each flag has one of three states:
 
-- **works**: it does what it says.
-- **accepted, does nothing**: the run starts, and a notice says why the flag has no effect here.
-- **refused**: its effect is not there, so the run does not start (exit code 2), and a sentence says what to do instead.
-  With its default value it asks for nothing and is accepted.
+- It **works**: it does what it says. Flags without another mark work.
+- **Accepted, does nothing**: the run starts, and a notice says why the flag has no effect here.
+- **Refused**: its effect is not available, so the run does not start (exit code 2), and a message says what to do
+  instead. With its default value the flag asks for nothing and is accepted.
 
-Write `--flag value` or `--flag=value`; switches as `--flag`, `--noflag`, `--flag=True`, `--flag=False`. A word after a
-switch (`--flag False`) is refused, because it would be ignored. A flag may be repeated with the same value only.
-A flag marked with * is not one of tf_cnn_benchmarks.
+Write `--flag value` or `--flag=value`; switches as `--flag`, `--noflag`, `--flag=True`, `--flag=False`. A value after a
+switch (`--flag False`) is refused, because it would be ignored. A flag may be repeated only with the same value.
+A flag marked with \\* is not one of tf_cnn_benchmarks.
 """
+
+_WIDTH = 120
 
 
 def document() -> str:
@@ -34,36 +37,45 @@ def document() -> str:
         f"{counts[Status.NOTICE]} are accepted and do nothing, and {counts[Status.REFUSED]} are refused.\n",
     ]
     parts += [_section(group) for group in Group]
-    parts.append("## Flags that exclude one another\n")
-    parts += ["- " + ", ".join(f"`--{name}`" for name in names) for names in EXCLUSIVE]
+    parts.append("## Flags that exclude each other\n")
+    parts += [_item(", ".join(f"`--{name}`" for name in names)) for names in EXCLUSIVE]
     return "\n".join(parts) + "\n"
 
 
 def _section(group: Group) -> str:
-    rows = [_row(flag) for flag in TABLE if flag.group is group]
-    heading = "| flag | default | meaning | state |\n|---|---|---|---|"
-    return "\n".join([f"## {TITLES[group]}\n", heading, *rows, ""])
+    items = [_item(_description(flag)) for flag in TABLE if flag.group is group]
+    return "\n".join([f"## {TITLES[group]}\n", *items, ""])
 
 
-def _row(flag: Flag) -> str:
-    star = "" if flag.upstream else " *"
-    default = f"`{flag.default_text()}`" if flag.default_text() and flag.kind is not Kind.SECRET else ""
-    cells = (f"`{flag.usage()}`{star}", default, flag.help, _state(flag))
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def _item(text: str) -> str:
+    return textwrap.fill(
+        text, _WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False, break_long_words=False
+    )
 
 
-def _state(flag: Flag) -> str:
-    parts = [flag.status.value if flag.status is Status.WORKS else f"**{flag.status.value}**: {flag.reason}"]
+def _description(flag: Flag) -> str:
+    star = "" if flag.upstream else " \\*"
+    default = f" (default `{flag.default_text()}`)" if flag.default_text() and flag.kind is not Kind.SECRET else ""
+    usage, sentences = flag.usage(), [flag.help]
+    if len(usage) > _WIDTH // 2:
+        usage = f"--{flag.name}={flag.kind.value}"
+        sentences.append(f"One of {', '.join(f'`{choice}`' for choice in flag.choices if choice)}")
+    return f"`{usage}`{star}{default}: " + ". ".join(part.removesuffix(".") for part in sentences + _state(flag)) + "."
+
+
+def _state(flag: Flag) -> list[str]:
+    """What a user must know besides the flag's meaning, one sentence each."""
+    parts = [] if flag.status is Status.WORKS else [f"**{flag.status.value.capitalize()}**: {flag.reason}"]
     if flag.needs:
-        parts.append(f"needs `--{flag.needs}`")
+        parts.append(f"Needs `--{flag.needs}`")
     if flag.only_with is not None:
-        parts.append(f"only with `--{flag.only_with[0]}={' or '.join(flag.only_with[1])}`")
+        name, values = flag.only_with
+        parts.append("Only with " + " or ".join(f"`--{name}={value}`" for value in values))
     by_reason: dict[str, list[str]] = {}
     for choice, reason in flag.refused_choices:
         if choice not in flag.choices:
             by_reason.setdefault(reason, []).append(f"`{choice}`")
-    parts += [f"{', '.join(choices)} **refused**: {reason}" for reason, choices in by_reason.items()]
-    return "; ".join(part.removesuffix(".") for part in parts)
+    return parts + [f"**Refused**: {', '.join(choices)}: {reason}" for reason, choices in by_reason.items()]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What one flag is: a row of the table that parsing, help and documentation share."""
+"""One flag: a row of the table that parsing, help and documentation share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Value = str | int | float | bool | tuple[str, ...] | None
 
 
 class Kind(StrEnum):
-    """How the text of a value is read; the word is what help shows in its place."""
+    """How the text of a value is read; help shows the enum's value in its place."""
 
     TEXT = "TEXT"
     SECRET = "SECRET"
@@ -22,7 +22,7 @@ class Kind(StrEnum):
 
 
 class Status(StrEnum):
-    """What becomes of a flag here."""
+    """What Lockstep does with a flag."""
 
     WORKS = "works"
     NOTICE = "accepted, does nothing"
@@ -46,17 +46,17 @@ class Group(StrEnum):
 
 
 TITLES: dict[Group, str] = {
-    Group.CLUSTER: "Cluster: who takes part, and how patient they are",
+    Group.CLUSTER: "Cluster: its tasks, and how long they wait",
     Group.EXCHANGE: "Exchange: how gradients and parameters travel",
     Group.RUN: "Run: what is trained, and for how long",
     Group.DEVICES: "Devices: where the arithmetic happens",
     Group.OPTIMIZER: "Optimizer and learning rate",
     Group.OUTPUT: "Output: lines, files, checkpoints, traces",
-    Group.DATA: "Data: what the pictures are and how they are read",
-    Group.EVALUATION: "Evaluation and other modes than training",
+    Group.DATA: "Data: which images are used and how they are read",
+    Group.EVALUATION: "Evaluation and other modes besides training",
     Group.PRECISION: "Precision: half-precision numbers",
-    Group.TENSORFLOW: "Knobs of TensorFlow's own engine",
-    Group.OLDER: "Names of older releases of tf_cnn_benchmarks",
+    Group.TENSORFLOW: "Settings of TensorFlow's own engine",
+    Group.OLDER: "Flags of older releases of tf_cnn_benchmarks",
 }
 
 
@@ -64,8 +64,8 @@ TITLES: dict[Group, str] = {
 class Flag:
     """One flag.
 
-    ``default`` is the value that asks for nothing special; a refused flag with this value is accepted, because it
-    asks for nothing. ``reason`` says why a flag does nothing or is refused, and what to do instead.
+    A refused flag is accepted with its ``default``, because that asks for nothing. ``reason`` says why a flag does
+    nothing or is refused, and what to do instead.
     """
 
     name: str
@@ -79,11 +79,11 @@ class Flag:
     refused_choices: tuple[tuple[str, str], ...] = ()
     """Values that tf_cnn_benchmarks takes and this program does not, each with the reason and the remedy."""
     same_as: str = ""
-    """Another spelling of this flag (the one that is stored)."""
+    """The flag of which this is another spelling (that one is stored)."""
     only_with: tuple[str, tuple[str, ...]] | None = None
-    """(flag, its values): the setting without which this flag has no effect; then a notice says so."""
+    """(flag, its values): the setting without which this flag has no effect, which a notice then says."""
     needs: str = ""
-    """A flag without which this one makes no sense; then it is refused."""
+    """A flag without which this one is refused, because it makes no sense."""
     upstream: bool = True
     """Whether tf_cnn_benchmarks has it too."""
 
@@ -96,12 +96,12 @@ class Flag:
         return f"--{self.name}={self.kind.value}"
 
     def default_text(self) -> str:
-        """The default as one would type it; empty where nothing is set."""
+        """The default as a user would type it; empty if nothing is set."""
         return value_text(self.default)
 
 
 def value_text(value: Value) -> str:
-    """A value as one would type it."""
+    """A value as a user would type it."""
     if value is None:
         return ""
     if isinstance(value, tuple):
@@ -111,7 +111,7 @@ def value_text(value: Value) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Makes the rows of one group, so that a row says only what is its own."""
+    """Makes the rows of one group, so that a row need not repeat it."""
 
     group: Group
 
@@ -145,11 +145,11 @@ class Rows:
         )
 
     def notice(self, name: str, kind: Kind, default: Value, help: str, reason: str, *choices: str) -> Flag:  # noqa: A002
-        """A flag that is accepted and does nothing here, because ``reason``."""
+        """A flag that is accepted and does nothing here; ``reason`` says why."""
         return self._other(Status.NOTICE, name, kind, default, help, reason, choices)
 
     def refused(self, name: str, kind: Kind, default: Value, help: str, reason: str, *choices: str) -> Flag:  # noqa: A002
-        """A flag whose effect we do not have; ``reason`` says why and what to do instead."""
+        """A flag whose effect Lockstep does not have; ``reason`` says why and what to do instead."""
         return self._other(Status.REFUSED, name, kind, default, help, reason, choices)
 
     def _other(

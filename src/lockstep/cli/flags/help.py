@@ -1,4 +1,4 @@
-"""The help of ``lockstep bench``, made from the table: the flags that work, one topic, or everything."""
+"""The help of ``lockstep bench``, generated from the table: the flags that work, one topic, or everything."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ On this machine, one server and two workers:
 One task of a cluster, the same lists on every task:
   lockstep bench --job_name=worker --task_index=0 --ps_hosts=10.0.0.1:2222 \\
     --worker_hosts=10.0.0.2:2222,10.0.0.3:2222 --model=resnet50
-One process alone:
+A single process:
   lockstep bench --model=trivial
 
 Write --flag=value or --flag value; switches as --flag, --noflag, --flag=True.
@@ -29,7 +29,7 @@ Write --flag=value or --flag value; switches as --flag, --noflag, --flag=True.
 
 
 def help_text(topic: str) -> str:
-    """The short help for an empty topic, else that of one topic or of all (``full``); BadInput for an unknown one."""
+    """The short help for an empty topic, else the help on one topic or on all (``full``); BadInput if it is unknown."""
     if not topic:
         return _short()
     if topic == "full":
@@ -51,14 +51,14 @@ def _short() -> str:
             parts.append("\n".join([TITLES[group], *rows, ""]))
     topics = ", ".join(group.value for group in Group)
     parts.append(
-        _wrapped(f"--help=TOPIC shows all flags of a topic, those of tf_cnn_benchmarks included: {topics}.")
+        _wrapped(f"--help=TOPIC shows all flags on a topic, including those of tf_cnn_benchmarks: {topics}.")
         + "\n--helpfull shows everything.\n"
     )
     return "\n".join(parts)
 
 
 def _topic(group: Group) -> str:
-    """All flags of a group, and what becomes of each; flags that share a fate and its reason share a line."""
+    """All flags of a group with their status; flags with the same status and reason share a line."""
     flags = [flag for flag in TABLE if flag.group is group]
     lines = [TITLES[group], *flag_rows(flag for flag in flags if flag.status is Status.WORKS)]
     headings = {Status.NOTICE: "Accepted, without effect here:", Status.REFUSED: "Refused:"}
@@ -70,7 +70,7 @@ def _topic(group: Group) -> str:
 
 
 def flag_rows(flags: Iterable[Flag]) -> Iterator[str]:
-    """A row of help for each flag."""
+    """One row of help per flag."""
     for flag in flags:
         default = flag.default_text()
         shown = "" if flag.same_as or flag.kind is Kind.SECRET or not default else f" ({default})"

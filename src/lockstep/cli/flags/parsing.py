@@ -1,7 +1,7 @@
-"""From the words of a command line to the flags that were given.
+"""Turns the arguments of a command line into the flags that were given.
 
-argparse is not used: it reads ``--flag False`` as a value or a stray word depending on declarations, knows no
-``--noflag=`` form, takes prefixes of names, and prints its errors in its own words.
+argparse is not used: it reads ``--flag False`` as a value or a stray argument depending on declarations, has no
+``--noflag=`` form, accepts prefixes of names, and prints its own error messages.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ class Given:
 
     @property
     def asks_for_something(self) -> bool:
-        """Whether it differs from what would happen without it."""
+        """Whether it differs from the default."""
         return self.value != self.flag.default
 
     def argument(self) -> str:
-        """A word that reads as this flag with this value."""
+        """An argument that is read as this flag with this value."""
         text = value_text(self.value)
         return f"--{self.flag.name}={text}" if unquoted(text) == text else f"--{self.flag.name}='{text}'"
 
     def __str__(self) -> str:
-        """For sentences: as the user wrote it, but for secrets."""
+        """For messages: as the user wrote it, except for secrets."""
         shown = "..." if self.flag.kind is Kind.SECRET else value_text(self.value)
         return f"--{self.spelling}={shown}"
 
 
 @dataclass(slots=True)
 class CommandLine:
-    """What a command line says: the flags by stored name, the sentences about what is wrong, the help asked for.
+    """A parsed command line: the flags by stored name, one sentence per mistake, the help asked for.
 
     ``flags`` is the table by name. ``help_on`` is the topic of the help that was asked for, empty for the short help.
     """
@@ -51,17 +51,17 @@ class CommandLine:
     help_on: str | None = None
 
     def gives(self, name: str) -> bool:
-        """Whether a flag was given with anything but its default."""
+        """Whether a flag was given with a value other than its default."""
         return name in self.given and self.given[name].asks_for_something
 
     def notices(self) -> Iterator[str]:
-        """A sentence for each flag that was given and does nothing here."""
+        """One sentence per flag that was given and does nothing here."""
         for given in self.given.values():
             if given.asks_for_something and not self.has_effect(given):
                 yield f"{given} has no effect here: {_why_without_effect(given.flag)}"
 
     def has_effect(self, given: Given) -> bool:
-        """Whether this flag changes anything, together with the others."""
+        """Whether this flag changes anything, given the others."""
         flag = given.flag
         if flag.only_with is not None and self.value(flag.only_with[0]) not in flag.only_with[1]:
             return False
@@ -76,11 +76,11 @@ def _why_without_effect(flag: Flag) -> str:
     if flag.only_with is None:
         return flag.reason
     name, values = flag.only_with
-    return f"it only counts with --{name}={' or '.join(values)}."
+    return f"it only applies with --{name}={' or '.join(values)}."
 
 
 def read_command_line(argv: Sequence[str], table: Iterable[Flag], command: str = "bench") -> CommandLine:
-    """Read all words; what is wrong is collected, not raised, so that the user sees it all at once."""
+    """Read all arguments; mistakes are collected, not raised, so that the user sees them all at once."""
     line = CommandLine({flag.name: flag for flag in table}, command)
     position = 0
     while position < len(argv):
@@ -91,7 +91,7 @@ def read_command_line(argv: Sequence[str], table: Iterable[Flag], command: str =
 
 
 def _read_word(line: CommandLine, word: str, previous: str, following: str | None) -> int:
-    """Read one word; returns how many of the following words belonged to it."""
+    """Read one argument; returns how many of the following arguments belonged to it."""
     if word == "-h":
         line.help_on = line.help_on or ""
         return 0
@@ -105,7 +105,7 @@ def _read_word(line: CommandLine, word: str, previous: str, following: str | Non
     flag, switched_off = _find(name, line.flags)
     if flag is None:
         line.mistakes.append(_unknown(name, line.flags, line.command))
-        # The value of an unknown flag is no mistake of its own.
+        # The value of an unknown flag is not a separate mistake.
         return int(not equals and following is not None and not following.startswith("-"))
     if flag.kind is Kind.SWITCH:
         _read_switch(line, flag, name, text if equals else None, switched_off)
@@ -132,7 +132,7 @@ def _find(name: str, flags: Mapping[str, Flag]) -> tuple[Flag | None, bool]:
 
 def _read_switch(line: CommandLine, flag: Flag, name: str, text: str | None, off: bool) -> None:
     if off and text is not None:
-        line.mistakes.append(f"--{name}={text} says it twice; write --{name} or --{flag.name}={text}.")
+        line.mistakes.append(f"--{name}={text} has both 'no' and a value; write --{name} or --{flag.name}={text}.")
     else:
         _store(line, flag, flag.name, text if text is not None else str(not off))
 
@@ -147,7 +147,7 @@ def _store(line: CommandLine, flag: Flag, spelling: str, text: str) -> None:
     given = Given(stored, spelling, value)
     earlier = line.given.get(stored.name)
     if earlier is not None and earlier.value != value:
-        line.mistakes.append(f"{earlier} and {given} contradict one another; leave one of them out.")
+        line.mistakes.append(f"{earlier} and {given} contradict each other; leave one of them out.")
         return
     line.given[stored.name] = given
 
@@ -156,13 +156,11 @@ def _stray(word: str, previous: str, flags: Mapping[str, Flag]) -> str:
     name = previous.removeprefix("--")
     flag, _off = _find(name, flags) if previous.startswith("--") else (None, False)
     if flag is not None and flag.kind is Kind.SWITCH and unquoted(word).lower() in TRUE_WORDS | FALSE_WORDS:
-        return (
-            f"{word!r} stands alone after {previous}, where it would be ignored; write --{flag.name}={unquoted(word)}."
-        )
+        return f"{word!r} after {previous} would be ignored; write --{flag.name}={unquoted(word)}."
     bare = word.lstrip("-").partition("=")[0]
     if word.startswith("-") and _find(bare, flags)[0] is not None:
         return f"{word!r} has one dash; flags take two: write -{word}."
-    return f"{word!r} is a word without a flag; flags are written --name=value, and lists have commas without spaces."
+    return f"{word!r} does not belong to a flag; write flags as --name=value, and lists with commas but without spaces."
 
 
 def _unknown(name: str, flags: Mapping[str, Flag], command: str) -> str:
@@ -174,7 +172,7 @@ def _unknown(name: str, flags: Mapping[str, Flag], command: str) -> str:
 
 
 def check_against_table(line: CommandLine, exclusive: Iterable[tuple[str, ...]]) -> list[str]:
-    """What the table itself rules out: flags that exclude one another, lack the one they need, or are refused."""
+    """What the table itself rules out: flags that exclude each other, lack the flag they need, or are refused."""
     sentences: list[str] = []
     excluded: set[str] = set()
     for names in exclusive:
@@ -183,7 +181,7 @@ def check_against_table(line: CommandLine, exclusive: Iterable[tuple[str, ...]])
             excluded.update(clashing)
             listed = " and ".join(f"--{name}" for name in clashing)
             sentences.append(
-                f"{listed} exclude one another; leave {'one' if len(clashing) == 2 else 'all but one'} out."
+                f"{listed} exclude each other; leave {'one' if len(clashing) == 2 else 'all but one'} out."
             )
     sentences.extend(_lacking(line))
     for name, given in line.given.items():

@@ -1,4 +1,4 @@
-"""From the text of a flag's value to the value; anything unreadable gives one sentence with the remedy."""
+"""Turns the text of a flag's value into the value; unreadable text raises one sentence with the remedy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ TRUE_WORDS = frozenset({"true", "t", "yes", "y", "on", "1"})
 FALSE_WORDS = frozenset({"false", "f", "no", "n", "off", "0"})
 
 _ALIKE = 0.6
-"""From this likeness on (0 to 1) a word may be a slip for another one."""
+"""From this similarity on (0 to 1), a word may be a typo for another."""
 _AS_GOOD = 0.1
-"""Words that are so much less alike than the best one are still worth naming."""
+"""Words at most this much less similar than the best one are still worth naming."""
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
@@ -31,7 +31,7 @@ def read_value(flag: Flag, text: str) -> Value:
 
 
 def unquoted(text: str) -> str:
-    """Without the one pair of quotes that a job file or a shell without quoting rules leaves around a value."""
+    """The text without the pair of quotes that a job file or a shell without quoting rules leaves around a value."""
     text = text.strip()
     if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
         return text[1:-1]
@@ -39,7 +39,7 @@ def unquoted(text: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The known words that are most like this one, best first; letter case and '-' for '_' do not count."""
+    """The known words most similar to this one, best first, ignoring case and the difference of '-' and '_'."""
     plain = word.lower().replace("-", "_")
     names = sorted(set(known) - {""})
     likeness = {name: difflib.SequenceMatcher(None, plain, name.lower()).ratio() for name in names}

@@ -1,1 +1,1 @@
-"""The benchmark: a synthetic job of one worker, its training loop, and who updates the parameters."""
+"""The benchmark: one worker's synthetic job, its training loop, and what updates the parameters."""

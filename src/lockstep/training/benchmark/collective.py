@@ -1,9 +1,9 @@
 """Modes without servers: workers reduce gradients among themselves, with torch.distributed's own algorithms.
 
-Gradients are packed into buckets in the order in which backward makes them, and each bucket is reduced while backward
-goes on. What was handed over and what came back is told to the node of this worker (``runtime/collective_node.py``);
-its watchdog and ``lockstep why`` compare the books of all workers and name the one that is behind. No process group
-of torch's own global kind is used.
+Gradients are packed into buckets in the order in which backward produces them, and each bucket is reduced while
+backward continues. This worker's node (``runtime/collective_node.py``) is notified of what was handed over and what
+came back; its watchdog and ``lockstep why`` compare the records of all workers and name the one that is behind.
+Torch's global process group is not used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from lockstep.training.replica import Trained
 
 _LOOK_SECONDS = 0.5
 _STORE_SECONDS = 60.0
-"""All workers are there before they meet, so a question to the store of worker 0 takes no longer than it does."""
+"""All workers are up before they meet, so a request to worker 0's store takes only as long as the request itself."""
 
 
 class CollectiveLost(RuntimeError):  # noqa: N818 - reads as the fact it states
@@ -42,7 +42,7 @@ class CollectiveLost(RuntimeError):  # noqa: N818 - reads as the fact it states
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class MeetingPoint:
     """Where the workers meet."""
 
     rank: int
@@ -55,7 +55,7 @@ class Meeting:
     backend: str
 
 
-def meeting_of(config: BenchConfig, device: torch.device) -> Meeting:
+def meeting_of(config: BenchConfig, device: torch.device) -> MeetingPoint:
     """The meeting that a configuration describes."""
     cluster = config.cluster
     assert cluster is not None
@@ -63,7 +63,7 @@ def meeting_of(config: BenchConfig, device: torch.device) -> Meeting:
     hosts = [address.rpartition(":") for address in cluster.worker_hosts]
     spec = config.exchange.all_reduce_spec or "collective"
     chosen = "nccl" if device.type == "cuda" and spec != "gloo" else "gloo"
-    return Meeting(
+    return MeetingPoint(
         rank=cluster.task.index,
         size=len(hosts),
         host=hosts[0][0].strip("[]"),
@@ -74,10 +74,10 @@ def meeting_of(config: BenchConfig, device: torch.device) -> Meeting:
     )
 
 
-class Group:
-    """The workers of one run, met."""
+class WorkerGroup:
+    """The workers of one run, after they have met."""
 
-    def __init__(self, meeting: Meeting, node: CollectiveNode) -> None:
+    def __init__(self, meeting: MeetingPoint, node: CollectiveNode) -> None:
         self.meeting = meeting
         self.node = node
         self._store = _meet(meeting)
@@ -85,7 +85,7 @@ class Group:
         node.met(self._same_job(), self._lives())
 
     def _same_job(self) -> int:
-        """One number for the whole run, which worker 0 draws."""
+        """One random number for the whole run, chosen by worker 0."""
         if self.meeting.rank == 0:
             self._store.set("job", str(secrets.randbits(63) + 1))
         return int(self._store.get("job"))
@@ -95,24 +95,24 @@ class Group:
         return tuple(int(self._store.get(f"life/{rank}")) for rank in range(self.meeting.size))
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Give everybody worker 0's values."""
+        """Send worker 0's values to all workers."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
         for tensor in tensors:
             self._group.broadcast([tensor], options).wait()
 
     def reduce(self, tensor: Tensor) -> dist.Work:
-        """Begin to sum over all workers, in place."""
+        """Start a sum over all workers, in place."""
         work: dist.Work = self._group.allreduce([tensor])
         return work
 
     def wait_for_all(self, occasion: str) -> None:
-        """A barrier: nobody leaves while others still need it."""
+        """A barrier: no worker leaves while others still need it."""
         self._store.set(f"{occasion}/{self.meeting.rank}", "here")
         self._store.wait([f"{occasion}/{rank}" for rank in range(self.meeting.size)])
 
 
-def _meet(meeting: Meeting) -> c10d.TCPStore:
+def _meet(meeting: MeetingPoint) -> c10d.TCPStore:
     try:
         return c10d.TCPStore(
             meeting.host,
@@ -130,7 +130,7 @@ def _meet(meeting: Meeting) -> c10d.TCPStore:
         ) from None
 
 
-def _process_group(meeting: Meeting, store: c10d.TCPStore) -> Any:
+def _process_group(meeting: MeetingPoint, store: c10d.TCPStore) -> Any:
     patience = timedelta(seconds=meeting.patience)
     if meeting.backend == "nccl":
         options = dist.ProcessGroupNCCL.Options()
@@ -144,7 +144,9 @@ def _process_group(meeting: Meeting, store: c10d.TCPStore) -> Any:
         missing = [rank for rank in range(meeting.size) if not store.check([f"gloo/rank_{rank}"])]
         who = ", ".join(_name(rank) for rank in missing) or "a worker"
         reason = _first_line(error)
-        raise CollectiveLost(f"not all workers came within {meeting.patience:g} s; missing: {who} ({reason})") from None
+        raise CollectiveLost(
+            f"not all workers arrived within {meeting.patience:g} s; missing: {who} ({reason})"
+        ) from None
 
 
 def _first_line(error: Exception) -> str:
@@ -157,7 +159,7 @@ def _name(rank: int) -> str:
 
 @dataclass(slots=True)
 class _Bucket:
-    """Gradients that travel together; ``views`` are their places in ``flat``."""
+    """Gradients that are sent together; ``views`` are their places in ``flat``."""
 
     members: list[Trained]
     flat: Tensor
@@ -168,7 +170,7 @@ class _Bucket:
 
 
 def pack(trained: Sequence[Trained], bucket_bytes: int, packs: int) -> list[list[Trained]]:
-    """Parameters by bucket, the last parameter first. ``packs`` above 0 asks for so many buckets of about one size."""
+    """Parameters by bucket, the last parameter first. ``packs`` above 0: that many buckets of about equal size."""
     order = list(reversed(trained))
     total = sum(t.parameter.nbytes for t in order)
     limit = -(-total // packs) if packs else bucket_bytes
@@ -187,7 +189,7 @@ def pack(trained: Sequence[Trained], bucket_bytes: int, packs: int) -> list[list
 class CollectiveUpdates:
     """Mean over all workers by all-reduce, then the same optimizer on each."""
 
-    def __init__(self, job: BenchJob, group: Group, *, deferred: bool = False) -> None:
+    def __init__(self, job: BenchJob, group: WorkerGroup, *, deferred: bool = False) -> None:
         self._job = job
         self._group = group
         self._node = group.node
@@ -205,7 +207,7 @@ class CollectiveUpdates:
                 self._handles.append(self._hook(number, place, member))
         self._node.plan = plan_of(self._buckets)
         self._on_device: deque[tuple[int, int, dist.Work]] = deque()
-        """NCCL only: what the device has not been seen to finish, the oldest first."""
+        """NCCL only: work that is not known to be finished on the device, oldest first."""
         self._looking = threading.Lock()
         self._node.before_look = self._look_at_device
 
@@ -237,7 +239,7 @@ class CollectiveUpdates:
         bucket.views[place].copy_(gradient)
         bucket.got.add(place)
         bucket.lacking -= 1
-        # In the same order on every worker: a bucket that is full early waits for those before it.
+        # In the same order on every worker: a bucket that fills early waits for those before it.
         while self._handed < len(self._buckets) and not self._buckets[self._handed].lacking:
             self._hand_over(self._handed)
 
@@ -268,7 +270,7 @@ class CollectiveUpdates:
         self._local.end()
 
     def _wait(self, number: int, bucket: _Bucket) -> None:
-        """Wait for one bucket. The watchdog of the node says who is behind, and ends the wait where nothing helps."""
+        """Wait for one bucket. The node's watchdog reports who is behind, and ends a wait that cannot succeed."""
         work = bucket.work
         assert work is not None
         if self._group.meeting.backend == "nccl":
@@ -285,7 +287,7 @@ class CollectiveUpdates:
         self._node.summed(self._step, number)
 
     def _look_at_device(self) -> None:
-        """Tell the node what the device has finished since the last look; asking costs no synchronisation."""
+        """Notify the node of what the device has finished since the last check, without synchronising."""
         with self._looking:
             while self._on_device and self._on_device[0][2].is_completed():
                 step, number, _ = self._on_device.popleft()
@@ -301,7 +303,7 @@ class CollectiveUpdates:
 
 
 def _pause(work: dist.Work) -> None:
-    """Wait a little for the work, without giving it up if it is not done by then."""
+    """Wait briefly for the work, without abandoning it if it is not done by then."""
     deadline = time.monotonic() + _LOOK_SECONDS
     pause = 0.0001
     while not work.is_completed() and time.monotonic() < deadline:
@@ -319,7 +321,7 @@ def _make_bucket(members: list[Trained]) -> _Bucket:
 
 
 def plan_of(buckets: Sequence[_Bucket]) -> Plan:
-    """The buckets under the names by which reports and traces know them; nobody serves them."""
+    """The buckets under the names that reports and traces use; no server holds them."""
     entries: list[ParameterEntry] = []
     planned: list[Bucket] = []
     for number, bucket in enumerate(buckets):

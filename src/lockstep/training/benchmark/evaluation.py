@@ -17,7 +17,7 @@ from lockstep.training.benchmark.job import correct_guesses
 from lockstep.training.config import BenchConfig
 from lockstep.training.data.errors import BadData
 from lockstep.training.data.source import VALIDATION
-from lockstep.training.final_parameters import FILE_NAME
+from lockstep.training.export import FINAL_NAME
 from lockstep.training.metrics import Accuracy, eval_result_line, eval_step_line, is_reported, total_lines
 from lockstep.training.models import ModelSpec, find_model
 from lockstep.training.models.loss import main_logits
@@ -35,7 +35,7 @@ class Evaluated:
 
 
 class Evaluation:
-    """Evaluates models of one run, as often as asked."""
+    """Evaluates the models of one run."""
 
     def __init__(self, config: BenchConfig, device: torch.device, memory_format: torch.memory_format) -> None:
         self._config = config
@@ -47,7 +47,7 @@ class Evaluation:
 
     @property
     def batches(self) -> int:
-        """How many batches one evaluation looks at."""
+        """The number of batches per evaluation."""
         asked = self._config.evaluation
         if asked.num_batches is not None:
             return asked.num_batches
@@ -56,7 +56,7 @@ class Evaluation:
         return max(1, math.ceil((asked.num_epochs or 1.0) * self.data.size / self.batch))
 
     def run(self, model: nn.Module, emit: Emit) -> Evaluated:
-        """Look at the pictures once; prints the original's lines. The model is left as it was."""
+        """Evaluate once and print the lines of tf_cnn_benchmarks. The model is left unchanged."""
         plan = InputPlan(spec=self.spec, batch=self.batch, device=self._device, memory_format=self._format, say=emit)
         stream = evaluation_input(self._config, self.data, plan)
         was_training = model.training
@@ -90,8 +90,8 @@ class Evaluation:
 
 
 def load_parameters(model: nn.Module, folder: str) -> Path | None:
-    """Put the parameters that a training run left in ``folder`` into the model; None where there are none yet."""
-    path = Path(folder) / FILE_NAME
+    """Load the parameters that a training run left in ``folder`` into the model; None if there are none yet."""
+    path = Path(folder) / FINAL_NAME
     if not path.exists():
         return None
     try:
@@ -99,13 +99,13 @@ def load_parameters(model: nn.Module, folder: str) -> Path | None:
     except (RuntimeError, ValueError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise BadData(
-            f"{path} does not fit this model ({reason}); give the --model and --data_dir that it was trained with."
+            f"{path} does not match this model ({reason}); give the --model and --data_dir that it was trained with."
         ) from None
     return path
 
 
 def evaluate_once(evaluation: Evaluation, model: nn.Module, folder: str, emit: Emit) -> Evaluated | None:
-    """One evaluation of what lies in ``folder``; None, with a line, where nothing does."""
+    """One evaluation of the parameters in ``folder``; prints a line and returns None if there are none."""
     if load_parameters(model, folder) is None:
         emit(f"Checkpoint not found in {folder}")
         return None

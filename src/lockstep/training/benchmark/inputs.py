@@ -1,4 +1,4 @@
-"""Where the batches of a worker come from: made-up pictures that cost nothing, or a data set."""
+"""Where a worker's batches come from: synthetic data, which costs nothing, or a data set."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lockstep.training.synthetic import synthetic_batch, synthetic_generator
 IMAGES_PER_EPOCH: Mapping[str, int] = MappingProxyType({"imagenet": 1_281_167, "cifar10": 50_000})
 
 Batch = tuple[Tensor, Tensor]
-"""Pictures and labels, on the device."""
+"""Images and labels, on the device."""
 
 
 class Input(Protocol):
@@ -44,13 +44,13 @@ class DataSet:
     """What a run trains on, and how large it is."""
 
     source: Source | None
-    """None: pictures are made up."""
+    """None: the data is synthetic."""
     classes: int
     size: int
 
 
 def open_data_set(config: BenchConfig, split: str = TRAIN) -> DataSet:
-    """The data of a run. BadData, in one sentence, where it cannot be used."""
+    """The data of a run. Raises BadData, with one sentence, if it cannot be used."""
     if not config.data.is_real(config.data_name):
         return DataSet(None, dataset_classes(config.data_name), IMAGES_PER_EPOCH[config.data_name])
     source = open_source(config.data_name, config.data.folder, split)
@@ -59,7 +59,7 @@ def open_data_set(config: BenchConfig, split: str = TRAIN) -> DataSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputPlan:
-    """For whom batches are made, and in which form."""
+    """For which device batches are made, and in which form."""
 
     spec: ModelSpec
     batch: int
@@ -73,7 +73,7 @@ class InputPlan:
 
 
 class SyntheticInput:
-    """One made-up batch, again and again: pictures, or what else the model takes."""
+    """One synthetic batch, repeated: images, or whatever else the model takes."""
 
     def __init__(self, config: BenchConfig, classes: int, plan: InputPlan) -> None:
         generator = synthetic_generator(config.seed, plan.worker, plan.replica)
@@ -109,7 +109,7 @@ def training_input(config: BenchConfig, data: DataSet, plan: InputPlan) -> Input
 
 
 def evaluation_input(config: BenchConfig, data: DataSet, plan: InputPlan) -> Input:
-    """Every picture once, in order; the passes follow one another."""
+    """Every image once, in order, pass after pass."""
     if data.source is None:
         return SyntheticInput(config, data.classes, plan)
     return _feed(config, data.source, OnceThrough(data.size, plan.batch), plan, training=False)
@@ -142,11 +142,11 @@ def _feed(config: BenchConfig, source: Source, order: Order, plan: InputPlan, *,
 
 
 def input_patience(config: BenchConfig) -> float:
-    """How long a file may take: as long as a task that is lost."""
+    """How long reading a file may take: as long as the job waits for a lost task."""
     return config.cluster.rejoin_timeout if config.cluster is not None else REJOIN_SECONDS
 
 
 def batches_of(config: BenchConfig, size: int, global_batch: int) -> int:
-    """Timed steps of the run: as many as were asked for, or as many as its epochs need."""
+    """The timed steps of the run: the number given, or the number that its epochs need."""
     epochs = config.run.num_epochs
     return config.run.num_batches if epochs is None else max(1, math.ceil(epochs * size / global_batch))

@@ -1,4 +1,4 @@
-"""What one worker of the benchmark computes: model, input, loss, and how its parameters are grouped."""
+"""What one benchmark worker computes: model, input, loss, and how its parameters are grouped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lockstep.training.benchmark.scaling import LossScale
 from lockstep.training.benchmark.towers import Towers
 from lockstep.training.compiling import Stage, compile_model
 from lockstep.training.config import BenchConfig
-from lockstep.training.local_state import LocalState
+from lockstep.training.local_state import WorkerState
 from lockstep.training.metrics import Accuracy
 from lockstep.training.models import ModelSpec, find_model
 from lockstep.training.models.loss import classification_loss, main_logits
@@ -33,17 +33,17 @@ from lockstep.training.replica import Trained
 from lockstep.training.schedules import Rate
 
 DECAYED, NOT_DECAYED = 0, 1
-"""The two parameter groups: weight decay counts for all parameters but those of batch-norm. A model that is compiled
-in stages has more, all of them decayed: one for each further stage."""
+"""The two parameter groups: weight decay applies to all parameters except those of batch-norm. A model that is compiled
+in stages has more groups, all of them decayed: one per additional stage."""
 
 FUSED = ("SGD", "Adam", "AdamW")
-"""The optimizers of torch that can update a tensor in one pass, on every device."""
+"""The torch optimizers that can update a tensor in one pass, on every device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """Whom a job tells what: ``on_wait`` for which file its input waits, ``on_replica`` which of several devices it has
-    come to, ``say`` sentences for people."""
+class JobCallbacks:
+    """What a job reports: ``on_wait`` which file its input waits for, ``on_replica`` which of several devices it is
+    working on, ``say`` sentences for people."""
 
     on_wait: Callable[[str], None] = lambda _what: None
     on_replica: Callable[[int], None] = lambda _number: None
@@ -58,7 +58,7 @@ class BenchJob:
         config: BenchConfig,
         worker_index: int,
         devices: Sequence[torch.device],
-        surroundings: Surroundings | None = None,
+        callbacks: JobCallbacks | None = None,
     ) -> None:
         self.device = devices[0]
         self.spec: ModelSpec = find_model(config.model, config.data_name)
@@ -80,23 +80,23 @@ class BenchJob:
         self.towers.hook_gradients(self.scale, config.optimizer.gradient_clip)
         self.trained = in_groups_of_stages(trained_parameters(self.model), stages)
         self._rate = Rate(config.schedule, config.optimizer.init_learning_rate, self.spec.default_learning_rate)
-        self.local_state = LocalState(self.towers.models, devices, self.scale, describes=worker_index == 0)
+        self.local_state = WorkerState(self.towers.models, devices, self.scale, describes=worker_index == 0)
         self.first_step = 0
         self._worker_index = worker_index
-        self._surroundings = surroundings or Surroundings()
+        self._callbacks = callbacks or JobCallbacks()
         self._inputs: list[Input] = []
         self._last: tuple[Tensor, Tensor] | None = None
         self.last_batch: Batch | None = None
 
     def begin_at(self, step: int, state: bytes = b"") -> None:
-        """The first step is this one, with what this worker had before it; before the first batch is asked for."""
+        """Start at this step, with the state that this worker had before it. Call it before requesting a batch."""
         self.first_step = step
         if state:
             self.local_state.put(state)
 
     def _open_inputs(self) -> list[Input]:
-        """Made-up pictures for each tower, or one stream of real ones for all of them."""
-        around = self._surroundings
+        """Synthetic data for each tower, or one stream of real data for all of them."""
+        around = self._callbacks
         plan = InputPlan(
             spec=self.spec,
             batch=self.batch_size if self.data.source is None else self.worker_batch,
@@ -115,7 +115,7 @@ class BenchJob:
         ]
 
     def _compile(self) -> list[Stage]:
-        """Compile every tower; the stages of the first."""
+        """Compile every tower; returns the stages of the first."""
         exchange = self.config.exchange
         keeps_gradients = exchange.variable_consistency == "relaxed" or exchange.is_collective
         first, *_ = [compile_model(tower, graphs=not keeps_gradients) for tower in self.towers.models]
@@ -130,7 +130,7 @@ class BenchJob:
     # -- a step --
 
     def next_batches(self) -> list[Batch]:
-        """One batch for each tower. May wait for the input, which begins with the first call."""
+        """One batch per tower. May wait for the input, which starts with the first call."""
         if not self._inputs:
             self._inputs = self._open_inputs()
         batches = self._next_batches()
@@ -148,7 +148,7 @@ class BenchJob:
         ]
 
     def forward(self) -> Tensor:
-        """The loss of one device's next batch, for loops of others around ``model``."""
+        """The loss of one device's next batch, for other training loops around ``model``."""
         return self.loss_of(self.model, self.next_batches()[0])
 
     def forward_and_backward(self, batches: Sequence[Batch]) -> Tensor:
@@ -160,7 +160,7 @@ class BenchJob:
 
     def _tower_step(self, number: int, batch: Batch) -> Tensor:
         if len(self.towers) > 1:
-            self._surroundings.on_replica(number)
+            self._callbacks.on_replica(number)
         loss = self.loss_of(self.towers.models[number], batch, keep=number == 0)
         (loss * self.scale.factor if self.scale.factor != 1.0 else loss).backward()
         return loss.detach()
@@ -182,14 +182,14 @@ class BenchJob:
         return classification_loss(output, batch[1])
 
     def arithmetic(self) -> contextlib.AbstractContextManager[object]:
-        """16-bit arithmetic where it was asked for."""
+        """16-bit arithmetic, if requested."""
         precision = self.config.precision
         if not precision.reduced:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, torch.float16 if precision.use_fp16 else torch.bfloat16)
 
     def training_accuracy(self) -> Accuracy | None:
-        """That of the last batch of tower 0, where it was asked for."""
+        """The accuracy on the last batch of tower 0, if requested."""
         if self._last is None:
             return None
         logits, labels = self._last
@@ -197,7 +197,7 @@ class BenchJob:
         return Accuracy(float(top_1) / labels.numel(), float(top_5) / labels.numel())
 
     def decay_loss(self) -> float:
-        """What weight decay adds to the loss. Reads every parameter, so it is asked for only where it is printed."""
+        """What weight decay adds to the loss. Reads every parameter, so it is computed only when it is printed."""
         decay = self.config.optimizer.weight_decay
         if not decay or self.config.output.loss_type == "base_loss":
             return 0.0
@@ -207,14 +207,14 @@ class BenchJob:
 
     @property
     def leaves_gradients_alone(self) -> bool:
-        """Whether gradients leave backward as they are: 32-bit, of one device, neither scaled, clipped nor compiled."""
+        """Whether gradients are sent as backward makes them: 32-bit, of one device, not scaled, clipped or compiled."""
         plain = self.scale.factor == 1.0 and self.config.optimizer.gradient_clip is None
         reduced = self.config.precision.reduced or self.config.devices.compile
         return plain and len(self.towers) == 1 and not reduced
 
     @property
     def waits_by_layer(self) -> bool:
-        """Whether forward may begin before all parameters are here: a compiled one, and further towers, take all."""
+        """Whether forward may begin before all parameters have arrived: not if compiled or with several towers."""
         return len(self.towers) == 1 and not self.config.devices.compile
 
     # -- what the updates need --
@@ -223,12 +223,12 @@ class BenchJob:
         return self._rate.at(step, self.global_batch, self.images_per_epoch)
 
     def rates(self, step: int) -> tuple[GroupRates, ...]:
-        """The numbers of each parameter group in this step."""
+        """The rates of each parameter group in this step."""
         rate = GroupRates(("lr",), (self.learning_rate(step),))
         return (rate,) * self._groups
 
     def _fused(self) -> dict[str, bool]:
-        """Compiled arithmetic rounds in its own way already, so the optimizer may do all its work in one pass too."""
+        """Compiled arithmetic already rounds differently, so the optimizer may do all its work in one pass too."""
         return {"fused": True} if self.config.devices.compile and self.config.optimizer.kind in FUSED else {}
 
     @property
@@ -236,7 +236,7 @@ class BenchJob:
         return max([NOT_DECAYED, *(t.group for t in self.trained)]) + 1
 
     def optimizers(self) -> tuple[OptimizerEntry, ...]:
-        """What each parameter group asks of the servers."""
+        """The optimizer that the servers must run for each parameter group."""
         asked = self.config.optimizer
         entries = []
         for group in range(self._groups):
@@ -252,7 +252,7 @@ class BenchJob:
 
 
 def correct_guesses(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """How many first guesses are right, and how many labels are among the first five."""
+    """How many first guesses are correct, and how many labels are among the first five."""
     guesses = logits.topk(min(5, logits.shape[-1]), dim=-1).indices.flatten(0, -2)
     right = guesses == labels.flatten().unsqueeze(1)
     return right[:, :1].sum(), right.sum()
@@ -274,8 +274,8 @@ def trained_parameters(model: nn.Module) -> list[Trained]:
 
 
 def in_groups_of_stages(trained: list[Trained], stages: Sequence[Sequence[nn.Module]]) -> list[Trained]:
-    """The decayed parameters of each stage but one in a group of their own: buckets never hold two groups, so a bucket
-    is full, and leaves, as soon as its stage has gone through backward."""
+    """The decayed parameters of each stage but one in a separate group: buckets never hold two groups, so a bucket
+    is full, and is sent, as soon as backward has left its stage."""
     group_of: dict[int, int] = {}
     for number, stage in enumerate(stages[1:], start=NOT_DECAYED + 1):
         for module in stage:

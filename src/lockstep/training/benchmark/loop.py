@@ -28,7 +28,7 @@ Emit = Callable[[str], None]
 
 
 class Progress(Protocol):
-    """A live bar, where there is a terminal."""
+    """A live progress bar, if there is a terminal."""
 
     def warm_up(self, done: int, total: int) -> None: ...
 
@@ -39,7 +39,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """What a run yielded on this worker."""
+    """The result of a run on this worker."""
 
     num_workers: int
     num_steps: int
@@ -47,7 +47,7 @@ class BenchResult:
     images_per_sec: float
     last_average_loss: float
     accuracy: Accuracy | None = None
-    """Of the last evaluation, where there was one."""
+    """From the last evaluation, if there was one."""
 
 
 def train(
@@ -82,7 +82,7 @@ class _Loop:
         for step in range(self._job.first_step, self._run.num_warmup_batches):
             loss = self._one_step(step)
             if step == self._job.first_step:
-                self._loss_of_report(loss)  # its kernels are loaded when they are needed first: not in a timed step
+                self._loss_of_report(loss)  # its kernels are loaded on first use, which must not be in a timed step
             self._progress.warm_up(step + 1, self._run.num_warmup_batches)
         self._updates.settle()
         self._observer.warmed_up()
@@ -114,12 +114,12 @@ class _Loop:
         return self._total(number, number - done, seconds)
 
     def _loss_of_report(self, loss: Tensor) -> float:
-        """What a step line shows: waits for the device, and for all parameters."""
+        """The loss that a step line shows; waits for the device and for all parameters."""
         self._updates.settle()
         return float(loss.detach()) + self._job.decay_loss()
 
     def _one_step(self, step: int) -> Tensor:
-        """Forward (parameters of later layers may arrive while it runs), backward (buckets leave while it runs)."""
+        """Forward (parameters of later layers may arrive while it runs), backward (buckets are sent while it runs)."""
         job, during = self._job, self._observer.during
         with during("input", step):
             batches = job.next_batches()
@@ -141,7 +141,7 @@ class _Loop:
         self._progress.step(number, self._run.num_batches, speed.mean)
 
     def _evaluate(self, number: int, step: int) -> bool:
-        """Evaluate where it is time to; True if the accuracy that ends the run is reached."""
+        """Evaluate if it is due; True if the accuracy that ends the run is reached."""
         asked, job = self._job.config.evaluation, self._job
         if self._evaluation is None or not asked.is_due(number, job.images_per_epoch / job.global_batch):
             return False
@@ -156,7 +156,7 @@ class _Loop:
         return True
 
     def _total(self, number: int, steps: int, seconds: float) -> BenchResult:
-        """``steps`` of the ``number`` were done here; one that had nothing left to do has no speed."""
+        """``steps`` of the ``number`` were done here; a worker that had nothing left to do has no speed."""
         self._progress.close()
         workers = self._job.config.num_workers
         total = total_speed(workers, steps, self._job.worker_batch, seconds) if steps else 0.0

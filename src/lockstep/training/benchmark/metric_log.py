@@ -1,4 +1,4 @@
-"""``--benchmark_log_dir``: results as JSON, in the two files and with the names that tf_cnn_benchmarks has."""
+"""``--benchmark_log_dir``: results as JSON, with the two files and the names that tf_cnn_benchmarks uses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SECRET = ("token",)
 
 
 class MetricLog(Observer):
-    """``metric.log`` gets a line for each number; ``benchmark_run.log`` says once what ran, and where."""
+    """``metric.log`` gets one line per number; ``benchmark_run.log`` says once what ran, and where."""
 
     def __init__(self, folder: str, test_id: str | None) -> None:
         self._folder = Path(folder)
@@ -97,7 +97,7 @@ def _cpu_name() -> str:
 
 
 def _parameters(config: BenchConfig) -> list[dict[str, Any]]:
-    """All settings as a flat list, typed as the original's; secrets are left out."""
+    """All settings as a flat list, typed as in tf_cnn_benchmarks; secrets are left out."""
     kinds = {bool: "bool_value", int: "long_value", float: "float_value"}
     flat = _flat(dataclasses.asdict(config))
     return [

@@ -1,4 +1,4 @@
-"""Who looks on while a run goes: log files, TensorBoard, traces. The loop tells each of them the same facts."""
+"""Observers of a run: log files, TensorBoard, traces. The loop notifies each of them of the same facts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
-    """One timed step that got a line. ``step`` counts from 0 with the warm-up, ``number`` from 1 without."""
+    """One timed step that got a line. ``step`` counts from 0 including the warm-up, ``number`` from 1 without it."""
 
     number: int
     step: int
@@ -27,7 +27,7 @@ class StepFacts:
 
 
 class Observer:
-    """Looks on and does nothing; what really looks on overrides what it needs."""
+    """Does nothing; real observers override what they need."""
 
     def started(self, job: BenchJob) -> None:
         """The job is ready to train."""
@@ -41,10 +41,10 @@ class Observer:
         yield
 
     def gradients(self, job: BenchJob, step: int) -> None:
-        """Backward has ended; where the process has the gradients, they are in the parameters."""
+        """Backward has ended; if this process has the gradients, they are in the parameters."""
 
     def step(self, facts: StepFacts) -> None:
-        """A step that is reported."""
+        """A step was reported."""
 
     def evaluated(self, step: int, result: Evaluated) -> None:
         """An evaluation after ``step`` steps."""
@@ -53,7 +53,7 @@ class Observer:
         """The timed steps are over."""
 
     def close(self) -> None:
-        """Write what is still to be written."""
+        """Write whatever is still pending."""
 
 
 class Observers(Observer):

@@ -1,4 +1,4 @@
-"""Which files a run writes beside its lines. Only the chief (or a process alone) writes them, traces excepted."""
+"""Which files a run writes besides its output. Only the chief (or a single process) writes them, except for traces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lockstep.training.config import BenchConfig
 
 
 class _PhaseTeller(Observer):
-    """Tells the monitor how far the worker is, so that a status line says "training" and not "warming up"."""
+    """Reports the worker's progress to the monitor, so that a status line says "training" and not "warming up"."""
 
     def __init__(self, node: WorkerNode | CollectiveNode) -> None:
         self._node = node
@@ -28,7 +28,7 @@ class _PhaseTeller(Observer):
 
 
 def observers_of(job: BenchJob, node: WorkerNode | CollectiveNode | None) -> Observers:
-    """All that look on in this process."""
+    """All observers in this process."""
     output = job.config.output
     members: list[Observer] = [] if node is None else [_PhaseTeller(node)]
     if output.trace_file is not None:
@@ -48,7 +48,7 @@ def observers_of(job: BenchJob, node: WorkerNode | CollectiveNode | None) -> Obs
 
 
 def evaluation_events(config: BenchConfig) -> list[Observer]:
-    """What looks on at evaluations only, in training or instead of it."""
+    """Observers of evaluations only, during training or instead of it."""
     if config.evaluation.folder is None:
         return []
     from lockstep.training.benchmark.summaries import EvaluationEvents

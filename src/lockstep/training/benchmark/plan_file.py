@@ -1,4 +1,4 @@
-"""``--graph_file``: where each parameter lives. Text if the name ends in ``txt``, else JSON."""
+"""``--graph_file``: where each parameter is stored. Text if the name ends in ``txt``, else JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lockstep.training.benchmark.observing import Observer
 
 
 class PlanFile(Observer):
-    """Writes the plan once it is known; a process alone has parameters but no plan."""
+    """Writes the plan once it is known; a single process has parameters but no plan."""
 
     def __init__(self, path: str, plan: Plan | None) -> None:
         self._path = Path(path)

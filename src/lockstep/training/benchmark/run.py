@@ -1,4 +1,4 @@
-"""A worker of the benchmark, or a single process, from start to end."""
+"""A benchmark worker, or a single process, from start to end."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from lockstep.runtime.failures import failure_of
 from lockstep.runtime.outcome import JobEndedError
 from lockstep.runtime.worker_node import WorkerNode
 from lockstep.training.benchmark import times
-from lockstep.training.benchmark.collective import CollectiveUpdates, Group, meeting_of
+from lockstep.training.benchmark.collective import CollectiveUpdates, WorkerGroup, meeting_of
 from lockstep.training.benchmark.evaluation import Evaluated, Evaluation, evaluate_once
-from lockstep.training.benchmark.job import BenchJob, Surroundings
+from lockstep.training.benchmark.job import BenchJob, JobCallbacks
 from lockstep.training.benchmark.loop import BenchResult, Emit, Progress, train
 from lockstep.training.benchmark.observing import Observers
 from lockstep.training.benchmark.outputs import evaluation_events, observers_of
@@ -30,7 +30,7 @@ from lockstep.training.bucket_size import fitting_bucket_bytes
 from lockstep.training.config import BenchConfig
 from lockstep.training.crew import fitting_helpers
 from lockstep.training.data.errors import BadData
-from lockstep.training.final_parameters import write_final_parameters
+from lockstep.training.export import write_final_parameters
 from lockstep.training.metrics import Banner, banner_lines, epochs_of
 from lockstep.training.models.catalogue import TOKENS
 from lockstep.training.replica import Replica
@@ -42,11 +42,11 @@ MakeProgress = Callable[[], Progress]
 
 
 class NoSuchDeviceError(Exception):
-    """The device that was asked for is not there; the text says what to do."""
+    """The requested device is not available; the text says what to do."""
 
 
 def choose_devices(config: BenchConfig) -> list[torch.device]:
-    """The devices of a worker: what was asked for, or an error; ``auto`` takes GPUs where there are any."""
+    """The devices of a worker, as requested, or an error; ``auto`` takes GPUs if there are any."""
     asked, count = config.devices.device, config.devices.num_gpus
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if asked == "gpu" and not found:
@@ -75,13 +75,13 @@ def set_up_torch(config: BenchConfig) -> None:
     else:
         torch.backends.cudnn.benchmark = True
     if torch.cuda.is_initialized():
-        # A former life of this task in this process: its model hangs together in circles, and has the GPU's memory.
+        # An earlier incarnation of this task in this process: its model has reference cycles, and holds GPU memory.
         gc.collect()
         torch.cuda.empty_cache()
 
 
 def server_store(config: BenchConfig) -> TorchShardStore:
-    """Where a server reduces and updates: on its CPU, or on a GPU it has if that was asked for."""
+    """Where a server reduces and updates: on its CPU, or on a GPU if it has one and that was requested."""
     set_up_torch(config)
     asked = config.exchange.local_parameter_device == "gpu" and config.devices.device != "cpu"
     device = torch.device("cuda", 0) if asked and torch.cuda.is_available() else None
@@ -90,7 +90,7 @@ def server_store(config: BenchConfig) -> TorchShardStore:
 
 
 def run_worker(config: BenchConfig, node: WorkerNode, emit: Emit, make_progress: MakeProgress) -> BenchResult:
-    """Train as one worker of a cluster. JobEndedError carries the reason where the job ended badly."""
+    """Train as one worker of a cluster. JobEndedError carries the reason if the job failed."""
     set_up_torch(config)
     with contextlib.ExitStack() as closing:
         closing.callback(node.close)
@@ -109,7 +109,7 @@ def run_worker(config: BenchConfig, node: WorkerNode, emit: Emit, make_progress:
 def _work(
     config: BenchConfig, node: WorkerNode, emit: Emit, make_progress: MakeProgress, closing: contextlib.ExitStack
 ) -> BenchResult:
-    around = Surroundings(
+    around = JobCallbacks(
         on_wait=lambda what: node.main.enter(Doing.INPUT, what),
         on_replica=lambda number: node.main.enter(Doing.COMPUTING, f"replica {number}"),
         say=emit,
@@ -122,7 +122,7 @@ def _work(
     if job.first_step:
         emit(f"Resuming at step {job.first_step}")
     own_copy = config.exchange.variable_update == "distributed_replicated"
-    # Gradients that something works on before they leave must pass through the parameters' own .grad.
+    # Gradients that are modified before they are sent must pass through the parameters' own .grad.
     model = job.model if job.leaves_gradients_alone else None
     replica = Replica(
         node,
@@ -157,12 +157,12 @@ def _tell_times(config: BenchConfig, node: WorkerNode, result: BenchResult, repl
 def run_single(
     config: BenchConfig, emit: Emit, make_progress: MakeProgress, node: CollectiveNode | None = None
 ) -> BenchResult:
-    """Train in this process alone. ``node`` watches over it, where there is one."""
+    """Train in this single process. ``node``, if there is one, watches over it."""
     set_up_torch(config)
     with contextlib.ExitStack() as closing:
-        around = Surroundings(say=emit)
+        around = JobCallbacks(say=emit)
         if node is not None:
-            around = Surroundings(on_wait=node.waits_for_input, on_replica=node.computes_on, say=emit)
+            around = JobCallbacks(on_wait=node.waits_for_input, on_replica=node.computes_on, say=emit)
         job = BenchJob(config, 0, choose_devices(config), around)
         closing.callback(job.close)
         print_banner(job, emit)
@@ -177,24 +177,24 @@ def run_single(
 
 
 def single_updates(job: BenchJob) -> Updates:
-    """Who applies gradients where there is no cluster."""
+    """What applies gradients if there is no cluster."""
     if job.config.run.forward_only:
         return NoUpdates()
     return LocalUpdates(job, deferred=job.config.exchange.variable_consistency == "relaxed")
 
 
 def run_collective(config: BenchConfig, node: CollectiveNode, emit: Emit, make_progress: MakeProgress) -> BenchResult:
-    """Train as one of several workers that reduce among themselves. JobEndedError says why it could not go on."""
+    """Train as one of several workers that reduce among themselves. JobEndedError says why it could not continue."""
     set_up_torch(config)
     assert config.task is not None
     with contextlib.ExitStack() as closing:
         devices = choose_devices(config)
-        around = Surroundings(on_wait=node.waits_for_input, on_replica=node.computes_on, say=emit)
+        around = JobCallbacks(on_wait=node.waits_for_input, on_replica=node.computes_on, say=emit)
         job = BenchJob(config, config.task.index, devices, around)
         closing.callback(job.close)
         print_banner(job, emit)
         node.find_others()
-        group = Group(meeting_of(config, devices[0]), node)
+        group = WorkerGroup(meeting_of(config, devices[0]), node)
         deferred = config.exchange.variable_consistency == "relaxed"
         updates = closing.enter_context(contextlib.closing(CollectiveUpdates(job, group, deferred=deferred)))
         observers: Observers = closing.enter_context(contextlib.closing(observers_of(job, node)))
@@ -207,7 +207,7 @@ def run_collective(config: BenchConfig, node: CollectiveNode, emit: Emit, make_p
 
 
 def run_evaluation(config: BenchConfig, emit: Emit) -> Evaluated | None:
-    """Evaluate what a training run left in ``train_dir``: once, or again and again until stopped."""
+    """Evaluate what a training run left in ``train_dir``: once, or repeatedly until stopped."""
     set_up_torch(config)
     device = choose_devices(config)[0]
     assert config.output.train_dir is not None
@@ -225,7 +225,7 @@ def run_evaluation(config: BenchConfig, emit: Emit) -> Evaluated | None:
 
 
 def print_banner(job: BenchJob, emit: Emit) -> None:
-    """The lines that everybody who compares runs looks for."""
+    """The lines that anyone who compares runs looks for."""
     config = job.config
     task = config.task
     mode = "forward only" if config.run.forward_only else "training"

@@ -1,4 +1,4 @@
-"""The loss scale of 16-bit training: small gradients would vanish, so the loss is multiplied and they are divided."""
+"""The loss scale of 16-bit training: the loss is multiplied and gradients divided, so that small ones do not vanish."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LARGEST = 2.0**24
 
 
 class LossScale:
-    """A factor. With ``auto_loss_scale``: halved at infinity (that step is skipped), doubled after many good steps."""
+    """A factor. With ``auto_loss_scale``: halved on infinity (that step is skipped), doubled after many good steps."""
 
     def __init__(self, precision: PrecisionConfig) -> None:
         self.factor = precision.first_scale
@@ -26,11 +26,11 @@ class LossScale:
         return self._raise_every > 0
 
     def numbers(self) -> tuple[float, int, int]:
-        """All that it has learned: the factor, good steps in a row, steps skipped."""
+        """Its state: the factor, consecutive good steps, skipped steps."""
         return self.factor, self._good, self.skipped
 
     def set_numbers(self, factor: float, good: float, skipped: float) -> None:
-        """Go on from there."""
+        """Continue from this state."""
         self.factor, self._good, self.skipped = factor, int(good), int(skipped)
 
     def judge(self, gradients: Iterable[Tensor | None]) -> bool:
@@ -38,7 +38,7 @@ class LossScale:
         return self.note(not self.is_automatic or all_finite(gradients))
 
     def note(self, finite: bool) -> bool:
-        """What became of a step: adapt the factor, and say whether the step counts."""
+        """Adapt the factor to the outcome of a step, and return whether the step counts."""
         if not self.is_automatic:
             return True
         if not finite:
@@ -54,7 +54,7 @@ class LossScale:
 
 
 def all_finite(gradients: Iterable[Tensor | None]) -> bool:
-    """Whether no gradient holds infinity or what is not a number: one number is fetched from the device."""
+    """Whether all gradients are finite; fetches one number from the device."""
     found = [gradient for gradient in gradients if gradient is not None]
     if not found:
         return True

@@ -1,6 +1,6 @@
-"""``--summary_verbosity``: what TensorBoard shows of a run.
+"""``--summary_verbosity``: what TensorBoard shows about a run.
 
-1: scalars; 2: also all gradients in one histogram; 3: also each gradient and parameter, and pictures.
+1: scalars; 2: also all gradients in one histogram; 3: also each gradient and parameter, and images.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PICTURES = 3
 
 
 class Summaries(Observer):
-    """Writes event files. With servers the gradients leave while backward runs, so histograms show parameters only."""
+    """Writes event files. With servers, gradients are sent while backward runs, so histograms show parameters only."""
 
     def __init__(self, job: BenchJob, folder: str, verbosity: int, every: int) -> None:
         self._job = job
@@ -69,8 +69,8 @@ class Summaries(Observer):
 
     def _pictures(self, step: int, batch: Batch | None) -> None:
         if batch is None or batch[0].dim() != 4:
-            return  # tokens are no picture
-        with contextlib.suppress(ImportError):  # Pillow comes with the extra "data"; pictures are a bonus
+            return  # tokens are not an image
+        with contextlib.suppress(ImportError):  # Pillow comes with the extra "data"; images are a bonus
             for number, picture in enumerate(_pngs(batch[0][:_PICTURES])):
                 self._events.image(step, f"images/{number}", picture, batch[0].shape[3], batch[0].shape[2])
 
@@ -79,7 +79,7 @@ class Summaries(Observer):
 
 
 class EvaluationEvents(Observer):
-    """``--eval_dir``: the accuracy of each evaluation, for TensorBoard. The file is made with the first of them."""
+    """``--eval_dir``: the accuracy of each evaluation, for TensorBoard. The first evaluation creates the file."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)

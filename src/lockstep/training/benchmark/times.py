@@ -1,4 +1,4 @@
-"""What a task of the benchmark says about its time and memory: a file in ``--timing_dir``, lines with ``--verbose``."""
+"""What a benchmark task reports about its time and memory: a file in ``--timing_dir``, lines with ``--verbose``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def file_name(task: TaskId) -> str:
 
 
 def worker_times(node: WorkerNode, result: BenchResult, replica: Replica, first: int) -> dict[str, Any]:
-    """What a worker knows of its steps from ``first`` on."""
+    """What a worker knows about its steps from ``first`` on."""
     return {
         "task": str(node.task),
         "images_per_sec": result.images_per_sec,
@@ -39,7 +39,7 @@ def worker_times(node: WorkerNode, result: BenchResult, replica: Replica, first:
 
 
 def server_times(node: ServerNode, first: int) -> dict[str, Any]:
-    """What a server knows of its steps from ``first`` on."""
+    """What a server knows about its steps from ``first`` on."""
     return {
         "task": str(node.task),
         "moments": _from(server_moments(node.journal), first),
@@ -60,7 +60,7 @@ def lines(node: WorkerNode, replica: Replica, first: int) -> list[str]:
     told = f"a step of {node.task.short}: computing {1000 * computing:.2f} ms, waiting {1000 * waiting:.2f} ms"
     idle = replica.gpu_idle()
     if idle is not None:
-        # Its thread is through with a step long before the GPU is: only the GPU knows how long it waited.
+        # Its thread finishes a step long before the GPU does: only the GPU knows how long it waited.
         told += f" (its thread); its GPU waited {1000 * idle:.2f} ms for parameters"
     held = memory_line(node.task, node.plan.arena_bytes if node.plan else 0, node.memory() | replica.memory())
     return [told, replica.copies.sentence(), held, f"links of {node.task.short}: {links}"]
@@ -72,7 +72,7 @@ def server_line(node: ServerNode) -> str:
 
 
 def memory_line(task: TaskId, parameters: int, held: Mapping[str, int]) -> str:
-    """What a task holds as a multiple of its parameters. The model's own activations are not in it."""
+    """The memory of a task as a multiple of its parameters, without the model's activations."""
     each = ", ".join(f"{name} {nbytes / max(parameters, 1):.2f}" for name, nbytes in held.items() if nbytes)
     total = sum(held.values()) / max(parameters, 1)
     return f"memory of {task.short}: {total:.2f} times its {parameters / 1e6:.1f} MB of parameters ({each})"
@@ -83,7 +83,7 @@ def _shard_bytes(node: ServerNode) -> int:
 
 
 def write_times(folder: str, task: TaskId, times: dict[str, Any]) -> None:
-    """Write the file of one task; the folder is made where it is not there."""
+    """Write the file of one task; the folder is created if it does not exist."""
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     (place / file_name(task)).write_text(json.dumps(times))

@@ -1,8 +1,8 @@
-"""The model of a worker on each of its devices (``--num_gpus``), and what becomes of their gradients.
+"""The model of a worker on each of its devices (``--num_gpus``), and how their gradients are combined.
 
 Tower 0 holds the worker's parameters; the others are copies that take its values before every step. Their backward
-runs first. Then tower 0's runs, and as each of its gradients is ready, a hook adds the others' to it. Whoever sends or
-applies gradients hooks tower 0 after this hook and needs to know nothing of towers.
+runs first. Then tower 0's runs, and as each of its gradients is ready, a hook adds the others' to it. Code that sends
+or applies gradients hooks tower 0 after this hook and need not know about towers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lockstep.training.benchmark.scaling import LossScale
 
 
 class Towers:
-    """``independent``: the towers share nothing; else the mean of their gradients counts for all."""
+    """``independent``: the towers share nothing; otherwise all use the mean of their gradients."""
 
     def __init__(self, model: nn.Module, devices: Sequence[torch.device], *, independent: bool) -> None:
         self.models = [model, *(copy.deepcopy(model).to(device) for device in devices[1:])]
@@ -39,7 +39,7 @@ class Towers:
                 torch._foreach_copy_(others, self._parameters[0])
 
     def hook_gradients(self, scale: LossScale, clip: float | None) -> None:
-        """Reduce over towers, divide by the loss scale and clip, as soon as a gradient of tower 0 is there."""
+        """Reduce over towers, divide by the loss scale and clip, as soon as a gradient of tower 0 is ready."""
         towers = [self._parameters[0]] if not self.independent else self._parameters
         reduces = len(self) > 1 and not self.independent
         if not reduces and scale.factor == 1.0 and clip is None:

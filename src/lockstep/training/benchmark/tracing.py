@@ -18,7 +18,7 @@ _PARTS_OF_A_STEP = 3
 
 
 class TraceObserver(Observer):
-    """Keeps the newest steps, which the journal still has too, and writes them at the end."""
+    """Keeps the newest steps that the journal still has, and writes them at the end."""
 
     def __init__(self, job: BenchJob, node: WorkerNode | CollectiveNode | None) -> None:
         self._config = job.config

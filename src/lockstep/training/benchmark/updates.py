@@ -1,4 +1,4 @@
-"""Who turns gradients into new parameters: the servers of a cluster, or this process alone."""
+"""What turns gradients into new parameters: the servers of a cluster, or this process alone."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Updates(Protocol):
         """Forward of this step is about to begin."""
 
     def end(self) -> None:
-        """Backward has ended: the next parameters come into the model, now or while its next forward goes on."""
+        """Backward has ended: the next parameters enter the model, now or during its next forward."""
 
     def settle(self) -> None:
-        """Block until the next parameters are in the model: before anything else than forward looks at them."""
+        """Block until the next parameters are in the model: before anything other than forward uses them."""
 
     def close(self) -> None: ...
 
 
 class OneOptimizer:
-    """The job's optimizer, here, for one copy of the model."""
+    """The job's optimizer in this process, for one copy of the model."""
 
     def __init__(self, job: BenchJob, model: nn.Module) -> None:
         entries = job.optimizers()
@@ -48,12 +48,12 @@ class OneOptimizer:
         self.parameters = [t.parameter for t in trained]
 
     def use(self, rates: tuple[GroupRates, ...]) -> None:
-        """Take the numbers of this step."""
+        """Set the rates of this step."""
         for group, index in zip(self._optimizer.param_groups, self._used, strict=True):
             group.update(zip(rates[index].names, rates[index].values, strict=True))
 
     def apply(self) -> None:
-        """Make the next parameters of the gradients."""
+        """Compute the next parameters from the gradients."""
         self._optimizer.step()
 
     def forget(self) -> None:
@@ -62,7 +62,7 @@ class OneOptimizer:
 
 
 class LocalUpdates:
-    """One process without distribution: the job's optimizer, for tower 0, or for each tower where all are independent.
+    """One process without distribution: the job's optimizer, for tower 0, or for each tower if they are independent.
 
     ``deferred`` (``--variable_consistency=relaxed``): the gradients of a step are applied at the end of the next one.
     """
@@ -104,7 +104,7 @@ class LocalUpdates:
 
 
 class WatchedUpdates:
-    """Another one's updates in a process alone, told to the node that watches it."""
+    """Wraps the updates of a single process and reports them to the node that watches it."""
 
     def __init__(self, inner: Updates, node: CollectiveNode) -> None:
         self._inner = inner

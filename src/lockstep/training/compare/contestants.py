@@ -1,4 +1,4 @@
-"""Who is compared, and with what; plain data, torch-free."""
+"""What is compared, and with what; plain data, torch-free."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 from lockstep.training.config import BenchConfig
 
 
-class Kind(StrEnum):
+class ContestantKind(StrEnum):
     """The kinds of contestants, by the name that ``--only`` takes."""
 
     LIMIT = "limit"
@@ -21,39 +21,39 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One row of the table. ``protocol`` counts for Lockstep only."""
+    """One row of the table. ``protocol`` applies to Lockstep only."""
 
-    kind: Kind
+    kind: ContestantKind
     protocol: str = ""
 
     @property
     def name(self) -> str:
         """What the table calls it."""
-        if self.kind is Kind.LOCKSTEP:
+        if self.kind is ContestantKind.LOCKSTEP:
             return f"Lockstep, {self.protocol}"
         return _NAMES[self.kind]
 
 
 _NAMES = {
-    Kind.LIMIT: "workers without communication (the limit)",
-    Kind.SINGLE: "one process, all threads",
-    Kind.DDP: "PyTorch DDP",
-    Kind.TF_CNN: "tf_cnn_benchmarks, grpc",
+    ContestantKind.LIMIT: "workers without communication (the limit)",
+    ContestantKind.SINGLE: "one process, all threads",
+    ContestantKind.DDP: "PyTorch DDP",
+    ContestantKind.TF_CNN: "tf_cnn_benchmarks, grpc",
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """What is asked for. ``bench`` holds what all share: model, batch, steps, servers, workers, threads."""
+    """The requested comparison. ``bench`` holds what all share: model, batch, steps, servers, workers, threads."""
 
     bench: BenchConfig
     bench_flags: tuple[str, ...]
-    """The flags of ``bench`` as words, for the programs that are started; without ``--ps`` and ``--workers``."""
+    """The flags of ``bench`` as arguments for the programs to start, without ``--ps`` and ``--workers``."""
     contestants: tuple[Contestant, ...]
     servers: int
     workers: int
     threads: int
-    """Of each worker; a single process gets those of all workers."""
+    """Per worker; a single process gets those of all workers."""
     repeats: int
     run_timeout: float
     """Seconds that one run of one contestant may take."""
@@ -62,7 +62,7 @@ class Comparison:
 
 
 def all_contestants(protocols: Sequence[str], with_tf_cnn: bool) -> tuple[Contestant, ...]:
-    """Everybody, in the order of the table."""
-    others = [Contestant(kind) for kind in (Kind.LIMIT, Kind.SINGLE, Kind.DDP)]
-    ours = [Contestant(Kind.LOCKSTEP, protocol) for protocol in protocols]
-    return (*others, *ours, *([Contestant(Kind.TF_CNN)] if with_tf_cnn else []))
+    """All contestants, in the order of the table."""
+    others = [Contestant(kind) for kind in (ContestantKind.LIMIT, ContestantKind.SINGLE, ContestantKind.DDP)]
+    ours = [Contestant(ContestantKind.LOCKSTEP, protocol) for protocol in protocols]
+    return (*others, *ours, *([Contestant(ContestantKind.TF_CNN)] if with_tf_cnn else []))

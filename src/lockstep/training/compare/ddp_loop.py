@@ -1,7 +1,7 @@
 """PyTorch's own DistributedDataParallel around our model: gloo on CPUs, NCCL on GPUs.
 
-A plain loop, as its documentation writes it, with the settings that make it fastest here: gradients are views of its
-buckets, the graph does not change, and buffers are not sent (Lockstep does not send them either).
+A plain loop, as in its documentation, with the settings that make it fastest here: gradients are views of its buckets,
+the graph does not change, and buffers are not sent (Lockstep does not send them either).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import torch
 from torch import distributed
-from torch._C._distributed_c10d import TCPStore  # torch.distributed has it too, and does not declare it
+from torch._C._distributed_c10d import TCPStore  # torch.distributed has it too, but does not declare it
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.training.benchmark.job import BenchJob
@@ -30,7 +30,7 @@ def run_ddp(config: BenchConfig, rank: int, world: int, patience: float, gate: G
     if device.type == "cuda":
         if torch.cuda.device_count() < world:
             found = torch.cuda.device_count()
-            gate.tell_result({"cannot": f"NCCL needs a GPU for each of {world} workers, and there are {found}"})
+            gate.tell_result({"cannot": f"NCCL needs one GPU for each of the {world} workers, but there are {found}"})
             return
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
@@ -42,7 +42,7 @@ def run_ddp(config: BenchConfig, rank: int, world: int, patience: float, gate: G
 
 
 def _join(rank: int, world: int, patience: float, backend: str, gate: Gate) -> None:
-    """Rank 0 keeps the store, on a port that the system picks; the others are told which."""
+    """Rank 0 holds the store, on a port that the system picks; the others receive its number."""
     limit = timedelta(seconds=patience)
     if rank == 0:
         store = TCPStore(LOOPBACK, 0, world, True, limit, wait_for_workers=False)

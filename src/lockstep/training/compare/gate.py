@@ -1,6 +1,6 @@
-"""How a compared program and the one that started it talk: lines on its stdin and stdout.
+"""How a compared program and its parent communicate: lines on its stdin and stdout.
 
-All programs of a run import and warm up at their own pace; the timed steps begin together, when everybody is ready.
+All programs of a run import and warm up at their own pace; the timed steps begin together, when all are ready.
 """
 
 from __future__ import annotations
@@ -39,6 +39,6 @@ class Gate:
     def _hear(self, word: str) -> str:
         line = self._given.readline().strip()
         if not line.startswith(word):
-            # The one who started this program is gone, or gave up: so does this program.
+            # The parent has ended or given up, so this program does too.
             raise SystemExit(1)
         return line.removeprefix(word).strip()

@@ -1,4 +1,4 @@
-"""The programs of one run: started together, bounded in time, and ended whatever happens. Torch-free, Linux only."""
+"""The programs of one run: started together, limited in time, and always ended. Torch-free, Linux only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TAIL_LINES = 4
 
 
 class RunFailedError(Exception):
-    """A run gave no number; the text says what its program said last."""
+    """A run produced no number; the text includes its program's last output."""
 
 
 class Program:
@@ -27,7 +27,7 @@ class Program:
     def __init__(
         self, name: str, command: Sequence[str], environ: Mapping[str, str], folder: Path, talks: bool
     ) -> None:
-        """``talks``: stdin and stdout are lines that are exchanged with it; else its stdout goes to a file."""
+        """``talks``: exchange lines over stdin and stdout; otherwise its stdout goes to a file."""
         self.name = name
         self.output = folder / f"{name}.out"
         self.errors = folder / f"{name}.err"
@@ -40,7 +40,7 @@ class Program:
                 stderr=errors,
                 env=dict(environ),
                 bufsize=0,
-                # Ctrl-C at the terminal reaches only the comparison, which ends its programs in order.
+                # Ctrl-C in the terminal reaches only the comparison, which ends its programs in order.
                 process_group=0,
             )
 
@@ -56,7 +56,7 @@ class Program:
         return hear_all([self], word, deadline)[0]
 
     def next_line(self) -> str | None:
-        """A line that is here already."""
+        """A line that has already arrived."""
         line, newline, rest = self._rest.partition(b"\n")
         if not newline:
             return None
@@ -68,7 +68,7 @@ class Program:
         return self.process.stdout.fileno()
 
     def read_more(self) -> None:
-        """Take what it wrote; RunFailedError at the end of its output."""
+        """Read what it wrote; RunFailedError at the end of its output."""
         assert self.process.stdout is not None
         data = self.process.stdout.read(65536)
         if not data:
@@ -76,7 +76,7 @@ class Program:
         self._rest += data
 
     def wait(self, deadline: float) -> None:
-        """Until it has ended well; RunFailedError if it ended otherwise or takes too long."""
+        """Wait until it has succeeded; RunFailedError if it failed or takes too long."""
         try:
             code = self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -87,17 +87,17 @@ class Program:
             raise self.failure()
 
     def failure(self) -> RunFailedError:
-        """What it said last, and how it ended."""
+        """Its last output, and how it ended."""
         try:
             code = self.process.wait(ASK_SECONDS)
         except subprocess.TimeoutExpired:
-            return RunFailedError(f"{self.name} closed its output and goes on")
+            return RunFailedError(f"{self.name} closed its output but is still running")
         how = f"exit code {code}" if code >= 0 else processes.signal_name(-code)
         return RunFailedError(f"{self.name} ended with {how}: {self.last_words()}")
 
     def last_words(self) -> str:
         lines = [line.strip() for line in self.errors.read_text(errors="replace").splitlines() if line.strip()]
-        return " / ".join(lines[-TAIL_LINES:]) or "it said nothing"
+        return " / ".join(lines[-TAIL_LINES:]) or "it printed nothing"
 
     def signal(self, signum: int) -> None:
         if self.process.poll() is None:
@@ -116,7 +116,7 @@ def hear_all(programs: Sequence[Program], word: str, deadline: float) -> list[st
         for program in programs:
             if program.name not in heard and (line := program.next_line()) is not None:
                 if not line.startswith(word):
-                    raise RunFailedError(f"{program.name} said {line!r} where {word!r} was due")
+                    raise RunFailedError(f"{program.name} printed {line!r} instead of {word!r}")
                 heard[program.name] = line.removeprefix(word).strip()
         waiting = {program.fileno(): program for program in programs if program.name not in heard}
         if not waiting:
@@ -130,7 +130,7 @@ def hear_all(programs: Sequence[Program], word: str, deadline: float) -> list[st
 
 
 class Programs:
-    """The programs of one run. On leaving the block none of them runs any more."""
+    """The programs of one run. After the block, none of them is running."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
         self.folder = folder

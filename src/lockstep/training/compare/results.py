@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.runtime.step_times import StepShares
-from lockstep.training.compare.contestants import Contestant, Kind
+from lockstep.training.compare.contestants import Contestant, ContestantKind
 
 
 @dataclass(frozen=True, slots=True)
 class StepDetail:
-    """Of a run of Lockstep: the shares of a step, the store's work in it, and what was copied and moved."""
+    """Details of a Lockstep run: the parts of a step, the store's work in it, and what was copied and moved."""
 
     shares: StepShares | None
     reduce_seconds: float
-    """Of the store's thread for one step, on all servers together; most of it is hidden behind backward."""
+    """Time of the store's thread per step, on all servers together; most of it overlaps with backward."""
     update_seconds: float
     copies: dict[str, int]
     links: tuple[dict[str, Any], ...]
@@ -26,12 +26,12 @@ class StepDetail:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One run: images a second of all workers together, or why there is none."""
+    """One run: images per second of all workers together, or why there is no number."""
 
     images_per_second: float = 0.0
     failure: str = ""
     cannot: str = ""
-    """Why this cannot run on this machine at all; no failure."""
+    """Why this cannot run on this machine at all, which is not a failure."""
     detail: StepDetail | None = None
 
 
@@ -48,7 +48,7 @@ class Row:
 
     @property
     def trouble(self) -> str:
-        """Why there are no numbers, or fewer than asked for."""
+        """Why there are no numbers, or fewer than requested."""
         return next((run.failure or run.cannot for run in self.runs if run.failure or run.cannot), "")
 
     @property
@@ -60,14 +60,14 @@ class Row:
 
 
 def ratios(row: Row, other: Row | None) -> list[float]:
-    """This contestant over another, round by round: a noisy moment disturbs both."""
+    """This contestant relative to another, round by round: a noisy moment disturbs both."""
     if other is None:
         return []
     pairs = zip(row.runs, other.runs, strict=False)
     return [a.images_per_second / b.images_per_second for a, b in pairs if a.images_per_second and b.images_per_second]
 
 
-def row_of(rows: Sequence[Row], kind: Kind) -> Row | None:
+def row_of(rows: Sequence[Row], kind: ContestantKind) -> Row | None:
     return next((row for row in rows if row.contestant.kind is kind), None)
 
 
@@ -80,8 +80,10 @@ def spread(values: Sequence[float], digits: int) -> str:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """The table as lines of text, which are Markdown too."""
-    limit, ddp, tf_cnn = (row_of(rows, kind) for kind in (Kind.LIMIT, Kind.DDP, Kind.TF_CNN))
+    """The table as lines of text, which are also Markdown."""
+    limit, ddp, tf_cnn = (
+        row_of(rows, kind) for kind in (ContestantKind.LIMIT, ContestantKind.DDP, ContestantKind.TF_CNN)
+    )
     others = [("of the limit", limit), ("over DDP", ddp), ("over tf_cnn", tf_cnn)]
     shown = [(title, other) for title, other in others if other is not None and other.rates]
     cells = [["", "images/s", *(title for title, _ in shown)]]
@@ -101,7 +103,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def detail_lines(row: Row) -> list[str]:
-    """Where a step of this contestant goes, in words."""
+    """Where the time of this contestant's steps goes, in words."""
     detail = row.detail()
     if detail is None or detail.shares is None:
         return []
@@ -124,8 +126,8 @@ def detail_lines(row: Row) -> list[str]:
 
 
 def as_json(rows: Sequence[Row], about: dict[str, Any]) -> dict[str, Any]:
-    """Everything that was measured, as plain JSON values."""
-    limit, ddp = row_of(rows, Kind.LIMIT), row_of(rows, Kind.DDP)
+    """All measurements as plain JSON values."""
+    limit, ddp = row_of(rows, ContestantKind.LIMIT), row_of(rows, ContestantKind.DDP)
     return {**about, "contestants": [_json_row(row, limit, ddp) for row in rows]}
 
 

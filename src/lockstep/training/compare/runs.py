@@ -1,4 +1,4 @@
-"""One run of one contestant: which programs, with which flags, and the number that they yield."""
+"""One run of one contestant: which programs, with which flags, and the resulting number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lockstep.protocol.ids import server, worker
 from lockstep.runtime.local_cluster import ReservedPort
 from lockstep.runtime.step_times import step_shares
 from lockstep.training.benchmark.times import file_name, read_moments
-from lockstep.training.compare.contestants import Comparison, Contestant, Kind
+from lockstep.training.compare.contestants import Comparison, Contestant, ContestantKind
 from lockstep.training.compare.gate import GO, PORT, READY, RESULT
 from lockstep.training.compare.programs import Program, Programs, RunFailedError, hear_all
 from lockstep.training.compare.results import Measurement, StepDetail
@@ -29,13 +29,13 @@ _TF_TOTAL = re.compile(r"^total images/sec: ([0-9.]+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Runs contestants. ``environ`` is what the programs get as their environment."""
+    """Runs contestants. ``environ`` is the environment of the programs."""
 
     comparison: Comparison
     environ: Mapping[str, str]
 
     def measure(self, contestant: Contestant) -> Measurement:
-        """Run it once. What goes wrong is part of the result."""
+        """Run it once. Failures are part of the result."""
         deadline = time.monotonic() + self.comparison.run_timeout
         with tempfile.TemporaryDirectory(prefix="lockstep-compare-") as place:
             folder = Path(place)
@@ -47,15 +47,15 @@ class Runner:
 
     def _run(self, contestant: Contestant, programs: Programs, deadline: float) -> Measurement:
         match contestant.kind:
-            case Kind.LIMIT:
+            case ContestantKind.LIMIT:
                 return self._solo(programs, self.comparison.workers, self.comparison.threads, deadline)
-            case Kind.SINGLE:
+            case ContestantKind.SINGLE:
                 return self._solo(programs, 1, self.comparison.threads * self.comparison.workers, deadline)
-            case Kind.DDP:
+            case ContestantKind.DDP:
                 return self._ddp(programs, deadline)
-            case Kind.LOCKSTEP:
+            case ContestantKind.LOCKSTEP:
                 return self._lockstep(contestant.protocol, programs, deadline)
-            case Kind.TF_CNN:
+            case ContestantKind.TF_CNN:
                 return self._tf_cnn(programs, deadline)
 
     # -- programs of ours that talk through a gate --
@@ -69,7 +69,7 @@ class Runner:
             *self.comparison.bench_flags,
             f"--num_threads={threads}",
         ]
-        # The number of OpenMP threads is taken over at the first parallel region; gloo must not leave the machine.
+        # The number of OpenMP threads is fixed at the first parallel region; gloo must not leave the machine.
         return programs.start(
             f"{kind}-{rank}", command, talks=True, OMP_NUM_THREADS=str(threads), GLOO_SOCKET_IFNAME="lo"
         )
@@ -88,7 +88,7 @@ class Runner:
         for program in started[1:]:
             program.say(line)
         if not line.startswith(PORT):
-            raise RunFailedError(f"{started[0].name} said {line!r} where its port was due")
+            raise RunFailedError(f"{started[0].name} printed {line!r} instead of its port")
         results = self._time_together(started, deadline)
         return Measurement(self._images(world) / max(result["seconds"] for result in results))
 
@@ -151,7 +151,7 @@ class Runner:
                 programs.start(f"tf-worker-{index}", self._tf_command("worker", index, *lists), False)
                 for index in range(comparison.workers)
             ]
-            # Its servers never end by themselves: they are ended with the block.
+            # Its servers never end by themselves; the end of the block stops them.
             for program in started:
                 program.wait(deadline)
         finally:
@@ -186,12 +186,12 @@ class Runner:
             "--variable_update=parameter_server",
             "--server_protocol=grpc",
             f"--device={'gpu' if on_gpu else 'cpu'}",
-            f"--data_format={'NCHW' if on_gpu else 'NHWC'}",  # its convolutions on a CPU know no other
+            f"--data_format={'NCHW' if on_gpu else 'NHWC'}",  # its CPU convolutions support no other
         ]
 
 
 def this_program() -> tuple[str, ...]:
-    """How this program is started."""
+    """The command that starts this program."""
     return (sys.executable, "-m", "lockstep")
 
 
@@ -199,5 +199,5 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         times: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise RunFailedError(f"a task left no times behind ({path.name}: {error})") from None
+        raise RunFailedError(f"a task wrote no times ({path.name}: {error})") from None
     return times

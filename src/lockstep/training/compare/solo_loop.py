@@ -1,4 +1,4 @@
-"""A worker that does not communicate, with an optimizer of its own: the limit, and the single process."""
+"""A worker that does not communicate and has its own optimizer: the limit, and the single process."""
 
 from __future__ import annotations
 

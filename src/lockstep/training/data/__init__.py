@@ -1,4 +1,4 @@
-"""Real pictures: where they lie, in which order they are taken, and how they are decoded beside the training.
+"""Real images: where they are, in which order they are used, and how they are decoded alongside the training.
 
-Everything here but ``feed.py`` works without torch: the processes that decode import none of it.
+Everything here except ``feed.py`` works without torch: decoding processes do not import it.
 """

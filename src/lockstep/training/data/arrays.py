@@ -1,4 +1,4 @@
-"""Batches from small pictures that are all in memory: nothing to decode, so nothing runs beside the training."""
+"""Batches from small images held in memory: nothing to decode, so no extra processes are needed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from lockstep.training.data.preparing import Preparation
 from lockstep.training.data.source import ArraySource
 
 PADDING = 4
-"""Distortion shifts a picture by up to so many pixels in each direction."""
+"""Distortion shifts an image by up to this many pixels in each direction."""
 
 
 class ArrayBatches:
-    """The batches of one worker. With ``distort_colors`` pictures are shifted and flipped by chance."""
+    """The batches of one worker. With ``distort_colors`` images are shifted and flipped at random."""
 
     def __init__(self, source: ArraySource, order: Order, how: Preparation, first_step: int = 0) -> None:
         self.status = InputStatus()
@@ -26,7 +26,7 @@ class ArrayBatches:
         self._how = how
         self._next_step = first_step
         side = source.pixels.shape[1]
-        # Where each pixel of the model's size comes from, to the nearest.
+        # The nearest source pixel for each pixel of the model's size.
         self._from = (np.arange(how.size) * side // how.size).astype(np.intp)
 
     @property
@@ -52,7 +52,7 @@ class ArrayBatches:
 
 
 def shifted_and_flipped(picture: npt.NDArray[np.uint8], chance: random.Random) -> npt.NDArray[np.uint8]:
-    """Padded with black, cut out again at a random place, and mirrored in half of the cases."""
+    """Padded with black, cropped at a random position, and mirrored half of the time."""
     height, width = picture.shape[:2]
     padded = np.pad(picture, ((PADDING, PADDING), (PADDING, PADDING), (0, 0)))
     y, x = chance.randint(0, 2 * PADDING), chance.randint(0, 2 * PADDING)

@@ -1,4 +1,4 @@
-"""Look at every record of a data set: framing, checksums, features, labels, and whether each picture decodes."""
+"""Check every record of a data set: framing, checksums, features, labels, and whether each image decodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SIZE = 64
 _GROUP = 256
 
 OnRecord = Callable[[str, int, int], None]
-"""Called with (part of the set, records done, records in all)."""
+"""Called with (part of the set, records done, total records)."""
 
 
 @dataclass(slots=True)
@@ -36,11 +36,11 @@ class PartReport:
     labels: Counter[int] = field(default_factory=Counter)
     bad: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    """Files that others of the same set promise."""
+    """Files that are missing according to the names of the others."""
 
 
 @dataclass(slots=True)
-class Report:
+class DataSetReport:
     """What was found in a set."""
 
     name: str
@@ -51,10 +51,10 @@ class Report:
         return all(not part.bad and not part.missing for part in self.parts)
 
 
-def check_set(folder: str, threads: int, on_record: OnRecord) -> Report:
-    """Look at everything. BadData where it is no set at all, or a file's framing is broken."""
+def check_set(folder: str, threads: int, on_record: OnRecord) -> DataSetReport:
+    """Check everything. BadData if it is not a data set at all, or a file's framing is broken."""
     name = recognised(folder, None)
-    report = Report(name)
+    report = DataSetReport(name)
     for split in SPLITS:
         if not _has(name, Path(folder), split):
             continue
@@ -91,7 +91,7 @@ def _check_records(part: PartReport, source: EncodedSource, threads: int, on_rec
     with ThreadPoolExecutor(threads, thread_name_prefix="check") as pool:
         indices = iter(range(len(source)))
         done = 0
-        # In groups, so that a large set does not stand in memory as a list of waiting work.
+        # In groups, so that a large set is not held in memory as a list of pending work.
         while group := list(islice(indices, _GROUP)):
             for label, problem in pool.map(lambda index: _look(source, index, engine), group):
                 done += 1

@@ -1,4 +1,4 @@
-"""The decoding processes, as the training sees them: lines go in, lines come out, and none outlives it."""
+"""The decoding processes, as the training sees them: lines go in, lines come out, and none outlives the training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PIPE_BYTES = 1 << 20
 _CLOSE_SECONDS = 5.0
 _READ_BYTES = 1 << 16
 _CODE = (
-    # The pictures are spread over processes; libraries that start threads of their own would only disturb.
+    # The images are spread over processes already, so threads inside libraries would only get in the way.
     "import os, sys; os.environ.update(OMP_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1');"
     "sys.path.insert(0, sys.argv[1]);"
     "parent = int(sys.argv[2]);"
@@ -33,10 +33,10 @@ class Child:
     """One process. Neither writing to it nor reading from it blocks."""
 
     def __init__(self, descriptor: int) -> None:
-        """``descriptor`` is the shared memory, which it inherits under the same number."""
+        """``descriptor`` is the shared memory, which the process inherits under the same number."""
         root = str(Path(__file__).resolve().parents[3])
-        # The kernel's signal at the parent's death follows the thread that started the child; the end of the pipe
-        # does not, and works in every case but that of a child which hangs in a read.
+        # The kernel's parent-death signal is tied to the thread that started the child; the end of the pipe is
+        # not, and works in every case except a child that hangs in a read.
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         self._process = subprocess.Popen(
             [sys.executable, "-c", _CODE, root, str(parent)],
@@ -51,7 +51,7 @@ class Child:
         self.out = self._process.stdout.fileno()
         for end in (self.input, self.out):
             os.set_blocking(end, False)
-            with contextlib.suppress(OSError):  # a limit of this system; the pipe is smaller then
+            with contextlib.suppress(OSError):  # a limit of this system; the pipe is then smaller
                 fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._unsent = bytearray()
         self._unread = b""
@@ -61,12 +61,12 @@ class Child:
         return self._process.pid
 
     def send(self, line: bytes) -> None:
-        """Hand over a line, now or as soon as it has room."""
+        """Send a line, now or as soon as there is room in the pipe."""
         self._unsent += line
         self.flush()
 
     def flush(self) -> None:
-        """Write what still waits, as far as there is room."""
+        """Write pending lines as far as there is room."""
         while self._unsent:
             try:
                 written = os.write(self.input, self._unsent)
@@ -81,7 +81,7 @@ class Child:
         return bool(self._unsent)
 
     def lines(self) -> Iterator[bytes]:
-        """The whole lines that have come; InputLost if the process is gone."""
+        """The complete lines received so far; InputLost if the process has ended."""
         while True:
             try:
                 data = os.read(self.out, _READ_BYTES)
@@ -97,29 +97,29 @@ class Child:
             code = self._process.wait(_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             return f"input process {self.pid} closed its pipe"
-        how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
         hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-        return f"input process {self.pid} {how}{hint}; pictures can no longer be decoded"
+        return f"input process {self.pid} {how}{hint}; images can no longer be decoded"
 
     def end_input(self) -> None:
-        """It ends after what it is doing now."""
+        """Let the process end after its current work."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
     def reap(self) -> None:
-        """Wait for its end, and end it by force if it does not come."""
+        """Wait for the process to end, and kill it if it does not."""
         assert self._process.stdout is not None
         self._process.stdout.close()
         try:
             self._process.wait(_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in the kernel, on a disk or a mount
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it is stuck in the kernel, on a disk or a mount
                 self._process.wait(_CLOSE_SECONDS)
 
 
 def wait_for_lines(children: list[Child], seconds: float) -> list[Child]:
-    """Block until a child has said something; flushes what children have room for on the way."""
+    """Block until a child has sent something; meanwhile, flush pending lines to children that have room."""
     poller = select.poll()
     by_descriptor = {}
     for child in children:

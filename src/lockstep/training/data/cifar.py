@@ -1,7 +1,7 @@
-"""CIFAR-10 from its python pickles, read by an unpickler that can make arrays and plain values and nothing else.
+"""CIFAR-10 from its Python pickles, read by an unpickler that creates only arrays and plain values.
 
-A pickle is a program. Ours runs it with three names known, all of numpy's arrays; any other name is refused and
-nothing of it is imported.
+A pickle is a program. Ours may use only three names, all for numpy arrays; any other name is refused and not
+imported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lockstep.training.data.errors import BadData
 from lockstep.training.data.source import TRAIN, ArraySource
 
 CLASSES = 11
-"""Ten classes and, as the original counts, one more."""
+"""Ten classes plus one, as tf_cnn_benchmarks counts them."""
 TRAIN_FILES = tuple(f"data_batch_{number}" for number in range(1, 6))
 TEST_FILES = ("test_batch",)
 SUBFOLDER = "cifar-10-batches-py"
@@ -41,7 +41,7 @@ class _PlainUnpickler(pickle.Unpickler):
             return _encode_latin_1
         if (module, name) in _ALLOWED:
             return _numpy_name(name)
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which pictures do not need")
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which images do not need")
 
 
 def _encode_latin_1(text: str, encoding: str) -> bytes:
@@ -54,12 +54,12 @@ def _numpy_name(name: str) -> Any:
     if name == "_reconstruct":
         from numpy._core import multiarray
 
-        return multiarray._reconstruct  # how numpy itself reads an array back
+        return multiarray._reconstruct  # this is how numpy itself restores an array
     return np.ndarray if name == "ndarray" else np.dtype
 
 
 def read_pickle(data: bytes) -> Any:
-    """The plain value of a pickle; pickle.UnpicklingError where it holds anything else."""
+    """The plain value of a pickle; pickle.UnpicklingError if it holds anything else."""
     value = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
     _refuse_objects(value)
     return value
@@ -81,12 +81,12 @@ def _refuse_objects(value: Any) -> None:
 
 
 def cifar_folder(folder: Path) -> Path | None:
-    """The folder with the batches: this one or the one that the archive unpacks to; None where neither has them."""
+    """The folder with the batches: this one or the one that the archive unpacks to; None if neither has them."""
     return next((place for place in (folder, folder / SUBFOLDER) if (place / TRAIN_FILES[0]).exists()), None)
 
 
 def read_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Pictures (n, 32, 32, 3) and labels of one file; BadData names the file and what is wrong with it."""
+    """Images (n, 32, 32, 3) and labels of one file; BadData names the file and what is wrong with it."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise BadData(f"{path} is larger than any batch of CIFAR-10; unpack the archive again.")
@@ -107,7 +107,7 @@ def _pictures_of(path: Path, content: Any) -> tuple[npt.NDArray[np.uint8], npt.N
         isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == SIDE * SIDE * 3
     )
     if not right or not isinstance(labels, list) or len(labels) != len(data):
-        raise BadData(f"{path} has not the arrays 'data' and 'labels' of CIFAR-10; unpack the archive again.")
+        raise BadData(f"{path} lacks CIFAR-10's arrays 'data' and 'labels'; unpack the archive again.")
     if not all(isinstance(label, int) and 0 <= label < 10 for label in labels):
         raise BadData(f"{path} has labels that are not between 0 and 9; unpack the archive again.")
     pixels = data.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
@@ -115,12 +115,12 @@ def _pictures_of(path: Path, content: Any) -> tuple[npt.NDArray[np.uint8], npt.N
 
 
 def cifar_source(folder: Path, split: str) -> ArraySource:
-    """All pictures of one part of the set, in memory."""
+    """All images of one part of the set, in memory."""
     place = cifar_folder(folder)
     if place is None:
         raise BadData(
-            f"found no {TRAIN_FILES[0]} in {folder} or {folder / SUBFOLDER}; "
-            "unpack the python version of CIFAR-10 there."
+            f"{TRAIN_FILES[0]} is in neither {folder} nor {folder / SUBFOLDER}; "
+            "unpack the Python version of CIFAR-10 there."
         )
     batches = [read_batch(place / name) for name in (TRAIN_FILES if split == TRAIN else TEST_FILES)]
     return ArraySource(

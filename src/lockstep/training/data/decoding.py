@@ -1,6 +1,6 @@
-"""A process that decodes: lines of work on its standard input, lines of results on its standard output.
+"""A decoding process: it reads jobs from standard input and writes results to standard output, one per line.
 
-It ends when its standard input ends, that is when whoever started it closes it or dies. It imports no torch.
+It ends when its standard input ends, that is when its parent closes it or dies. It does not import torch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import signal
 import sys
 
 from lockstep.training.data.errors import BadRecord
-from lockstep.training.data.jobs import Done, Job, SetUp
+from lockstep.training.data.jobs import DecodeJob, DecodeResult, SetUp
 from lockstep.training.data.order import mixed
 from lockstep.training.data.preparing import make_engine, prepare
 from lockstep.training.data.slots import Slots
@@ -19,13 +19,13 @@ from lockstep.training.data.source import Reader
 
 def main() -> int:
     """Serve until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training decides what Ctrl-C means; it then closes our input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training handles Ctrl-C, and then closes our input
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     set_up = SetUp.from_line(source.readline())
     slots = Slots(set_up.shape, set_up.descriptor)
     decoder = _Decoder(set_up, slots)
     while line := source.readline():
-        done = decoder.work(Job.from_line(line))
+        done = decoder.work(DecodeJob.from_line(line))
         try:
             sink.write(done.to_line())
             sink.flush()
@@ -41,12 +41,12 @@ class _Decoder:
         self._engine = make_engine(set_up.preparation.engine)
         self._reader = Reader()
 
-    def work(self, job: Job) -> Done:
+    def work(self, job: DecodeJob) -> DecodeResult:
         images, labels = self._slots.images(job.slot), self._slots.labels(job.slot)
         how = self._set_up.preparation
         bad: list[tuple[int, str]] = []
         for number, sample in enumerate(job.samples):
-            # Seen by the training even while a read does not return: it then names this file.
+            # The training sees this even while a read hangs, and can then name the file.
             self._slots.progress[self._set_up.number] = job.ticket << 16 | number
             place = job.first + number
             try:
@@ -56,7 +56,7 @@ class _Decoder:
                 labels[place] = picture.label
             except BadRecord as error:
                 bad.append((number, str(error)))
-        return Done(job.ticket, tuple(bad))
+        return DecodeResult(job.ticket, tuple(bad))
 
 
 if __name__ == "__main__":

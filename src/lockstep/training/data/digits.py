@@ -1,4 +1,4 @@
-"""1,797 handwritten digits of 8 x 8 pixels, inside this package: a first run needs no download.
+"""1,797 handwritten digits of 8 x 8 pixels, included in this package: a first run needs no download.
 
 They are the test part of the UCI set "Optical Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak,
 CC BY 4.0), the same that scikit-learn ships. ``digits.bin`` is the labels, then the pixels (0 to 16), packed with zlib.
@@ -18,11 +18,11 @@ CLASSES = 10
 SIDE = 8
 _BRIGHTEST = 16
 _HELD_OUT = 5
-"""Every fifth digit is kept for evaluation."""
+"""Every fifth digit is held out for evaluation."""
 
 
 def digits_source(split: str) -> ArraySource:
-    """Four fifths of the digits to train with, or the fifth that is held out."""
+    """The four fifths of the digits for training, or the fifth that is held out."""
     packed = resources.files(__package__).joinpath("digits.bin").read_bytes()
     raw = np.frombuffer(zlib.decompress(packed), np.uint8)
     labels = raw[:COUNT].astype(np.int64)

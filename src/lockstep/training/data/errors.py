@@ -1,4 +1,4 @@
-"""What can be wrong with data, each as one sentence that names the file and says what to do."""
+"""Errors in data; each message is one sentence that names the file and says what to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class BadData(ValueError):  # noqa: N818 - reads as the fact it states
 
 
 class BadRecord(ValueError):  # noqa: N818 - reads as the fact it states
-    """One record or picture cannot be used; the text says why, without the name of its file."""
+    """One record or image cannot be used; the text says why, without the name of its file."""
 
 
 class TooManyBadRecords(BadData):
@@ -16,4 +16,4 @@ class TooManyBadRecords(BadData):
 
 
 class InputLost(RuntimeError):  # noqa: N818 - reads as the fact it states
-    """A process that decodes pictures is gone, or nothing came from it for too long."""
+    """A decoding process has ended, or has sent nothing for too long."""

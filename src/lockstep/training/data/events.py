@@ -1,4 +1,4 @@
-"""TensorBoard's event files: TFRecords of ``Event`` messages, with scalars, histograms and pictures."""
+"""TensorBoard's event files: TFRecords of ``Event`` messages, with scalars, histograms and images."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _event_class() -> Any:
 
 
 class EventFile:
-    """One event file, appended to event by event."""
+    """One event file, to which events are appended."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ class EventFile:
         self._write(event)
 
     def histogram(self, step: int, tag: str, values: npt.NDArray[np.floating[Any]]) -> None:
-        """How numbers are spread; those that are no finite numbers are left out."""
+        """The distribution of the values; those that are not finite are left out."""
         finite = values[np.isfinite(values)].astype(np.float64)
         if not finite.size:
             return

@@ -1,6 +1,6 @@
-"""The message inside a TFRecord of pictures: ``tf.Example``, a map from names to lists of bytes, floats or integers.
+"""The message inside a TFRecord of images: ``tf.Example``, a map from names to lists of bytes, floats or integers.
 
-The message type is described here and built by protobuf in a pool of its own, so that TensorFlow may be loaded in the
+The message type is described here and built by protobuf in a separate pool, so that TensorFlow may be loaded in the
 same process. Feature names are those of the ImageNet conversion scripts.
 """
 
@@ -23,12 +23,12 @@ _BOX = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "y
 MAX_BOXES = 1000
 
 Box = tuple[float, float, float, float]
-"""xmin, ymin, xmax, ymax as parts of the picture's width and height."""
+"""xmin, ymin, xmax, ymax as fractions of the image's width and height."""
 
 
 @dataclass(frozen=True, slots=True)
 class PictureExample:
-    """What one record says of a picture."""
+    """What one record says about an image."""
 
     encoded: bytes
     label: int
@@ -76,12 +76,12 @@ def _example_class() -> Any:
 
 
 def decode_example(payload: bytes) -> PictureExample:
-    """The picture of a record; BadRecord where something is missing or is no example at all."""
+    """The image in a record; BadRecord if something is missing or the record is not an example at all."""
     message = _example_class()()
     try:
         message.ParseFromString(payload)
     except DecodeError:
-        raise BadRecord("the record is no tf.Example") from None
+        raise BadRecord("the record is not a tf.Example") from None
     features = message.features.feature
     encoded = features[ENCODED].byteslist.value if ENCODED in features else ()
     labels = features[LABEL].int64list.value if LABEL in features else ()
@@ -97,12 +97,12 @@ def decode_example(payload: bytes) -> PictureExample:
 def _boxes(features: Any) -> tuple[Box, ...]:
     sides = [features[name].floatlist.value if name in features else () for name in _BOX]
     if len({len(side) for side in sides}) != 1:
-        raise BadRecord("the sides of its bounding boxes differ in number")
+        raise BadRecord("its bounding boxes do not have the same number of coordinates on every side")
     return tuple((x0, y0, x1, y1) for x0, y0, x1, y1 in zip(*(side[:MAX_BOXES] for side in sides), strict=True))
 
 
 def encode_example(picture: PictureExample) -> bytes:
-    """The payload of a record for a picture."""
+    """The payload of a record for an image."""
     message = _example_class()()
     features = message.features.feature
     features[ENCODED].byteslist.value.append(picture.encoded)

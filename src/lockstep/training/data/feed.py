@@ -1,4 +1,4 @@
-"""Batches as tensors on a device: the only place of the input that knows torch."""
+"""Batches as tensors on a device: the only module of the input that uses torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MLPERF_MEANS = (123.68, 116.78, 103.94)
 
 
 class BatchFeed:
-    """Turns pixels into what a model takes: floats between -1 and 1, or less the channels' means (``--ml_perf``).
+    """Turns pixels into a model's input: floats between -1 and 1, or with the channel means subtracted (``--ml_perf``).
 
-    On a GPU the batches' memory is pinned, pixels cross as bytes and become floats there.
+    For a GPU the batches' memory is pinned, and pixels are copied as bytes and become floats there.
     """
 
     def __init__(
@@ -33,9 +33,9 @@ class BatchFeed:
         self._copied: torch.cuda.Event | None = None
 
     def next(self) -> tuple[Tensor, Tensor]:
-        """Pictures (n, 3, size, size) and labels (n,) of the next step."""
+        """Images (n, 3, size, size) and labels (n,) of the next step."""
         if self._copied is not None:
-            # The pipeline reuses the memory of the batch before; its copy was started a whole step ago.
+            # The pipeline reuses the previous batch's memory; its copy was started a whole step ago.
             self._copied.synchronize()
         batch = self.batches.next()
         pixels, labels = self._on_device(batch)

@@ -1,7 +1,7 @@
-"""Which part of a picture is used: pure arithmetic on sizes.
+"""Which part of an image is used: pure arithmetic on sizes.
 
-Training takes a random box as tf_cnn_benchmarks does: 5 % to 100 % of the area, between 3:4 and 4:3, at least a tenth
-of one of the marked objects in it. Evaluation takes the middle.
+Training takes a random box as tf_cnn_benchmarks does: 5 % to 100 % of the area, between 3:4 and 4:3, with at least a
+tenth of one of the marked objects in it. Evaluation takes the middle.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ AREAS = (0.05, 1.0)
 ATTEMPTS = 100
 MIN_COVERED = 0.1
 EVALUATION_MARGIN = 1.145
-"""Evaluation resizes a picture to so many times the model's size and takes the middle."""
+"""Evaluation resizes an image to this multiple of the model's size and takes the middle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A part of a picture, in pixels."""
+    """A part of an image, in pixels."""
 
     x: int
     y: int
@@ -32,7 +32,7 @@ class Window:
 
 
 def random_window(width: int, height: int, boxes: Sequence[Box], chance: random.Random) -> Window:
-    """A random part of a picture; the whole of it where none fits in so many attempts."""
+    """A random part of an image; the whole image if the allowed attempts find none that fits."""
     for _ in range(ATTEMPTS):
         aspect = chance.uniform(*ASPECTS)
         area = chance.uniform(*AREAS) * width * height
@@ -46,7 +46,7 @@ def random_window(width: int, height: int, boxes: Sequence[Box], chance: random.
 
 
 def _covered(window: Window, width: int, height: int, box: Box) -> float:
-    """Which part of a marked object lies in the window."""
+    """The fraction of a marked object that lies in the window."""
     x0, y0, x1, y1 = box[0] * width, box[1] * height, box[2] * width, box[3] * height
     area = (x1 - x0) * (y1 - y0)
     if area <= 0:
@@ -63,7 +63,7 @@ def middle_window(width: int, height: int) -> Window:
 
 
 def scaled(window: Window, factor_x: float, factor_y: float, width: int, height: int) -> Window:
-    """The same part of the picture at another scale, at least one pixel, inside ``width`` x ``height``."""
+    """The same part of the image at another scale, at least one pixel, inside ``width`` x ``height``."""
     x = min(int(window.x * factor_x), width - 1)
     y = min(int(window.y * factor_y), height - 1)
     right = min(max(math.ceil((window.x + window.width) * factor_x), x + 1), width)

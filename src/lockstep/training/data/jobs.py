@@ -1,4 +1,4 @@
-"""What the training and its decoding processes say to one another: one line of JSON each, never a pickle."""
+"""The messages between the training and its decoding processes: one line of JSON each, never a pickle."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lockstep.training.data.source import Reference
 
 @dataclass(frozen=True, slots=True)
 class SetUp:
-    """The first line: what all later work has in common."""
+    """The first line: what all later jobs have in common."""
 
     descriptor: int
     shape: SlotShape
     number: int
-    """Which of the processes this is."""
+    """The number of this process."""
     classes: int
     preparation: Preparation
 
@@ -35,7 +35,7 @@ class SetUp:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One picture to prepare: where it lies, and what its chance depends on."""
+    """One image to prepare: where it is, and what its random choices depend on."""
 
     reference: Reference
     index: int
@@ -43,8 +43,8 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """Fill these neighbouring places of a slot."""
+class DecodeJob:
+    """Fill consecutive places of a slot with these samples."""
 
     ticket: int
     slot: int
@@ -56,14 +56,14 @@ class Job:
         return json.dumps([self.ticket, self.slot, self.first, samples]).encode() + b"\n"
 
     @staticmethod
-    def from_line(line: bytes) -> Job:
+    def from_line(line: bytes) -> DecodeJob:
         ticket, slot, first, samples = json.loads(line)
-        return Job(ticket, slot, first, tuple(Sample(Reference(*said[:4]), said[4], said[5]) for said in samples))
+        return DecodeJob(ticket, slot, first, tuple(Sample(Reference(*said[:4]), said[4], said[5]) for said in samples))
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """A job's end; ``bad`` are the places (counted in the job) that could not be filled, each with the reason."""
+class DecodeResult:
+    """The end of a job; ``bad`` lists the places within the job that could not be filled, each with the reason."""
 
     ticket: int
     bad: tuple[tuple[int, str], ...] = ()
@@ -72,6 +72,6 @@ class Done:
         return json.dumps([self.ticket, self.bad]).encode() + b"\n"
 
     @staticmethod
-    def from_line(line: bytes) -> Done:
+    def from_line(line: bytes) -> DecodeResult:
         ticket, bad = json.loads(line)
-        return Done(ticket, tuple((int(place), str(reason)) for place, reason in bad))
+        return DecodeResult(ticket, tuple((int(place), str(reason)) for place, reason in bad))

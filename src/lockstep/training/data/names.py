@@ -1,4 +1,4 @@
-"""Names that command lines use; imports nothing, so that every process may read it."""
+"""Names used on command lines; imports nothing, so that every process can import it."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ RESIZE_METHODS = ("bilinear", "nearest", "bicubic", "area")
 
 
 def is_real(name: str, folder: str | None) -> bool:
-    """Whether a run reads a data set; else its pictures are made up."""
+    """Whether a run reads a data set; otherwise its images are synthetic."""
     return folder is not None or name == DIGITS

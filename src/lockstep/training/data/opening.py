@@ -1,4 +1,4 @@
-"""From ``--data_name`` and ``--data_dir`` to a data set; what is wrong is said before anything starts."""
+"""Opens the data set that ``--data_name`` and ``--data_dir`` ask for; problems are reported before anything starts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lockstep.training.data.source import SPLITS, TRAIN, Source
 from lockstep.training.data.tfrecords import OnFile, TFRecordSource
 
 _LOOKS_LIKE = {
-    IMAGENET: "TFRecord files of pictures (train-00000-of-00008)",
-    CIFAR10: "the python batches of CIFAR-10",
-    PICTURES: "a folder of pictures by class (train/CLASS/*.jpg)",
+    IMAGENET: "TFRecord files of images (train-00000-of-00008)",
+    CIFAR10: "the Python batches of CIFAR-10",
+    PICTURES: "one folder of images per class (train/CLASS/*.jpg)",
 }
 
 
 def kind_of(folder: Path) -> str | None:
-    """What a folder holds, judged by its content; None where it is nothing that is known."""
+    """Which data set a folder holds, judged by its content; None if it is not one that is known."""
     if any(tfrecords.record_files(folder, split) for split in SPLITS):
         return IMAGENET
     if cifar_folder(folder) is not None:
@@ -33,20 +33,20 @@ def kind_of(folder: Path) -> str | None:
 
 
 def recognised(folder: str, name: str | None) -> str:
-    """The data set in a folder. BadData where there is none, or another one than ``name`` says."""
+    """The name of the data set in a folder. BadData if there is none, or a different one than ``name``."""
     if name == DIGITS:
-        raise BadData("--data_name=digits is inside this program; leave --data_dir out.")
+        raise BadData("--data_name=digits is built in; leave out --data_dir.")
     path = Path(folder)
     if not path.is_dir():
-        what = "is no folder" if path.exists() else "does not exist"
-        raise BadData(f"--data_dir={folder} {what}; 'lockstep data sample DIR' makes a small set to begin with.")
+        what = "is not a folder" if path.exists() else "does not exist"
+        raise BadData(f"--data_dir={folder} {what}; 'lockstep data sample DIR' creates a small set to start with.")
     try:
         found = kind_of(path)
     except OSError as error:
-        raise BadData(f"--data_dir={folder} cannot be read ({error.strerror}); check its rights.") from None
+        raise BadData(f"--data_dir={folder} cannot be read ({error.strerror}); check its permissions.") from None
     if found is None:
         known = "; ".join(_LOOKS_LIKE.values())
-        raise BadData(f"--data_dir={folder} holds no data set that is known; known are: {known}.")
+        raise BadData(f"--data_dir={folder} does not hold a known data set; give a folder with one of: {known}.")
     if name is not None and name != found:
         raise BadData(
             f"--data_name={name} was asked for, but --data_dir={folder} holds {_LOOKS_LIKE[found]}; "
@@ -56,7 +56,7 @@ def recognised(folder: str, name: str | None) -> str:
 
 
 def open_source(name: str, folder: str | None, split: str = TRAIN, on_file: OnFile | None = None) -> Source:
-    """The data set; BadData where it cannot be used."""
+    """The data set; BadData if it cannot be used."""
     if name == DIGITS:
         return digits_source(split)
     assert folder is not None

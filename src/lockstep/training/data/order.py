@@ -1,8 +1,8 @@
-"""In which order samples are taken: a pure function of seed, step and worker, so any step can be resumed.
+"""The order in which samples are used: a pure function of seed, step and worker, so any step can be resumed.
 
-All epochs, each a permutation of the whole set of its own, stand in one row. Step *s* takes the next ``global_batch``
-places of that row, and worker *w* the *w*-th stretch of them. So the workers' samples are disjoint, each epoch is
-complete, and all workers have a batch for every step however uneven the set is.
+All epochs, each its own permutation of the whole set, form one sequence. Step *s* takes the next ``global_batch``
+places of that sequence, and worker *w* the *w*-th part of them. So the workers' samples are disjoint, each epoch is
+complete, and all workers have a batch for every step, whatever the size of the set.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def mixed(*numbers: int) -> int:
 
 
 def permutation(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
-    """An order of ``size`` things: sorted by a hash of their number, so that no version of any library changes it."""
+    """An order of ``size`` items, sorted by a hash of their number, so that it does not depend on library versions."""
     keys = np.arange(size, dtype=np.uint64) + np.uint64(mixed(seed, epoch))
     keys *= np.uint64(_GOLDEN)
     keys ^= keys >> np.uint64(30)
@@ -41,7 +41,7 @@ def permutation(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EpochSample:
     """One sample of one epoch."""
 
     index: int
@@ -54,7 +54,7 @@ class TrainingOrder:
 
     size: int
     batch: int
-    """Samples of one step on this worker."""
+    """Samples per step on this worker."""
     worker: int
     workers: int
     seed: int
@@ -66,26 +66,26 @@ class TrainingOrder:
 
     @property
     def batch_size(self) -> int:
-        """The most samples of a step."""
+        """The largest number of samples per step."""
         return self.batch
 
-    def places(self, step: int) -> list[Place]:
-        """What this worker takes in ``step``."""
+    def places(self, step: int) -> list[EpochSample]:
+        """The samples of this worker in ``step``."""
         first = (step * self.workers + self.worker) * self.batch
         return [self._place(position) for position in range(first, first + self.batch)]
 
-    def _place(self, position: int) -> Place:
+    def _place(self, position: int) -> EpochSample:
         epoch, within = divmod(position, self.size)
         if epoch not in self._permutations:
             for old in sorted(self._permutations)[: 1 - _EPOCHS_KEPT]:
                 del self._permutations[old]
             self._permutations[epoch] = permutation(self.size, self.seed, epoch)
-        return Place(int(self._permutations[epoch][within]), epoch)
+        return EpochSample(int(self._permutations[epoch][within]), epoch)
 
 
 @dataclass(frozen=True, slots=True)
 class OnceThrough:
-    """Every sample once, in the order of the set, the last batch smaller: for evaluation."""
+    """Every sample once, in the order of the set, with a smaller last batch: for evaluation."""
 
     size: int
     batch: int
@@ -99,15 +99,15 @@ class OnceThrough:
         """Batches of one pass."""
         return -(-self.size // self.batch)
 
-    def places(self, step: int) -> list[Place]:
+    def places(self, step: int) -> list[EpochSample]:
         """The ``step``-th batch; passes follow one another."""
         first = step % self.steps * self.batch
-        return [Place(index, 0) for index in range(first, min(first + self.batch, self.size))]
+        return [EpochSample(index, 0) for index in range(first, min(first + self.batch, self.size))]
 
 
 @dataclass(frozen=True, slots=True)
 class SameAgain:
-    """One batch of another order, for ever: what ``--datasets_repeat_cached_sample`` asks for."""
+    """One batch of another order, forever: what ``--datasets_repeat_cached_sample`` asks for."""
 
     order: TrainingOrder
 
@@ -115,7 +115,7 @@ class SameAgain:
     def batch_size(self) -> int:
         return self.order.batch
 
-    def places(self, step: int) -> list[Place]:  # noqa: ARG002 - that is the point
+    def places(self, step: int) -> list[EpochSample]:  # noqa: ARG002 - that is the point
         return self.order.places(0)
 
 

@@ -1,4 +1,4 @@
-"""A folder of pictures by class: ``DIR/train/CLASS/*.jpg``, ``DIR/validation/CLASS/*.jpg``; classes count by name."""
+"""One folder of images per class: ``DIR/train/CLASS/*.jpg``, ``DIR/validation/CLASS/*.jpg``, numbered by name."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _FOLDERS = {TRAIN: ("train", "training"), VALIDATION: ("validation", "val", "val
 
 
 def split_folder(folder: Path, split: str) -> Path | None:
-    """Where the pictures of one part of the set lie; None if there is no such folder."""
+    """The folder with the images of one part of the set; None if there is none."""
     return next((folder / name for name in _FOLDERS[split] if (folder / name).is_dir()), None)
 
 
 def class_names(folder: Path) -> list[str]:
-    """The classes of a folder of classes."""
+    """The classes in a folder."""
     return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
 
 
 def pictures_in(folder: Path) -> list[str]:
-    """Pictures of one class by name."""
+    """The images of one class, sorted by name."""
     return sorted(entry.name for entry in os.scandir(folder) if entry.name.lower().endswith(ENDINGS))
 
 
@@ -34,8 +34,8 @@ class PictureSource:
         where = split_folder(folder, split)
         if where is None:
             names = " or ".join(str(folder / name) for name in _FOLDERS[split][:2])
-            raise BadData(f"found no folder {names}; put one folder for each class there, with its pictures inside.")
-        # Both parts count the same classes in the same order, also if one of them lacks pictures of a class.
+            raise BadData(f"there is no folder {names}; create it, with one folder of images per class inside.")
+        # Both parts number the same classes in the same order, even if one of them lacks images of a class.
         trained = split_folder(folder, TRAIN) or where
         self.names = class_names(trained)
         strangers = sorted(set(class_names(where)) - set(self.names))
@@ -49,7 +49,7 @@ class PictureSource:
                 self._paths += [(str(of_class / picture), label) for picture in pictures_in(of_class)]
         if not self._paths:
             raise BadData(
-                f"found no pictures in {where}; it needs one folder for each class, with files that end in "
+                f"there are no images in {where}; it needs one folder per class, with files that end in "
                 f"{', '.join(ENDINGS[:3])} or the like."
             )
 

@@ -1,7 +1,7 @@
-"""Batches of decoded pictures, prepared ahead of the training by processes beside it.
+"""Batches of decoded images, prepared ahead of the training by separate processes.
 
-There is no thread: jobs for the next batches lie in the processes' pipes while the training computes, results wait in
-theirs, and ``next`` sorts them out. What it waits for is published while it waits.
+No thread is needed: jobs for the next batches are in the processes' pipes while the training computes, results wait in
+the pipes back, and ``next`` collects them. While it waits, it publishes what it waits for.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import numpy.typing as npt
 
 from lockstep.training.data.children import Child, wait_for_lines
 from lockstep.training.data.errors import BadData, InputLost, TooManyBadRecords
-from lockstep.training.data.jobs import Done, Job, Sample, SetUp
-from lockstep.training.data.order import Order, Place
+from lockstep.training.data.jobs import DecodeJob, DecodeResult, Sample, SetUp
+from lockstep.training.data.order import EpochSample, Order
 from lockstep.training.data.preparing import Preparation, make_engine
 from lockstep.training.data.slots import Slots, SlotShape
 from lockstep.training.data.source import EncodedSource
 
 _LOOK_SECONDS = 0.5
-"""While waiting, how often to see at which file the processes are."""
+"""While waiting, how often to check which file the processes are reading."""
 
 OnWait = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputOptions:
-    """How the input is read. ``on_wait`` hears for what the training waits, when it begins and when that changes."""
+    """How the input is read. ``on_wait`` is called with what the training waits for, whenever that changes."""
 
     processes: int = 1
     prefetch: int = 2
@@ -43,7 +43,7 @@ class InputOptions:
 
 @dataclass(slots=True)
 class InputStatus:
-    """What the input is doing, for whoever asks from outside; every field is replaced whole."""
+    """What the input is doing, for readers in other threads; every field is replaced as a whole."""
 
     waiting_for: str = ""
     """A file, while the training waits for it."""
@@ -51,7 +51,7 @@ class InputStatus:
     """On the monotonic clock."""
     seconds_waited: float = 0.0
     bad: dict[str, str] = field(default_factory=dict)
-    """Skipped records by place, each with the reason."""
+    """Skipped records by location, each with the reason."""
 
     def wait_for(self, what: str) -> None:
         self.waiting_for, self.waiting_since = what, time.monotonic()
@@ -78,7 +78,7 @@ class Batches(Protocol):
 
     @property
     def memory(self) -> npt.NDArray[np.uint8] | None:
-        """All memory that batches lie in, where it is always the same."""
+        """All memory used for batches, if it is always the same."""
 
     def next(self) -> HostBatch:
         """The batch of the next step."""
@@ -93,16 +93,16 @@ class _Ahead:
     step: int
     slot: int
     count: int
-    tickets: dict[int, Job] = field(default_factory=dict)
+    tickets: dict[int, DecodeJob] = field(default_factory=dict)
 
 
 class DecodePipeline:
-    """The batches of one worker from files of pictures."""
+    """The batches of one worker from files of images."""
 
     def __init__(
         self, source: EncodedSource, order: Order, how: Preparation, options: InputOptions, first_step: int = 0
     ) -> None:
-        make_engine(how.engine)  # a missing library is said here, in one sentence, and not by a process that dies
+        make_engine(how.engine)  # report a missing library here, in one sentence, not from a process that dies
         self.status = InputStatus()
         self._source = source
         self._order = order
@@ -151,7 +151,7 @@ class DecodePipeline:
         count = batch.count
         return HostBatch(batch.step, self._slots.images(batch.slot)[:count], self._slots.labels(batch.slot)[:count])
 
-    # -- giving out work --
+    # -- sending jobs --
 
     def _submit(self) -> None:
         places = self._order.places(self._next_step)
@@ -164,14 +164,14 @@ class DecodePipeline:
 
     def _give(self, batch: _Ahead, first: int, samples: tuple[Sample, ...]) -> None:
         self._ticket += 1
-        job = Job(self._ticket, batch.slot, first, samples)
+        job = DecodeJob(self._ticket, batch.slot, first, samples)
         batch.tickets[self._ticket] = job
         self._of_ticket[self._ticket] = batch
         self._children[self._turn].send(job.to_line())
         self._turn = (self._turn + 1) % len(self._children)
 
-    def _sample(self, place: Place) -> Sample:
-        """The sample of a place or, where that one is known to be bad, the next good one of the set."""
+    def _sample(self, place: EpochSample) -> Sample:
+        """The sample at a place or, if it is known to be bad, the next good one of the set."""
         size = len(self._source)
         for further in range(size):
             index = (place.index + further) % size
@@ -180,7 +180,7 @@ class DecodePipeline:
                 return Sample(reference, index, place.epoch)
         raise BadData(f"all {size} records are bad; the last: {self._last_bad()}")
 
-    # -- taking results --
+    # -- receiving results --
 
     def _wait(self, batch: _Ahead) -> None:
         last_result = time.monotonic()
@@ -192,8 +192,8 @@ class DecodePipeline:
                 self._collect()
             elif time.monotonic() - last_result > self._options.patience:
                 raise InputLost(
-                    f"no picture has come for {self._options.patience:g} s; reading {self._file_of(batch)} does not "
-                    "return: check the disk or the network mount that holds it."
+                    f"no image has arrived for {self._options.patience:g} s: reading {self._file_of(batch)} hangs; "
+                    "check the disk or the network mount that holds it."
                 )
         self.status.came()
 
@@ -204,7 +204,7 @@ class DecodePipeline:
             self._options.on_wait(file)
 
     def _file_of(self, batch: _Ahead) -> str:
-        """The file at which a process is that works on this batch."""
+        """The file being read by a process that works on this batch."""
         for said in self._slots.progress.tolist():
             job = batch.tickets.get(said >> 16)
             if job is not None:
@@ -215,16 +215,16 @@ class DecodePipeline:
         for child in self._children:
             child.flush()
             for line in child.lines():
-                self._take(Done.from_line(line))
+                self._take(DecodeResult.from_line(line))
 
-    def _take(self, done: Done) -> None:
+    def _take(self, done: DecodeResult) -> None:
         batch = self._of_ticket.pop(done.ticket)
         job = batch.tickets.pop(done.ticket)
         for place, reason in done.bad:
             self._skip(job.samples[place], reason)
         for place, _ in done.bad:
             sample = job.samples[place]
-            self._give(batch, job.first + place, (self._sample(Place(sample.index, sample.epoch)),))
+            self._give(batch, job.first + place, (self._sample(EpochSample(sample.index, sample.epoch)),))
 
     def _skip(self, sample: Sample, reason: str) -> None:
         name = str(sample.reference)
@@ -234,7 +234,7 @@ class DecodePipeline:
         count, most = len(self.status.bad), self._options.max_bad_records
         if count > most:
             raise TooManyBadRecords(
-                f"{count} records are bad, and --max_bad_records={most} are allowed; the last: {self._last_bad()}; "
+                f"{count} records are bad, but --max_bad_records allows only {most}; the last: {self._last_bad()}; "
                 "'lockstep data check DIR' lists them all."
             )
         self._options.on_bad(f"skipped a bad record ({count} of {most} allowed): {self._last_bad()}")
@@ -244,7 +244,7 @@ class DecodePipeline:
         return f"{name}: {reason}"
 
     def close(self) -> None:
-        """End the processes and give the memory back."""
+        """End the processes and release the memory."""
         for child in self._children:
             child.end_input()
         for child in self._children:

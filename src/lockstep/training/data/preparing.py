@@ -1,7 +1,7 @@
-"""From an encoded picture to the pixels that a model gets: decode, take a part, resize, flip, distort colours.
+"""From an encoded image to a model's input: decode, crop, resize, flip, distort colours.
 
-libjpeg-turbo (simplejpeg) and OpenCV do it where they are installed, Pillow where not. Decoding is done at the
-smallest scale of the JPEG transform that still has enough pixels.
+libjpeg-turbo (simplejpeg) and OpenCV do it if they are installed, otherwise Pillow. Decoding uses the smallest scale
+of the JPEG transform that still has enough pixels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Pixels = npt.NDArray[np.uint8]
 
 ENGINES = ("auto", "turbo", "pillow")
 MAX_PIXELS = 256 * 1024 * 1024
-"""A picture that claims more is refused before memory is taken for it."""
+"""An image that claims more is refused before memory is allocated for it."""
 
 _YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.322], [0.211, -0.523, 0.312]])
 _FROM_YIQ = np.linalg.inv(_YIQ)
@@ -33,7 +33,7 @@ _FROM_YIQ = np.linalg.inv(_YIQ)
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """How pictures are prepared; plain data, so that it can travel to the processes that do it."""
+    """How images are prepared; plain data, so that it can be sent to the decoding processes."""
 
     size: int
     training: bool = True
@@ -44,7 +44,7 @@ class Preparation:
 
 
 class Engine(Protocol):
-    """One library's way to decode and resize."""
+    """Decodes and resizes with one library."""
 
     def size_of(self, encoded: bytes) -> tuple[int, int]:
         """Width and height."""
@@ -52,17 +52,17 @@ class Engine(Protocol):
     def cut_out(
         self, encoded: bytes, window: Window, size: int, method: str, target: Pixels, mirrored: bool = False
     ) -> None:
-        """Write a part of the picture, resized to ``size`` x ``size``, into ``target``."""
+        """Write a part of the image, resized to ``size`` x ``size``, into ``target``."""
 
 
 class TurboEngine:
-    """libjpeg-turbo and OpenCV; pictures that are no plain JPEG go to Pillow."""
+    """libjpeg-turbo and OpenCV; images that are not plain JPEGs go to Pillow."""
 
     def __init__(self) -> None:
         import cv2
         import simplejpeg
 
-        cv2.setNumThreads(0)  # the pictures are spread over processes already
+        cv2.setNumThreads(0)  # the images are already spread over processes
         self._cv2: Any = cv2
         self._jpeg: Any = simplejpeg
         self._other = PillowEngine()
@@ -100,7 +100,7 @@ class TurboEngine:
         if made is not target and not np.shares_memory(made, target):
             target[:] = made
         if mirrored:
-            self._cv2.flip(target, 1, target)  # numpy takes as long for it as the decoder for the picture
+            self._cv2.flip(target, 1, target)  # numpy would take as long for this as the decoder for the whole image
 
     def _is_plain(self, encoded: bytes) -> bool:
         if not encoded.startswith(b"\xff\xd8"):
@@ -128,7 +128,7 @@ class PillowEngine:
             with self._image.open(io.BytesIO(encoded)) as picture:
                 width, height = picture.size
         except self._errors as error:
-            raise BadRecord(f"it is no picture that can be read ({error})") from None
+            raise BadRecord(f"it is not a readable image ({error})") from None
         return int(width), int(height)
 
     def cut_out(
@@ -143,7 +143,7 @@ class PillowEngine:
                     )
                 whole = picture.convert("RGB")
         except self._errors as error:
-            raise BadRecord(f"the picture is damaged ({error})") from None
+            raise BadRecord(f"the image is damaged ({error})") from None
         part = scaled(window, whole.width / width, whole.height / height, whole.width, whole.height)
         box = (part.x, part.y, part.x + part.width, part.y + part.height)
         made = whole.resize((size, size), self._methods[method], box=box)
@@ -151,7 +151,7 @@ class PillowEngine:
 
 
 def make_engine(name: str) -> Engine:
-    """The engine that was asked for; ``auto`` takes the fastest that is installed."""
+    """The requested engine; ``auto`` selects the fastest one that is installed."""
     if name in ("auto", "turbo"):
         try:
             return TurboEngine()
@@ -164,17 +164,17 @@ def make_engine(name: str) -> Engine:
         return PillowEngine()
     except ImportError:
         raise BadData(
-            "reading pictures needs a decoder and none is installed; 'pip install lockstep-torch[data]' brings one."
+            "reading images needs a decoder, but none is installed; run 'pip install lockstep-torch[data]'."
         ) from None
 
 
 def prepare(
     encoded: bytes, boxes: Sequence[Box], how: Preparation, engine: Engine, chance: random.Random, target: Pixels
 ) -> None:
-    """Write one picture, prepared, into ``target`` (size x size x 3). BadRecord where it cannot be decoded."""
+    """Write one prepared image into ``target`` (size x size x 3). BadRecord if it cannot be decoded."""
     width, height = engine.size_of(encoded)
     if width < 1 or height < 1 or width * height > MAX_PIXELS:
-        raise BadRecord(f"a picture of {width} x {height} pixels is out of range")
+        raise BadRecord(f"its size of {width} x {height} pixels is out of range")
     if not how.training:
         engine.cut_out(encoded, middle_window(width, height), how.size, how.resize_method, target)
         return
@@ -185,9 +185,9 @@ def prepare(
 
 
 def distort_colors(pixels: Pixels, chance: random.Random) -> None:
-    """Brightness, saturation, hue and contrast by chance, in the ranges of tf_cnn_benchmarks, in place.
+    """Random brightness, saturation, hue and contrast, in the ranges of tf_cnn_benchmarks, in place.
 
-    In the YIQ space a change of hue is a rotation and one of saturation a scaling, so both are one matrix.
+    In the YIQ space a change of hue is a rotation and a change of saturation a scaling, so one matrix does both.
     """
     brightness = chance.uniform(-32.0, 32.0)
     saturation = chance.uniform(0.5, 1.5)

@@ -25,7 +25,7 @@ _COPY_AGAIN = "copy the file again, or move it out of the folder"
 
 @functools.cache
 def _crc32c() -> Callable[[bytes], int]:
-    """Imported when it is first needed: a run without data needs nothing of the extra "data"."""
+    """Imported on first use: a run without data needs no package of the extra "data"."""
     try:
         from google_crc32c import value
     except ImportError as missing:
@@ -37,7 +37,7 @@ def _crc32c() -> Callable[[bytes], int]:
 
 
 def masked_checksum(data: bytes) -> int:
-    """The checksum as the file keeps it."""
+    """The checksum as the file stores it."""
     checksum = int(_crc32c()(data))
     rotated = (checksum >> 15 | checksum << 17) & 0xFFFFFFFF
     return (rotated + _MASK_DELTA) & 0xFFFFFFFF
@@ -57,24 +57,24 @@ def write_record(file: BinaryIO, payload: bytes) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Where a payload lies in its file."""
+class ByteRange:
+    """Where a payload is in its file."""
 
     offset: int
     length: int
 
 
-def index_records(path: Path) -> list[Span]:
-    """Where the records of a file lie. Reads the headers only, and verifies their checksums.
+def index_records(path: Path) -> list[ByteRange]:
+    """Where the records of a file are. Reads only the headers, and verifies their checksums.
 
     Raises:
         BadData: the file cannot be read, or its framing is broken; the text names the place.
     """
-    spans: list[Span] = []
+    spans: list[ByteRange] = []
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError as error:
-        raise BadData(f"{path} cannot be read ({error.strerror}); check its rights.") from None
+        raise BadData(f"{path} cannot be read ({error.strerror}); check its permissions.") from None
     try:
         size = os.fstat(descriptor).st_size
         position = 0
@@ -87,25 +87,25 @@ def index_records(path: Path) -> list[Span]:
     return spans
 
 
-def _span_at(path: Path, position: int, header: bytes, size: int) -> Span:
+def _span_at(path: Path, position: int, header: bytes, size: int) -> ByteRange:
     if len(header) < HEADER_BYTES:
-        raise BadData(f"{path} is cut off: it ends inside the header of the record at byte {position}; {_COPY_AGAIN}.")
+        raise BadData(f"{path} is truncated: it ends in the header of the record at byte {position}; {_COPY_AGAIN}.")
     length = _LENGTH.unpack_from(header)[0]
     if _CHECKSUM.unpack_from(header, _LENGTH.size)[0] != masked_checksum(header[: _LENGTH.size]):
         raise BadData(
-            f"{path} is no TFRecord file or is damaged: the checksum of the length at byte {position} is wrong; "
+            f"{path} is not a TFRecord file or is damaged: the checksum of the length at byte {position} is wrong; "
             f"{_COPY_AGAIN}."
         )
     end = position + HEADER_BYTES + length + FOOTER_BYTES
     if end > size:
         raise BadData(
-            f"{path} is cut off: the record at byte {position} ends at byte {end}, the file at {size}; {_COPY_AGAIN}."
+            f"{path} is truncated: the record at byte {position} ends at byte {end}, the file at {size}; {_COPY_AGAIN}."
         )
-    return Span(position + HEADER_BYTES, length)
+    return ByteRange(position + HEADER_BYTES, length)
 
 
-def read_payload(descriptor: int, span: Span) -> bytes:
-    """One payload, its checksum verified; BadRecord where it is damaged."""
+def read_payload(descriptor: int, span: ByteRange) -> bytes:
+    """One payload, with its checksum verified; BadRecord if it is damaged."""
     data = os.pread(descriptor, span.length + FOOTER_BYTES, span.offset)
     if len(data) < span.length + FOOTER_BYTES:
         raise BadRecord("the file has become shorter since it was opened")
@@ -116,7 +116,7 @@ def read_payload(descriptor: int, span: Span) -> bytes:
 
 
 def read_records(path: Path) -> Iterator[bytes]:
-    """All payloads of a file in order, checksums verified."""
+    """All payloads of a file in order, with their checksums verified."""
     spans = index_records(path)
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -1,7 +1,7 @@
-"""A small ImageNet-like set of real photographs, made from pictures that scikit-learn and scikit-image ship.
+"""A small ImageNet-like set of real photographs, made from images that scikit-learn and scikit-image ship.
 
-Each class is one photograph; each picture a random part of it at a random scale, so that the classes can be told apart
-and no two pictures are the same.
+Each class is one photograph; each image is a random part of it at a random scale, so that the classes can be
+distinguished and no two images are the same.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SIDES = (256, 500)
 _QUALITIES = (75, 95)
 _PARTS = (0.5, 0.95)
 _VALIDATION_PART = 5
-"""One picture in so many is kept for evaluation."""
+"""One image in this many is held out for evaluation."""
 
 OnPicture = Callable[[int, int], None]
 
@@ -81,11 +81,11 @@ def photographs() -> list[tuple[str, Path]]:
 
 
 def make_sample(spec: SampleSpec, on_picture: OnPicture) -> Made:
-    """Make the set. BadData where the photographs are missing or the folder holds something already."""
+    """Make the set. BadData if the photographs are missing or the folder is not empty."""
     found = photographs()
     if len(found) < 2:
         raise BadData(
-            "no photographs were found on this machine; 'pip install lockstep-torch[sample]' brings packages with some."
+            "no photographs were found on this machine; install some with 'pip install lockstep-torch[sample]'."
         )
     try:
         spec.folder.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ def _write(spec: SampleSpec, found: list[tuple[str, Path]], on_picture: OnPictur
 
 
 Writer = Any
-"""A generator that takes (split, picture)."""
+"""Called with (split, image)."""
 
 
 def _write_records(spec: SampleSpec) -> Writer:
@@ -147,7 +147,7 @@ def _pictures(spec: SampleSpec, found: list[tuple[str, Path]]) -> Iterator[_Pict
         with Image.open(path) as picture:
             originals.append(picture.convert("RGB"))
     for number in range(spec.pictures):
-        # All classes in turn, and each in both parts of the set.
+        # All classes in turn, each in both parts of the set.
         label = (
             number // _VALIDATION_PART % len(originals) if number % _VALIDATION_PART == 4 else number % len(originals)
         )
@@ -156,7 +156,7 @@ def _pictures(spec: SampleSpec, found: list[tuple[str, Path]]) -> Iterator[_Pict
 
 
 def _part_of(original: Any, chance: random.Random) -> bytes:
-    """A JPEG of a random part of a photograph, of a size as ImageNet's pictures have."""
+    """A JPEG of a random part of a photograph, of a size that is typical for ImageNet."""
     wide = round(original.width * chance.uniform(*_PARTS))
     high = round(original.height * chance.uniform(*_PARTS))
     x, y = chance.randint(0, original.width - wide), chance.randint(0, original.height - high)

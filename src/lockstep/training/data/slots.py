@@ -1,6 +1,6 @@
-"""Memory that the decoding processes and the training share: a few slots, each one batch of pixels and labels.
+"""Memory shared by the decoding processes and the training: a few slots, each for one batch of pixels and labels.
 
-It has no name in the file system (memfd), so nothing of it can be left behind.
+It has no name in the file system (memfd), so it cannot be left behind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PAGE = mmap.PAGESIZE
 
 @dataclass(frozen=True, slots=True)
 class SlotShape:
-    """How the memory is divided. ``processes`` numbers at its end say at which sample each process is."""
+    """How the memory is divided. One number per process at its end says which sample that process is working on."""
 
     slots: int
     batch: int
@@ -27,7 +27,7 @@ class SlotShape:
 
     @property
     def image_bytes(self) -> int:
-        """Pixels of one slot, in whole pages, so that they can be pinned and aligned."""
+        """Bytes for the pixels of one slot, in whole pages, so that they can be pinned and aligned."""
         return -(-self.batch * self.size * self.size * 3 // _PAGE) * _PAGE
 
     @property
@@ -43,7 +43,7 @@ class Slots:
     """The mapped memory, on either side."""
 
     def __init__(self, shape: SlotShape, descriptor: int | None = None) -> None:
-        """Without a descriptor the memory is made; with one (in a decoding process) it is mapped."""
+        """Without a descriptor the memory is created; with one (in a decoding process) it is mapped."""
         self.shape = shape
         self._owned = descriptor is None
         if descriptor is None:
@@ -70,7 +70,7 @@ class Slots:
         return self.memory[start : start + self.shape.batch * 8].view(np.int64)
 
     def close(self) -> None:
-        """Let go of the memory; views that are still held keep it alive."""
+        """Release the memory; views that are still held keep it alive."""
         if self._owned and self.descriptor >= 0:
             os.close(self.descriptor)
         self.descriptor = -1

@@ -1,4 +1,4 @@
-"""What a data set is to the pipeline: so many samples, and where each lies."""
+"""What a data set is to the pipeline: a number of samples, and where each one is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lockstep.training.data.errors import BadRecord
 from lockstep.training.data.example import PictureExample, decode_example
-from lockstep.training.data.records import Span, read_payload
+from lockstep.training.data.records import ByteRange, read_payload
 
 TRAIN, VALIDATION = "train", "validation"
 SPLITS = (TRAIN, VALIDATION)
@@ -20,8 +20,8 @@ SPLITS = (TRAIN, VALIDATION)
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Where one encoded picture lies. ``length`` -1: the whole file is the picture, and ``label`` its class;
-    else it is a record, which says its class itself."""
+    """Where one encoded image is. ``length`` -1: the whole file is the image, and ``label`` its class;
+    otherwise it is a record, which contains its class."""
 
     path: str
     offset: int = 0
@@ -33,19 +33,19 @@ class Reference:
 
 
 class EncodedSource(Protocol):
-    """Pictures in files, to be decoded."""
+    """Images in files, to be decoded."""
 
     classes: int
 
     def __len__(self) -> int: ...
 
     def reference(self, index: int) -> Reference:
-        """Where sample ``index`` lies."""
+        """Where sample ``index`` is."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArraySource:
-    """Small pictures, all in memory: ``pixels`` (n, height, width, 3) and ``labels`` (n,)."""
+    """Small images, all in memory: ``pixels`` (n, height, width, 3) and ``labels`` (n,)."""
 
     pixels: npt.NDArray[np.uint8]
     labels: npt.NDArray[np.int64]
@@ -59,18 +59,18 @@ Source = EncodedSource | ArraySource
 
 
 class Reader:
-    """Reads what references point to. Keeps files of records open, because one file holds many."""
+    """Reads what references point to. Keeps record files open, because one file holds many records."""
 
     def __init__(self, most_open: int = 64) -> None:
         self._most = most_open
         self._open: dict[str, int] = {}
 
     def read(self, reference: Reference, classes: int) -> PictureExample:
-        """One encoded picture with its class; BadRecord where it cannot be had."""
+        """One encoded image with its class; BadRecord if it is not available."""
         try:
             picture = self._read(reference)
         except OSError as error:
-            raise BadRecord(f"reading fails ({error.strerror})") from None
+            raise BadRecord(f"it cannot be read ({error.strerror})") from None
         if not 0 <= picture.label < classes:
             raise BadRecord(f"its label {picture.label} is not between 0 and {classes - 1}")
         return picture
@@ -83,7 +83,7 @@ class Reader:
             if len(self._open) >= self._most:
                 os.close(self._open.pop(next(iter(self._open))))
             descriptor = self._open[reference.path] = os.open(reference.path, os.O_RDONLY)
-        return decode_example(read_payload(descriptor, Span(reference.offset, reference.length)))
+        return decode_example(read_payload(descriptor, ByteRange(reference.offset, reference.length)))
 
     def close(self) -> None:
         for descriptor in self._open.values():

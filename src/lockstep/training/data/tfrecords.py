@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.training.data.errors import BadData
-from lockstep.training.data.records import Span, index_records
+from lockstep.training.data.records import ByteRange, index_records
 from lockstep.training.data.source import Reference
 
 CLASSES = 1001
@@ -20,7 +20,7 @@ _NAME = re.compile(r"(train|validation)-(\d+)-of-(\d+)")
 _THREADS = 8
 
 OnFile = Callable[[int, int], None]
-"""Called with (files done, files in all)."""
+"""Called with (files done, total files)."""
 
 
 def record_files(folder: Path, split: str) -> list[Path]:
@@ -30,7 +30,7 @@ def record_files(folder: Path, split: str) -> list[Path]:
 
 
 def missing_files(files: list[Path]) -> list[str]:
-    """Names that the "-of-" numbers promise and that are not there."""
+    """The names of files that are missing according to the "-of-" numbers."""
     missing = []
     for total_text in sorted({path.name.rpartition("-of-")[2] for path in files}):
         of_this = {path.name for path in files if path.name.endswith(f"-of-{total_text}")}
@@ -41,17 +41,17 @@ def missing_files(files: list[Path]) -> list[str]:
 
 
 class TFRecordSource:
-    """One part of the set, with the place of every record known."""
+    """One part of the set, with the location of every record."""
 
     classes = CLASSES
 
     def __init__(self, folder: Path, split: str, on_file: OnFile | None = None) -> None:
-        """Reads the headers of all records, several files at once; ``on_file`` hears of each file."""
+        """Reads the headers of all records, several files at once; ``on_file`` is called after each file."""
         self.files = record_files(folder, split)
         if not self.files:
             raise BadData(
                 f"found no files in --data_dir matching: {folder}/{split}-*-of-*; "
-                "'lockstep data sample DIR' makes a small set in the right form."
+                "'lockstep data sample DIR' creates a small set in the right format."
             )
         spans = self._index(on_file)
         numbers = [np.full(len(found), number, np.int32) for number, found in enumerate(spans)]
@@ -59,12 +59,10 @@ class TFRecordSource:
         self._offset = np.array([span.offset for found in spans for span in found], np.int64)
         self._length = np.array([span.length for found in spans for span in found], np.int64)
         if not len(self._file):
-            raise BadData(
-                f"the {len(self.files)} files {folder}/{split}-*-of-* hold no record at all; make them again."
-            )
+            raise BadData(f"the {len(self.files)} files {folder}/{split}-*-of-* contain no records; create them again.")
 
-    def _index(self, on_file: OnFile | None) -> list[list[Span]]:
-        spans: list[list[Span]] = []
+    def _index(self, on_file: OnFile | None) -> list[list[ByteRange]]:
+        spans: list[list[ByteRange]] = []
         with ThreadPoolExecutor(_THREADS, thread_name_prefix="index") as pool:
             try:
                 for found in pool.map(index_records, self.files):

@@ -1,1 +1,1 @@
-"""The library: a program of one's own as one worker of a cluster. ``job.py`` is what the program holds in its hand."""
+"""The library: your own program as one worker of a cluster. ``job.py`` is the object that the program uses."""

@@ -1,4 +1,4 @@
-"""Parameters that the program changed itself, where only the optimizer may: the servers would never learn of it."""
+"""Detects parameters that the program changed itself: only the optimizer may, as servers do not see such a change."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from lockstep.training.library.errors import UsageError
 
 FIRST_STEPS = 3
 EVERY = 50
-"""A program does the same in every step, or nearly: looking at the first steps, and now and then later, finds it."""
+"""Programs do nearly the same in every step, so checking the first steps and an occasional later one is enough."""
 
 LANES = 1 << 16
-"""As many numbers make one of a digest: few enough to be computed in little memory."""
+"""Values per number of a digest: few enough to be computed in little memory."""
 
 
 class ChangeWatch:
-    """Remembers the bits of the parameters when they came, and compares them before the next step."""
+    """Remembers the parameters' bits when they arrive, and compares them before the next step."""
 
     def __init__(self, bound: Sequence[Bound]) -> None:
         self._bound = [b for b in bound if b.local.numel()]
@@ -35,30 +35,30 @@ class ChangeWatch:
         self._marks = None
 
     def compare(self, step: Step) -> None:
-        """UsageError names the first parameter that changed."""
+        """Raise UsageError naming the first parameter that changed."""
         if self._marks is None:
             return
         for bound, before, now in zip(self._bound, self._marks, self._digests(), strict=True):
             if before != now:
                 name = bound.trained.name
                 raise UsageError(
-                    f"parameter {name!r} was changed by the program in step {step}, not by the optimizer; the servers "
-                    "hold the parameters and would undo it. Call job.publish() after such a change, on every worker"
+                    f"your program changed parameter {name!r} in step {step}, not the optimizer; the servers hold the "
+                    "parameters and would undo the change. Call job.publish() after such a change, on every worker"
                 )
 
     def _digests(self) -> list[list[int]]:
         digests = [digest(bound.local) for bound in self._bound]
-        # Looked at together, so that there is one wait for a GPU.
+        # Fetched together, so that there is only one wait for a GPU.
         numbers = iter(torch.cat(digests).tolist() if digests else [])
         return [list(islice(numbers, len(one))) for one in digests]
 
 
 def digest(tensor: Tensor) -> Tensor:
-    """Some 64-bit numbers that are equal for equal bits, and for others once in 2**33 times, whatever was done to them.
+    """64-bit numbers that are equal for equal bits, and for different bits with probability 2**-33 at most.
 
-    Lanes of 32 bits at most times random 64-bit weights, added up modulo 2**64: two lanes differ by less than 2**32, so
-    that 33 bits or more of the weight are in the difference. (Of 64-bit lanes only the weight's last bit would be left
-    where nothing but signs changed.)
+    Lanes of at most 32 bits times random 64-bit weights, added up modulo 2**64: two lanes differ by less than 2**32, so
+    at least 33 bits of the weight remain in the difference. (With 64-bit lanes, only the weight's last bit would remain
+    if nothing but signs changed.)
     """
     lane = torch.int16 if tensor.element_size() == 2 else torch.int32
     lanes = tensor.detach().contiguous().view(-1).view(lane)
@@ -68,6 +68,6 @@ def digest(tensor: Tensor) -> Tensor:
 
 @cache
 def _weights(device: torch.device) -> Tensor:
-    """The same in every run; a generator of its own, for the program's random numbers are not ours to use."""
+    """The same in every run; from a separate generator, so that the program's random numbers are left alone."""
     made = torch.empty(LANES, dtype=torch.int64).random_(-(2**63), None, generator=torch.Generator().manual_seed(0))
     return made.to(device)

@@ -1,14 +1,15 @@
-"""Where a program is in its loops over ``job.steps()``, and what it tells the coordinator of it.
+"""Where a program is in its loops over ``job.steps()``, and what it reports of that to the coordinator.
 
-Another life of this worker, and a job that begins with a checkpoint, go on at the beginning of an iteration. So what
-the worker takes into a step is told when the next iteration begins: the code after ``optimizer.step()``, schedulers for
-example, then counts as part of the iteration that it belongs to, and is made again with it. Wherever a program could
-not go on (in the middle of an iteration that makes several steps, or outside of such loops) that is told instead, as a
-phrase.
+A new incarnation of this worker, and a job that starts from a checkpoint, resume at the beginning of an iteration. So
+the worker's state is reported when the next iteration begins: code after ``optimizer.step()``, schedulers for example,
+then belongs to its own iteration and is repeated with it. Where a program could not resume (in the middle of an
+iteration that makes several steps, or outside such loops), the reason is reported instead, as a phrase.
 """
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable, Iterator
 
 import torch
@@ -18,17 +19,25 @@ from lockstep.runtime.worker_node import WorkerNode
 from lockstep.training.library.errors import UsageError
 from lockstep.training.library.optimizers import KnownOptimizer
 from lockstep.training.library.plain import Stateful
-from lockstep.training.library.program_state import Place, ProgramState, TooLargeError
-from lockstep.training.library.sharding import Shard
-from lockstep.training.library.steps import seed_everything, step_seed
+from lockstep.training.library.program_state import LoopPosition, ProgramState, TooLargeError
+from lockstep.training.library.sharding import DataShard, step_seed
 
-OUTSIDE = "it makes its steps outside of job.steps()"
+OUTSIDE = "it makes steps outside job.steps()"
 BETWEEN = "it was in the middle of an iteration of several steps"
-UNKEPT = "it has a {kind} that job.keep() was not given"
+UNKEPT = "it uses a {kind} that was not passed to job.keep()"
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch (all its devices), Python's random module, and numpy if the program uses it."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed & 0xFFFFFFFF)
 
 
 class Course:
-    """One worker's way through its program."""
+    """One worker's progress through its program."""
 
     def __init__(self, node: WorkerNode, say: Callable[[str], None]) -> None:
         self._node = node
@@ -38,27 +47,27 @@ class Course:
         self.iteration = 0
         self.in_steps = False
         self.resumed = False
-        """This life began in the middle of the job."""
+        """This incarnation began in the middle of the job."""
         self.scales = False
-        """A gradient scaler has been seen at work."""
+        """The program uses a gradient scaler."""
         self._resumed_loop = -1
-        """The loop in which this life goes on, of those that the program begins."""
+        """The number of the loop in which this incarnation resumes."""
         self._entered = 0
         self._done = 0
-        """Loops that the program has begun in this life, and those that are behind the job."""
+        """``_entered``: loops that this incarnation has begun; ``_done``: loops that the job has completed."""
         self._start = 0
         self._ended = False
-        """The last of those came to its end, and was not left before."""
+        """The last completed loop ran to its end and was not left early."""
         self._stepped = False
         self._outside = False
         self._owed: Step | None = None
-        """The step before which the state has not been told yet."""
+        """The step for which the state has not been reported yet."""
         self._said = False
 
     # -- the beginning --
 
     def begin(self, state: ProgramState, optimizers: list[KnownOptimizer], step: Step) -> None:
-        """The parameters of ``step`` are in the model: go on from where the job is."""
+        """The parameters of ``step`` are in the model: continue from where the job is."""
         self._state, self._optimizers = state, optimizers
         if not self._node.keeps_state:
             self.iteration = step
@@ -70,17 +79,17 @@ class Course:
             self._resumed_loop = place.loops - place.ended
             for known in optimizers:
                 known.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look for a first step
-            self._say(f"{self._node.task} goes on at step {place.iteration}")
+            self._say(f"{self._node.task} resumes at step {place.iteration}")
         elif step:
             raise UsageError(
-                f"the job begins with step {step}, and nothing tells where this program was then: it was saved outside "
-                "of job.steps(); give another train_dir, or export that checkpoint and load it"
+                f"the job begins at step {step}, but its checkpoint does not say where this program was: it was saved "
+                "outside job.steps(); give another train_dir, or export that checkpoint and load it"
             )
 
     def keep(self, objects: dict[str, Stateful]) -> None:
-        """These go with every step, by name."""
+        """Report these objects' state with every step, by name."""
         if self._state is None:
-            raise UsageError("job.keep() was called before job.wrap()")
+            raise UsageError("job.keep() was called before job.wrap(); call it after")
         if self._entered:
             raise UsageError("job.keep() was called after the first loop over job.steps(); call it before")
         for name, one in objects.items():
@@ -88,12 +97,12 @@ class Course:
                 raise UsageError(f"job.keep({name}=...) takes an object with state_dict() and load_state_dict()")
             self._state.kept[name] = one
         if self._node.keeps_state:
-            self._state.take(self._place())  # what cannot be told is refused now, and not in the first step
+            self._state.take(self._place())  # what cannot be reported is refused now, not in the first step
 
     # -- loops --
 
-    def steps(self, count: int, seed: int, data: Shard | None) -> Iterator[int]:
-        """The iterations of one loop that are not behind this job already."""
+    def steps(self, count: int, seed: int, data: DataShard | None) -> Iterator[int]:
+        """The iterations of one loop that this job has not completed yet."""
         end = self._enter_loop(count)
         while self.iteration < end:
             self._node.raise_if_ended()
@@ -116,9 +125,9 @@ class Course:
             self._done, self._ended = self._entered, True
 
     def _enter_loop(self, count: int) -> int:
-        """With which iteration this loop ends."""
+        """The iteration at which this loop ends."""
         number, self._entered = self._entered, self._entered + 1
-        # A loop that a former life came to the end of is gone on with only where it has become longer.
+        # A loop that a previous incarnation completed is resumed only if it has become longer.
         longer = number == self._resumed_loop and self._ended and self._start + count > self.iteration
         if number < self._done and not longer:
             return self.iteration
@@ -129,19 +138,19 @@ class Course:
         self._done = number
         return self._start + count
 
-    def _place(self) -> Place:
-        return Place(self.iteration, self._done, self._start, self._ended and self._done == self._entered)
+    def _place(self) -> LoopPosition:
+        return LoopPosition(self.iteration, self._done, self._start, self._ended and self._done == self._entered)
 
-    # -- what is told --
+    # -- what is reported --
 
     def before_step(self, what: str) -> None:
-        """The parameters are about to change. UsageError where a job that was resumed would do it twice."""
+        """The parameters are about to change. Raise UsageError if a resumed job would do it twice."""
         if not self._node.keeps_state:
             return
         if self.resumed and not self.in_steps:
             raise UsageError(
-                f"{what} outside of job.steps() cannot be repeated, and this job was resumed at step {self.iteration}; "
-                "make it in the loop, or before job.wrap(), or begin without a former life (another train_dir, or "
+                f"{what} outside job.steps() cannot be repeated, and this job was resumed at step {self.iteration}; "
+                "call it in the loop or before job.wrap(), or start afresh (with another train_dir, or "
                 "on_worker_loss='abort')"
             )
         if self._owed is not None:
@@ -160,7 +169,7 @@ class Course:
         self._warn(OUTSIDE)
 
     def settle(self) -> None:
-        """An iteration begins, or the program has ended: what comes now begins with the newest parameters."""
+        """An iteration begins or the program has ended: report the state that goes with the newest parameters."""
         if self._owed is None or self._state is None:
             return
         stuck, data = self._why_stuck(), b""
@@ -190,7 +199,7 @@ class Course:
         return ""
 
     def _warn(self, stuck: str) -> None:
-        """Once, where people look."""
+        """Warn once, on the chief."""
         if self._said or self._node.task.index:
             return
         self._said = True

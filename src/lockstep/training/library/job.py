@@ -1,4 +1,4 @@
-"""What a program holds in its hand: one worker's place in a job, and the wrapped model and optimizer."""
+"""The object that a program uses: one worker of a job, with the wrapped model and optimizer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from lockstep.training.library.optimizers import KnownOptimizer, known_optimizer
 from lockstep.training.library.parameters import trained_parameters, untrained_digests
 from lockstep.training.library.plain import Stateful
 from lockstep.training.library.program_state import ProgramState
-from lockstep.training.library.sharding import Collate, IterableShard, MapShard, Shard, make_shard
+from lockstep.training.library.sharding import Collate, DataShard, IterableShard, MapShard, make_shard
 from lockstep.training.library.state import RemoteState
 from lockstep.training.library.wrapped import unwrap_optimizer, wrap_optimizer
 from lockstep.training.sealed_replica import SealedReplica, SealedStep
@@ -42,7 +42,7 @@ Model = TypeVar("Model", bound=nn.Module | Sequence[nn.Module])
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobOptions:
-    """What a program chooses for its own task; what must be equal on all tasks is in the node's settings."""
+    """Options of one task; what must be equal on all tasks is in the node's settings."""
 
     on_nan: str = "report"
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
@@ -50,7 +50,7 @@ class JobOptions:
 
 
 class Job:
-    """One worker of a running cluster. Make it with ``lockstep.join()``; close it, or use it in a ``with`` block."""
+    """One worker of a running cluster. Create it with ``lockstep.join()``; close it, or use it in a ``with`` block."""
 
     def __init__(self, node: WorkerNode, options: JobOptions, say: Say, on_close: Callable[[], None]) -> None:
         self._node = node
@@ -69,9 +69,9 @@ class Job:
         self._closed = False
         self._process = os.getpid()
         self.not_finite_steps = 0
-        """Steps in which a gradient of this worker had a NaN or an infinity."""
+        """Steps in which a gradient of this worker contained NaN or infinity."""
         self.void_steps = 0
-        """Steps that this worker asked not to apply (a gradient scaler found infinity, or ``on_nan="skip"``)."""
+        """Steps that this worker asked to skip (a gradient scaler found infinity, or ``on_nan="skip"``)."""
         self.missed_steps = 0
         """Steps that were completed without this worker (backup workers)."""
 
@@ -89,7 +89,7 @@ class Job:
 
     @property
     def workers(self) -> int:
-        """How many workers the job has."""
+        """The number of workers in the job."""
         return self._node.config.cluster.shape.workers
 
     @property
@@ -99,7 +99,7 @@ class Job:
 
     @property
     def step(self) -> Step:
-        """How many steps the parameters have behind them."""
+        """The number of steps that have been applied to the parameters."""
         return self._replica.step if self._replica is not None else 0
 
     # -- wrapping --
@@ -113,10 +113,10 @@ class Job:
     ) -> tuple[Model, list[torch.optim.Optimizer]]: ...
 
     def wrap(self, model: Model, optimizer: Any) -> tuple[Model, Any]:
-        """Let this model and its optimizer (or several) train with the whole job.
+        """Train this model and its optimizer (or several) together with the whole job.
 
-        Blocks until the chief's initial parameters are in the model. Returns the same objects. Raises UsageError where
-        they cannot be trained this way, JobEndedError where the job ended meanwhile.
+        Blocks until the chief's initial parameters are in the model. Returns the same objects. Raises UsageError if
+        they cannot be trained this way, and JobEndedError if the job ended meanwhile.
         """
         if self._replica is not None:
             raise UsageError("job.wrap() was called twice; wrap everything at once: job.wrap(model, [first, second])")
@@ -195,13 +195,13 @@ class Job:
 
     @property
     def _in_child(self) -> bool:
-        """Whether this is the copy of a job in a child that the program forked: it has no threads and no links."""
+        """Whether this is the copy of a job in a forked child process: it has no threads and no links."""
         return os.getpid() != self._process
 
     def _refuse_in_child(self, what: str) -> None:
         if self._in_child:
             raise UsageError(
-                f"{what} was called in a forked process, which has no part in the job; call it in the process that "
+                f"{what} was called in a forked process, which is not part of the job; call it in the process that "
                 "called lockstep.join()"
             )
 
@@ -210,21 +210,21 @@ class Job:
         config = self._node.config
         if not config.synchronous or config.aggregate is not None:
             raise UsageError(
-                f"{what} in the middle of training needs a step that all workers make together; without that (async, "
-                "or backup workers) load before job.wrap()"
+                f"{what} in the middle of training needs a step that all workers make together, and this job has none "
+                "(asynchronous, or with backup workers); load before job.wrap()"
             )
 
     def _refuse_where_resumed(self, what: str) -> None:
         if self._course.resumed and not self._course.in_steps:
             raise UsageError(
-                f"{what} would replace what this job has trained already: it goes on at step {self._course.iteration}; "
-                "load before job.wrap(), which then counts for a job that begins"
+                f"{what} would replace what this job has already trained: it resumes at step {self._course.iteration}; "
+                "load before job.wrap(), so that loading only affects a job that starts from scratch"
             )
 
     # -- a step --
 
     def make_step(self, optimizer: torch.optim.Optimizer, void: bool, scales: bool = False) -> None:
-        """What ``optimizer.step()`` does: hand over, and block until the next parameters are here."""
+        """What ``optimizer.step()`` does: hand over the gradients, and block until the next parameters arrive."""
         replica, known = self._checked(optimizer)
         self._course.scales = self._course.scales or scales
         if self._loaded:
@@ -233,7 +233,7 @@ class Job:
         assert self._misuse is not None
         self._misuse.refuse_second_step(known)
         occasion = self._occasion(known)
-        # Also where the job is to stop: what is sealed may be applied before the word to stop has come to the servers.
+        # Also when the job is to stop: a sealed step may be applied before the stop message reaches the servers.
         void_not_finite = self._options.on_nan in ("skip", "stop")
         self._course.before_step("optimizer.step()")
         sealed = replica.seal(rates, known.groups, void=void, void_not_finite=void_not_finite, occasion=occasion)
@@ -257,43 +257,43 @@ class Job:
         return f"step(){which}{when}"
 
     def _judge(self, sealed: SealedStep) -> None:
-        """Say, once, where a gradient was not a number; stop where that was asked for."""
+        """Report the first gradient that is not finite; stop the job if ``on_nan`` asks for it."""
         self.void_steps += sealed.void
         if sealed.not_finite is None:
             return
         self.not_finite_steps += 1
-        found = f"the gradient of {sealed.not_finite!r} has a NaN or an infinity on {self.task} in step {sealed.step}"
+        found = f"the gradient of {sealed.not_finite!r} contains NaN or infinity on {self.task} in step {sealed.step}"
         if self._options.on_nan == "stop":
-            self._node.fail(own_error(f"stopped the job: {found}, the first one; on_nan says stop"))
+            self._node.fail(own_error(f"stopped the job: {found}; on_nan is stop"))
             raise JobEndedError(self._node.wait_until_ended())
         if self.not_finite_steps == 1:
-            then = "skipped by all workers" if sealed.void else "applied all the same"
+            then = "skipped by all workers" if sealed.void else "applied anyway"
             self._say(f"{found}; the step is {then}, and further ones are only counted")
 
-    # -- what people do wrong --
+    # -- misuse --
 
     def _checked(self, optimizer: torch.optim.Optimizer) -> tuple[SealedReplica, KnownOptimizer]:
         self._refuse_in_child("optimizer.step()")
         replica = self._replica
         known = next((one for one in self._optimizers if one.optimizer is optimizer), None)
         if self._closed or replica is None or known is None:
-            raise UsageError("optimizer.step() was called after job.close(); close the job after the last step")
+            raise UsageError("optimizer.step() was called after job.close(); call job.close() after the last step")
         assert self._misuse is not None
         self._misuse.check()
         if self._watch is not None and not self._loaded:
             self._watch.compare(replica.step)
         return replica, known
 
-    # -- values that the program sets itself --
+    # -- parameters that the program sets itself --
 
     def publish(self) -> None:
-        """Make the chief's parameters, as they are now, everybody's. Every worker must call it, at the same place.
+        """Copy the chief's current parameters to all workers. Every worker must call it, at the same point.
 
         For programs that change parameters themselves (clipping weights, tying, resetting). Takes a step of its own and
-        blocks until it is done. ``load_state_dict`` of the model needs no call: the next step does it.
+        blocks until it is done. After the model's ``load_state_dict`` no call is needed: the next step does it.
         """
         if self._replica is None:
-            raise UsageError("job.publish() was called before job.wrap()")
+            raise UsageError("job.publish() was called before job.wrap(); call it after")
         self._publish("job.publish()")
 
     def _publish(self, occasion: str) -> None:
@@ -309,22 +309,23 @@ class Job:
 
     # -- steps and data --
 
-    def steps(self, count: int, *, seed: int = 0, data: Shard | None = None) -> Iterator[int]:
-        """Count ``count`` steps. Each begins with random numbers that follow from (seed, step, worker) alone.
+    def steps(self, count: int, *, seed: int = 0, data: DataShard | None = None) -> Iterator[int]:
+        """Iterate over ``count`` steps. Each begins by seeding all random numbers from (seed, step, worker) alone.
 
-        ``data``, made by ``job.shard()``, is positioned at the step. With backup workers a step that was completed
-        without this worker is left out, and so are steps that were made before this job, or this worker, was started
-        again. Never blocks itself; JobEndedError where the job ended.
+        ``data``, made by ``job.shard()``, is positioned at the step. With backup workers, steps that were completed
+        without this worker are skipped, and so are steps that were made before this job, or this worker, was
+        restarted. Never blocks itself; raises JobEndedError if the job has ended.
         """
         if count < 0:
-            raise UsageError(f"job.steps({count}) counts down; give the number of steps to make")
+            raise UsageError(f"job.steps({count}) is negative; give the number of steps to make")
         return self._course.steps(count, seed, data)
 
     def keep(self, **objects: Stateful) -> None:
-        """What changes from step to step beside the model and its optimizer: schedulers, scalers, objects of one's own.
+        """Register what else changes from step to step: schedulers, scalers, your own objects.
 
-        Anything with ``state_dict()`` and ``load_state_dict()``, by name: it goes with every step, so that a worker, or
-        a job, that is started again has it back. Call it after ``job.wrap()`` and before the first loop. Never blocks.
+        Takes anything with ``state_dict()`` and ``load_state_dict()``, by name. Its state is saved with every step, and
+        restored when a worker or the job is restarted. Call it after ``job.wrap()`` and before the first loop. Never
+        blocks.
         """
         self._course.keep(objects)
 
@@ -345,10 +346,10 @@ class Job:
     # -- the end --
 
     def close(self) -> None:
-        """This worker has made all its steps. Blocks until every worker has; JobEndedError where the job ended badly.
+        """This worker has made all its steps. Blocks until every worker has; raises JobEndedError if the job failed.
 
-        The model keeps the final parameters and is an ordinary model again. May be called twice. In a process that the
-        program forked, leaving the job does nothing: it is the parent's.
+        The model keeps the final parameters and is an ordinary model again. May be called twice. Does nothing in a
+        forked process: the job belongs to the parent.
         """
         if self._closed or self._in_child:
             return
@@ -359,7 +360,7 @@ class Job:
             self._leave()
 
     def fail(self, reason: str | Reason) -> None:
-        """End the whole job: this worker cannot go on. Every task is told ``reason``."""
+        """End the whole job, because this worker cannot continue. Every task receives ``reason``."""
         if self._closed or self._in_child:
             return
         try:
@@ -397,9 +398,9 @@ class Job:
             self._leave()
 
     def close_at_exit(self) -> None:
-        """The program ends without closing: with an error that nobody caught, or because it forgot.
+        """The program ends without closing the job: with an uncaught error, or because it forgot.
 
-        In a forked child this is called too (``multiprocessing`` ends its children that way), with nothing to do.
+        This is called in a forked child too (``multiprocessing`` ends its children that way), and does nothing there.
         """
         if self._closed or self._in_child:
             return

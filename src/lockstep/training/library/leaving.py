@@ -1,4 +1,4 @@
-"""How a program leaves its job: the words for an exception, and what happens where it forgets to close."""
+"""How a program leaves its job: the reason it reports for an exception, and what happens if it forgets to close."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ClosesAtExit(Protocol):
 
 
 def why_it_left(error: BaseException) -> Reason:
-    """How an exception of the program is told to everybody."""
+    """The reason that all tasks receive for an exception in the program."""
     if isinstance(error, UsageError):
         return own_error(f"was used wrongly: {error}")
     text = f": {error}" if str(error) else ""
@@ -30,7 +30,7 @@ def why_it_left(error: BaseException) -> Reason:
 
 
 def end_by_signal() -> None:
-    """A program that does not catch the end of a job by a signal ends with its code: the sentence is said already."""
+    """End with the signal's exit code if the program does not catch a job's end by a signal: it is reported already."""
     otherwise = sys.excepthook
 
     def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -42,8 +42,8 @@ def end_by_signal() -> None:
 
 
 def close_before_threads_end(job: ClosesAtExit) -> None:
-    """Close the job when the program ends, even if it does not.
+    """Close the job when the program ends without closing it.
 
-    gRPC's threads would keep the interpreter from ending, and atexit comes after waiting for them.
+    gRPC's threads would keep the interpreter from exiting, and atexit runs only after waiting for them.
     """
     threading._register_atexit(job.close_at_exit)  # type: ignore[attr-defined]  # what concurrent.futures uses

@@ -1,4 +1,4 @@
-"""What people do wrong with a wrapped model, and the one sentence that each of it gets, before a step is made."""
+"""Detects misuse of a wrapped model before a step is made; each mistake has its own one-sentence error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.training.sealed_replica import SealedReplica
 
 
 class MisuseWatch:
-    """Compares a model with what it was when it was wrapped."""
+    """Compares a model with its state at the time it was wrapped."""
 
     def __init__(self, models: Sequence[nn.Module], replica: SealedReplica) -> None:
         self._models = models
@@ -26,11 +26,11 @@ class MisuseWatch:
         return [parameter for model in self._models for parameter in model.parameters()]
 
     def check(self) -> None:
-        """UsageError where this model can no longer be trained as it was wrapped."""
+        """Raise UsageError if this model can no longer be trained the way it was wrapped."""
         present = self._present()
         if len(present) != len(self._parameters):
             raise UsageError(
-                f"the model has {len(present)} parameters, and it had {len(self._parameters)} when it was wrapped; "
+                f"the model has {len(present)} parameters, but had {len(self._parameters)} when it was wrapped; "
                 "add or remove parameters before job.wrap()"
             )
         for index, (now, before) in enumerate(zip(present, self._parameters, strict=True)):
@@ -42,8 +42,8 @@ class MisuseWatch:
                 raise UsageError(self._moved(bound.trained.name, bound.local.device, parameter))
             if parameter.grad is not None and parameter.grad.is_sparse:
                 raise UsageError(
-                    f"the gradient of {bound.trained.name!r} is sparse, and only dense ones travel; build that layer "
-                    "with sparse=False"
+                    f"the gradient of {bound.trained.name!r} is sparse, but only dense gradients can be sent; build "
+                    "that layer with sparse=False"
                 )
 
     def _name(self, parameter: nn.Parameter) -> str:
@@ -51,16 +51,16 @@ class MisuseWatch:
         return next((b.trained.name for b in known if b.trained.parameter is parameter), "(not trained)")
 
     def _moved(self, name: str, before: object, now: Tensor) -> str:
-        what = f"moved from {before} to {now.device}" if before != now.device else "given other memory"
+        what = f"moved from {before} to {now.device}" if before != now.device else "moved to different memory"
         return (
-            f"parameter {name!r} was {what} after job.wrap(); move or convert the model first, then wrap it, and load "
+            f"parameter {name!r} was {what} after job.wrap(); move or convert the model before wrapping it, and load "
             "values with load_state_dict()"
         )
 
-    # -- one step for each backward pass --
+    # -- one step per backward pass --
 
     def refuse_second_step(self, known: KnownOptimizer) -> None:
-        """UsageError where nothing has touched the gradients since they were applied."""
+        """Raise UsageError if the gradients have not changed since they were applied."""
         if self._replica.backward_since_step.intersection(known.groups):
             return
         grads = _grads(known)
@@ -71,12 +71,12 @@ class MisuseWatch:
             )
 
     def sealed(self, known: KnownOptimizer) -> None:
-        """These gradients are applied."""
+        """Record that these gradients have been applied."""
         self._sealed[known.first_group] = _grads(known)
 
 
 def _grads(known: KnownOptimizer) -> tuple[int, ...]:
-    """Which gradients there are, and how often each was written."""
+    """Which gradients exist, and how often each was written."""
     found: list[int] = []
     for group in known.optimizer.param_groups:
         for parameter in group["params"]:

@@ -1,7 +1,7 @@
-"""Which optimizers the servers can run, and what they must be told of one.
+"""Which optimizers the servers can run, and what the servers must know about each.
 
-A server has flat buckets and no model, so it can run whatever works element by element: the class of torch.optim by its
-name, with plain numbers.
+A server has flat buckets and no model, so it can run any optimizer that works element by element: a class of
+torch.optim, identified by its name, with plain numbers as options.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ ELEMENTWISE = frozenset(
 
 WHOLE_TENSOR: Mapping[str, str] = MappingProxyType(
     {
-        "LBFGS": "it evaluates the loss several times in a step and works on all parameters at once",
+        "LBFGS": "it evaluates the loss several times per step and works on all parameters at once",
         "Adafactor": "it works on whole rows and columns of a matrix, which buckets cut apart",
         "Muon": "it works on whole matrices, which buckets cut apart",
-        "SparseAdam": "it needs sparse gradients, which do not travel",
+        "SparseAdam": "it needs sparse gradients, which cannot be sent",
     }
 )
 
 _LOCAL = frozenset(("capturable", "differentiable"))
-"""Options that say how a kernel is run on the worker's own device; the numbers do not depend on them."""
+"""Options that control how kernels run on the worker's own device; the results do not depend on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownOptimizer:
-    """One optimizer of the program and what its servers are told."""
+    """One optimizer of the program, and what is sent to the servers about it."""
 
     optimizer: torch.optim.Optimizer
     first_group: int
@@ -54,12 +54,12 @@ class KnownOptimizer:
         return [OptimizerEntry(kind, _options_text(group, self.options)) for group in self.optimizer.param_groups]
 
     def rates(self) -> list[GroupRates]:
-        """The numbers of its groups now."""
+        """The current numbers of its groups."""
         return [numbers_of(group, self.options) for group in self.optimizer.param_groups]
 
 
 def known_optimizer(optimizer: object, first_group: int) -> KnownOptimizer:
-    """Check that servers can run this optimizer; UsageError says why not."""
+    """Check that servers can run this optimizer; UsageError says why if they cannot."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
             f"job.wrap() takes a torch optimizer, or a list of them, not {type(optimizer).__name__}; "
@@ -73,11 +73,11 @@ def known_optimizer(optimizer: object, first_group: int) -> KnownOptimizer:
         )
     if kind not in ELEMENTWISE or getattr(torch.optim, kind) is not type(optimizer):
         raise UsageError(
-            f"the servers run optimizers of torch.optim by their name, and {type(optimizer).__module__}.{kind} is not "
+            f"the servers only run certain optimizers of torch.optim, and {type(optimizer).__module__}.{kind} is not "
             f"one of them; use {', '.join(sorted(ELEMENTWISE))}"
         )
     if any(group.get("differentiable") for group in optimizer.param_groups):
-        raise UsageError("differentiable=True needs the update in this process; leave it out")
+        raise UsageError("differentiable=True needs the update in this process, but the servers make it; omit it")
     _refuse_used(optimizer)
     arguments = frozenset(inspect.signature(type(optimizer)).parameters) - {"params"} - _LOCAL
     return KnownOptimizer(optimizer, first_group, arguments)
@@ -88,8 +88,8 @@ def _refuse_used(optimizer: torch.optim.Optimizer) -> None:
         steps = state.get("step", 1) if state else 0
         if float(steps) > 0:
             raise UsageError(
-                "this optimizer has made steps already, and its state would be lost; call job.wrap() before the first "
-                "optimizer.step(), and load a saved state after it with optimizer.load_state_dict()"
+                "this optimizer has already made steps, and its state would be lost; call job.wrap() before the first "
+                "optimizer.step(), and load a saved state afterwards with optimizer.load_state_dict()"
             )
 
 
@@ -105,4 +105,4 @@ def _plain(value: object, name: str) -> object:
         return [_plain(part, name) for part in value]
     if value is None or isinstance(value, bool | int | float):
         return value
-    raise UsageError(f"the servers take plain numbers, and {name}={value!r} of this optimizer is none")
+    raise UsageError(f"the optimizer's option {name}={value!r} is not a plain number; the servers take only those")

@@ -1,4 +1,4 @@
-"""What of a model is trained, under which names, and what must be equal from the start."""
+"""Which parts of a model are trained, under which names, and what must be equal from the start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lockstep.training.library.optimizers import KnownOptimizer
 from lockstep.training.tensors import dtype_name
 
 _COMPILED = "_orig_mod."
-"""What torch.compile puts before names; one worker may compile while another does not."""
+"""The prefix that torch.compile adds to names; one worker may compile while another does not."""
 
 
 def named_tensors(models: Sequence[nn.Module]) -> Iterator[tuple[str, str, Tensor]]:
@@ -29,7 +29,7 @@ def named_tensors(models: Sequence[nn.Module]) -> Iterator[tuple[str, str, Tenso
 
 
 def trained_parameters(models: Sequence[nn.Module], optimizers: Sequence[KnownOptimizer]) -> list[Trained]:
-    """All parameters of all optimizers, in the model's order; what an optimizer has from elsewhere comes last."""
+    """All parameters of all optimizers, in the model's order; parameters outside the model come last."""
     groups = _groups_of(optimizers)
     found: dict[int, Trained] = {}
     for kind, name, tensor in named_tensors(models):
@@ -45,7 +45,7 @@ def trained_parameters(models: Sequence[nn.Module], optimizers: Sequence[KnownOp
     for one in found.values():
         _check(one)
     if not found:
-        raise UsageError("the optimizer has no parameter; give it those of the model that is wrapped")
+        raise UsageError("the optimizer has no parameters; give it those of the model that you wrap")
     return list(found.values())
 
 
@@ -55,7 +55,7 @@ def _groups_of(optimizers: Sequence[KnownOptimizer]) -> dict[int, int]:
         for number, group in zip(known.groups, known.optimizer.param_groups, strict=True):
             for tensor in group["params"]:
                 if id(tensor) in groups:
-                    raise UsageError("a parameter belongs to two optimizers; give each parameter to one of them")
+                    raise UsageError("a parameter belongs to two optimizers; give each parameter to only one of them")
                 groups[id(tensor)] = number
     return groups
 
@@ -65,14 +65,15 @@ def _check(one: Trained) -> None:
         dtype_name(one.parameter.dtype)
     except KeyError:
         raise UsageError(
-            f"parameter {one.name!r} has dtype {one.parameter.dtype}; float32, float64, float16, bfloat16 are trained"
+            f"parameter {one.name!r} has dtype {one.parameter.dtype}, which cannot be trained; convert it to float32, "
+            "float64, float16 or bfloat16 before job.wrap()"
         ) from None
     if one.parameter.is_meta or isinstance(one.parameter, nn.UninitializedParameter):
         raise UsageError(f"parameter {one.name!r} has no values yet; run one batch through the model before job.wrap()")
 
 
 def untrained_digests(models: Sequence[nn.Module], trained: Sequence[Trained]) -> tuple[Setting, ...]:
-    """A digest of each tensor that no optimizer changes."""
+    """A digest of every tensor that no optimizer changes."""
     ours = {id(one.parameter) for one in trained}
     return tuple(
         Setting(f"{kind} {name!r}", _digest(tensor))

@@ -1,4 +1,4 @@
-"""What objects of a program (schedulers, scalers) know, as text and tensors, and back. Nothing is ever unpickled."""
+"""The state of a program's objects (schedulers, scalers) as text and tensors, and back. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lockstep.training.library.errors import UsageError
 
 
 class Stateful(Protocol):
-    """What schedulers and gradient scalers of torch are, and what an object of one's own can be."""
+    """The interface of torch's schedulers and gradient scalers, which your own objects can provide too."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -22,12 +22,12 @@ class Stateful(Protocol):
 
 
 def to_text(value: object, tensors: dict[str, Tensor]) -> str:
-    """JSON of this value; the tensors in it are added to ``tensors``."""
+    """This value as JSON; its tensors are added to ``tensors``."""
     return json.dumps(_tagged(value, tensors))
 
 
 def from_text(text: str, tensors: Mapping[str, Tensor]) -> Any:
-    """The value that was written so."""
+    """The value that ``to_text`` wrote."""
     return _untagged(json.loads(text), tensors)
 
 
@@ -46,8 +46,8 @@ def _tagged(value: object, tensors: dict[str, Tensor]) -> object:
         kind = "counter" if isinstance(value, Counter) else "dict"
         return {kind: [[_tagged(key, tensors), _tagged(one, tensors)] for key, one in value.items()]}
     raise UsageError(
-        "job.keep() takes objects whose state_dict() holds numbers, text, tensors, lists and dictionaries of them, and "
-        f"found {type(value).__name__} there; leave it out of state_dict()"
+        "job.keep() takes objects whose state_dict() holds numbers, text, tensors, or lists and dictionaries of these; "
+        f"it found {type(value).__name__}, which must be left out of state_dict()"
     )
 
 
@@ -66,7 +66,7 @@ def _untagged(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def set_group(group: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    """Put the numbers of a parameter group back; a rate that is a tensor stays the same tensor."""
+    """Restore the numbers of a parameter group; a rate that is a tensor stays the same tensor."""
     for name, value in saved.items():
         former = group.get(name)
         if isinstance(former, Tensor):

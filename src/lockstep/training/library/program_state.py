@@ -1,8 +1,8 @@
-"""What a worker of the library takes from step to step beside the parameters, as bytes: for its next life, and for
+"""What a library worker carries from step to step besides the parameters, as bytes: for its next incarnation, and for
 checkpoints.
 
-Buffers of the models (batch-norm statistics), the numbers of the parameter groups, what ``job.keep()`` was given, and
-where the program is in its loops. Random numbers and the position in the data follow from the step.
+The models' buffers (batch-norm statistics), the numbers of the parameter groups, the objects passed to ``job.keep()``,
+and the program's position in its loops. Random numbers and the position in the data follow from the step.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ PROGRAM = "program"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a program is: before iteration ``iteration``, with ``loops`` loops over ``job.steps()`` behind it.
+class LoopPosition:
+    """Where a program is: before iteration ``iteration``, after ``loops`` completed loops over ``job.steps()``.
 
-    ``start``: with which iteration the loop began that it is in; where ``ended`` says so, the one that it has just come
-    to the end of.
+    ``start``: the iteration with which the current loop began, or, if ``ended``, the loop that has just been completed.
     """
 
     iteration: int = 0
@@ -41,11 +40,11 @@ class Place:
 
 
 class TooLargeError(Exception):
-    """The state cannot be told in every step; the text is a phrase."""
+    """The state is too large to be reported in every step; the text is a phrase."""
 
 
 class ProgramState:
-    """Takes the state of one worker's program, and puts it back."""
+    """Captures the state of one worker's program, and restores it."""
 
     def __init__(
         self,
@@ -55,15 +54,15 @@ class ProgramState:
         *,
         describes: bool,
     ) -> None:
-        """``describes``: say what the tensors are called, so that a checkpoint can be used without the program."""
+        """``describes``: include the tensors' names, so that a checkpoint can be used without the program."""
         self._optimizers = optimizers
         self._places = _places_of_buffers(models)
         self._metadata = {DESCRIPTION: json.dumps(_describe(models, trained))} if describes else {}
         self.kept: dict[str, Stateful] = {}
         self._found: Mapping[str, Any] = {}
 
-    def take(self, place: Place) -> bytes:
-        """The state before the iteration of ``place``; TooLargeError where it is more than a message should carry."""
+    def take(self, place: LoopPosition) -> bytes:
+        """The state before the iteration of ``place``; TooLargeError if it is more than a message should carry."""
         tensors: dict[str, Tensor] = {}
         program = {
             "place": asdict(place),
@@ -81,47 +80,47 @@ class ProgramState:
         nbytes = sum(tensor.nbytes for tensor in tensors.values())
         if nbytes > MOST_BYTES:
             raise TooLargeError(
-                f"its model has {nbytes >> 20} MiB of buffers, and a worker tells at most {MOST_BYTES >> 20} MiB a step"
+                f"its model has {nbytes >> 20} MiB of buffers; a worker can report {MOST_BYTES >> 20} MiB per step"
             )
         return save(tensors, self._metadata)
 
-    def put(self, packed: bytes) -> Place:
-        """Buffers go back at once; the rest is put back by ``put_program``, when the program has made its objects."""
+    def put(self, packed: bytes) -> LoopPosition:
+        """Restore the buffers now; ``put_program`` restores the rest once the program has created its objects."""
         tensors = load(packed)
         flat = {name.removeprefix("buffers/"): t for name, t in tensors.items() if name.startswith("buffers/")}
         wanted = self._buffers()
         sizes = {dtype: sum(b.numel() for b in buffers) for dtype, buffers in wanted.items()}
         if PROGRAM not in tensors or {dtype: t.numel() for dtype, t in flat.items()} != sizes:
-            raise UsageError("the state that was kept for this worker is of another program; give another train_dir")
+            raise UsageError("the state saved for this worker belongs to a different program; give another train_dir")
         with torch.no_grad():
             for dtype, buffers in wanted.items():
                 parts = flat[dtype].split([b.numel() for b in buffers])
                 for buffer, part in zip(buffers, parts, strict=True):
                     buffer.copy_(part.view(buffer.shape))
         self._found = from_text(tensors[PROGRAM].numpy().tobytes().decode(), tensors)
-        return Place(**self._found["place"])
+        return LoopPosition(**self._found["place"])
 
     def put_program(self) -> None:
-        """What the parameter groups and the kept objects had; once, and only after ``put``."""
+        """Restore the parameter groups and the kept objects; once, and only after ``put``."""
         if not self._found:
             return
         found, self._found = self._found, {}
         lacking = sorted(found["kept"].keys() ^ self.kept.keys())
         if lacking:
             raise UsageError(
-                f"this job was resumed, and what job.keep() is given has changed: {', '.join(lacking)}; keep the same "
-                "objects under the same names, before the first loop over job.steps()"
+                f"this job was resumed, but the objects passed to job.keep() have changed: {', '.join(lacking)}; keep "
+                "the same objects under the same names, before the first loop over job.steps()"
             )
         for name, state in found["kept"].items():
             self.kept[name].load_state_dict(state)
         groups = [group for known in self._optimizers for group in known.optimizer.param_groups]
         if len(groups) != len(found["groups"]):
-            raise UsageError("the state that was kept for this worker is of other optimizers; give another train_dir")
+            raise UsageError("the state saved for this worker belongs to different optimizers; give another train_dir")
         for group, saved in zip(groups, found["groups"], strict=True):
             set_group(group, saved)
 
     def _buffers(self) -> dict[str, list[Tensor]]:
-        """By dtype, in the models' order; looked up anew, because programs replace buffers too."""
+        """By dtype, in the models' order; looked up each time, because programs may replace buffers."""
         found: dict[str, list[Tensor]] = {}
         for owner, name in self._places:
             buffer = owner[name]
@@ -131,7 +130,7 @@ class ProgramState:
 
 
 def _places_of_buffers(models: Sequence[nn.Module]) -> list[tuple[dict[str, Tensor | None], str]]:
-    """Where each buffer hangs, in the order of ``named_tensors``; one that hangs in two places once for each model."""
+    """The owner and name of each buffer, in the order of ``named_tensors``; a shared buffer once per model."""
     places = []
     for model in models:
         seen: set[int] = set()
@@ -144,7 +143,7 @@ def _places_of_buffers(models: Sequence[nn.Module]) -> list[tuple[dict[str, Tens
 
 
 def _describe(models: Sequence[nn.Module], trained: Sequence[Trained]) -> dict[str, list[list[object]]]:
-    """Names and shapes, as ``training/local_state.py`` has them; the buffers in the order in which they are packed."""
+    """Names and shapes, in the format of ``training/local_state.py``; buffers in the order in which they are packed."""
     saved = {
         f"{index}.{name}" if len(models) > 1 else name for index, m in enumerate(models) for name in m.state_dict()
     }

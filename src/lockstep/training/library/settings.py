@@ -1,4 +1,4 @@
-"""What all tasks of a library job must agree on, servers included. Torch-free: a server is started without it."""
+"""What all tasks of a library job must agree on, servers included. Torch-free: a server starts without torch."""
 
 from __future__ import annotations
 
@@ -15,83 +15,83 @@ from lockstep.version import __version__
 
 REDUCTIONS = ("mean", "sum")
 ON_NAN = ("report", "skip", "stop")
-"""What may become of a step in which a gradient has a NaN or an infinity."""
+"""What to do with a step in which a gradient contains NaN or infinity."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange:
-    """How the gradients of all workers become one step."""
+    """How the gradients of all workers are combined into one step."""
 
     synchronous: bool = True
     reduction: str = "mean"
     replicas_to_aggregate: int | None = None
 
     def aggregate(self, workers: int) -> int | None:
-        """None where every worker contributes to every step."""
+        """None if every worker contributes to every step."""
         return None if self.replicas_to_aggregate in (None, workers) else self.replicas_to_aggregate
 
 
 def exchange_problems(exchange: Exchange, workers: int) -> Iterator[str]:
-    """What is wrong with this choice, a sentence each."""
+    """What is wrong with this choice, one sentence per problem."""
     count = exchange.replicas_to_aggregate
     if exchange.reduction not in REDUCTIONS:
         yield f"reduction={exchange.reduction!r} is not known; use one of: {', '.join(REDUCTIONS)}."
     if count is not None and not 1 <= count <= workers:
         yield (
-            f"replicas_to_aggregate={count} cannot be had from {workers} workers; give a number from 1 to {workers}."
+            f"replicas_to_aggregate={count} is not possible with {workers} workers; give a number from 1 to {workers}."
         )
     if count is not None and not exchange.synchronous:
-        yield "replicas_to_aggregate counts the workers of a synchronous step; leave it out without synchronisation."
+        yield "replicas_to_aggregate only applies to synchronous training; omit it when training asynchronously."
     if exchange.reduction == "sum" and not exchange.synchronous:
-        yield "without synchronisation each gradient is applied by itself; leave out reduction='sum'."
+        yield "asynchronous training applies each gradient on its own; omit reduction='sum'."
 
 
 ON_WORKER_LOSS = (LossPolicy.WAIT.value, LossPolicy.ABORT.value)
-"""What a program of one's own may ask for; going on without a worker is for the benchmark."""
+"""What your own program may ask for; only the benchmark can continue without a worker."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Keeping:
-    """What a job writes to disk, and what becomes of it when it loses a worker."""
+    """What a job writes to disk, and what it does when it loses a worker."""
 
     train_dir: str = ""
     save_model_secs: float = 0.0
     save_model_steps: int = 0
     max_ckpts_to_keep: int = 5
     from_scratch: bool = False
-    """Begin at step 0; what ``train_dir`` holds is put aside."""
+    """Begin at step 0; whatever ``train_dir`` holds is set aside."""
     on_worker_loss: str = ""
-    """Empty: wait for it, where it can come back."""
+    """Empty: wait for the worker if it can come back."""
 
 
 def _why_no_recovery(exchange: Exchange, workers: int, *, launched: bool) -> str:
-    """Why a lost worker cannot come back to such a job; empty where it can."""
+    """Why a lost worker cannot rejoin such a job; empty if it can."""
     if not exchange.synchronous:
-        return "without synchronisation there is no common step to go back to"
+        return "asynchronous training has no common step to go back to"
     if exchange.aggregate(workers) is not None:
-        return "with backup workers (replicas_to_aggregate) a step may have been made without it"
+        return "with backup workers (replicas_to_aggregate), steps may have completed without this worker"
     if launched:
-        return "torchrun, srun and mpirun give a process that is started again another address"
+        return "torchrun, srun and mpirun give a restarted process a different address"
     return ""
 
 
 def keeping_problems(keeping: Keeping, exchange: Exchange, workers: int, *, launched: bool) -> Iterator[str]:
-    """What is wrong with this choice, a sentence each."""
+    """What is wrong with this choice, one sentence per problem."""
     lost, why = keeping.on_worker_loss, _why_no_recovery(exchange, workers, launched=launched)
     if lost not in ("", *ON_WORKER_LOSS):
         yield f"on_worker_loss={lost!r} is not known here; use one of: {', '.join(ON_WORKER_LOSS)}."
     elif lost == LossPolicy.WAIT and why:
-        yield f"on_worker_loss='wait' cannot be had: {why}; leave it out, and the loss of a worker ends the job."
+        yield f"on_worker_loss='wait' is not possible: {why}; omit it, and the loss of a worker ends the job."
     if keeping.train_dir and (why := _why_no_recovery(exchange, workers, launched=False)):
-        yield f"train_dir={keeping.train_dir!r} cannot be used: {why}; leave it out, and save the model yourself."
+        yield f"train_dir={keeping.train_dir!r} cannot be used: {why}; omit it and save the model yourself."
     if (keeping.save_model_secs or keeping.save_model_steps) and not keeping.train_dir:
-        yield "save_model_secs and save_model_steps say how often, and not where; add train_dir."
+        yield "save_model_secs and save_model_steps say how often to save, but not where; add train_dir."
     if keeping.from_scratch and not keeping.train_dir:
-        yield "from_scratch puts aside what train_dir holds; add train_dir, or leave it out."
+        yield "from_scratch sets aside what train_dir holds; add train_dir, or omit from_scratch."
     if keeping.save_model_secs and keeping.save_model_steps:
         yield "save_model_secs and save_model_steps cannot both be given; choose one."
     if min(keeping.save_model_secs, keeping.save_model_steps, keeping.max_ckpts_to_keep) < 0:
-        yield "save_model_secs, save_model_steps and max_ckpts_to_keep count from 0; give no negative number."
+        yield "save_model_secs, save_model_steps and max_ckpts_to_keep must not be negative; give 0 or more."
 
 
 def recovery_rules(
@@ -103,7 +103,7 @@ def recovery_rules(
     launched: bool,
     grace_seconds: float = GRACE_SECONDS,
 ) -> RecoveryRules:
-    """What a job of the library does about lost workers and checkpoints. The loss of a server ends it."""
+    """What a library job does about lost workers and checkpoints. The loss of a server ends it."""
     why = _why_no_recovery(exchange, workers, launched=launched)
     policy = LossPolicy(keeping.on_worker_loss or (LossPolicy.ABORT if why else LossPolicy.WAIT))
     return RecoveryRules(
@@ -117,20 +117,20 @@ def recovery_rules(
 
 
 def loss_notice(rules: RecoveryRules, exchange: Exchange, workers: int, *, launched: bool) -> str:
-    """What the chief says at the start of what a loss would mean; empty where a lost worker is waited for."""
+    """What the chief prints at the start about losing a worker; empty if the job waits for a lost worker."""
     if rules.takes_back:
         return ""
     why = _why_no_recovery(exchange, workers, launched=launched)
-    return f"the loss of a worker ends this job: {why or 'on_worker_loss says abort'} (docs/recovery.md)"
+    return f"the loss of a worker ends this job: {why or 'on_worker_loss is abort'} (docs/recovery.md)"
 
 
 def library_settings(cluster: ClusterSpec, exchange: Exchange, rules: RecoveryRules) -> tuple[Setting, ...]:
-    """Compared when a task joins; the first that differs is named."""
+    """These are compared when a task joins; the first that differs is named."""
     shape = cluster.shape
     values: dict[str, object] = {
         LOCKSTEP_VERSION: __version__,
         TORCH_VERSION: torch_version(),
-        "program": "a program of one's own (lockstep.join, lockstep ps)",
+        "program": "your own program (lockstep.join, lockstep ps)",
         SERVERS: shape.servers,
         WORKERS: shape.workers,
         "server_protocol": cluster.protocol,

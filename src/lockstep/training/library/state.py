@@ -1,4 +1,4 @@
-"""The optimizer's state lives on the servers: to be saved it is fetched from there, and what is loaded is brought."""
+"""The optimizer's state lives on the servers: saving fetches it from there, and loading sends it back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lockstep.training.shard_store import GET_STATE, PUT_STATE, STATE_CHUNK, STA
 
 
 class RemoteState:
-    """Reads and writes the state of the optimizers of one job. Blocks until the servers have answered."""
+    """Reads and writes the optimizer state of one job. Blocks until the servers have answered."""
 
     def __init__(self, node: WorkerNode, plan: Plan, bound: Sequence[Bound]) -> None:
         self._node = node
@@ -39,7 +39,7 @@ class RemoteState:
                 known.optimizer.state[parameter] = whole
 
     def bring(self, known: KnownOptimizer) -> None:
-        """Give the servers what is in ``optimizer.state``."""
+        """Send the contents of ``optimizer.state`` to the servers."""
         for bucket in self._buckets(known):
             states = [
                 _cut(known.optimizer.state.get(self._bound[p.parameter].trained.parameter, {}), p.first, p.elements)
@@ -66,7 +66,7 @@ class RemoteState:
 
 
 def _join(pieces: Sequence[PieceState], parameter: Tensor) -> dict[str, Tensor]:
-    """The pieces of one parameter's state behind each other, in its shape; what it counts is the same in all."""
+    """One parameter's state, joined from its pieces and in its shape; counters are the same in all pieces."""
     whole: dict[str, Tensor] = {}
     for name, first in pieces[0].items():
         if not first.dim():

@@ -1,7 +1,7 @@
-"""The program's own optimizer object, with its ``step`` taken over: the servers make the step.
+"""The program's own optimizer object with its ``step`` replaced: the servers make the step.
 
-The object stays the same, so schedulers, gradient scalers and ``param_groups`` go on working; only its class becomes a
-subclass that hands the gradients over.
+The object stays the same, so schedulers, gradient scalers and ``param_groups`` keep working; only its class becomes a
+subclass that hands over the gradients.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lockstep.training.library.errors import UsageError
 
 
 class StepMaker(Protocol):
-    """Who makes the steps of a wrapped optimizer."""
+    """Makes the steps of a wrapped optimizer."""
 
     def make_step(self, optimizer: torch.optim.Optimizer, void: bool, scales: bool) -> None: ...
 
@@ -24,7 +24,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
     """Mixed into the class of the program's optimizer."""
 
     _step_supports_amp_scaling = True
-    """A gradient scaler then tells us what it found and calls ``step`` even so: all workers must skip together."""
+    """A gradient scaler then reports what it found and calls ``step`` anyway: all workers must skip together."""
     _lockstep: StepMaker
     grad_scale: torch.Tensor | None
     found_inf: torch.Tensor | None
@@ -35,7 +35,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._opt_called = True  # what schedulers look at
+        self._opt_called = True  # schedulers check this
         found = getattr(self, "found_inf", None)
         void = found is not None and bool(found.item())
         scale = getattr(self, "grad_scale", None)
@@ -44,19 +44,19 @@ class WrappedOptimizer(torch.optim.Optimizer):
         self._lockstep.make_step(self, void, scales=found is not None or scale is not None)
         return loss
 
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedulers need not wrap it: it tells them itself
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedulers need not wrap it: it sets _opt_called
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002 - whatever it is
         raise UsageError(
-            "a parameter was added to the optimizer after job.wrap(), and the servers do not have it; give the "
-            "optimizer all parameters before wrapping (frozen ones may be thawed later)"
+            "a parameter was added to the optimizer after job.wrap(), but the servers do not have it; give the "
+            "optimizer all parameters before wrapping (frozen ones may be unfrozen later)"
         )
 
 
 def wrap_optimizer(optimizer: torch.optim.Optimizer, maker: StepMaker) -> torch.optim.Optimizer:
-    """Take over ``step`` of this very object."""
+    """Replace ``step`` of this object."""
     kind = type(optimizer)
-    # A scheduler that was made before has put a wrapper of its own on the object; it would hide ours.
+    # A scheduler that was created earlier has put its own wrapper on the object, which would hide ours.
     optimizer.__dict__.pop("step", None)
     optimizer.__class__ = type(kind.__name__, (WrappedOptimizer, kind), {"__module__": kind.__module__})
     optimizer._lockstep = maker  # type: ignore[attr-defined]  # it is a WrappedOptimizer from now on
@@ -65,7 +65,7 @@ def wrap_optimizer(optimizer: torch.optim.Optimizer, maker: StepMaker) -> torch.
 
 
 def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """The optimizer is the program's own again."""
+    """Give the optimizer its own ``step`` back."""
     if not isinstance(optimizer, WrappedOptimizer):
         return
     optimizer.__class__ = type(optimizer).__mro__[2]

@@ -1,4 +1,4 @@
-"""The benchmark's models: a catalogue that needs no torch, and one module a family that does."""
+"""The benchmark's models: a catalogue that needs no torch, and one module per family that does."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from lockstep.training.models.layers import conv_relu, linear, linear_relu
 
 
 def alexnet(num_classes: int) -> nn.Sequential:
-    """For pictures of 227 x 227."""
+    """For images of 227 x 227."""
     return nn.Sequential(
         conv_relu(3, 64, 11, stride=4, padding=0),
         nn.MaxPool2d(3, stride=2),
@@ -32,7 +32,7 @@ def alexnet(num_classes: int) -> nn.Sequential:
 
 
 def alexnet_cifar(num_classes: int) -> nn.Sequential:
-    """For pictures of 32 x 32, with the local response normalisation of the CIFAR-10 tutorial."""
+    """For images of 32 x 32, with the local response normalisation of the CIFAR-10 tutorial."""
     return nn.Sequential(
         conv_relu(3, 64, 5, deviation=0.05),
         nn.MaxPool2d(3, stride=2, ceil_mode=True),

@@ -2,7 +2,7 @@
 
 This module never imports torch, so that a process without torch (the monitor, ``lockstep --help``) can list
 the models and refuse a misspelt one. Names, image sizes, batch sizes and learning rates are those of
-tf_cnn_benchmarks; the layers are in one module a family, named here and imported only when a model is built.
+tf_cnn_benchmarks; the layers are in one module per family, named here and imported only when a model is built.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _PACKAGES_WITH_MODELS = {"torchvision": "torchvision", "timm": "timm"}
 
 
 class UnknownModel(ValueError):  # noqa: N818 - reads as the fact it states
-    """No model goes by this name for this data set; the text says what to use instead."""
+    """There is no model of this name for this data set; the text says what to use instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearningRate:
-    """A model's own learning rate, used where no other is asked for.
+    """A model's own learning rate, used if no other is given.
 
     Attributes:
         base: the rate at the start (after the warm-up).
         base_batch: the global batch that ``base`` is meant for; another batch scales the rate in proportion.
             None: the rate does not depend on the batch.
-        warmup_epochs: the rate rises from 0 to its value over so many epochs.
+        warmup_epochs: the number of epochs over which the rate rises from 0 to its value.
         drops: (epoch, factor) pairs; after that epoch the rate is ``base * factor``.
-        decay_epochs: every so many epochs the rate is multiplied by ``decay_factor``; 0 means never.
+        decay_epochs: the rate is multiplied by ``decay_factor`` once per this many epochs; 0 means never.
     """
 
     base: float
@@ -46,7 +46,7 @@ class LearningRate:
     decay_factor: float = 1.0
 
     def at(self, step: int, global_batch: int, images_per_epoch: int) -> float:
-        """The rate of ``step`` (from 0) where all workers together take ``global_batch`` images a step."""
+        """The rate of ``step`` (from 0) if all workers together use ``global_batch`` images per step."""
         steps_per_epoch = images_per_epoch / global_batch
         rate = self.base if self.base_batch is None else self.base * global_batch / self.base_batch
         warmup_steps = int(steps_per_epoch * self.warmup_epochs)
@@ -150,24 +150,23 @@ CATALOGUE: tuple[CatalogueEntry, ...] = (
 
 TOKENS = "tokens"
 SEQ2SEQ = CatalogueEntry("seq2seq", TOKENS, 0, 64, LearningRate(0.001), "seq2seq", "translator")
-"""The one model that takes no pictures: it has made-up sequences of tokens of its own, whatever the data set."""
+"""The only model that takes no images: it generates its own sequences of tokens, whatever the data set."""
 
 _REFUSED = {
-    "ssd300": "it finds objects in pictures and needs the COCO data set with its boxes; only classification "
+    "ssd300": "it finds objects in images and needs the COCO data set with its boxes; only classification "
     "models are built in",
-    "ncf": "it recommends films from tables of users and ratings; only models that take pictures are built in",
-    "deepspeech2": "it recognises speech and needs the LibriSpeech data set; only models that take pictures "
-    "are built in",
+    "ncf": "it recommends films from tables of users and ratings; only models that take images are built in",
+    "deepspeech2": "it recognises speech and needs the LibriSpeech data set; only models that take images are built in",
 }
 
 
 def known_dataset(dataset: str) -> str:
-    """The table that serves a data set: CIFAR-10 has models of its own, all others use ImageNet's."""
+    """The table for a data set: CIFAR-10 has its own models, all others use ImageNet's."""
     return CIFAR10 if dataset == CIFAR10 else IMAGENET
 
 
 def dataset_classes(dataset: str) -> int:
-    """Classes of a data set, with the background class 0 that the original counts too."""
+    """The classes of a data set, including background class 0, which tf_cnn_benchmarks counts too."""
     return 11 if known_dataset(dataset) == CIFAR10 else 1001
 
 
@@ -183,7 +182,7 @@ def is_external(name: str) -> bool:
 
 
 def find_entry(name: str, dataset: str = IMAGENET) -> CatalogueEntry:
-    """The built-in model of this name; UnknownModel, with the reason and a remedy, where there is none."""
+    """The built-in model of this name; UnknownModel, with the reason and a remedy, if there is none."""
     table = known_dataset(dataset)
     for entry in (*CATALOGUE, SEQ2SEQ):
         if entry.name == name and entry.dataset in (table, TOKENS):
@@ -192,13 +191,13 @@ def find_entry(name: str, dataset: str = IMAGENET) -> CatalogueEntry:
 
 
 def check_model_name(name: str, dataset: str = IMAGENET) -> None:
-    """Refuse a name that cannot work, without importing torch or anybody's package."""
+    """Refuse a name that cannot work, without importing torch or any other package."""
     if not is_external(name):
         find_entry(name, dataset)
         return
     package = name.partition(":")[0].partition(".")[0]
     if not _EXTERNAL_NAME.fullmatch(name):
-        raise UnknownModel(f"Model {name!r} is not of the form torchvision:NAME, timm:NAME or package.module:factory.")
+        raise UnknownModel(f"Model {name!r} must have the form torchvision:NAME, timm:NAME or package.module:factory.")
     if importlib.util.find_spec(package) is None:
         raise UnknownModel(missing_package(name, package))
 
@@ -223,14 +222,14 @@ def _why_unknown(name: str, dataset: str) -> str:
         ours = official[1] + (official[2] or "_v1.5")
         known = ours if ours in model_names(dataset) else "resnet50_v1.5"
         return (
-            f"Model {name!r} is not built in: in the original it comes from another repository. "
+            f"Model {name!r} is not built in: tf_cnn_benchmarks takes it from another repository. "
             f"Use --model={known}, which has the same kind of layers."
         )
     elsewhere = [entry.dataset for entry in CATALOGUE if entry.name == name]
     if elsewhere:
         return (
             f"Invalid model name {name!r} for dataset {dataset!r}: "
-            f"it exists for {' and '.join(elsewhere)} only. Known models: {_listed(dataset)}."
+            f"it exists only for {' and '.join(elsewhere)}. Known models: {_listed(dataset)}."
         )
     nearest = difflib.get_close_matches(name, model_names(dataset), n=3, cutoff=0.6)
     if nearest:

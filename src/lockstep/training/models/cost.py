@@ -1,4 +1,4 @@
-"""What a model costs: its parameters, and the multiplications of one picture's way through it."""
+"""The cost of a model: its parameters, and the multiply-adds of one image's forward pass."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Learnt numbers, and multiply-adds of convolutions and fully connected layers for one picture."""
+    """Trainable elements, and multiply-adds of convolutions and fully connected layers for one image."""
 
     parameters: int
     multiply_adds: int
 
 
 def measure(model: nn.Module, image_size: int, input_channels: int = 3) -> Cost:
-    """Count on the device where the model is; on ``meta`` nothing is computed and no memory taken."""
+    """Count on the model's device; on ``meta`` nothing is computed and no memory is allocated."""
     counted = 0
 
     def count(layer: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:

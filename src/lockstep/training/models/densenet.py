@@ -30,7 +30,7 @@ class _DenseLayer(nn.Module):
 
 
 def densenet(num_classes: int, depth: int, growth: int) -> nn.Sequential:
-    """For pictures of 32 x 32: three blocks of (depth - 4) / 3 layers."""
+    """For images of 32 x 32: three blocks of (depth - 4) / 3 layers."""
     layers: list[nn.Module] = [conv(3, 16, 3, bias=0.0)]
     channels = 16
     for block in range(3):

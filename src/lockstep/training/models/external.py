@@ -1,8 +1,8 @@
-"""Models of other packages: ``torchvision:NAME``, ``timm:NAME`` and ``package.module:factory``.
+"""Models from other packages: ``torchvision:NAME``, ``timm:NAME`` and ``package.module:factory``.
 
-A factory of one's own is any callable that returns a ``torch.nn.Module``. It is called with the number of classes,
-by the name ``num_classes`` where it has a parameter of that name, as its only argument where it requires one,
-and without arguments where it requires none. These attributes of the factory, all optional, are heeded:
+Your own factory is any callable that returns a ``torch.nn.Module``. It is called with the number of classes: by
+keyword if it has a parameter ``num_classes``, as its only argument if it requires one, and without arguments if it
+requires none. These optional attributes of the factory are used:
 ``image_size`` (224), ``input_channels`` (3), ``default_batch_size`` (32), ``default_learning_rate`` (0.005).
 """
 
@@ -29,11 +29,11 @@ _IMAGE_SIZE = 224
 _BATCH_SIZE = 32
 _LEARNING_RATE = 0.005
 _TORCHVISION_IMAGE_SIZES = {"inception_v3": 299}
-"""Models whose layers fit no picture of 224 x 224."""
+"""Models whose layers do not work with images of 224 x 224."""
 
 
 def find_external(name: str) -> ModelSpec:
-    """The model of another package; UnknownModel, in one sentence with a remedy, where it cannot be had."""
+    """The model from another package; UnknownModel, with one sentence and a remedy, if it is not available."""
     check_model_name(name)
     package, _, model = name.partition(":")
     if package == "torchvision":
@@ -109,7 +109,7 @@ def _bind_classes(name: str, factory: Callable[..., Any]) -> Callable[[int], Any
         return lambda classes: factory(classes)
     listed = ", ".join(parameter.name for parameter in required)
     raise UnknownModel(
-        f"Model {name!r}: its factory requires {listed}, and only the number of classes can be given; "
+        f"Model {name!r}: its factory requires {listed}, but only the number of classes can be passed; "
         "give the others defaults."
     )
 

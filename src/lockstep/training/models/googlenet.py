@@ -1,4 +1,4 @@
-"""GoogLeNet (Inception v1), without auxiliary heads and response normalisation, as the original has it.
+"""GoogLeNet (Inception v1), without auxiliary heads and response normalisation, as in tf_cnn_benchmarks.
 
 Szegedy and others: Going deeper with convolutions (arXiv:1409.4842).
 """
@@ -24,7 +24,7 @@ _BLOCKS_BY_STAGE = (
 
 
 def googlenet(num_classes: int) -> nn.Sequential:
-    """For pictures of 224 x 224."""
+    """For images of 224 x 224."""
     layers: list[nn.Module] = [
         conv_relu(3, 64, 7, stride=2),
         _halving_pool(),

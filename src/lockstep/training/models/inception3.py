@@ -1,7 +1,7 @@
 """Inception v3 for ImageNet.
 
 Szegedy, Vanhoucke, Ioffe, Shlens, Wojna: Rethinking the Inception architecture for computer vision
-(arXiv:1512.00567). Sizes in comments are those of a picture of 299 x 299.
+(arXiv:1512.00567). Sizes in comments are those of an image of 299 x 299.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def halving_conv(inputs: int, outputs: int) -> nn.Sequential:
 
 
 def average_pool() -> nn.AvgPool2d:
-    """3 x 3 at stride 1; what lies outside the picture does not count."""
+    """3 x 3 at stride 1; padding does not count."""
     return nn.AvgPool2d(3, stride=1, padding=1, count_include_pad=False)
 
 
@@ -107,7 +107,7 @@ def _row_and_column(inputs: int, outputs: int) -> Branches:
 
 
 class Inception3(nn.Module):
-    """The network, with the auxiliary head only where asked: the original's benchmark leaves it out."""
+    """The network, with the auxiliary head only if requested: tf_cnn_benchmarks leaves it out."""
 
     def __init__(self, num_classes: int, auxiliary: bool = False) -> None:
         super().__init__()
@@ -154,5 +154,5 @@ class Inception3(nn.Module):
 
 
 def inception3(num_classes: int, auxiliary: bool = False) -> Inception3:
-    """For pictures of 299 x 299."""
+    """For images of 299 x 299."""
     return Inception3(num_classes, auxiliary)

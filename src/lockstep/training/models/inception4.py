@@ -1,7 +1,7 @@
 """Inception v4 for ImageNet.
 
 Szegedy, Ioffe, Vanhoucke, Alemi: Inception-v4, Inception-ResNet and the impact of residual connections on
-learning (arXiv:1602.07261). Sizes in comments are those of a picture of 299 x 299.
+learning (arXiv:1602.07261). Sizes in comments are those of an image of 299 x 299.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from lockstep.training.models.layers import Branches, SpatialMean, linear
 
 
 def inception4(num_classes: int) -> nn.Sequential:
-    """For pictures of 299 x 299."""
+    """For images of 299 x 299."""
     return nn.Sequential(
         halving_conv(3, 32),  # 149 x 149
         conv_norm(32, 32, 3, padding=0),  # 147 x 147

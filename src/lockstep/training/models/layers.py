@@ -1,7 +1,7 @@
-"""Layers as the original initialises them, made of plain torch.nn modules.
+"""Layers initialised as in tf_cnn_benchmarks, made of plain torch.nn modules.
 
-Every weight is drawn once, from torch's default generator, in the order in which layers are made: the same
-seed gives the same model. Layers are made without torch's own initialisation, which would draw every weight
+Every weight is drawn once, from torch's default generator, in the order in which layers are created: the same
+seed gives the same model. Layers are created without torch's own initialisation, which would draw every weight
 a second time.
 Under ``with torch.device("meta")`` the layers take no memory.
 """
@@ -25,8 +25,8 @@ def truncated_normal_(
 ) -> None:
     """Fill with a normal of this mean and deviation, cut at two deviations.
 
-    Through the inverse of the distribution: each number is drawn once, ten times faster than drawing again what
-    falls outside (as ``nn.init.trunc_normal_`` does), which counts for models of a hundred million weights.
+    Uses the inverse of the distribution: each number is drawn once, ten times faster than redrawing what falls
+    outside (as ``nn.init.trunc_normal_`` does), which matters for models of a hundred million weights.
     """
     with torch.no_grad():
         reach = math.erf(math.sqrt(2.0))
@@ -36,8 +36,8 @@ def truncated_normal_(
 
 
 def _give_memory(layer: nn.Module) -> None:
-    """Memory for a layer that was made without. ``Module.to_empty`` does the same, but at its first call torch imports
-    its symbolic shapes, and with them sympy: a second in which a worker that comes back keeps everybody waiting.
+    """Memory for a layer that was created without it. ``Module.to_empty`` does the same, but on its first call torch
+    imports its symbolic shapes, and with them sympy: a second in which a rejoining worker keeps everyone waiting.
     """
     for name, parameter in layer.named_parameters(recurse=False):
         empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=torch.get_default_device())
@@ -58,11 +58,11 @@ def conv(
     """A convolution.
 
     Args:
-        inputs: channels that come in.
-        outputs: channels that go out.
+        inputs: input channels.
+        outputs: output channels.
         kernel: a side or (height, width).
         stride: step in both directions.
-        padding: None keeps the size of the picture (at stride 1).
+        padding: None keeps the size of the image (at stride 1).
         groups: as in ``nn.Conv2d``.
         bias: its initial value; None for a convolution without bias.
         deviation: of the initial weights; None scales them so that the variance of the input is kept.
@@ -114,9 +114,9 @@ def linear_relu(inputs: int, outputs: int, *, bias: float = 0.0, deviation: floa
 
 
 class CentringBatchNorm2d(nn.BatchNorm2d):
-    """Batch normalisation with an offset but no learnt scale, as the original's inception networks have it.
+    """Batch normalisation with an offset but no learnt scale, as in tf_cnn_benchmarks' inception networks.
 
-    The scale stays a constant one in a buffer, because the fast kernels want a tensor there.
+    The scale stays a constant 1 in a buffer, because the fast kernels need a tensor there.
     """
 
     def __init__(self, channels: int, eps: float, momentum: float) -> None:
@@ -127,14 +127,14 @@ class CentringBatchNorm2d(nn.BatchNorm2d):
 
 
 def batch_norm(channels: int, *, epsilon: float = 1e-5, decay: float = 0.9, scale: bool = True) -> nn.BatchNorm2d:
-    """Batch normalisation; ``decay`` is the share that the running statistics keep at each step."""
+    """Batch normalisation; ``decay`` is the fraction that the running statistics keep at each step."""
     if scale:
         return nn.BatchNorm2d(channels, eps=epsilon, momentum=1.0 - decay)
     return CentringBatchNorm2d(channels, eps=epsilon, momentum=1.0 - decay)
 
 
 class Branches(nn.Module):
-    """Several ways through a block, their outputs concatenated by channel."""
+    """Several branches of a block, their outputs concatenated by channel."""
 
     def __init__(self, branches: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Branches(nn.Module):
 
 
 class SpatialMean(nn.Module):
-    """The mean over height and width: (batch, channels) comes out."""
+    """The mean over height and width, of shape (batch, channels)."""
 
     def forward(self, pictures: Tensor) -> Tensor:
         return pictures.mean(dim=(2, 3))

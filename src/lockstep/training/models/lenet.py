@@ -11,7 +11,7 @@ from lockstep.training.models.layers import conv_relu, linear, linear_relu
 
 
 def lenet(num_classes: int) -> nn.Sequential:
-    """For pictures of 28 x 28 in colour."""
+    """For images of 28 x 28 in colour."""
     return nn.Sequential(
         conv_relu(3, 32, 5),
         nn.MaxPool2d(2),

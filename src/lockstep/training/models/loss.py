@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 AUXILIARY_WEIGHT = 0.4
-"""What an auxiliary head adds to the loss, as in the original."""
+"""The weight of an auxiliary head's loss, as in tf_cnn_benchmarks."""
 
 
 def classification_loss(output: Tensor | Sequence[Tensor], labels: Tensor) -> Tensor:
@@ -16,7 +16,7 @@ def classification_loss(output: Tensor | Sequence[Tensor], labels: Tensor) -> Te
 
     Args:
         output: what the model returned: logits, or logits followed by those of its auxiliary heads.
-        labels: the class of each picture, or of each token.
+        labels: the class of each image, or of each token.
     """
     if isinstance(output, Tensor):
         return functional.cross_entropy(output.flatten(0, -2).float(), labels.flatten())

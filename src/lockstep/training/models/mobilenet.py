@@ -22,7 +22,7 @@ _STAGES = (
 
 
 class InvertedResidual(nn.Module):
-    """Widen, filter each channel by itself, narrow again; with a shortcut where the shape allows it."""
+    """Widen, filter each channel separately, narrow again; with a shortcut if the shape allows it."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class InvertedResidual(nn.Module):
 
 
 def mobilenet(num_classes: int) -> nn.Sequential:
-    """For pictures of 224 x 224 (any size of at least 32 works)."""
+    """For images of 224 x 224 (any size of at least 32 works)."""
     layers: list[nn.Module] = [_conv_norm(3, 32, 3, stride=2), nn.ReLU6(inplace=True)]
     inputs = 32
     for expansion, outputs, count, first_stride in _STAGES:

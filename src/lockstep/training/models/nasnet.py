@@ -1,8 +1,8 @@
 """NASNet-A: the mobile and the large network for ImageNet, and the one for CIFAR-10.
 
 Zoph, Vasudevan, Shlens, Le: Learning transferable architectures for scalable image recognition
-(arXiv:1707.07012). A network is a row of cells. A cell looks at the outputs of the two cells before it; a normal
-cell keeps the size of the picture, a reduction cell halves it. As in the original's benchmark there is
+(arXiv:1707.07012). A network is a sequence of cells. A cell takes the outputs of the two cells before it; a normal
+cell keeps the size of the image, a reduction cell halves it. As in the original's benchmark there is
 neither an auxiliary head nor dropout before the last layer.
 """
 
@@ -30,7 +30,7 @@ class _Config:
         skip_reduction: whether the cell after a reduction looks back beyond the cell before the reduction.
         epsilon: of batch normalisation.
         decay: of its running statistics.
-        keep_path: probability at the end of training that the last cell's operations count for a picture.
+        keep_path: probability at the end of training that the last cell's operations are used for an image.
         training_steps: over which that probability falls from 1.
     """
 
@@ -101,14 +101,14 @@ _REDUCTION = _CellPlan(
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Of a cell's output: its channels, and how often the picture was halved."""
+    """Of a cell's output: its channels, and how often the image was halved."""
 
     channels: int
     halvings: int
 
 
 class _FactorizedReduction(nn.Module):
-    """Halves the picture; half of the channels see the pixels that the other half skips."""
+    """Halves the image; half of the channels see the pixels that the other half skips."""
 
     def __init__(self, inputs: int, outputs: int, config: _Config) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class _FactorizedReduction(nn.Module):
 
 
 class _Operation(nn.Module):
-    """One operation of a cell; in training it may be left out for single pictures (drop path)."""
+    """One operation of a cell; in training it may be left out for single images (drop path)."""
 
     def __init__(self, layers: nn.Module, keep_path: float) -> None:
         super().__init__()
@@ -178,7 +178,7 @@ class _Cell(nn.Module):
 
 
 class NasNet(nn.Module):
-    """The row of cells; counts its training steps, by which drop path grows stronger."""
+    """The sequence of cells; counts its training steps, with which drop path grows stronger."""
 
     steps_taken: Tensor
 
@@ -216,22 +216,22 @@ class NasNet(nn.Module):
 
 
 def nasnet_mobile(num_classes: int) -> NasNet:
-    """NASNet-A (4 @ 1056), for pictures of 224 x 224."""
+    """NASNet-A (4 @ 1056), for images of 224 x 224."""
     return NasNet(num_classes, _MOBILE)
 
 
 def nasnet_large(num_classes: int) -> NasNet:
-    """NASNet-A (6 @ 4032), for pictures of 331 x 331."""
+    """NASNet-A (6 @ 4032), for images of 331 x 331."""
     return NasNet(num_classes, _LARGE)
 
 
 def nasnet_cifar(num_classes: int) -> NasNet:
-    """NASNet-A (6 @ 768), for pictures of 32 x 32."""
+    """NASNet-A (6 @ 768), for images of 32 x 32."""
     return NasNet(num_classes, _CIFAR)
 
 
 def _plan_of_network(config: _Config) -> list[tuple[_CellPlan, int, int]]:
-    """The cells in order: what each computes, its filters, and how far back its second input lies."""
+    """The cells in order: what each computes, its filters, and how far back its second input is."""
     plans: list[tuple[_CellPlan, int, int]] = []
     if config.halving_stem:
         plans += [(_REDUCTION, config.filters // 4, 2), (_REDUCTION, config.filters // 2, 2)]
@@ -247,7 +247,7 @@ def _plan_of_network(config: _Config) -> list[tuple[_CellPlan, int, int]]:
 
 
 def _fit_before(last: _Shape, before: _Shape | None, filters: int, config: _Config) -> tuple[nn.Module, int]:
-    """Layers that bring the second input to the first one's size, and the channels that come out."""
+    """Layers that bring the second input to the first one's size, and their output channels."""
     if before is None:
         return nn.Identity(), last.channels
     if before.halvings != last.halvings:

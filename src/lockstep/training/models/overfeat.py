@@ -12,7 +12,7 @@ from lockstep.training.models.layers import conv_relu, linear, linear_relu
 
 
 def overfeat(num_classes: int) -> nn.Sequential:
-    """For pictures of 231 x 231."""
+    """For images of 231 x 231."""
     return nn.Sequential(
         conv_relu(3, 96, 11, stride=4, padding=0),
         nn.MaxPool2d(2),

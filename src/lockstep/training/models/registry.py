@@ -1,6 +1,6 @@
-"""From a model's name to its layers.
+"""Finds a model by its name.
 
-Torch is imported only when a model is built: finding a built-in model needs the catalogue alone.
+Torch is imported only when a model is built: finding a built-in model needs only the catalogue.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def find_model(name: str, dataset: str = IMAGENET) -> ModelSpec:
     """The model of this name for this data set.
 
     Raises:
-        UnknownModel: there is none; the text is one sentence with what to use instead.
+        UnknownModel: there is none; the text is one sentence that says what to use instead.
     """
     if is_external(name):
         from lockstep.training.models.external import find_external

@@ -1,8 +1,8 @@
 """Residual networks of 50, 101 and 152 layers for ImageNet, in three versions.
 
 - v1: He, Zhang, Ren, Sun: Deep residual learning for image recognition (arXiv:1512.03385). A block that
-  halves the picture does so in its first 1 x 1 convolution.
-- v1.5: the same, but the 3 x 3 convolution halves the picture. It computes more and learns better.
+  halves the image does so in its first 1 x 1 convolution.
+- v1.5: the same, but the 3 x 3 convolution halves the image. It computes more and learns better.
 - v2: the same authors: Identity mappings in deep residual networks (arXiv:1603.05027). Normalisation and ReLU
   come before each convolution, and nothing stands in the way of the identity.
 """
@@ -20,7 +20,7 @@ _BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 """Blocks in each of the four stages, by depth."""
 
 _WIDENING = 4
-"""A block's output has so many times the channels of its 3 x 3 convolution."""
+"""A block's output has this many times the channels of its 3 x 3 convolution."""
 
 
 class Bottleneck(nn.Module):
@@ -76,7 +76,7 @@ class PreactivatedBottleneck(nn.Module):
 
 
 def resnet(num_classes: int, depth: int, version: str) -> nn.Sequential:
-    """For pictures of 224 x 224 (any size of at least 32 works).
+    """For images of 224 x 224 (any size of at least 32 works).
 
     Args:
         num_classes: length of the logits.

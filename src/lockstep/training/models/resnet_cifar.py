@@ -69,7 +69,7 @@ class _PreactivatedBlock(nn.Module):
 
 
 def resnet_cifar(num_classes: int, depth: int, version: str) -> nn.Sequential:
-    """For pictures of 32 x 32.
+    """For images of 32 x 32.
 
     Args:
         num_classes: length of the logits.

@@ -1,7 +1,7 @@
-"""A sequence-to-sequence model on made-up tokens: the one of ``examples/seq2seq.py`` as a benchmark.
+"""A sequence-to-sequence model on synthetic tokens: the model of ``examples/seq2seq.py`` as a benchmark.
 
-The second of the reports that this program answers was about such a model. The first token says whether the digits
-behind it are to be reversed or sorted. Question and answer so far travel as one row, because a batch is one tensor.
+The second of the reports that Lockstep answers was about such a model. The first token says whether the digits after
+it are to be reversed or sorted. The question and the answer so far form one row, because a batch is one tensor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is known of a model before it is built."""
+"""What is known about a model before it is built."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What the benchmark must know of a model before and while it builds it.
+    """What the benchmark must know about a model to build it.
 
     ``build(num_classes)`` makes a fresh model with weights drawn from torch's default generator: the same
-    ``torch.manual_seed`` gives the same weights. Pictures go in as floats of shape
+    ``torch.manual_seed`` gives the same weights. Images go in as floats of shape
     (batch, ``input_channels``, ``image_size``, ``image_size``); logits come out, or in training a pair
     (logits, auxiliary logits) where a model has such a head.
     """
@@ -32,4 +32,4 @@ class ModelSpec:
     build: Callable[[int], nn.Module]
     input_channels: int = 3
     make_batch: MakeBatch | None = None
-    """For a model that takes no pictures: made-up input and labels. Logits and labels may then be of each token."""
+    """For a model that takes no images: synthetic input and labels. Logits and labels may then be per token."""

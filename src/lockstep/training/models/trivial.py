@@ -1,7 +1,7 @@
-"""A network that does next to nothing, to measure everything but the network.
+"""A network that does next to nothing, to measure everything except the network.
 
-Its first layer squeezes the whole picture into one number, so that steps cost little while four million
-parameters still travel.
+Its first layer squeezes the whole image into one number, so that steps cost little while four million
+parameters are still exchanged.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from lockstep.training.models.layers import linear, linear_relu
 
 
 def trivial(num_classes: int, side: int) -> nn.Sequential:
-    """Flatten a square picture, one neuron, 4096 neurons, classes."""
+    """Flatten a square image, one neuron, 4096 neurons, classes."""
     return nn.Sequential(
         nn.Flatten(),
         linear_relu(side * side * 3, 1),

@@ -14,7 +14,7 @@ _CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 
 
 def vgg(num_classes: int, depth: int) -> nn.Sequential:
-    """For pictures of 224 x 224."""
+    """For images of 224 x 224."""
     layers: list[nn.Module] = []
     inputs = 3
     for count, outputs in zip(_CONVOLUTIONS[depth], (64, 128, 256, 512, 512), strict=True):

@@ -36,4 +36,4 @@ EXCLUSIVE: tuple[tuple[str, ...], ...] = (
         "eval_during_training_at_specified_epochs",
     ),
 )
-"""Flags of which one run takes at most one."""
+"""Groups of flags of which a run accepts at most one."""

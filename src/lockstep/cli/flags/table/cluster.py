@@ -1,4 +1,4 @@
-"""Flags about the cluster and about what travels in it."""
+"""Flags about the cluster and about the data sent in it."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ _CLUSTER = Rows(Group.CLUSTER)
 _ROWS = Rows(Group.EXCHANGE)
 
 _ALL_REDUCE_SPEC = "torch.distributed chooses the algorithm itself; use collective, nccl or gloo."
-_NO_SUCH_PATH = "tensors do not travel that way here; use --server_protocol=auto."
-_ALL_REDUCE_KNOB = "it tunes TensorFlow's all-reduce; gradients travel to the servers in buckets here (--bucket_mb)."
+_NO_SUCH_PATH = "this transport is not supported; use --server_protocol=auto."
+_ALL_REDUCE_KNOB = "it tunes TensorFlow's all-reduce; here gradients are sent to the servers in buckets (--bucket_mb)."
 
 CLUSTER_FLAGS: tuple[Flag, ...] = (
     _CLUSTER.works(
         "ps",
         Kind.WHOLE,
         None,
-        "with --workers: run a whole cluster on this machine, with so many servers",
+        "with --workers: run a whole cluster on this machine, with N servers",
         upstream=False,
     ),
     _CLUSTER.works(
         "workers",
         Kind.WHOLE,
         None,
-        "with --ps: run a whole cluster on this machine, with so many workers",
+        "with --ps: run a whole cluster on this machine, with N workers",
         upstream=False,
     ),
     _CLUSTER.works(
         "job_name",
         Kind.CHOICE,
         "",
-        "which kind of task this process is; without it and without --ps: one process alone",
+        "which kind of task this process is; without it and --ps: a single process",
         choices=("ps", "worker", ""),
-        refused_choices=(("controller", "no task drives the others from outside here; use ps or worker."),),
+        refused_choices=(("controller", "Lockstep has no separate controller task; use ps or worker."),),
     ),
     _CLUSTER.works(
         "task_index",
         Kind.WHOLE,
         0,
-        "which of its kind this task is, from 0; worker 0 is the chief",
+        "this task's index among its kind, from 0; worker 0 is the chief",
         needs="job_name",
     ),
     _CLUSTER.works(
@@ -63,7 +63,7 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
         "bind",
         Kind.TEXT,
         _SPEC.bind,
-        "address to listen on (host or host:port), where it is not the one in the list",
+        "address to listen on (host or host:port), if it is not the one in the list",
         needs="job_name",
         upstream=False,
     ),
@@ -71,7 +71,7 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
         "server_protocol",
         Kind.CHOICE,
         _SPEC.protocol,
-        "how tensors travel between tasks; auto: shared memory on one host, RDMA between hosts that have it, else gRPC",
+        "how tensors are sent; auto: shared memory on one host, RDMA between hosts that have it, else gRPC",
         choices=PROTOCOLS,
         refused_choices=(("grpc+gdr", _NO_SUCH_PATH), ("grpc+mpi", _NO_SUCH_PATH)),
     ),
@@ -79,14 +79,14 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
         "rdma_device",
         Kind.TEXT,
         None,
-        "with grpc+verbs: the RDMA device, NAME or NAME:PORT; without it the first active port",
+        "with grpc+verbs: the RDMA device, NAME or NAME:PORT; default: the first active port",
         upstream=False,
     ),
     _CLUSTER.works(
         "rdma_gid_index",
         Kind.WHOLE,
         None,
-        "with grpc+verbs: which of the port's GIDs to use (RoCE: address and version); without it the best one",
+        "with grpc+verbs: which of the port's GIDs to use (RoCE: address and version); default: the best one",
         upstream=False,
     ),
     _CLUSTER.works(
@@ -107,21 +107,21 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
         "rdma_timeout",
         Kind.NUMBER,
         None,
-        "with grpc+verbs: seconds until the device sends a packet again that got no answer",
+        "with grpc+verbs: seconds until the device resends a packet that was not acknowledged",
         upstream=False,
     ),
     _CLUSTER.works(
         "rdma_retry_count",
         Kind.WHOLE,
         None,
-        "with grpc+verbs: how often it does so before the connection counts as broken, 0 to 7",
+        "with grpc+verbs: how often the device resends before the connection counts as broken, 0 to 7",
         upstream=False,
     ),
     _CLUSTER.works(
         "rdma_gpudirect",
         Kind.SWITCH,
         False,
-        "with grpc+verbs: the device reads and writes GPU memory by itself, not by way of the host (never tried yet)",
+        "with grpc+verbs: the device accesses GPU memory directly, not through the host (untested)",
         upstream=False,
     ),
     _CLUSTER.works(
@@ -135,14 +135,14 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
         "stall_after",
         Kind.NUMBER,
         _SPEC.stall_after,
-        "seconds without progress or proof of a cause, after which a run counts as stalled",
+        "seconds without progress or a proven cause after which a run counts as stalled",
         upstream=False,
     ),
     _CLUSTER.works(
         "on_stall",
         Kind.CHOICE,
         _SPEC.on_stall,
-        "after a stall, or a verdict that cannot heal: only report it, or end the job (exit code 3)",
+        "after a stall, or a failure that cannot recover: only report it, or end the job (exit code 3)",
         choices=ON_STALL,
         upstream=False,
     ),
@@ -157,14 +157,14 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
         "grace",
         Kind.NUMBER,
         _SPEC.grace,
-        "seconds that a job may take to finish its step and save it after SIGTERM (to all tasks, or to server 0)",
+        "seconds that a job may take to finish and save its step after SIGTERM (to all tasks, or to server 0)",
         upstream=False,
     ),
     _CLUSTER.works(
         "on_worker_loss",
         Kind.CHOICE,
         _SPEC.on_worker_loss,
-        "when a worker is lost: wait for it to be started again, go on without it (shrink) and take it back, or end",
+        "when a worker is lost: wait for its restart, continue without it until it rejoins (shrink), or end (abort)",
         choices=ON_WORKER_LOSS,
         upstream=False,
     ),
@@ -172,14 +172,14 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
         "restarts",
         Kind.WHOLE,
         _SPEC.restarts,
-        "how often a monitor starts its task again after a signal has killed it",
+        "how often a monitor restarts its task after a signal has killed it",
         upstream=False,
     ),
     _CLUSTER.works(
         "job_token",
         Kind.SECRET,
         _SPEC.token,
-        "secret that all tasks of a job share; the variable LOCKSTEP_JOB_TOKEN hides it from process lists",
+        "secret shared by all tasks of a job; use the variable LOCKSTEP_JOB_TOKEN to keep it out of process lists",
         upstream=False,
     ),
     _CLUSTER.refused(
@@ -187,14 +187,14 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
         Kind.TEXT,
         None,
         "the task that drives distributed_all_reduce",
-        "no task drives the others from outside here, in that mode neither; leave it out.",
+        "Lockstep has no separate controller task, not even in that mode; leave it out.",
     ),
     _CLUSTER.refused(
         "horovod_device",
         Kind.CHOICE,
         "",
         "device for Horovod's exchange",
-        "Horovod is a system of its own and is not used here; leave it out and use --ps_hosts and --worker_hosts.",
+        "Horovod is a separate system and is not used here; leave it out and use --ps_hosts and --worker_hosts.",
         "",
         "cpu",
         "gpu",
@@ -211,7 +211,7 @@ EXCHANGE_FLAGS: tuple[Flag, ...] = (
         refused_choices=(
             (
                 "horovod",
-                "Horovod is a system of its own and is not used here; use --variable_update=collective_all_reduce.",
+                "Horovod is a separate system and is not used here; use --variable_update=collective_all_reduce.",
             ),
         ),
     ),
@@ -219,20 +219,20 @@ EXCHANGE_FLAGS: tuple[Flag, ...] = (
         "cross_replica_sync",
         Kind.SWITCH,
         _EXCHANGE.cross_replica_sync,
-        "every step waits for the gradients of all workers; without it each worker goes at its own pace",
+        "every step waits for the gradients of all workers; without it, each worker proceeds at its own pace",
     ),
     _ROWS.works(
         "local_parameter_device",
         Kind.CHOICE,
         _EXCHANGE.local_parameter_device,
-        "where a server keeps and updates its parameters; the CPU where it has no GPU, or --device=cpu",
+        "where a server keeps and updates its parameters; the CPU if it has no GPU, or with --device=cpu",
         choices=("cpu", "gpu"),
     ),
     _ROWS.works(
         "wire_dtype",
         Kind.CHOICE,
         _EXCHANGE.wire_dtype,
-        "the type of gradients on their way to a server; 16-bit types halve the bytes and cost digits",
+        "the type in which gradients are sent to a server; 16-bit types halve the bytes and lose precision",
         choices=WIRE_DTYPES,
         only_with=("variable_update", ("parameter_server", "distributed_replicated")),
         upstream=False,
@@ -241,7 +241,7 @@ EXCHANGE_FLAGS: tuple[Flag, ...] = (
         "bucket_mb",
         Kind.NUMBER,
         None,
-        "size in MiB of the buckets in which tensors travel; without it 4, up to 64 where all tasks share one host's "
+        "size in MiB of the buckets in which tensors are sent; default: 4, up to 64 if all tasks share one host's "
         "memory, 128 with --compile",
         upstream=False,
     ),
@@ -249,7 +249,7 @@ EXCHANGE_FLAGS: tuple[Flag, ...] = (
         "staged_vars",
         Kind.SWITCH,
         False,
-        "compute with the parameters of the step before",
+        "compute with the previous step's parameters",
         "computation always uses the newest parameters here; leave it out, or use --variable_consistency=relaxed "
         "in a mode without servers.",
     ),
@@ -257,14 +257,14 @@ EXCHANGE_FLAGS: tuple[Flag, ...] = (
         "variable_consistency",
         Kind.CHOICE,
         _EXCHANGE.variable_consistency,
-        "relaxed: apply the gradients of a step at the end of the next one (in the modes without servers)",
+        "relaxed: apply a step's gradients at the end of the next step (in the modes without servers)",
         choices=("strong", "relaxed"),
     ),
     _ROWS.works(
         "all_reduce_spec",
         Kind.CHOICE,
         _EXCHANGE.all_reduce_spec or "",
-        "which all-reduce to use: collective takes NCCL on GPUs and gloo on CPUs",
+        "which all-reduce to use; collective: NCCL on GPUs and gloo on CPUs",
         choices=("", "collective", "nccl", "gloo"),
         refused_choices=tuple((name, _ALL_REDUCE_SPEC) for name in ("xring", "pscpu", "psgpu", "nccl/xring")),
         only_with=("variable_update", COLLECTIVE_UPDATES),
@@ -273,14 +273,14 @@ EXCHANGE_FLAGS: tuple[Flag, ...] = (
         "gradient_repacking",
         Kind.WHOLE,
         _EXCHANGE.gradient_repacking,
-        "pack gradients into so many pieces; 0: by --bucket_mb",
+        "pack gradients into N pieces; 0: by --bucket_mb",
         only_with=("variable_update", COLLECTIVE_UPDATES),
     ),
     _ROWS.works(
         "collective_port",
         Kind.WHOLE,
         _EXCHANGE.collective_port,
-        "where worker 0 listens for the others; without it one above its own port",
+        "port on which worker 0 listens for the others; default: its own port plus one",
         only_with=("variable_update", COLLECTIVE_UPDATES),
         upstream=False,
     ),
@@ -289,12 +289,12 @@ EXCHANGE_FLAGS: tuple[Flag, ...] = (
         Kind.SWITCH,
         False,
         "copy between the GPUs of a worker in two stages",
-        "the GPUs of a worker send their gradients straight to its first one; leave it out.",
+        "the GPUs of a worker send their gradients directly to its first GPU; leave it out.",
     ),
     _ROWS.notice("compact_gradient_transfer", Kind.SWITCH, True, "send 16-bit gradients", _ALL_REDUCE_KNOB),
-    _ROWS.notice("agg_small_grads_max_bytes", Kind.WHOLE, 0, "gather gradients below this size", _ALL_REDUCE_KNOB),
-    _ROWS.notice("agg_small_grads_max_group", Kind.WHOLE, 10, "gather at most so many gradients", _ALL_REDUCE_KNOB),
-    _ROWS.notice("allreduce_merge_scope", Kind.WHOLE, 1, "merge so many all-reduce calls", _ALL_REDUCE_KNOB),
+    _ROWS.notice("agg_small_grads_max_bytes", Kind.WHOLE, 0, "combine gradients below this size", _ALL_REDUCE_KNOB),
+    _ROWS.notice("agg_small_grads_max_group", Kind.WHOLE, 10, "combine at most N gradients", _ALL_REDUCE_KNOB),
+    _ROWS.notice("allreduce_merge_scope", Kind.WHOLE, 1, "merge N all-reduce calls", _ALL_REDUCE_KNOB),
     _ROWS.notice(
         "network_topology", Kind.CHOICE, "dgx1", "how the GPUs are wired", _ALL_REDUCE_KNOB, "dgx1", "gcp_v100"
     ),

@@ -15,30 +15,30 @@ _DATA = Rows(Group.DATA)
 _EVALUATION = Rows(Group.EVALUATION)
 _PRECISION = Rows(Group.PRECISION)
 
-_OWN_READER = "pictures are read by Lockstep's own processes here, not by tf.data."
-_ONLY_PICTURES = "only data sets of pictures with one class each are known; use imagenet, cifar10, pictures or digits."
-_RESIZE_BY_TURNS = "one method serves a whole run here; use bilinear."
+_OWN_READER = "images are read by Lockstep's own processes here, not by tf.data."
+_ONLY_IMAGES = "only data sets of images with one class each are supported; use imagenet, cifar10, pictures or digits."
+_RESIZE_BY_TURNS = "a run uses one method throughout here; use bilinear."
 
 DATA_FLAGS: tuple[Flag, ...] = (
     _DATA.works(
         "data_dir",
         Kind.TEXT,
         _OF_DATA.folder,
-        "folder of a data set: TFRecords, CIFAR-10 or pictures by class; without it pictures are made up",
+        "folder of a data set: TFRecords, CIFAR-10, or images in one folder per class; default: synthetic data",
     ),
     _DATA.works(
         "data_name",
         Kind.CHOICE,
         _BENCH.data_name,
-        "the data set whose models and classes are used; with --data_dir it is seen from the files. digits is built in",
+        "the data set whose models and classes are used; with --data_dir, detected from the files; digits is built in",
         choices=DATA_NAMES,
-        refused_choices=(("coco", _ONLY_PICTURES), ("librispeech", _ONLY_PICTURES)),
+        refused_choices=(("coco", _ONLY_IMAGES), ("librispeech", _ONLY_IMAGES)),
     ),
     _DATA.works(
         "max_bad_records",
         Kind.WHOLE,
         _OF_DATA.max_bad_records,
-        "damaged records to skip, each with a line that names it, before the run ends",
+        "damaged records to skip, each reported in one line, before the run ends",
         upstream=False,
     ),
     _DATA.works("distortions", Kind.SWITCH, _OF_DATA.distortions, "distort colours (CIFAR-10: shift and flip)"),
@@ -46,7 +46,7 @@ DATA_FLAGS: tuple[Flag, ...] = (
         "resize_method",
         Kind.CHOICE,
         _OF_DATA.resize_method,
-        "how pictures are resized",
+        "how images are resized",
         choices=RESIZE_METHODS,
         refused_choices=(("crop", _RESIZE_BY_TURNS), ("round_robin", _RESIZE_BY_TURNS)),
     ),
@@ -55,19 +55,19 @@ DATA_FLAGS: tuple[Flag, ...] = (
         "datasets_num_private_threads",
         Kind.WHOLE,
         _OF_DATA.processes,
-        "processes of a worker that decode; without it its share of the cores",
+        "decoding processes per worker; default: the worker's share of the cores",
     ),
     _DATA.works("datasets_prefetch_buffer_size", Kind.WHOLE, _OF_DATA.prefetch, "batches to prepare ahead"),
     _DATA.works("datasets_use_prefetch", Kind.SWITCH, True, "prepare several batches ahead, not only the next one"),
     _DATA.works(
-        "datasets_repeat_cached_sample", Kind.SWITCH, _OF_DATA.repeat_sample, "train on the first batch for ever"
+        "datasets_repeat_cached_sample", Kind.SWITCH, _OF_DATA.repeat_sample, "train on the first batch forever"
     ),
     _DATA.refused(
         "ml_perf_compliance_logging",
         Kind.SWITCH,
         False,
         "print the log lines of MLPerf",
-        "this program makes no MLPerf submissions; leave it out.",
+        "Lockstep does not support MLPerf submissions; leave it out.",
     ),
     _DATA.notice(
         "distort_color_in_yiq",
@@ -80,23 +80,23 @@ DATA_FLAGS: tuple[Flag, ...] = (
         "input_preprocessor",
         Kind.TEXT,
         "default",
-        "which preparation pictures get",
-        "each data set has one preparation here.",
+        "how images are preprocessed",
+        "each data set has only one preprocessor here.",
     ),
     _DATA.notice(
         "fuse_decode_and_crop",
         Kind.SWITCH,
         True,
-        "decode only the part of a picture in use",
-        "decoding at the smallest sufficient scale serves the same end.",
+        "decode only the part of an image that is used",
+        "images are decoded at the smallest sufficient scale instead.",
     ),
     _DATA.notice("use_datasets", Kind.SWITCH, True, "read with tf.data", _OWN_READER),
     _DATA.notice(
         "datasets_use_caching",
         Kind.SWITCH,
         False,
-        "keep raw pictures in memory",
-        "the operating system keeps files in memory that are read again.",
+        "keep raw images in memory",
+        "the operating system already caches files that are read again.",
     ),
     _DATA.notice("datasets_parallel_interleave_cycle_length", Kind.WHOLE, None, "files read at once", _OWN_READER),
     _DATA.notice("datasets_parallel_interleave_prefetch", Kind.WHOLE, None, "records read ahead", _OWN_READER),
@@ -116,24 +116,26 @@ EVALUATION_FLAGS: tuple[Flag, ...] = (
         "eval_interval_secs",
         Kind.WHOLE,
         _OF_EVALUATION.interval_secs,
-        "evaluate again after so many seconds, until stopped; 0: once",
+        "evaluate every N seconds, until stopped; 0: once",
     ),
-    _EVALUATION.works("eval_during_training_every_n_steps", Kind.WHOLE, None, "evaluate every so many steps"),
-    _EVALUATION.works("eval_during_training_every_n_epochs", Kind.NUMBER, None, "evaluate every so many epochs"),
+    _EVALUATION.works("eval_during_training_every_n_steps", Kind.WHOLE, None, "evaluate every N steps"),
+    _EVALUATION.works("eval_during_training_every_n_epochs", Kind.NUMBER, None, "evaluate every X epochs"),
     _EVALUATION.works("eval_during_training_at_specified_steps", Kind.LIST, (), "evaluate after these steps"),
     _EVALUATION.works("eval_during_training_at_specified_epochs", Kind.LIST, (), "evaluate after these epochs"),
-    _EVALUATION.works("eval_batch_size", Kind.WHOLE, 0, "batch of an evaluation; 0: that of the training"),
-    _EVALUATION.works("num_eval_batches", Kind.WHOLE, None, "length of an evaluation; without it every picture once"),
-    _EVALUATION.works("num_eval_epochs", Kind.NUMBER, None, "length of an evaluation in passes over its pictures"),
-    _EVALUATION.works("eval_dir", Kind.TEXT, None, "folder for the results of evaluations (TensorBoard)"),
-    _EVALUATION.works("stop_at_top_1_accuracy", Kind.NUMBER, None, "end the run when an evaluation reaches this share"),
+    _EVALUATION.works("eval_batch_size", Kind.WHOLE, 0, "batch size for evaluation; 0: the same as for training"),
+    _EVALUATION.works("num_eval_batches", Kind.WHOLE, None, "batches per evaluation; default: every image once"),
+    _EVALUATION.works("num_eval_epochs", Kind.NUMBER, None, "passes over the images per evaluation"),
+    _EVALUATION.works("eval_dir", Kind.TEXT, None, "folder for evaluation results (TensorBoard)"),
+    _EVALUATION.works(
+        "stop_at_top_1_accuracy", Kind.NUMBER, None, "end the run when an evaluation reaches this accuracy"
+    ),
     _EVALUATION.works("print_training_accuracy", Kind.SWITCH, False, "add the accuracy to the step lines"),
     _EVALUATION.works("forward_only", Kind.SWITCH, False, "run the model without computing gradients"),
     _EVALUATION.notice(
         "freeze_when_forward_only",
         Kind.SWITCH,
         False,
-        "make the model's parameters constants",
+        "turn the model's parameters into constants",
         "PyTorch has no graph to fold constants into.",
     ),
     _EVALUATION.refused(
@@ -151,14 +153,14 @@ EVALUATION_FLAGS: tuple[Flag, ...] = (
         "backbone_model_path",
         Kind.TEXT,
         None,
-        "where the ssd300 model starts from",
+        "initial parameters of the ssd300 model",
         "the ssd300 model is not built in; leave it out.",
     ),
     _EVALUATION.notice(
         "collect_eval_results_async",
         Kind.SWITCH,
         False,
-        "collect an evaluation's results aside",
+        "collect evaluation results in the background",
         "an evaluation's counts stay on the device until its end.",
     ),
     _EVALUATION.notice(
@@ -166,21 +168,27 @@ EVALUATION_FLAGS: tuple[Flag, ...] = (
         Kind.WHOLE,
         4 << 30,
         "memory for TensorRT",
-        "it only counts with --trt_mode, which is refused.",
+        "it only applies with --trt_mode, which is refused.",
     ),
 )
 
 PRECISION_FLAGS: tuple[Flag, ...] = (
     _PRECISION.works("use_fp16", Kind.SWITCH, False, "compute with 16-bit numbers; parameters stay 32-bit"),
     _PRECISION.works(
-        "use_bf16", Kind.SWITCH, False, "compute with 16-bit numbers of wide range (bfloat16)", upstream=False
+        "use_bf16",
+        Kind.SWITCH,
+        False,
+        "compute with 16-bit numbers of wide range (bfloat16); parameters stay 32-bit",
+        upstream=False,
     ),
-    _PRECISION.works("fp16_loss_scale", Kind.NUMBER, None, "factor of the loss before backward; without it 128"),
+    _PRECISION.works(
+        "fp16_loss_scale", Kind.NUMBER, None, "factor by which the loss is scaled before backward; default: 128"
+    ),
     _PRECISION.works(
         "fp16_enable_auto_loss_scale",
         Kind.SWITCH,
         False,
-        "halve the factor and skip the step at infinity, double it after many good steps",
+        "on infinite gradients, skip the step and halve the factor; double it after many good steps",
     ),
     _PRECISION.works(
         "fp16_inc_loss_scale_every_n", Kind.WHOLE, _OF_PRECISION.raise_every, "good steps before the factor is doubled"

@@ -8,7 +8,7 @@ from lockstep.training.config import OutputConfig
 _OUT = OutputConfig()
 _OUTPUT = Rows(Group.OUTPUT)
 
-_NO_GRAPH = "PyTorch runs a model without building a graph of it first; leave it out."
+_NO_GRAPH = "PyTorch runs a model without building a graph first; leave it out."
 
 OUTPUT_FLAGS: tuple[Flag, ...] = (
     _OUTPUT.works("display_every", Kind.WHOLE, _OUT.display_every, "steps between two step lines"),
@@ -16,20 +16,20 @@ OUTPUT_FLAGS: tuple[Flag, ...] = (
         "display_perf_ewma",
         Kind.NUMBER,
         _OUT.display_perf_ewma,
-        "show a moving average of images/sec, with this weight (0 to 1) for its past",
+        "show a moving average of images/sec, with this weight (0 to 1) for earlier values",
     ),
     _OUTPUT.works(
         "train_dir",
         Kind.TEXT,
         _OUT.train_dir,
-        "folder for checkpoints and the final parameters (safetensors), one for all servers; a run that is started "
-        "again with it resumes",
+        "folder for checkpoints and the final parameters (safetensors), shared by all servers; a run restarted with it "
+        "resumes",
     ),
     _OUTPUT.works(
         "timing_dir",
         Kind.TEXT,
         _OUT.timing_dir,
-        "folder for one file a task (JSON) that says where the time of a step went",
+        "folder for one JSON file per task that shows where the time of each step went",
         upstream=False,
     ),
     _OUTPUT.works("verbose", Kind.SWITCH, _OUT.verbose, "print what each task does, in detail", upstream=False),
@@ -43,38 +43,38 @@ OUTPUT_FLAGS: tuple[Flag, ...] = (
         "save_model_steps",
         Kind.WHOLE,
         _OUT.save_model_steps,
-        "steps between two checkpoints in --train_dir; without it not by steps",
+        "steps between two checkpoints in --train_dir; default: not by steps",
     ),
     _OUTPUT.works(
         "max_ckpts_to_keep",
         Kind.WHOLE,
         _OUT.max_ckpts_to_keep,
-        "how many checkpoints are left in --train_dir, the newest ones; 0: all",
+        "how many of the newest checkpoints to keep in --train_dir; 0: all",
     ),
     _OUTPUT.works(
         "from_scratch",
         Kind.SWITCH,
         _OUT.from_scratch,
-        "begin at step 0 whatever --train_dir holds; the checkpoints that are there are put aside, and none is removed",
+        "begin at step 0 whatever --train_dir holds; existing checkpoints are set aside, not removed",
         upstream=False,
     ),
     _OUTPUT.works(
         "summary_verbosity",
         Kind.WHOLE,
         _OUT.summary_verbosity,
-        "TensorBoard files in --train_dir: 1 scalars, 2 + gradients, 3 + each gradient, parameter and pictures",
+        "TensorBoard files in --train_dir: 1 scalars, 2 + gradients, 3 + each gradient, parameter and images",
     ),
     _OUTPUT.works(
         "save_summaries_steps",
         Kind.WHOLE,
         _OUT.save_summaries_steps,
-        "write for TensorBoard at step lines whose step is a multiple of this; 0: at every step line",
+        "write TensorBoard files at step lines whose step is a multiple of this; 0: at every step line",
     ),
     _OUTPUT.works(
         "trace_file",
         Kind.TEXT,
         "",
-        "file for a trace of the last steps (Chrome, Perfetto); in a cluster each task adds its name",
+        "file for a trace of the last steps (Chrome, Perfetto); in a cluster, each task adds its name",
     ),
     _OUTPUT.works("trace_steps", Kind.WHOLE, _OUT.trace_steps, "steps in --trace_file", upstream=False),
     _OUTPUT.notice(
@@ -88,7 +88,7 @@ OUTPUT_FLAGS: tuple[Flag, ...] = (
         "graph_file",
         Kind.TEXT,
         _OUT.graph_file,
-        "file for the plan: which parameter lives in which bucket on which server (text if it ends in .txt, else JSON)",
+        "file for the plan: which parameter is in which bucket on which server (text if it ends in .txt, else JSON)",
     ),
     _OUTPUT.refused("partitioned_graph_file_prefix", Kind.TEXT, None, "files for the graphs by device", _NO_GRAPH),
     _OUTPUT.refused(
@@ -96,14 +96,14 @@ OUTPUT_FLAGS: tuple[Flag, ...] = (
         Kind.TEXT,
         None,
         "file for TensorFlow's profile",
-        "it is the format of TensorFlow's own profiler; leave it out.",
+        "this is the format of TensorFlow's own profiler; leave it out.",
     ),
     _OUTPUT.refused(
         "debugger",
         Kind.TEXT,
         None,
         "attach TensorFlow's debugger",
-        "it is TensorFlow's own tool; leave it out and attach py-spy to a task's process.",
+        "this is TensorFlow's own tool; leave it out and attach py-spy to a task's process.",
     ),
     _OUTPUT.works(
         "benchmark_log_dir", Kind.TEXT, _OUT.benchmark_log_dir, "folder for metric.log and benchmark_run.log (JSON)"

@@ -21,18 +21,18 @@ _RUN = Rows(Group.RUN)
 _DEVICES = Rows(Group.DEVICES)
 _OPTIMIZER = Rows(Group.OPTIMIZER)
 
-_ONE_DEVICE = "a worker takes the first --num_gpus devices; choose them with the variable CUDA_VISIBLE_DEVICES."
+_ONE_DEVICE = "a worker uses the first --num_gpus devices; choose them with the variable CUDA_VISIBLE_DEVICES."
 
 RUN_FLAGS: tuple[Flag, ...] = (
     _RUN.works(
         "model", Kind.TEXT, _BENCH.model, "trivial, lenet, alexnet, vgg16, resnet50, inception3, seq2seq and others"
     ),
-    _RUN.works("batch_size", Kind.WHOLE, _LENGTH.batch_size, "images a step for each device; 0: the model's own"),
+    _RUN.works("batch_size", Kind.WHOLE, _LENGTH.batch_size, "images per step and device; 0: the model's default"),
     _RUN.works("num_batches", Kind.WHOLE, _LENGTH.num_batches, "timed steps"),
     _RUN.works("num_warmup_batches", Kind.WHOLE, _LENGTH.num_warmup_batches, "steps before timing starts"),
     _RUN.works("seed", Kind.WHOLE, _BENCH.seed, "seed of the initial parameters and the data", upstream=False),
-    _RUN.works("tf_random_seed", Kind.WHOLE, _BENCH.seed, "another name of --seed", same_as="seed"),
-    _RUN.works("num_epochs", Kind.NUMBER, None, "timed steps by passes over the data set, instead of --num_batches"),
+    _RUN.works("tf_random_seed", Kind.WHOLE, _BENCH.seed, "another name for --seed", same_as="seed"),
+    _RUN.works("num_epochs", Kind.NUMBER, None, "number of timed passes over the data set, instead of --num_batches"),
     _RUN.notice(
         "autotune_threshold",
         Kind.WHOLE,
@@ -44,45 +44,43 @@ RUN_FLAGS: tuple[Flag, ...] = (
         "batch_group_size",
         Kind.WHOLE,
         1,
-        "batches that the input prepares at once",
+        "batches that the input pipeline prepares at once",
         "synthetic data needs no preparation.",
     ),
 )
 
 DEVICE_FLAGS: tuple[Flag, ...] = (
-    _DEVICES.works(
-        "device", Kind.CHOICE, _DEVICE.device, "auto: a GPU where there is one, else the CPU", choices=DEVICES
-    ),
-    _DEVICES.works("num_gpus", Kind.WHOLE, _DEVICE.num_gpus, "devices of each worker; servers ignore it"),
+    _DEVICES.works("device", Kind.CHOICE, _DEVICE.device, "auto: a GPU if there is one, else the CPU", choices=DEVICES),
+    _DEVICES.works("num_gpus", Kind.WHOLE, _DEVICE.num_gpus, "devices per worker; servers ignore it"),
     _DEVICES.works(
         "data_format",
         Kind.CHOICE,
         _DEVICE.data_format,
-        "order of a picture's dimensions in memory",
+        "order of an image's dimensions in memory",
         choices=DATA_FORMATS,
     ),
     _DEVICES.works(
         "num_threads",
         Kind.WHOLE,
         _DEVICE.num_threads,
-        "threads of a task's arithmetic on the CPU; with 1, a server's updates also use cores that are free",
+        "CPU threads per task; with 1, a server's updates also use idle cores",
         upstream=False,
     ),
     _DEVICES.works(
-        "num_intra_threads", Kind.WHOLE, _DEVICE.num_threads, "another name of --num_threads", same_as="num_threads"
+        "num_intra_threads", Kind.WHOLE, _DEVICE.num_threads, "another name for --num_threads", same_as="num_threads"
     ),
     _DEVICES.works(
         "mps",
         Kind.SWITCH,
         _DEVICE.mps,
-        "run NVIDIA's MPS around --ps and --workers on one GPU, so that they need not take turns on it",
+        "run NVIDIA's MPS for --ps and --workers on one GPU, so that they need not take turns",
         upstream=False,
     ),
     _DEVICES.works(
         "deterministic",
         Kind.SWITCH,
         _DEVICE.deterministic,
-        "use only kernels that give the same bits each time; slower on a GPU",
+        "use only kernels that produce the same bits every time; slower on a GPU",
         upstream=False,
     ),
     _DEVICES.works(
@@ -97,22 +95,22 @@ DEVICE_FLAGS: tuple[Flag, ...] = (
         "gpu_memory_frac_for_testing",
         Kind.NUMBER,
         0.0,
-        "take only this part of the GPU's memory",
-        "the memory of a GPU is not limited here; leave it out.",
+        "use only this fraction of the GPU's memory",
+        "GPU memory is not limited here; leave it out.",
     ),
     _DEVICES.refused(
         "use_unified_memory",
         Kind.SWITCH,
         None,
         "let a model be larger than the GPU's memory",
-        "PyTorch keeps a model in the GPU's own memory; leave it out and use a smaller --batch_size.",
+        "PyTorch keeps a model in GPU memory; leave it out and use a smaller --batch_size.",
     ),
     _DEVICES.notice(
         "use_numa_affinity",
         Kind.SWITCH,
         False,
         "keep a process near its GPU's memory",
-        "tasks are not tied to a part of the machine; start them under numactl to do that.",
+        "Lockstep does not bind tasks to NUMA nodes; start them under numactl to do that.",
     ),
 )
 
@@ -122,17 +120,27 @@ _ADAM = ("optimizer", ("adam", "adamw"))
 
 OPTIMIZER_FLAGS: tuple[Flag, ...] = (
     _OPTIMIZER.works(
-        "optimizer", Kind.CHOICE, _RATES.name, "of torch.optim; momentum is SGD with Nesterov's", choices=OPTIMIZERS
+        "optimizer",
+        Kind.CHOICE,
+        _RATES.name,
+        "optimizer from torch.optim; momentum: SGD with Nesterov momentum",
+        choices=OPTIMIZERS,
     ),
     _OPTIMIZER.works(
-        "init_learning_rate", Kind.NUMBER, _RATES.init_learning_rate, "a constant rate; without it the model's own"
+        "init_learning_rate", Kind.NUMBER, _RATES.init_learning_rate, "constant learning rate; default: the model's own"
     ),
     _OPTIMIZER.works(
-        "weight_decay", Kind.NUMBER, _RATES.weight_decay, "pull towards zero, not for batch-norm parameters"
+        "weight_decay", Kind.NUMBER, _RATES.weight_decay, "weight decay, except for batch-norm parameters"
     ),
-    _OPTIMIZER.works("momentum", Kind.NUMBER, _RATES.momentum, "of the momentum optimizer", only_with=_MOMENTUM),
     _OPTIMIZER.works(
-        "rmsprop_decay", Kind.NUMBER, _RATES.rmsprop_decay, "memory of squared gradients", only_with=_RMSPROP
+        "momentum", Kind.NUMBER, _RATES.momentum, "momentum of the momentum optimizer", only_with=_MOMENTUM
+    ),
+    _OPTIMIZER.works(
+        "rmsprop_decay",
+        Kind.NUMBER,
+        _RATES.rmsprop_decay,
+        "decay rate of the squared-gradient average",
+        only_with=_RMSPROP,
     ),
     _OPTIMIZER.works(
         "rmsprop_momentum", Kind.NUMBER, _RATES.rmsprop_momentum, "momentum of rmsprop", only_with=_RMSPROP
@@ -140,29 +148,36 @@ OPTIMIZER_FLAGS: tuple[Flag, ...] = (
     _OPTIMIZER.works(
         "rmsprop_epsilon", Kind.NUMBER, _RATES.rmsprop_epsilon, "added to the divisor", only_with=_RMSPROP
     ),
-    _OPTIMIZER.works("adam_beta1", Kind.NUMBER, _RATES.adam_beta1, "memory of gradients", only_with=_ADAM),
-    _OPTIMIZER.works("adam_beta2", Kind.NUMBER, _RATES.adam_beta2, "memory of squared gradients", only_with=_ADAM),
+    _OPTIMIZER.works(
+        "adam_beta1", Kind.NUMBER, _RATES.adam_beta1, "decay rate of the gradient average", only_with=_ADAM
+    ),
+    _OPTIMIZER.works(
+        "adam_beta2", Kind.NUMBER, _RATES.adam_beta2, "decay rate of the squared-gradient average", only_with=_ADAM
+    ),
     _OPTIMIZER.works("adam_epsilon", Kind.NUMBER, _RATES.adam_epsilon, "added to the divisor", only_with=_ADAM),
     _OPTIMIZER.works(
-        "gradient_clip", Kind.NUMBER, None, "limit each number of a worker's gradients to between -X and X"
+        "gradient_clip", Kind.NUMBER, None, "clip each element of a worker's gradients to between -X and X"
     ),
     _OPTIMIZER.works(
         "piecewise_learning_rate_schedule", Kind.TEXT, None, "rates and the epochs at which they change: LR0;E1;LR1;..."
     ),
-    _OPTIMIZER.works("num_epochs_per_decay", Kind.NUMBER, 0.0, "epochs between two decays of --init_learning_rate"),
+    _OPTIMIZER.works("num_epochs_per_decay", Kind.NUMBER, 0.0, "epochs between decays of --init_learning_rate"),
     _OPTIMIZER.works("learning_rate_decay_factor", Kind.NUMBER, 0.0, "factor of each decay"),
-    _OPTIMIZER.works("minimum_learning_rate", Kind.NUMBER, 0.0, "rate at which decay ends"),
+    _OPTIMIZER.works("minimum_learning_rate", Kind.NUMBER, 0.0, "learning rate at which decay stops"),
     _OPTIMIZER.works(
-        "num_learning_rate_warmup_epochs", Kind.NUMBER, 0.0, "epochs in which the rate rises from 0 to the one given"
+        "num_learning_rate_warmup_epochs",
+        Kind.NUMBER,
+        0.0,
+        "epochs over which the rate rises from 0 to its given value",
     ),
     _OPTIMIZER.works(
-        "resnet_base_lr", Kind.NUMBER, None, "rate of the resnet models' own schedule, for a global batch of 256"
+        "resnet_base_lr", Kind.NUMBER, None, "base rate of the resnet models' own schedule, for a global batch of 256"
     ),
     _OPTIMIZER.works(
         "loss_type_to_report",
         Kind.CHOICE,
         "total_loss",
-        "which loss the step lines show: with weight decay or without",
+        "which loss the step lines show: with or without weight decay",
         choices=("total_loss", "base_loss"),
     ),
     _OPTIMIZER.notice(
@@ -170,7 +185,7 @@ OPTIMIZER_FLAGS: tuple[Flag, ...] = (
         Kind.SWITCH,
         False,
         "sum the weights' squares in one operation",
-        "weight decay is part of the optimizer here, not an operation of its own.",
+        "weight decay is part of the optimizer here, not a separate operation.",
     ),
     _OPTIMIZER.notice(
         "compute_lr_on_cpu",

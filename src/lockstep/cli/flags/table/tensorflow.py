@@ -1,4 +1,4 @@
-"""Flags that turn a screw of TensorFlow's own engine, and names that only older releases had."""
+"""Flags that tune TensorFlow's own engine, and flags that only older releases had."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from lockstep.cli.flags.flag import Flag, Group, Kind, Rows
 _TENSORFLOW = Rows(Group.TENSORFLOW)
 _OLDER = Rows(Group.OLDER)
 
-_GRAPH = "it is about TensorFlow's graphs and their compiler; PyTorch has none of them."
-_MKL = "it is about TensorFlow's build with MKL; PyTorch uses oneDNN by itself (threads: --num_threads)."
-_MEMORY = "it is about TensorFlow's GPU memory; PyTorch takes memory as it needs it."
-_THREADS = "it is about TensorFlow's threads for GPUs; PyTorch starts GPU work from one thread."
-_CUDNN = "it picks one of TensorFlow's GPU kernels; PyTorch picks its own."
+_GRAPH = "it configures TensorFlow's graphs and their compiler, which PyTorch does not have."
+_MKL = "it configures TensorFlow's MKL build; PyTorch uses oneDNN automatically (threads: --num_threads)."
+_MEMORY = "it configures TensorFlow's GPU memory; PyTorch allocates memory as needed."
+_THREADS = "it configures TensorFlow's GPU threads; PyTorch launches GPU work from one thread."
+_CUDNN = "it selects a TensorFlow GPU kernel; PyTorch selects its own."
 
 TENSORFLOW_FLAGS: tuple[Flag, ...] = (
     _TENSORFLOW.notice("xla", Kind.SWITCH, False, "compile the graph with XLA", _GRAPH),
@@ -19,9 +19,9 @@ TENSORFLOW_FLAGS: tuple[Flag, ...] = (
     _TENSORFLOW.notice("enable_optimizations", Kind.SWITCH, True, "optimise the graph", _GRAPH),
     _TENSORFLOW.notice("rewriter_config", Kind.TEXT, None, "settings of the graph's optimiser", _GRAPH),
     _TENSORFLOW.notice("use_resource_vars", Kind.SWITCH, False, "use resource variables", _GRAPH),
-    _TENSORFLOW.notice("use_tf_layers", Kind.SWITCH, True, "build the model of tf.layers", _GRAPH),
+    _TENSORFLOW.notice("use_tf_layers", Kind.SWITCH, True, "build the model from tf.layers", _GRAPH),
     _TENSORFLOW.notice("sparse_to_dense_grads", Kind.SWITCH, False, "make sparse gradients dense", _GRAPH),
-    _TENSORFLOW.notice("mkl", Kind.SWITCH, False, "set the variables of MKL", _MKL),
+    _TENSORFLOW.notice("mkl", Kind.SWITCH, False, "set MKL's environment variables", _MKL),
     _TENSORFLOW.notice("kmp_blocktime", Kind.WHOLE, 0, "how long MKL's threads spin", _MKL),
     _TENSORFLOW.notice("kmp_affinity", Kind.TEXT, None, "where MKL's threads run", _MKL),
     _TENSORFLOW.notice("kmp_settings", Kind.WHOLE, 1, "print MKL's settings", _MKL),
@@ -29,8 +29,8 @@ TENSORFLOW_FLAGS: tuple[Flag, ...] = (
         "num_inter_threads",
         Kind.WHOLE,
         0,
-        "operations of a step that run side by side",
-        "PyTorch runs the operations of a step one after another; --num_threads sets the threads inside one.",
+        "operations of a step that run in parallel",
+        "PyTorch runs the operations of a step one after another; --num_threads sets the threads within one.",
     ),
     _TENSORFLOW.notice(
         "gpu_thread_mode",
@@ -43,26 +43,26 @@ TENSORFLOW_FLAGS: tuple[Flag, ...] = (
         "global",
     ),
     _TENSORFLOW.notice("per_gpu_thread_count", Kind.WHOLE, 0, "threads for each GPU", _THREADS),
-    _TENSORFLOW.notice("allow_growth", Kind.SWITCH, None, "take GPU memory as needed", _MEMORY),
-    _TENSORFLOW.notice("force_gpu_compatible", Kind.SWITCH, False, "pin all of the host's tensors", _MEMORY),
+    _TENSORFLOW.notice("allow_growth", Kind.SWITCH, None, "allocate GPU memory as needed", _MEMORY),
+    _TENSORFLOW.notice("force_gpu_compatible", Kind.SWITCH, False, "pin all host tensors", _MEMORY),
     _TENSORFLOW.notice("timestamped_allocator", Kind.SWITCH, False, "stamp freed GPU memory", _MEMORY),
     _TENSORFLOW.notice("gpu_kt_max_interval", Kind.WHOLE, 0, "kernels between two tracking events", _MEMORY),
     _TENSORFLOW.notice("gpu_kt_max_bytes", Kind.WHOLE, 0, "bytes between two tracking events", _MEMORY),
-    _TENSORFLOW.notice("gpu_kt_max_pending", Kind.WHOLE, 0, "tracking events under way at once", _MEMORY),
+    _TENSORFLOW.notice("gpu_kt_max_pending", Kind.WHOLE, 0, "tracking events pending at once", _MEMORY),
     _TENSORFLOW.notice("winograd_nonfused", Kind.SWITCH, True, "allow the Winograd convolution", _CUDNN),
     _TENSORFLOW.notice("batchnorm_persistent", Kind.SWITCH, True, "use cuDNN's persistent batch-norm", _CUDNN),
     _TENSORFLOW.notice(
         "sync_on_finish",
         Kind.SWITCH,
         False,
-        "let the devices finish before the end is timed",
+        "let the devices finish before the end time is taken",
         "the devices always finish before a time is taken.",
     ),
     _TENSORFLOW.notice(
         "use_python32_barrier",
         Kind.SWITCH,
         False,
-        "let the GPUs of a worker start together",
+        "start the GPUs of a worker together",
         "one thread of a worker starts the work of all its devices, so they begin together anyway.",
     ),
 )
@@ -73,28 +73,28 @@ OLDER_FLAGS: tuple[Flag, ...] = (
         Kind.NUMBER,
         None,
         "name of --init_learning_rate in 2017",
-        "it has another name today; give --init_learning_rate.",
+        "it has been renamed; use --init_learning_rate.",
     ),
     _OLDER.refused(
         "pretrain_dir",
         Kind.TEXT,
         None,
-        "folder of the parameters to start from, in 2017",
-        "this version starts from fresh parameters; leave it out.",
+        "folder of the initial parameters, in 2017",
+        "training always starts from fresh parameters here; leave it out.",
     ),
     _OLDER.notice(
         "use_nccl",
         Kind.SWITCH,
         True,
         "sum gradients with NCCL, in 2017",
-        "--variable_update and --all_reduce_spec say how gradients are summed here.",
+        "use --variable_update and --all_reduce_spec to choose how gradients are summed.",
     ),
     _OLDER.notice(
         "cache_data",
         Kind.SWITCH,
         False,
-        "keep a few pictures in memory, in 2018",
-        "the operating system keeps files in memory that are read again.",
+        "keep a few images in memory, in 2018",
+        "the operating system already caches files that are read again.",
     ),
     _OLDER.notice("enable_layout_optimizer", Kind.SWITCH, False, "optimise the graph's layout, in 2018", _GRAPH),
     _OLDER.refused(
