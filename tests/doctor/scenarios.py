@@ -187,20 +187,20 @@ SCENARIOS: dict[str, Scenario] = {
             ("worker 1", "port 20002 is already taken on this machine by process"),
             (
                 "ps 0",
-                "11.11.11.48:20002, the address of worker 1, is another program, not Lockstep (it says 'SSH-2.0-test",
+                "11.11.11.48:20002, the address of worker 1, is another program, not Lockstep (it sends 'SSH-2.0-test",
             ),
         ),
         job=(
             ("worker 1", "port 20002 is already taken on this machine by process"),
-            ("ps 0", "11.11.11.48:20002 is another program, not Lockstep (it says 'SSH-2.0-test')"),
+            ("ps 0", "11.11.11.48:20002 is another program, not Lockstep (it sends 'SSH-2.0-test')"),
         ),
         first="port 20002",
     ),
     "a peer's port held by a program that says nothing": Scenario(
         acts=(PS0, W0),
         others=(("b", listening("11.11.11.48", 20002, "")),),
-        doctor=(("ps 0", "11.11.11.48:20002, the address of worker 1, accepts connections but says nothing"),),
-        job=(("ps 0", "11.11.11.48:20002 accepts connections but says nothing"),),
+        doctor=(("ps 0", "11.11.11.48:20002, the address of worker 1, accepts connections but sends nothing"),),
+        job=(("ps 0", "11.11.11.48:20002 accepts connections but sends nothing"),),
     ),
     "two workers with one index": Scenario(
         acts=(
@@ -257,7 +257,7 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         job=(
             ("worker 1", "11.11.11.47:10001 gives no answer since"),
-            ("ps 0", "does not reach ps 0: from there, 11.11.11.47:10001 gives no answer"),
+            ("ps 0", "does not reach ps 0: from there, 11.11.11.47:10001 did not answer"),
         ),
         first="a firewall drops what goes from worker 1 to",
     ),
@@ -265,8 +265,8 @@ SCENARIOS: dict[str, Scenario] = {
         acts=ALL,
         prepare=_drop_both,
         doctor=(
-            ("worker 1", "ps 0 cannot be reached from worker 1: 11.11.11.47:10001 gives no answer within"),
-            ("ps 0", "worker 1 cannot be reached from ps 0: 11.11.11.48:20002 gives no answer within"),
+            ("worker 1", "ps 0 cannot be reached from worker 1: 11.11.11.47:10001 did not answer within"),
+            ("ps 0", "worker 1 cannot be reached from ps 0: 11.11.11.48:20002 did not answer within"),
         ),
         job=(
             ("worker 1", "11.11.11.47:10001 gives no answer since"),

@@ -13,8 +13,7 @@ from doctor.plain_cluster import plain_cluster
 from helpers.ports import free_port
 from helpers.waiting import wait_until
 from lockstep.protocol.ids import server, worker
-from lockstep.protocol.reach import Reach
-from lockstep.runtime.knock import knock
+from lockstep.transports.wire.tcp_probe import probe
 
 pytestmark = pytest.mark.timed
 
@@ -79,7 +78,7 @@ def test_doctor_sees_a_second_one_with_its_index_that_comes_later() -> None:
         elsewhere = free_port()
         flags = ("--wait=6", f"--bind=127.0.0.1:{elsewhere}")
         with cluster.doctor(worker(0), *flags) as first:
-            wait_until(lambda: knock(f"127.0.0.1:{elsewhere}").answer is Reach.OPEN, 10, "the first doctor listens")
+            wait_until(lambda: probe(f"127.0.0.1:{elsewhere}").is_open, 10, "the first doctor listens")
             with cluster.doctor(worker(0), "--wait=6"):
                 done = first.wait(20)
     assert f"worker 0 is at {cluster.addresses[worker(0)]} already, as process" in done.stdout

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from lockstep.protocol.ids import ClusterShape, Role, TaskId, server, worker
-from lockstep.runtime.addresses import Address
 from lockstep.runtime.cluster import CLUSTER_RULES, DEFAULT_PROTOCOL, PROTOCOLS, ClusterSpec, cluster_problems
 from lockstep.transports.verbs.options import RdmaOptions
+from lockstep.transports.wire.addresses import Address
 
 SPEC = ClusterSpec(
     ps_hosts=("10.0.0.1:2222",), worker_hosts=("10.0.0.2:2222", "10.0.0.3:2222"), task=worker(1), token="secret"

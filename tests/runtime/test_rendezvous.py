@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from helpers.ports import free_port
-from lockstep.runtime.addresses import Address
 from lockstep.runtime.rendezvous import Meeting, RendezvousError, meet
+from lockstep.transports.wire.addresses import Address
 
 
 def meeting(rank: int, world: int, port: int, **changes: object) -> Meeting:

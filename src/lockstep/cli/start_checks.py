@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from lockstep.doctor.finding import Finding
 from lockstep.doctor.host import Job, look_at_limits
 from lockstep.protocol.ids import CHIEF, ClusterShape, Role
-from lockstep.runtime.addresses import parse_address
 from lockstep.training.config import BenchConfig, recovery_rules
 from lockstep.transports.verbs.checks import gpudirect_problems
 from lockstep.transports.verbs.options import NO_OPTIONS
+from lockstep.transports.wire.addresses import parse_address
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 

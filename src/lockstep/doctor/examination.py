@@ -19,10 +19,10 @@ from lockstep.doctor.rules_time import Story, without_early_refusals
 from lockstep.doctor.visiting import Seen, heard_from, leave_word, look_at, told_at
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.messages import Setting
-from lockstep.runtime.addresses import AddressError, is_local_address, parse_address, resolve
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.preflight import address_problems, port_problems
 from lockstep.runtime.start_facts import start_facts
+from lockstep.transports.wire.addresses import AddressError, is_local_address, parse_address, resolve
 from lockstep.transports.wire.server import ListenError
 
 AGAIN_SECONDS: Final = 0.2

@@ -9,7 +9,7 @@ from lockstep.doctor.finding import Cause, Finding
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.reach import Reach
 
-_LOST = (Reach.SILENT, Reach.NO_ROUTE, Reach.REFUSED)
+_LOST = (Reach.SILENT, Reach.NO_ROUTE, Reach.BROKEN, Reach.REFUSED)
 
 
 def reach_findings(case: Case) -> Iterator[Finding]:

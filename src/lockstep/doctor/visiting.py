@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,9 +13,10 @@ from lockstep.protocol.ids import TaskId
 from lockstep.protocol.messages import Description
 from lockstep.protocol.reach import Reach
 from lockstep.protocol.timing import ASK_SECONDS
-from lockstep.runtime.knock import greet, knock
 from lockstep.runtime.start_facts import read_start_facts
-from lockstep.transports.wire.monitor_client import Unreachable, describe, fetch_snapshot, tell
+from lockstep.transports.wire.monitor_client import snapshot_fields, tell
+from lockstep.transports.wire.monitor_query import query_monitor
+from lockstep.transports.wire.tcp_probe import probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +35,15 @@ class Seen:
 
 def look_at(visitor: TaskId, task: TaskId, address: str, word: bytes = b"") -> Seen:
     """Takes up to three seconds, each step with a deadline. ``word`` is left with a doctor that answers there."""
-    blank = Visit(str(visitor), str(task), address, Reach.SILENT)
-    knocked = knock(address, ASK_SECONDS)
-    if knocked.answer is not Reach.OPEN:
-        return Seen(replace(blank, answer=knocked.answer, words=f"{knocked.detail}{knocked.note}"))
-    try:
-        found = describe(address, ASK_SECONDS)
-    except Unreachable as error:
-        greeted = greet(address)
-        if greeted.answer is Reach.OPEN:
-            greeted = replace(greeted, answer=Reach.OTHER_PROGRAM, detail=f"is no Lockstep: {error.reason}")
-        return Seen(replace(blank, answer=greeted.answer, words=greeted.detail))
-    visit = replace(
-        blank,
-        answer=Reach.LOCKSTEP,
+    answer = query_monitor(address)
+    found = answer.description
+    if found is None:
+        return Seen(Visit(str(visitor), str(task), address, answer.reach, f"{answer.phrase}{answer.note}"))
+    visit = Visit(
+        str(visitor),
+        str(task),
+        address,
+        Reach.LOCKSTEP,
         words=f"is {found.task}",
         task=found.task,
         phase=TaskPhase.ENDED if found.exited else found.phase,
@@ -66,7 +61,7 @@ def look_at(visitor: TaskId, task: TaskId, address: str, word: bytes = b"") -> S
 
 def _ask(visit: Visit, found: Description, address: str) -> Seen:
     began = time.time()
-    said = _snapshot(address, "Monitor")
+    said = snapshot_fields(address, "Monitor")
     doubt = (time.time() - began) / 2
     told_time = said.get("time")
     ahead = float(told_time) - (began + doubt) if isinstance(told_time, int | float) else 0.0
@@ -114,24 +109,16 @@ def heard_from(told: dict[str, Any], task: str) -> tuple[PeerReport, tuple[Visit
 def _try_second_port(address: str, found: Description) -> str:
     if not address or found.exited:
         return ""
-    knocked = knock(address, ASK_SECONDS)
-    # A task that has just ended refuses, which is no sign of a firewall.
-    return f"{address} {knocked.detail}" if knocked.answer in (Reach.SILENT, Reach.NO_ROUTE) else ""
-
-
-def _snapshot(address: str, service: str) -> dict[str, Any]:
-    try:
-        said = json.loads(fetch_snapshot(address, service, ASK_SECONDS))
-    except (Unreachable, ValueError):
-        return {}
-    return said if isinstance(said, dict) else {}
+    probed = probe(address, ASK_SECONDS)
+    # A task that has just ended refuses connections, which does not point to a firewall.
+    return f"{address} {probed.phrase}" if probed.no_packet_returns else ""
 
 
 def _links_of(visit: Visit, found: Description) -> tuple[Visit, ...]:
     """What a task of a job that starts sees itself: the links that it wants and has not got."""
     if visit.other_port or not found.task_address or found.exited or found.job:
         return ()
-    links = _snapshot(found.task_address, "Task").get("links", ())
+    links = snapshot_fields(found.task_address, "Task").get("links", ())
     read = (_link(found.task, link) for link in links[:MAX_ENTRIES] if isinstance(link, dict))
     return tuple(one for one in read if one is not None)
 

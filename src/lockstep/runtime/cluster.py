@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from lockstep.protocol.ids import ClusterShape, Role, TaskId
 from lockstep.protocol.recovery import LossPolicy
 from lockstep.protocol.timing import GRACE_SECONDS, REJOIN_SECONDS, STALL_AFTER_SECONDS, STARTUP_SECONDS
-from lockstep.runtime.addresses import Address, AddressError, parse_address, parse_bind
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions, option_problems
+from lockstep.transports.wire.addresses import Address, AddressError, parse_address, parse_bind
 
 PROTOCOLS: tuple[str, ...] = ("auto", "grpc", "grpc+shm", "grpc+ucx", "grpc+verbs")
 """The names that ``--server_protocol`` takes. A new transport adds its name here and nowhere else."""

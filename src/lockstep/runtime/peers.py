@@ -31,8 +31,8 @@ from lockstep.runtime import phrases
 from lockstep.runtime.cluster import DEFAULT_PROTOCOL
 from lockstep.runtime.connection import Connection, NodeSide
 from lockstep.runtime.evidence import Finding, ask_seconds, left_early, look, proof_of_end, with_lack_of_memory
-from lockstep.runtime.knock import knock
 from lockstep.transports.wire.link import ControlLink, dial_link
+from lockstep.transports.wire.tcp_probe import probe
 
 RETRY_SECONDS = 0.3
 LONGEST_PAUSE = 0.9
@@ -321,9 +321,9 @@ class PeerKeeper:
 
     def _why_no_link(self, finding: Finding, reason: str) -> str:
         """The monitor answers; does the port of the task itself, which is another one?"""
-        knocked = knock(finding.task_address)
-        if knocked.answer in (Reach.SILENT, Reach.NO_ROUTE):
-            return phrases.port_of_task_closed(finding.task_address, knocked.detail)
+        probed = probe(finding.task_address)
+        if probed.no_packet_returns:
+            return phrases.port_of_task_closed(finding.task_address, probed.phrase)
         return phrases.cannot_open_link(reason)
 
     def _give_up_if_it_refuses_to_return(self, finding: Finding) -> None:

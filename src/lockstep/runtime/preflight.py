@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep.protocol.ids import TaskId
-from lockstep.runtime.addresses import (
+from lockstep.runtime.cluster import ClusterSpec
+from lockstep.transports.registry import machine_problems, stays_on_one_host
+from lockstep.transports.wire.addresses import (
     Address,
     AddressError,
     is_local_address,
@@ -23,8 +25,6 @@ from lockstep.runtime.addresses import (
     resolve,
     who_listens,
 )
-from lockstep.runtime.cluster import ClusterSpec
-from lockstep.transports.registry import machine_problems, stays_on_one_host
 
 _NVIDIA_SMI_DEADLINE = 20.0
 

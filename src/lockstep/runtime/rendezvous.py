@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lockstep.protocol.timing import SAY_SECONDS
-from lockstep.runtime.addresses import Address
+from lockstep.transports.wire.addresses import Address
 
 MAX_LINE_BYTES = 1 << 20
 TALK_SECONDS = 10.0

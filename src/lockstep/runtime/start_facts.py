@@ -12,8 +12,8 @@ from typing import Any
 from lockstep.protocol.ids import Role, TaskId
 from lockstep.protocol.messages import Setting
 from lockstep.protocol.setting_names import COUNTS, LOCKSTEP_VERSION, VERSIONS
-from lockstep.runtime.addresses import AddressError, parse_address
 from lockstep.runtime.cluster import ClusterSpec
+from lockstep.transports.wire.addresses import AddressError, parse_address
 
 _MAX_TEXT = 1000
 _MAX_ENTRIES = 5000

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from lockstep.runtime.addresses import (
+from lockstep.transports.wire.addresses import (
     Address,
     AddressError,
     interface_addresses,
