@@ -9,16 +9,16 @@ from dataclasses import replace
 import pytest
 
 from helpers.ports import free_port
-from lockstep.runtime.rendezvous import Meeting, RendezvousError, meet
+from lockstep.runtime.rendezvous import RendezvousError, RendezvousSpec, meet
 from lockstep.transports.wire.addresses import Address
 
 
-def meeting(rank: int, world: int, port: int, **changes: object) -> Meeting:
-    whole = Meeting(rank=rank, world=world, address=Address("127.0.0.1", port), timeout=10.0, version="1")
+def meeting(rank: int, world: int, port: int, **changes: object) -> RendezvousSpec:
+    whole = RendezvousSpec(rank=rank, world=world, address=Address("127.0.0.1", port), timeout=10.0, version="1")
     return replace(whole, **changes)  # type: ignore[arg-type]
 
 
-def meet_all(meetings: list[Meeting]) -> list[tuple[str, ...] | str]:
+def meet_all(meetings: list[RendezvousSpec]) -> list[tuple[str, ...] | str]:
     """What each gets: the list, or the sentence of its error."""
     results: list[tuple[str, ...] | str] = [""] * len(meetings)
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from lockstep.doctor.analysis import analyse
-from lockstep.doctor.facts import Case, NameFact, OwnPort, PeerReport, Shared, Visit
-from lockstep.doctor.finding import Cause, Finding, in_order
+from lockstep.doctor.facts import ClusterFacts, NameFact, OwnPort, PeerReport, Shared, Visit
+from lockstep.doctor.finding import DoctorFinding, FindingKind, in_order
 from lockstep.doctor.listening import Inbox, Notes, Stand
 from lockstep.doctor.rules_own import judge_own_address
 from lockstep.doctor.rules_time import Story, without_early_refusals
-from lockstep.doctor.visiting import Seen, heard_from, leave_word, look_at, told_at
+from lockstep.doctor.visiting import VisitResult, heard_from, leave_word, look_at, told_at
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.messages import Setting
 from lockstep.runtime.cluster import ClusterSpec
@@ -29,8 +29,8 @@ AGAIN_SECONDS: Final = 0.2
 MACHINE_SECONDS: Final = 4.0
 NAME_SECONDS: Final = 1.5
 _AT_ONCE: Final = 24
-_NOT_OF_THE_CLUSTER: Final = Finding(
-    Cause.REMARK,
+_NOT_OF_THE_CLUSTER: Final = DoctorFinding(
+    FindingKind.REMARK,
     "none of the addresses in the lists is this machine's, so the tasks were only looked at from outside; run it on "
     "the hosts of the cluster to see how they reach one another.",
     False,
@@ -53,10 +53,10 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class Examination:
     """What was found, and how much was looked at."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[DoctorFinding, ...]
     tasks: tuple[str, ...]
     """The tasks that this doctor stood for."""
     visits: tuple[Visit, ...]
@@ -68,7 +68,7 @@ class Result:
         return not any(finding.keeps_from_working for finding in self.findings)
 
 
-def examine(order: Order) -> Result:
+def examine(order: Order) -> Examination:
     """Examine a cluster from this machine; takes ``wait_seconds`` and two more where somebody does not answer."""
     began = time.monotonic()
     own = own_tasks(order.spec)
@@ -80,7 +80,7 @@ def examine(order: Order) -> Result:
     if not own:
         work.remarks.append(_NOT_OF_THE_CLUSTER)
     shown = tuple(in_order([*analyse(case), *work.remarks]))
-    return Result(shown, tuple(map(str, own)), case.visits, case.reports, time.monotonic() - began)
+    return Examination(shown, tuple(map(str, own)), case.visits, case.reports, time.monotonic() - began)
 
 
 def own_tasks(spec: ClusterSpec) -> tuple[TaskId, ...]:
@@ -109,14 +109,14 @@ class _Work:
         self._inbox = Inbox()
         self._stands: dict[TaskId, Stand] = {}
         self._ports: list[OwnPort] = []
-        self._seen: dict[TaskId, Seen] = {}
+        self._seen: dict[TaskId, VisitResult] = {}
         self._gone: set[TaskId] = set()
         self._began = time.monotonic()
         self._first_reached: dict[str, float] = {}
         self._machine: list[Shared] = []
-        self.remarks: list[Finding] = []
+        self.remarks: list[DoctorFinding] = []
 
-    def run(self, deadline: float) -> Case:
+    def run(self, deadline: float) -> ClusterFacts:
         machine = threading.Thread(target=self._look_at_machine, name="machine", daemon=True)
         machine.start()
         for task in self._own:
@@ -144,7 +144,7 @@ class _Work:
         address = spec.address_of(task)
         wrong = address_problems(spec)
         if wrong:
-            self._ports += [OwnPort(str(task), address, sentence, Cause.WRONG_MACHINE) for sentence in wrong]
+            self._ports += [OwnPort(str(task), address, sentence, FindingKind.WRONG_MACHINE) for sentence in wrong]
             return
         taken = port_problems(spec)
         if not taken:
@@ -194,7 +194,7 @@ class _Work:
         if stand is not None and is_doctor and task not in self._own and task not in self._gone:
             leave_word(self._spec.address_of(task), stand.snapshot())
 
-    def _visit(self, task: TaskId) -> Seen | None:
+    def _visit(self, task: TaskId) -> VisitResult | None:
         known = self._seen.get(task)
         if known is not None and self._settled(task) and (known.visit.reached or task not in self._own):
             return None  # at an address of our own that nobody has answered at, another one of us may still turn up
@@ -210,7 +210,7 @@ class _Work:
         report = self._seen[task].report
         return (report is not None and report.done) or (told is not None and told.get("done") is True)
 
-    def _note(self, task: TaskId, seen: Seen | None) -> None:
+    def _note(self, task: TaskId, seen: VisitResult | None) -> None:
         if seen is None:
             return
         if seen.visit.reached:
@@ -269,7 +269,7 @@ class _Work:
         seen = self._seen.get(task)
         return max(self._inbox.heard_at(str(task)), 0.0 if seen is None else seen.seen_at)
 
-    def _case(self, names: tuple[NameFact, ...]) -> Case:
+    def _case(self, names: tuple[NameFact, ...]) -> ClusterFacts:
         own = set(map(str, self._own))
         words = self._newest()
         stories = [
@@ -282,7 +282,7 @@ class _Work:
         visits = without_early_refusals(stories, first_heard)
         running = {TaskId.parse(port.task) for port in self._ports if port.running}
         visits += [self._seen[task].visit for task in running]
-        return Case(
+        return ClusterFacts(
             own=tuple(self._starts.values()),
             protocol=self._spec.protocol,
             host=socket.gethostname(),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lockstep.doctor.finding import Cause, Finding
+from lockstep.doctor.finding import DoctorFinding, FindingKind
 from lockstep.protocol.reach import Reach
 from lockstep.runtime.start_facts import StartFacts
 from lockstep.transports.verbs.devices import RdmaPort
@@ -48,7 +48,7 @@ class OwnPort:
     task: str
     address: str
     problem: str = ""
-    cause: Cause = Cause.PORT_TAKEN
+    kind: FindingKind = FindingKind.PORT_TAKEN
     running: bool = False
 
 
@@ -80,7 +80,7 @@ class Shared:
 
     rdma: tuple[RdmaPort, ...] = ()
     data: DataFolder | None = None
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[DoctorFinding, ...] = ()
     """What its own doctor found wrong with that machine."""
 
 
@@ -99,7 +99,7 @@ class PeerReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class ClusterFacts:
     """Everything that is known, for the rules."""
 
     own: tuple[StartFacts, ...]
@@ -116,7 +116,7 @@ class Case:
 
 def shared_to_json(shared: Shared) -> dict[str, Any]:
     found = [
-        {"cause": finding.cause.code, "sentence": finding.sentence, "keeps_from_working": finding.keeps_from_working}
+        {"cause": finding.kind.code, "sentence": finding.sentence, "keeps_from_working": finding.keeps_from_working}
         for finding in shared.findings
     ]
     data = None if shared.data is None else asdict(shared.data)
@@ -141,9 +141,9 @@ def _rdma_port(one: Any) -> RdmaPort:
     return RdmaPort(device, int(one["port"]), state, layer, provider, tuple(map(_text, one["gids"][:MAX_ENTRIES])))
 
 
-def _finding(one: Any) -> Finding:
-    causes = {cause.code: cause for cause in Cause}
-    return Finding(causes[one["cause"]], _text(one["sentence"]), bool(one["keeps_from_working"]))
+def _finding(one: Any) -> DoctorFinding:
+    kinds = {kind.code: kind for kind in FindingKind}
+    return DoctorFinding(kinds[one["cause"]], _text(one["sentence"]), bool(one["keeps_from_working"]))
 
 
 def visits_to_json(visits: tuple[Visit, ...]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 
-class Cause(IntEnum):
+class FindingKind(IntEnum):
     """Kinds of causes, the most likely one first: in this order they are told."""
 
     FLAGS = 1
@@ -39,15 +39,15 @@ class Cause(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """``keeps_from_working``: the job cannot run like this; otherwise it is worth knowing and no more."""
 
-    cause: Cause
+    kind: FindingKind
     sentence: str
     keeps_from_working: bool = True
 
 
-def in_order(findings: list[Finding]) -> list[Finding]:
+def in_order(findings: list[DoctorFinding]) -> list[DoctorFinding]:
     """Each once, those that keep the job from working before the others, the most likely cause first."""
     unique = dict.fromkeys(findings)
-    return sorted(unique, key=lambda finding: (not finding.keeps_from_working, finding.cause))
+    return sorted(unique, key=lambda finding: (not finding.keeps_from_working, finding.kind))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lockstep.doctor.facts import DOCTOR_PHASE, OwnPort, Visit
-from lockstep.doctor.finding import Cause, Finding
+from lockstep.doctor.finding import DoctorFinding, FindingKind
 from lockstep.protocol.ids import TaskId
 from lockstep.runtime.start_facts import StartFacts, list_difference, setting_differences
 
@@ -16,7 +16,7 @@ class OwnAddress:
 
     port: OwnPort
     start: StartFacts
-    remarks: tuple[Finding, ...] = ()
+    remarks: tuple[DoctorFinding, ...] = ()
 
 
 def judge_own_address(
@@ -26,13 +26,13 @@ def judge_own_address(
 
     ``told`` is what the one who answers was started with.
     """
-    if port.cause is Cause.WRONG_MACHINE or not visit.reached:
+    if port.kind is FindingKind.WRONG_MACHINE or not visit.reached:
         return OwnAddress(port, ours)
     if listening or visit.phase == DOCTOR_PHASE:
         return OwnAddress(_duplicate(port, visit), ours)
     who = TaskId.parse(port.task).short
-    remark = Finding(
-        Cause.REMARK,
+    remark = DoctorFinding(
+        FindingKind.REMARK,
         f"{who} runs here already ({visit.phase} since {visit.phase_seconds:.0f} s, {visit.process}); it was asked, "
         "and nothing was started at its address.",
         False,
@@ -46,7 +46,7 @@ def judge_own_address(
         f"{who} runs here already, as {visit.process}, and was started with other flags than these: {difference}; if "
         "it is of an earlier job, end that process."
     )
-    return OwnAddress(replace(port, problem=problem, cause=Cause.OLD_JOB, running=True), told)
+    return OwnAddress(replace(port, problem=problem, kind=FindingKind.OLD_JOB, running=True), told)
 
 
 def _duplicate(port: OwnPort, visit: Visit) -> OwnPort:
@@ -55,7 +55,7 @@ def _duplicate(port: OwnPort, visit: Visit) -> OwnPort:
         f"{who} is at {port.address} already, as {visit.process}; two were started with the same --job_name and "
         "--task_index: give this one an index of its own."
     )
-    return replace(port, problem=problem, cause=Cause.DUPLICATE)
+    return replace(port, problem=problem, kind=FindingKind.DUPLICATE)
 
 
 def _difference(ours: StartFacts, told: StartFacts) -> str:

@@ -20,7 +20,7 @@ from lockstep.transports.wire.tcp_probe import probe
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class VisitResult:
     """What came of one look: the visit itself, what the one who answered told, and what that one sees itself."""
 
     visit: Visit
@@ -33,12 +33,12 @@ class Seen:
     """By this machine's monotonic clock."""
 
 
-def look_at(visitor: TaskId, task: TaskId, address: str, word: bytes = b"") -> Seen:
+def look_at(visitor: TaskId, task: TaskId, address: str, word: bytes = b"") -> VisitResult:
     """Takes up to three seconds, each step with a deadline. ``word`` is left with a doctor that answers there."""
     answer = query_monitor(address)
     found = answer.description
     if found is None:
-        return Seen(Visit(str(visitor), str(task), address, answer.reach, f"{answer.phrase}{answer.note}"))
+        return VisitResult(Visit(str(visitor), str(task), address, answer.reach, f"{answer.phrase}{answer.note}"))
     visit = Visit(
         str(visitor),
         str(task),
@@ -53,13 +53,13 @@ def look_at(visitor: TaskId, task: TaskId, address: str, word: bytes = b"") -> S
         job=found.job,
     )
     if found.task != str(task):
-        return Seen(visit, nonce=found.incarnation)
+        return VisitResult(visit, nonce=found.incarnation)
     if word and found.phase == DOCTOR_PHASE:
         leave_word(address, word)
     return _ask(visit, found, address)
 
 
-def _ask(visit: Visit, found: Description, address: str) -> Seen:
+def _ask(visit: Visit, found: Description, address: str) -> VisitResult:
     began = time.time()
     said = snapshot_fields(address, "Monitor")
     doubt = (time.time() - began) / 2
@@ -79,7 +79,7 @@ def _ask(visit: Visit, found: Description, address: str) -> Seen:
     second = str(said.get("side", ""))[:MAX_TEXT] if by_doctor else found.task_address
     visit = replace(visit, other_port=_try_second_port(second, found))
     its_visits = read_visits(said.get("visits")) if by_doctor else _links_of(visit, found)
-    return Seen(visit, report, its_visits, found.incarnation, told_at(said))
+    return VisitResult(visit, report, its_visits, found.incarnation, told_at(said))
 
 
 def leave_word(address: str, word: bytes) -> None:

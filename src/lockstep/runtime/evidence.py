@@ -19,7 +19,7 @@ _MOST_REASON = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AddressFinding:
     """What was found at the address of a task; ``text`` is a phrase that continues from the address."""
 
     text: str
@@ -59,17 +59,17 @@ def ask_seconds(tasks: int) -> float:
     return max(ASK_SECONDS, ASK_SECONDS_PER_TASK * tasks)
 
 
-def look(task: TaskId, address: str, seconds: float = ASK_SECONDS) -> Finding:
+def look(task: TaskId, address: str, seconds: float = ASK_SECONDS) -> AddressFinding:
     """Ask the monitor at ``address`` what its task does; as ``query_monitor``, in phrases about this task."""
     answer = query_monitor(address, seconds)
     found = answer.description
     if found is None:
-        return Finding(answer.phrase, answer=answer.reach, note=answer.note)
+        return AddressFinding(answer.phrase, answer=answer.reach, note=answer.note)
     if found.task != str(task):
-        return Finding(phrases.is_another_task(found.task, task), None, True, refusal=Cause.WIRING)
+        return AddressFinding(phrases.is_another_task(found.task, task), None, True, refusal=Cause.WIRING)
     if found.exited:
-        return Finding(how_it_ended(found) + _last_words(found, address), found, True)
-    return Finding(phrases.is_up(found.phase, found.pid, found.host), found, True)
+        return AddressFinding(how_it_ended(found) + _last_words(found, address), found, True)
+    return AddressFinding(phrases.is_up(found.phase, found.pid, found.host), found, True)
 
 
 def _last_words(found: Description, address: str) -> str:
@@ -85,7 +85,7 @@ def how_it_ended(found: Description) -> str:
     return phrases.how_it_ended(found.exit_code, found.pid, found.host)
 
 
-def proof_of_end(finding: Finding, incarnation: Incarnation) -> Reason | None:
+def proof_of_end(finding: AddressFinding, incarnation: Incarnation) -> Reason | None:
     """Why this incarnation of the task is certainly over, or None while it may still run.
 
     An exit code of 0 does not prove a failure: at the end of a job tasks leave one after the other.
@@ -100,7 +100,7 @@ def proof_of_end(finding: Finding, incarnation: Incarnation) -> Reason | None:
     return None
 
 
-def left_early(finding: Finding) -> Reason | None:
+def left_early(finding: AddressFinding) -> Reason | None:
     """It has ended, although the job has not; None where it has not ended."""
     found = finding.description
     if found is None or not found.exited:

@@ -13,7 +13,7 @@ from typing import Final
 
 from lockstep.protocol.activity import TaskPhase
 from lockstep.protocol.ids import TaskId
-from lockstep.runtime.evidence import Finding, ask_seconds, look
+from lockstep.runtime.evidence import AddressFinding, ask_seconds, look
 from lockstep.runtime.monitor.reporter import Phase
 
 ASK_EVERY: Final = 1.0
@@ -31,9 +31,9 @@ class Board:
     def __init__(self, tasks: tuple[TaskId, ...]) -> None:
         self._tasks = tasks
         self._phases: dict[TaskId, str] = {}
-        self._missing: dict[TaskId, tuple[Finding, float]] = {}
+        self._missing: dict[TaskId, tuple[AddressFinding, float]] = {}
 
-    def note(self, task: TaskId, finding: Finding, now: float) -> None:
+    def note(self, task: TaskId, finding: AddressFinding, now: float) -> None:
         """This was found at the address of a task."""
         found = finding.description
         if found is not None:
@@ -123,5 +123,5 @@ class FormingWatch:
                 self._show(self._board.line(time.monotonic()))
         self._over()
 
-    def _look(self, task: TaskId) -> Finding:
+    def _look(self, task: TaskId) -> AddressFinding:
         return look(task, self._addresses[task], ask_seconds(len(self._addresses)))

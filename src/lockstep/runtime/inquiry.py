@@ -12,7 +12,7 @@ from typing import Any
 from lockstep.protocol.ids import Role, TaskId
 from lockstep.protocol.timing import ASK_SECONDS, INQUIRY_SECONDS
 from lockstep.runtime import phrases
-from lockstep.runtime.evidence import Finding
+from lockstep.runtime.evidence import AddressFinding
 from lockstep.runtime.start_facts import StartFacts, list_difference, read_start_facts
 from lockstep.transports.wire.monitor_client import snapshot_fields
 from lockstep.transports.wire.tcp_probe import probe
@@ -27,7 +27,7 @@ def ask_start(address: str) -> StartFacts | None:
     return read_start_facts(snapshot_fields(address, "Monitor").get("start"))
 
 
-def why_it_does_not_come(ours: StartFacts, finding: Finding, address: str) -> str:
+def why_it_does_not_come(ours: StartFacts, finding: AddressFinding, address: str) -> str:
     """Why a task that is up at ``address`` does not join, in a phrase; empty if no reason is found."""
     found = finding.description
     assert found is not None

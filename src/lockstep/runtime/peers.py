@@ -30,7 +30,7 @@ from lockstep.protocol.timing import (
 from lockstep.runtime import phrases
 from lockstep.runtime.cluster import DEFAULT_PROTOCOL
 from lockstep.runtime.connection import Connection, NodeSide
-from lockstep.runtime.evidence import Finding, ask_seconds, left_early, look, proof_of_end, with_lack_of_memory
+from lockstep.runtime.evidence import AddressFinding, ask_seconds, left_early, look, proof_of_end, with_lack_of_memory
 from lockstep.transports.wire.link import ControlLink, dial_link
 from lockstep.transports.wire.tcp_probe import probe
 
@@ -44,7 +44,7 @@ HURRIED_LOOKS = 100
 TIMES_WITHOUT_PATH = 2
 
 
-def _gone_after(finding: Finding) -> float:
+def _gone_after(finding: AddressFinding) -> float:
     return SLOW_SECONDS if finding.answer is Reach.MUTE else GONE_SECONDS
 
 
@@ -55,7 +55,7 @@ class PeerKeeper:
         """``tasks``: of the whole cluster. In a large one everybody starts at once, so all takes longer."""
         self.peer = peer
         self.front = front
-        self.finding = Finding(phrases.not_looked_at())
+        self.finding = AddressFinding(phrases.not_looked_at())
         self.found_since = time.monotonic()
         self.attempts = 0
         self.since = time.monotonic()
@@ -233,7 +233,7 @@ class PeerKeeper:
         else:
             self._pause(self._next_pause())
 
-    def _note(self, finding: Finding) -> None:
+    def _note(self, finding: AddressFinding) -> None:
         """What was found; remembers since when it is the same."""
         known = self.finding
         if (known.answer, known.reachable) != (finding.answer, finding.reachable):
@@ -243,7 +243,7 @@ class PeerKeeper:
             finding = replace(known, description=finding.description)
         self.finding = finding
 
-    def _judge(self, finding: Finding) -> bool:
+    def _judge(self, finding: AddressFinding) -> bool:
         """Whether the peer that was linked is gone; says so once."""
         lost_for = time.monotonic() - self._last_heard()
         if self._was_up():
@@ -280,7 +280,7 @@ class PeerKeeper:
         connection = self._connection
         return connection.heard_at if connection is not None else self.since
 
-    def _dial(self, finding: Finding) -> None:
+    def _dial(self, finding: AddressFinding) -> None:
         """Dial and wait, bounded, until the link is up or has failed."""
         assert finding.description is not None
         connection = Connection(self._node, self.peer, self._on_end, self._on_open)
@@ -305,7 +305,7 @@ class PeerKeeper:
             return
         if reason:
             text = self._why_no_link(finding, reason.text)
-            self.finding = Finding(text, finding.description, True, refusal=reason.cause, no_link=True)
+            self.finding = AddressFinding(text, finding.description, True, refusal=reason.cause, no_link=True)
             self._give_up_if_refused_for_good(reason)
             self._give_up_if_there_is_no_path(reason)
         connection.end(link_down(phrases.link_not_open_in_time()))
@@ -319,14 +319,14 @@ class PeerKeeper:
             return HURRIED_PAUSE
         return min(RETRY_SECONDS * (1 + self._looks / 4), self._longest_pause)
 
-    def _why_no_link(self, finding: Finding, reason: str) -> str:
+    def _why_no_link(self, finding: AddressFinding, reason: str) -> str:
         """The monitor answers; does the port of the task itself, which is another one?"""
         probed = probe(finding.task_address)
         if probed.no_packet_returns:
             return phrases.port_of_task_closed(finding.task_address, probed.phrase)
         return phrases.cannot_open_link(reason)
 
-    def _give_up_if_it_refuses_to_return(self, finding: Finding) -> None:
+    def _give_up_if_it_refuses_to_return(self, finding: AddressFinding) -> None:
         """It had begun this job before and now says that it cannot be begun (no whole checkpoint, for example). Nothing
         starts it again by itself, other than after a signal. At a first start a person may be at it, and is waited for.
         """

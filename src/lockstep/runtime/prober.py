@@ -20,7 +20,7 @@ from lockstep.protocol.reach import Reach
 from lockstep.protocol.task import TaskMachine
 from lockstep.protocol.timing import ASK_AFTER_SECONDS, COMPARE_SECONDS, SEARCH_JOIN_SECONDS, SEARCH_SECONDS
 from lockstep.runtime.cluster import ClusterSpec
-from lockstep.runtime.evidence import Finding, ask_seconds, look
+from lockstep.runtime.evidence import AddressFinding, ask_seconds, look
 from lockstep.runtime.inquiry import ask_start, difference_with_any, why_it_does_not_come
 from lockstep.runtime.loop import TaskLoop
 from lockstep.runtime.peers import PeerKeeper
@@ -121,7 +121,7 @@ class Prober:
         text = self._reason(task, address, finding, now) or finding.phrase(now - since)
         return MissingTask(str(task), address, text, now - self._since, self._attempts[task])
 
-    def _reason(self, task: TaskId, address: str, finding: Finding, now: float) -> str:
+    def _reason(self, task: TaskId, address: str, finding: AddressFinding, now: float) -> str:
         """Why a task that is up has not joined; empty if there is nothing to say, or not yet."""
         found = finding.description
         if found is None or found.exited:
@@ -197,7 +197,7 @@ class Search:
             text = f"{text}; {self._difference}"
         return MissingTask(str(keeper.peer), keeper.front, text, now - keeper.since, keeper.attempts)
 
-    def _compare(self, keeper: PeerKeeper, finding: Finding) -> str:
+    def _compare(self, keeper: PeerKeeper, finding: AddressFinding) -> str:
         """Whether somebody has other host lists: whoever answers at the peer's address, or another task."""
         ours = self._ours()
         if finding.reachable:

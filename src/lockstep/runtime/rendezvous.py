@@ -31,7 +31,7 @@ class RendezvousError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Meeting:
+class RendezvousSpec:
     """Who meets where."""
 
     rank: int
@@ -53,7 +53,7 @@ def free_port() -> socket.socket:
     return held
 
 
-def meet(meeting: Meeting, port: int, say: Say) -> tuple[str, ...]:
+def meet(meeting: RendezvousSpec, port: int, say: Say) -> tuple[str, ...]:
     """``host:port`` of every rank, in their order; RendezvousError where not all came in time."""
     if meeting.rank == 0:
         return _Host(meeting, port, say).gather()
@@ -63,7 +63,7 @@ def meet(meeting: Meeting, port: int, say: Say) -> tuple[str, ...]:
 class _Host:
     """Rank 0: collects everybody's line and answers with the list."""
 
-    def __init__(self, meeting: Meeting, port: int, say: Say) -> None:
+    def __init__(self, meeting: RendezvousSpec, port: int, say: Say) -> None:
         self._meeting = meeting
         self._say = say
         self._ports = {0: port}
@@ -168,7 +168,7 @@ class _Host:
         return [str(Address(placed[rank], self._ports[rank])) for rank in range(self._meeting.world)]
 
 
-def _ask(meeting: Meeting, port: int, say: Say) -> tuple[str, ...]:
+def _ask(meeting: RendezvousSpec, port: int, say: Say) -> tuple[str, ...]:
     deadline = time.monotonic() + meeting.timeout
     guest = _connect(meeting, deadline, say)
     with guest:
@@ -187,7 +187,7 @@ def _ask(meeting: Meeting, port: int, say: Say) -> tuple[str, ...]:
     return tuple(str(host) for host in hosts)
 
 
-def _connect(meeting: Meeting, deadline: float, say: Say) -> socket.socket:
+def _connect(meeting: RendezvousSpec, deadline: float, say: Say) -> socket.socket:
     said_at = time.monotonic()
     while True:
         try:

@@ -43,7 +43,7 @@ _NAME: Final = re.compile(r"[0-9a-f]{16}|forming-[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class WriteResult:
     """What became of an attempt to leave something behind."""
 
     where: Path | None
@@ -82,7 +82,7 @@ class RunFolder:
             return self._asked if self._asked.exists() else self._asked.parent
         return Path(tempfile.gettempdir())
 
-    def write(self, files: Mapping[str, bytes]) -> Left:
+    def write(self, files: Mapping[str, bytes]) -> WriteResult:
         """Write each file whole or not at all."""
 
         def all_files(folder: int) -> None:
@@ -91,7 +91,7 @@ class RunFolder:
 
         return self._leave(all_files, make=True)
 
-    def append(self, name: str, data: bytes, make: bool) -> Left:
+    def append(self, name: str, data: bytes, make: bool) -> WriteResult:
         """Append to a file; unless ``make``, only in a folder that is there already."""
         return self._leave(lambda folder: append(folder, name, data), make)
 
@@ -112,14 +112,14 @@ class RunFolder:
         job = self._job()
         return f"{job:016x}" if job else self._forming
 
-    def _leave(self, act: Callable[[int], None], make: bool) -> Left:
+    def _leave(self, act: Callable[[int], None], make: bool) -> WriteResult:
         if self._asked is not None and not self._refused:
             left = self._in_the_named(self._asked, act, make)
             if left is not None:
                 return left
         return self._in_our_own(act, make)
 
-    def _in_the_named(self, asked: Path, act: Callable[[int], None], make: bool) -> Left | None:
+    def _in_the_named(self, asked: Path, act: Callable[[int], None], make: bool) -> WriteResult | None:
         """None where the folder is somebody else's: then this user's own one takes its place."""
         with contextlib.ExitStack() as stack:
             try:
@@ -130,25 +130,27 @@ class RunFolder:
                 )
                 return None
             except OSError as error:
-                return Left(None, f"cannot write to {asked}: {error.strerror or error}")
+                return WriteResult(None, f"cannot write to {asked}: {error.strerror or error}")
             try:
                 act(folder)
             except OSError as error:
-                return Left(None, f"cannot write to {asked}: {error.strerror or error}")
+                return WriteResult(None, f"cannot write to {asked}: {error.strerror or error}")
         self._where = asked
-        return Left(asked)
+        return WriteResult(asked)
 
-    def _in_our_own(self, act: Callable[[int], None], make: bool) -> Left:
+    def _in_our_own(self, act: Callable[[int], None], make: bool) -> WriteResult:
         where = Path(tempfile.gettempdir())
         try:
             with self._own(make) as (where, folder):
                 act(folder)
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not make:
-                return Left(None)
-            return Left(None, f"cannot write to {where}: {error.strerror or error}; set TMPDIR to another folder")
+                return WriteResult(None)
+            return WriteResult(
+                None, f"cannot write to {where}: {error.strerror or error}; set TMPDIR to another folder"
+            )
         self._where = where
-        return Left(where, self._refused)
+        return WriteResult(where, self._refused)
 
     @contextlib.contextmanager
     def _own(self, make: bool) -> Iterator[tuple[Path, int]]:
