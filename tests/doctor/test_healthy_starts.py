@@ -51,7 +51,7 @@ def test_doctor_asks_a_job_that_runs() -> None:
         with cluster.doctor(None) as doctor:
             done = doctor.wait(20)
         assert done.code == 0, done
-        assert "ps 0 runs here already (training since" in done.stdout
+        assert "ps 0 is already running here (training for" in done.stdout
         with cluster.doctor(worker(0), "--batch_size=7") as doctor:
             other = doctor.wait(20)
     assert other.code == 1
@@ -68,7 +68,7 @@ def test_doctor_names_the_job_that_was_left_behind() -> None:
         with cluster.doctor(worker(0)) as doctor:
             done = doctor.wait(20)
     assert done.code == 1
-    assert "worker 0 runs here already, as process" in done.stdout
+    assert "worker 0 is already running here as process" in done.stdout
     assert "it has other host lists" in done.stdout
 
 
@@ -81,7 +81,7 @@ def test_doctor_sees_a_second_one_with_its_index_that_comes_later() -> None:
             wait_until(lambda: probe(f"127.0.0.1:{elsewhere}").is_open, 10, "the first doctor listens")
             with cluster.doctor(worker(0), "--wait=6"):
                 done = first.wait(20)
-    assert f"worker 0 is at {cluster.addresses[worker(0)]} already, as process" in done.stdout
+    assert f"worker 0 is already running at {cluster.addresses[worker(0)]} as process" in done.stdout
     assert done.code == 1
 
 

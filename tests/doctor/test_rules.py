@@ -66,19 +66,19 @@ OWN = (start(str(PS0)),)
 @pytest.mark.parametrize(
     ("facts", "asked", "text"),
     [
-        ({"open_files": 40}, {}, "may open 40 files here"),
-        ({"locked_memory": 65536}, {"protocol": "grpc+verbs"}, "may lock 64 KiB of memory here"),
-        ({"shm_free": 1 << 20}, {"protocol": "grpc+shm"}, "/dev/shm has 1 MiB free"),
-        ({"memory_limit": 64 << 20}, {}, "may use 64 MiB of memory"),
-        ({"memory_available": 64 << 20}, {}, "64 MiB of memory are available"),
-        ({"cpus": 0.5}, {}, "may use 0.5 of a CPU"),
-        ({"tasks_left": 3}, {}, "may start 3 more processes and threads"),
+        ({"open_files": 40}, {}, "may open only 40 files here"),
+        ({"locked_memory": 65536}, {"protocol": "grpc+verbs"}, "may lock only 64 KiB of memory here"),
+        ({"shm_free": 1 << 20}, {"protocol": "grpc+shm"}, "/dev/shm has only 1 MiB free"),
+        ({"memory_limit": 64 << 20}, {}, "may use only 64 MiB of memory"),
+        ({"memory_available": 64 << 20}, {}, "only 64 MiB of memory is available"),
+        ({"cpus": 0.5}, {}, "may use only 0.5 of a CPU"),
+        ({"tasks_left": 3}, {}, "may start only 3 more processes and threads"),
         ({}, {"device": "gpu"}, "asks for more GPUs than the 0 that this machine shows; give --device=cpu"),
         ({"gpus_present": 2}, {"device": "gpu"}, "CUDA_VISIBLE_DEVICES hides 2"),
         ({"gpus_present": 2, "gpus_visible": 2}, {}, "is a build without CUDA"),
         ({"torch": "2.13.0+cu130", "torch_cuda": "13.0", "driver_cuda": "12.4"}, {}, "is built for CUDA 13.0"),
         ({"torch": ""}, {}, "torch is not installed"),
-        ({"disk_free": 1024}, {"train_dir": "/x"}, "--train_dir=/x lies on a disk with 1 KiB free"),
+        ({"disk_free": 1024}, {"train_dir": "/x"}, "--train_dir=/x is on a disk with only 1 KiB free"),
     ],
 )
 def test_each_lack_of_a_machine_has_its_sentence(facts: dict[str, object], asked: dict[str, object], text: str) -> None:
@@ -184,7 +184,7 @@ def test_a_missing_task_is_a_defect_only_once_others_are_there() -> None:
     refused = visit(PS0, W1, Reach.REFUSED)
     alone = analyse(ClusterFacts(own=OWN, protocol="grpc", visits=(refused,)))
     assert [finding.keeps_from_working for finding in alone] == [False]
-    assert "nothing listens at 10.0.0.2:2000 yet (worker 1)" in alone[0].sentence
+    assert "nothing listens at 10.0.0.2:2000 (worker 1) yet" in alone[0].sentence
     there = visit(PS0, W0, Reach.LOCKSTEP)
     assert "worker 1 is missing" in sentences(ClusterFacts(own=OWN, protocol="grpc", visits=(refused, there)))[0]
 
@@ -193,8 +193,8 @@ def test_the_direction_in_which_packets_are_lost_is_named() -> None:
     visits = (visit(PS0, W1, Reach.LOCKSTEP), visit(W1, PS0, Reach.SILENT))
     found = sentences(ClusterFacts(own=OWN, protocol="grpc", visits=visits))
     assert found == [
-        "worker 1 does not reach ps 0 at 10.0.0.2:2000, although ps 0 reaches worker 1: a firewall drops what goes "
-        "from worker 1 to ps 0; let TCP through in that direction."
+        "worker 1 does not reach ps 0 at 10.0.0.2:2000, although ps 0 reaches worker 1: a firewall drops "
+        "connections from worker 1 to ps 0; allow TCP in that direction."
     ]
 
 
@@ -204,7 +204,7 @@ def test_the_direction_in_which_packets_are_lost_is_named() -> None:
         (
             visit(PS0, W1, Reach.LOCKSTEP, task=str(W0), process="process 7 on b"),
             FindingKind.WRONG_TASK,
-            "and is worker 0",
+            "but is worker 0",
         ),
         (visit(PS0, W1, Reach.OTHER_PROGRAM, words="is X"), FindingKind.OTHER_PROGRAM, "the address of worker 1, is X"),
         (visit(PS0, W1, Reach.MUTE, words="is mute"), FindingKind.OTHER_PROGRAM, "is mute"),
@@ -223,7 +223,7 @@ def test_a_task_of_an_earlier_job_is_named() -> None:
     new = visit(W0, W1, Reach.LOCKSTEP, phase="connecting")
     (found,) = analyse(ClusterFacts(own=(start(str(W0)),), protocol="grpc", visits=(old, new)))
     assert found.kind is FindingKind.OLD_JOB
-    assert "ps 0 at 10.0.0.2:2000 belongs to job 0000000000000007 already" in found.sentence
+    assert "ps 0 at 10.0.0.2:2000 already belongs to job 0000000000000007" in found.sentence
 
 
 def test_the_odd_one_out_is_named_for_each_setting() -> None:
@@ -241,7 +241,7 @@ def test_the_odd_one_out_is_named_for_each_setting() -> None:
 def test_a_clock_that_is_wrong_is_a_note() -> None:
     report = PeerReport(str(W1), "b", True, start(str(W1)), clock_ahead=-300.0, clock_doubt=0.1)
     (found,) = analyse(ClusterFacts(own=OWN, protocol="grpc", reports=(report,)))
-    assert "the clock of worker 1 (b) is 300 s behind the one here" in found.sentence
+    assert "the clock of worker 1 (b) is 300 s behind the clock here" in found.sentence
     assert not found.keeps_from_working
     unsure = dataclasses.replace(report, clock_ahead=3.0, clock_doubt=1.5)
     assert analyse(ClusterFacts(own=OWN, protocol="grpc", reports=(unsure,))) == []
@@ -258,8 +258,8 @@ def test_different_data_and_fabrics_are_named(tmp_path: Path) -> None:
     found = sentences(
         ClusterFacts(own=(start(str(W0)),), protocol="grpc+verbs", shared=Shared((GOOD_PORT,), here), reports=(report,))
     )
-    assert "no fabric joins them" in found[0]
-    assert "has 1 entries on worker 0" in found[1]
+    assert "no fabric connects this machine to worker 1" in found[0]
+    assert "on worker 0 has 1 entries" in found[1]
     other_subnet = dataclasses.replace(GOOD_PORT, gids=("fec0:0000:0000:0001:0000:0000:0000:0001",))
     report = PeerReport(str(W1), "b", True, shared=Shared((other_subnet,)))
     case = ClusterFacts(own=OWN, protocol="grpc+verbs", shared=Shared((GOOD_PORT,)), reports=(report,))
@@ -270,8 +270,8 @@ def test_different_data_and_fabrics_are_named(tmp_path: Path) -> None:
     ("fact", "text"),
     [
         (NameFact(str(W1), "nodeb", problem="Name or service not known"), "does not resolve on this machine"),
-        (NameFact(str(W1), "nodeb", ("127.0.1.1",), loopback=True), "means 127.0.1.1 on this machine"),
-        (NameFact(str(W1), "nodeb", ("fd00::1",), only_ipv6=True), "the IPv6 address fd00::1 only"),
+        (NameFact(str(W1), "nodeb", ("127.0.1.1",), loopback=True), "resolves to 127.0.1.1 here"),
+        (NameFact(str(W1), "nodeb", ("fd00::1",), only_ipv6=True), "only to the IPv6 address fd00::1"),
     ],
 )
 def test_names_that_lead_nowhere_are_named(fact: NameFact, text: str) -> None:

@@ -1,4 +1,4 @@
-"""From everything that was seen to what is wrong, the most likely cause first. Pure."""
+"""Concludes what is wrong from everything that was seen, the most likely cause first. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lockstep.protocol.ids import TaskId
 
 
 def analyse(case: ClusterFacts) -> list[DoctorFinding]:
-    """All findings, in the order in which to tell them."""
+    """All findings, in the order in which to report them."""
     return in_order([*_findings(case)])
 
 
@@ -44,5 +44,5 @@ def proxy_sentence(names: tuple[str, ...]) -> str:
     verb = "is" if len(names) == 1 else "are"
     return (
         f"{' and '.join(names)} {verb} set on this machine; Lockstep connects its tasks directly, without a proxy, so "
-        "nothing need be done."
+        "you need not do anything."
     )

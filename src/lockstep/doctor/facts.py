@@ -1,4 +1,4 @@
-"""What was seen, as plain data. Parts of it travel between doctors as JSON, and are read back with bounds."""
+"""What was seen, as plain data. Parts of it travel between doctors as JSON, and are bounded when read back."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lockstep.transports.verbs.devices import RdmaPort
 MAX_TEXT = 1000
 MAX_ENTRIES = 2000
 DOCTOR_PHASE = "doctor"
-"""The phase that a doctor gives where a monitor gives that of its task."""
+"""The phase that a doctor reports where a monitor reports the phase of its task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What one task saw at the address of another. ``task`` is who answered there, empty if that was no Lockstep."""
+    """What one task saw at the address of another. ``task`` is the task that answered there, if any did."""
 
     visitor: str
     host: str
@@ -33,17 +33,17 @@ class Visit:
     version: str = ""
     job: int = 0
     other_port: str = ""
-    """What is wrong with a second, unlisted port of the same host; empty if it was reached or not tried."""
+    """Why a second, unlisted port of the same host was not reached; empty if it was reached or not tried."""
 
     @property
     def reached(self) -> bool:
-        """The task that was looked for answered."""
+        """The task that belongs at this address answered."""
         return self.answer is Reach.LOCKSTEP and self.task == self.host
 
 
 @dataclass(frozen=True, slots=True)
 class OwnPort:
-    """The address of a task that this doctor stands for. ``problem`` is a sentence; ``running``: its job is up."""
+    """The address of a task that this doctor examines. ``problem`` is a sentence; ``running``: its job is up."""
 
     task: str
     address: str
@@ -54,7 +54,7 @@ class OwnPort:
 
 @dataclass(frozen=True, slots=True)
 class NameFact:
-    """A host of the lists that is a name, as this machine resolves it."""
+    """A host name of the lists, as this machine resolves it."""
 
     task: str
     name: str
@@ -66,7 +66,7 @@ class NameFact:
 
 @dataclass(frozen=True, slots=True)
 class DataFolder:
-    """What lies in the data folder of a worker; ``digest`` is of the names and sizes."""
+    """What is in the data folder of a worker; ``digest`` covers the names and sizes of its files."""
 
     path: str
     files: int = 0
@@ -76,7 +76,7 @@ class DataFolder:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What one host tells the others about itself, beside its command line."""
+    """What one host reports to the others about itself, besides its command line."""
 
     rdma: tuple[RdmaPort, ...] = ()
     data: DataFolder | None = None
@@ -86,7 +86,7 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class PeerReport:
-    """What another task told when it was asked. ``by_doctor``: the job itself is not up there."""
+    """What another task reported when it was asked. ``by_doctor``: its doctor answered; the job is not up there."""
 
     task: str
     host: str
@@ -100,7 +100,7 @@ class PeerReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
-    """Everything that is known, for the rules."""
+    """Everything that is known about the cluster, for the rules."""
 
     own: tuple[StartFacts, ...]
     protocol: str
@@ -124,7 +124,7 @@ def shared_to_json(shared: Shared) -> dict[str, Any]:
 
 
 def read_shared(said: object) -> Shared | None:
-    """What a peer said; None for anything else."""
+    """What a peer reported; None for anything else."""
     try:
         assert isinstance(said, Mapping)
         ports = tuple(_rdma_port(one) for one in said["rdma"][:MAX_ENTRIES])
@@ -151,7 +151,7 @@ def visits_to_json(visits: tuple[Visit, ...]) -> list[dict[str, Any]]:
 
 
 def read_visits(said: object) -> tuple[Visit, ...]:
-    """The visits that a peer told of; what cannot be read is left out."""
+    """The visits that a peer reported; what cannot be read is left out."""
     if not isinstance(said, list):
         return ()
     read = (_visit(one) for one in said[:MAX_ENTRIES])

@@ -1,4 +1,4 @@
-"""Everything about this machine, looked at and judged: limits, GPUs, torch, folders, RDMA."""
+"""Checks this machine: limits, GPUs, torch, folders, RDMA."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRequirements:
-    """What the command line asks of the machines."""
+    """What the command line requires of the machines."""
 
     shape: ClusterShape
     protocol: str
@@ -29,7 +29,7 @@ class JobRequirements:
     data_dir: str | None = None
     rdma: RdmaOptions = NO_OPTIONS
     visible_gpus: str | None = None
-    """The variable CUDA_VISIBLE_DEVICES."""
+    """The value of CUDA_VISIBLE_DEVICES."""
 
 
 def look_at_host(job: JobRequirements, tasks: tuple[TaskId, ...]) -> Shared:
@@ -45,13 +45,13 @@ def look_at_host(job: JobRequirements, tasks: tuple[TaskId, ...]) -> Shared:
     findings += rdma_findings(rdma, job.protocol, job.rdma)
     data = look_at_data(job.data_dir) if job.data_dir is not None and asked.trains else None
     if data is not None and data.problem:
-        sentence = f"--data_dir={data.path} cannot be read ({data.problem}); give the folder of the data set."
+        sentence = f"--data_dir={data.path} cannot be read ({data.problem}); give the folder that holds the data set."
         findings.append(DoctorFinding(FindingKind.DATA, sentence))
     return Shared(rdma.ports if job.protocol == VERBS else (), data, tuple(findings))
 
 
 def look_at_limits(job: JobRequirements, tasks: tuple[TaskId, ...]) -> list[DoctorFinding]:
-    """The part of it that takes no time, for every start."""
+    """The checks that take no time, for every start."""
     asked, train_dir = _asked(job, tasks)
     return limit_findings(look_at_machine(job.visible_gpus, train_dir, quick=True), asked, _needs(job, tasks))
 

@@ -1,4 +1,4 @@
-"""What differs between tasks: host lists, versions, settings, data, fabric, clocks. Pure."""
+"""What differs between tasks that must agree: host lists, versions, settings, data, fabric, clocks. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from lockstep.doctor.facts import ClusterFacts
 from lockstep.doctor.finding import DoctorFinding, FindingKind
 from lockstep.doctor.rules_machine import VERBS
-from lockstep.protocol.ids import Role, TaskId
+from lockstep.protocol.ids import TaskId
 from lockstep.protocol.setting_names import COUNTS, LOCKSTEP_VERSION, VERSIONS
 from lockstep.runtime.start_facts import StartFacts, list_difference
 from lockstep.transports.verbs.devices import RdmaPort
@@ -18,7 +18,7 @@ _MOST_SETTINGS = 5
 
 
 def agreement_findings(case: ClusterFacts) -> Iterator[DoctorFinding]:
-    """All of it."""
+    """Every such difference."""
     starts = [*case.own, *(report.start for report in case.reports if report.start is not None)]
     yield from _lists(starts)
     yield from _versions_and_settings(starts)
@@ -28,7 +28,7 @@ def agreement_findings(case: ClusterFacts) -> Iterator[DoctorFinding]:
 
 
 def _lists(starts: list[StartFacts]) -> Iterator[DoctorFinding]:
-    """The lists that most tasks have are taken for the right ones."""
+    """The lists that most tasks have are taken to be the right ones."""
     if len(starts) < 2:
         return
     common = Counter((start.ps_hosts, start.worker_hosts) for start in starts).most_common(1)[0][0]
@@ -48,7 +48,7 @@ def _versions_and_settings(starts: list[StartFacts]) -> Iterator[DoctorFinding]:
     names = sorted({setting.name for start in with_settings for setting in start.settings})
     for name in names:
         if name in COUNTS or (name == LOCKSTEP_VERSION and len(versions) > 1):
-            continue  # the lists, and the versions, have their own sentence
+            continue  # host lists and versions have their own sentences
         values = [(start.short, _value(start, name)) for start in with_settings]
         by_value = _by_value(values)
         if len(by_value) > 1:
@@ -92,8 +92,8 @@ def _data(case: ClusterFacts) -> Iterator[DoctorFinding]:
         if (data.files, data.digest) != (first.files, first.digest):
             yield DoctorFinding(
                 FindingKind.DATA,
-                f"the data folder {first.path} has {first.files} entries on {first_task}, and {data.path} on {task} "
-                f"has {data.files}, or other ones; give all workers the same data.",
+                f"the data sets differ: {first.path} on {first_task} has {first.files} entries, {data.path} on {task} "
+                f"has {data.files}, and their names or sizes are not the same; give all workers the same data.",
             )
 
 
@@ -110,14 +110,14 @@ def _fabric(case: ClusterFacts) -> Iterator[DoctorFinding]:
         if ours.isdisjoint(others):
             yield DoctorFinding(
                 FindingKind.RDMA,
-                f"the RDMA ports here are {' and '.join(sorted(ours))}, those of {name} are "
-                f"{' and '.join(sorted(others))}, so no fabric joins them; use devices of one kind, or "
+                f"no fabric connects this machine to {name}: the RDMA ports here are {' and '.join(sorted(ours))}, "
+                f"those of {name} are {' and '.join(sorted(others))}; use one kind of device, or "
                 "--server_protocol=grpc.",
             )
         elif ours | others == {"InfiniBand"} and _subnets(mine).isdisjoint(_subnets(theirs)):
             yield DoctorFinding(
                 FindingKind.RDMA,
-                f"the InfiniBand ports here and on {name} are in different subnets ({_shown(mine)} and "
+                f"the InfiniBand ports of this machine and of {name} are in different subnets ({_shown(mine)} and "
                 f"{_shown(theirs)}); connect them to one fabric, or use --server_protocol=grpc.",
             )
 
@@ -141,11 +141,6 @@ def _clocks(case: ClusterFacts) -> Iterator[DoctorFinding]:
             yield DoctorFinding(
                 FindingKind.CLOCK,
                 f"the clock of {TaskId.parse(report.task).short} ({report.host}) is {abs(report.clock_ahead):.0f} s "
-                f"{way} the one here, so their logs will not fit together; set both by NTP.",
+                f"{way} the clock here, so the times in their logs will not match; synchronize both with NTP.",
                 False,
             )
-
-
-def roles_of(starts: tuple[StartFacts, ...]) -> tuple[Role, ...]:
-    """The role of each task."""
-    return tuple(TaskId.parse(start.task).role for start in starts)

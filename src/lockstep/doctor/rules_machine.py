@@ -1,4 +1,4 @@
-"""What is wrong with this machine, from facts alone."""
+"""What is wrong with this machine, from facts alone. Pure."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _THREADS_OF_A_TASK = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRequirements:
-    """What the job asks of this machine."""
+    """What the job requires of this machine."""
 
     protocol: str = "grpc"
     device: str = "auto"
     num_gpus: int = 1
     trains: bool = True
-    """Whether a worker runs here; a server uses no GPU."""
+    """Whether a worker runs here; servers do not use a GPU."""
     tasks: int = 1
     train_dir: str | None = None
 
@@ -35,12 +35,12 @@ Rule = Callable[[MachineFacts, MachineRequirements, Needs], Iterator[DoctorFindi
 
 
 def machine_findings(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -> list[DoctorFinding]:
-    """All limits, the GPUs and torch, and the disk."""
+    """What is wrong with its limits, GPUs, torch and disk."""
     return [finding for rule in _RULES for finding in rule(facts, asked, needs)]
 
 
 def limit_findings(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -> list[DoctorFinding]:
-    """Those of them that cost no time to find out; they are looked at whenever a task starts."""
+    """The same as far as it takes no time to find out; checked at every start of a task."""
     quick: tuple[Rule, ...] = (_open_files, _more_locked_memory, _shared_memory, _memory, _disk)
     return [finding for rule in quick for finding in rule(facts, asked, needs)]
 
@@ -53,7 +53,7 @@ def _open_files(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -
     if _below(facts.open_files, needs.open_files):
         yield DoctorFinding(
             FindingKind.LIMIT,
-            f"a process may open {facts.open_files} files here, and a task of this cluster needs about "
+            f"a process may open only {facts.open_files} files here, but a task of this cluster needs about "
             f"{needs.open_files}; raise the limit, for example with 'ulimit -n 4096'.",
         )
 
@@ -63,14 +63,14 @@ def _locked_memory(facts: MachineFacts, asked: MachineRequirements, needs: Needs
         needed = size(max(needs.locked_memory, LEAST_LOCKED_BYTES))
         yield DoctorFinding(
             FindingKind.LIMIT,
-            f"a process may lock {size(facts.locked_memory)} of memory here, and {asked.protocol} registers about "
+            f"a process may lock only {size(facts.locked_memory)} of memory here, but {asked.protocol} registers about "
             f"{needed} with the network device; run 'ulimit -l unlimited' (in a container: --ulimit memlock=-1).",
             asked.protocol == VERBS,
         )
 
 
 def _more_locked_memory(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -> Iterator[DoctorFinding]:
-    """What is too little for any model, ``grpc+verbs`` says by itself when a task starts."""
+    """Where it is too little for any model, ``grpc+verbs`` itself reports that when a task starts."""
     if asked.protocol != VERBS or facts.locked_memory >= LEAST_LOCKED_BYTES:
         yield from _locked_memory(facts, asked, needs)
 
@@ -79,26 +79,26 @@ def _shared_memory(facts: MachineFacts, asked: MachineRequirements, needs: Needs
     if asked.protocol in SHM_PROTOCOLS and facts.shm_free is not None and facts.shm_free < needs.shared_memory:
         yield DoctorFinding(
             FindingKind.LIMIT,
-            f"/dev/shm has {size(facts.shm_free)} free, and the tasks of this machine share about "
-            f"{size(needs.shared_memory)} in it; enlarge it (mount -o remount,size=..., in a container --shm-size), "
+            f"/dev/shm has only {size(facts.shm_free)} free, but the tasks of this machine share about "
+            f"{size(needs.shared_memory)} in it; enlarge it (mount -o remount,size=...; in a container: --shm-size), "
             "or use --server_protocol=grpc.",
             asked.protocol != "auto",
         )
 
 
 def _memory(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -> Iterator[DoctorFinding]:
-    tasks = "the task" if asked.tasks == 1 else f"the {asked.tasks} tasks"
+    tasks = "the task on this machine needs" if asked.tasks == 1 else f"the {asked.tasks} tasks on this machine need"
     if _below(facts.memory_limit, needs.memory):
         yield DoctorFinding(
             FindingKind.LIMIT,
-            f"the control group of this process may use {size(facts.memory_limit)} of memory, and {tasks} of this "
-            f"machine need at least {size(needs.memory)}; raise its limit, or use a smaller model.",
+            f"the control group (cgroup) of this process may use only {size(facts.memory_limit)} of memory, but "
+            f"{tasks} at least {size(needs.memory)}; raise its limit, or use a smaller model.",
         )
     elif facts.memory_available is not None and facts.memory_available < needs.memory:
         yield DoctorFinding(
             FindingKind.LIMIT,
-            f"{size(facts.memory_available)} of memory are available, and {tasks} of this machine need at least "
-            f"{size(needs.memory)}; end other programs, or use a smaller model.",
+            f"only {size(facts.memory_available)} of memory is available, but {tasks} at least {size(needs.memory)}; "
+            "end other programs, or use a smaller model.",
             False,
         )
 
@@ -107,15 +107,15 @@ def _processors(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -
     if facts.cpus < 1:
         yield DoctorFinding(
             FindingKind.LIMIT,
-            f"the control group of this process may use {facts.cpus:g} of a CPU for {asked.tasks} tasks, so everything "
-            "will be slow; raise its limit.",
+            f"the control group (cgroup) of this process may use only {facts.cpus:g} of a CPU, which makes everything "
+            "slow; raise its limit.",
             False,
         )
     if _below(facts.tasks_left, _THREADS_OF_A_TASK * asked.tasks):
         yield DoctorFinding(
             FindingKind.LIMIT,
-            f"the control group of this process may start {max(facts.tasks_left, 0)} more processes and threads, and "
-            f"its tasks need about {_THREADS_OF_A_TASK * asked.tasks}; raise pids.max.",
+            f"the control group (cgroup) of this process may start only {max(facts.tasks_left, 0)} more processes and "
+            f"threads, but its tasks need about {_THREADS_OF_A_TASK * asked.tasks}; raise its limit, pids.max.",
         )
 
 
@@ -135,15 +135,15 @@ def _gpus(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -> Iter
     if facts.gpus_visible and facts.torch and not facts.torch_cuda:
         yield DoctorFinding(
             FindingKind.GPU,
-            f"this machine shows {facts.gpus_visible} GPUs, but torch {facts.torch} is a build without CUDA; install "
-            "one with it, or give --device=cpu.",
+            f"torch {facts.torch} is a build without CUDA, although this machine shows {facts.gpus_visible} GPUs; "
+            "install a build with CUDA, or give --device=cpu.",
             must,
         )
     if facts.torch_cuda and facts.driver_cuda and _major(facts.torch_cuda) > _major(facts.driver_cuda):
         yield DoctorFinding(
             FindingKind.GPU,
-            f"torch {facts.torch} is built for CUDA {facts.torch_cuda}, and the driver here knows CUDA up to "
-            f"{facts.driver_cuda}; update the driver, or install a torch for CUDA {_major(facts.driver_cuda)}.",
+            f"torch {facts.torch} is built for CUDA {facts.torch_cuda}, but the driver here supports CUDA only up to "
+            f"{facts.driver_cuda}; update the driver, or install a torch build for CUDA {_major(facts.driver_cuda)}.",
             must,
         )
 
@@ -155,7 +155,7 @@ def _major(version: str) -> int:
 def _torch(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -> Iterator[DoctorFinding]:  # noqa: ARG001
     if not facts.torch:
         yield DoctorFinding(
-            FindingKind.VERSION, "torch is not installed in this Python; install it with 'pip install torch'."
+            FindingKind.VERSION, "torch is not installed for this Python; install it with 'pip install torch'."
         )
 
 
@@ -163,8 +163,8 @@ def _disk(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -> Iter
     if asked.train_dir is not None and facts.disk_free is not None and facts.disk_free < needs.disk:
         yield DoctorFinding(
             FindingKind.FOLDER,
-            f"--train_dir={asked.train_dir} lies on a disk with {size(facts.disk_free)} free, and what the run writes "
-            f"takes at least {size(needs.disk)}; free some space, or give another folder.",
+            f"--train_dir={asked.train_dir} is on a disk with only {size(facts.disk_free)} free, but the run writes at "
+            f"least {size(needs.disk)}; free some space, or give another folder.",
         )
 
 

@@ -1,4 +1,4 @@
-"""What it means that somebody answers at the address of the task that this doctor stands for. Pure."""
+"""What it means that another process answers at the address of the task that this doctor examines. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lockstep.runtime.start_facts import StartFacts, list_difference, setting_di
 
 @dataclass(frozen=True, slots=True)
 class OwnAddress:
-    """The judgement; ``start`` is what to compare with others from now on."""
+    """The conclusion; ``start`` is what to compare with others from now on."""
 
     port: OwnPort
     start: StartFacts
@@ -22,9 +22,9 @@ class OwnAddress:
 def judge_own_address(
     port: OwnPort, visit: Visit, listening: bool, ours: StartFacts, told: StartFacts | None
 ) -> OwnAddress:
-    """``visit`` found somebody else than this doctor there; ``listening``: this doctor listens somewhere as well.
+    """``visit`` found another process than this doctor there; ``listening``: this doctor listens too, somewhere.
 
-    ``told`` is what the one who answers was started with.
+    ``told`` is what the process that answers was started with.
     """
     if port.kind is FindingKind.WRONG_MACHINE or not visit.reached:
         return OwnAddress(port, ours)
@@ -33,8 +33,8 @@ def judge_own_address(
     who = TaskId.parse(port.task).short
     remark = DoctorFinding(
         FindingKind.REMARK,
-        f"{who} runs here already ({visit.phase} since {visit.phase_seconds:.0f} s, {visit.process}); it was asked, "
-        "and nothing was started at its address.",
+        f"{who} is already running here ({visit.phase} for {visit.phase_seconds:.0f} s, {visit.process}); the doctor "
+        "queried it and did not listen at its address.",
         False,
     )
     if told is None:
@@ -43,8 +43,8 @@ def judge_own_address(
     if not difference:
         return OwnAddress(replace(port, problem="", running=True), told, (remark,))
     problem = (
-        f"{who} runs here already, as {visit.process}, and was started with other flags than these: {difference}; if "
-        "it is of an earlier job, end that process."
+        f"{who} is already running here as {visit.process}, but with other flags than these: {difference}; end that "
+        "process if it belongs to an earlier job."
     )
     return OwnAddress(replace(port, problem=problem, kind=FindingKind.OLD_JOB, running=True), told)
 
@@ -52,17 +52,17 @@ def judge_own_address(
 def _duplicate(port: OwnPort, visit: Visit) -> OwnPort:
     who = TaskId.parse(port.task).short
     problem = (
-        f"{who} is at {port.address} already, as {visit.process}; two were started with the same --job_name and "
-        "--task_index: give this one an index of its own."
+        f"{who} is already running at {port.address} as {visit.process}: two processes were started with the same "
+        "--job_name and --task_index; give this one its own index."
     )
     return replace(port, problem=problem, kind=FindingKind.DUPLICATE)
 
 
 def _difference(ours: StartFacts, told: StartFacts) -> str:
     if list_difference(ours, told) is not None:
-        return "it has other host lists"
+        return "its host lists differ"
     if not ours.settings or not told.settings:
         return ""
     for name, mine, theirs in setting_differences(ours, told):
-        return f"it has {name}={theirs}, these have {name}={mine}"
+        return f"it has {name}={theirs}, here it is {name}={mine}"
     return ""

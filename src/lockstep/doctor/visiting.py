@@ -1,4 +1,4 @@
-"""One look at one task's address: who answers there, and what that one tells."""
+"""One visit to the address of a task: what answers there, and what it reports."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from lockstep.transports.wire.tcp_probe import probe
 
 @dataclass(frozen=True, slots=True)
 class VisitResult:
-    """What came of one look: the visit itself, what the one who answered told, and what that one sees itself."""
+    """The result of one visit: the visit itself, what the task that answered reported, and what that task sees."""
 
     visit: Visit
     report: PeerReport | None = None
     its_visits: tuple[Visit, ...] = ()
     nonce: int = 0
     told_at: float = 0.0
-    """By the clock of the one who told."""
+    """By the clock of the task that answered."""
     seen_at: float = field(default_factory=time.monotonic)
     """By this machine's monotonic clock."""
 
 
 def look_at(visitor: TaskId, task: TaskId, address: str, word: bytes = b"") -> VisitResult:
-    """Takes up to three seconds, each step with a deadline. ``word`` is left with a doctor that answers there."""
+    """Takes up to three seconds; each step has a deadline. ``word`` is left with a doctor that answers there."""
     answer = query_monitor(address)
     found = answer.description
     if found is None:
@@ -83,18 +83,18 @@ def _ask(visit: Visit, found: Description, address: str) -> VisitResult:
 
 
 def leave_word(address: str, word: bytes) -> None:
-    """Tell the doctor at this address what ours has seen."""
+    """Send the doctor at this address what this one has seen."""
     tell(address, SERVICE, word, ASK_SECONDS)
 
 
 def told_at(said: dict[str, Any]) -> float:
-    """When it was said, by the clock of whoever said it."""
+    """When it was written, by the clock of its author."""
     moment = said.get("time")
     return float(moment) if isinstance(moment, int | float) else 0.0
 
 
 def heard_from(told: dict[str, Any], task: str) -> tuple[PeerReport, tuple[Visit, ...]]:
-    """The same from a doctor that came by itself; its clock cannot be compared like this."""
+    """The same from a doctor that sent it unasked; its clock cannot be compared this way."""
     report = PeerReport(
         task=task,
         host=str(told.get("host", ""))[:MAX_TEXT],
@@ -115,7 +115,7 @@ def _try_second_port(address: str, found: Description) -> str:
 
 
 def _links_of(visit: Visit, found: Description) -> tuple[Visit, ...]:
-    """What a task of a job that starts sees itself: the links that it wants and has not got."""
+    """What a task of a starting job sees itself: the links that it needs and does not have yet."""
     if visit.other_port or not found.task_address or found.exited or found.job:
         return ()
     links = snapshot_fields(found.task_address, "Task").get("links", ())
