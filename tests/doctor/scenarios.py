@@ -155,12 +155,12 @@ SCENARIOS: dict[str, Scenario] = {
             Act("a", "worker 0", REPORT_3_PS),
             Act("b", "worker 1", "11.11.11.48:10002,11.11.11.47:10001"),
         ),
-        doctor=(("worker 1", "the host lists differ, in another order,"), ("ps 0", "in another order")),
+        doctor=(("worker 1", "the host lists differ in their order:"), ("ps 0", "differ in their order")),
         job=(
             ("worker 1", "11.11.11.48:10002 is /job:ps/replica:0/task:1 there, not /job:ps/replica:0/task:0"),
             ("worker 1", "the host lists or the task indices do not fit"),
         ),
-        first="in another order",
+        first="differ in their order",
     ),
     "wrong order of the workers": Scenario(
         acts=(PS0, W0, Act("b", "worker 1", worker_hosts="11.11.11.48:20002,11.11.11.47:20001")),
@@ -302,8 +302,8 @@ SCENARIOS: dict[str, Scenario] = {
     "the own name means loopback": Scenario(
         acts=(Act("b", "worker 1", worker_hosts=NAMED),),
         prepare=_names("", "11.11.11.47 nodea\n127.0.1.1 nodeb"),
-        doctor=(("worker 1", "that name means 127.0.1.1 on this machine, where no other machine can reach it"),),
-        job=(("worker 1", "that name means 127.0.1.1 on this machine, where no other machine can reach it"),),
+        doctor=(("worker 1", "that name resolves to 127.0.1.1 on this machine, where no other machine can reach it"),),
+        job=(("worker 1", "that name resolves to 127.0.1.1 on this machine, where no other machine can reach it"),),
     ),
     "a name with an IPv6 address only": Scenario(
         acts=(Act("a", "ps 0", NAMED_PS), Act("b", "worker 1", NAMED_PS)),

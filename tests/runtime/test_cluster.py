@@ -64,7 +64,7 @@ BROKEN: dict[str, tuple[ClusterSpec, str]] = {
     "malformed": (dataclasses.replace(SPEC, ps_hosts=("10.0.0.1",)), "--ps_hosts, entry 0: '10.0.0.1' has no port"),
     "wildcard": (
         dataclasses.replace(SPEC, ps_hosts=("0.0.0.0:1",)),
-        "0.0.0.0:1 is no address that others can connect to",
+        "other tasks cannot connect to 0.0.0.0:1",
     ),
     "twice": (
         dataclasses.replace(SPEC, ps_hosts=("10.0.0.3:2222",)),

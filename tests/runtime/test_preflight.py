@@ -63,8 +63,10 @@ def test_bind_must_be_an_address_of_this_machine() -> None:
 
 def test_an_own_name_that_does_not_resolve_is_refused() -> None:
     (sentence,) = task_problems(_spec("no-such-host.invalid:4001"))
-    assert sentence.startswith("the name 'no-such-host.invalid' does not resolve (")
-    assert sentence.endswith("), and ps 0 is to listen there; correct the list, or give --bind=ADDRESS to listen on.")
+    assert sentence.startswith(
+        "ps 0 cannot listen at no-such-host.invalid:4001: the name 'no-such-host.invalid' does not"
+    )
+    assert sentence.endswith("); correct the host list, or add --bind=ADDRESS.")
 
 
 def test_a_peer_that_does_not_resolve_is_a_missing_task_and_no_bad_input() -> None:
@@ -77,7 +79,7 @@ def test_an_own_name_that_only_this_machine_can_reach_is_refused(monkeypatch: py
     monkeypatch.setattr(preflight, "is_local_address", lambda _host: True)
     port, other = free_ports(2)
     (sentence,) = task_problems(_spec(f"node1:{port}", f"node2:{other}"))
-    assert "that name means 127.0.1.1 on this machine, where no other machine can reach it" in sentence
+    assert "that name resolves to 127.0.1.1 on this machine, where no other machine can reach it" in sentence
     assert task_problems(_spec(f"node1:{port}", f"node1:{other}")) == []
 
 

@@ -47,8 +47,8 @@ def test_everybody_learns_the_whole_list(world: int) -> None:
 def test_a_missing_rank_is_named_by_rank_0() -> None:
     port = free_port()
     first, second = meet_all([meeting(rank, 4, port, timeout=0.5) for rank in (0, 2)])
-    assert "ranks 1, 3 of 4 did not come to 127.0.0.1" in first
-    assert "ended before all ranks had come" in second
+    assert "ranks 1, 3 of 4 did not connect to 127.0.0.1" in first
+    assert "ended before all ranks had connected" in second
 
 
 def test_rank_0_that_is_missing_is_named_by_the_others() -> None:
@@ -59,16 +59,16 @@ def test_rank_0_that_is_missing_is_named_by_the_others() -> None:
 def test_two_processes_with_one_rank() -> None:
     port = free_port()
     results = meet_all([meeting(0, 3, port, timeout=1.0), meeting(1, 3, port), meeting(1, 3, port)])
-    assert any("two processes say that they are rank 1" in str(result) for result in results)
-    assert "ranks 2 of 3 did not come" in results[0]
+    assert any("two processes have rank 1" in str(result) for result in results)
+    assert "ranks 2 of 3 did not connect" in results[0]
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"token": "other"}, "rank 0 has another token; start every process with the same job token"),
-        ({"version": "2"}, r"rank 0 has another version \(2, not 1\)"),
-        ({"world": 3}, r"rank 0 has another world \(3, not 2\)"),
+        ({"token": "other"}, "rank 0 has a different token; start every process with the same job token"),
+        ({"version": "2"}, r"rank 0 has a different version \(2, not 1\)"),
+        ({"world": 3}, r"rank 0 has a different world \(3, not 2\)"),
     ],
 )
 def test_a_process_of_another_job_is_refused(changes: dict[str, object], sentence: str) -> None:
