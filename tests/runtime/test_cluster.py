@@ -70,7 +70,7 @@ BROKEN: dict[str, tuple[ClusterSpec, str]] = {
         dataclasses.replace(SPEC, ps_hosts=("10.0.0.3:2222",)),
         "10.0.0.3:2222 is given for both ps 0 and worker 1",
     ),
-    "protocol": (dataclasses.replace(SPEC, protocol="pigeon"), "--server_protocol=pigeon is not known here"),
+    "protocol": (dataclasses.replace(SPEC, protocol="pigeon"), "--server_protocol=pigeon is not known"),
     "bind": (dataclasses.replace(SPEC, bind="a b"), "--bind: 'a b' in 'a b' is not a host name"),
     "startup_timeout": (dataclasses.replace(SPEC, startup_timeout=0.0), "--startup_timeout=0 leaves no time"),
     "stall_after": (dataclasses.replace(SPEC, stall_after=-1.0), "--stall_after=-1 leaves no time"),

@@ -36,7 +36,7 @@ def test_the_address_of_another_machine_is_refused() -> None:
     (sentence,) = task_problems(_spec(f"{FOREIGN}:4001"))
     assert sentence == (
         "ps 0 has the address 192.0.2.1:4001, which is not this machine's; start it there, "
-        "or give --bind=ADDRESS with the address to listen on here."
+        "or add --bind=ADDRESS with the address to listen on here."
     )
 
 
@@ -88,7 +88,7 @@ def test_a_taken_port_names_the_process_that_holds_it() -> None:
         port = listening.getsockname()[1]
         (sentence,) = task_problems(_spec(f"127.0.0.1:{port}"))
     assert sentence.startswith(f"port {port} is already taken on this machine by process {os.getpid()} (")
-    assert sentence.endswith("); end that process or use another port.")
+    assert sentence.endswith("); end that process, or use another port.")
 
 
 def test_a_port_is_free_again_while_connections_of_an_earlier_run_close() -> None:
