@@ -116,10 +116,10 @@ def test_a_folder_of_another_program_is_passed_over(written: Written) -> None:
 
 def test_a_checkpoint_of_another_run_is_named_and_never_mixed_in(written: Written) -> None:
     written.write(20)
-    with pytest.raises(CheckpointError, match=r"of another run: it has model=lenet, this run has model=vgg16"):
+    with pytest.raises(CheckpointError, match=r"belongs to another run: it has model=lenet, this run has model=vgg16"):
         resuming.newest(written.folder, (Setting("model", "vgg16"),), written.said.append)
     train_dir = str(written.folder.path.parent)
-    with pytest.raises(BadInput, match="of another run"):
+    with pytest.raises(BadInput, match="belongs to another run"):
         resuming.refuse_early(train_dir, (Setting("model", "vgg16"),))
     resuming.refuse_early(train_dir, SETTINGS)
 
@@ -139,7 +139,7 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(written: Written) -> Non
     file = written.folder.complete()[0] / MANIFEST
     text = file.read_bytes().partition(b"\n")[2].replace(b"shard-0-of-2.safetensors", b"../../../etc/passwd")
     file.write_bytes(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
-    with pytest.raises(CheckpointError, match="none of ours"):
+    with pytest.raises(CheckpointError, match="that Lockstep did not write"):
         verify(file.parent)
 
 

@@ -74,7 +74,7 @@ def test_a_folder_without_one_whole_checkpoint_is_refused_and_stays_as_it_is(
             start_of(tmp_path)
         (sentence,) = refused.value.sentences
         assert f"none of the 3 checkpoints in {written.folder.path} can be used" in sentence
-        assert "give another --train_dir, or begin at step 0 with --from_scratch" in sentence
+        assert "give another --train_dir, or start at step 0 with --from_scratch" in sentence
         assert names(tmp_path) == before
 
 
@@ -106,7 +106,7 @@ def test_damaged_ones_are_named_once_kept_under_another_name_and_never_removed(
         assert len([one for one in said if path.name in one]) == 1
     again: list[str] = []
     assert start_of(tmp_path, again) == 20
-    assert len(again) == 1, "the job begins with the checkpoint, and nothing else"
+    assert len(again) == 1, "the job starts from the checkpoint, and nothing else"
     keeps_one = Written(tmp_path, keep=1)
     assert [keeps_one.write(version) for version in (30, 50, 70)] == ["", "", ""]
     keeps_one.writer.close()
@@ -123,7 +123,7 @@ def test_a_folder_with_nothing_but_what_a_former_start_found_damaged_is_refused(
     assert start_of(tmp_path) == 40
     for path in others:
         shutil.rmtree(path)
-    with pytest.raises(BadInput, match="holds damaged checkpoints only"):
+    with pytest.raises(BadInput, match="has only damaged checkpoints"):
         start_of(tmp_path)
 
 
@@ -180,7 +180,7 @@ def test_a_manifest_of_nonsense_is_a_damaged_one(written: Written, tmp_path: Pat
     assert checkpoint.run(["show", str(tmp_path)]) == 1
     said: list[str] = []
     assert start_of(tmp_path, said) == 40
-    assert "none of ours" in said[0]
+    assert "that Lockstep did not write" in said[0]
 
 
 def test_looking_at_checkpoints_renames_none(written: Written, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_from_scratch_begins_at_the_beginning_and_puts_aside_what_was_there(
     said: list[str] = []
     assert start_of(tmp_path, said, from_scratch=True) == INITIAL_STEP
     aside = written.folder.path / "before-1"
-    assert said == [f"beginning from scratch: the checkpoints that were in {written.folder.path} are now in {aside}"]
+    assert said == [f"starting from scratch: the checkpoints that were in {written.folder.path} are now in {aside}"]
     assert names(aside) == before
     assert start_of(tmp_path) == INITIAL_STEP, "a lost server before the first checkpoint: back to the beginning"
     keeps_one = Written(tmp_path, keep=1)

@@ -75,7 +75,7 @@ def test_where_there_is_no_mps_that_is_said(place: Path) -> None:
     said: list[str] = []
     with shared_gpu({"PATH": str(place)}, said.append):
         pass
-    assert said == [f"server and workers take turns on a GPU: {CONTROL} is not on this machine"]
+    assert said == [f"server and workers take turns on a GPU: {CONTROL} is not installed on this machine"]
 
 
 def test_a_daemon_that_runs_already_is_used(place: Path) -> None:

@@ -179,7 +179,7 @@ def test_bad_luck_with_ports_has_an_end(script: str) -> None:
     with Program(command(Plan(script, {"worker 0": ["say=done"]}, stolen_ports=100))) as program:
         finished = program.wait(40)
     assert (finished.code, finished.stdout) == (2, "")
-    assert "found no free ports on 127.0.0.1 in 3 attempts" in finished.stderr
+    assert "another program took a port on 127.0.0.1 in each of 3 attempts" in finished.stderr
 
 
 def test_a_reserved_port_can_be_listened_at_by_who_knows_its_number() -> None:

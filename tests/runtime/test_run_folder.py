@@ -197,7 +197,7 @@ def test_a_named_folder_of_another_user_is_refused_and_the_report_is_in_a_safe_p
     assert left.where == shared / f"lockstep-{SOMEBODY}" / f"{JOB:016x}"
     assert {path.name for path in left.where.iterdir()} == {EVENTS, "report.txt"}
     assert left.problem.startswith(f"no report is written to {shared / 'named'}: it ")
-    assert left.problem.endswith(f"user {NOBODY}; give --train_dir a folder of your own")
+    assert left.problem.endswith(f"user {NOBODY}; give --train_dir a folder that you own")
     assert list((shared / "named").iterdir()) == list(home.iterdir()) == []
 
 

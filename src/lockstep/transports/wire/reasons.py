@@ -51,10 +51,10 @@ def _explain_status(code: grpc.StatusCode, details: str, address: str) -> str:
 
 def _explain_unavailable(details: str, address: str, probe_seconds: float) -> str:
     if "failed to connect" not in details and "resolving" not in details and "resolution" not in details:
-        # The call was under way when the connection ended.
+        # The call was running when the connection ended.
         if "reset" in details.lower():
-            return f"connection to {address} was reset by the other side ({details})"
-        return f"connection to {address} ended without a goodbye ({details})"
+            return f"the connection to {address} was reset by the other side ({details})"
+        return f"the connection to {address} ended without a goodbye ({details})"
     if "Connection refused" in details:
         return REFUSED.silence(address).text
     found = _probe(address, probe_seconds)
