@@ -53,11 +53,11 @@ def collect(
 
 def look_at(task: str, address: str, seconds: float, known: TaskView | None = None) -> Seen:
     """One task: its monitor at ``address``, then the task itself, at the address that the monitor gives."""
-    found = query_monitor_quickly(address, seconds)
-    if found.description is None:
-        silence = found.silence(address)
+    answer = query_monitor_quickly(address, seconds)
+    if answer.description is None:
+        silence = answer.found.silence(address)
         return Seen(task=task, address=address, view=known, silence=silence, monitor_silence=silence)
-    monitor = _view_of(found.description, found.snapshot)
+    monitor = _view_of(answer.description, answer.snapshot)
     seen = Seen(task=task, address=address, monitor=monitor, monitor_silence=NOT_SILENT, view=known)
     if known is not None:
         return seen

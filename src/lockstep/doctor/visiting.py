@@ -38,7 +38,8 @@ def look_at(visitor: TaskId, task: TaskId, address: str, word: bytes = b"") -> V
     answer = query_monitor(address)
     found = answer.description
     if found is None:
-        return VisitResult(Visit(str(visitor), str(task), address, answer.reach, f"{answer.phrase}{answer.note}"))
+        words = f"{answer.found.phrase}{answer.found.note}"
+        return VisitResult(Visit(str(visitor), str(task), address, answer.found.reach, words))
     visit = Visit(
         str(visitor),
         str(task),
@@ -109,7 +110,7 @@ def heard_from(told: dict[str, Any], task: str) -> tuple[PeerReport, tuple[Visit
 def _try_second_port(address: str, found: Description) -> str:
     if not address or found.exited:
         return ""
-    probed = probe(address, ASK_SECONDS)
+    probed = probe(address)
     # A task that has just ended refuses connections, which does not point to a firewall.
     return f"{address} {probed.phrase}" if probed.no_packet_returns else ""
 

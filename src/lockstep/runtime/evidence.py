@@ -64,7 +64,7 @@ def look(task: TaskId, address: str, seconds: float = ASK_SECONDS) -> AddressFin
     answer = query_monitor(address, seconds)
     found = answer.description
     if found is None:
-        return AddressFinding(answer.phrase, answer=answer.reach, note=answer.note)
+        return AddressFinding(answer.found.phrase, answer=answer.found.reach, note=answer.found.note)
     if found.task != str(task):
         return AddressFinding(phrases.is_another_task(found.task, task), None, True, refusal=Cause.WIRING)
     if found.exited:

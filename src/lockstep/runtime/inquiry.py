@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lockstep.protocol.ids import Role, TaskId
-from lockstep.protocol.timing import ASK_SECONDS, INQUIRY_SECONDS
+from lockstep.protocol.timing import INQUIRY_SECONDS
 from lockstep.runtime import phrases
 from lockstep.runtime.evidence import AddressFinding
 from lockstep.runtime.start_facts import StartFacts, list_difference, read_start_facts
@@ -22,7 +22,7 @@ _MOST_ASKED = 8
 
 def ask_start(address: str) -> StartFacts | None:
     """What the task behind the monitor at ``address`` was started with; None if that cannot be found out."""
-    if not probe(address, ASK_SECONDS).is_open:
+    if not probe(address).is_open:
         return None
     return read_start_facts(snapshot_fields(address, "Monitor").get("start"))
 
@@ -36,7 +36,7 @@ def why_it_does_not_come(ours: StartFacts, finding: AddressFinding, address: str
     theirs = read_start_facts(snapshot_fields(address, "Monitor").get("start"))
     if theirs is not None and (difference := list_difference(ours, theirs)) is not None:
         return phrases.is_up_but(difference)
-    if not found.task_address or not probe(found.task_address, ASK_SECONDS).is_open:
+    if not found.task_address or not probe(found.task_address).is_open:
         return ""
     for link in snapshot_fields(found.task_address, "Task").get("links", ()):
         if isinstance(link, dict) and link.get("peer") == ours.task and link.get("state") != "up":

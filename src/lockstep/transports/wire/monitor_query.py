@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lockstep.protocol.messages import Description
-from lockstep.protocol.reach import Reach, Silence
+from lockstep.protocol.reach import Reach
 from lockstep.protocol.timing import ASK_SECONDS, PROBE_SECONDS
 from lockstep.transports import phrases
 from lockstep.transports.wire.monitor_client import Unreachable, describe, describe_with_snapshot
@@ -14,17 +14,15 @@ from lockstep.transports.wire.tcp_probe import Probe, probe, probe_program
 
 @dataclass(frozen=True, slots=True)
 class MonitorAnswer:
-    """``description`` is what a monitor answered; without one, ``phrase`` continues from the address and says why."""
+    """``description`` is what a monitor answered; without one, ``found`` says what is there instead."""
 
-    reach: Reach
-    phrase: str = ""
-    note: str = ""
+    found: Probe
     description: Description | None = None
     snapshot: bytes = b""
     """The monitor's snapshot, where it was asked for and came."""
 
-    def silence(self, address: str) -> Silence:
-        return Probe(self.reach, self.phrase, self.note).silence(address)
+
+_A_MONITOR = Probe(Reach.LOCKSTEP)
 
 
 def query_monitor(address: str, seconds: float = ASK_SECONDS) -> MonitorAnswer:
@@ -32,14 +30,14 @@ def query_monitor(address: str, seconds: float = ASK_SECONDS) -> MonitorAnswer:
 
     ``seconds``: how long one that accepts connections may take to answer.
     """
-    probed = probe(address, ASK_SECONDS)
+    probed = probe(address)
     if not probed.is_open:
-        return _nobody(probed)
+        return MonitorAnswer(probed)
     try:
-        return MonitorAnswer(Reach.LOCKSTEP, description=describe(address, seconds))
+        return MonitorAnswer(_A_MONITOR, describe(address, seconds))
     except Unreachable as error:
         program = probe_program(address)
-        return _nobody(Probe(Reach.MUTE, _why(error, seconds)) if program.is_open else program)
+        return MonitorAnswer(Probe(Reach.MUTE, _why(error, seconds)) if program.is_open else program)
 
 
 def query_monitor_quickly(address: str, seconds: float) -> MonitorAnswer:
@@ -49,19 +47,15 @@ def query_monitor_quickly(address: str, seconds: float) -> MonitorAnswer:
     """
     probed = probe(address, min(PROBE_SECONDS, seconds), lookup_seconds=3 * seconds + PROBE_SECONDS)
     if not probed.is_open:
-        return _nobody(probed)
+        return MonitorAnswer(probed)
     try:
-        description, snapshot = describe_with_snapshot(address, seconds, PROBE_SECONDS)
+        return MonitorAnswer(_A_MONITOR, *describe_with_snapshot(address, seconds, PROBE_SECONDS))
     except Unreachable as error:
-        return MonitorAnswer(error.reach, _why(error, seconds))
-    return MonitorAnswer(Reach.LOCKSTEP, description=description, snapshot=snapshot)
-
-
-def _nobody(found: Probe) -> MonitorAnswer:
-    return MonitorAnswer(found.reach, found.phrase, found.note)
+        return MonitorAnswer(Probe(error.reach, _why(error, seconds)))
 
 
 def _why(error: Unreachable, seconds: float) -> str:
+    """Why what accepts connections is not a monitor that answers; continues from the address."""
     if error.reach is Reach.MUTE:
         return phrases.accepts_without_answer(seconds)
     return phrases.accepts_but(error.reason)
