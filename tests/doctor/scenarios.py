@@ -1,4 +1,4 @@
-"""Mis-configurations of a cluster: who starts what where, and the sentence that must come of it.
+"""Misconfigurations of a cluster: what is started where, and the sentence that must result.
 
 The hosts are those of the public reports: a is 11.11.11.47 and 12.12.12.43, b is 11.11.11.48 and 12.12.12.44.
 ``doctor`` and ``job`` are texts that the task of that name must print, from ``lockstep doctor`` and from the start;
@@ -19,7 +19,7 @@ WORKERS = "11.11.11.47:20001,11.11.11.48:20002"
 
 @dataclass(frozen=True)
 class Act:
-    """One task, as somebody starts it."""
+    """One task, as a user starts it."""
 
     host: str
     task: str
@@ -29,7 +29,7 @@ class Act:
     environment: Mapping[str, str] = field(default_factory=dict)
     before: str = ""
     name: str = ""
-    """How the scenario calls it, where two have the same task."""
+    """Its name in the scenario, where two have the same task."""
 
     def flags(self) -> list[str]:
         job, index = self.task.split()
@@ -44,7 +44,7 @@ def nothing(network: Network) -> None:
 
 @dataclass(frozen=True)
 class Scenario:
-    """``doctor`` and ``job``: who says what. ``others``: programs that run on a host meanwhile."""
+    """``doctor`` and ``job``: which task prints what. ``others``: programs that run on a host meanwhile."""
 
     acts: tuple[Act, ...]
     doctor: tuple[tuple[str, str], ...]
@@ -61,7 +61,7 @@ ALL = (PS0, W0, W1)
 
 
 def listening(address: str, port: int, says: str) -> tuple[str, ...]:
-    """A program that holds a port and greets with ``says``, or says nothing."""
+    """A program that holds a port and greets with ``says``, or sends nothing."""
     script = (
         "import socket,sys\n"
         f"s=socket.create_server(('{address}',{port}))\n"

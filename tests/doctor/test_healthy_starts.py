@@ -1,4 +1,4 @@
-"""A healthy cluster gives no finding: not to ``doctor``, and not while it starts, in whichever order."""
+"""A healthy cluster yields no finding, neither from ``doctor`` nor while it starts, in any order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FINDING = re.compile(
 
 def test_doctors_on_all_tasks_find_nothing_in_five_seconds() -> None:
     with plain_cluster(2, 2) as cluster:
-        # They do not start in the same instant on a busy machine; the last one finds all others waiting for it.
+        # They do not start at the same instant on a busy machine; the last one finds all others waiting for it.
         doctors = {task: cluster.doctor(task, "--json", "--wait=15") for task in cluster.shape.tasks()}
         try:
             done = {task: program.wait(20) for task, program in doctors.items()}
@@ -42,7 +42,7 @@ def test_doctors_on_all_tasks_find_nothing_in_five_seconds() -> None:
         assert {pair["to"] for pair in said["pairs"] if pair["reached"]} == {str(one) for one in cluster.addresses}
 
 
-def test_doctor_asks_a_job_that_runs() -> None:
+def test_doctor_queries_a_running_job() -> None:
     with plain_cluster(1, 1) as cluster:
         for task in cluster.shape.tasks():
             cluster.start(task, hold=True)
@@ -73,7 +73,7 @@ def test_doctor_names_the_job_that_was_left_behind() -> None:
 
 
 @pytest.mark.slow
-def test_doctor_sees_a_second_one_with_its_index_that_comes_later() -> None:
+def test_doctor_sees_a_second_task_with_its_index_that_starts_later() -> None:
     with plain_cluster(1, 2) as cluster:
         elsewhere = free_port()
         flags = ("--wait=6", f"--bind=127.0.0.1:{elsewhere}")

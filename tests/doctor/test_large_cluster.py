@@ -19,7 +19,7 @@ SERVERS, WORKERS = 4, 36
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_sources() -> None:
-    """An installed Lockstep has its bytecode beside it; where Python may not write any, each of the 120 processes
+    """An installed Lockstep has its bytecode next to it; where Python may not write any, each of the 120 processes
     would compile all of it again, which is not what is measured here."""
     assert compileall.compile_dir(SOURCES, quiet=2)
 

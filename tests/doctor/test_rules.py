@@ -1,4 +1,4 @@
-"""Each rule gives its own sentence for its defect, and nothing where all is well."""
+"""Each rule yields its own sentence for its defect, and nothing for a healthy cluster."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_healthy_cluster_has_no_finding() -> None:
     assert analyse(ClusterFacts(own=OWN, protocol="grpc", visits=visits, reports=reports)) == []
 
 
-def test_a_missing_task_is_a_defect_only_once_others_are_there() -> None:
+def test_a_missing_task_is_a_defect_only_once_others_are_up() -> None:
     refused = visit(PS0, W1, Reach.REFUSED)
     alone = analyse(ClusterFacts(own=OWN, protocol="grpc", visits=(refused,)))
     assert [finding.keeps_from_working for finding in alone] == [False]
@@ -286,7 +286,7 @@ def test_lists_are_compared_by_what_they_mean() -> None:
     assert list_difference(one, start(str(W0), ps_hosts=("nodea:1001",))) is not None
 
 
-def test_what_others_say_is_read_back_and_anything_else_refused() -> None:
+def test_what_others_report_is_read_back_and_anything_else_refused() -> None:
     shared = Shared((GOOD_PORT,), DataFolder("/d", 3, "abc"), (DoctorFinding(FindingKind.LIMIT, "too small", False),))
     assert read_shared(shared_to_json(shared)) == shared
     visits = (visit(PS0, W1, Reach.REFUSED, words="w"),)
@@ -298,7 +298,7 @@ def test_what_others_say_is_read_back_and_anything_else_refused() -> None:
         assert read_start_facts(nonsense) is None
 
 
-def test_a_refusal_from_before_a_task_was_there_does_not_count() -> None:
+def test_a_refusal_from_before_a_task_was_up_does_not_count() -> None:
     reached, refused = visit(PS0, W1, Reach.LOCKSTEP), visit(W0, W1, Reach.REFUSED)
     up, since = Story(10.0, (reached,)), {str(W1): 8.0}
     assert without_early_refusals([up, Story(9.0, (refused,))], {}) == [reached]

@@ -1,4 +1,4 @@
-"""Whatever a disk does, the thread that writes checkpoints lives on, answers, and says what is wrong, once."""
+"""Whatever a disk does, the thread that writes checkpoints survives, answers, and reports the problem once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_folder_in_the_place_of_the_shard_costs_one_checkpoint_and_not_the_thr
     assert str(written.folder.path) in written.said[0]
 
 
-def test_a_failure_is_said_once_for_as_long_as_it_lasts_and_so_is_its_end(written: Written) -> None:
+def test_a_failure_is_reported_once_for_as_long_as_it_lasts_and_so_is_its_end(written: Written) -> None:
     written.folder.path.write_bytes(b"a file where the folder should be")
     assert written.write(20) == written.write(40) != ""
     failing = [written.writer.failing]
@@ -61,7 +61,7 @@ def test_a_train_dir_that_is_removed_while_a_checkpoint_is_written_costs_that_on
     assert versions(written.folder) == [60]
 
 
-def test_what_is_no_error_of_a_disk_is_answered_too(written: Written) -> None:
+def test_an_error_that_is_not_the_disks_is_answered_too(written: Written) -> None:
     data = memoryview(b"1234")
     tensor = NamedTensor("value|0||a", "U8", (4,), data)
     data.release()
@@ -108,8 +108,8 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_disk_that_becomes_read_only_under_a_half_written_shard_is_said_and_survived(disk: Path) -> None:
-    """As many file systems do after an error of the disk: nothing can be removed any more."""
+def test_a_disk_that_becomes_read_only_under_a_half_written_shard_is_reported_and_survived(disk: Path) -> None:
+    """As many file systems behave after a disk error: nothing can be removed any more."""
     made = Written(disk)
     assert made.write(20) == ""
     half = made.folder.part(40, JOB) / "shard-0-of-2.safetensors"

@@ -1,4 +1,4 @@
-"""The description of a cluster, one test a rule."""
+"""The description of a cluster, one test per rule."""
 
 from __future__ import annotations
 

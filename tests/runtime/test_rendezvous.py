@@ -1,4 +1,4 @@
-"""Processes that know only their rank and where rank 0 is find each other, or say who is missing."""
+"""Processes that know only their rank and where rank 0 is find each other, or report which is missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def meeting(rank: int, world: int, port: int, **changes: object) -> RendezvousSp
 
 
 def meet_all(meetings: list[RendezvousSpec]) -> list[tuple[str, ...] | str]:
-    """What each gets: the list, or the sentence of its error."""
+    """What each receives: the list, or the sentence of its error."""
     results: list[tuple[str, ...] | str] = [""] * len(meetings)
 
     def one(index: int) -> None:
@@ -29,7 +29,7 @@ def meet_all(meetings: list[RendezvousSpec]) -> list[tuple[str, ...] | str]:
             results[index] = str(error)
 
     threads = [threading.Thread(target=one, args=(index,)) for index in range(len(meetings))]
-    for thread in reversed(threads):  # rank 0 comes last: the order does not matter
+    for thread in reversed(threads):  # rank 0 starts last: the order does not matter
         thread.start()
     for thread in threads:
         thread.join(20)
@@ -38,7 +38,7 @@ def meet_all(meetings: list[RendezvousSpec]) -> list[tuple[str, ...] | str]:
 
 
 @pytest.mark.parametrize("world", [1, 2, 5])
-def test_everybody_learns_the_whole_list(world: int) -> None:
+def test_every_rank_receives_the_whole_list(world: int) -> None:
     port = free_port()
     expected = tuple(f"127.0.0.1:{4000 + rank}" for rank in range(world))
     assert meet_all([meeting(rank, world, port) for rank in range(world)]) == [expected] * world

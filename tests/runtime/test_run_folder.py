@@ -1,4 +1,4 @@
-"""The folder of a run in a temporary directory that others were in before us."""
+"""The folder of a run in a temporary directory where other users were first."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SECRET = "what only its owner may change\n"
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The temporary directory of this test."""
-    tmp_path_factory.getbasetemp()  # pytest's own is made where the temporary directory is when it is first wanted
+    tmp_path_factory.getbasetemp()  # pytest makes its own on first use, where the temporary directory is then
     with everybodys_folder() as folder:
         monkeypatch.setattr("tempfile.tempdir", str(folder))
         yield folder
@@ -49,7 +49,7 @@ def victim(shared: Path) -> Path:
 
 
 def leave_both(asked: str = "", job: int = JOB) -> WriteResult:
-    """What a task leaves behind when a job ends badly: a report, and a line among the events."""
+    """What a task leaves behind when a job fails: a report, and a line among the events."""
     with closing(RunFolder(asked, lambda: job)) as folder:
         left = folder.write({"report.txt": b"why\n"})
         event = folder.append(EVENTS, b"{}\n", make=True)
@@ -63,12 +63,12 @@ def is_private(path: Path) -> bool:
     return found.st_uid == US and stat.S_IMODE(found.st_mode) == wanted
 
 
-# -- somebody was here before us --
+# -- another user was there first --
 
 
 @needs_root
 def test_a_job_writes_to_nothing_that_another_user_has_planted(shared: Path, victim: Path, tmp_path: Path) -> None:
-    """Whoever asks a task learns the job's number, and with it the name of the folder."""
+    """Anyone who asks a task learns the job's number, and with it the name of the folder."""
     faults = (DropMessage(str(worker(1)), str(server(0)), "Pull", 5, times=1),)
 
     def work(node: WorkerNode) -> None:
@@ -243,7 +243,7 @@ def test_a_temporary_directory_that_cannot_be_written_is_a_sentence_with_a_remed
     assert problem == f"cannot write to {tmp_path / 'gone'}: No such file or directory; set TMPDIR to another folder"
 
 
-def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
+def test_files_are_whole_or_absent(tmp_path: Path) -> None:
     with closing(RunFolder(str(tmp_path / "new"), lambda: JOB)) as folder:
         folder.write({"a.txt": b"1", "b.txt": b"2"})
         (tmp_path / "new" / "c.txt").mkdir()
@@ -278,8 +278,8 @@ def test_of_many_folders_the_newest_are_kept(shared: Path) -> None:
     assert run_folders() == [newest, *reversed(made[1:])]
 
 
-def test_the_folder_of_a_living_job_is_never_removed(shared: Path) -> None:
-    """Also if the task that made it is gone: another task of the job holds it."""
+def test_the_folder_of_a_running_job_is_never_removed(shared: Path) -> None:
+    """Even if the task that made it is gone: another task of the job holds it."""
     old = age(leave_both(job=1).where, 2 * KEEP_SECONDS)
     with closing(RunFolder("", lambda: 1)) as living:
         living.hold()
