@@ -55,7 +55,7 @@ def test_doctor_queries_a_running_job() -> None:
         with cluster.doctor(worker(0), "--batch_size=7") as doctor:
             other = doctor.wait(20)
     assert other.code == 1
-    assert "was started with other flags than these: it has batch_size=32, these have batch_size=7" in other.stdout
+    assert "but with different flags: it has batch_size=32, this command line has batch_size=7" in other.stdout
 
 
 def test_doctor_names_the_job_that_was_left_behind() -> None:
@@ -69,7 +69,7 @@ def test_doctor_names_the_job_that_was_left_behind() -> None:
             done = doctor.wait(20)
     assert done.code == 1
     assert "worker 0 is already running here as process" in done.stdout
-    assert "it has other host lists" in done.stdout
+    assert "its host lists differ" in done.stdout
 
 
 @pytest.mark.slow

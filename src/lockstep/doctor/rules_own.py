@@ -43,7 +43,7 @@ def judge_own_address(
     if not difference:
         return OwnAddress(replace(port, problem="", running=True), told, (remark,))
     problem = (
-        f"{who} is already running here as {visit.process}, but with other flags than these: {difference}; end that "
+        f"{who} is already running here as {visit.process}, but with different flags: {difference}; end that "
         "process if it belongs to an earlier job."
     )
     return OwnAddress(replace(port, problem=problem, kind=FindingKind.OLD_JOB, running=True), told)
@@ -64,5 +64,5 @@ def _difference(ours: StartFacts, told: StartFacts) -> str:
     if not ours.settings or not told.settings:
         return ""
     for name, mine, theirs in setting_differences(ours, told):
-        return f"it has {name}={theirs}, here it is {name}={mine}"
+        return f"it has {name}={theirs}, this command line has {name}={mine}"
     return ""
