@@ -63,7 +63,7 @@ OUR_OWN_FORMATS = {
     "diagnose/evidence.py": "task names",
     "protocol/ids.py": "task names",
     "protocol/keys.py": "tensor keys",
-    "runtime/addresses.py": "host:port",
+    "transports/wire/addresses.py": "host:port",
     "runtime/checkpoints.py": "names of files",
     "runtime/rendezvous.py": "addresses",
     "runtime/run_folder.py": "names of folders",

@@ -27,7 +27,7 @@ from lockstep.runtime.monitor.companion import CompanionError, start_companion
 from lockstep.runtime.node import NodeConfig
 from lockstep.runtime.outcome import JobEndedError, Outcome
 from lockstep.runtime.preflight import protocol_problems
-from lockstep.runtime.rendezvous import Meeting, RendezvousError, free_port, meet
+from lockstep.runtime.rendezvous import RendezvousError, RendezvousSpec, free_port, meet
 from lockstep.runtime.resuming import beginning_in
 from lockstep.runtime.signals import TaskSignals
 from lockstep.runtime.watchdog import WatchSettings
@@ -314,7 +314,7 @@ def _gather(spec: ClusterSpec, launch: Launch, servers: int) -> ClusterSpec:
             f"{launch.launcher} started {launch.world} processes, and servers={servers} leaves "
             f"{max(0, launch.world - servers)} to train; start at least one more process than there are servers."
         )
-    meeting = Meeting(
+    meeting = RendezvousSpec(
         rank=launch.rank,
         world=launch.world,
         address=launch.address,

@@ -46,7 +46,7 @@ SENTENCES: dict[str, str] = {
         "--task_index=-1 is out of range: --ps_hosts has 1 address, so only --task_index=0 exists."
     ),
     "--job_name=ps --ps_hosts=a:1 --worker_hosts=b:1,A:1": (
-        "A:1 is given for both ps 0 and worker 1; give each task a port of its own."
+        "A:1 is given for both ps 0 and worker 1; give each task its own port."
     ),
     "--job_name=ps --ps_hosts=a --worker_hosts=b:1": (
         "--ps_hosts, entry 0: 'a' has no port; write HOST:PORT, for example a:2222."

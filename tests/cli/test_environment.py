@@ -7,7 +7,7 @@ import pytest
 from lockstep.cli.environment import FIRST_PORT, LAST_PORT, Launch, first_node, launched_by
 from lockstep.cli.library_flags import cluster_flags
 from lockstep.errors import BadInput
-from lockstep.runtime.addresses import Address
+from lockstep.transports.wire.addresses import Address
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 SRUN = {

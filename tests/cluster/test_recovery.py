@@ -99,7 +99,7 @@ def test_a_run_goes_on_compiled_and_with_another_type_on_the_wire_and_says_so(tm
     done = run_lockstep(*flags, "--num_batches=6", "--compile", "--wire_dtype=float16", timeout=300)
     assert done.code == 0, done.stderr
     assert "Resuming at step 4" in done.stdout
-    assert "resuming with wire_dtype=float16, saved with float32; gradients are rounded in another way" in done.stderr
+    assert "resuming with wire_dtype=float16, saved with float32; gradients are rounded differently" in done.stderr
     assert "resuming with compile=True, saved with False" in done.stderr
 
 
@@ -196,7 +196,7 @@ def test_a_train_dir_of_another_run_is_refused(tmp_path: Path) -> None:
     assert run_lockstep("bench", *flags, "--model=lenet", f"--train_dir={tmp_path}", timeout=50).code == 0
     done = run_lockstep("bench", *flags, "--model=alexnet", f"--train_dir={tmp_path}", timeout=50)
     assert done.code == 2
-    assert "is of another run: it has model=lenet, this run has model=alexnet" in done.stderr
+    assert "belongs to another run: it has model=lenet, this run has model=alexnet" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -221,7 +221,7 @@ def test_a_local_cluster_ends_with_one_sentence(signum: signal.Signals, slow_tor
     with start_lockstep(
         "bench", "--ps=1", "--workers=2", "--device=cpu", "--model=lenet", FOREVER, environment=slow_torch
     ) as program:
-        program.wait_for("3 of 3 tasks are there", 30)
+        program.wait_for("3 of 3 tasks are up", 30)
         before = program.stderr()
         program.signal(signum)
         ended = program.wait(END_SECONDS)

@@ -14,7 +14,7 @@ from lockstep.protocol.ids import ClusterShape, TaskId, server, worker
 from lockstep.protocol.journal import Journal
 from lockstep.protocol.member import MemberMachine
 from lockstep.protocol.messages import Description, End, Join, Refused, Setting
-from lockstep.runtime.evidence import Finding, how_it_ended, proof_of_end
+from lockstep.runtime.evidence import AddressFinding, how_it_ended, proof_of_end
 from lockstep.runtime.failures import failure_of
 
 SHAPE = ClusterShape(1, 2)
@@ -42,13 +42,13 @@ def description(**changes: object) -> Description:
 @pytest.mark.parametrize(("code", "cause"), [(-9, Cause.DEAD), (-11, Cause.DEAD), (7, Cause.DEAD), (-64, Cause.DEAD)])
 def test_the_word_of_a_monitor_on_the_end_of_its_task_is_dead(code: int, cause: Cause) -> None:
     found = description(exit_code=code)
-    proof = proof_of_end(Finding(how_it_ended(found), found, True), LIFE)
+    proof = proof_of_end(AddressFinding(how_it_ended(found), found, True), LIFE)
     assert proof is not None
     assert proof.cause is cause
 
 
 def test_another_life_at_the_address_is_a_stale_incarnation() -> None:
-    proof = proof_of_end(Finding("", description(exited=False, incarnation=8), True), LIFE)
+    proof = proof_of_end(AddressFinding("", description(exited=False, incarnation=8), True), LIFE)
     assert proof is not None
     assert proof.cause is Cause.STALE_INCARNATION
 

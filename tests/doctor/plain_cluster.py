@@ -31,19 +31,19 @@ class PlainCluster:
         return [f"--ps_hosts={servers}", f"--worker_hosts={workers}", "--device=cpu", "--server_protocol=grpc", *named]
 
     def start(self, task: TaskId, *more: str, hold: bool = False) -> Program:
-        """Start one task the way a person does."""
+        """Start one task the way a user does."""
         environment = {"PYTHONPATH": SOURCES, **({"PLAIN_HOLD": "1"} if hold else {})}
         self.programs[task] = Program([*PLAIN, "bench", *self.flags(task), *more], environment)
         return self.programs[task]
 
     def doctor(self, task: TaskId | None, *more: str) -> Program:
-        """``lockstep doctor`` for a task, or for all of this machine; to be used in a ``with`` block."""
+        """``lockstep doctor`` for a task, or for all tasks of this machine; use it in a ``with`` block."""
         return Program([*PLAIN, "doctor", *self.flags(task), *more], {"PYTHONPATH": SOURCES})
 
 
 @contextlib.contextmanager
 def plain_cluster(servers: int, workers: int) -> Iterator[PlainCluster]:
-    """A cluster whose tasks the test starts; whatever still runs at the end is killed."""
+    """A cluster whose tasks the test starts; anything still running at the end is killed."""
     shape = ClusterShape(servers, workers)
     ports = free_ports(servers + workers)
     cluster = PlainCluster(shape, {task: f"127.0.0.1:{port}" for task, port in zip(shape.tasks(), ports, strict=True)})

@@ -1,4 +1,4 @@
-"""Mis-configurations of a cluster: who starts what where, and the sentence that must come of it.
+"""Misconfigurations of a cluster: what is started where, and the sentence that must result.
 
 The hosts are those of the public reports: a is 11.11.11.47 and 12.12.12.43, b is 11.11.11.48 and 12.12.12.44.
 ``doctor`` and ``job`` are texts that the task of that name must print, from ``lockstep doctor`` and from the start;
@@ -19,7 +19,7 @@ WORKERS = "11.11.11.47:20001,11.11.11.48:20002"
 
 @dataclass(frozen=True)
 class Act:
-    """One task, as somebody starts it."""
+    """One task, as a user starts it."""
 
     host: str
     task: str
@@ -29,7 +29,7 @@ class Act:
     environment: Mapping[str, str] = field(default_factory=dict)
     before: str = ""
     name: str = ""
-    """How the scenario calls it, where two have the same task."""
+    """Its name in the scenario, where two have the same task."""
 
     def flags(self) -> list[str]:
         job, index = self.task.split()
@@ -44,7 +44,7 @@ def nothing(network: Network) -> None:
 
 @dataclass(frozen=True)
 class Scenario:
-    """``doctor`` and ``job``: who says what. ``others``: programs that run on a host meanwhile."""
+    """``doctor`` and ``job``: which task prints what. ``others``: programs that run on a host meanwhile."""
 
     acts: tuple[Act, ...]
     doctor: tuple[tuple[str, str], ...]
@@ -61,7 +61,7 @@ ALL = (PS0, W0, W1)
 
 
 def listening(address: str, port: int, says: str) -> tuple[str, ...]:
-    """A program that holds a port and greets with ``says``, or says nothing."""
+    """A program that holds a port and greets with ``says``, or sends nothing."""
     script = (
         "import socket,sys\n"
         f"s=socket.create_server(('{address}',{port}))\n"
@@ -125,7 +125,7 @@ SCENARIOS: dict[str, Scenario] = {
     ),
     "one task missing": Scenario(
         acts=(PS0, W0),
-        doctor=(("ps 0", "worker 1 is missing: 11.11.11.48:20002 refuses connections, nothing listens there"),),
+        doctor=(("ps 0", "worker 1 is missing: 11.11.11.48:20002 refuses connections, so nothing listens there"),),
         job=(
             ("ps 0", "task:1: 11.11.11.48:20002 refuses connections since"),
             ("worker 0", "task:1: 11.11.11.48:20002 refuses connections since"),
@@ -155,12 +155,12 @@ SCENARIOS: dict[str, Scenario] = {
             Act("a", "worker 0", REPORT_3_PS),
             Act("b", "worker 1", "11.11.11.48:10002,11.11.11.47:10001"),
         ),
-        doctor=(("worker 1", "the host lists differ, in another order,"), ("ps 0", "in another order")),
+        doctor=(("worker 1", "the host lists differ in their order:"), ("ps 0", "differ in their order")),
         job=(
             ("worker 1", "11.11.11.48:10002 is /job:ps/replica:0/task:1 there, not /job:ps/replica:0/task:0"),
             ("worker 1", "the host lists or the task indices do not fit"),
         ),
-        first="in another order",
+        first="differ in their order",
     ),
     "wrong order of the workers": Scenario(
         acts=(PS0, W0, Act("b", "worker 1", worker_hosts="11.11.11.48:20002,11.11.11.47:20001")),
@@ -187,20 +187,20 @@ SCENARIOS: dict[str, Scenario] = {
             ("worker 1", "port 20002 is already taken on this machine by process"),
             (
                 "ps 0",
-                "11.11.11.48:20002, the address of worker 1, is another program, not Lockstep (it says 'SSH-2.0-test",
+                "11.11.11.48:20002, the address of worker 1, is another program, not Lockstep (it sends 'SSH-2.0-test",
             ),
         ),
         job=(
             ("worker 1", "port 20002 is already taken on this machine by process"),
-            ("ps 0", "11.11.11.48:20002 is another program, not Lockstep (it says 'SSH-2.0-test')"),
+            ("ps 0", "11.11.11.48:20002 is another program, not Lockstep (it sends 'SSH-2.0-test')"),
         ),
         first="port 20002",
     ),
     "a peer's port held by a program that says nothing": Scenario(
         acts=(PS0, W0),
         others=(("b", listening("11.11.11.48", 20002, "")),),
-        doctor=(("ps 0", "11.11.11.48:20002, the address of worker 1, accepts connections but says nothing"),),
-        job=(("ps 0", "11.11.11.48:20002 accepts connections but says nothing"),),
+        doctor=(("ps 0", "11.11.11.48:20002, the address of worker 1, accepts connections but sends nothing"),),
+        job=(("ps 0", "11.11.11.48:20002 accepts connections but sends nothing"),),
     ),
     "two workers with one index": Scenario(
         acts=(
@@ -208,7 +208,7 @@ SCENARIOS: dict[str, Scenario] = {
             Act("a", "worker 0", environment={"PLAIN_HOLD": "1"}),
             Act("b", "worker 0", more=("--bind=11.11.11.48:20009",), name="second worker 0"),
         ),
-        doctor=(("second worker 0", "worker 0 is at 11.11.11.47:20001 already, as process"),),
+        doctor=(("second worker 0", "worker 0 is already running at 11.11.11.47:20001 as process"),),
         job=(("worker 0|second worker 0", "two tasks were started with the same --job_name and --task_index"),),
     ),
     "another model": Scenario(
@@ -257,16 +257,16 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         job=(
             ("worker 1", "11.11.11.47:10001 gives no answer since"),
-            ("ps 0", "does not reach ps 0: from there, 11.11.11.47:10001 gives no answer"),
+            ("ps 0", "does not reach ps 0: from there, 11.11.11.47:10001 did not answer"),
         ),
-        first="a firewall drops what goes from worker 1 to",
+        first="a firewall drops connections from worker 1 to",
     ),
     "firewall in both directions": Scenario(
         acts=ALL,
         prepare=_drop_both,
         doctor=(
-            ("worker 1", "ps 0 cannot be reached from worker 1: 11.11.11.47:10001 gives no answer within"),
-            ("ps 0", "worker 1 cannot be reached from ps 0: 11.11.11.48:20002 gives no answer within"),
+            ("worker 1", "ps 0 cannot be reached from worker 1: 11.11.11.47:10001 did not answer within"),
+            ("ps 0", "worker 1 cannot be reached from ps 0: 11.11.11.48:20002 did not answer within"),
         ),
         job=(
             ("worker 1", "11.11.11.47:10001 gives no answer since"),
@@ -276,7 +276,7 @@ SCENARIOS: dict[str, Scenario] = {
     "firewall that rejects": Scenario(
         acts=ALL,
         prepare=_reject_from_b,
-        doctor=(("worker 1", "although ps 0 reaches worker 1: a firewall rejects what goes from worker 1 to ps 0"),),
+        doctor=(("worker 1", "although ps 0 reaches worker 1: a firewall rejects connections from worker 1 to ps 0"),),
         job=(("ps 0", "does not reach ps 0: from there, 11.11.11.47:10001 refuses connections"),),
     ),
     "firewall that lets the listed ports through only": Scenario(
@@ -294,41 +294,41 @@ SCENARIOS: dict[str, Scenario] = {
         acts=(Act("a", "ps 0", NAMED_PS), Act("b", "worker 1", NAMED_PS)),
         prepare=_names("11.11.11.47 nodea", "127.0.1.1 nodea"),
         doctor=(
-            ("worker 1", "the name 'nodea' of ps 0 means 127.0.1.1 on this machine, which is this machine itself"),
+            ("worker 1", "the host name 'nodea' of ps 0 resolves to 127.0.1.1 here, which is this machine itself"),
         ),
-        job=(("worker 1", "nodea means 127.0.1.1 on this machine, which is this machine itself; correct /etc/hosts"),),
-        first="the name 'nodea'",
+        job=(("worker 1", "here nodea resolves to 127.0.1.1, which is this machine itself; correct /etc/hosts"),),
+        first="the host name 'nodea'",
     ),
     "the own name means loopback": Scenario(
         acts=(Act("b", "worker 1", worker_hosts=NAMED),),
         prepare=_names("", "11.11.11.47 nodea\n127.0.1.1 nodeb"),
-        doctor=(("worker 1", "that name means 127.0.1.1 on this machine, where no other machine can reach it"),),
-        job=(("worker 1", "that name means 127.0.1.1 on this machine, where no other machine can reach it"),),
+        doctor=(("worker 1", "that name resolves to 127.0.1.1 on this machine, where no other machine can reach it"),),
+        job=(("worker 1", "that name resolves to 127.0.1.1 on this machine, where no other machine can reach it"),),
     ),
     "a name with an IPv6 address only": Scenario(
         acts=(Act("a", "ps 0", NAMED_PS), Act("b", "worker 1", NAMED_PS)),
         prepare=_names("11.11.11.47 nodea", "fd11::47 nodea"),
-        doctor=(("worker 1", "the name 'nodea' of ps 0 means the IPv6 address fd11::47 only, and nobody listens"),),
-        job=(("worker 1", "nodea means the IPv6 address fd11::47 only"),),
+        doctor=(("worker 1", "the host name 'nodea' of ps 0 resolves only to the IPv6 address fd11::47, where"),),
+        job=(("worker 1", "nodea resolves only to the IPv6 address fd11::47"),),
     ),
     "a name that does not resolve": Scenario(
         acts=(Act("a", "ps 0", worker_hosts="nodea:20001,nodex:20002"),),
         prepare=_names("11.11.11.47 nodea", ""),
-        doctor=(("ps 0", "the name 'nodex' of worker 1 does not resolve on this machine"),),
+        doctor=(("ps 0", "the host name 'nodex' of worker 1 does not resolve on this machine"),),
         job=(("ps 0", "nodex:20002 cannot be looked up: the name 'nodex' does not resolve"),),
     ),
     "too few open files": Scenario(
         acts=(PS0, Act("b", "worker 1", before="ulimit -n 60")),
         doctor=(
-            ("worker 1", "a process may open 60 files here, and a task of this cluster needs about"),
-            ("ps 0", "on b (worker 1): a process may open 60 files here"),
+            ("worker 1", "a process may open only 60 files here, but a task of this cluster needs about"),
+            ("ps 0", "on b (worker 1): a process may open only 60 files here"),
         ),
-        job=(("worker 1", "a process may open 60 files here"),),
+        job=(("worker 1", "a process may open only 60 files here"),),
     ),
     "train_dir on a full disk": Scenario(
         acts=(PS0, _with(Act("a", "worker 0", before="mount -t tmpfs -o size=64k none /mnt"), "--train_dir=/mnt/run")),
-        doctor=(("worker 0", "--train_dir=/mnt/run lies on a disk with 64 KiB free"),),
-        job=(("worker 0", "--train_dir=/mnt/run lies on a disk with 64 KiB free"),),
+        doctor=(("worker 0", "--train_dir=/mnt/run is on a disk with only 64 KiB free"),),
+        job=(("worker 0", "--train_dir=/mnt/run is on a disk with only 64 KiB free"),),
     ),
     "train_dir that is read-only": Scenario(
         acts=(PS0, _with(Act("a", "worker 0", before="mount -t tmpfs -o ro none /mnt"), "--train_dir=/mnt/run")),

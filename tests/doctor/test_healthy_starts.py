@@ -1,4 +1,4 @@
-"""A healthy cluster gives no finding: not to ``doctor``, and not while it starts, in whichever order."""
+"""A healthy cluster yields no finding, neither from ``doctor`` nor while it starts, in any order."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from doctor.plain_cluster import plain_cluster
 from helpers.ports import free_port
 from helpers.waiting import wait_until
 from lockstep.protocol.ids import server, worker
-from lockstep.protocol.reach import Reach
-from lockstep.runtime.knock import knock
+from lockstep.transports.wire.tcp_probe import probe
 
 pytestmark = pytest.mark.timed
 
@@ -27,7 +26,7 @@ FINDING = re.compile(
 
 def test_doctors_on_all_tasks_find_nothing_in_five_seconds() -> None:
     with plain_cluster(2, 2) as cluster:
-        # They do not start in the same instant on a busy machine; the last one finds all others waiting for it.
+        # They do not start at the same instant on a busy machine; the last one finds all others waiting for it.
         doctors = {task: cluster.doctor(task, "--json", "--wait=15") for task in cluster.shape.tasks()}
         try:
             done = {task: program.wait(20) for task, program in doctors.items()}
@@ -43,7 +42,7 @@ def test_doctors_on_all_tasks_find_nothing_in_five_seconds() -> None:
         assert {pair["to"] for pair in said["pairs"] if pair["reached"]} == {str(one) for one in cluster.addresses}
 
 
-def test_doctor_asks_a_job_that_runs() -> None:
+def test_doctor_queries_a_running_job() -> None:
     with plain_cluster(1, 1) as cluster:
         for task in cluster.shape.tasks():
             cluster.start(task, hold=True)
@@ -52,11 +51,11 @@ def test_doctor_asks_a_job_that_runs() -> None:
         with cluster.doctor(None) as doctor:
             done = doctor.wait(20)
         assert done.code == 0, done
-        assert "ps 0 runs here already (training since" in done.stdout
+        assert "ps 0 is already running here (training for" in done.stdout
         with cluster.doctor(worker(0), "--batch_size=7") as doctor:
             other = doctor.wait(20)
     assert other.code == 1
-    assert "was started with other flags than these: it has batch_size=32, these have batch_size=7" in other.stdout
+    assert "but with different flags: it has batch_size=32, this command line has batch_size=7" in other.stdout
 
 
 def test_doctor_names_the_job_that_was_left_behind() -> None:
@@ -69,20 +68,20 @@ def test_doctor_names_the_job_that_was_left_behind() -> None:
         with cluster.doctor(worker(0)) as doctor:
             done = doctor.wait(20)
     assert done.code == 1
-    assert "worker 0 runs here already, as process" in done.stdout
-    assert "it has other host lists" in done.stdout
+    assert "worker 0 is already running here as process" in done.stdout
+    assert "its host lists differ" in done.stdout
 
 
 @pytest.mark.slow
-def test_doctor_sees_a_second_one_with_its_index_that_comes_later() -> None:
+def test_doctor_sees_a_second_task_with_its_index_that_starts_later() -> None:
     with plain_cluster(1, 2) as cluster:
         elsewhere = free_port()
         flags = ("--wait=6", f"--bind=127.0.0.1:{elsewhere}")
         with cluster.doctor(worker(0), *flags) as first:
-            wait_until(lambda: knock(f"127.0.0.1:{elsewhere}").answer is Reach.OPEN, 10, "the first doctor listens")
+            wait_until(lambda: probe(f"127.0.0.1:{elsewhere}").is_open, 10, "the first doctor listens")
             with cluster.doctor(worker(0), "--wait=6"):
                 done = first.wait(20)
-    assert f"worker 0 is at {cluster.addresses[worker(0)]} already, as process" in done.stdout
+    assert f"worker 0 is already running at {cluster.addresses[worker(0)]} as process" in done.stdout
     assert done.code == 1
 
 

@@ -19,7 +19,7 @@ SERVERS, WORKERS = 4, 36
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_sources() -> None:
-    """An installed Lockstep has its bytecode beside it; where Python may not write any, each of the 120 processes
+    """An installed Lockstep has its bytecode next to it; where Python may not write any, each of the 120 processes
     would compile all of it again, which is not what is measured here."""
     assert compileall.compile_dir(SOURCES, quiet=2)
 
@@ -49,7 +49,7 @@ def test_three_missing_tasks_of_forty_are_named() -> None:
             if task not in missing:
                 cluster.start(task, hold=True)
         coordinator = cluster.programs[server(0)]
-        everybody_else_is_there = re.compile(r"37 of 40 tasks are there")
+        everybody_else_is_there = re.compile(r"37 of 40 tasks are up")
         chief = cluster.programs[worker(0)]
         wait_until(lambda: everybody_else_is_there.search(chief.stderr()), 60, "the line of the chief")
         for task in missing:
@@ -57,7 +57,7 @@ def test_three_missing_tasks_of_forty_are_named() -> None:
             wait_until(lambda text=text: text in coordinator.stderr(), 30, text)  # type: ignore[misc]
         late = coordinator.stderr().rpartition("37 of")[2].splitlines()[-3:]
         assert all(any(str(task) in line for task in missing) for line in late if "is waiting for" in line)
-        assert "not there: ps 2, worker 7, worker 30" in chief.stderr()
+        assert "missing: ps 2, worker 7, worker 30" in chief.stderr()
         with cluster.doctor(worker(7)) as doctor:
             found = doctor.wait(30)
     assert "ps 2 is missing" in found.stdout

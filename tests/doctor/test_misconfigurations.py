@@ -1,4 +1,4 @@
-"""Each mis-configuration gives its own right sentence, from ``lockstep doctor`` and from the starting job itself."""
+"""Each misconfiguration yields its own correct sentence, from ``lockstep doctor`` and from the starting job itself."""
 
 from __future__ import annotations
 

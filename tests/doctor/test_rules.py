@@ -1,4 +1,4 @@
-"""Each rule gives its own sentence for its defect, and nothing where all is well."""
+"""Each rule yields its own sentence for its defect, and nothing for a healthy cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from lockstep.doctor.analysis import analyse
 from lockstep.doctor.facts import (
-    Case,
+    ClusterFacts,
     DataFolder,
     NameFact,
     PeerReport,
@@ -21,10 +21,10 @@ from lockstep.doctor.facts import (
     shared_to_json,
     visits_to_json,
 )
-from lockstep.doctor.finding import Cause, Finding
+from lockstep.doctor.finding import DoctorFinding, FindingKind
 from lockstep.doctor.machine import MachineFacts, Roots, cuda_of_torch, look_at_data, look_at_machine, read_nvidia_smi
 from lockstep.doctor.needs import PARAMETERS, needs_of
-from lockstep.doctor.rules_machine import Asked, machine_findings, rdma_findings
+from lockstep.doctor.rules_machine import MachineRequirements, machine_findings, rdma_findings
 from lockstep.doctor.rules_time import Story, without_early_refusals
 from lockstep.protocol.ids import Role, server, worker
 from lockstep.protocol.messages import Setting
@@ -55,7 +55,7 @@ def visit(visitor: object, host: object, answer: Reach, **more: object) -> Visit
     return dataclasses.replace(seen, **more)  # type: ignore[arg-type]
 
 
-def sentences(case: Case) -> list[str]:
+def sentences(case: ClusterFacts) -> list[str]:
     return [finding.sentence for finding in analyse(case)]
 
 
@@ -66,37 +66,37 @@ OWN = (start(str(PS0)),)
 @pytest.mark.parametrize(
     ("facts", "asked", "text"),
     [
-        ({"open_files": 40}, {}, "may open 40 files here"),
-        ({"locked_memory": 65536}, {"protocol": "grpc+verbs"}, "may lock 64 KiB of memory here"),
-        ({"shm_free": 1 << 20}, {"protocol": "grpc+shm"}, "/dev/shm has 1 MiB free"),
-        ({"memory_limit": 64 << 20}, {}, "may use 64 MiB of memory"),
-        ({"memory_available": 64 << 20}, {}, "64 MiB of memory are available"),
-        ({"cpus": 0.5}, {}, "may use 0.5 of a CPU"),
-        ({"tasks_left": 3}, {}, "may start 3 more processes and threads"),
+        ({"open_files": 40}, {}, "may open only 40 files here"),
+        ({"locked_memory": 65536}, {"protocol": "grpc+verbs"}, "may lock only 64 KiB of memory here"),
+        ({"shm_free": 1 << 20}, {"protocol": "grpc+shm"}, "/dev/shm has only 1 MiB free"),
+        ({"memory_limit": 64 << 20}, {}, "may use only 64 MiB of memory"),
+        ({"memory_available": 64 << 20}, {}, "only 64 MiB of memory is available"),
+        ({"cpus": 0.5}, {}, "may use only 0.5 of a CPU"),
+        ({"tasks_left": 3}, {}, "may start only 3 more processes and threads"),
         ({}, {"device": "gpu"}, "asks for more GPUs than the 0 that this machine shows; give --device=cpu"),
         ({"gpus_present": 2}, {"device": "gpu"}, "CUDA_VISIBLE_DEVICES hides 2"),
         ({"gpus_present": 2, "gpus_visible": 2}, {}, "is a build without CUDA"),
         ({"torch": "2.13.0+cu130", "torch_cuda": "13.0", "driver_cuda": "12.4"}, {}, "is built for CUDA 13.0"),
         ({"torch": ""}, {}, "torch is not installed"),
-        ({"disk_free": 1024}, {"train_dir": "/x"}, "--train_dir=/x lies on a disk with 1 KiB free"),
+        ({"disk_free": 1024}, {"train_dir": "/x"}, "--train_dir=/x is on a disk with only 1 KiB free"),
     ],
 )
 def test_each_lack_of_a_machine_has_its_sentence(facts: dict[str, object], asked: dict[str, object], text: str) -> None:
     lacking = dataclasses.replace(PLENTY, **facts)  # type: ignore[arg-type]
-    found = machine_findings(lacking, Asked(**asked), NEEDS)  # type: ignore[arg-type]
+    found = machine_findings(lacking, MachineRequirements(**asked), NEEDS)  # type: ignore[arg-type]
     assert [finding for finding in found if text in finding.sentence], found
     assert len(found) == 1
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "auto", "grpc+shm", "grpc+ucx"])
 def test_a_good_machine_has_no_finding(protocol: str) -> None:
-    assert machine_findings(PLENTY, Asked(protocol=protocol), NEEDS) == []
+    assert machine_findings(PLENTY, MachineRequirements(protocol=protocol), NEEDS) == []
     assert rdma_findings(RdmaFacts(), protocol) == []
 
 
 def test_too_little_locked_memory_matters_for_rdma_only() -> None:
     tight = dataclasses.replace(PLENTY, locked_memory=65536)
-    assert machine_findings(tight, Asked(protocol="grpc"), NEEDS) == []
+    assert machine_findings(tight, MachineRequirements(protocol="grpc"), NEEDS) == []
 
 
 GOOD_PORT = RdmaPort("mlx5_0", 1, "ACTIVE", "InfiniBand", "mlx5", ("fe80:0000:0000:0000:0000:0000:0000:0001",))
@@ -177,49 +177,53 @@ def test_the_parameters_are_those_of_the_documentation() -> None:
 def test_a_healthy_cluster_has_no_finding() -> None:
     visits = tuple(visit(a, b, Reach.LOCKSTEP, phase="doctor") for a in (PS0, W0, W1) for b in (PS0, W0, W1) if a != b)
     reports = tuple(PeerReport(str(task), "h", True, start(str(task)), Shared()) for task in (W0, W1))
-    assert analyse(Case(own=OWN, protocol="grpc", visits=visits, reports=reports)) == []
+    assert analyse(ClusterFacts(own=OWN, protocol="grpc", visits=visits, reports=reports)) == []
 
 
-def test_a_missing_task_is_a_defect_only_once_others_are_there() -> None:
+def test_a_missing_task_is_a_defect_only_once_others_are_up() -> None:
     refused = visit(PS0, W1, Reach.REFUSED)
-    alone = analyse(Case(own=OWN, protocol="grpc", visits=(refused,)))
+    alone = analyse(ClusterFacts(own=OWN, protocol="grpc", visits=(refused,)))
     assert [finding.keeps_from_working for finding in alone] == [False]
-    assert "nothing listens at 10.0.0.2:2000 yet (worker 1)" in alone[0].sentence
+    assert "nothing listens at 10.0.0.2:2000 (worker 1) yet" in alone[0].sentence
     there = visit(PS0, W0, Reach.LOCKSTEP)
-    assert "worker 1 is missing" in sentences(Case(own=OWN, protocol="grpc", visits=(refused, there)))[0]
+    assert "worker 1 is missing" in sentences(ClusterFacts(own=OWN, protocol="grpc", visits=(refused, there)))[0]
 
 
 def test_the_direction_in_which_packets_are_lost_is_named() -> None:
     visits = (visit(PS0, W1, Reach.LOCKSTEP), visit(W1, PS0, Reach.SILENT))
-    found = sentences(Case(own=OWN, protocol="grpc", visits=visits))
+    found = sentences(ClusterFacts(own=OWN, protocol="grpc", visits=visits))
     assert found == [
-        "worker 1 does not reach ps 0 at 10.0.0.2:2000, although ps 0 reaches worker 1: a firewall drops what goes "
-        "from worker 1 to ps 0; let TCP through in that direction."
+        "worker 1 does not reach ps 0 at 10.0.0.2:2000, although ps 0 reaches worker 1: a firewall drops "
+        "connections from worker 1 to ps 0; allow TCP in that direction."
     ]
 
 
 @pytest.mark.parametrize(
     ("seen", "cause", "text"),
     [
-        (visit(PS0, W1, Reach.LOCKSTEP, task=str(W0), process="process 7 on b"), Cause.WRONG_TASK, "and is worker 0"),
-        (visit(PS0, W1, Reach.OTHER_PROGRAM, words="is X"), Cause.OTHER_PROGRAM, "the address of worker 1, is X"),
-        (visit(PS0, W1, Reach.MUTE, words="is mute"), Cause.OTHER_PROGRAM, "is mute"),
-        (visit(PS0, W1, Reach.NO_ROUTE, words="is away"), Cause.NO_ANSWER, "cannot be reached from ps 0"),
-        (visit(PS0, W1, Reach.LOCKSTEP, other_port="x: silence"), Cause.OTHER_PORTS, "but not at other ports"),
+        (
+            visit(PS0, W1, Reach.LOCKSTEP, task=str(W0), process="process 7 on b"),
+            FindingKind.WRONG_TASK,
+            "but is worker 0",
+        ),
+        (visit(PS0, W1, Reach.OTHER_PROGRAM, words="is X"), FindingKind.OTHER_PROGRAM, "the address of worker 1, is X"),
+        (visit(PS0, W1, Reach.MUTE, words="is mute"), FindingKind.OTHER_PROGRAM, "is mute"),
+        (visit(PS0, W1, Reach.NO_ROUTE, words="is away"), FindingKind.NO_ANSWER, "cannot be reached from ps 0"),
+        (visit(PS0, W1, Reach.LOCKSTEP, other_port="x: silence"), FindingKind.OTHER_PORTS, "but not at other ports"),
     ],
 )
-def test_what_answers_instead_is_named(seen: Visit, cause: Cause, text: str) -> None:
-    (found,) = analyse(Case(own=OWN, protocol="grpc", visits=(seen,)))
-    assert found.cause is cause
+def test_what_answers_instead_is_named(seen: Visit, cause: FindingKind, text: str) -> None:
+    (found,) = analyse(ClusterFacts(own=OWN, protocol="grpc", visits=(seen,)))
+    assert found.kind is cause
     assert text in found.sentence
 
 
 def test_a_task_of_an_earlier_job_is_named() -> None:
     old = visit(W0, PS0, Reach.LOCKSTEP, job=7, phase="training", phase_seconds=86400.0, process="process 9 on a")
     new = visit(W0, W1, Reach.LOCKSTEP, phase="connecting")
-    (found,) = analyse(Case(own=(start(str(W0)),), protocol="grpc", visits=(old, new)))
-    assert found.cause is Cause.OLD_JOB
-    assert "ps 0 at 10.0.0.2:2000 belongs to job 0000000000000007 already" in found.sentence
+    (found,) = analyse(ClusterFacts(own=(start(str(W0)),), protocol="grpc", visits=(old, new)))
+    assert found.kind is FindingKind.OLD_JOB
+    assert "ps 0 at 10.0.0.2:2000 already belongs to job 0000000000000007" in found.sentence
 
 
 def test_the_odd_one_out_is_named_for_each_setting() -> None:
@@ -227,7 +231,7 @@ def test_the_odd_one_out_is_named_for_each_setting() -> None:
         PeerReport(str(W0), "h", True, start(str(W0))),
         PeerReport(str(W1), "h", True, start(str(W1), {"model": "b"}, version="2.0")),
     )
-    assert sentences(Case(own=OWN, protocol="grpc", reports=reports)) == [
+    assert sentences(ClusterFacts(own=OWN, protocol="grpc", reports=reports)) == [
         "worker 1 has lockstep version=2.0, ps 0, worker 0 have lockstep version=1.0; install the same version "
         "everywhere.",
         "worker 1 has model=b, ps 0, worker 0 have model=a; start all tasks with the same value.",
@@ -236,11 +240,11 @@ def test_the_odd_one_out_is_named_for_each_setting() -> None:
 
 def test_a_clock_that_is_wrong_is_a_note() -> None:
     report = PeerReport(str(W1), "b", True, start(str(W1)), clock_ahead=-300.0, clock_doubt=0.1)
-    (found,) = analyse(Case(own=OWN, protocol="grpc", reports=(report,)))
-    assert "the clock of worker 1 (b) is 300 s behind the one here" in found.sentence
+    (found,) = analyse(ClusterFacts(own=OWN, protocol="grpc", reports=(report,)))
+    assert "the clock of worker 1 (b) is 300 s behind the clock here" in found.sentence
     assert not found.keeps_from_working
     unsure = dataclasses.replace(report, clock_ahead=3.0, clock_doubt=1.5)
-    assert analyse(Case(own=OWN, protocol="grpc", reports=(unsure,))) == []
+    assert analyse(ClusterFacts(own=OWN, protocol="grpc", reports=(unsure,))) == []
 
 
 def test_different_data_and_fabrics_are_named(tmp_path: Path) -> None:
@@ -252,13 +256,13 @@ def test_different_data_and_fabrics_are_named(tmp_path: Path) -> None:
     ethernet = dataclasses.replace(GOOD_PORT, link_layer="Ethernet")
     report = PeerReport(str(W1), "b", True, shared=Shared((ethernet,), there))
     found = sentences(
-        Case(own=(start(str(W0)),), protocol="grpc+verbs", shared=Shared((GOOD_PORT,), here), reports=(report,))
+        ClusterFacts(own=(start(str(W0)),), protocol="grpc+verbs", shared=Shared((GOOD_PORT,), here), reports=(report,))
     )
-    assert "no fabric joins them" in found[0]
-    assert "has 1 entries on worker 0" in found[1]
+    assert "no fabric connects this machine to worker 1" in found[0]
+    assert "on worker 0 has 1 entries" in found[1]
     other_subnet = dataclasses.replace(GOOD_PORT, gids=("fec0:0000:0000:0001:0000:0000:0000:0001",))
     report = PeerReport(str(W1), "b", True, shared=Shared((other_subnet,)))
-    case = Case(own=OWN, protocol="grpc+verbs", shared=Shared((GOOD_PORT,)), reports=(report,))
+    case = ClusterFacts(own=OWN, protocol="grpc+verbs", shared=Shared((GOOD_PORT,)), reports=(report,))
     assert "are in different subnets" in sentences(case)[0]
 
 
@@ -266,12 +270,12 @@ def test_different_data_and_fabrics_are_named(tmp_path: Path) -> None:
     ("fact", "text"),
     [
         (NameFact(str(W1), "nodeb", problem="Name or service not known"), "does not resolve on this machine"),
-        (NameFact(str(W1), "nodeb", ("127.0.1.1",), loopback=True), "means 127.0.1.1 on this machine"),
-        (NameFact(str(W1), "nodeb", ("fd00::1",), only_ipv6=True), "the IPv6 address fd00::1 only"),
+        (NameFact(str(W1), "nodeb", ("127.0.1.1",), loopback=True), "resolves to 127.0.1.1 here"),
+        (NameFact(str(W1), "nodeb", ("fd00::1",), only_ipv6=True), "only to the IPv6 address fd00::1"),
     ],
 )
 def test_names_that_lead_nowhere_are_named(fact: NameFact, text: str) -> None:
-    (found,) = sentences(Case(own=OWN, protocol="grpc", names=(fact,)))
+    (found,) = sentences(ClusterFacts(own=OWN, protocol="grpc", names=(fact,)))
     assert text in found
 
 
@@ -282,8 +286,8 @@ def test_lists_are_compared_by_what_they_mean() -> None:
     assert list_difference(one, start(str(W0), ps_hosts=("nodea:1001",))) is not None
 
 
-def test_what_others_say_is_read_back_and_anything_else_refused() -> None:
-    shared = Shared((GOOD_PORT,), DataFolder("/d", 3, "abc"), (Finding(Cause.LIMIT, "too small", False),))
+def test_what_others_report_is_read_back_and_anything_else_refused() -> None:
+    shared = Shared((GOOD_PORT,), DataFolder("/d", 3, "abc"), (DoctorFinding(FindingKind.LIMIT, "too small", False),))
     assert read_shared(shared_to_json(shared)) == shared
     visits = (visit(PS0, W1, Reach.REFUSED, words="w"),)
     assert read_visits(visits_to_json(visits)) == visits
@@ -294,7 +298,7 @@ def test_what_others_say_is_read_back_and_anything_else_refused() -> None:
         assert read_start_facts(nonsense) is None
 
 
-def test_a_refusal_from_before_a_task_was_there_does_not_count() -> None:
+def test_a_refusal_from_before_a_task_was_up_does_not_count() -> None:
     reached, refused = visit(PS0, W1, Reach.LOCKSTEP), visit(W0, W1, Reach.REFUSED)
     up, since = Story(10.0, (reached,)), {str(W1): 8.0}
     assert without_early_refusals([up, Story(9.0, (refused,))], {}) == [reached]

@@ -122,5 +122,5 @@ def test_a_job_that_was_killed_whole_resumes_with_the_same_bits(undisturbed: lis
     finished = run(flags=flags)
     assert [one.code for one in finished] == [0, 0, 0], finished
     assert re.findall(r"step (\d+)\n", finished[1].stdout)[0] in ("4", "6", "8")
-    assert "the job begins with the checkpoint" in finished[0].stderr
+    assert "the job starts from the checkpoint" in finished[0].stderr
     assert results(finished) == undisturbed

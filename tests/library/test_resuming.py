@@ -232,6 +232,6 @@ def test_what_a_resumed_job_would_do_twice_is_refused(wrong: dict[str, bool], se
 
 def test_a_folder_of_the_benchmark_is_refused(tmp_path: Path) -> None:
     Run(tmp_path, (1,))()
-    with pytest.raises(BadInput, match="it is of a program of one's own, this run is of lockstep bench"):
+    with pytest.raises(BadInput, match="your own program wrote it, but this run is lockstep bench"):
         beginning_in(str(tmp_path), (Setting("model", "lenet"),), lambda _: None)
     assert os.listdir(tmp_path) == ["checkpoints"]

@@ -1,4 +1,4 @@
-"""Whatever a disk does, the thread that writes checkpoints lives on, answers, and says what is wrong, once."""
+"""Whatever a disk does, the thread that writes checkpoints survives, answers, and reports the problem once."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def versions(folder: CheckpointFolder) -> list[int]:
 def test_a_folder_in_the_place_of_the_shard_costs_one_checkpoint_and_not_the_thread(written: Written) -> None:
     planted = written.folder.part(20, JOB) / "shard-0-of-2.safetensors"
     (planted / "something").mkdir(parents=True)
-    assert "Is a directory; move away what stands there" in written.write(20)
+    assert "Is a directory; move away what is there" in written.write(20)
     assert written.write(40) == ""
     assert versions(written.folder) == [40]
     assert "THE CHECKPOINT OF STEP 20 COULD NOT BE WRITTEN" in written.said[0]
     assert str(written.folder.path) in written.said[0]
 
 
-def test_a_failure_is_said_once_for_as_long_as_it_lasts_and_so_is_its_end(written: Written) -> None:
+def test_a_failure_is_reported_once_for_as_long_as_it_lasts_and_so_is_its_end(written: Written) -> None:
     written.folder.path.write_bytes(b"a file where the folder should be")
     assert written.write(20) == written.write(40) != ""
     failing = [written.writer.failing]
@@ -45,7 +45,7 @@ def test_a_failure_is_said_once_for_as_long_as_it_lasts_and_so_is_its_end(writte
     written.folder.path.unlink()
     assert written.write(60) == ""
     assert [*failing, written.writer.failing] == [True, False]
-    assert written.said[1:] == [f"checkpoints are written again: that of step 60 is in {written.folder.path}"]
+    assert written.said[1:] == [f"checkpoints can be written again: the one of step 60 is in {written.folder.path}"]
     assert written.write(80) == ""
     assert len(written.said) == 2
     shutil.rmtree(written.folder.path)
@@ -56,12 +56,12 @@ def test_a_failure_is_said_once_for_as_long_as_it_lasts_and_so_is_its_end(writte
 
 def test_a_train_dir_that_is_removed_while_a_checkpoint_is_written_costs_that_one(written: Written) -> None:
     assert written.write(20) == ""
-    assert "is not seen here" in written.write(40, before_the_manifest=lambda: shutil.rmtree(written.folder.path))
+    assert "is not visible here" in written.write(40, before_the_manifest=lambda: shutil.rmtree(written.folder.path))
     assert written.write(60) == ""
     assert versions(written.folder) == [60]
 
 
-def test_what_is_no_error_of_a_disk_is_answered_too(written: Written) -> None:
+def test_an_error_that_is_not_the_disks_is_answered_too(written: Written) -> None:
     data = memoryview(b"1234")
     tensor = NamedTensor("value|0||a", "U8", (4,), data)
     data.release()
@@ -78,7 +78,7 @@ def test_an_answer_that_nobody_can_take_does_not_end_the_thread(written: Written
 
     written.writer.write_shard(20, JOB, "shard-0-of-2.safetensors", [], refuse)
     assert written.write(40) == ""
-    assert "nobody is there for shard-0-of-2.safetensors; it goes on" in written.said[0]
+    assert "nobody is there for shard-0-of-2.safetensors; it continues" in written.said[0]
 
 
 def test_old_checkpoints_that_cannot_be_removed_are_named_once_and_the_new_one_counts(tmp_path: Path) -> None:
@@ -108,8 +108,8 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_disk_that_becomes_read_only_under_a_half_written_shard_is_said_and_survived(disk: Path) -> None:
-    """As many file systems do after an error of the disk: nothing can be removed any more."""
+def test_a_disk_that_becomes_read_only_under_a_half_written_shard_is_reported_and_survived(disk: Path) -> None:
+    """As many file systems behave after a disk error: nothing can be removed any more."""
     made = Written(disk)
     assert made.write(20) == ""
     half = made.folder.part(40, JOB) / "shard-0-of-2.safetensors"

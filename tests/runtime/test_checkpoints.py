@@ -116,15 +116,15 @@ def test_a_folder_of_another_program_is_passed_over(written: Written) -> None:
 
 def test_a_checkpoint_of_another_run_is_named_and_never_mixed_in(written: Written) -> None:
     written.write(20)
-    with pytest.raises(CheckpointError, match=r"of another run: it has model=lenet, this run has model=vgg16"):
+    with pytest.raises(CheckpointError, match=r"belongs to another run: it has model=lenet, this run has model=vgg16"):
         resuming.newest(written.folder, (Setting("model", "vgg16"),), written.said.append)
     train_dir = str(written.folder.path.parent)
-    with pytest.raises(BadInput, match="of another run"):
+    with pytest.raises(BadInput, match="belongs to another run"):
         resuming.refuse_early(train_dir, (Setting("model", "vgg16"),))
     resuming.refuse_early(train_dir, SETTINGS)
 
 
-def test_other_numbers_of_tasks_are_said_with_what_then_differs(written: Written) -> None:
+def test_other_numbers_of_tasks_are_reported_with_what_then_differs(written: Written) -> None:
     written.write(20)
     settings = (Setting("model", "lenet"), Setting("number of servers", "3"), Setting("number of workers", "1"))
     assert resuming.resume(written.folder, settings, written.said.append).start == 20
@@ -139,12 +139,12 @@ def test_a_name_that_leads_out_of_the_folder_is_refused(written: Written) -> Non
     file = written.folder.complete()[0] / MANIFEST
     text = file.read_bytes().partition(b"\n")[2].replace(b"shard-0-of-2.safetensors", b"../../../etc/passwd")
     file.write_bytes(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
-    with pytest.raises(CheckpointError, match="none of ours"):
+    with pytest.raises(CheckpointError, match="that Lockstep did not write"):
         verify(file.parent)
 
 
-def test_a_disk_that_takes_no_more_is_said_and_the_old_checkpoints_stay(written: Written) -> None:
-    """A limit on the size of a file stands for a full disk where nothing can be mounted."""
+def test_a_disk_that_takes_no_more_is_reported_and_the_old_checkpoints_stay(written: Written) -> None:
+    """A limit on file size stands in for a full disk where nothing can be mounted."""
     import resource
 
     assert written.write(20) == ""
@@ -174,7 +174,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_full_file_system_is_said_and_the_old_checkpoints_stay(small_disk: Path) -> None:
+def test_a_full_file_system_is_reported_and_the_old_checkpoints_stay(small_disk: Path) -> None:
     made = Written(small_disk)
     assert made.write(20) == ""
     assert "No space left on device" in made.write(40, nbytes=600_000)

@@ -1,4 +1,4 @@
-"""The description of a cluster, one test a rule."""
+"""The description of a cluster, one test per rule."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from lockstep.protocol.ids import ClusterShape, Role, TaskId, server, worker
-from lockstep.runtime.addresses import Address
 from lockstep.runtime.cluster import CLUSTER_RULES, DEFAULT_PROTOCOL, PROTOCOLS, ClusterSpec, cluster_problems
 from lockstep.transports.verbs.options import RdmaOptions
+from lockstep.transports.wire.addresses import Address
 
 SPEC = ClusterSpec(
     ps_hosts=("10.0.0.1:2222",), worker_hosts=("10.0.0.2:2222", "10.0.0.3:2222"), task=worker(1), token="secret"
@@ -64,13 +64,13 @@ BROKEN: dict[str, tuple[ClusterSpec, str]] = {
     "malformed": (dataclasses.replace(SPEC, ps_hosts=("10.0.0.1",)), "--ps_hosts, entry 0: '10.0.0.1' has no port"),
     "wildcard": (
         dataclasses.replace(SPEC, ps_hosts=("0.0.0.0:1",)),
-        "0.0.0.0:1 is no address that others can connect to",
+        "other tasks cannot connect to 0.0.0.0:1",
     ),
     "twice": (
         dataclasses.replace(SPEC, ps_hosts=("10.0.0.3:2222",)),
         "10.0.0.3:2222 is given for both ps 0 and worker 1",
     ),
-    "protocol": (dataclasses.replace(SPEC, protocol="pigeon"), "--server_protocol=pigeon is not known here"),
+    "protocol": (dataclasses.replace(SPEC, protocol="pigeon"), "--server_protocol=pigeon is not known"),
     "bind": (dataclasses.replace(SPEC, bind="a b"), "--bind: 'a b' in 'a b' is not a host name"),
     "startup_timeout": (dataclasses.replace(SPEC, startup_timeout=0.0), "--startup_timeout=0 leaves no time"),
     "stall_after": (dataclasses.replace(SPEC, stall_after=-1.0), "--stall_after=-1 leaves no time"),

@@ -1,4 +1,4 @@
-"""One life of a link, seen from its own task."""
+"""One connection of a link, seen from its own task."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lockstep.transports.base import LinkDownError
 
 
 class Task:
-    """Stands for a node: it notes what it is told, and which way."""
+    """Stands in for a node: records what it receives, and how."""
 
     task = worker(0)
     faults = None
@@ -33,7 +33,7 @@ class Task:
 
 
 class Link:
-    """Stands for an endpoint that takes transfers until it is down."""
+    """Stands in for an endpoint that takes transfers until it is down."""
 
     lends_in_place = False
 
@@ -60,7 +60,7 @@ def lend(connection: Connection) -> None:
     connection.lend_gradient(GradientNote(3, 0, 0), None, 0, 64, Ticket("grpc", 0, 64, 0, b""), 0)  # type: ignore[arg-type]
 
 
-def test_a_transfer_that_is_done_is_told_by_the_thread_that_knows_and_a_failed_one_is_not() -> None:
+def test_a_finished_transfer_is_reported_by_the_thread_that_finished_it_and_a_failed_one_is_not() -> None:
     connection, task, _ = connected()
     lend(connection)
     connection.on_sent(7)
@@ -71,7 +71,7 @@ def test_a_transfer_that_is_done_is_told_by_the_thread_that_knows_and_a_failed_o
 
 
 def test_a_transfer_that_meets_a_link_at_its_end_raises_nothing() -> None:
-    """What failed is tried again at once, perhaps before the endpoint has told of its end. That end follows."""
+    """What failed is retried at once, perhaps before the endpoint has reported its end, which follows."""
     connection, task, link = connected()
     link.down = True
     lend(connection)

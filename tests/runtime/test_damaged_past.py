@@ -1,4 +1,4 @@
-"""What a job makes of the checkpoints it finds: it goes on, begins where nothing was saved, or is refused."""
+"""What a job does with the checkpoints it finds: it resumes, starts at step 0 if there are none, or is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def written(tmp_path: Path) -> Iterator[Written]:
 
 
 def start_of(train_dir: Path, said: list[str] | None = None, *, from_scratch: bool = False) -> int:
-    """The step at which a job would begin there."""
+    """The step at which a job would start there."""
     say = (said if said is not None else []).append
     return beginning_in(str(train_dir), SETTINGS, say, from_scratch=from_scratch).start
 
@@ -74,7 +74,7 @@ def test_a_folder_without_one_whole_checkpoint_is_refused_and_stays_as_it_is(
             start_of(tmp_path)
         (sentence,) = refused.value.sentences
         assert f"none of the 3 checkpoints in {written.folder.path} can be used" in sentence
-        assert "give another --train_dir, or begin at step 0 with --from_scratch" in sentence
+        assert "give another --train_dir, or start at step 0 with --from_scratch" in sentence
         assert names(tmp_path) == before
 
 
@@ -106,7 +106,7 @@ def test_damaged_ones_are_named_once_kept_under_another_name_and_never_removed(
         assert len([one for one in said if path.name in one]) == 1
     again: list[str] = []
     assert start_of(tmp_path, again) == 20
-    assert len(again) == 1, "the job begins with the checkpoint, and nothing else"
+    assert len(again) == 1, "the job starts from the checkpoint, and nothing else"
     keeps_one = Written(tmp_path, keep=1)
     assert [keeps_one.write(version) for version in (30, 50, 70)] == ["", "", ""]
     keeps_one.writer.close()
@@ -115,7 +115,7 @@ def test_damaged_ones_are_named_once_kept_under_another_name_and_never_removed(
     assert len(names(tmp_path)) == 3, "the newest whole one beside them"
 
 
-def test_a_folder_with_nothing_but_what_a_former_start_found_damaged_is_refused(
+def test_a_folder_with_nothing_but_what_an_earlier_start_found_damaged_is_refused(
     written: Written, tmp_path: Path
 ) -> None:
     newest, *others = written.folder.complete()
@@ -123,11 +123,11 @@ def test_a_folder_with_nothing_but_what_a_former_start_found_damaged_is_refused(
     assert start_of(tmp_path) == 40
     for path in others:
         shutil.rmtree(path)
-    with pytest.raises(BadInput, match="holds damaged checkpoints only"):
+    with pytest.raises(BadInput, match="has only damaged checkpoints"):
         start_of(tmp_path)
 
 
-def test_a_folder_without_checkpoints_begins_at_the_beginning(tmp_path: Path) -> None:
+def test_a_folder_without_checkpoints_starts_at_step_0(tmp_path: Path) -> None:
     said: list[str] = []
     assert start_of(tmp_path, said) == INITIAL_STEP
     (tmp_path / "checkpoints" / "step-00000020-11223344.part").mkdir(parents=True)
@@ -153,7 +153,7 @@ def test_one_of_another_format_is_passed_over_and_not_called_damaged(written: Wr
 
 
 def rewrite(path: Path, old: bytes, new: bytes) -> None:
-    """Change a manifest and give it the checksum that fits."""
+    """Change a manifest and give it the matching checksum."""
     file = path / MANIFEST
     text = file.read_bytes().partition(b"\n")[2]
     assert old in text
@@ -180,7 +180,7 @@ def test_a_manifest_of_nonsense_is_a_damaged_one(written: Written, tmp_path: Pat
     assert checkpoint.run(["show", str(tmp_path)]) == 1
     said: list[str] = []
     assert start_of(tmp_path, said) == 40
-    assert "none of ours" in said[0]
+    assert "that Lockstep did not write" in said[0]
 
 
 def test_looking_at_checkpoints_renames_none(written: Written, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_looking_at_checkpoints_renames_none(written: Written, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("damage", [cut, lambda path: None], ids=["damaged", "whole"])
-def test_from_scratch_begins_at_the_beginning_and_puts_aside_what_was_there(
+def test_from_scratch_starts_at_step_0_and_puts_aside_what_was_there(
     written: Written, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
     before = names(tmp_path)
@@ -201,7 +201,7 @@ def test_from_scratch_begins_at_the_beginning_and_puts_aside_what_was_there(
     said: list[str] = []
     assert start_of(tmp_path, said, from_scratch=True) == INITIAL_STEP
     aside = written.folder.path / "before-1"
-    assert said == [f"beginning from scratch: the checkpoints that were in {written.folder.path} are now in {aside}"]
+    assert said == [f"starting from scratch: the checkpoints that were in {written.folder.path} are now in {aside}"]
     assert names(aside) == before
     assert start_of(tmp_path) == INITIAL_STEP, "a lost server before the first checkpoint: back to the beginning"
     keeps_one = Written(tmp_path, keep=1)
@@ -213,7 +213,7 @@ def test_from_scratch_begins_at_the_beginning_and_puts_aside_what_was_there(
     assert len(names(written.folder.path / "before-2")) == 1
 
 
-def test_what_was_put_aside_is_a_train_dir_of_its_own(written: Written, tmp_path: Path) -> None:
+def test_what_was_put_aside_is_a_separate_train_dir(written: Written, tmp_path: Path) -> None:
     start_of(tmp_path, from_scratch=True)
     assert start_of(written.folder.path / "before-1") == 60
 
@@ -225,10 +225,10 @@ def test_from_scratch_is_a_way_out_of_a_folder_of_another_run(written: Written, 
     assert beginning_in(str(tmp_path), other, written.said.append, from_scratch=True).start == INITIAL_STEP
 
 
-def test_a_program_of_ones_own_is_refused_in_the_same_way_and_may_begin_from_scratch(tmp_path: Path) -> None:
+def test_your_own_program_is_refused_in_the_same_way_and_may_start_from_scratch(tmp_path: Path) -> None:
     from lockstep.entry import node_config
 
-    made = Written(tmp_path, settings=(Setting("program", "a program of one's own"),))
+    made = Written(tmp_path, settings=(Setting("program", "your own program"),))
     assert made.write(20) == ""
     made.writer.close()
     cluster = ClusterSpec(ps_hosts=("127.0.0.1:1",), worker_hosts=("127.0.0.1:2",)).for_task(server(0))

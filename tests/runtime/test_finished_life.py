@@ -14,7 +14,7 @@ from lockstep.runtime.worker_node import WorkerNode
 
 
 def ending_of(*, finished: bool, startup_timeout: float) -> tuple[bool, list[str]]:
-    """How a worker ends whose cluster is not there, and what it said."""
+    """How a worker ends whose cluster is gone, and what it printed."""
     ps, own = (f"127.0.0.1:{port}" for port in free_ports(2))
     spec = ClusterSpec(ps_hosts=(ps,), worker_hosts=(own,), protocol="grpc", startup_timeout=startup_timeout)
     said: list[str] = []
@@ -30,7 +30,7 @@ def ending_of(*, finished: bool, startup_timeout: float) -> tuple[bool, list[str
     raise AssertionError("it became a member of nothing")
 
 
-def test_who_had_finished_in_a_former_life_ends_well_where_nobody_is_left() -> None:
+def test_a_worker_that_had_finished_before_ends_well_where_no_other_task_is_left() -> None:
     began = time.monotonic()
     ok, said = ending_of(finished=True, startup_timeout=60.0)
     assert ok
@@ -38,6 +38,6 @@ def test_who_had_finished_in_a_former_life_ends_well_where_nobody_is_left() -> N
     assert any("had done all its work in its former life, and the job is over" in one for one in said)
 
 
-def test_who_had_not_waits_for_the_others() -> None:
+def test_a_worker_that_had_not_finished_waits_for_the_others() -> None:
     ok, _ = ending_of(finished=False, startup_timeout=1.5)
     assert not ok

@@ -1,4 +1,4 @@
-"""While a large cluster forms, everybody is busy: what its tasks ask of each other must not grow with its square."""
+"""While a large cluster forms, all tasks are busy: the number of their queries must not grow with its square."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL = ClusterShape(1, 2)
 
 @contextmanager
 def lonely_worker(shape: ClusterShape) -> Iterator[WorkerNode]:
-    """Worker 1 of a cluster of which nothing else was started."""
+    """Worker 1 of a cluster in which nothing else was started."""
     hosts = [f"127.0.0.1:{port}" for port in free_ports(len(shape.tasks()))]
     spec = ClusterSpec(ps_hosts=tuple(hosts[: shape.servers]), worker_hosts=tuple(hosts[shape.servers :]))
     config = NodeConfig(cluster=spec.for_task(worker(1)), settings=(), watch=WatchSettings(ask=0.2))
@@ -30,7 +30,7 @@ def lonely_worker(shape: ClusterShape) -> Iterator[WorkerNode]:
 
 
 def asked_by(node: WorkerNode) -> set[str]:
-    """Whom the watchdog of a node asks."""
+    """The tasks that the watchdog of a node asks."""
     return set(node.watchdog.evidence().tasks)
 
 
@@ -43,11 +43,11 @@ def test_a_worker_of_a_large_cluster_asks_its_servers_only_while_the_cluster_for
         assert asked_by(node) == names(worker(1), server(0), server(1))
 
 
-def test_a_worker_of_a_small_cluster_asks_everybody() -> None:
+def test_a_worker_of_a_small_cluster_asks_all_others() -> None:
     with lonely_worker(SMALL) as node:
         assert asked_by(node) == names(*SMALL.tasks())
 
 
-def test_tasks_of_a_large_cluster_have_longer_before_they_are_asked_why_they_do_not_come() -> None:
+def test_tasks_of_a_large_cluster_have_longer_before_they_are_asked_why_they_do_not_join() -> None:
     assert ask_after(len(SMALL.tasks())) == ASK_AFTER_SECONDS
     assert ask_after(40) == 10.0

@@ -62,7 +62,7 @@ def test_the_daemon_is_there_for_as_long_as_the_cluster_and_leaves_nothing(place
     assert [path.name for path in place.iterdir() if path.is_dir()] == []
 
 
-def test_a_daemon_that_does_not_start_is_told_and_the_cluster_runs_without(place: Path) -> None:
+def test_a_daemon_that_does_not_start_is_reported_and_the_cluster_runs_without(place: Path) -> None:
     install(place, before='echo "no GPU in sight"; exit 1')
     said: list[str] = []
     environment = dict(os.environ)
@@ -71,11 +71,11 @@ def test_a_daemon_that_does_not_start_is_told_and_the_cluster_runs_without(place
     assert said == ["server and workers take turns on a GPU: NVIDIA's MPS did not start: no GPU in sight"]
 
 
-def test_where_there_is_no_mps_that_is_said(place: Path) -> None:
+def test_a_missing_mps_is_reported(place: Path) -> None:
     said: list[str] = []
     with shared_gpu({"PATH": str(place)}, said.append):
         pass
-    assert said == [f"server and workers take turns on a GPU: {CONTROL} is not on this machine"]
+    assert said == [f"server and workers take turns on a GPU: {CONTROL} is not installed on this machine"]
 
 
 def test_a_daemon_that_runs_already_is_used(place: Path) -> None:

@@ -27,7 +27,7 @@ WORKER = "/job:worker/replica:0/task"
 
 @pytest.fixture
 def script(tmp_path: Path) -> str:
-    """The small task under a name of its own, by which its processes can be found."""
+    """The small task under its own name, by which its processes can be found."""
     link = tmp_path / "small_task.py"
     link.symlink_to(str(helpers.small_task.__file__))
     return str(link)
@@ -91,7 +91,7 @@ def test_the_first_failure_is_named_with_its_exit_code_and_its_last_words(script
 
 
 def test_a_task_that_ends_because_of_the_first_failure_is_not_taken_for_it(script: str, tmp_path: Path) -> None:
-    """Worker 1 is killed; its monitor answers for it a while longer than that of worker 0, which fails after it."""
+    """Worker 1 is killed; its monitor answers a while longer than that of worker 0, which fails after it."""
     dead = tmp_path / "dead"
     tasks = {"worker 0": [f"wait={dead}", "exit=5"], "worker 1": ["phase=training", "hang"]}
     with Program(command(Plan(script, tasks))) as program:
@@ -168,7 +168,7 @@ def test_nothing_survives_a_launcher_that_was_killed(script: str) -> None:
         wait_until(lambda: processes_mentioning(script) == [], 5, "all are gone")
 
 
-def test_a_port_that_somebody_took_leads_to_another_attempt(script: str) -> None:
+def test_a_port_that_another_program_took_leads_to_another_attempt(script: str) -> None:
     with Program(command(Plan(script, {"worker 0": ["say=done"]}, stolen_ports=1))) as program:
         finished = program.wait(30)
     assert (finished.code, finished.stdout) == (0, "done\n")
@@ -179,10 +179,10 @@ def test_bad_luck_with_ports_has_an_end(script: str) -> None:
     with Program(command(Plan(script, {"worker 0": ["say=done"]}, stolen_ports=100))) as program:
         finished = program.wait(40)
     assert (finished.code, finished.stdout) == (2, "")
-    assert "found no free ports on 127.0.0.1 in 3 attempts" in finished.stderr
+    assert "another program took a port on 127.0.0.1 in each of 3 attempts" in finished.stderr
 
 
-def test_a_reserved_port_can_be_listened_at_by_who_knows_its_number() -> None:
+def test_a_reserved_port_is_available_to_a_program_that_names_it() -> None:
     port = ReservedPort()
     try:
         with socket.create_server(("127.0.0.1", int(port.address.rpartition(":")[2]))):

@@ -1,4 +1,4 @@
-"""The loop of a task: who carries out what, in which order."""
+"""The loop of a task: which thread carries out what, in which order."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ TASK = TaskId.parse("/job:worker/replica:0/task:0")
 
 @dataclass(frozen=True, slots=True)
 class Something:
-    """Stands for any event."""
+    """Stands in for any event."""
 
     number: int
 
 
 @dataclass
 class Recorder:
-    """Machines that note what they are given, and on which thread."""
+    """Machines that record what they receive, and on which thread."""
 
     task = TASK
     step = 0
@@ -91,7 +91,7 @@ def bring(loop: TaskLoop, number: int) -> None:
 
 
 def elsewhere(action: Callable[[], None]) -> int:
-    """Do something on a thread of its own, as transports and stores do; which one that was."""
+    """Do something on a separate thread, as transports and stores do; returns that thread."""
     thread = threading.Thread(target=action)
     thread.start()
     thread.join(SECONDS)

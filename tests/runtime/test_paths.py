@@ -1,4 +1,4 @@
-"""Which path a cluster's tensors take: in place where memory is shared, told in one line a link, or refused."""
+"""Which path a cluster's tensors take: in place where memory is shared, reported in one line per link, or refused."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def test_over_grpc_parameters_are_written() -> None:
         assert " 0 writes " not in line
 
 
-def test_each_link_tells_its_path_and_each_worker_its_total() -> None:
+def test_each_link_reports_its_path_and_each_worker_its_total() -> None:
     said = run("auto").said
     assert said.count("worker 0 to ps 0: shared memory") == 1
     assert said.count("worker 1 to ps 0: shared memory") == 1
     assert sum("tensors in 0 writes" in line for line in said) == 2
 
 
-def test_auto_tells_why_a_path_was_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_reports_why_a_path_was_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     def far(task: str, ours: object, theirs: object) -> None:
         raise NoPathError(f"{task} runs on another host (b, this is a)")
 
@@ -81,7 +81,7 @@ def test_auto_tells_why_a_path_was_not_taken(monkeypatch: pytest.MonkeyPatch) ->
     assert lines[0].endswith("(not grpc+shm: /job:ps/replica:0/task:0 runs on another host (b, this is a))")
 
 
-def test_what_was_asked_for_and_cannot_be_had_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transport_that_was_asked_for_and_is_not_available_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def far(task: str, ours: object, theirs: object) -> None:
         raise NoPathError(f"{task} runs on another host (b, this is a)")
 
@@ -92,7 +92,7 @@ def test_what_was_asked_for_and_cannot_be_had_ends_the_run(monkeypatch: pytest.M
         assert cluster.workers[0].refused
 
 
-def test_totals_are_summed_by_path_and_told_in_units() -> None:
+def test_totals_are_summed_by_path_and_shown_with_units() -> None:
     traffic = Traffic()
     traffic.add("grpc", Counters(1_000_000, 2, 3_000, 1, 0, 0), 7)
     traffic.add("grpc", Counters(500_000, 1, 0, 0, 1, 0), 3)

@@ -16,7 +16,7 @@ from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.preflight import count_gpus, folder_problems, task_problems, visible_gpus
 
 FOREIGN = "192.0.2.1"
-"""An address that is kept for documentation: no machine has it."""
+"""An address reserved for documentation: no machine has it."""
 
 
 def _spec(own: str, *others: str, bind: str | None = None) -> ClusterSpec:
@@ -36,12 +36,12 @@ def test_the_address_of_another_machine_is_refused() -> None:
     (sentence,) = task_problems(_spec(f"{FOREIGN}:4001"))
     assert sentence == (
         "ps 0 has the address 192.0.2.1:4001, which is not this machine's; start it there, "
-        "or give --bind=ADDRESS with the address to listen on here."
+        "or add --bind=ADDRESS with the address to listen on here."
     )
 
 
-def test_a_wrong_index_is_told_which_index_is_this_machine() -> None:
-    """The slip of report 3: the first machine of the list starts index 1."""
+def test_a_wrong_index_gets_the_index_of_this_machine() -> None:
+    """The mistake of report 3: the first machine of the list starts index 1."""
     spec = ClusterSpec(ps_hosts=("192.0.2.3:1",), worker_hosts=("127.0.0.1:20001", f"{FOREIGN}:20002"), task=worker(1))
     (sentence,) = task_problems(spec)
     assert "--task_index=0 has 127.0.0.1:20001, which is; use that index here" in sentence
@@ -63,21 +63,23 @@ def test_bind_must_be_an_address_of_this_machine() -> None:
 
 def test_an_own_name_that_does_not_resolve_is_refused() -> None:
     (sentence,) = task_problems(_spec("no-such-host.invalid:4001"))
-    assert sentence.startswith("the name 'no-such-host.invalid' does not resolve (")
-    assert sentence.endswith("), and ps 0 is to listen there; correct the list, or give --bind=ADDRESS to listen on.")
+    assert sentence.startswith(
+        "ps 0 cannot listen at no-such-host.invalid:4001: the name 'no-such-host.invalid' does not"
+    )
+    assert sentence.endswith("); correct the host list, or add --bind=ADDRESS.")
 
 
-def test_a_peer_that_does_not_resolve_is_a_missing_task_and_no_bad_input() -> None:
+def test_a_peer_that_does_not_resolve_is_a_missing_task_and_not_bad_input() -> None:
     assert task_problems(_spec(f"127.0.0.1:{free_port()}", "no-such-host.invalid:1")) == []
 
 
 def test_an_own_name_that_only_this_machine_can_reach_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many systems map their own name to 127.0.1.1; other machines would wait for this task for ever."""
+    """Many systems map their own name to 127.0.1.1; other machines would wait for this task forever."""
     monkeypatch.setattr(preflight, "resolve", lambda _host: (ip_address("127.0.1.1"),))
     monkeypatch.setattr(preflight, "is_local_address", lambda _host: True)
     port, other = free_ports(2)
     (sentence,) = task_problems(_spec(f"node1:{port}", f"node2:{other}"))
-    assert "that name means 127.0.1.1 on this machine, where no other machine can reach it" in sentence
+    assert "that name resolves to 127.0.1.1 on this machine, where no other machine can reach it" in sentence
     assert task_problems(_spec(f"node1:{port}", f"node1:{other}")) == []
 
 
@@ -86,7 +88,7 @@ def test_a_taken_port_names_the_process_that_holds_it() -> None:
         port = listening.getsockname()[1]
         (sentence,) = task_problems(_spec(f"127.0.0.1:{port}"))
     assert sentence.startswith(f"port {port} is already taken on this machine by process {os.getpid()} (")
-    assert sentence.endswith("); end that process or use another port.")
+    assert sentence.endswith("); end that process, or use another port.")
 
 
 def test_a_port_is_free_again_while_connections_of_an_earlier_run_close() -> None:
@@ -124,7 +126,7 @@ def test_a_folder_below_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused() -> None:
-    # In /proc not even root may make a file.
+    # Not even root may create a file in /proc.
     (sentence,) = folder_problems("train_dir", "/proc/sys")
     assert sentence.startswith("--train_dir=/proc/sys cannot be written to (")
     assert sentence.endswith("); give another folder, or correct its permissions.")

@@ -1,4 +1,4 @@
-"""Processes that know only their rank and where rank 0 is find each other, or say who is missing."""
+"""Processes that know only their rank and where rank 0 is find each other, or report which is missing."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import replace
 import pytest
 
 from helpers.ports import free_port
-from lockstep.runtime.addresses import Address
-from lockstep.runtime.rendezvous import Meeting, RendezvousError, meet
+from lockstep.runtime.rendezvous import RendezvousError, RendezvousSpec, meet
+from lockstep.transports.wire.addresses import Address
 
 
-def meeting(rank: int, world: int, port: int, **changes: object) -> Meeting:
-    whole = Meeting(rank=rank, world=world, address=Address("127.0.0.1", port), timeout=10.0, version="1")
+def meeting(rank: int, world: int, port: int, **changes: object) -> RendezvousSpec:
+    whole = RendezvousSpec(rank=rank, world=world, address=Address("127.0.0.1", port), timeout=10.0, version="1")
     return replace(whole, **changes)  # type: ignore[arg-type]
 
 
-def meet_all(meetings: list[Meeting]) -> list[tuple[str, ...] | str]:
-    """What each gets: the list, or the sentence of its error."""
+def meet_all(meetings: list[RendezvousSpec]) -> list[tuple[str, ...] | str]:
+    """What each receives: the list, or the sentence of its error."""
     results: list[tuple[str, ...] | str] = [""] * len(meetings)
 
     def one(index: int) -> None:
@@ -29,7 +29,7 @@ def meet_all(meetings: list[Meeting]) -> list[tuple[str, ...] | str]:
             results[index] = str(error)
 
     threads = [threading.Thread(target=one, args=(index,)) for index in range(len(meetings))]
-    for thread in reversed(threads):  # rank 0 comes last: the order does not matter
+    for thread in reversed(threads):  # rank 0 starts last: the order does not matter
         thread.start()
     for thread in threads:
         thread.join(20)
@@ -38,7 +38,7 @@ def meet_all(meetings: list[Meeting]) -> list[tuple[str, ...] | str]:
 
 
 @pytest.mark.parametrize("world", [1, 2, 5])
-def test_everybody_learns_the_whole_list(world: int) -> None:
+def test_every_rank_receives_the_whole_list(world: int) -> None:
     port = free_port()
     expected = tuple(f"127.0.0.1:{4000 + rank}" for rank in range(world))
     assert meet_all([meeting(rank, world, port) for rank in range(world)]) == [expected] * world
@@ -47,8 +47,8 @@ def test_everybody_learns_the_whole_list(world: int) -> None:
 def test_a_missing_rank_is_named_by_rank_0() -> None:
     port = free_port()
     first, second = meet_all([meeting(rank, 4, port, timeout=0.5) for rank in (0, 2)])
-    assert "ranks 1, 3 of 4 did not come to 127.0.0.1" in first
-    assert "ended before all ranks had come" in second
+    assert "ranks 1, 3 of 4 did not connect to 127.0.0.1" in first
+    assert "ended before all ranks had connected" in second
 
 
 def test_rank_0_that_is_missing_is_named_by_the_others() -> None:
@@ -59,16 +59,16 @@ def test_rank_0_that_is_missing_is_named_by_the_others() -> None:
 def test_two_processes_with_one_rank() -> None:
     port = free_port()
     results = meet_all([meeting(0, 3, port, timeout=1.0), meeting(1, 3, port), meeting(1, 3, port)])
-    assert any("two processes say that they are rank 1" in str(result) for result in results)
-    assert "ranks 2 of 3 did not come" in results[0]
+    assert any("two processes have rank 1" in str(result) for result in results)
+    assert "ranks 2 of 3 did not connect" in results[0]
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"token": "other"}, "rank 0 has another token; start every process with the same job token"),
-        ({"version": "2"}, r"rank 0 has another version \(2, not 1\)"),
-        ({"world": 3}, r"rank 0 has another world \(3, not 2\)"),
+        ({"token": "other"}, "rank 0 has a different token; start every process with the same job token"),
+        ({"version": "2"}, r"rank 0 has a different version \(2, not 1\)"),
+        ({"world": 3}, r"rank 0 has a different world \(3, not 2\)"),
     ],
 )
 def test_a_process_of_another_job_is_refused(changes: dict[str, object], sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""The folder of a run in a temporary directory that others were in before us."""
+"""The folder of a run in a temporary directory where other users were first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lockstep.drill.task import PlainStore, TaskPlan, train
 from lockstep.protocol.faults import DropMessage
 from lockstep.protocol.ids import ClusterShape, server, worker
 from lockstep.runtime.notices import EVENTS
-from lockstep.runtime.run_folder import KEEP_FOLDERS, KEEP_SECONDS, Left, RunFolder, run_folders
+from lockstep.runtime.run_folder import KEEP_FOLDERS, KEEP_SECONDS, RunFolder, WriteResult, run_folders
 from lockstep.runtime.worker_node import WorkerNode
 
 JOB = 0x0123456789ABCDEF
@@ -34,7 +34,7 @@ SECRET = "what only its owner may change\n"
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The temporary directory of this test."""
-    tmp_path_factory.getbasetemp()  # pytest's own is made where the temporary directory is when it is first wanted
+    tmp_path_factory.getbasetemp()  # pytest makes its own on first use, where the temporary directory is then
     with everybodys_folder() as folder:
         monkeypatch.setattr("tempfile.tempdir", str(folder))
         yield folder
@@ -48,8 +48,8 @@ def victim(shared: Path) -> Path:
     return file
 
 
-def leave_both(asked: str = "", job: int = JOB) -> Left:
-    """What a task leaves behind when a job ends badly: a report, and a line among the events."""
+def leave_both(asked: str = "", job: int = JOB) -> WriteResult:
+    """What a task leaves behind when a job fails: a report, and a line among the events."""
     with closing(RunFolder(asked, lambda: job)) as folder:
         left = folder.write({"report.txt": b"why\n"})
         event = folder.append(EVENTS, b"{}\n", make=True)
@@ -63,12 +63,12 @@ def is_private(path: Path) -> bool:
     return found.st_uid == US and stat.S_IMODE(found.st_mode) == wanted
 
 
-# -- somebody was here before us --
+# -- another user was there first --
 
 
 @needs_root
 def test_a_job_writes_to_nothing_that_another_user_has_planted(shared: Path, victim: Path, tmp_path: Path) -> None:
-    """Whoever asks a task learns the job's number, and with it the name of the folder."""
+    """Anyone who asks a task learns the job's number, and with it the name of the folder."""
     faults = (DropMessage(str(worker(1)), str(server(0)), "Pull", 5, times=1),)
 
     def work(node: WorkerNode) -> None:
@@ -138,7 +138,7 @@ def test_tasks_of_one_job_share_a_folder_that_only_their_user_can_enter(shared: 
         left = leave_both()
     finally:
         os.umask(mask)
-    assert left == leave_both() == Left(shared / f"lockstep-{US}" / f"{JOB:016x}")
+    assert left == leave_both() == WriteResult(shared / f"lockstep-{US}" / f"{JOB:016x}")
     assert left.where is not None
     assert (left.where / EVENTS).read_text() == "{}\n{}\n"
     assert all(is_private(path) for path in shared.rglob("*"))
@@ -164,7 +164,7 @@ def test_clusters_that_never_formed_have_a_folder_each(shared: Path) -> None:
 
 def test_a_notice_alone_leaves_no_folder_behind(shared: Path) -> None:
     with closing(RunFolder("", lambda: JOB)) as folder:
-        assert folder.append(EVENTS, b"{}\n", make=False) == Left(None)
+        assert folder.append(EVENTS, b"{}\n", make=False) == WriteResult(None)
     assert list(shared.iterdir()) == []
 
 
@@ -173,14 +173,14 @@ def test_a_notice_alone_leaves_no_folder_behind(shared: Path) -> None:
 
 def test_a_named_folder_is_made_for_its_user_alone_and_an_existing_one_keeps_its_mode(tmp_path: Path) -> None:
     named = tmp_path / "runs" / "one"
-    assert leave_both(str(named)) == Left(named)
+    assert leave_both(str(named)) == WriteResult(named)
     assert all(is_private(path) for path in (named, *named.iterdir()))
     named.chmod(0o775)
-    assert leave_both(str(named)) == Left(named)
+    assert leave_both(str(named)) == WriteResult(named)
     assert stat.S_IMODE(named.stat().st_mode) == 0o775
     link = tmp_path / "link"
     link.symlink_to(named)
-    assert leave_both(str(link)) == Left(link)
+    assert leave_both(str(link)) == WriteResult(link)
 
 
 @needs_root
@@ -197,14 +197,14 @@ def test_a_named_folder_of_another_user_is_refused_and_the_report_is_in_a_safe_p
     assert left.where == shared / f"lockstep-{SOMEBODY}" / f"{JOB:016x}"
     assert {path.name for path in left.where.iterdir()} == {EVENTS, "report.txt"}
     assert left.problem.startswith(f"no report is written to {shared / 'named'}: it ")
-    assert left.problem.endswith(f"user {NOBODY}; give --train_dir a folder of your own")
+    assert left.problem.endswith(f"user {NOBODY}; give --train_dir a folder that you own")
     assert list((shared / "named").iterdir()) == list(home.iterdir()) == []
 
 
 @needs_root
 def test_in_a_container_root_writes_to_the_folder_of_the_hosts_user(shared: Path) -> None:
     nobody_does("mkdir named", shared)
-    assert leave_both(str(shared / "named")) == Left(shared / "named")
+    assert leave_both(str(shared / "named")) == WriteResult(shared / "named")
 
 
 @needs_root
@@ -217,7 +217,7 @@ def test_in_a_named_folder_no_link_is_followed_and_no_pipe_waited_for(shared: Pa
     nobody_does(f"{command} {EVENTS}; {then}", named)
     nobody_does(f"ln -s {victim} report.txt", named)
     with closing(RunFolder(str(named), lambda: JOB)) as folder:
-        assert folder.write({"report.txt": b"why\n"}) == Left(named)
+        assert folder.write({"report.txt": b"why\n"}) == WriteResult(named)
         refused = folder.append(EVENTS, b"a line of theirs\n", make=True)
     assert refused.problem == f"cannot write to {named}: {EVENTS} is not a plain file of this user; remove it"
     assert victim.read_text() == SECRET
@@ -229,7 +229,7 @@ def test_a_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     with closing(RunFolder(str(blocked / "below"), lambda: JOB)) as folder:
-        assert folder.write({"a": b""}) == Left(None, f"cannot write to {blocked / 'below'}: Not a directory")
+        assert folder.write({"a": b""}) == WriteResult(None, f"cannot write to {blocked / 'below'}: Not a directory")
     with closing(RunFolder("/dev/full", lambda: JOB)) as folder:
         assert folder.write({"a": b""}).problem.startswith("cannot write to /dev/full: ")
 
@@ -243,7 +243,7 @@ def test_a_temporary_directory_that_cannot_be_written_is_a_sentence_with_a_remed
     assert problem == f"cannot write to {tmp_path / 'gone'}: No such file or directory; set TMPDIR to another folder"
 
 
-def test_files_are_whole_or_not_there(tmp_path: Path) -> None:
+def test_files_are_whole_or_absent(tmp_path: Path) -> None:
     with closing(RunFolder(str(tmp_path / "new"), lambda: JOB)) as folder:
         folder.write({"a.txt": b"1", "b.txt": b"2"})
         (tmp_path / "new" / "c.txt").mkdir()
@@ -278,8 +278,8 @@ def test_of_many_folders_the_newest_are_kept(shared: Path) -> None:
     assert run_folders() == [newest, *reversed(made[1:])]
 
 
-def test_the_folder_of_a_living_job_is_never_removed(shared: Path) -> None:
-    """Also if the task that made it is gone: another task of the job holds it."""
+def test_the_folder_of_a_running_job_is_never_removed(shared: Path) -> None:
+    """Even if the task that made it is gone: another task of the job holds it."""
     old = age(leave_both(job=1).where, 2 * KEEP_SECONDS)
     with closing(RunFolder("", lambda: 1)) as living:
         living.hold()

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, from the journals of a made-up step."""
+"""Where the time of a step goes, from the journals of a synthetic step."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_parts_of_a_step_add_up_to_the_step() -> None:
 
 
 def test_what_arrives_under_the_next_forward_is_not_waiting() -> None:
-    """The last bucket comes 14 s after backward has ended, but the thread stood still for 3 s of them only."""
+    """The last bucket comes 14 s after backward has ended, but the thread waited for only 3 s of them."""
     hidden = worker_moments(worker_journal(6.0, PERIOD), {1: 3.0, 2: 3.0, 3: 3.0})
     assert computing_and_waiting(hidden) == pytest.approx((17.0 - 11.0 / 3, 3.0))
     shares = step_shares([{s: m for s, m in hidden.items() if s}], [server_moments(server_journal(13.0, 18.0))])

@@ -105,12 +105,12 @@ def test_nobody_there_is_unreachable_with_the_reason() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{reserved.getsockname()[1]}"
-        with pytest.raises(Unreachable, match="connection refused: nothing listens at") as unreachable:
+        with pytest.raises(Unreachable, match="refuses connections; nothing listens there") as unreachable:
             describe(address, 5.0)
         assert unreachable.value.address == address
-    with pytest.raises(Unreachable, match="name does not resolve"):
+    with pytest.raises(Unreachable, match="does not resolve"):
         describe("no-such-host.invalid:1", 5.0)
-    with pytest.raises(Unreachable, match="not an address"):
+    with pytest.raises(Unreachable, match="has no port; write HOST:PORT"):
         describe("no-port", 5.0)
 
 
@@ -193,7 +193,7 @@ def test_a_watch_of_nobody_is_lost_at_once_with_the_reason() -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         reason = Watcher(f"127.0.0.1:{reserved.getsockname()[1]}").wait_lost()
-    assert reason.startswith("connection refused: nothing listens at")
+    assert "refuses connections; nothing listens there" in reason
 
 
 def test_more_watchers_than_threads_are_refused_when_the_service_is_added() -> None:

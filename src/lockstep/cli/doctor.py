@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 from lockstep.cli.flags import DoctorLine, parse_doctor
 from lockstep.cli.start_checks import job_of, proxies
-from lockstep.doctor.examination import Order, Result, examine
+from lockstep.doctor.examination import Examination, Order, examine
 from lockstep.doctor.facts import Shared
-from lockstep.doctor.finding import Cause, Finding, in_order
-from lockstep.doctor.host import Job, look_at_host
+from lockstep.doctor.finding import DoctorFinding, FindingKind, in_order
+from lockstep.doctor.host import JobRequirements, look_at_host
 from lockstep.errors import EXIT_BAD_INPUT, BadInput, HelpAsked
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.messages import Setting
@@ -50,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
     line = parse_doctor(rest, os.environ)
     result = _examine(line, wait, os.environ)
     print(json.dumps(_as_json(result), indent=2) if as_json else "\n".join(_lines(result)))
-    if any(finding.cause is Cause.RDMA and finding.keeps_from_working for finding in result.findings):
+    if any(finding.kind is FindingKind.RDMA and finding.keeps_from_working for finding in result.findings):
         return EXIT_BAD_INPUT  # as the job itself would end: what was asked for does not exist here
     return EXIT_HEALTHY if result.healthy else EXIT_DEFECTS
 
@@ -80,7 +80,7 @@ def _seconds(word: str) -> float:
     return seconds
 
 
-def _examine(line: DoctorLine, wait: float, environ: Mapping[str, str]) -> Result:
+def _examine(line: DoctorLine, wait: float, environ: Mapping[str, str]) -> Examination:
     config = line.config
     spec = config.cluster
     assert spec is not None
@@ -108,15 +108,15 @@ def _settings(config: BenchConfig) -> tuple[Setting, ...]:
         return ()  # the sentence about the unknown model or optimizer says it
 
 
-def _this_machine_only(line: DoctorLine, job: Job) -> Result:
+def _this_machine_only(line: DoctorLine, job: JobRequirements) -> Examination:
     config = line.config
     tasks = (config.task,) if config.task is not None else job.shape.tasks() if config.local is not None else ()
     shared: Shared = look_at_host(job, tuple(task for task in tasks if task is not None))
-    found = [*(Finding(Cause.FLAGS, sentence) for sentence in line.problems), *shared.findings]
-    return Result(tuple(in_order(found)), tuple(map(str, tasks)), (), (), 0.0)
+    found = [*(DoctorFinding(FindingKind.FLAGS, sentence) for sentence in line.problems), *shared.findings]
+    return Examination(tuple(in_order(found)), tuple(map(str, tasks)), (), (), 0.0)
 
 
-def _lines(result: Result) -> list[str]:
+def _lines(result: Examination) -> list[str]:
     tasks = ", ".join(TaskId.parse(task).short for task in result.tasks) or "no task of this machine"
     others = [visit for visit in result.visits if visit.host not in result.tasks]
     reached, looked = len({visit.host for visit in others if visit.reached}), len({visit.host for visit in others})
@@ -130,14 +130,14 @@ def _lines(result: Result) -> list[str]:
     return lines
 
 
-def _as_json(result: Result) -> dict[str, object]:
+def _as_json(result: Examination) -> dict[str, object]:
     return {
         "healthy": result.healthy,
         "tasks": list(result.tasks),
         "seconds": round(result.seconds, 3),
         "findings": [
             {
-                "cause": finding.cause.code,
+                "cause": finding.kind.code,
                 "keeps_from_working": finding.keeps_from_working,
                 "sentence": finding.sentence,
             }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from lockstep.errors import BadInput
-from lockstep.runtime.addresses import Address, AddressError, parse_address
+from lockstep.transports.wire.addresses import Address, AddressError, parse_address
 
 Environment = Mapping[str, str]
 

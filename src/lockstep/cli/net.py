@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.errors import BadInput, HelpAsked
-from lockstep.runtime.addresses import AddressError, parse_address, parse_bind
+from lockstep.transports.wire.addresses import AddressError, parse_address, parse_bind
 
 if TYPE_CHECKING:
     from lockstep.transports.net.measured import Report

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lockstep.doctor.finding import Finding
-from lockstep.doctor.host import Job, look_at_limits
+from lockstep.doctor.finding import DoctorFinding
+from lockstep.doctor.host import JobRequirements, look_at_limits
 from lockstep.protocol.ids import CHIEF, ClusterShape, Role
-from lockstep.runtime.addresses import parse_address
 from lockstep.training.config import BenchConfig, recovery_rules
 from lockstep.transports.verbs.checks import gpudirect_problems
 from lockstep.transports.verbs.options import NO_OPTIONS
+from lockstep.transports.wire.addresses import parse_address
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 
 
-def job_of(config: BenchConfig, environ: Mapping[str, str], data_dir: str | None = None) -> Job:
+def job_of(config: BenchConfig, environ: Mapping[str, str], data_dir: str | None = None) -> JobRequirements:
     """What a run asks of the machines."""
     local, cluster = config.local, config.cluster
     shape = ClusterShape(0, 1) if cluster is None else cluster.shape
-    return Job(
+    return JobRequirements(
         shape=shape if local is None else ClusterShape(local.servers, local.workers),
         protocol="" if cluster is None else cluster.protocol,
         device=config.devices.device,
@@ -33,7 +33,7 @@ def job_of(config: BenchConfig, environ: Mapping[str, str], data_dir: str | None
     )
 
 
-def limits_of_machine(config: BenchConfig, environ: Mapping[str, str]) -> list[Finding]:
+def limits_of_machine(config: BenchConfig, environ: Mapping[str, str]) -> list[DoctorFinding]:
     """Limits that are too small for the tasks that are about to start here; takes no time."""
     job = job_of(config, environ)
     tasks = (config.task,) if config.task is not None else job.shape.tasks()

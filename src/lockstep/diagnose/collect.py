@@ -1,7 +1,6 @@
-"""Asks every task of a cluster, and its monitor, what they know; within a bounded time, whoever is gone.
+"""Asks every task of a cluster, and its monitor, what they know; within a bounded time, even if some are gone.
 
-A task that does not answer costs its deadline and nothing more, because all are asked at once. First a plain TCP
-connection is tried: it tells "nothing listens" from "no packet comes back".
+A task that does not answer costs its deadline and nothing more, because all are asked at once.
 """
 
 from __future__ import annotations
@@ -15,13 +14,12 @@ from lockstep.diagnose import phrases
 from lockstep.diagnose.evidence import Seen
 from lockstep.diagnose.monitor_view import from_description, read_monitor
 from lockstep.diagnose.views import MonitorView, SnapshotError, TaskView, read_task
+from lockstep.protocol.messages import Description
 from lockstep.protocol.reach import NOT_SILENT, Reach, Silence
 from lockstep.protocol.timing import PROBE_SECONDS
-from lockstep.transports.quiet_grpc import grpc
-from lockstep.transports.wire.channels import open_channel
-from lockstep.transports.wire.codec import WireError, decode_description, decode_snapshot
-from lockstep.transports.wire.reasons import probe
-from lockstep.transports.wire.server import method_path
+from lockstep.transports.wire import monitor_client
+from lockstep.transports.wire.monitor_client import Unreachable, fetch_snapshot
+from lockstep.transports.wire.monitor_query import query_monitor_quickly
 
 ASKED_AT_ONCE: Final = 128
 
@@ -54,61 +52,40 @@ def collect(
 
 
 def look_at(task: str, address: str, seconds: float, known: TaskView | None = None) -> Seen:
-    """One task: its monitor at ``address``, then the task itself where the monitor says that it listens."""
-    refused = probe(address, min(PROBE_SECONDS, seconds))
-    if refused is not None:
-        return Seen(task=task, address=address, view=known, silence=refused, monitor_silence=refused)
-    monitor, silence = _ask_monitor(address, seconds)
-    seen = Seen(task=task, address=address, monitor=monitor, monitor_silence=silence, view=known)
+    """One task: its monitor at ``address``, then the task itself, at the address that the monitor gives."""
+    answer = query_monitor_quickly(address, seconds)
+    if answer.description is None:
+        silence = answer.found.silence(address)
+        return Seen(task=task, address=address, view=known, silence=silence, monitor_silence=silence)
+    monitor = _view_of(answer.description, answer.snapshot)
+    seen = Seen(task=task, address=address, monitor=monitor, monitor_silence=NOT_SILENT, view=known)
     if known is not None:
         return seen
-    if monitor is None:
-        return replace(seen, silence=silence)
     if monitor.exited or not monitor.task_address or monitor.task != task:
         return replace(seen, silence=Silence(Reach.BROKEN, phrases.does_not_listen()))
     view, why = _ask_task(monitor.task_address, seconds)
     return replace(seen, view=view, silence=why)
 
 
-def _ask_monitor(address: str, seconds: float) -> tuple[MonitorView | None, Silence]:
-    with open_channel(address) as channel:
-        try:
-            data = channel.unary_unary(method_path("Monitor", "Describe"))(b"", timeout=seconds)
-            described = from_description(decode_description(data))
-        except grpc.RpcError as error:
-            return None, _why(error, address, seconds)
-        except WireError as error:
-            return None, Silence(Reach.BROKEN, phrases.unreadable(address, str(error)))
-        try:
-            more = decode_snapshot(channel.unary_unary(method_path("Monitor", "Snapshot"))(b"", timeout=seconds))
-            return read_monitor(more), NOT_SILENT
-        except (grpc.RpcError, WireError, SnapshotError):
-            return described, NOT_SILENT
+def _view_of(description: Description, snapshot: bytes) -> MonitorView:
+    try:
+        return read_monitor(snapshot)
+    except SnapshotError:
+        return from_description(description)
 
 
 def _ask_task(address: str, seconds: float) -> tuple[TaskView | None, Silence]:
-    with open_channel(address) as channel:
-        try:
-            data = decode_snapshot(channel.unary_unary(method_path("Task", "Snapshot"))(b"", timeout=seconds))
-            return read_task(data), NOT_SILENT
-        except grpc.RpcError as error:
-            return None, _why(error, address, seconds)
-        except (WireError, SnapshotError) as error:
-            return None, Silence(Reach.BROKEN, phrases.unreadable(address, str(error)))
+    try:
+        return read_task(fetch_snapshot(address, "Task", seconds, PROBE_SECONDS)), NOT_SILENT
+    except Unreachable as error:
+        return None, error.silence
+    except SnapshotError as error:
+        return None, Silence(Reach.BROKEN, phrases.unreadable(address, str(error)))
 
 
 def fetch_stack(address: str, seconds: float) -> tuple[str, ...]:
     """The Python stack of the task behind the monitor at ``address``; empty where there is none."""
-    with open_channel(address) as channel:
-        try:
-            data = decode_snapshot(channel.unary_unary(method_path("Monitor", "Stack"))(b"", timeout=seconds))
-            return read_monitor(data).stack
-        except (grpc.RpcError, WireError, SnapshotError):
-            return ()
-
-
-def _why(error: grpc.RpcError, address: str, seconds: float) -> Silence:
-    """As ``reasons.explain``, but quick: a port that a firewall hides must not pass for a task that is stuck."""
-    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return probe(address, PROBE_SECONDS) or Silence(Reach.MUTE, phrases.mute(address, seconds))
-    return Silence(Reach.BROKEN, phrases.call_failed(address, error.details() or error.code().name))
+    try:
+        return read_monitor(monitor_client.fetch_stack(address, seconds, probe_seconds=0.0)).stack
+    except (Unreachable, SnapshotError):
+        return ()

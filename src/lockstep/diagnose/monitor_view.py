@@ -36,14 +36,14 @@ def read_monitor(data: bytes) -> MonitorView:
 
 
 def _main_thread(text: str) -> tuple[str, ...]:
-    """The lines of the main thread out of py-spy's listing of all threads; the head of it shows the command line."""
+    """The main thread's lines from py-spy's listing of all threads, which starts with the command line."""
     threads = text.split("\nThread ")[1:]
     chosen = next((thread for thread in threads if '"MainThread"' in thread.partition("\n")[0]), "")
     return tuple(line.strip() for line in chosen.splitlines()[1:40] if line.strip())
 
 
 def from_description(found: Description) -> MonitorView:
-    """What ``Describe`` alone tells."""
+    """What ``Describe`` alone contains."""
     return MonitorView(
         task=found.task,
         host=found.host,

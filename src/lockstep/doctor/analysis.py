@@ -1,42 +1,42 @@
-"""From everything that was seen to what is wrong, the most likely cause first. Pure."""
+"""Concludes what is wrong from everything that was seen, the most likely cause first. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lockstep.doctor.facts import Case
-from lockstep.doctor.finding import Cause, Finding, in_order
+from lockstep.doctor.facts import ClusterFacts
+from lockstep.doctor.finding import DoctorFinding, FindingKind, in_order
 from lockstep.doctor.rules_agree import agreement_findings
 from lockstep.doctor.rules_reach import reach_findings
 from lockstep.protocol.ids import TaskId
 
 
-def analyse(case: Case) -> list[Finding]:
-    """All findings, in the order in which to tell them."""
+def analyse(case: ClusterFacts) -> list[DoctorFinding]:
+    """All findings, in the order in which to report them."""
     return in_order([*_findings(case)])
 
 
-def _findings(case: Case) -> Iterator[Finding]:
+def _findings(case: ClusterFacts) -> Iterator[DoctorFinding]:
     for sentence in case.bad_flags:
-        yield Finding(Cause.FLAGS, sentence)
+        yield DoctorFinding(FindingKind.FLAGS, sentence)
     yield from reach_findings(case)
     yield from agreement_findings(case)
     yield from case.shared.findings
     yield from _of_others(case)
     if case.proxies:
-        yield Finding(
-            Cause.PROXY,
+        yield DoctorFinding(
+            FindingKind.PROXY,
             proxy_sentence(case.proxies),
             False,
         )
 
 
-def _of_others(case: Case) -> Iterator[Finding]:
+def _of_others(case: ClusterFacts) -> Iterator[DoctorFinding]:
     """What other doctors found wrong with their own machines."""
     for report in case.reports:
         for finding in report.shared.findings if report.shared is not None else ():
             where = f"on {report.host} ({TaskId.parse(report.task).short}): "
-            yield Finding(finding.cause, where + finding.sentence, finding.keeps_from_working)
+            yield DoctorFinding(finding.kind, where + finding.sentence, finding.keeps_from_working)
 
 
 def proxy_sentence(names: tuple[str, ...]) -> str:
@@ -44,5 +44,5 @@ def proxy_sentence(names: tuple[str, ...]) -> str:
     verb = "is" if len(names) == 1 else "are"
     return (
         f"{' and '.join(names)} {verb} set on this machine; Lockstep connects its tasks directly, without a proxy, so "
-        "nothing need be done."
+        "you need not do anything."
     )

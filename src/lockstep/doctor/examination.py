@@ -1,4 +1,4 @@
-"""The whole examination: listen, look at everybody, exchange what was seen, look at this machine, and judge."""
+"""The whole examination: listen, visit every task, exchange what was seen, check this machine, and conclude."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from lockstep.doctor.analysis import analyse
-from lockstep.doctor.facts import Case, NameFact, OwnPort, PeerReport, Shared, Visit
-from lockstep.doctor.finding import Cause, Finding, in_order
+from lockstep.doctor.facts import ClusterFacts, NameFact, OwnPort, PeerReport, Shared, Visit
+from lockstep.doctor.finding import DoctorFinding, FindingKind, in_order
 from lockstep.doctor.listening import Inbox, Notes, Stand
 from lockstep.doctor.rules_own import judge_own_address
 from lockstep.doctor.rules_time import Story, without_early_refusals
-from lockstep.doctor.visiting import Seen, heard_from, leave_word, look_at, told_at
+from lockstep.doctor.visiting import VisitResult, heard_from, leave_word, look_at, told_at
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.messages import Setting
-from lockstep.runtime.addresses import AddressError, is_local_address, parse_address, resolve
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.preflight import address_problems, port_problems
 from lockstep.runtime.start_facts import start_facts
+from lockstep.transports.wire.addresses import AddressError, is_local_address, parse_address, resolve
 from lockstep.transports.wire.server import ListenError
 
 AGAIN_SECONDS: Final = 0.2
 MACHINE_SECONDS: Final = 4.0
 NAME_SECONDS: Final = 1.5
 _AT_ONCE: Final = 24
-_NOT_OF_THE_CLUSTER: Final = Finding(
-    Cause.REMARK,
-    "none of the addresses in the lists is this machine's, so the tasks were only looked at from outside; run it on "
-    "the hosts of the cluster to see how they reach one another.",
+_NOT_OF_THE_CLUSTER: Final = DoctorFinding(
+    FindingKind.REMARK,
+    "none of the addresses in the host lists belongs to this machine, so the tasks were only checked from outside; run "
+    "'lockstep doctor' on the hosts of the cluster to see how they reach each other.",
     False,
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What to examine. ``spec.task`` None: every task of the lists that has an address of this machine."""
+    """What to examine. If ``spec.task`` is None: every listed task whose address belongs to this machine."""
 
     spec: ClusterSpec
     settings: tuple[Setting, ...] = ()
@@ -47,18 +47,18 @@ class Order:
     bad_flags: tuple[str, ...] = ()
     proxies: tuple[str, ...] = ()
     wait_seconds: float = 2.0
-    """How long to wait for others that do not answer yet."""
+    """How long to wait for tasks that do not answer yet."""
     look_at_machine: Callable[[tuple[TaskId, ...]], Shared] = field(default=lambda _: Shared())
-    """Looks at this machine, for the tasks that run on it."""
+    """Checks this machine, for the tasks that run on it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What was found, and how much was looked at."""
+class Examination:
+    """What was found, and what was checked."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[DoctorFinding, ...]
     tasks: tuple[str, ...]
-    """The tasks that this doctor stood for."""
+    """The tasks in whose place this doctor listened."""
     visits: tuple[Visit, ...]
     reports: tuple[PeerReport, ...]
     seconds: float
@@ -68,8 +68,8 @@ class Result:
         return not any(finding.keeps_from_working for finding in self.findings)
 
 
-def examine(order: Order) -> Result:
-    """Examine a cluster from this machine; takes ``wait_seconds`` and two more where somebody does not answer."""
+def examine(order: Order) -> Examination:
+    """Examine a cluster from this machine; takes ``wait_seconds`` plus two if some task does not answer."""
     began = time.monotonic()
     own = own_tasks(order.spec)
     work = _Work(order, own)
@@ -80,11 +80,11 @@ def examine(order: Order) -> Result:
     if not own:
         work.remarks.append(_NOT_OF_THE_CLUSTER)
     shown = tuple(in_order([*analyse(case), *work.remarks]))
-    return Result(shown, tuple(map(str, own)), case.visits, case.reports, time.monotonic() - began)
+    return Examination(shown, tuple(map(str, own)), case.visits, case.reports, time.monotonic() - began)
 
 
 def own_tasks(spec: ClusterSpec) -> tuple[TaskId, ...]:
-    """The task that was named, or all that this machine has an address of."""
+    """The task that was named, or all tasks whose address belongs to this machine."""
     if spec.task is not None:
         return (spec.task,)
     return tuple(task for task in spec.shape.tasks() if _is_local(parse_address(spec.address_of(task)).host))
@@ -98,7 +98,7 @@ def _is_local(host: str) -> bool:
 
 
 class _Work:
-    """One examination under way."""
+    """One examination in progress."""
 
     def __init__(self, order: Order, own: tuple[TaskId, ...]) -> None:
         self._order = order
@@ -109,14 +109,14 @@ class _Work:
         self._inbox = Inbox()
         self._stands: dict[TaskId, Stand] = {}
         self._ports: list[OwnPort] = []
-        self._seen: dict[TaskId, Seen] = {}
+        self._seen: dict[TaskId, VisitResult] = {}
         self._gone: set[TaskId] = set()
         self._began = time.monotonic()
         self._first_reached: dict[str, float] = {}
         self._machine: list[Shared] = []
-        self.remarks: list[Finding] = []
+        self.remarks: list[DoctorFinding] = []
 
-    def run(self, deadline: float) -> Case:
+    def run(self, deadline: float) -> ClusterFacts:
         machine = threading.Thread(target=self._look_at_machine, name="machine", daemon=True)
         machine.start()
         for task in self._own:
@@ -144,18 +144,18 @@ class _Work:
         address = spec.address_of(task)
         wrong = address_problems(spec)
         if wrong:
-            self._ports += [OwnPort(str(task), address, sentence, Cause.WRONG_MACHINE) for sentence in wrong]
+            self._ports += [OwnPort(str(task), address, sentence, FindingKind.WRONG_MACHINE) for sentence in wrong]
             return
         taken = port_problems(spec)
         if not taken:
             try:
                 self._stands[task] = Stand(spec, self._starts[task], self._notes, self._inbox)
             except ListenError as error:
-                taken = [f"{error}; give another address or port."]
+                taken = [f"{error}; choose another address or port."]
         self._ports.append(OwnPort(str(task), address, " ".join(taken)))
 
     def _judge_own_addresses(self) -> None:
-        """Whoever answers at our own address is us, our job that runs already, or somebody who should not be there."""
+        """What answers at our own address is us, our job that already runs, or a process that should not be there."""
         for position, port in enumerate(self._ports):
             task = TaskId.parse(port.task)
             seen, stand = self._seen.get(task), self._stands.get(task)
@@ -188,29 +188,29 @@ class _Work:
             pause.wait(AGAIN_SECONDS)
 
     def _say_goodbye(self, task: TaskId) -> None:
-        """Whoever is not done yet must not judge by what this doctor saw earlier."""
+        """Doctors that are still working must not conclude anything from what this one saw earlier."""
         seen, stand = self._seen[task], self._stands.get(self._visitor())
         is_doctor = seen.report is not None and seen.report.by_doctor
         if stand is not None and is_doctor and task not in self._own and task not in self._gone:
             leave_word(self._spec.address_of(task), stand.snapshot())
 
-    def _visit(self, task: TaskId) -> Seen | None:
+    def _visit(self, task: TaskId) -> VisitResult | None:
         known = self._seen.get(task)
         if known is not None and self._settled(task) and (known.visit.reached or task not in self._own):
-            return None  # at an address of our own that nobody has answered at, another one of us may still turn up
+            return None  # a second doctor of the same task may still start to listen at our own address
         stand = self._stands.get(self._visitor())
         word = b"" if stand is None or task in self._own else stand.snapshot()
         return look_at(self._visitor(), task, self._spec.address_of(task), word)
 
     def _settled(self, task: TaskId) -> bool:
-        """Nothing more is to be learnt from this one."""
+        """This task has nothing more to report."""
         if task in self._own or task in self._gone:
             return True
         told = self._inbox.told().get(str(task))
         report = self._seen[task].report
         return (report is not None and report.done) or (told is not None and told.get("done") is True)
 
-    def _note(self, task: TaskId, seen: Seen | None) -> None:
+    def _note(self, task: TaskId, seen: VisitResult | None) -> None:
         if seen is None:
             return
         if seen.visit.reached:
@@ -218,7 +218,7 @@ class _Work:
         known = self._seen.get(task)
         told_nothing = not seen.visit.reached or (seen.report is not None and seen.report.start is None)
         if known is not None and known.visit.reached and told_nothing:
-            self._gone.add(task)  # it answered before: its doctor has finished, or its task has ended
+            self._gone.add(task)  # it answered earlier: its doctor has finished, or its task has ended
             return
         self._seen[task] = seen
 
@@ -249,7 +249,7 @@ class _Work:
     # -- the case --
 
     def _newest(self) -> dict[str, tuple[PeerReport, tuple[Visit, ...]]]:
-        """The last word of each other task: what it answered, or what its doctor came to tell after that."""
+        """The latest report of every other task: what it answered, or what its doctor sent after that."""
         words = {
             str(task): (seen.told_at, seen.report, seen.its_visits)
             for task, seen in self._seen.items()
@@ -269,7 +269,7 @@ class _Work:
         seen = self._seen.get(task)
         return max(self._inbox.heard_at(str(task)), 0.0 if seen is None else seen.seen_at)
 
-    def _case(self, names: tuple[NameFact, ...]) -> Case:
+    def _case(self, names: tuple[NameFact, ...]) -> ClusterFacts:
         own = set(map(str, self._own))
         words = self._newest()
         stories = [
@@ -282,7 +282,7 @@ class _Work:
         visits = without_early_refusals(stories, first_heard)
         running = {TaskId.parse(port.task) for port in self._ports if port.running}
         visits += [self._seen[task].visit for task in running]
-        return Case(
+        return ClusterFacts(
             own=tuple(self._starts.values()),
             protocol=self._spec.protocol,
             host=socket.gethostname(),

@@ -1,4 +1,4 @@
-"""What was seen, as plain data. Parts of it travel between doctors as JSON, and are read back with bounds."""
+"""What was seen, as plain data. Parts of it travel between doctors as JSON, and are bounded when read back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lockstep.doctor.finding import Cause, Finding
+from lockstep.doctor.finding import DoctorFinding, FindingKind
 from lockstep.protocol.reach import Reach
 from lockstep.runtime.start_facts import StartFacts
 from lockstep.transports.verbs.devices import RdmaPort
@@ -14,12 +14,12 @@ from lockstep.transports.verbs.devices import RdmaPort
 MAX_TEXT = 1000
 MAX_ENTRIES = 2000
 DOCTOR_PHASE = "doctor"
-"""The phase that a doctor gives where a monitor gives that of its task."""
+"""The phase that a doctor reports where a monitor reports the phase of its task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What one task saw at the address of another. ``task`` is who answered there, empty if that was no Lockstep."""
+    """What one task saw at the address of another. ``task`` is the task that answered there, if any did."""
 
     visitor: str
     host: str
@@ -33,28 +33,28 @@ class Visit:
     version: str = ""
     job: int = 0
     other_port: str = ""
-    """What is wrong with a second, unlisted port of the same host; empty if it was reached or not tried."""
+    """Why a second, unlisted port of the same host was not reached; empty if it was reached or not tried."""
 
     @property
     def reached(self) -> bool:
-        """The task that was looked for answered."""
+        """The task that belongs at this address answered."""
         return self.answer is Reach.LOCKSTEP and self.task == self.host
 
 
 @dataclass(frozen=True, slots=True)
 class OwnPort:
-    """The address of a task that this doctor stands for. ``problem`` is a sentence; ``running``: its job is up."""
+    """The address of a task that this doctor examines. ``problem`` is a sentence; ``running``: its job is up."""
 
     task: str
     address: str
     problem: str = ""
-    cause: Cause = Cause.PORT_TAKEN
+    kind: FindingKind = FindingKind.PORT_TAKEN
     running: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class NameFact:
-    """A host of the lists that is a name, as this machine resolves it."""
+    """A host name of the lists, as this machine resolves it."""
 
     task: str
     name: str
@@ -66,7 +66,7 @@ class NameFact:
 
 @dataclass(frozen=True, slots=True)
 class DataFolder:
-    """What lies in the data folder of a worker; ``digest`` is of the names and sizes."""
+    """What is in the data folder of a worker; ``digest`` covers the names and sizes of its files."""
 
     path: str
     files: int = 0
@@ -76,17 +76,17 @@ class DataFolder:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What one host tells the others about itself, beside its command line."""
+    """What one host reports to the others about itself, besides its command line."""
 
     rdma: tuple[RdmaPort, ...] = ()
     data: DataFolder | None = None
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[DoctorFinding, ...] = ()
     """What its own doctor found wrong with that machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerReport:
-    """What another task told when it was asked. ``by_doctor``: the job itself is not up there."""
+    """What another task reported when it was asked. ``by_doctor``: its doctor answered; the job is not up there."""
 
     task: str
     host: str
@@ -99,8 +99,8 @@ class PeerReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """Everything that is known, for the rules."""
+class ClusterFacts:
+    """Everything that is known about the cluster, for the rules."""
 
     own: tuple[StartFacts, ...]
     protocol: str
@@ -116,7 +116,7 @@ class Case:
 
 def shared_to_json(shared: Shared) -> dict[str, Any]:
     found = [
-        {"cause": finding.cause.code, "sentence": finding.sentence, "keeps_from_working": finding.keeps_from_working}
+        {"cause": finding.kind.code, "sentence": finding.sentence, "keeps_from_working": finding.keeps_from_working}
         for finding in shared.findings
     ]
     data = None if shared.data is None else asdict(shared.data)
@@ -124,7 +124,7 @@ def shared_to_json(shared: Shared) -> dict[str, Any]:
 
 
 def read_shared(said: object) -> Shared | None:
-    """What a peer said; None for anything else."""
+    """What a peer reported; None for anything else."""
     try:
         assert isinstance(said, Mapping)
         ports = tuple(_rdma_port(one) for one in said["rdma"][:MAX_ENTRIES])
@@ -141,9 +141,9 @@ def _rdma_port(one: Any) -> RdmaPort:
     return RdmaPort(device, int(one["port"]), state, layer, provider, tuple(map(_text, one["gids"][:MAX_ENTRIES])))
 
 
-def _finding(one: Any) -> Finding:
-    causes = {cause.code: cause for cause in Cause}
-    return Finding(causes[one["cause"]], _text(one["sentence"]), bool(one["keeps_from_working"]))
+def _finding(one: Any) -> DoctorFinding:
+    kinds = {kind.code: kind for kind in FindingKind}
+    return DoctorFinding(kinds[one["cause"]], _text(one["sentence"]), bool(one["keeps_from_working"]))
 
 
 def visits_to_json(visits: tuple[Visit, ...]) -> list[dict[str, Any]]:
@@ -151,7 +151,7 @@ def visits_to_json(visits: tuple[Visit, ...]) -> list[dict[str, Any]]:
 
 
 def read_visits(said: object) -> tuple[Visit, ...]:
-    """The visits that a peer told of; what cannot be read is left out."""
+    """The visits that a peer reported; what cannot be read is left out."""
     if not isinstance(said, list):
         return ()
     read = (_visit(one) for one in said[:MAX_ENTRIES])

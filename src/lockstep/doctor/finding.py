@@ -1,4 +1,4 @@
-"""One defect, in one plain sentence with its remedy."""
+"""What the doctor reports: one plain sentence with its remedy."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 
-class Cause(IntEnum):
-    """Kinds of causes, the most likely one first: in this order they are told."""
+class FindingKind(IntEnum):
+    """What is wrong, the most likely cause first: findings are reported in this order."""
 
     FLAGS = 1
     WRONG_MACHINE = 2
@@ -34,20 +34,20 @@ class Cause(IntEnum):
 
     @property
     def code(self) -> str:
-        """``host-lists``, for programs that read the JSON."""
+        """``host-lists``, for programs that read the JSON output."""
         return self.name.lower().replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """``keeps_from_working``: the job cannot run like this; otherwise it is worth knowing and no more."""
+class DoctorFinding:
+    """``keeps_from_working``: the job cannot run like this; otherwise it is only worth knowing."""
 
-    cause: Cause
+    kind: FindingKind
     sentence: str
     keeps_from_working: bool = True
 
 
-def in_order(findings: list[Finding]) -> list[Finding]:
-    """Each once, those that keep the job from working before the others, the most likely cause first."""
+def in_order(findings: list[DoctorFinding]) -> list[DoctorFinding]:
+    """Each once; what keeps the job from working comes first, and there the most likely cause."""
     unique = dict.fromkeys(findings)
-    return sorted(unique, key=lambda finding: (not finding.keeps_from_working, finding.cause))
+    return sorted(unique, key=lambda finding: (not finding.keeps_from_working, finding.kind))

@@ -1,6 +1,6 @@
-"""A doctor answers at the address of the task that it stands for, as the task's monitor would, so that others can try.
+"""A doctor answers at the address of its task, as the task's monitor would, so that others can try to reach it.
 
-It listens at a second, free port as well: tasks do that too, and some firewalls let the listed ports through only.
+It also listens at a second, free port: tasks do that too, and some firewalls let only the listed ports through.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any, Final
 from lockstep.doctor.facts import DOCTOR_PHASE, Shared, Visit, shared_to_json, visits_to_json
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.messages import Description
-from lockstep.runtime.addresses import resolve
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.start_facts import StartFacts
+from lockstep.transports.wire.addresses import resolve
 from lockstep.transports.wire.broadcast import Broadcast
 from lockstep.transports.wire.monitor_service import add_monitor_service, inbox_handler
 from lockstep.transports.wire.server import ControlServer
@@ -32,7 +32,7 @@ SERVICE: Final = "Doctor"
 
 
 class Notes:
-    """What this doctor tells others; filled as it learns more."""
+    """What this doctor reports to others; filled in as it learns more."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -51,7 +51,7 @@ class Notes:
 
 
 class Inbox:
-    """What other doctors came to tell, the last word of each: they may reach us though we do not reach them."""
+    """The latest report that each of the other doctors sent: they may reach us even if we do not reach them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -72,17 +72,17 @@ class Inbox:
                 self._first_heard_at.setdefault(teller, self._heard_at[teller])
 
     def heard_at(self, teller: str) -> float:
-        """When the last word of this one came, by this machine's monotonic clock; 0 if none did."""
+        """When this doctor's latest report arrived, by this machine's monotonic clock; 0 if none did."""
         with self._lock:
             return self._heard_at.get(teller, 0.0)
 
     def first_heard_at(self) -> dict[str, float]:
-        """When the first word of each came."""
+        """When the first report of each doctor arrived."""
         with self._lock:
             return dict(self._first_heard_at)
 
     def told(self) -> dict[str, dict[str, Any]]:
-        """By the name of the task that the other doctor stands for."""
+        """The reports, by the name of the task that the other doctor examines."""
         with self._lock:
             return dict(self._told)
 
@@ -122,7 +122,7 @@ class Stand:
         )
 
     def snapshot(self) -> bytes:
-        """What it tells whoever asks."""
+        """What it reports to anyone who asks."""
         own = {"format": 1, "kind": "doctor", "time": time.time(), "start": self._start.to_json()}
         own["host"] = socket.gethostname()
         return json.dumps({**own, "side": self._side_address, **self._notes.to_json()}).encode()
@@ -134,7 +134,7 @@ class Stand:
 
 
 def _side_port(host: str) -> socket.socket:
-    """A port that the kernel answers for: a connection succeeds though nobody accepts it."""
+    """A port for which the kernel answers: a connection succeeds although nothing accepts it."""
     number = resolve(host)[0]
     family = socket.AF_INET6 if number.version == 6 else socket.AF_INET
     return socket.create_server((str(number), 0), family=family, backlog=_BACKLOG)

@@ -1,6 +1,6 @@
-"""Looks at this machine: limits, memory, disks, GPUs, torch. Everything is read from files or asked with a deadline.
+"""Looks at this machine: limits, memory, disks, GPUs, torch. All of it is read from files or asked with a deadline.
 
-``Roots`` says where the kernel's files are, so that a test can show others.
+``Roots`` says where the kernel's files are, so that a test can provide others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNLIMITED: Final = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """What this machine grants. -1 stands for no limit, None for what nobody could tell."""
+    """What this machine grants. -1 means no limit, None means unknown."""
 
     open_files: int = UNLIMITED
     locked_memory: int = UNLIMITED
@@ -41,7 +41,7 @@ class MachineFacts:
     torch: str = ""
     """The version of the installed torch; empty if there is none."""
     torch_cuda: str = ""
-    """The CUDA version that torch was built for; empty for a build without."""
+    """The CUDA version that torch was built for; empty for a build without CUDA."""
     disk_free: int | None = None
 
 
@@ -58,9 +58,9 @@ class Roots:
 def look_at_machine(
     visible: str | None, train_dir: str | None, roots: Roots | None = None, *, quick: bool = False
 ) -> MachineFacts:
-    """``visible`` is CUDA_VISIBLE_DEVICES. Takes up to three seconds where the GPU's driver is slow, else none.
+    """``visible`` is CUDA_VISIBLE_DEVICES. Takes up to three seconds if the GPU driver is slow, else no time.
 
-    ``quick``: leave GPUs and torch out.
+    ``quick``: leave out GPUs and torch.
     """
     roots = roots or Roots()
     present, driver = (0, "") if quick else _gpus()
@@ -100,7 +100,7 @@ def _existing(path: Path) -> Path:
 
 
 def _cgroups(roots: Roots) -> list[Path]:
-    """The folders of our cgroup and of those above it: each of them limits us (version 2 only)."""
+    """The folders of our cgroup and of its ancestors: each of them limits us (version 2 only)."""
     own = re.search(r"^0::(/.*)$", _read(roots.own_cgroup), re.MULTILINE)
     path = own[1].strip("/") if own else ""
     parts = [part for part in path.split("/") if part and part != ".."]
@@ -143,7 +143,7 @@ def _available(meminfo: Path) -> int | None:
 
 
 def _gpus() -> tuple[int, str]:
-    """How many GPUs there are, and the newest CUDA version that their driver knows."""
+    """How many GPUs there are, and the newest CUDA version that their driver supports."""
     try:
         shown = subprocess.run(
             ["nvidia-smi", "-q"],
@@ -159,15 +159,15 @@ def _gpus() -> tuple[int, str]:
 
 
 def read_nvidia_smi(shown: str) -> tuple[int, str]:
-    """Number of GPUs and CUDA version from what ``nvidia-smi -q`` prints."""
+    """The number of GPUs and the CUDA version, from the output of ``nvidia-smi -q``."""
     count = re.search(r"^Attached GPUs\s*:\s*(\d+)", shown, re.MULTILINE)
     cuda = re.search(r"^CUDA Version\s*:\s*([0-9.]+)", shown, re.MULTILINE)
     return int(count[1]) if count else 0, cuda[1] if cuda else ""
 
 
 def _torch() -> tuple[str, str]:
-    """Version and CUDA version of torch from what pip noted down: importing it would take seconds."""
-    import importlib.metadata  # here, because no start of a task needs it
+    """Version and CUDA version of torch, from its package metadata: importing it would take seconds."""
+    import importlib.metadata  # here, because starting a task does not need it
 
     try:
         version = importlib.metadata.version("torch")
@@ -178,7 +178,7 @@ def _torch() -> tuple[str, str]:
 
 
 def cuda_of_torch(version: str, wanted: list[str]) -> str:
-    """``12.6`` for a build for CUDA 12.6; empty for one without CUDA, or where nothing tells."""
+    """``12.6`` for a build for CUDA 12.6; empty for one without CUDA, or if it cannot be told."""
     local = re.search(r"\+cu(\d+)(\d)$", version)
     if local:
         return f"{local[1]}.{local[2]}"

@@ -1,4 +1,4 @@
-"""What a job needs of a machine, estimated from below: with less it cannot run, with this much it may."""
+"""What a job needs of a machine, as a lower bound: with less it cannot run, with this much it may."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ PARAMETERS: Final = MappingProxyType(
         ("imagenet", "nasnetlarge"): 88_757_183,
     }
 )
-"""Learnt numbers of the large models, as ``docs/models.md`` has them (a test compares). Others count as nothing."""
+"""Parameter counts of the large models, as in ``docs/models.md`` (a test compares them). Other models count as 0."""
 
 _BYTES: Final = 4
 _TASK_BYTES: Final = 150 * MEBIBYTE
-"""A process with torch in it takes this much before it does anything."""
+"""What a process that has imported torch uses before it does anything."""
 _FILES_OF_A_TASK: Final = 64
 _FILES_OF_A_LINK: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Bytes and counts; of all tasks on one host together, except ``open_files``, which counts for each process."""
+    """Bytes and counts, for all tasks of one host together; only ``open_files`` is per process."""
 
     memory: int
     shared_memory: int
@@ -57,7 +57,7 @@ class Needs:
 
 
 def needs_of(roles: tuple[Role, ...], servers: int, workers: int, model: str, data_name: str) -> Needs:
-    """What the tasks of one host need, each of which has one of ``roles``."""
+    """What the tasks of one host need; ``roles`` has one entry per task."""
     model_bytes = PARAMETERS.get((data_name, model), 0) * _BYTES
     shard = model_bytes // max(servers, 1)
     # A server holds two versions of its shard and the gradients of each worker; a worker has parameters, gradients,

@@ -1,14 +1,14 @@
-"""What differs between tasks: host lists, versions, settings, data, fabric, clocks. Pure."""
+"""What differs between tasks that must agree: host lists, versions, settings, data, fabric, clocks. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 
-from lockstep.doctor.facts import Case
-from lockstep.doctor.finding import Cause, Finding
+from lockstep.doctor.facts import ClusterFacts
+from lockstep.doctor.finding import DoctorFinding, FindingKind
 from lockstep.doctor.rules_machine import VERBS
-from lockstep.protocol.ids import Role, TaskId
+from lockstep.protocol.ids import TaskId
 from lockstep.protocol.setting_names import COUNTS, LOCKSTEP_VERSION, VERSIONS
 from lockstep.runtime.start_facts import StartFacts, list_difference
 from lockstep.transports.verbs.devices import RdmaPort
@@ -17,8 +17,8 @@ CLOCK_SECONDS = 2.0
 _MOST_SETTINGS = 5
 
 
-def agreement_findings(case: Case) -> Iterator[Finding]:
-    """All of it."""
+def agreement_findings(case: ClusterFacts) -> Iterator[DoctorFinding]:
+    """Every such difference."""
     starts = [*case.own, *(report.start for report in case.reports if report.start is not None)]
     yield from _lists(starts)
     yield from _versions_and_settings(starts)
@@ -27,8 +27,8 @@ def agreement_findings(case: Case) -> Iterator[Finding]:
     yield from _clocks(case)
 
 
-def _lists(starts: list[StartFacts]) -> Iterator[Finding]:
-    """The lists that most tasks have are taken for the right ones."""
+def _lists(starts: list[StartFacts]) -> Iterator[DoctorFinding]:
+    """The lists that most tasks have are taken to be the right ones."""
     if len(starts) < 2:
         return
     common = Counter((start.ps_hosts, start.worker_hosts) for start in starts).most_common(1)[0][0]
@@ -36,10 +36,10 @@ def _lists(starts: list[StartFacts]) -> Iterator[Finding]:
     for start in starts:
         difference = list_difference(reference, start)
         if difference is not None:
-            yield Finding(Cause.HOST_LISTS, f"{difference}.")
+            yield DoctorFinding(FindingKind.HOST_LISTS, f"{difference}.")
 
 
-def _versions_and_settings(starts: list[StartFacts]) -> Iterator[Finding]:
+def _versions_and_settings(starts: list[StartFacts]) -> Iterator[DoctorFinding]:
     told: list[tuple[str, dict[str, list[str]]]] = []
     versions = _by_value([(start.short, start.version) for start in starts])
     if len(versions) > 1:
@@ -48,7 +48,7 @@ def _versions_and_settings(starts: list[StartFacts]) -> Iterator[Finding]:
     names = sorted({setting.name for start in with_settings for setting in start.settings})
     for name in names:
         if name in COUNTS or (name == LOCKSTEP_VERSION and len(versions) > 1):
-            continue  # the lists, and the versions, have their own sentence
+            continue  # host lists and versions have their own sentences
         values = [(start.short, _value(start, name)) for start in with_settings]
         by_value = _by_value(values)
         if len(by_value) > 1:
@@ -58,7 +58,9 @@ def _versions_and_settings(starts: list[StartFacts]) -> Iterator[Finding]:
         is_version = name in VERSIONS
         parts = [f"{_names(tasks)} {name}={value}" for value, tasks in by_value.items()]
         remedy = "install the same version everywhere" if is_version else "start all tasks with the same value"
-        yield Finding(Cause.VERSION if is_version else Cause.SETTING, f"{', '.join(parts)}; {remedy}.")
+        yield DoctorFinding(
+            FindingKind.VERSION if is_version else FindingKind.SETTING, f"{', '.join(parts)}; {remedy}."
+        )
 
 
 def _value(start: StartFacts, name: str) -> str:
@@ -79,7 +81,7 @@ def _names(tasks: list[str]) -> str:
     return f"{', '.join(tasks[:4])}{' and others' if len(tasks) > 4 else ''} have"
 
 
-def _data(case: Case) -> Iterator[Finding]:
+def _data(case: ClusterFacts) -> Iterator[DoctorFinding]:
     folders = [(case.own[0].short, case.shared.data)] if case.own else []
     folders += [(TaskId.parse(r.task).short, r.shared.data) for r in case.reports if r.shared is not None]
     present = [(task, data) for task, data in folders if data is not None and data.digest]
@@ -88,14 +90,14 @@ def _data(case: Case) -> Iterator[Finding]:
         assert data is not None
         assert first is not None
         if (data.files, data.digest) != (first.files, first.digest):
-            yield Finding(
-                Cause.DATA,
-                f"the data folder {first.path} has {first.files} entries on {first_task}, and {data.path} on {task} "
-                f"has {data.files}, or other ones; give all workers the same data.",
+            yield DoctorFinding(
+                FindingKind.DATA,
+                f"the data sets differ: {first.path} on {first_task} has {first.files} entries, {data.path} on {task} "
+                f"has {data.files}, and their names or sizes are not the same; give all workers the same data.",
             )
 
 
-def _fabric(case: Case) -> Iterator[Finding]:
+def _fabric(case: ClusterFacts) -> Iterator[DoctorFinding]:
     if case.protocol != VERBS:
         return
     mine = _usable(case.shared.rdma)
@@ -106,16 +108,16 @@ def _fabric(case: Case) -> Iterator[Finding]:
         name = TaskId.parse(report.task).short
         ours, others = {port.link_layer for port in mine}, {port.link_layer for port in theirs}
         if ours.isdisjoint(others):
-            yield Finding(
-                Cause.RDMA,
-                f"the RDMA ports here are {' and '.join(sorted(ours))}, those of {name} are "
-                f"{' and '.join(sorted(others))}, so no fabric joins them; use devices of one kind, or "
+            yield DoctorFinding(
+                FindingKind.RDMA,
+                f"no fabric connects this machine to {name}: the RDMA ports here are {' and '.join(sorted(ours))}, "
+                f"those of {name} are {' and '.join(sorted(others))}; use one kind of device, or "
                 "--server_protocol=grpc.",
             )
         elif ours | others == {"InfiniBand"} and _subnets(mine).isdisjoint(_subnets(theirs)):
-            yield Finding(
-                Cause.RDMA,
-                f"the InfiniBand ports here and on {name} are in different subnets ({_shown(mine)} and "
+            yield DoctorFinding(
+                FindingKind.RDMA,
+                f"the InfiniBand ports of this machine and of {name} are in different subnets ({_shown(mine)} and "
                 f"{_shown(theirs)}); connect them to one fabric, or use --server_protocol=grpc.",
             )
 
@@ -132,18 +134,13 @@ def _shown(ports: list[RdmaPort]) -> str:
     return ", ".join(sorted(_subnets(ports))[:2]) or "none"
 
 
-def _clocks(case: Case) -> Iterator[Finding]:
+def _clocks(case: ClusterFacts) -> Iterator[DoctorFinding]:
     for report in case.reports:
         if abs(report.clock_ahead) > CLOCK_SECONDS + report.clock_doubt:
             way = "ahead of" if report.clock_ahead > 0 else "behind"
-            yield Finding(
-                Cause.CLOCK,
+            yield DoctorFinding(
+                FindingKind.CLOCK,
                 f"the clock of {TaskId.parse(report.task).short} ({report.host}) is {abs(report.clock_ahead):.0f} s "
-                f"{way} the one here, so their logs will not fit together; set both by NTP.",
+                f"{way} the clock here, so the times in their logs will not match; synchronize both with NTP.",
                 False,
             )
-
-
-def roles_of(starts: tuple[StartFacts, ...]) -> tuple[Role, ...]:
-    """The role of each task."""
-    return tuple(TaskId.parse(start.task).role for start in starts)

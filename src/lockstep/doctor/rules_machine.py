@@ -1,11 +1,11 @@
-"""What is wrong with this machine, from facts alone."""
+"""What is wrong with this machine, from facts alone. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from lockstep.doctor.finding import Cause, Finding
+from lockstep.doctor.finding import DoctorFinding, FindingKind
 from lockstep.doctor.machine import UNLIMITED, MachineFacts
 from lockstep.doctor.needs import Needs, size
 from lockstep.transports.verbs.checks import LEAST_LOCKED_BYTES, device_problems
@@ -19,28 +19,28 @@ _THREADS_OF_A_TASK = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What the job asks of this machine."""
+class MachineRequirements:
+    """What the job requires of this machine."""
 
     protocol: str = "grpc"
     device: str = "auto"
     num_gpus: int = 1
     trains: bool = True
-    """Whether a worker runs here; a server uses no GPU."""
+    """Whether a worker runs here; servers do not use a GPU."""
     tasks: int = 1
     train_dir: str | None = None
 
 
-Rule = Callable[[MachineFacts, Asked, Needs], Iterator[Finding]]
+Rule = Callable[[MachineFacts, MachineRequirements, Needs], Iterator[DoctorFinding]]
 
 
-def machine_findings(facts: MachineFacts, asked: Asked, needs: Needs) -> list[Finding]:
-    """All limits, the GPUs and torch, and the disk."""
+def machine_findings(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -> list[DoctorFinding]:
+    """What is wrong with its limits, GPUs, torch and disk."""
     return [finding for rule in _RULES for finding in rule(facts, asked, needs)]
 
 
-def limit_findings(facts: MachineFacts, asked: Asked, needs: Needs) -> list[Finding]:
-    """Those of them that cost no time to find out; they are looked at whenever a task starts."""
+def limit_findings(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -> list[DoctorFinding]:
+    """The same as far as it takes no time to find out; checked at every start of a task."""
     quick: tuple[Rule, ...] = (_open_files, _more_locked_memory, _shared_memory, _memory, _disk)
     return [finding for rule in quick for finding in rule(facts, asked, needs)]
 
@@ -49,77 +49,77 @@ def _below(granted: int, needed: int) -> bool:
     return granted != UNLIMITED and granted < needed
 
 
-def _open_files(facts: MachineFacts, asked: Asked, needs: Needs) -> Iterator[Finding]:  # noqa: ARG001
+def _open_files(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -> Iterator[DoctorFinding]:  # noqa: ARG001
     if _below(facts.open_files, needs.open_files):
-        yield Finding(
-            Cause.LIMIT,
-            f"a process may open {facts.open_files} files here, and a task of this cluster needs about "
+        yield DoctorFinding(
+            FindingKind.LIMIT,
+            f"a process may open only {facts.open_files} files here, but a task of this cluster needs about "
             f"{needs.open_files}; raise the limit, for example with 'ulimit -n 4096'.",
         )
 
 
-def _locked_memory(facts: MachineFacts, asked: Asked, needs: Needs) -> Iterator[Finding]:
+def _locked_memory(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -> Iterator[DoctorFinding]:
     if asked.protocol in NIXL_PROTOCOLS and _below(facts.locked_memory, max(needs.locked_memory, LEAST_LOCKED_BYTES)):
         needed = size(max(needs.locked_memory, LEAST_LOCKED_BYTES))
-        yield Finding(
-            Cause.LIMIT,
-            f"a process may lock {size(facts.locked_memory)} of memory here, and {asked.protocol} registers about "
+        yield DoctorFinding(
+            FindingKind.LIMIT,
+            f"a process may lock only {size(facts.locked_memory)} of memory here, but {asked.protocol} registers about "
             f"{needed} with the network device; run 'ulimit -l unlimited' (in a container: --ulimit memlock=-1).",
             asked.protocol == VERBS,
         )
 
 
-def _more_locked_memory(facts: MachineFacts, asked: Asked, needs: Needs) -> Iterator[Finding]:
-    """What is too little for any model, ``grpc+verbs`` says by itself when a task starts."""
+def _more_locked_memory(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -> Iterator[DoctorFinding]:
+    """Where it is too little for any model, ``grpc+verbs`` itself reports that when a task starts."""
     if asked.protocol != VERBS or facts.locked_memory >= LEAST_LOCKED_BYTES:
         yield from _locked_memory(facts, asked, needs)
 
 
-def _shared_memory(facts: MachineFacts, asked: Asked, needs: Needs) -> Iterator[Finding]:
+def _shared_memory(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -> Iterator[DoctorFinding]:
     if asked.protocol in SHM_PROTOCOLS and facts.shm_free is not None and facts.shm_free < needs.shared_memory:
-        yield Finding(
-            Cause.LIMIT,
-            f"/dev/shm has {size(facts.shm_free)} free, and the tasks of this machine share about "
-            f"{size(needs.shared_memory)} in it; enlarge it (mount -o remount,size=..., in a container --shm-size), "
+        yield DoctorFinding(
+            FindingKind.LIMIT,
+            f"/dev/shm has only {size(facts.shm_free)} free, but the tasks of this machine share about "
+            f"{size(needs.shared_memory)} in it; enlarge it (mount -o remount,size=...; in a container: --shm-size), "
             "or use --server_protocol=grpc.",
             asked.protocol != "auto",
         )
 
 
-def _memory(facts: MachineFacts, asked: Asked, needs: Needs) -> Iterator[Finding]:
-    tasks = "the task" if asked.tasks == 1 else f"the {asked.tasks} tasks"
+def _memory(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -> Iterator[DoctorFinding]:
+    tasks = "the task on this machine needs" if asked.tasks == 1 else f"the {asked.tasks} tasks on this machine need"
     if _below(facts.memory_limit, needs.memory):
-        yield Finding(
-            Cause.LIMIT,
-            f"the control group of this process may use {size(facts.memory_limit)} of memory, and {tasks} of this "
-            f"machine need at least {size(needs.memory)}; raise its limit, or use a smaller model.",
+        yield DoctorFinding(
+            FindingKind.LIMIT,
+            f"the control group (cgroup) of this process may use only {size(facts.memory_limit)} of memory, but "
+            f"{tasks} at least {size(needs.memory)}; raise its limit, or use a smaller model.",
         )
     elif facts.memory_available is not None and facts.memory_available < needs.memory:
-        yield Finding(
-            Cause.LIMIT,
-            f"{size(facts.memory_available)} of memory are available, and {tasks} of this machine need at least "
-            f"{size(needs.memory)}; end other programs, or use a smaller model.",
+        yield DoctorFinding(
+            FindingKind.LIMIT,
+            f"only {size(facts.memory_available)} of memory is available, but {tasks} at least {size(needs.memory)}; "
+            "end other programs, or use a smaller model.",
             False,
         )
 
 
-def _processors(facts: MachineFacts, asked: Asked, needs: Needs) -> Iterator[Finding]:  # noqa: ARG001
+def _processors(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -> Iterator[DoctorFinding]:  # noqa: ARG001
     if facts.cpus < 1:
-        yield Finding(
-            Cause.LIMIT,
-            f"the control group of this process may use {facts.cpus:g} of a CPU for {asked.tasks} tasks, so everything "
-            "will be slow; raise its limit.",
+        yield DoctorFinding(
+            FindingKind.LIMIT,
+            f"the control group (cgroup) of this process may use only {facts.cpus:g} of a CPU, which makes everything "
+            "slow; raise its limit.",
             False,
         )
     if _below(facts.tasks_left, _THREADS_OF_A_TASK * asked.tasks):
-        yield Finding(
-            Cause.LIMIT,
-            f"the control group of this process may start {max(facts.tasks_left, 0)} more processes and threads, and "
-            f"its tasks need about {_THREADS_OF_A_TASK * asked.tasks}; raise pids.max.",
+        yield DoctorFinding(
+            FindingKind.LIMIT,
+            f"the control group (cgroup) of this process may start only {max(facts.tasks_left, 0)} more processes and "
+            f"threads, but its tasks need about {_THREADS_OF_A_TASK * asked.tasks}; raise its limit, pids.max.",
         )
 
 
-def _gpus(facts: MachineFacts, asked: Asked, needs: Needs) -> Iterator[Finding]:  # noqa: ARG001
+def _gpus(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -> Iterator[DoctorFinding]:  # noqa: ARG001
     if not asked.trains or asked.device == "cpu":
         return
     must = asked.device == "gpu"
@@ -127,23 +127,23 @@ def _gpus(facts: MachineFacts, asked: Asked, needs: Needs) -> Iterator[Finding]:
         hidden = facts.gpus_present - facts.gpus_visible
         why = f" (CUDA_VISIBLE_DEVICES hides {hidden})" if hidden else ""
         remedy = "correct CUDA_VISIBLE_DEVICES, or give --device=cpu" if hidden else "give --device=cpu"
-        yield Finding(
-            Cause.GPU,
+        yield DoctorFinding(
+            FindingKind.GPU,
             f"--device=gpu --num_gpus={asked.num_gpus} asks for more GPUs than the {facts.gpus_visible} that this "
             f"machine shows{why}; {remedy}.",
         )
     if facts.gpus_visible and facts.torch and not facts.torch_cuda:
-        yield Finding(
-            Cause.GPU,
-            f"this machine shows {facts.gpus_visible} GPUs, but torch {facts.torch} is a build without CUDA; install "
-            "one with it, or give --device=cpu.",
+        yield DoctorFinding(
+            FindingKind.GPU,
+            f"torch {facts.torch} is a build without CUDA, although this machine shows {facts.gpus_visible} GPUs; "
+            "install a build with CUDA, or give --device=cpu.",
             must,
         )
     if facts.torch_cuda and facts.driver_cuda and _major(facts.torch_cuda) > _major(facts.driver_cuda):
-        yield Finding(
-            Cause.GPU,
-            f"torch {facts.torch} is built for CUDA {facts.torch_cuda}, and the driver here knows CUDA up to "
-            f"{facts.driver_cuda}; update the driver, or install a torch for CUDA {_major(facts.driver_cuda)}.",
+        yield DoctorFinding(
+            FindingKind.GPU,
+            f"torch {facts.torch} is built for CUDA {facts.torch_cuda}, but the driver here supports CUDA only up to "
+            f"{facts.driver_cuda}; update the driver, or install a torch build for CUDA {_major(facts.driver_cuda)}.",
             must,
         )
 
@@ -152,23 +152,29 @@ def _major(version: str) -> int:
     return int(version.partition(".")[0])
 
 
-def _torch(facts: MachineFacts, asked: Asked, needs: Needs) -> Iterator[Finding]:  # noqa: ARG001
+def _torch(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -> Iterator[DoctorFinding]:  # noqa: ARG001
     if not facts.torch:
-        yield Finding(Cause.VERSION, "torch is not installed in this Python; install it with 'pip install torch'.")
+        yield DoctorFinding(
+            FindingKind.VERSION, "torch is not installed for this Python; install it with 'pip install torch'."
+        )
 
 
-def _disk(facts: MachineFacts, asked: Asked, needs: Needs) -> Iterator[Finding]:
+def _disk(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -> Iterator[DoctorFinding]:
     if asked.train_dir is not None and facts.disk_free is not None and facts.disk_free < needs.disk:
-        yield Finding(
-            Cause.FOLDER,
-            f"--train_dir={asked.train_dir} lies on a disk with {size(facts.disk_free)} free, and what the run writes "
-            f"takes at least {size(needs.disk)}; free some space, or give another folder.",
+        yield DoctorFinding(
+            FindingKind.FOLDER,
+            f"--train_dir={asked.train_dir} is on a disk with only {size(facts.disk_free)} free, but the run writes at "
+            f"least {size(needs.disk)}; free some space, or give another folder.",
         )
 
 
 _RULES: tuple[Rule, ...] = (_open_files, _locked_memory, _shared_memory, _memory, _processors, _gpus, _torch, _disk)
 
 
-def rdma_findings(rdma: RdmaFacts, protocol: str, options: RdmaOptions = NO_OPTIONS) -> list[Finding]:
+def rdma_findings(rdma: RdmaFacts, protocol: str, options: RdmaOptions = NO_OPTIONS) -> list[DoctorFinding]:
     """Why ``grpc+verbs`` would not work on this machine; nothing for other protocols."""
-    return [Finding(Cause.RDMA, sentence) for sentence in device_problems(rdma, options)] if protocol == VERBS else []
+    return (
+        [DoctorFinding(FindingKind.RDMA, sentence) for sentence in device_problems(rdma, options)]
+        if protocol == VERBS
+        else []
+    )

@@ -1,4 +1,4 @@
-"""Which of the things that were seen still count. Pure."""
+"""Which of the visits still count, given when they were made. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from lockstep.doctor.facts import Visit
 from lockstep.protocol.reach import Reach
 
 LATE_SECONDS = 1.0
-"""Everybody looks again at whoever did not answer at least this often."""
+"""Every doctor visits tasks that did not answer again at least this often."""
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What somebody saw, when we heard of it, and how much older than that it may be."""
+    """What one doctor saw, when its report arrived here, and how much older than that it may be."""
 
     heard_at: float
     visits: tuple[Visit, ...]
@@ -22,10 +22,10 @@ class Story:
 
 
 def without_early_refusals(stories: Sequence[Story], first_heard: Mapping[str, float]) -> list[Visit]:
-    """All visits, except for refusals that may be from before the one who refused was there.
+    """All visits, except refusals that may date from before the refusing task was up.
 
-    ``first_heard``: when each task gave its first sign to us, by itself. Doctors do not start in the same instant: one
-    that was refused, and had nothing newer to tell after the other came up, says nothing about a firewall.
+    ``first_heard``: when each task itself first contacted us. Doctors do not start at the same instant: one that was
+    refused, and reported nothing newer after the other came up, does not point to a firewall.
     """
     there_since = dict(first_heard)
     for story in stories:

@@ -1,8 +1,7 @@
-"""One look at one task's address: who answers there, and what that one tells."""
+"""One visit to the address of a task: what answers there, and what it reports."""
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,41 +13,38 @@ from lockstep.protocol.ids import TaskId
 from lockstep.protocol.messages import Description
 from lockstep.protocol.reach import Reach
 from lockstep.protocol.timing import ASK_SECONDS
-from lockstep.runtime.knock import greet, knock
 from lockstep.runtime.start_facts import read_start_facts
-from lockstep.transports.wire.monitor_client import Unreachable, describe, fetch_snapshot, tell
+from lockstep.transports.wire.monitor_client import snapshot_fields, tell
+from lockstep.transports.wire.monitor_query import query_monitor
+from lockstep.transports.wire.tcp_probe import probe
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What came of one look: the visit itself, what the one who answered told, and what that one sees itself."""
+class VisitResult:
+    """The result of one visit: the visit itself, what the task that answered reported, and what that task sees."""
 
     visit: Visit
     report: PeerReport | None = None
     its_visits: tuple[Visit, ...] = ()
     nonce: int = 0
     told_at: float = 0.0
-    """By the clock of the one who told."""
+    """By the clock of the task that answered."""
     seen_at: float = field(default_factory=time.monotonic)
     """By this machine's monotonic clock."""
 
 
-def look_at(visitor: TaskId, task: TaskId, address: str, word: bytes = b"") -> Seen:
-    """Takes up to three seconds, each step with a deadline. ``word`` is left with a doctor that answers there."""
-    blank = Visit(str(visitor), str(task), address, Reach.SILENT)
-    knocked = knock(address, ASK_SECONDS)
-    if knocked.answer is not Reach.OPEN:
-        return Seen(replace(blank, answer=knocked.answer, words=f"{knocked.detail}{knocked.note}"))
-    try:
-        found = describe(address, ASK_SECONDS)
-    except Unreachable as error:
-        greeted = greet(address)
-        if greeted.answer is Reach.OPEN:
-            greeted = replace(greeted, answer=Reach.OTHER_PROGRAM, detail=f"is no Lockstep: {error.reason}")
-        return Seen(replace(blank, answer=greeted.answer, words=greeted.detail))
-    visit = replace(
-        blank,
-        answer=Reach.LOCKSTEP,
+def look_at(visitor: TaskId, task: TaskId, address: str, word: bytes = b"") -> VisitResult:
+    """Takes up to three seconds; each step has a deadline. ``word`` is left with a doctor that answers there."""
+    answer = query_monitor(address)
+    found = answer.description
+    if found is None:
+        words = f"{answer.found.phrase}{answer.found.note}"
+        return VisitResult(Visit(str(visitor), str(task), address, answer.found.reach, words))
+    visit = Visit(
+        str(visitor),
+        str(task),
+        address,
+        Reach.LOCKSTEP,
         words=f"is {found.task}",
         task=found.task,
         phase=TaskPhase.ENDED if found.exited else found.phase,
@@ -58,15 +54,15 @@ def look_at(visitor: TaskId, task: TaskId, address: str, word: bytes = b"") -> S
         job=found.job,
     )
     if found.task != str(task):
-        return Seen(visit, nonce=found.incarnation)
+        return VisitResult(visit, nonce=found.incarnation)
     if word and found.phase == DOCTOR_PHASE:
         leave_word(address, word)
     return _ask(visit, found, address)
 
 
-def _ask(visit: Visit, found: Description, address: str) -> Seen:
+def _ask(visit: Visit, found: Description, address: str) -> VisitResult:
     began = time.time()
-    said = _snapshot(address, "Monitor")
+    said = snapshot_fields(address, "Monitor")
     doubt = (time.time() - began) / 2
     told_time = said.get("time")
     ahead = float(told_time) - (began + doubt) if isinstance(told_time, int | float) else 0.0
@@ -84,22 +80,22 @@ def _ask(visit: Visit, found: Description, address: str) -> Seen:
     second = str(said.get("side", ""))[:MAX_TEXT] if by_doctor else found.task_address
     visit = replace(visit, other_port=_try_second_port(second, found))
     its_visits = read_visits(said.get("visits")) if by_doctor else _links_of(visit, found)
-    return Seen(visit, report, its_visits, found.incarnation, told_at(said))
+    return VisitResult(visit, report, its_visits, found.incarnation, told_at(said))
 
 
 def leave_word(address: str, word: bytes) -> None:
-    """Tell the doctor at this address what ours has seen."""
+    """Send the doctor at this address what this one has seen."""
     tell(address, SERVICE, word, ASK_SECONDS)
 
 
 def told_at(said: dict[str, Any]) -> float:
-    """When it was said, by the clock of whoever said it."""
+    """When it was written, by the clock of its author."""
     moment = said.get("time")
     return float(moment) if isinstance(moment, int | float) else 0.0
 
 
 def heard_from(told: dict[str, Any], task: str) -> tuple[PeerReport, tuple[Visit, ...]]:
-    """The same from a doctor that came by itself; its clock cannot be compared like this."""
+    """The same from a doctor that sent it unasked; its clock cannot be compared this way."""
     report = PeerReport(
         task=task,
         host=str(told.get("host", ""))[:MAX_TEXT],
@@ -114,24 +110,16 @@ def heard_from(told: dict[str, Any], task: str) -> tuple[PeerReport, tuple[Visit
 def _try_second_port(address: str, found: Description) -> str:
     if not address or found.exited:
         return ""
-    knocked = knock(address, ASK_SECONDS)
-    # A task that has just ended refuses, which is no sign of a firewall.
-    return f"{address} {knocked.detail}" if knocked.answer in (Reach.SILENT, Reach.NO_ROUTE) else ""
-
-
-def _snapshot(address: str, service: str) -> dict[str, Any]:
-    try:
-        said = json.loads(fetch_snapshot(address, service, ASK_SECONDS))
-    except (Unreachable, ValueError):
-        return {}
-    return said if isinstance(said, dict) else {}
+    probed = probe(address)
+    # A task that has just ended refuses connections, which does not point to a firewall.
+    return f"{address} {probed.phrase}" if probed.no_packet_returns else ""
 
 
 def _links_of(visit: Visit, found: Description) -> tuple[Visit, ...]:
-    """What a task of a job that starts sees itself: the links that it wants and has not got."""
+    """What a task of a starting job sees itself: the links that it needs and does not have yet."""
     if visit.other_port or not found.task_address or found.exited or found.job:
         return ()
-    links = _snapshot(found.task_address, "Task").get("links", ())
+    links = snapshot_fields(found.task_address, "Task").get("links", ())
     read = (_link(found.task, link) for link in links[:MAX_ENTRIES] if isinstance(link, dict))
     return tuple(one for one in read if one is not None)
 

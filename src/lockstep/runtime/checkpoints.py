@@ -1,18 +1,18 @@
-"""Checkpoints on disk: a folder for each, one file a shard, the workers' states, and a manifest with checksums.
+"""Checkpoints on disk: a folder for each, with one file per shard, the workers' states, and a manifest with checksums.
 
 ::
 
-    TRAIN_DIR/checkpoints/step-00000120-1f0c9a7e/        complete: it got this name as the last act of writing it
+    TRAIN_DIR/checkpoints/step-00000120-1f0c9a7e/        complete: it gets this name when all is written
         shard-0-of-2.safetensors  shard-1-of-2.safetensors
         worker-0.safetensors  worker-1.safetensors
         manifest.json
     TRAIN_DIR/checkpoints/step-00000160-1f0c9a7e.part/   being written, or left by a crash: never read
-    TRAIN_DIR/checkpoints/step-00000140-1f0c9a7e.damaged/   found damaged at a start: for people only
+    TRAIN_DIR/checkpoints/step-00000140-1f0c9a7e.damaged/   found damaged at a start: never read again
     TRAIN_DIR/checkpoints/before-1/checkpoints/...       what was there before a run with --from_scratch
 
 Each file is fsynced before the manifest is written, the manifest before the folder is renamed, so a crash at any byte
-leaves the checkpoints before it as they are. A reader trusts nothing: lengths and SHA-256 of every file must be those
-of the manifest, and the manifest has one of its own. All servers must see one and the same folder.
+leaves earlier checkpoints intact. A reader trusts nothing: the length and SHA-256 of every file must match the
+manifest, and the manifest has its own checksum. All servers must see the same folder.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ FORMAT = 1
 MAX_MANIFEST_BYTES = 64 << 20
 
 PROGRAM = "program"
-"""The setting that jobs of the library have, and those of the benchmark do not."""
+"""The setting that only jobs of the library have, not those of the benchmark."""
 MUST_FIT = ("model", "data_name", "dtype", "optimizer", "precision")
 """A checkpoint with another value of one of these settings belongs to another run."""
 
 
 LATEST_TIME = 1 << 36
-"""Times of writing beyond this, some two thousand years away, are none."""
+"""Times of writing beyond this, some two thousand years away, are invalid."""
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be used; the text goes on from its name."""
+    """A checkpoint cannot be used; the text continues from its name."""
 
 
 class DamagedError(CheckpointError):
-    """It is proven that a checkpoint is not what was written; a disk that does not answer proves nothing."""
+    """A checkpoint is provably not what was written; a disk that does not respond proves nothing."""
 
 
 class Fault(StrEnum):
@@ -66,13 +66,13 @@ class Fault(StrEnum):
 
     DAMAGED = "damaged"
     UNREADABLE = "unreadable"
-    """It may be whole: the disk did not let it be read, or another version of Lockstep wrote it."""
+    """It may be whole: the disk did not allow reading it, or another version of Lockstep wrote it."""
     FOREIGN = "of another run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a checkpoint says of itself."""
+    """What a checkpoint contains."""
 
     version: int
     job: str
@@ -108,12 +108,12 @@ class Manifest:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Manifest:
-        """ValueError, or what else nonsense raises, where it is none of ours."""
+        """Raises ValueError, or one of ``_NO_MANIFEST``, for anything that Lockstep did not write."""
         manifest = cls._from_json(fields)
         if not (0 <= manifest.version < 1 << 63 and 0 <= manifest.written < LATEST_TIME):
             raise ValueError("a number in it is out of range")
         if len(manifest.shards) != manifest.servers:
-            raise ValueError(f"it has {len(manifest.shards)} shards of {manifest.servers} servers")
+            raise ValueError(f"it has {len(manifest.shards)} shards for {manifest.servers} servers")
         for facts in manifest.states:
             worker_of(facts)
         return manifest
@@ -148,7 +148,7 @@ def _facts(row: Sequence[Any]) -> FileFacts:
 
 
 def worker_of(facts: FileFacts) -> int:
-    """The index of the worker whose state a file is; ValueError where it is none."""
+    """The index of the worker whose state a file holds; ValueError if it holds none."""
     return int(facts.name.removeprefix("worker-").removesuffix(".safetensors"))
 
 
@@ -166,7 +166,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """A checkpoint that was passed over; ``why`` goes on from its name."""
+    """A checkpoint that was passed over; ``why`` continues from its name."""
 
     path: Path
     fault: Fault
@@ -175,7 +175,7 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a look into a folder has found: the checkpoint to begin with, and what was passed over for it."""
+    """What was found in a folder: the checkpoint to start from, and those that were passed over."""
 
     checkpoint: Checkpoint | None
     passed: tuple[Passed, ...] = ()
@@ -185,31 +185,31 @@ class Found:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of a checkpoint folder; CheckpointError where there is none that can be trusted."""
+    """The manifest of a checkpoint folder; CheckpointError if there is none that can be trusted."""
     try:
         file = path / MANIFEST
         if file.stat().st_size > MAX_MANIFEST_BYTES:
             raise DamagedError("has a manifest that is too large to be one")
         line, _, text = file.read_bytes().partition(b"\n")
         if line.decode("ascii", "replace") != hashlib.sha256(text).hexdigest():
-            raise DamagedError("has a damaged manifest: its checksum does not fit")
+            raise DamagedError("has a damaged manifest: its checksum does not match")
         fields = json.loads(text, parse_constant=_refuse_constant)
         if fields.get("format") != FORMAT:
-            raise CheckpointError(f"has format {fields.get('format')}, and this version reads {FORMAT}")
+            raise CheckpointError(f"has format {fields.get('format')}, but this version reads format {FORMAT}")
         return Manifest.from_json(fields)
     except OSError as error:
         raise _unreadable(error, "has no manifest that can be read") from error
     except _NO_MANIFEST as error:
-        raise DamagedError(f"has a manifest that is none of ours ({error})") from error
+        raise DamagedError(f"has a manifest that Lockstep did not write ({error})") from error
 
 
 _NO_MANIFEST = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
-"""What reading nonsense raises: numbers without end and nesting without end are among it."""
+"""What reading garbage raises, including infinite numbers and endless nesting."""
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 def _refuse_constant(text: str) -> float:
-    raise ValueError(f"{text} is no number that we write")
+    raise ValueError(f"{text} is not a valid number")
 
 
 def _unreadable(error: OSError, what: str) -> CheckpointError:
@@ -218,14 +218,14 @@ def _unreadable(error: OSError, what: str) -> CheckpointError:
 
 
 def verify(path: Path) -> Manifest:
-    """Check every byte of a checkpoint; CheckpointError names the first file that is not what it was."""
+    """Check every byte of a checkpoint; CheckpointError names the first file that has changed."""
     manifest = read_manifest(path)
     check_files(path, manifest)
     return manifest
 
 
 def check_files(path: Path, manifest: Manifest, *, deep: bool = True) -> None:
-    """CheckpointError where a file of a checkpoint is not as it was written; not ``deep``: not as long."""
+    """CheckpointError if a file of a checkpoint is not as it was written; unless ``deep``, only lengths are checked."""
     for facts in manifest.files():
         check_file(path, facts, deep=deep)
 
@@ -239,7 +239,7 @@ def check_file(path: Path, facts: FileFacts, *, deep: bool = True) -> None:
     if nbytes != facts.nbytes:
         raise DamagedError(f"is damaged: {facts.name} has {nbytes} bytes instead of {facts.nbytes}")
     if digest != facts.digest:
-        raise DamagedError(f"is damaged: the checksum of {facts.name} does not fit")
+        raise DamagedError(f"is damaged: the checksum of {facts.name} does not match")
 
 
 class CheckpointFolder:
@@ -251,24 +251,24 @@ class CheckpointFolder:
     # -- reading --
 
     def complete(self) -> list[Path]:
-        """The folders that were finished, the newest version first; OSError where the folder cannot be read."""
+        """The finished folders, the newest version first; OSError if the folder cannot be read."""
         found = [path for path in self._folders() if _version_in(path.name) >= 0]
         return sorted(found, key=lambda path: (_version_in(path.name), _changed_at(path)), reverse=True)
 
     def damaged(self) -> list[Path]:
-        """Those that a start found damaged and put out of its way."""
+        """Those that an earlier start found damaged and put aside."""
         return [path for path in self._folders() if path.name.endswith(DAMAGED)]
 
     def _folders(self) -> list[Path]:
         try:
             return [path for path in self.path.iterdir() if path.name.startswith(STEP) and path.is_dir()]
         except FileNotFoundError:
-            return []  # nothing was saved yet; whatever else is wrong with a folder must not look like that
+            return []  # nothing was saved yet; any other problem with the folder must not look like that
 
     def look(self, settings: Iterable[Setting], *, deep: bool = True) -> Found:
-        """Find the newest one that is whole and of this run. Changes nothing.
+        """Find the newest one that is whole and belongs to this run. Changes nothing.
 
-        ``deep``: check every byte; else manifests and lengths only, which takes no time.
+        ``deep``: check every byte; otherwise only manifests and lengths, which takes no time.
         """
         ours = {setting.name: setting.value for setting in settings}
         passed = []
@@ -277,7 +277,7 @@ class CheckpointFolder:
                 manifest = read_manifest(path)
                 difference = first_difference(ours, manifest.settings)
                 if difference is not None:
-                    passed.append(Passed(path, Fault.FOREIGN, f"is of another run: {difference}"))
+                    passed.append(Passed(path, Fault.FOREIGN, f"belongs to another run: {difference}"))
                     continue
                 check_files(path, manifest, deep=deep)
             except DamagedError as error:
@@ -295,13 +295,13 @@ class CheckpointFolder:
         return self.path / f"{STEP}{version:08d}-{hex64(job)[:8]}{PART}"
 
     def finish(self, part: Path, manifest: Manifest, states: Sequence[tuple[int, bytes]]) -> Checkpoint:
-        """All shards are in ``part``: add states and manifest, and give it its name."""
+        """All shards are in ``part``: add the states and the manifest, and give it its final name."""
         for shard in manifest.shards:
             found = (part / shard.name).stat().st_size if (part / shard.name).exists() else -1
             if found != shard.nbytes:
                 raise CheckpointError(
-                    f"{self.path} ({shard.name}) was written by another server and is not seen here; --train_dir must "
-                    "be one folder that all servers share"
+                    f"{self.path} ({shard.name}) was written by another server and is not visible here; give "
+                    "--train_dir one folder that all servers share"
                 )
         kept = [write_bytes(part / f"worker-{index}.safetensors", data) for index, data in states if data]
         whole = Manifest(**{**_fields(manifest), "states": tuple(kept)})
@@ -314,15 +314,15 @@ class CheckpointFolder:
         return Checkpoint(final, whole)
 
     def prune(self, keep: int, written: int) -> None:
-        """Leave the newest ``keep`` (0: all) up to version ``written``; OSError where another could not be removed.
+        """Keep the newest ``keep`` (0: all) up to version ``written``; OSError if another could not be removed.
 
-        One of a higher version is not of this run, or could not be read: it is neither counted nor removed.
+        One of a higher version belongs to another run, or could not be read: it is neither counted nor removed.
         """
         known = [path for path in self.complete() if _version_in(path.name) <= written]
         first: OSError | None = None
         for path in known[keep:] if keep else []:
             try:
-                # Out of sight first: a folder that is half deleted must not look like a checkpoint.
+                # Rename it first: a half-deleted folder must not look like a checkpoint.
                 doomed = path.with_name(path.name + PART)
                 path.rename(doomed)
                 shutil.rmtree(doomed)
@@ -332,21 +332,21 @@ class CheckpointFolder:
             raise first
 
     def clear_parts(self) -> None:
-        """Remove what crashes have left half written."""
+        """Remove what crashes left half-written."""
         for path in self._folders():
             if path.name.endswith(PART):
                 shutil.rmtree(path, ignore_errors=True)
 
     def mark_damaged(self, path: Path) -> Path:
-        """Give a damaged one a name under which nothing but a person looks at it, or removes it."""
+        """Rename a damaged one so that Lockstep neither reads nor removes it."""
         marked = path.with_name(path.name + DAMAGED)
         path.rename(marked)
         return marked
 
     def set_aside(self) -> Path | None:
-        """Make a ``--train_dir`` of its own of all that is here; None where there is nothing.
+        """Move everything into a separate ``--train_dir`` and return it; None if there is nothing.
 
-        It stays below this folder, so that it is on the same disk, and renaming is enough.
+        It stays below this folder, and so on the same disk, where renaming is enough.
         """
         there = [*self.complete(), *self.damaged()]
         if not there:
@@ -366,7 +366,7 @@ def _fields(manifest: Manifest) -> dict[str, Any]:
 
 
 def _version_in(name: str) -> int:
-    """The version that the name of a finished folder tells; -1 for other names."""
+    """The version in the name of a finished folder; -1 for other names."""
     number = name.removeprefix(STEP).partition("-")[0]
     finished = name.startswith(STEP) and not name.endswith((PART, DAMAGED))
     return int(number) if finished and number.isdecimal() and number.isascii() else -1
@@ -382,7 +382,7 @@ def _changed_at(path: Path) -> float:
 def make_manifest(
     layout: Layout, servers: int, workers: int, version: int, job: int, settings: Iterable[Setting], program: str
 ) -> Manifest:
-    """A manifest without its files."""
+    """A manifest without files."""
     return Manifest(
         version=version,
         job=hex64(job),
@@ -404,10 +404,10 @@ def with_shards(manifest: Manifest, shards: Sequence[Saved]) -> Manifest:
 
 
 def first_difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
-    """Why a checkpoint is of another run; None where it fits."""
+    """Why a checkpoint belongs to another run; None if it belongs to this one."""
     if (PROGRAM in ours) != (PROGRAM in theirs):
-        known = "a program of one's own", "lockstep bench"
-        return f"it is of {known[PROGRAM not in theirs]}, this run is of {known[PROGRAM not in ours]}"
+        known = "your own program", "lockstep bench"
+        return f"{known[PROGRAM not in theirs]} wrote it, but this run is {known[PROGRAM not in ours]}"
     for name in MUST_FIT:
         if name in ours and name in theirs and ours[name] != theirs[name]:
             return f"it has {name}={theirs[name]}, this run has {name}={ours[name]}"
@@ -415,7 +415,7 @@ def first_difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str 
 
 
 def differences(settings: Iterable[Setting], manifest: Manifest) -> list[str]:
-    """What is said where a job goes on with other settings than it was saved with."""
+    """What to report if a job continues with other settings than it was saved with."""
     ours = {setting.name: setting.value for setting in settings}
     said = []
     for name, value in ours.items():
@@ -429,10 +429,10 @@ def differences(settings: Iterable[Setting], manifest: Manifest) -> list[str]:
 
 _MEANINGS: Mapping[str, str] = MappingProxyType(
     {
-        SERVERS: "; the shards are distributed anew, the result does not change",
-        WORKERS: "; each step now covers another number of samples, so the run differs from here on; "
-        "a worker that is new begins with the chief's batch-norm statistics and random numbers",
-        "wire_dtype": "; gradients are rounded in another way, so the run differs from here on",
-        "compile": "; arithmetic is rounded in another way, so the run differs from here on",
+        SERVERS: "; the shards are redistributed, the result does not change",
+        WORKERS: "; each step now covers a different number of samples, so the run differs from here on; "
+        "new workers start with the chief's batch-norm statistics and random numbers",
+        "wire_dtype": "; gradients are rounded differently, so the run differs from here on",
+        "compile": "; arithmetic is rounded differently, so the run differs from here on",
     }
 )

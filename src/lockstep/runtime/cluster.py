@@ -1,6 +1,6 @@
-"""Who is in the cluster, and what can be wrong with such a description.
+"""Which tasks are in the cluster, and what can be wrong with such a description.
 
-A ``ClusterSpec`` is plain data: the host lists, which of the tasks this one is, and how patient it is. It is
+A ``ClusterSpec`` is plain data: the host lists, which of the tasks this one is, and how long it waits for others. It is
 torch-free, so that the monitor can read it before anything heavy is imported.
 """
 
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from lockstep.protocol.ids import ClusterShape, Role, TaskId
 from lockstep.protocol.recovery import LossPolicy
 from lockstep.protocol.timing import GRACE_SECONDS, REJOIN_SECONDS, STALL_AFTER_SECONDS, STARTUP_SECONDS
-from lockstep.runtime.addresses import Address, AddressError, parse_address, parse_bind
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions, option_problems
+from lockstep.transports.wire.addresses import Address, AddressError, parse_address, parse_bind
 
 PROTOCOLS: tuple[str, ...] = ("auto", "grpc", "grpc+shm", "grpc+ucx", "grpc+verbs")
-"""The names that ``--server_protocol`` takes. A new transport adds its name here and nowhere else."""
+"""The values of ``--server_protocol``. A new transport adds its name here and nowhere else."""
 
 RDMA_PROTOCOLS: tuple[str, ...] = ("auto", "grpc+verbs")
 
@@ -35,7 +35,7 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 class ClusterSpec:
     """The whole cluster as one task sees it.
 
-    ``task`` is None, and the host lists are empty, while a local cluster has not been given its ports yet.
+    ``task`` is None and the host lists are empty until a local cluster has its ports.
     """
 
     ps_hosts: tuple[str, ...] = ()
@@ -50,13 +50,13 @@ class ClusterSpec:
     grace: float = GRACE_SECONDS
     """How long a job may take, after SIGTERM, to finish its step and to save it."""
     on_stall: str = "abort"
-    """What follows a verdict that cannot heal, and a stall: ``report`` or ``abort``."""
+    """What happens after a stall, or a verdict from which the job cannot recover: ``report`` or ``abort``."""
     on_worker_loss: str = LossPolicy.WAIT.value
-    """What becomes of the job when a worker is lost: wait for it, go on without it, or end."""
+    """What the job does when a worker is lost: wait for it, continue without it, or end."""
     restarts: int = 0
     """How often a monitor starts its task again after a signal killed it."""
     has_servers: bool = True
-    """False: workers reduce among themselves, and the list of servers stays empty."""
+    """False: the workers reduce among themselves, and the list of servers stays empty."""
     rdma: RdmaOptions = NO_OPTIONS
     token: str = field(default="", repr=False)
 
@@ -68,31 +68,31 @@ class ClusterSpec:
         return self.ps_hosts if role is Role.SERVER else self.worker_hosts
 
     def address_of(self, task: TaskId) -> str:
-        """``host:port`` where this task is reached; KeyError if the lists have no such task."""
+        """``host:port`` at which this task is reached; KeyError if the lists have no such task."""
         hosts = self.hosts_of(task.role)
         if not 0 <= task.index < len(hosts):
             raise KeyError(f"{task} is not in a cluster of {self.shape}")
         return hosts[task.index]
 
     def listen_address(self) -> Address:
-        """Where this task listens: ``bind`` if given, else its own address. KeyError without a task of its own."""
+        """Where this task listens: ``bind`` if given, else its own address. KeyError if no task is given."""
         if self.task is None:
-            raise KeyError("this description is of no task in particular, so it has no address to listen on")
+            raise KeyError("this description names no task, so there is no address to listen on")
         own = parse_address(self.address_of(self.task))
         return own if self.bind is None else parse_bind(self.bind, own.port)
 
     def all_addresses(self) -> tuple[tuple[str, str], ...]:
-        """Every task by its full name, with where it is reached."""
+        """The full name of every task, with the address at which it is reached."""
         return tuple((str(task), self.address_of(task)) for task in self.shape.tasks())
 
     @property
     def shares_memory(self) -> bool:
-        """Whether all tasks are at one host by their addresses, and may use its memory."""
+        """Whether all tasks are on one host, judging by their addresses, and may share its memory."""
         hosts = {address.rpartition(":")[0] for _, address in self.all_addresses()}
         return self.protocol in ("auto", "grpc+shm") and (len(hosts) == 1 or hosts <= _LOOPBACK)
 
     def beside_own_task(self, role: Role) -> int:
-        """How many tasks of a role are at this task's host, by their addresses; 1 without a task."""
+        """How many tasks of a role are on this task's host, judging by their addresses; 1 if no task is given."""
         if self.task is None or self.task.index >= len(self.hosts_of(self.task.role)):
             return 1
         own = self.address_of(self.task).rpartition(":")[0]
@@ -108,7 +108,7 @@ class ClusterSpec:
 
 
 def cluster_problems(spec: ClusterSpec) -> list[str]:
-    """Everything that is wrong with the description of one task's cluster, a sentence each. Touches no machine."""
+    """Everything that is wrong with the description of one task's cluster, one sentence each. Touches no machine."""
     return [sentence for rule in CLUSTER_RULES for sentence in rule(spec)]
 
 
@@ -143,8 +143,8 @@ def _addresses_are_well_formed(spec: ClusterSpec) -> Iterator[str]:
                 continue
             if address.is_wildcard:
                 yield (
-                    f"{_list_flag(role)}, entry {position}: {text} is no address that others can connect to; "
-                    f"give this machine's own address there and add --bind={address.host} on that task."
+                    f"{_list_flag(role)}, entry {position}: other tasks cannot connect to {text}; "
+                    f"give the address of that host there, and add --bind={address.host} on that task."
                 )
 
 
@@ -159,13 +159,13 @@ def _addresses_differ(spec: ClusterSpec) -> Iterator[str]:
             task = TaskId(role, index)
             if place in seen:
                 first = seen[place].short
-                yield f"{text} is given for both {first} and {task.short}; give each task a port of its own."
+                yield f"{text} is given for both {first} and {task.short}; give each task its own port."
             seen.setdefault(place, task)
 
 
 def _protocol_is_known(spec: ClusterSpec) -> Iterator[str]:
     if spec.protocol not in PROTOCOLS:
-        yield f"--server_protocol={spec.protocol} is not known here; use one of: {', '.join(PROTOCOLS)}."
+        yield f"--server_protocol={spec.protocol} is not known; use one of: {', '.join(PROTOCOLS)}."
 
 
 def _rdma_options_make_sense(spec: ClusterSpec) -> Iterator[str]:
@@ -190,7 +190,7 @@ def _patience_is_positive(spec: ClusterSpec) -> Iterator[str]:
     for name in ("startup_timeout", "stall_after", "rejoin_timeout", "grace"):
         seconds = getattr(spec, name)
         if seconds <= 0:
-            yield f"--{name}={seconds:g} leaves no time at all; give a number of seconds above 0."
+            yield f"--{name}={seconds:g} leaves no time at all; give more than 0 seconds."
 
 
 def _restarts_are_few(spec: ClusterSpec) -> Iterator[str]:

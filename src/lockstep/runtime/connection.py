@@ -1,7 +1,7 @@
-"""One life of a link between two tasks: its control stream, its data endpoint, and all their callbacks.
+"""One connection between two tasks: its control stream, its data endpoint, and all their callbacks.
 
-What the callbacks do is short, and when each began is noted: one that does not return is what stood behind the first of
-the reports that this program answers.
+Callbacks are short, and the start of each is recorded: one that did not return caused the first of the reports that
+this program answers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from lockstep.transports.wire.link import ControlLink
 
 
 class NodeSide(Protocol):
-    """What a peer's keeper needs of its own task."""
+    """What a peer's keeper needs from its own task."""
 
     task: TaskId
     incarnation: Incarnation
@@ -55,7 +55,7 @@ class NodeSide(Protocol):
 
     @property
     def leaving(self) -> bool:
-        """The job is over here: links are no longer looked for."""
+        """The job is over here: no more links are opened."""
 
     @property
     def forming(self) -> bool:
@@ -65,7 +65,7 @@ class NodeSide(Protocol):
         """The transport that was asked for cannot link these two tasks, now or later."""
 
     def linked(self, peer: TaskId, path: str) -> None:
-        """This task has opened a link, over this path."""
+        """This task has opened a link over this path."""
 
     def tensors_in(self, bucket: BucketId) -> int:
         """How many tensors, or parts of them, are in a bucket."""
@@ -77,22 +77,22 @@ class NodeSide(Protocol):
     def post(self, event: Event) -> None: ...
 
     def do(self, event: Event) -> None:
-        """As ``post``, but on the calling thread where that is free."""
+        """As ``post``, but on the calling thread if the loop is idle."""
 
     def gradient_lent(self, peer: TaskId, incarnation: Incarnation, note: GradientNote, loan: Loan) -> None: ...
 
     def version_lent(self, peer: TaskId, note: VersionNote, loan: Loan) -> None: ...
 
     def report_received(self, peer: TaskId, report: Report) -> None:
-        """The coordinator has found something out."""
+        """The coordinator has sent a report."""
 
     @property
     def faults(self) -> Faults | None:
-        """What a drill has planted here."""
+        """The faults that a drill injects here."""
 
 
 class Faults(Protocol):
-    """The faults of a link (``runtime/injection.py``)."""
+    """The injected faults of a link (``runtime/injection.py``)."""
 
     def drops_message(self, peer: TaskId, message: Message) -> bool: ...
 
@@ -111,11 +111,11 @@ class _Transfer:
 
 
 _Running = tuple[str, float, int]
-"""A callback that runs now: its name, since when, on which thread."""
+"""A callback that is running: its name, since when, on which thread."""
 
 
 class Connection:
-    """One life of a link: its control stream and its endpoint, and all their callbacks."""
+    """One connection of a link: its control stream and its endpoint, and all their callbacks."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class Connection:
         on_end: Callable[[Connection, Reason], None],
         on_open: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_open``: it may be ready for use now, which whoever waits for that should look at."""
+        """``on_open``: the connection may be ready for use now; threads that wait for it should check."""
         self.peer = peer
         self.incarnation: Incarnation = 0
         self.address: PeerAddress | None = None
@@ -138,7 +138,7 @@ class Connection:
         self._alive = True
         self._up = False
         self._early: list[Event] = []
-        """What came before the data endpoint was up: the machines hear of it after the link's start."""
+        """What arrived before the data endpoint was up: the machines receive it after ``LinkUp``."""
         self._answer: Hello | None = None
         self._accepted = False
         self._transfers: dict[int, _Transfer] = {}
@@ -166,7 +166,7 @@ class Connection:
         self._connect_endpoint(hello, dials=False)
 
     def attach(self, link: ControlLink) -> None:
-        """We have dialed; the answer may have come before the caller had the link in hand."""
+        """We have dialed; the answer may have arrived before the caller had the link."""
         with self._lock:
             self.link = link
             answer = self._answer
@@ -185,7 +185,7 @@ class Connection:
             self.endpoint = self._node.transport.connect(self.address, dials, self)
             self._on_open()
         except NoPathError as error:
-            # The end that asks refuses. If the other one hung up first, it would ask again in vain.
+            # The dialing end refuses. If the other one closed first, this one would dial again without success.
             if dials:
                 self._node.refuse(self.peer, str(error))
                 self.end(Reason(Cause.NO_PATH, str(error)))
@@ -213,7 +213,7 @@ class Connection:
         self._callbacks[0] = None
 
     def _enter(self, which: int, name: str, callback: str) -> None:
-        """A callback begins. It must return at once; one that does not is found by what is noted here."""
+        """A callback starts. It must return at once; one that does not is found by this record."""
         self._callbacks[which] = (name, self.heard_at, threading.get_ident())
         if self._node.faults is not None:
             self._node.faults.in_callback(self.peer, callback)
@@ -248,7 +248,7 @@ class Connection:
             known = self._transfers.pop(transfer, None)
         if known is not None:
             self._tensors += self._node.tensors_in(known.bucket) if ok else 0
-            tell = self._do if ok else self._post  # what failed is tried again, and not by the thread that tells of it
+            tell = self._do if ok else self._post  # what failed is retried, and not by the thread that reports it
             tell(TransferEnded(self.peer, known.number, known.bucket, ok))
 
     def on_arrived(self, note: bytes, nbytes: int) -> None:  # noqa: ARG002 - the endpoint counts bytes
@@ -274,7 +274,7 @@ class Connection:
         self._callbacks[1] = None
 
     def on_lost(self, reason: Reason) -> None:
-        """Either half of the link broke."""
+        """One half of the link broke."""
         self.end(reason)
 
     def write_version(self, note: VersionNote, source: Region, offset: int, nbytes: int, to: Ticket, at: int) -> None:
@@ -338,7 +338,7 @@ class Connection:
         }
 
     def bytes_moved(self) -> int:
-        """Bytes that have gone over this link, those of transfers under way among them where the transport knows."""
+        """Bytes that have gone over this link, including those of running transfers if the transport counts them."""
         endpoint = self.endpoint
         if endpoint is None:
             return 0
@@ -349,7 +349,7 @@ class Connection:
     # -- the end --
 
     def _post(self, event: Event) -> None:
-        """Tell the machines, in order: nothing before the link is up, nothing after it has ended."""
+        """Pass events to the machines in order: none before the link is up, none after it has ended."""
         with self._lock:
             if self._up and self._alive:
                 self._node.post(event)
@@ -357,7 +357,7 @@ class Connection:
                 self._early.append(event)
 
     def _do(self, event: Event) -> None:
-        """As ``_post``, on the endpoint's thread: it is closed, and has ended, before ``LinkLost`` is told."""
+        """As ``_post``, on the endpoint's thread, which has ended before ``LinkLost`` is posted."""
         with self._lock:
             told = self._up and self._alive
             if self._alive and not told:
@@ -366,8 +366,8 @@ class Connection:
             self._node.do(event)
 
     def end(self, reason: Reason) -> None:
-        """Whatever broke first ends the whole connection, once. ``LinkLost`` follows when it is closed: until then
-        bytes of it may still land."""
+        """End the whole connection, once, for the first reason. ``LinkLost`` follows when it is closed: until then
+        bytes may still arrive."""
         with self._lock:
             if not self._alive:
                 return
@@ -375,15 +375,15 @@ class Connection:
         self._on_end(self, reason)
 
     def bury(self, reason: Reason) -> None:
-        """Close both halves, then say that the link is lost, if it was ever up."""
+        """Close both halves, then report that the link is lost, if it was ever up."""
         self.close(0.0)
         if self._up:
             self._node.post(LinkLost(self.peer, reason.text))
 
     def close(self, flush_seconds: float = 1.0) -> None:
-        """Free both halves; not from a callback of theirs."""
+        """Free both halves; must not be called from one of their callbacks."""
         self._alive = False
-        # The control stream first: a peer that sees the other half end no longer listens to last words on this one.
+        # The control stream first: a peer that sees the other half end no longer reads what is left on this one.
         if self.link is not None:
             self.link.close(flush_seconds)
         if self.endpoint is not None:

@@ -1,4 +1,4 @@
-"""A task's own error as a reason: the type of the exception gives the cause, never its words."""
+"""A task's own error as a reason: the type of the exception determines the cause, never its text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def failure_of(error: BaseException, text: str = "", memory_errors: tuple[type[BaseException], ...] = ()) -> Reason:
-    """``memory_errors``: what else than MemoryError says that memory ran out (a device's)."""
+    """``memory_errors``: exceptions other than MemoryError that mean that memory ran out (on a device)."""
     return own_error(text or phrases.failed_with(error), _cause_of(error, memory_errors))
 
 

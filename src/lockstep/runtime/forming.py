@@ -1,6 +1,6 @@
-"""Who is there, who is not, and what each one does, while a cluster forms: one line that anyone can read.
+"""Which tasks are up, which are missing, and what each one does while a cluster forms: one line that anyone can read.
 
-``Board`` puts the line together and is pure; ``FormingWatch`` asks the monitors, in the process that a person looks at.
+``Board`` composes the line and is pure; ``FormingWatch`` asks the monitors, in the process whose output people read.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Final
 
 from lockstep.protocol.activity import TaskPhase
 from lockstep.protocol.ids import TaskId
-from lockstep.runtime.evidence import Finding, ask_seconds, look
+from lockstep.runtime.evidence import AddressFinding, ask_seconds, look
 from lockstep.runtime.monitor.reporter import Phase
 
 ASK_EVERY: Final = 1.0
 ASK_EVERY_PER_TASK: Final = 0.1
-"""Large clusters are asked less often: a question costs both sides some milliseconds."""
+"""Large clusters are asked less often: each question costs both sides a few milliseconds."""
 ASKED_AT_ONCE: Final = 4
 NAMES_SHOWN: Final = 6
 STARTED: Final = frozenset({Phase.WARMING_UP, Phase.TRAINING, Phase.FINISHING, Phase.ENDED})
-_MISSING: Final = "not there"
+_MISSING: Final = "missing"
 
 
 class Board:
@@ -31,10 +31,10 @@ class Board:
     def __init__(self, tasks: tuple[TaskId, ...]) -> None:
         self._tasks = tasks
         self._phases: dict[TaskId, str] = {}
-        self._missing: dict[TaskId, tuple[Finding, float]] = {}
+        self._missing: dict[TaskId, tuple[AddressFinding, float]] = {}
 
-    def note(self, task: TaskId, finding: Finding, now: float) -> None:
-        """This was found at the address of a task."""
+    def note(self, task: TaskId, finding: AddressFinding, now: float) -> None:
+        """Take in what was found at the address of a task."""
         found = finding.description
         if found is not None:
             self._phases[task] = TaskPhase.ENDED if found.exited else found.phase
@@ -46,11 +46,11 @@ class Board:
         self._missing[task] = (finding, since)
 
     def formed(self, tasks: tuple[TaskId, ...]) -> bool:
-        """Each of these tasks has begun to train, or has done so and ended."""
+        """Each of these tasks has started to train, or has ended."""
         return all(self._phases.get(task) in STARTED for task in tasks)
 
     def groups(self) -> dict[str, list[TaskId]]:
-        """Tasks by what they do, in the order of a start; those that are not there come last."""
+        """Tasks by what they do, in the order of a start; missing ones come last."""
         order = [phase.value for phase in Phase]
         found: dict[str, list[TaskId]] = {}
         for task in self._tasks:
@@ -58,11 +58,11 @@ class Board:
         return dict(sorted(found.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
 
     def line(self, now: float) -> str:
-        """``2 of 3 tasks are there; connecting: ps 0, worker 0; not there: worker 1, whose address refuses ...``."""
+        """``2 of 3 tasks are up; connecting: ps 0, worker 0; missing: worker 1, whose address refuses ...``."""
         groups = self.groups()
         missing = groups.pop(_MISSING, [])
         there = len(self._tasks) - len(missing)
-        parts = [f"{there} of {len(self._tasks)} tasks are there"]
+        parts = [f"{there} of {len(self._tasks)} tasks are up"]
         parts += [f"{phase}: {_names(tasks)}" for phase, tasks in groups.items()]
         if missing:
             parts.append(f"{_MISSING}: {self._missing_names(missing, now)}")
@@ -81,7 +81,7 @@ def _names(tasks: list[TaskId]) -> str:
 
 
 class FormingWatch:
-    """Asks every monitor again and again until the cluster has formed, and shows the line whenever it has asked."""
+    """Asks every monitor repeatedly until the cluster has formed, and shows the line after each round."""
 
     def __init__(
         self,
@@ -90,9 +90,9 @@ class FormingWatch:
         show: Callable[[str], None],
         over: Callable[[], None],
     ) -> None:
-        """``show`` gets each line and ``over`` is called once at the end, both on a thread of the watch.
+        """``show`` receives each line and ``over`` is called once at the end, both on a thread of the watch.
 
-        The end is when the tasks of ``until`` have begun to train.
+        The watch ends when the tasks of ``until`` have started to train.
         """
         self._addresses = dict(addresses)
         self._until = until
@@ -106,7 +106,7 @@ class FormingWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """End it; may be called twice."""
+        """End the watch; may be called twice."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(5.0)
@@ -123,5 +123,5 @@ class FormingWatch:
                 self._show(self._board.line(time.monotonic()))
         self._over()
 
-    def _look(self, task: TaskId) -> Finding:
+    def _look(self, task: TaskId) -> AddressFinding:
         return look(task, self._addresses[task], ask_seconds(len(self._addresses)))

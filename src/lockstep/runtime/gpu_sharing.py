@@ -1,7 +1,8 @@
-"""NVIDIA's MPS for a cluster of one command: tasks on one GPU compute side by side instead of taking turns.
+"""NVIDIA's MPS for a local cluster: tasks on one GPU compute side by side instead of taking turns.
 
-Without it the GPU gives each process some milliseconds in turn, also to one that only waits for the other. The daemon
-is this cluster's own, found by its tasks through a folder of its own, and ends with it, however that ends.
+Without it the GPU gives each process a few milliseconds in turn, even one that only waits for another. The daemon
+belongs to this cluster alone: its tasks find it through a private folder, and it ends with the cluster, however that
+ends.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ Say = Callable[[str], None]
 
 
 def why_not(environment: Mapping[str, str]) -> str | None:
-    """Why no daemon is to be started here; empty where one runs already, None where one can be."""
+    """Why no daemon is started here; empty if one runs already, None if one can be started."""
     if PIPES in environment or (USUAL_PIPES / "control").exists():
         return ""
     if shutil.which(CONTROL, path=environment.get("PATH")) is None:
-        return f"{CONTROL} is not on this machine"
+        return f"{CONTROL} is not installed on this machine"
     return None
 
 
 @contextlib.contextmanager
 def shared_gpu(environment: MutableMapping[str, str], say: Say) -> Iterator[None]:
-    """Processes that are started inside with this environment share GPUs by MPS, where that can be."""
+    """Processes that are started inside with this environment share GPUs through MPS, where possible."""
     reason = why_not(environment)
     if reason is not None:
         if reason:
@@ -64,10 +65,10 @@ def shared_gpu(environment: MutableMapping[str, str], say: Say) -> Iterator[None
 
 @contextlib.contextmanager
 def _daemon(environment: Mapping[str, str], folder: Path) -> Iterator[str]:
-    """A daemon that lives as long as this block, below a keeper; what kept it from starting, or nothing."""
+    """A daemon that runs for the length of this block, under a keeper; yields why it did not start, or nothing."""
     commands, ending = os.pipe()
     status, telling = os.pipe()
-    # The keeper closes the last one, which a task would report on.
+    # The keeper closes the last pipe, on which a task would send reports.
     unread, report = os.pipe()
     with (folder / "output").open("wb") as output:
         keeper = subprocess.Popen(
@@ -84,7 +85,7 @@ def _daemon(environment: Mapping[str, str], folder: Path) -> Iterator[str]:
         yield _when_up(keeper, folder)
         _ask_to_end(environment)
     finally:
-        os.close(ending)  # the keeper kills whatever is left
+        os.close(ending)  # the keeper kills what is left
         os.close(status)
         try:
             keeper.wait(END_SECONDS)

@@ -1,54 +1,44 @@
-"""Asks other tasks of a cluster that does not form what they were started with, and what they see themselves.
+"""When a cluster does not form: asks other tasks what they were started with, and what they see themselves.
 
-Everything here asks a few monitors, each with a deadline, on a thread of the caller that may wait.
+Everything here asks a few monitors, each with a deadline, on a thread of the caller that may block.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable
 from typing import Any
 
 from lockstep.protocol.ids import Role, TaskId
-from lockstep.protocol.reach import Reach
-from lockstep.protocol.timing import ASK_SECONDS, INQUIRY_SECONDS
+from lockstep.protocol.timing import INQUIRY_SECONDS
 from lockstep.runtime import phrases
-from lockstep.runtime.evidence import Finding
-from lockstep.runtime.knock import knock
+from lockstep.runtime.evidence import AddressFinding
 from lockstep.runtime.start_facts import StartFacts, list_difference, read_start_facts
-from lockstep.transports.wire.monitor_client import Unreachable, fetch_snapshot
+from lockstep.transports.wire.monitor_client import snapshot_fields
+from lockstep.transports.wire.tcp_probe import probe
 
 _MOST_ASKED = 8
 
 
 def ask_start(address: str) -> StartFacts | None:
-    """What the task behind the monitor at ``address`` was started with; None if nobody there tells."""
-    if knock(address, ASK_SECONDS).answer is not Reach.OPEN:
+    """What the task behind the monitor at ``address`` was started with; None if that cannot be found out."""
+    if not probe(address).is_open:
         return None
-    return read_start_facts(_snapshot(address, "Monitor").get("start"))
+    return read_start_facts(snapshot_fields(address, "Monitor").get("start"))
 
 
-def _snapshot(address: str, service: str) -> dict[str, Any]:
-    try:
-        said = json.loads(fetch_snapshot(address, service, ASK_SECONDS))
-    except (Unreachable, ValueError):
-        return {}
-    return said if isinstance(said, dict) else {}
-
-
-def why_it_does_not_come(ours: StartFacts, finding: Finding, address: str) -> str:
-    """Why a task that is up at ``address`` does not join us, in a phrase; empty if it gives no reason."""
+def why_it_does_not_come(ours: StartFacts, finding: AddressFinding, address: str) -> str:
+    """Why a task that is up at ``address`` does not join, in a phrase; empty if no reason is found."""
     found = finding.description
     assert found is not None
     if found.version != ours.version:
         return phrases.other_version(found.version, ours.short, ours.version)
-    theirs = read_start_facts(_snapshot(address, "Monitor").get("start"))
+    theirs = read_start_facts(snapshot_fields(address, "Monitor").get("start"))
     if theirs is not None and (difference := list_difference(ours, theirs)) is not None:
         return phrases.is_up_but(difference)
-    if not found.task_address or knock(found.task_address, ASK_SECONDS).answer is not Reach.OPEN:
+    if not found.task_address or not probe(found.task_address).is_open:
         return ""
-    for link in _snapshot(found.task_address, "Task").get("links", ()):
+    for link in snapshot_fields(found.task_address, "Task").get("links", ()):
         if isinstance(link, dict) and link.get("peer") == ours.task and link.get("state") != "up":
             return _as_seen_from_there(ours, found.pid, found.host, link)
     return ""
@@ -62,7 +52,7 @@ def _as_seen_from_there(ours: StartFacts, pid: int, host: str, link: dict[str, A
 
 
 def difference_with_any(ours: StartFacts, theirs: Iterable[StartFacts] | None) -> str:
-    """The first difference with the host lists of others; None for ``theirs`` asks those in our own lists."""
+    """The first difference from the host lists of others; if ``theirs`` is None, asks the tasks in our own lists."""
     for facts in _asked(ours) if theirs is None else theirs:
         difference = list_difference(ours, facts)
         if difference is not None:

@@ -1,8 +1,8 @@
-"""What the kernel counts for the TCP connections of this process: asked of it over netlink, without any privilege.
+"""The kernel's counters of the TCP connections of this process, read over netlink without any privilege.
 
-A transport knows what it handed to the kernel and what it was given. Between the two lies what decides between a link
-that is slow, one that is cut, and one that is cut in one direction only: bytes that wait to be acknowledged, and
-segments that came in although nothing new was in them.
+A transport knows what it handed to the kernel and what it received. What happens in between shows whether a link is
+slow, cut, or cut in one direction only: bytes that wait to be acknowledged, and segments that arrived although they
+carried nothing new.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _MAX_REPLIES: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Counters of all connections with one host, added up."""
+    """The counters of all connections with one host, added up."""
 
     segments_in: int = 0
     acknowledged: int = 0
     received: int = 0
     waiting: int = 0
-    """Bytes that were handed to the kernel and that the peer's kernel has not acknowledged."""
+    """Bytes that were handed to the kernel but not acknowledged by the peer's kernel."""
 
     def plus(self, other: Counted) -> Counted:
         return Counted(
@@ -45,7 +45,7 @@ class Counted:
 
 
 def count_by_host() -> dict[str, Counted]:
-    """The connections of this process, by the peer's address; empty where the kernel does not tell."""
+    """The connections of this process, by the peer's address; empty if the kernel does not report them."""
     mine = _own_sockets()
     found: dict[str, Counted] = {}
     try:
@@ -67,14 +67,14 @@ def _own_sockets() -> set[int]:
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
-            continue  # it was closed just now
+            continue  # it has just been closed
         if target.startswith("socket:["):
             found.add(int(target[8:-1]))
     return found
 
 
 def _dump(family: int, mine: set[int]) -> list[tuple[str, Counted]]:
-    """Those of the machine's connections whose sockets are in ``mine``."""
+    """The machine's connections whose sockets are in ``mine``."""
     request = struct.pack("=BBBBI48x", family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ESTABLISHED)
     header = _HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _REQUEST_DUMP, 1, 0)
     found: list[tuple[str, Counted]] = []
@@ -95,7 +95,7 @@ def _read_reply(data: bytes, family: int, mine: set[int], found: list[tuple[str,
         if kind in (_DONE, _ERROR) or length < _HEADER.size:
             return False
         body = offset + _HEADER.size
-        # Most connections are of other processes: they cost no more than this look.
+        # Most connections belong to other processes: they cost no more than this check.
         if offset + length >= body + _MESSAGE_BYTES and _INODE.unpack_from(data, body + 68)[0] in mine:
             entry = _read_entry(data[body : offset + length], family)
             if entry is not None:
@@ -117,7 +117,7 @@ def _read_entry(body: bytes, family: int) -> tuple[str, Counted] | None:
 
 
 def _read_info(info: bytes, write_queue: int) -> Counted:
-    """The fields of the kernel's ``struct tcp_info`` that matter here; their places never change."""
+    """The fields of the kernel's ``struct tcp_info`` that matter here; their offsets never change."""
     acknowledged, received = struct.unpack_from("=QQ", info, 120)
     (segments_in,) = struct.unpack_from("=I", info, 140)
     return Counted(segments_in, acknowledged, received, write_queue)

@@ -1,7 +1,7 @@
-"""A whole cluster on this machine: one monitor a task, on ports that nobody else uses, ended together.
+"""A whole cluster on this machine: one monitor per task, on free ports, ended together.
 
-The tasks' own protocol ends the job when one of them fails. The launcher here only sees to it that this does not take
-too long, names the task that failed first, and leaves no process behind, however it ends itself.
+The tasks' own protocol ends the job when one of them fails. The launcher only makes sure that this does not take too
+long, names the task that failed first, and leaves no process behind, however it ends itself.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ TICK_SECONDS: Final = 0.5
 
 
 Command = Callable[[TaskId, Sequence[str], Sequence[str]], list[str]]
-"""The command line of a task, from its name, the servers' and the workers' addresses; it must run a monitor."""
+"""The command line of a task, from its name and the addresses of servers and workers; it must run a monitor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalClusterSpec:
     """How many tasks, and how to start each.
 
-    Shown are the chief's stdout, as it is, and everybody's stderr, each line with the name of its task. The stdout of
-    the other tasks is only shown if ``show_all``, or the end of it if that task fails; ``logs`` is a folder that gets
-    all of it, one file a task.
+    The chief's stdout is shown unchanged, and the stderr of all tasks, each line with the name of its task. The stdout
+    of the other tasks is shown only with ``show_all``, or its end if that task fails; ``logs`` is a folder that
+    receives all of it, one file per task.
     """
 
     servers: int
@@ -49,24 +49,24 @@ class LocalClusterSpec:
     logs: Path | None = None
     show_all: bool = False
     end_seconds: float = 10.0
-    """How long the tasks may take to end by themselves after one has failed."""
+    """How long the tasks may take to end on their own after one has failed."""
     finish_seconds: float = 60.0
     """How long servers may take to end after all workers have ended well."""
     grace: float = 0.0
-    """How long the tasks may take, after SIGTERM, to finish a step and to save it."""
+    """How long the tasks may take, after SIGTERM, to finish a step and save it."""
     may_lose_workers: bool = False
-    """The job goes on without a worker that a signal has killed; while another one runs, its death ends nothing."""
+    """The job continues without a worker that was killed by a signal, as long as another worker runs."""
     forming: Callable[[dict[TaskId, str]], AbstractContextManager[None]] | None = None
-    """Shows how the tasks at these addresses come together, for as long as they run."""
+    """Shows how the tasks at these addresses come together, while they run."""
     around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
-    """What is there before the first task starts and until the last one has ended."""
+    """A context that is entered before the first task starts and left after the last one has ended."""
 
 
 def run_local_cluster(spec: LocalClusterSpec) -> int:
     """Run all tasks to their end; returns 0, or the exit code of the task that failed first.
 
-    Call it on the main thread of a process that ends after it: it handles signals (and ignores them when it is done)
-    and reaps every child. Ctrl-C ends all tasks and gives 130.
+    Call it on the main thread of a process that ends afterwards: it handles signals (and ignores them when it is done)
+    and reaps every child. Ctrl-C ends all tasks and returns 130.
     """
     with processes.SignalInbox(processes.STOP_SIGNALS, until_exit=True) as inbox:
         processes.become_subreaper()
@@ -78,8 +78,8 @@ def run_local_cluster(spec: LocalClusterSpec) -> int:
                     code = launcher.run(shown.close)
             if code is not None:
                 return code
-            _say("a port was taken by another program in that very moment; starting again on other ports")
-    _say(f"found no free ports on {LOOPBACK} in {PORT_ATTEMPTS} attempts; end the program that takes them")
+            _say("another program has just taken one of the ports; starting again on other ports")
+    _say(f"another program took a port on {LOOPBACK} in each of {PORT_ATTEMPTS} attempts; end that program")
     return EXIT_BAD_INPUT
 
 
@@ -90,7 +90,7 @@ def _say(text: str) -> None:
 
 
 class ReservedPort:
-    """A free port, kept from others: bound and not listening, so that only who asks for it by number gets it."""
+    """A free port that others do not get: bound but not listening, so only a program that names it can use it."""
 
     def __init__(self) -> None:
         self._socket = socket.socket()
@@ -99,7 +99,7 @@ class ReservedPort:
         self.address = f"{LOOPBACK}:{self._socket.getsockname()[1]}"
 
     def is_taken(self) -> bool:
-        """Whether somebody listens at it now."""
+        """Whether something listens at it now."""
         try:
             self._socket.listen(1)
         except OSError:
@@ -124,7 +124,7 @@ class _Launcher:
         self._port_taken = False
         self._overdue = False
         self._failed_before: tuple[ClusterMember, str] | None = None
-        """The first failure at the moment when overdue tasks were killed; later ones are our own doing."""
+        """The first failure when overdue tasks were killed; the launcher itself causes the later ones."""
         shape = ClusterShape(spec.servers, spec.workers)
         self._ports = {task: ReservedPort() for task in shape.tasks()}
         servers = [self._ports[task].address for task in shape.server_ids()]
@@ -144,7 +144,7 @@ class _Launcher:
         self._signal_all(signal.SIGKILL)
         for member in self._members:
             member.close()
-        # Keepers whose monitor was killed are adopted here; they end what is below them and then themselves.
+        # Keepers whose monitor was killed are adopted here; they end their descendants and then themselves.
         processes.end_descendants(CLEAN_UP_SECONDS, 2 * CLEAN_UP_SECONDS)
         for port in self._ports.values():
             port.close()
@@ -155,7 +155,7 @@ class _Launcher:
         return {task: port.address for task, port in self._ports.items()}
 
     def run(self, hide: Callable[[], None]) -> int | None:
-        """The exit code; None if a port was taken and all must start again. ``hide``: show no more how it forms."""
+        """The exit code; None if a port was taken and all must start again. ``hide`` ends the startup display."""
         self._hide = hide
         for member in self._members:
             member.start()
@@ -193,7 +193,7 @@ class _Launcher:
         return MONITOR_SECONDS + (self._spec.grace if signum == signal.SIGTERM else 0.0)
 
     def _tell_of_signal(self, signum: int) -> None:
-        """Once, here: every task would say the same. What the coordinator's says of a checkpoint is still shown."""
+        """Once, because every task would report the same. The coordinator's report of a checkpoint is still shown."""
         coordinator = ClusterShape(self._spec.servers, self._spec.workers).coordinator
         for member in self._members:
             if member.task != coordinator or signum != signal.SIGTERM:
@@ -210,7 +210,7 @@ class _Launcher:
             self._ask_at = self._when_to_end_all(now)
 
     def _when_to_end_all(self, now: float) -> float | None:
-        """Until when the tasks may end by themselves; None while all is well."""
+        """Until when the tasks may end on their own; None while nothing is wrong."""
         if self._port_taken:
             return now
         if self._first_failure() is not None:
@@ -221,7 +221,7 @@ class _Launcher:
         return now + self._spec.finish_seconds if over else None
 
     def _first_failure(self) -> tuple[ClusterMember, str] | None:
-        """The member whose task failed first, and how: by the word of its monitor, or by how that ended."""
+        """The member whose task failed first, and how: according to its monitor, or by how the monitor ended."""
         told = {death.address: death for death in self._deaths.failures()}
         failures: list[tuple[float, str, ClusterMember]] = []
         for member in self._members:

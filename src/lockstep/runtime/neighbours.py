@@ -1,7 +1,7 @@
-"""Workers without servers have no links: they hear of a signal that another one received from the monitors.
+"""Workers without servers have no links: the monitors notify them of a signal that another worker received.
 
-Worker 0 follows everybody's monitor, and everybody follows that of worker 0, whose monitor says what it has heard. So
-each is told at once, and there are not as many streams as pairs.
+Worker 0 follows the monitors of all others, and all others follow that of worker 0, which passes on what it learns. So
+each is notified at once, without one stream per pair of workers.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from lockstep.protocol.messages import Description
 from lockstep.transports.wire.monitor_client import Watch, watch
 
 AGAIN_SECONDS = 0.5
-"""How soon a monitor is tried again that was not there, or has gone."""
+"""How soon a missing or lost monitor is tried again."""
 
 _JOIN_SECONDS = 6.0
 
 
 class Neighbours:
-    """Follows the monitors on a thread of its own, from ``start`` to ``close``."""
+    """Follows the monitors on its own thread, from ``start`` to ``close``."""
 
     def __init__(
         self, task: TaskId, addresses: Mapping[str, str], on_leaving: Callable[[TaskId, Departure], None]
     ) -> None:
-        """``addresses``: of all other workers. ``on_leaving`` comes on a thread of a watch and must not block."""
+        """``addresses``: of all other workers. ``on_leaving`` runs on a thread of a watch and must not block."""
         self._addresses = [a for name, a in addresses.items() if CHIEF in (task, TaskId.parse(name))]
         self._on_leaving = on_leaving
         self._watches: dict[str, Watch] = {}

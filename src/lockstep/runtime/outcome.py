@@ -13,24 +13,24 @@ from lockstep.runtime import phrases
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Well, or with the first real error of the whole job."""
+    """Success, or the first real error of the whole job."""
 
     ok: bool
     culprit: str = ""
     step: Step = -1
     reason: Reason = NO_REASON
     again: bool = False
-    """The job begins again, from its newest checkpoint: this task takes part in another life."""
+    """The job restarts from its newest checkpoint, and this task takes part in it as a new incarnation."""
     unsaved: bool = False
-    """Known to the coordinator's server: all steps were made, and the last version is in no checkpoint."""
+    """Set on the coordinator's server: all steps completed, but no checkpoint has the last version."""
 
     departure: Departure | None = None
-    """The signal by which it ended, of this task or of another one."""
+    """The signal that ended it, to this task or to another one."""
     alone: bool = False
     """Only this task left; the job may go on."""
 
     def exit_code(self, failed: int = 1) -> int:
-        """0, 128 and the signal, or ``failed``."""
+        """0, 128 plus the signal number, or ``failed``."""
         if self.ok:
             return 0
         return failed if self.departure is None else self.departure.exit_code
@@ -47,12 +47,12 @@ class Outcome:
 
 
 def outcome_of(end: JobEnded) -> Outcome:
-    """What the machines say of the end."""
+    """The end as the machines report it."""
     return Outcome(end.ok, end.culprit, end.step, end.reason, end.again, departure=end.departure, alone=end.alone)
 
 
 class JobEndedError(Exception):
-    """The job is over, so what was waited for will not come. ``outcome`` says why."""
+    """The job is over, so what was being waited for will not come. ``outcome`` says why."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.sentence())

@@ -1,8 +1,8 @@
-"""One peer of a task: finds it, keeps the link to it, and says what became of it.
+"""One peer of a task: finds it, keeps the link to it, and reports what became of it.
 
 A link is up when its control stream and its data endpoint are both up (``connection.py``). When it breaks, the keeper
-asks the peer's monitor: either there is proof that the peer's life is over (``PeerGone``), or the dialing end connects
-again.
+asks the peer's monitor: either there is proof that this incarnation of the peer has ended (``PeerGone``), or the
+dialing end connects again.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from lockstep.protocol.timing import (
 from lockstep.runtime import phrases
 from lockstep.runtime.cluster import DEFAULT_PROTOCOL
 from lockstep.runtime.connection import Connection, NodeSide
-from lockstep.runtime.evidence import Finding, ask_seconds, left_early, look, proof_of_end, with_lack_of_memory
-from lockstep.runtime.knock import knock
+from lockstep.runtime.evidence import AddressFinding, ask_seconds, left_early, look, proof_of_end, with_lack_of_memory
 from lockstep.transports.wire.link import ControlLink, dial_link
+from lockstep.transports.wire.tcp_probe import probe
 
 RETRY_SECONDS = 0.3
 LONGEST_PAUSE = 0.9
-"""Between two looks at a peer that is not ready."""
+"""Between two queries of a peer that is not ready."""
 PAUSE_PER_TASK = 0.05
 DIAL_PER_TASK = 0.5
 HURRIED_PAUSE = 0.1
@@ -44,18 +44,18 @@ HURRIED_LOOKS = 100
 TIMES_WITHOUT_PATH = 2
 
 
-def _gone_after(finding: Finding) -> float:
+def _gone_after(finding: AddressFinding) -> float:
     return SLOW_SECONDS if finding.answer is Reach.MUTE else GONE_SECONDS
 
 
 class PeerKeeper:
-    """Keeps the link to one peer, on a thread of its own."""
+    """Keeps the link to one peer, on its own thread."""
 
     def __init__(self, node: NodeSide, peer: TaskId, front: str, dials: bool, tasks: int = 1) -> None:
-        """``tasks``: of the whole cluster. In a large one everybody starts at once, so all takes longer."""
+        """``tasks``: how many the whole cluster has. In a large one all start at once, so everything takes longer."""
         self.peer = peer
         self.front = front
-        self.finding = Finding(phrases.not_looked_at())
+        self.finding = AddressFinding(phrases.not_looked_at())
         self.found_since = time.monotonic()
         self.attempts = 0
         self.since = time.monotonic()
@@ -64,7 +64,7 @@ class PeerKeeper:
         self._connection: Connection | None = None
         self._known: Incarnation = 0
         self._linked_life: Incarnation = 0
-        """The last life with which a link was up."""
+        """The last incarnation with which a link was up."""
         self._lock = threading.Lock()
         self._wake = threading.Condition(self._lock)
         self._broken: list[tuple[Connection, Reason]] = []
@@ -76,7 +76,7 @@ class PeerKeeper:
         self._ask_seconds = ask_seconds(tasks)
         self._looks = 0
         self.returning = False
-        """The job begins again: the peer is on its way, so it is looked for more often, or it refuses to come."""
+        """The job restarts: the peer is on its way, so it is queried more often, or it refuses to return."""
         self._told_gone = False
         self._known_refusal = False
         self._told_linked = False
@@ -94,12 +94,12 @@ class PeerKeeper:
 
     @property
     def known_life(self) -> Incarnation:
-        """The life that it is, or was last, linked with; 0: none."""
+        """The incarnation with which it is, or was last, linked; 0: none."""
         return self._linked_life
 
     @property
     def connection(self) -> Connection | None:
-        """The link's present life, if it is up."""
+        """The current connection, if it is up."""
         connection = self._connection
         return connection if connection is not None and connection.up else None
 
@@ -121,7 +121,7 @@ class PeerKeeper:
         return {**facts, **found, "attempts": self.attempts}
 
     def bytes_moved(self) -> int:
-        """Bytes that have gone over the link's present life."""
+        """Bytes that have gone over the current connection."""
         connection = self._connection
         return 0 if connection is None else connection.bytes_moved()
 
@@ -135,30 +135,30 @@ class PeerKeeper:
         return self._host_address
 
     def seconds_unheard(self, now: float) -> float:
-        """How long ago anything came from this peer."""
+        """How long ago anything last arrived from this peer."""
         connection = self._connection
         return now - (self.since if connection is None else connection.heard_at)
 
     def send(self, message: Message) -> None:
-        """Queue a message; without a link it is dropped, since whoever needs it repeats it."""
+        """Queue a message; without a link it is dropped, since every request is repeated until it is satisfied."""
         if (connection := self._connection) is not None:
             connection.send(message)
 
     # -- accepting --
 
     def has_other_life(self, incarnation: Incarnation) -> bool:
-        """Whether a link with another life of this peer is up."""
+        """Whether a link with another incarnation of this peer is up."""
         connection = self._connection
         return connection is not None and connection.up and connection.incarnation != incarnation
 
     def accept(self, hello: Hello, link: ControlLink) -> Connection:
-        """The peer has dialed: this is its new connection, whatever became of the one before."""
+        """The peer has dialed: this is its new connection, whatever became of the previous one."""
         connection = Connection(self._node, self.peer, self._on_end)
         self._replace(connection, hello.incarnation, phrases.connected_again())
         with self._wake:
             later = self._burying or bool(self._broken)
             if later:
-                # The former life of the link must be closed first: its bytes must not land in the new one's memory.
+                # The previous connection must be closed first: its bytes must not land in the new one's memory.
                 self._accepted = (connection, link, hello)
                 self._wake.notify_all()
         if not later:
@@ -205,7 +205,7 @@ class PeerKeeper:
                 self._wake.wait(seconds)
 
     def _bury(self) -> None:
-        """Close connections that ended; here and not in their callbacks, which must not block."""
+        """Close connections that ended; here, because their callbacks must not block."""
         with self._lock:
             ended, self._broken = self._broken, []
             self._burying = bool(ended)
@@ -219,7 +219,7 @@ class PeerKeeper:
             connection.accept(link, hello)
 
     def _find(self) -> None:
-        """Not linked: look what is there, judge, and dial where it is ready."""
+        """Not linked: query the peer, conclude whether it is gone, and dial it if it is ready."""
         self._bury()
         finding = look(self.peer, self.front, self._ask_seconds)
         self.attempts += 1
@@ -233,32 +233,32 @@ class PeerKeeper:
         else:
             self._pause(self._next_pause())
 
-    def _note(self, finding: Finding) -> None:
-        """What was found; remembers since when it is the same."""
+    def _note(self, finding: AddressFinding) -> None:
+        """Remember what was found, and since when it has been the same."""
         known = self.finding
         if (known.answer, known.reachable) != (finding.answer, finding.reachable):
             self.found_since = time.monotonic()
         if known.no_link and finding.task_address:
-            # Why the last dial failed says more than that the peer is up.
+            # Why the last dial failed is more informative than that the peer is up.
             finding = replace(known, description=finding.description)
         self.finding = finding
 
-    def _judge(self, finding: Finding) -> bool:
-        """Whether the peer that was linked is gone; says so once."""
+    def _judge(self, finding: AddressFinding) -> bool:
+        """Whether the peer that was linked is gone; reports it once."""
         lost_for = time.monotonic() - self._last_heard()
         if self._was_up():
             self._linked_life = self._known
         found = finding.description
         if not self._linked_life and found is not None and found.incarnation not in (0, self._known):
-            # It was dialed and never reached; whoever is there now has taken nothing from this task.
+            # It was dialed and never reached; the task that is there now has received nothing from this one.
             self._known = 0
             return False
         known = self._linked_life or self._known
         proof = proof_of_end(finding, known)
         if proof is not None and not self._told_gone:
             proof = with_lack_of_memory(proof, self.front)
-        # While a large cluster starts, its machines are so busy that links break and monitors are silent: whoever is
-        # missing then is named, and has until the start's own deadline.
+        # While a large cluster starts, its machines are so busy that links break and monitors are silent: tasks that
+        # are missing then are named, and have until the startup deadline.
         silent = finding.description is None and self._was_up() and not self._node.forming
         if proof is None and silent and lost_for > _gone_after(finding):
             proof = Reason(Cause.DEAD, phrases.is_gone(finding.text))
@@ -272,7 +272,7 @@ class PeerKeeper:
         return True
 
     def _was_up(self) -> bool:
-        """A link that never came up, on a busy machine for example, is no proof that somebody has gone."""
+        """A link that never came up, for example on a busy machine, does not prove that the peer is gone."""
         connection = self._connection
         return connection is not None and connection.was_up
 
@@ -280,15 +280,15 @@ class PeerKeeper:
         connection = self._connection
         return connection.heard_at if connection is not None else self.since
 
-    def _dial(self, finding: Finding) -> None:
-        """Dial and wait, bounded, until the link is up or has failed."""
+    def _dial(self, finding: AddressFinding) -> None:
+        """Dial and wait, up to a deadline, until the link is up or has failed."""
         assert finding.description is not None
         connection = Connection(self._node, self.peer, self._on_end, self._on_open)
         self._replace(connection, finding.description.incarnation, phrases.dialed_again())
         connection.attach(dial_link(finding.task_address, self._node.hello(), connection, self._dial_seconds))
         deadline = time.monotonic() + self._dial_seconds + 1.0
         reason: Reason | None = None
-        # The endpoint's first word may come before the call that made it has returned.
+        # The endpoint's first callback may run before the call that made it has returned.
         while not self._closing and not (connection.up and connection.endpoint) and not reason:
             with self._wake:
                 reason = next((why for ended, why in self._broken if ended is connection), None)
@@ -298,37 +298,37 @@ class PeerKeeper:
                 elif not (reason or self._closing or (connection.up and connection.endpoint)):
                     self._wake.wait(deadline - time.monotonic())
         if connection.was_up and connection.endpoint is not None:
-            # Said of a link that has ended again, too: a short job may be over before this thread has its turn.
+            # Also reported for links that already closed: a short job may be over before this thread runs.
             self._told_linked = True
             self._node.linked(self.peer, connection.endpoint.path())
         if connection.up:
             return
         if reason:
             text = self._why_no_link(finding, reason.text)
-            self.finding = Finding(text, finding.description, True, refusal=reason.cause, no_link=True)
+            self.finding = AddressFinding(text, finding.description, True, refusal=reason.cause, no_link=True)
             self._give_up_if_refused_for_good(reason)
             self._give_up_if_there_is_no_path(reason)
         connection.end(link_down(phrases.link_not_open_in_time()))
-        self._bury()  # what is broken would cut the pause short
+        self._bury()  # a broken connection would cut the pause short
         self._pause(self._next_pause())
 
     def _next_pause(self) -> float:
-        """Longer from look to look: everybody looks at the servers, and each look costs both sides a little."""
+        """Grows from query to query: all tasks query the servers, and each query costs both sides a little."""
         self._looks += 1
         if self.returning and self._looks < HURRIED_LOOKS:
             return HURRIED_PAUSE
         return min(RETRY_SECONDS * (1 + self._looks / 4), self._longest_pause)
 
-    def _why_no_link(self, finding: Finding, reason: str) -> str:
-        """The monitor answers; does the port of the task itself, which is another one?"""
-        knocked = knock(finding.task_address)
-        if knocked.answer in (Reach.SILENT, Reach.NO_ROUTE):
-            return phrases.port_of_task_closed(finding.task_address, knocked.detail)
+    def _why_no_link(self, finding: AddressFinding, reason: str) -> str:
+        """The monitor answers; does the task's own port, which is another one, answer too?"""
+        probed = probe(finding.task_address)
+        if probed.no_packet_returns:
+            return phrases.port_of_task_closed(finding.task_address, probed.phrase)
         return phrases.cannot_open_link(reason)
 
-    def _give_up_if_it_refuses_to_return(self, finding: Finding) -> None:
-        """It had begun this job before and now says that it cannot be begun (no whole checkpoint, for example). Nothing
-        starts it again by itself, other than after a signal. At a first start a person may be at it, and is waited for.
+    def _give_up_if_it_refuses_to_return(self, finding: AddressFinding) -> None:
+        """It was in this job before and now reports that the job cannot start (no whole checkpoint, for example).
+        Unlike after a signal, nothing starts it again. At a first start somebody may be fixing it, so we wait.
         """
         found = finding.description
         refuses = found is not None and found.exited and found.exit_code == EXIT_BAD_INPUT
@@ -343,7 +343,7 @@ class PeerKeeper:
             self._node.post(Broken(self.peer, INITIAL_STEP, refusal))
 
     def _give_up_if_there_is_no_path(self, reason: Reason) -> None:
-        """Before the first link: what was asked for does not work between these two. Later: it did, so it may again."""
+        """Before the first link: this transport does not work between these two. Later: it did, so it may again."""
         if reason.cause is not Cause.NO_PATH or self._told_linked or self._node.transport.name == DEFAULT_PROTOCOL:
             return
         self._without_path += 1
@@ -357,7 +357,7 @@ class PeerKeeper:
             self._wake.notify_all()
 
     def close(self) -> None:
-        """End the link, after what is queued has gone out, and the thread."""
+        """End the link, once everything queued has been sent, and then the thread."""
         self.begin_closing()
         if self._thread.ident is not None:
             self._thread.join(self._dial_seconds + 2.0)

@@ -127,10 +127,6 @@ def no_answer_since(seconds: float) -> str:
     return f"gives no answer since {seconds:.0f} s: the host is down, or a firewall drops the packets"
 
 
-def accepts_but(why: str) -> str:
-    return f"accepts connections, but {why}"
-
-
 def is_another_task(found: str, meant: TaskId) -> str:
     return f"is {found} there, not {meant}: the host lists or the task indices do not fit"
 

@@ -1,7 +1,7 @@
-"""Checks that touch this machine, made before anything is started: own address, port, folder, GPUs.
+"""Checks of this machine before anything is started: own address, port, folder, GPUs.
 
-Only what this task itself needs is looked at. A peer's name that does not resolve is no bad input but a missing task,
-and it is named as one while the cluster forms.
+Only what this task itself needs is checked. A peer's name that does not resolve is not bad input but a missing task,
+and is reported as one while the cluster forms.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep.protocol.ids import TaskId
-from lockstep.runtime.addresses import (
+from lockstep.runtime.cluster import ClusterSpec
+from lockstep.transports.registry import machine_problems, stays_on_one_host
+from lockstep.transports.wire.addresses import (
     Address,
     AddressError,
     is_local_address,
@@ -23,29 +25,27 @@ from lockstep.runtime.addresses import (
     resolve,
     who_listens,
 )
-from lockstep.runtime.cluster import ClusterSpec
-from lockstep.transports.registry import machine_problems, stays_on_one_host
 
 _NVIDIA_SMI_DEADLINE = 20.0
 
 
 def task_problems(spec: ClusterSpec) -> list[str]:
-    """What keeps this task from listening where its description says; expects one without ``cluster_problems``."""
+    """What keeps this task from listening where its spec says; the spec must have no ``cluster_problems``."""
     return list(_protocol_problems(spec)) + (address_problems(spec) or port_problems(spec))
 
 
 def address_problems(spec: ClusterSpec) -> list[str]:
-    """Why the address of this task is not one to listen on here."""
+    """Why this task cannot listen at its address on this machine."""
     return [] if spec.task is None else list(_address_problems(spec, spec.task))
 
 
 def port_problems(spec: ClusterSpec) -> list[str]:
-    """Why its port cannot be had; the address must be one of this machine's."""
+    """Why its port is not available; the address must belong to this machine."""
     return [] if spec.task is None else list(_port_problems(spec))
 
 
 def protocol_problems(spec: ClusterSpec) -> list[str]:
-    """Why the way that was asked for cannot carry the tensors of this cluster."""
+    """Why the transport that was asked for cannot carry the tensors of this cluster."""
     return list(_protocol_problems(spec))
 
 
@@ -55,10 +55,10 @@ def _protocol_problems(spec: ClusterSpec) -> Iterator[str]:
         return
     for text in spec.ps_hosts + spec.worker_hosts:
         address = parse_address(text)
-        # Only numbers: a name that does not resolve is a missing task, and no bad input.
+        # Only IP addresses: a name that does not resolve is a missing task, not bad input.
         if address.literal is not None and not is_local_address(address.host):
             yield (
-                f"--server_protocol={spec.protocol} needs all tasks on one host, and {text} is not this one; "
+                f"--server_protocol={spec.protocol} needs all tasks on one host, but {text} is another one; "
                 "use --server_protocol=auto."
             )
             return
@@ -71,8 +71,8 @@ def _address_problems(spec: ClusterSpec, task: TaskId) -> Iterator[str]:
     try:
         local = is_local_address(listen.host)
     except AddressError as error:
-        remedy = "correct --bind" if spec.bind is not None else "correct the list, or give --bind=ADDRESS to listen on"
-        yield f"{str(error).removesuffix('.')}, and {task.short} is to listen there; {remedy}."
+        remedy = "correct --bind" if spec.bind is not None else "correct the host list, or add --bind=ADDRESS"
+        yield f"{task.short} cannot listen at {listen}: {str(error).removesuffix('.')}; {remedy}."
         return
     if local and spec.bind is None:
         yield from _loopback_name(spec, task, listen)
@@ -81,25 +81,25 @@ def _address_problems(spec: ClusterSpec, task: TaskId) -> Iterator[str]:
     elif not local:
         yield (
             f"{task.short} has the address {listen}, which is not this machine's; {_own_index(spec, task)}start it "
-            "there, or give --bind=ADDRESS with the address to listen on here."
+            "there, or add --bind=ADDRESS with the address to listen on here."
         )
 
 
 def _loopback_name(spec: ClusterSpec, task: TaskId, listen: Address) -> Iterator[str]:
-    """Many systems map their own name to 127.0.1.1: a task that listens there waits for other machines for ever."""
+    """Many systems map their own name to 127.0.1.1: a task that listens there waits for other machines forever."""
     if listen.literal is not None or listen.host.lower() == "localhost":
         return
     addresses = resolve(listen.host)
     others = {address.host.lower() for address in map(parse_address, spec.ps_hosts + spec.worker_hosts)}
     if all(address.is_loopback for address in addresses) and others - {listen.host.lower()}:
         yield (
-            f"{task.short} has the address {listen}, and that name means {addresses[0]} on this machine, where no "
-            "other machine can reach it; give its network address in the lists, or add --bind=0.0.0.0."
+            f"{task.short} has the address {listen}, but that name resolves to {addresses[0]} on this machine, where "
+            "no other machine can reach it; put its network address in the host lists, or add --bind=0.0.0.0."
         )
 
 
 def _own_index(spec: ClusterSpec, task: TaskId) -> str:
-    """The likely slip: the right list with the wrong index. Only looks at numbers, which need no name server."""
+    """The likely mistake: the right list with the wrong index. Only looks at IP addresses: no name server is needed."""
     for index, text in enumerate(spec.hosts_of(task.role)):
         address = parse_address(text)
         if address.literal is not None and is_local_address(address.host):
@@ -112,7 +112,7 @@ def _port_problems(spec: ClusterSpec) -> Iterator[str]:
     address = resolve(listen.host)[0]
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # As servers do it, so that connections of an earlier run that are still closing do not count as taken.
+        # As servers do it, so that a port does not count as taken while connections of an earlier run are closing.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((str(address), listen.port))
@@ -125,14 +125,14 @@ def _why_not_listening(listen: Address, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         holder = who_listens(listen.port)
         by_whom = f" by {holder}" if holder is not None else ""
-        return f"port {listen.port} is already taken on this machine{by_whom}; end that process or use another port."
+        return f"port {listen.port} is already taken on this machine{by_whom}; end that process, or use another port."
     if error.errno == errno.EACCES:
-        return f"port {listen.port} may not be used by this user; use a port from 1024 up."
-    return f"{listen} cannot be listened on ({error.strerror or error}); use another address or port."
+        return f"this user may not listen on port {listen.port}; use a port from 1024 up."
+    return f"cannot listen at {listen} ({error.strerror or error}); use another address or port."
 
 
 def folder_problems(flag: str, folder: str) -> list[str]:
-    """Why a folder that may not exist yet cannot be written to; leaves nothing behind."""
+    """Why a folder, which need not exist yet, cannot be written to; leaves nothing behind."""
     path = Path(folder)
     try:
         existing = next(place for place in (path, *path.absolute().parents) if place.exists())
@@ -146,7 +146,7 @@ def folder_problems(flag: str, folder: str) -> list[str]:
 
 
 def count_gpus(visible: str | None) -> int:
-    """GPUs that a program started here would see; ``visible`` is CUDA_VISIBLE_DEVICES. Takes no torch."""
+    """GPUs that a program started here would see; ``visible`` is CUDA_VISIBLE_DEVICES. Does not import torch."""
     return visible_gpus(_gpus_present(), visible)
 
 
@@ -166,7 +166,7 @@ def visible_gpus(present: int, visible: str | None) -> int:
 
 
 def _gpus_present() -> int:
-    """Asks the driver's own tool; where there is none, the device files tell."""
+    """Asks the driver's own tool; without it, counts the device files."""
     try:
         listing = subprocess.run(
             ["nvidia-smi", "-L"],

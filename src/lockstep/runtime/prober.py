@@ -1,8 +1,8 @@
-"""The eyes of a task while the cluster forms: what is found at the address of each task that is missing.
+"""Finds out, while the cluster forms, what is at the address of each task that is missing.
 
-The coordinator looks for everybody that has not joined (``Prober``); any other task for those that it must reach
-itself (``Search``). Both say not only that a task is missing but why, as far as the others can tell: a task that is up
-is asked what *it* sees, and the command lines are compared.
+The coordinator looks for every task that has not joined (``Prober``), any other task for those that it must reach
+itself (``Search``). Both report not only that a task is missing but why, as far as others know: a task that is up is
+asked what *it* sees, and the command lines are compared.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from lockstep.protocol.reach import Reach
 from lockstep.protocol.task import TaskMachine
 from lockstep.protocol.timing import ASK_AFTER_SECONDS, COMPARE_SECONDS, SEARCH_JOIN_SECONDS, SEARCH_SECONDS
 from lockstep.runtime.cluster import ClusterSpec
-from lockstep.runtime.evidence import Finding, ask_seconds, look
+from lockstep.runtime.evidence import AddressFinding, ask_seconds, look
 from lockstep.runtime.inquiry import ask_start, difference_with_any, why_it_does_not_come
 from lockstep.runtime.loop import TaskLoop
 from lockstep.runtime.peers import PeerKeeper
 from lockstep.runtime.start_facts import StartFacts
 
 LOOP_SECONDS = 1.0
-"""How long the loop may take to say who is missing."""
+"""How long the loop may take to tell which tasks are missing."""
 PROBE_SECONDS_PER_TASK = 0.05
-"""More tasks are looked at less often: a question costs both sides some milliseconds."""
+"""The more tasks, the less often: each question costs both sides a few milliseconds."""
 PROBES_AT_ONCE = 4
 ASK_AFTER_PER_TASK = 0.25
-"""In a large cluster all start at once, so a healthy one takes longer; and if all asked all, nobody could start."""
+"""A healthy large cluster takes longer, because all start at once; and if all asked all, none could start."""
 ASKED_A_ROUND = 4
-"""So many of those that are up and have not joined are asked why, from one look at all to the next."""
+"""How many of those that are up and have not joined are asked why, per round."""
 
 
 def ask_after(tasks: int) -> float:
-    """How long the tasks of a cluster of this size have before anybody asks them why they do not come."""
+    """How long the tasks of a cluster of this size have before anyone asks them why they do not join."""
     return max(ASK_AFTER_SECONDS, ASK_AFTER_PER_TASK * tasks)
 
 
@@ -48,7 +48,7 @@ class _Config(Protocol):
 
 
 class Coordinating(Protocol):
-    """What the prober needs of its node."""
+    """What the prober needs from its node."""
 
     machine: TaskMachine
     loop: TaskLoop
@@ -62,7 +62,7 @@ class Coordinating(Protocol):
 
 
 class Prober:
-    """Looks at the addresses of missing tasks every second and leaves the findings with the coordinator."""
+    """Looks at the addresses of missing tasks every second and passes the findings to the coordinator."""
 
     def __init__(self, node: Coordinating) -> None:
         self._node = node
@@ -71,7 +71,7 @@ class Prober:
         self._found: dict[TaskId, tuple[Reach, float]] = {}
         self._up_since: dict[TaskId, float] = {}
         self._reasons: dict[TaskId, str] = {}
-        """What those said that were asked why they do not come."""
+        """What tasks answered that were asked why they do not join."""
         tasks = len(node.config.cluster.shape.tasks())
         self._ask_after, self._ask_seconds = ask_after(tasks), ask_seconds(tasks)
         self._asked_at: dict[TaskId, float] = {}
@@ -102,7 +102,7 @@ class Prober:
                 self._stop.wait(SEARCH_SECONDS + PROBE_SECONDS_PER_TASK * len(missing))
 
     def _whose_turn(self, missing: Iterable[TaskId]) -> frozenset[TaskId]:
-        """Those that are asked for their reasons in this round: a few, one after the other."""
+        """The tasks that are asked for their reasons in this round: a few, taking turns."""
         now = time.monotonic()
         up = [task for task in missing if now - self._up_since.get(task, now) >= self._ask_after]
         turn = sorted(up, key=lambda task: self._asked_at.get(task, 0.0))[:ASKED_A_ROUND]
@@ -121,8 +121,8 @@ class Prober:
         text = self._reason(task, address, finding, now) or finding.phrase(now - since)
         return MissingTask(str(task), address, text, now - self._since, self._attempts[task])
 
-    def _reason(self, task: TaskId, address: str, finding: Finding, now: float) -> str:
-        """Why a task that is up has not joined; empty if there is nothing to say, or not yet."""
+    def _reason(self, task: TaskId, address: str, finding: AddressFinding, now: float) -> str:
+        """Why a task that is up has not joined; empty if there is no reason to report, or not yet."""
         found = finding.description
         if found is None or found.exited:
             self._up_since.pop(task, None)
@@ -139,15 +139,15 @@ class Prober:
 
 
 def belongs_elsewhere(job: JobId, phase: str, seconds: float, pid: int, host: str) -> str:
-    """A task of another job answers, most likely one that was left behind."""
+    """A task of another job answers, most likely a leftover."""
     return (
-        f"belongs to another job, {job:016x} ({phase} since {seconds:.0f} s, process {pid} on {host}); "
+        f"belongs to another job, {job:016x} ({phase} for {seconds:.0f} s, process {pid} on {host}); "
         "end that process, or use other ports"
     )
 
 
 class Search:
-    """Says, every few seconds until all links of a task have been up, whom it looks for and what it finds there."""
+    """Reports, every few seconds until all links of a task have been up, which tasks it seeks and what it finds."""
 
     def __init__(
         self,
@@ -157,8 +157,8 @@ class Search:
         over: Callable[[], bool],
         tasks: int,
     ) -> None:
-        """``keepers``: of the peers that this task dials. ``over``: nobody is looked for any more. ``tasks``: of the
-        whole cluster."""
+        """``keepers``: of the peers that this task dials. ``over``: whether the search has ended. ``tasks``: how many
+        the whole cluster has."""
         self._keepers = list(keepers)
         self._ours = ours
         self._say_missing = say_missing
@@ -197,8 +197,8 @@ class Search:
             text = f"{text}; {self._difference}"
         return MissingTask(str(keeper.peer), keeper.front, text, now - keeper.since, keeper.attempts)
 
-    def _compare(self, keeper: PeerKeeper, finding: Finding) -> str:
-        """Whether somebody has other host lists: whoever answers at the peer's address, or another task."""
+    def _compare(self, keeper: PeerKeeper, finding: AddressFinding) -> str:
+        """Whether the host lists differ: those of the task at the peer's address, or else of any other task."""
         ours = self._ours()
         if finding.reachable:
             theirs = ask_start(keeper.front)

@@ -3,12 +3,12 @@
 Standard library only and quick to import: the keeper of a task (``monitor/keeper.py``) runs on this file alone,
 without site-packages.
 
-Three means are used together, because each has a hole:
+Three mechanisms are used together, because each has a gap:
 
-* a *parent death signal* kills a child when its parent dies, even by SIGKILL; it is not inherited by the child's own
-  children, and it follows the parent's *thread*, so such children are started on a main thread only;
-* a *subreaper* adopts orphaned descendants, also those that made a session of their own, so it can find and end them;
-* the end of a *pipe* tells a process that another one is gone, whatever killed it.
+* a *parent death signal* kills a child when its parent dies, even by SIGKILL; the child's own children do not inherit
+  it, and it is tied to the parent's *thread*, so such children are started on a main thread only;
+* a *subreaper* adopts orphaned descendants, even those that started their own session, so it can find and end them;
+* the end of a *pipe* shows a process that another one is gone, whatever killed it.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
-    """Have the kernel send ``signum`` to this process when its parent dies; end at once if it is dead already."""
+    """Have the kernel send ``signum`` to this process when its parent dies; end at once if it is already dead."""
     _prctl(_PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def become_subreaper() -> None:
-    """Adopt the orphans among all later descendants of this process."""
+    """Adopt the orphans among all future descendants of this process."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def let_read_stacks(pid: int) -> None:
-    """Let ``pid`` and what it starts read this process' memory where the kernel restricts that to ancestors (Yama)."""
+    """Let ``pid`` and its children read this process' memory where the kernel allows only ancestors to (Yama)."""
     try:
         _prctl(_PR_SET_PTRACER, pid)
     except OSError:
@@ -62,13 +62,13 @@ def let_read_stacks(pid: int) -> None:
 
 
 def python_without_site(code: str, *arguments: str) -> list[str]:
-    """A command that runs ``code`` in a bare interpreter (no site-packages) which can import this package."""
+    """A command that runs ``code`` in a bare interpreter (no site-packages) that can import this package."""
     root = str(Path(__file__).resolve().parents[2])
     return [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.append(sys.argv[1]); {code}", root, *arguments]
 
 
 def dies_with_this_process(command: Sequence[str]) -> list[str]:
-    """``command``, to be started by this process' main thread, so that it gets SIGKILL when this process dies.
+    """``command``, to be started by this process' main thread, so that it receives SIGKILL when this process dies.
 
     The signal is set in the new process just before ``exec``: setting it between fork and exec (``preexec_fn``) is
     not safe in a program with threads.
@@ -79,7 +79,7 @@ def dies_with_this_process(command: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def stop_signals_held() -> Iterator[None]:
-    """What is started meanwhile gets no stop signal before its ``SignalInbox`` takes it; this process gets it later."""
+    """A process started inside receives stop signals only once its ``SignalInbox`` is ready; this one, afterwards."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
@@ -99,13 +99,13 @@ def exec_guarded(parent_pid: int, command: Sequence[str]) -> None:
 
 
 def restore_signals() -> None:
-    """Back to the default what Python ignores or handles, as a program that is about to be started expects it."""
+    """Reset the signals that Python ignores or handles, as a program that is about to start expects."""
     for signum in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD, signal.SIGQUIT, *STOP_SIGNALS):
         signal.signal(signum, signal.SIG_DFL)
 
 
 def signal_name(signum: int) -> str:
-    """``SIGKILL`` for 9; real-time signals by their number."""
+    """``SIGKILL`` for 9; a number for real-time signals."""
     try:
         return signal.Signals(signum).name
     except ValueError:
@@ -114,7 +114,7 @@ def signal_name(signum: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProcessFacts:
-    """What the kernel says of a process, whether or not it can speak for itself."""
+    """What the kernel reports about a process, whether or not the process itself responds."""
 
     pid: int
     parent: int
@@ -124,7 +124,7 @@ class ProcessFacts:
     stopped: bool
     """By a signal or a debugger."""
     dead: bool
-    """It has ended; nobody may have asked how yet."""
+    """It has ended, though its parent may not have reaped it yet."""
     threads: int
     cpu_seconds: float
     resident_bytes: int
@@ -164,7 +164,7 @@ def process_facts(pid: int) -> ProcessFacts | None:
 
 
 def all_processes() -> list[ProcessFacts]:
-    """Every process that can be seen from here."""
+    """Every process that is visible from here."""
     pids = (int(entry) for entry in os.listdir("/proc") if entry.isdecimal())
     return [facts for facts in map(process_facts, pids) if facts is not None]
 
@@ -184,7 +184,7 @@ def descendants(pid: int) -> list[ProcessFacts]:
 
 
 def send_signal(pid: int, signum: int) -> None:
-    """Signal a child that was not reaped yet (so its number is still its own); one that has just ended is no error."""
+    """Signal a child that was not reaped yet, so its pid is still its own; it is no error if it has just ended."""
     try:
         os.kill(pid, signum)
     except ProcessLookupError:
@@ -192,7 +192,7 @@ def send_signal(pid: int, signum: int) -> None:
 
 
 def remove_cuda_memory(pid: int, folder: Path = Path("/dev/shm")) -> None:
-    """Remove what CUDA leaves in memory for ever once a process, which has ended, has shared an event with another."""
+    """Remove what CUDA leaves in memory forever if a process, which has ended, shared an event with another."""
     for path in folder.glob(f"cuda.shm.*.{pid:x}.*"):
         with contextlib.suppress(OSError):
             if path.stat().st_uid == os.getuid():
@@ -200,10 +200,10 @@ def remove_cuda_memory(pid: int, folder: Path = Path("/dev/shm")) -> None:
 
 
 def end_descendants(grace: float, patience: float) -> list[ProcessFacts]:
-    """Reap all children of this process, a subreaper; kill those that do not end by themselves within ``grace``.
+    """Reap all children of this process, a subreaper; kill those that do not end on their own within ``grace``.
 
     The grace is for processes that clean up after a parent's death and then end, such as the resource tracker of
-    ``multiprocessing``. Returns what could not be killed within ``patience``: processes in the kernel's hands.
+    ``multiprocessing``. Returns those that could not be killed within ``patience``: they are stuck in the kernel.
     """
     start = time.monotonic()
     while not reap_children():
@@ -213,13 +213,13 @@ def end_descendants(grace: float, patience: float) -> list[ProcessFacts]:
         if waited >= grace:
             for facts in descendants(os.getpid()):
                 send_signal(facts.pid, signal.SIGKILL)
-        # No descriptor tells of the death of adopted children, and a signal could be merged with one before it.
+        # No descriptor reports the death of adopted children, and a signal could be merged with an earlier one.
         time.sleep(0.01)
     return []
 
 
 def reap_children(on_reaped: Callable[[int, int], None] | None = None) -> bool:
-    """Reap what has ended, with a call of ``on_reaped(pid, exit code)``; True if there is no child left at all."""
+    """Reap what has ended, calling ``on_reaped(pid, exit code)``; True if no child is left."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -235,10 +235,10 @@ class SignalInbox:
     """Turns signals into bytes on a descriptor, for a loop that waits on descriptors. Main thread only.
 
     A handler that raises would hit the loop at any instruction; a loop that only polls would see a signal late.
-    A stop signal that is ignored stays ignored: whoever started this program with ``nohup`` wanted that.
+    A stop signal that is ignored stays ignored: a user who started this program with ``nohup`` wanted that.
 
     With ``until_exit`` the signals are ignored after the block, for a program that ends then: one more Ctrl-C must not
-    turn its exit code into another one, or into a traceback.
+    change its exit code, or cause a traceback.
     """
 
     def __init__(self, signums: Iterable[int], until_exit: bool = False) -> None:
@@ -256,7 +256,7 @@ class SignalInbox:
             if signum in STOP_SIGNALS and signal.getsignal(signum) is signal.SIG_IGN:
                 continue
             self._previous[signum] = signal.signal(signum, _noted_by_the_wakeup_descriptor)
-        # Whoever started this program may have held them back until now.
+        # The process that started this program may have held them back until now.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self._previous)
         return self
 
@@ -271,11 +271,11 @@ class SignalInbox:
         self._writer.close()
 
     def fileno(self) -> int:
-        """Readable when a signal has come."""
+        """Readable when a signal has arrived."""
         return self._reader.fileno()
 
     def take(self) -> list[int]:
-        """The signals that came since the last call, in order."""
+        """The signals that arrived since the last call, in order."""
         try:
             return [signum for signum in self._reader.recv(4096) if signum in self._signums]
         except BlockingIOError:
@@ -287,7 +287,7 @@ def _noted_by_the_wakeup_descriptor(_signum: int, _frame: FrameType | None) -> N
 
 
 def wait_readable(descriptors: Iterable[int], seconds: float | None) -> set[int]:
-    """Which of these descriptors have something to read, or have ended, within ``seconds``."""
+    """Which of these descriptors have something to read, or reach their end, within ``seconds``."""
     poller = select.poll()
     for descriptor in descriptors:
         poller.register(descriptor, select.POLLIN)

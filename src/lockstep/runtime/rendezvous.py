@@ -1,8 +1,8 @@
 """How processes that a launcher started find each other: each knows only its rank and where rank 0 is.
 
-Rank 0 listens at the address that all know. Everybody tells it the port that it will listen on, and when all are here
-rank 0 answers everybody with the whole list. Hosts are what rank 0 sees of the connections, so nobody has to know its
-own name. One line of JSON each way; bounded; every wait ends with the time that was given.
+Rank 0 listens at the address that all know. Every other rank sends it the port on which it will listen; once all have
+come, rank 0 sends everyone the whole list. Hosts are what rank 0 sees of the connections, so no process has to know its
+own name. One bounded line of JSON each way; no wait lasts longer than the given timeout.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lockstep.protocol.timing import SAY_SECONDS
-from lockstep.runtime.addresses import Address
+from lockstep.transports.wire.addresses import Address
 
 MAX_LINE_BYTES = 1 << 20
 TALK_SECONDS = 10.0
-"""A process that has connected says its line at once."""
+"""A process that has connected sends its line at once."""
 RETRY_SECONDS = 0.2
 
 Say = Callable[[str], None]
 
 
 class RendezvousError(Exception):
-    """The processes did not find each other; one sentence says who is missing, and what to do."""
+    """The processes did not find each other; one sentence says which are missing, and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Meeting:
-    """Who meets where."""
+class RendezvousSpec:
+    """Which processes meet, and where."""
 
     rank: int
     world: int
@@ -47,23 +47,23 @@ class Meeting:
 
 
 def free_port() -> socket.socket:
-    """A port that nobody has, held by this socket until it is closed."""
+    """A free port, held by this socket until it is closed."""
     held = socket.socket()
     held.bind(("", 0))
     return held
 
 
-def meet(meeting: Meeting, port: int, say: Say) -> tuple[str, ...]:
-    """``host:port`` of every rank, in their order; RendezvousError where not all came in time."""
+def meet(meeting: RendezvousSpec, port: int, say: Say) -> tuple[str, ...]:
+    """``host:port`` of every rank, in order; RendezvousError if not all came in time."""
     if meeting.rank == 0:
         return _Host(meeting, port, say).gather()
     return _ask(meeting, port, say)
 
 
 class _Host:
-    """Rank 0: collects everybody's line and answers with the list."""
+    """Rank 0: collects the line of every other rank and answers with the list."""
 
-    def __init__(self, meeting: Meeting, port: int, say: Say) -> None:
+    def __init__(self, meeting: RendezvousSpec, port: int, say: Say) -> None:
         self._meeting = meeting
         self._say = say
         self._ports = {0: port}
@@ -92,7 +92,7 @@ class _Host:
     def _listen(self) -> socket.socket:
         address = self._meeting.address
         loopback = address.host == "localhost" or address.host.startswith("127.") or address.host == "::1"
-        # A name of this machine may stand for an address that others cannot reach; hence all of its interfaces.
+        # This machine's name may resolve to an address that others cannot reach; hence all interfaces.
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         where = (address.host if loopback else "", address.port)
         try:
@@ -107,8 +107,8 @@ class _Host:
         left = self._began + self._meeting.timeout - time.monotonic()
         if left <= 0:
             raise RendezvousError(
-                f"ranks {self._missing()} of {self._meeting.world} did not come to {self._meeting.address} within "
-                f"{self._meeting.timeout:g} s; look at their output, and whether they can reach that address"
+                f"ranks {self._missing()} of {self._meeting.world} did not connect to {self._meeting.address} within "
+                f"{self._meeting.timeout:g} s; look at their output, and check whether they can reach that address"
             )
         listener.settimeout(min(left, 1.0))
         try:
@@ -116,7 +116,7 @@ class _Host:
         except TimeoutError:
             if time.monotonic() - self._said_at >= SAY_SECONDS:
                 self._said_at = time.monotonic()
-                self._say(f"rank 0 waits at {self._meeting.address} for ranks {self._missing()}")
+                self._say(f"rank 0 is waiting at {self._meeting.address} for ranks {self._missing()}")
             return
         self._admit(guest)
 
@@ -149,16 +149,16 @@ class _Host:
         ):
             if line.get(name) != ours[name]:
                 shown = "" if name == "token" else f" ({line.get(name)}, not {ours[name]})"
-                return f"rank 0 has another {name}{shown}; {remedy}"
+                return f"rank 0 has a different {name}{shown}; {remedy}"
         rank, port = line.get("rank"), line.get("port")
         if not isinstance(rank, int) or not isinstance(port, int) or not 0 < rank < self._meeting.world:
             return f"rank {rank!r} is not one of 1 to {self._meeting.world - 1}"
         if rank in self._ports:
-            return f"two processes say that they are rank {rank}; give each a rank of its own"
+            return f"two processes have rank {rank}; give each its own rank"
         return ""
 
     def _hosts(self) -> list[str]:
-        """Where each rank is, as the others can reach it. Who came over loopback is on the machine of rank 0."""
+        """Where the others can reach each rank. Ranks that came over loopback are on the machine of rank 0."""
         seen = {rank: str(guest.getpeername()[0]) for rank, guest in self._guests.items()}
         own = next(
             (str(self._guests[rank].getsockname()[0]) for rank, host in seen.items() if not _is_loopback(host)),
@@ -168,7 +168,7 @@ class _Host:
         return [str(Address(placed[rank], self._ports[rank])) for rank in range(self._meeting.world)]
 
 
-def _ask(meeting: Meeting, port: int, say: Say) -> tuple[str, ...]:
+def _ask(meeting: RendezvousSpec, port: int, say: Say) -> tuple[str, ...]:
     deadline = time.monotonic() + meeting.timeout
     guest = _connect(meeting, deadline, say)
     with guest:
@@ -177,7 +177,7 @@ def _ask(meeting: Meeting, port: int, say: Say) -> tuple[str, ...]:
         answer = _receive(guest, patient=True)
     if answer is None:
         raise RendezvousError(
-            f"rank 0 at {meeting.address} ended before all ranks had come; its own output says which are missing"
+            f"rank 0 at {meeting.address} ended before all ranks had connected; its own output says which are missing"
         )
     if "problem" in answer:
         raise RendezvousError(f"rank {meeting.rank} was refused: {answer['problem']}")
@@ -187,7 +187,7 @@ def _ask(meeting: Meeting, port: int, say: Say) -> tuple[str, ...]:
     return tuple(str(host) for host in hosts)
 
 
-def _connect(meeting: Meeting, deadline: float, say: Say) -> socket.socket:
+def _connect(meeting: RendezvousSpec, deadline: float, say: Say) -> socket.socket:
     said_at = time.monotonic()
     while True:
         try:
@@ -202,7 +202,7 @@ def _connect(meeting: Meeting, deadline: float, say: Say) -> socket.socket:
                 ) from None
             if now - said_at >= SAY_SECONDS:
                 said_at = now
-                say(f"rank {meeting.rank} waits for rank 0 at {meeting.address} ({reason})")
+                say(f"rank {meeting.rank} is waiting for rank 0 at {meeting.address} ({reason})")
             time.sleep(min(RETRY_SECONDS, max(0.0, deadline - now)))
 
 
@@ -215,7 +215,7 @@ def _send(peer: socket.socket, line: dict[str, object]) -> None:
 
 
 def _receive(peer: socket.socket, *, patient: bool = False) -> dict[str, object] | None:
-    """One line of JSON; None where there is none (a stranger, or the end of the connection)."""
+    """One line of JSON; None if there is none (another program, or the end of the connection)."""
     if not patient:
         peer.settimeout(TALK_SECONDS)
     data = b""

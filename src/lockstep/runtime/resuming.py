@@ -1,7 +1,7 @@
-"""With what a job begins: the newest whole checkpoint of its folder, or nothing where nothing was saved yet.
+"""What a job starts from: the newest whole checkpoint of its folder, or nothing if nothing was saved yet.
 
-A past that is there and cannot be used is never taken for none: the job is refused. Only the coordinator's task calls
-this, so that nobody else renames anything in the folder meanwhile.
+If there are checkpoints but none can be used, the job never starts from scratch: it is refused. Only the coordinator's
+task calls this, so that nothing else renames anything in the folder meanwhile.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from lockstep.runtime.checkpoints import (
 )
 
 Say = Callable[[str], None]
-_REMEDY = "give another --train_dir, or begin at step 0 with --from_scratch"
+_REMEDY = "give another --train_dir, or start at step 0 with --from_scratch"
 
 
 def beginning_in(train_dir: str, settings: Iterable[Setting], say: Say, *, from_scratch: bool = False) -> Beginning:
-    """Where a job with these settings begins; what is damaged, or with ``from_scratch`` all there is, is put aside.
+    """Where a job with these settings starts; damaged checkpoints, or all with ``from_scratch``, are put aside.
 
-    BadInput where the folder belongs to another run, holds no whole checkpoint of those it should, or cannot be read.
+    BadInput if the folder belongs to another run, has checkpoints but no whole one, or cannot be read.
     """
     folder = CheckpointFolder(train_dir)
     with _in_sentences(train_dir):
         if from_scratch and (aside := folder.set_aside()) is not None:
-            say(f"beginning from scratch: the checkpoints that were in {folder.path} are now in {aside}")
+            say(f"starting from scratch: the checkpoints that were in {folder.path} are now in {aside}")
         beginning = resume(folder, tuple(settings), say)
         folder.clear_parts()
     if beginning.checkpoint:
-        say(f"the job begins with the checkpoint {folder.path / beginning.checkpoint}, at step {beginning.start}")
+        say(f"the job starts from the checkpoint {folder.path / beginning.checkpoint}, at step {beginning.start}")
     return beginning
 
 
 def refuse_early(train_dir: str, settings: Iterable[Setting]) -> None:
-    """BadInput where ``beginning_in`` would raise it, as far as that can be seen without reading every byte."""
+    """BadInput if ``beginning_in`` would raise it, as far as that is visible without reading every byte."""
     folder = CheckpointFolder(train_dir)
     with _in_sentences(train_dir):
         found = folder.look(settings, deep=False)
@@ -60,13 +60,13 @@ def _in_sentences(train_dir: str) -> Iterator[None]:
         raise BadInput(f"{error}.") from error
     except OSError as error:
         raise BadInput(
-            f"--train_dir={train_dir} cannot be read ({error.filename}: {error.strerror}); see to that folder, or give "
-            "another one."
+            f"--train_dir={train_dir} cannot be read ({error.filename}: {error.strerror}); make it readable, or give "
+            "another folder."
         ) from error
 
 
 def resume(folder: CheckpointFolder, settings: tuple[Setting, ...], say: Say) -> Beginning:
-    """The newest checkpoint with what goes with it; CheckpointError where there is a past that cannot be used."""
+    """The newest checkpoint with its states; CheckpointError if there are checkpoints but none can be used."""
     found = newest(folder, settings, say)
     if found is None:
         return Beginning()
@@ -77,7 +77,7 @@ def resume(folder: CheckpointFolder, settings: tuple[Setting, ...], say: Say) ->
 
 
 def newest(folder: CheckpointFolder, settings: tuple[Setting, ...], say: Say) -> Checkpoint | None:
-    """The newest one that is whole and of this run; each that is passed over is named, and put aside if damaged."""
+    """The newest one that is whole and of this run; those passed over are named, and put aside if damaged."""
     found = folder.look(settings)
     if found.checkpoint is None:
         _refuse_a_lost_past(folder, found)
@@ -92,7 +92,7 @@ def _put_aside(folder: CheckpointFolder, one: Passed) -> str:
     try:
         return f"it is kept as {folder.mark_damaged(one.path).name}"
     except OSError as error:
-        return f"it cannot be renamed ({error.strerror})"  # the job can begin without that
+        return f"it cannot be renamed ({error.strerror})"  # the job can start without that
 
 
 def _refuse_a_lost_past(folder: CheckpointFolder, found: Found) -> None:
@@ -101,14 +101,14 @@ def _refuse_a_lost_past(folder: CheckpointFolder, found: Found) -> None:
     if found.passed:
         first = found.passed[0]
         raise CheckpointError(
-            f"none of the {len(found.passed)} checkpoints in {folder.path} can be used, the newest because "
-            f"{first.path.name} {first.why}; put back a whole one, {_REMEDY}"
+            f"none of the {len(found.passed)} checkpoints in {folder.path} can be used: the newest, {first.path.name}, "
+            f"{first.why}; restore a whole one, {_REMEDY}"
         )
     if damaged := folder.damaged():
         raise CheckpointError(
-            f"{folder.path} holds damaged checkpoints only ({damaged[0].name}); put back a whole one, {_REMEDY}"
+            f"{folder.path} has only damaged checkpoints ({damaged[0].name}); restore a whole one, {_REMEDY}"
         )
 
 
 def _foreign_sentence(one: Passed) -> str:
-    return f"the checkpoint {one.path} {one.why}; give the settings of that run, {_REMEDY}"
+    return f"the checkpoint {one.path} {one.why}; use the settings of that run, {_REMEDY}"

@@ -1,13 +1,13 @@
 """The folder of a run: what a task leaves behind goes there, and nothing else makes or opens files in it.
 
-It is the one that was asked for, or the one with the job's number in the folder of this user under the temporary
-directory (``lockstep.private_files`` says how nobody else gets in there); it is made when the first file is written.
-A disk that is full or a folder that is missing becomes a sentence, never an error.
+It is the folder that the user named, or else one named after the job's number in this user's folder under the temporary
+directory (``lockstep.private_files`` says how other users are kept out); it is made when the first file is written. A
+full disk or a missing folder becomes a sentence, never an exception.
 
-Folders that nobody has named do not pile up: whoever makes one removes those of this user that are older than 14 days
-or are not among the newest 32, but none of a job that still lives here. A living task holds a shared lock of its run's
-folder, also where another task has made it; what is to be removed must be locked by nobody. A task that dies, however
-it does, leaves no lock behind.
+Unnamed folders do not pile up: a task that makes one removes those of this user that are older than 14 days or not
+among the newest 32, unless their job still runs here. A running task holds a shared lock on its run's folder, even if
+another task made it; only a folder that nobody has locked is removed. A task that dies, however it dies, leaves no lock
+behind.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ _NAME: Final = re.compile(r"[0-9a-f]{16}|forming-[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """What became of an attempt to leave something behind."""
+class WriteResult:
+    """The result of an attempt to write to the folder."""
 
     where: Path | None
-    """The folder in which it is now."""
+    """The folder that was written to."""
     problem: str = ""
-    """What did not work, or why it is not where it was asked for."""
+    """What failed, or why another folder than the named one was used."""
 
 
 class RunFolder:
     """The folder of one task's run. Any thread may use it."""
 
     def __init__(self, asked: str, job: Callable[[], int]) -> None:
-        """``job`` tells the job's number, 0 as long as there is none: a cluster that forms has a folder of its own."""
+        """``job`` returns the job's number, 0 while there is none: a cluster that is forming has its own folder."""
         self._asked = Path(asked) if asked else None
         self._refused = ""
         self._job = job
         self._forming = f"forming-{secrets.token_hex(8)}"
         self._where: Path | None = None
-        # Only for what is held: writing may take long on a disk that has trouble, and others must not wait for that.
+        # Guards only what is held: writing may take long on a failing disk, and other threads must not wait for that.
         self._lock = threading.Lock()
         self._held = -1
         self._held_name = ""
@@ -70,19 +70,19 @@ class RunFolder:
 
     @property
     def is_named(self) -> bool:
-        """The user has named it, so it is there for more than what goes wrong."""
+        """The user named it, so it is meant for more than reports of failures."""
         return self._asked is not None and not self._refused
 
     @property
     def nearest(self) -> Path:
-        """The folder of the run, or the one in which it will be made."""
+        """The folder of the run, or the folder in which it will be made."""
         if self._where is not None:
             return self._where
         if self._asked is not None:
             return self._asked if self._asked.exists() else self._asked.parent
         return Path(tempfile.gettempdir())
 
-    def write(self, files: Mapping[str, bytes]) -> Left:
+    def write(self, files: Mapping[str, bytes]) -> WriteResult:
         """Write each file whole or not at all."""
 
         def all_files(folder: int) -> None:
@@ -91,18 +91,18 @@ class RunFolder:
 
         return self._leave(all_files, make=True)
 
-    def append(self, name: str, data: bytes, make: bool) -> Left:
-        """Append to a file; unless ``make``, only in a folder that is there already."""
+    def append(self, name: str, data: bytes, make: bool) -> WriteResult:
+        """Append to a file; unless ``make``, only in a folder that already exists."""
         return self._leave(lambda folder: append(folder, name, data), make)
 
     def hold(self) -> None:
-        """If another task of this job has made the folder, see to it that it stays as long as this task lives."""
+        """If another task of this job has made the folder, keep it from being removed while this task runs."""
         if (self._asked is None or self._refused) and self._held_name != self._name:
             with contextlib.suppress(OSError), self._own(make=False):
                 pass
 
     def close(self) -> None:
-        """This task leaves; the folder may be removed when it is old."""
+        """This task leaves; the folder may be removed once it is old."""
         with self._lock:
             self._closed = True
             self._let_go()
@@ -112,43 +112,45 @@ class RunFolder:
         job = self._job()
         return f"{job:016x}" if job else self._forming
 
-    def _leave(self, act: Callable[[int], None], make: bool) -> Left:
+    def _leave(self, act: Callable[[int], None], make: bool) -> WriteResult:
         if self._asked is not None and not self._refused:
             left = self._in_the_named(self._asked, act, make)
             if left is not None:
                 return left
         return self._in_our_own(act, make)
 
-    def _in_the_named(self, asked: Path, act: Callable[[int], None], make: bool) -> Left | None:
-        """None where the folder is somebody else's: then this user's own one takes its place."""
+    def _in_the_named(self, asked: Path, act: Callable[[int], None], make: bool) -> WriteResult | None:
+        """None if the folder belongs to another user: then this user's own one takes its place."""
         with contextlib.ExitStack() as stack:
             try:
                 folder = stack.enter_context(named_folder(asked, make))
             except NotOurs as error:
                 self._refused = (
-                    f"no report is written to {asked}: {error.strerror}; give --train_dir a folder of your own"
+                    f"no report is written to {asked}: {error.strerror}; give --train_dir a folder that you own"
                 )
                 return None
             except OSError as error:
-                return Left(None, f"cannot write to {asked}: {error.strerror or error}")
+                return WriteResult(None, f"cannot write to {asked}: {error.strerror or error}")
             try:
                 act(folder)
             except OSError as error:
-                return Left(None, f"cannot write to {asked}: {error.strerror or error}")
+                return WriteResult(None, f"cannot write to {asked}: {error.strerror or error}")
         self._where = asked
-        return Left(asked)
+        return WriteResult(asked)
 
-    def _in_our_own(self, act: Callable[[int], None], make: bool) -> Left:
+    def _in_our_own(self, act: Callable[[int], None], make: bool) -> WriteResult:
         where = Path(tempfile.gettempdir())
         try:
             with self._own(make) as (where, folder):
                 act(folder)
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not make:
-                return Left(None)
-            return Left(None, f"cannot write to {where}: {error.strerror or error}; set TMPDIR to another folder")
+                return WriteResult(None)
+            return WriteResult(
+                None, f"cannot write to {where}: {error.strerror or error}; set TMPDIR to another folder"
+            )
         self._where = where
-        return Left(where, self._refused)
+        return WriteResult(where, self._refused)
 
     @contextlib.contextmanager
     def _own(self, make: bool) -> Iterator[tuple[Path, int]]:
@@ -165,12 +167,12 @@ class RunFolder:
                 yield base / name, folder
 
     def _take_hold(self, name: str, folder: int) -> None:
-        with contextlib.suppress(OSError):  # some file systems have no locks; there nothing is removed either
+        with contextlib.suppress(OSError):  # some file systems have no locks; nothing is removed there either
             fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
         with self._lock:
             if not self._closed:
                 self._let_go()
-                # The lock belongs to the open folder, so it stays with the copy of the descriptor.
+                # The lock belongs to the open file description, so the copy of the descriptor keeps it.
                 self._held, self._held_name = os.dup(folder), name
 
     def _let_go(self) -> None:
@@ -180,7 +182,7 @@ class RunFolder:
 
 
 def run_folders() -> list[Path]:
-    """This user's run folders that nobody has named, the newest first; other users' are not looked at."""
+    """This user's unnamed run folders, the newest first; those of other users are not looked at."""
     found: list[tuple[float, Path]] = []
     for base in user_folders():
         with contextlib.suppress(OSError), own_folder(base) as parent:
@@ -200,7 +202,7 @@ def prune(parent: int) -> None:
 
 
 def _folders_in(parent: int) -> Iterator[tuple[float, str]]:
-    """When it was last written to, and its name, of each that is this user's."""
+    """When each of this user's folders was last written to, and its name."""
     with os.scandir(parent) as entries:
         for entry in entries:
             if _NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):

@@ -1,9 +1,9 @@
-"""A task's signals: what a person or a batch system sends becomes an event of the machines, wherever its threads are.
+"""A task's signals: what a user or a batch system sends becomes an event of the machines, whatever its threads do.
 
-A handler of Python's runs on the main thread, which may be in a long call, or import torch. So a thread reads the
-descriptor to which the interpreter writes the number of each signal, at once. It tells the job, and sees to it that
-the process ends in time after that: a main thread that waits for the job hears of its end; one that is elsewhere gets
-``SystemExit``; one that cannot be reached is not waited for.
+Python runs signal handlers on the main thread, which may be in a long call, or importing torch. So a separate thread
+reads the descriptor to which the interpreter writes the number of each signal at once. It notifies the job, and makes
+sure that the process then ends in time: a main thread that waits for the job is notified of its end; one that is
+elsewhere gets ``SystemExit``; one that cannot be interrupted is not waited for.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CLOSE: Final = 0
 
 
 class Leaves(Protocol):
-    """A node, as far as signals are concerned."""
+    """What signals need from a node."""
 
     task: TaskId
     outcome: Outcome | None
@@ -48,11 +48,11 @@ class Leaves(Protocol):
     def abandon(self, outcome: Outcome) -> None: ...
 
     def write_files(self, why: str) -> None:
-        """Write the snapshot and the journal, and say where."""
+        """Write the snapshot and the journal, and report where they are."""
 
 
 class TaskSignals:
-    """The signals of this process, from ``install`` to ``close``. Both on the main thread."""
+    """Handles the signals of this process from ``install`` to ``close``; call both on the main thread."""
 
     def __init__(
         self,
@@ -63,23 +63,23 @@ class TaskSignals:
         signums: Iterable[int] = HANDLED,
         interrupts_others: bool = True,
     ) -> None:
-        """``grace``: how long a job may take to end after SIGTERM. ``interrupts_others``: the main thread is also made
-        to end where another task received the signal."""
+        """``grace``: how long a job may take to end after SIGTERM. ``interrupts_others``: the main thread is also
+        interrupted when another task received the signal."""
         self._task = task
         self._signums = tuple(signums)
         self._say = say
         self._grace = grace
         self._interrupts_others = interrupts_others
         self.on_forced: Callable[[int], None] = lambda _code: None
-        """The last words of a process that does not end by itself."""
+        """Called just before a process that does not end on its own is ended."""
         self._stopping = Stopping(patience=float("inf"))
         self._node: Leaves | None = None
         self._kept: dict[int, object] = {}
         self._wakeup = -1
         self._own = 0
-        """Signals that this class itself has sent, to take the main thread out of what it does."""
+        """Signals that this class itself has sent, to interrupt the main thread."""
         self._exit_code: int | None = None
-        """What the main thread is to end with, once it runs the handler."""
+        """The exit code with which the main thread ends once it runs the handler."""
         self._seeing_out = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="signals", daemon=True)
@@ -87,8 +87,8 @@ class TaskSignals:
     # -- the main thread --
 
     def install(self, *, only_defaults: bool = False) -> None:
-        """Take the signals from now on, held-back ones among them. ``only_defaults``: leave a program its own
-        handlers, and what it ignores. Does nothing off the main thread, where no handler can be set."""
+        """Handle the signals from now on, including those held back. ``only_defaults``: leave alone the signals that
+        your script handles or ignores. Does nothing off the main thread, where no handler can be set."""
         if threading.current_thread() is not threading.main_thread():
             return
         self._reader, self._writer = socket.socketpair()
@@ -102,12 +102,12 @@ class TaskSignals:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self._signums)
 
     def attach(self, node: Leaves) -> None:
-        """This is the node now."""
+        """Make this the node that receives the signals."""
         self._node = node
         node.on_departure = self._on_departure
 
     def close(self) -> None:
-        """Give the signals back. May be called twice; from another thread only the thread here is ended."""
+        """Restore the former handlers. May be called twice; from another thread it only ends the thread."""
         if self._closing.is_set() or not self._kept:
             self._closing.set()
             return
@@ -127,7 +127,7 @@ class TaskSignals:
         signal.set_wakeup_fd(self._wakeup)
 
     def _let_go_after_fork(self) -> None:
-        """A forked child would write its signals to its parent's descriptor."""
+        """Without this, a forked child would write its signals to its parent's descriptor."""
         if self._kept and not self._closing.is_set():
             self._closing.set()
             self._restore()
@@ -138,7 +138,7 @@ class TaskSignals:
             raise SystemExit(code)
         if self._closing.is_set():
             return
-        # An event loop of the program's own may have put another descriptor in place of ours.
+        # An event loop in your script may have replaced our descriptor with its own.
         other = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         if other != self._writer.fileno():
             signal.set_wakeup_fd(other, warn_on_full_buffer=False)
@@ -170,7 +170,7 @@ class TaskSignals:
 
     def _write_files(self) -> None:
         if self._node is None:
-            self._say("SIGUSR1 came too early: this task is still starting; there is nothing to write yet")
+            self._say("SIGUSR1 came too early: this task is still starting, so there is nothing to write yet")
         else:
             self._node.write_files("SIGUSR1")
 
@@ -187,12 +187,12 @@ class TaskSignals:
         self._see_out(departure.exit_code)
 
     def _on_departure(self, departure: Departure) -> None:
-        """The job has ended by a signal, of this task or of another one; must not block."""
+        """A signal to this task or to another one has ended the job; must not block."""
         if self._stopping.signum is None and self._interrupts_others:
             threading.Thread(target=self._see_out, args=(departure.exit_code,), name="leaving", daemon=True).start()
 
     def _see_out(self, code: int) -> None:
-        """See the main thread out of this process."""
+        """Make the main thread leave this process."""
         if not self._seeing_out.acquire(blocking=False):
             return
         node = self._node

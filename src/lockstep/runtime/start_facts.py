@@ -1,6 +1,6 @@
-"""What a task was started with, for others to compare: its monitor tells it to whoever asks.
+"""What a task was started with, for others to compare: its monitor gives it to anyone who asks.
 
-Tasks that cannot find one another compare these to say why: the host lists differ, or the versions, or a setting.
+Tasks that cannot find each other compare these to say why: the host lists differ, or the versions, or a setting.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 from lockstep.protocol.ids import Role, TaskId
 from lockstep.protocol.messages import Setting
 from lockstep.protocol.setting_names import COUNTS, LOCKSTEP_VERSION, VERSIONS
-from lockstep.runtime.addresses import AddressError, parse_address
 from lockstep.runtime.cluster import ClusterSpec
+from lockstep.transports.wire.addresses import AddressError, parse_address
 
 _MAX_TEXT = 1000
 _MAX_ENTRIES = 5000
@@ -21,7 +21,7 @@ _MAX_ENTRIES = 5000
 
 @dataclass(frozen=True, slots=True)
 class StartFacts:
-    """The command line of one task, as far as it must fit that of the others."""
+    """The command line of one task, as far as it must match those of the others."""
 
     task: str
     ps_hosts: tuple[str, ...]
@@ -54,7 +54,7 @@ def start_facts(spec: ClusterSpec, version: str, settings: tuple[Setting, ...]) 
 
 
 def read_start_facts(said: object) -> StartFacts | None:
-    """What a peer said about itself; None for anything that is no such thing. Bounded: it came from outside."""
+    """What a peer reported about itself; None for anything else. Bounded, because it came from outside."""
     try:
         assert isinstance(said, Mapping)
         task = str(TaskId.parse(_text(said["task"])))
@@ -83,7 +83,7 @@ def list_difference(ours: StartFacts, theirs: StartFacts) -> str | None:
             )
         for index, (a, b) in enumerate(zip(mine, other, strict=True)):
             if not _same(a, b):
-                order = ", in another order," if sorted(mine) == sorted(other) else ""
+                order = " in their order" if sorted(mine) == sorted(other) else ""
                 return (
                     f"the host lists differ{order}: {role.value} {index} is {a} on {ours.short} and {b} on "
                     f"{theirs.short}; give every task the same {flag}"
@@ -96,7 +96,7 @@ def _count(number: int) -> str:
 
 
 def _same(a: str, b: str) -> bool:
-    """Equal addresses, or names: a name on one host and its number on another may well be the same place."""
+    """Equal addresses or names; a name in one list and an IP address in the other may well be the same host."""
     if a == b:
         return True
     try:
@@ -109,7 +109,7 @@ def _same(a: str, b: str) -> bool:
 
 
 def setting_differences(ours: StartFacts, theirs: StartFacts) -> Iterator[tuple[str, str, str]]:
-    """Name and both values of each setting that is not the same, the version first."""
+    """The name and both values of each setting that differs, the version first."""
     if ours.version != theirs.version:
         yield LOCKSTEP_VERSION, ours.version, theirs.version
     mine = {setting.name: setting.value for setting in ours.settings}

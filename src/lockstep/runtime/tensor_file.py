@@ -1,7 +1,7 @@
-"""Writes tensors to a safetensors file, with its digest: in pieces, so that no other thread of the task stands still.
+"""Writes tensors to a safetensors file, with its digest: in pieces, so that no other thread of the task stalls.
 
-The format is that of the safetensors library, which reads these files back. Its own writer wants all tensors as one
-object and works on them without letting go of the interpreter; beside a training run that would be felt.
+The safetensors library reads these files back. Its own writer needs all tensors as one object and does not release the
+interpreter lock while it works; that would slow down a training run beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class NamedTensor:
-    """One tensor as it lies in memory; ``dtype`` in the words of the format (``F32``)."""
+    """One tensor as it is in memory; ``dtype`` as the format names it (``F32``)."""
 
     name: str
     dtype: str
@@ -30,7 +30,7 @@ class NamedTensor:
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """What a file must be."""
+    """The name, length and digest that a file must have."""
 
     name: str
     nbytes: int
@@ -38,7 +38,7 @@ class FileFacts:
 
 
 def write_tensors(path: Path, tensors: Sequence[NamedTensor], metadata: Mapping[str, str]) -> FileFacts:
-    """Write and fsync a file; OSError where that cannot be done, a part of it may then be there."""
+    """Write and fsync a file; OSError if that fails, and then a part of it may exist."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
     for tensor in tensors:
@@ -51,7 +51,7 @@ def write_tensors(path: Path, tensors: Sequence[NamedTensor], metadata: Mapping[
 
 
 def write_bytes(path: Path, data: bytes) -> FileFacts:
-    """The same for bytes that are a whole file already."""
+    """The same for bytes that are already a whole file."""
     return _write(path, [memoryview(data)])
 
 
@@ -71,7 +71,7 @@ def _write(path: Path, parts: Sequence[memoryview]) -> FileFacts:
 
 
 def digest_of(path: Path) -> tuple[int, str]:
-    """Length and digest of a file as it is now."""
+    """The length and digest of a file as it is now."""
     digest, nbytes = hashlib.sha256(), 0
     with path.open("rb") as file:
         while chunk := file.read(CHUNK_BYTES):

@@ -17,14 +17,6 @@ def unreadable(address: str, why: str) -> str:
     return f"{address} gave an answer that cannot be read: {why}"
 
 
-def mute(address: str, seconds: float) -> str:
-    return f"{address} accepts connections but says nothing ({seconds:g} s)"
-
-
-def call_failed(address: str, why: str) -> str:
-    return f"{address}: {why}"
-
-
 def left_no_file() -> str:
     return "it left no file"
 

@@ -18,7 +18,6 @@ from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.timing import KEEPER_SECONDS, LINGER_SECONDS, STOP_SECONDS
 from lockstep.runtime import processes
-from lockstep.runtime.addresses import who_listens
 from lockstep.runtime.monitor.ending import describe_death, exit_code_after
 from lockstep.runtime.monitor.lingering import linger
 from lockstep.runtime.monitor.oom import OomWitness, find_counters
@@ -28,6 +27,7 @@ from lockstep.runtime.monitor.service import MonitorService
 from lockstep.runtime.monitor.stopping import Action, Stopping
 from lockstep.runtime.monitor.task_process import FINISHED, LATER, TaskProcess
 from lockstep.runtime.start_facts import StartFacts
+from lockstep.transports.wire.addresses import who_listens
 from lockstep.transports.wire.server import ListenError, PortTaken
 
 TICK_SECONDS: Final = 0.5

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from lockstep.transports.quiet_grpc import grpc
+from lockstep.transports.wire.addresses import Address
 from lockstep.transports.wire.channels import server_options
-from lockstep.transports.wire.reasons import join_address
 
 PACKAGE: Final = "lockstep"
 
@@ -48,7 +48,7 @@ class ControlServer:
     """
 
     def __init__(self, host: str, port: int, *, threads: int, advertised_host: str | None = None) -> None:
-        address = join_address(host, port)
+        address = str(Address(host, port))
         _check_free(host, port, address)
         self._handlers = _Handlers()
         self._started = False
@@ -66,7 +66,7 @@ class ControlServer:
     @property
     def address(self) -> str:
         """``host:port`` under which peers reach this server."""
-        return join_address(self.host, self.port)
+        return str(Address(self.host, self.port))
 
     def add_handlers(self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
         """Serve these methods of ``service`` (``Task`` or ``Monitor``). Only before ``start``."""

@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass
 
 RESOLVE_DEADLINE = 10.0
-"""Seconds that a name server gets. The resolver of the C library has no deadline that we could set."""
+"""Seconds that a name server may take. The resolver of the C library has no deadline that we could set."""
 
 _NAME_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _COMMAND_LENGTH = 120
@@ -37,12 +37,12 @@ class Address:
 
     @property
     def literal(self) -> IPAddress | None:
-        """The host as a number; None for a name."""
+        """The host as an IP address; None for a name."""
         return _ip(self.host)
 
     @property
     def is_wildcard(self) -> bool:
-        """0.0.0.0 or ::, which one can listen on but not connect to."""
+        """0.0.0.0 or ::, which a task can listen on but others cannot connect to."""
         literal = self.literal
         return literal is not None and literal.is_unspecified
 
@@ -54,7 +54,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """The process that holds a port; ``pid`` is None where the system does not tell us."""
+    """The process that holds a port; ``pid`` is None where the system does not reveal it."""
 
     pid: int | None
     command: str
@@ -66,7 +66,7 @@ class Listener:
 
 
 def parse_address(text: str) -> Address:
-    """Read ``host:port`` or ``[IPv6]:port``; AddressError says what is wrong with anything else."""
+    """Read ``host:port`` or ``[IPv6]:port``; for anything else AddressError says what is wrong."""
     if "://" in text:
         raise AddressError(f"{text!r} looks like a web address; write HOST:PORT alone, for example 10.0.0.1:2222.")
     host, port = _split(text)
@@ -79,7 +79,7 @@ def parse_address(text: str) -> Address:
 
 
 def parse_bind(text: str, default_port: int) -> Address:
-    """Read what to listen on: host:port, or a host alone, then with ``default_port``; ``0.0.0.0`` and ``::`` too."""
+    """Read what to listen on: host:port, or a host alone, which gets ``default_port``; ``0.0.0.0`` and ``::`` too."""
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     if _ip(bare) is not None:
         return Address(bare, default_port)
@@ -95,7 +95,7 @@ def _split(text: str) -> tuple[str, str]:
         if not bracket:
             raise AddressError(f"{text!r} is not an address; write an IPv6 address as [ADDRESS]:PORT.")
         if not isinstance(_ip(host), ipaddress.IPv6Address):
-            raise AddressError(f"{host!r} in {text!r} is not an IPv6 address; brackets are for those only.")
+            raise AddressError(f"{host!r} in {text!r} is not an IPv6 address; only those take brackets.")
         return host, port
     if text.count(":") > 1:
         raise AddressError(f"{text!r} has more than one colon; write HOST:PORT, and an IPv6 address as [ADDRESS]:PORT.")
@@ -124,12 +124,12 @@ def _ip(host: str) -> IPAddress | None:
 
 
 def resolve(host: str, deadline: float = RESOLVE_DEADLINE) -> tuple[IPAddress, ...]:
-    """All addresses of a name; AddressError with the system's own words if there is none, or no answer in time."""
+    """All IP addresses of a name; AddressError with the system's message if there is none, or no answer in time."""
     literal = _ip(host)
     if literal is not None:
         return (literal,)
     answers: list[tuple[IPAddress, ...] | OSError] = []
-    # A thread of its own, because getaddrinfo cannot be given a deadline; it is a daemon and ends with its answer.
+    # On its own thread, because getaddrinfo takes no deadline; it is a daemon and ends with its answer.
     asker = threading.Thread(target=_look_up, args=(host, answers), name=f"resolve {host}", daemon=True)
     asker.start()
     asker.join(deadline)
@@ -147,7 +147,7 @@ def _look_up(host: str, answers: list[tuple[IPAddress, ...] | OSError]) -> None:
     except OSError as error:
         answers.append(error)
     except UnicodeError:
-        answers.append(OSError(0, "not a name that can be looked up"))
+        answers.append(OSError(0, "it is not a valid name"))
     else:
         numbers = (ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found)
         answers.append(tuple(dict.fromkeys(numbers)))
@@ -172,7 +172,7 @@ def is_local_address(host: str) -> bool:
 
 
 def who_listens(port: int) -> Listener | None:
-    """Who holds a TCP port of this machine, where that can be told; None if nobody is seen."""
+    """The process that holds a TCP port of this machine, as far as the system reveals it; None if none is found."""
     import psutil
 
     try:
@@ -180,7 +180,7 @@ def who_listens(port: int) -> Listener | None:
     except psutil.Error:
         return None
     holders = [entry for entry in connections if entry.laddr and entry.laddr.port == port]
-    # A listening socket first: a connection of some client may have the same local port by chance.
+    # Listening sockets first: a client's connection may have the same local port by chance.
     holders.sort(key=lambda entry: (entry.status != psutil.CONN_LISTEN, entry.pid is None))
     if not holders:
         return None

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from lockstep.runtime.addresses import (
+from lockstep.transports.wire.addresses import (
     Address,
     AddressError,
     interface_addresses,
@@ -51,7 +51,7 @@ def test_an_address_is_read_and_printed_back(text: str, host: str, port: int) ->
         ("node:٢٢", "the port in 'node:٢٢' is not a number from 1 to 65535; write HOST:PORT."),
         ("::1:22", "'::1:22' has more than one colon; write HOST:PORT, and an IPv6 address as [ADDRESS]:PORT."),
         ("[::1]", "'[::1]' is not an address; write an IPv6 address as [ADDRESS]:PORT."),
-        ("[node]:1", "'node' in '[node]:1' is not an IPv6 address; brackets are for those only."),
+        ("[node]:1", "'node' in '[node]:1' is not an IPv6 address; only those take brackets."),
         ("10.0.0.256:1", "'10.0.0.256' in '10.0.0.256:1' is not an IPv4 address; it needs four numbers from 0 to 255."),
         ("10.0.0:1", "'10.0.0' in '10.0.0:1' is not an IPv4 address; it needs four numbers from 0 to 255."),
         ("a b:1", "'a b' in 'a b:1' is not a host name; use letters, digits, '-' and '.' only."),
