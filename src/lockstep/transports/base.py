@@ -5,9 +5,9 @@ transport; each end holds an *endpoint* of it. An endpoint moves a range of a lo
 granted, and delivers a *note* (a few bytes that mean something to the caller) at the other end **after** all bytes
 are in place. The receiver's ``on_arrived``, never the sender's ``on_sent``, counts as arrival.
 
-Rules that every transport keeps (``conformance.py`` checks them):
+Rules that every transport keeps (``conformance/`` checks them):
 
-* ``write`` never blocks for the network; it queues, and pushes back by queueing more, never by aborting.
+* ``start`` never blocks for the network; it queues, and pushes back by queueing more, never by aborting.
 * Callbacks come on the transport's own threads. They must not block; a transport may rely on that.
 * Exactly one of ``on_sent`` and ``on_failed`` is called for each transfer, also after ``cancel`` and ``close``.
 * A callback for a transfer may come before the call that started it has returned its number.
@@ -105,6 +105,22 @@ class Loan(Protocol):
     def release(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A range of ``source`` that goes into the peer's region, and the note that follows it. ``nbytes`` may be 0."""
+
+    source: Region
+    offset: int
+    nbytes: int
+    target: Ticket
+    target_offset: int
+    note: bytes
+    urgency: int = 0
+    """Where transfers wait for one another, more urgent ones that have not begun may go first."""
+    loan: bool = False
+    """The peer reads the bytes until it releases them; otherwise they are written into its region."""
+
+
 class EndpointEvents(Protocol):
     """What an endpoint tells its owner."""
 
@@ -133,32 +149,8 @@ class Endpoint(Protocol):
     @property
     def state(self) -> LinkState: ...
 
-    def write(
-        self,
-        source: Region,
-        offset: int,
-        nbytes: int,
-        target: Ticket,
-        target_offset: int,
-        note: bytes,
-        urgency: int = 0,
-    ) -> TransferId:
-        """Copy a range of ``source`` into the peer's region and then deliver ``note``. ``nbytes`` may be 0.
-
-        ``urgency``: where transfers wait for one another, those of a higher one that have not begun may go first.
-        """
-
-    def lend(
-        self,
-        source: Region,
-        offset: int,
-        nbytes: int,
-        target: Ticket,
-        target_offset: int,
-        note: bytes,
-        urgency: int = 0,
-    ) -> TransferId:
-        """Let the peer read a range of ``source``: in place where memory is shared, else in ``target`` after a copy."""
+    def start(self, move: Move) -> TransferId:
+        """Queue a move. A loan is read in place where memory is shared, else in the target after a copy."""
 
     def cancel(self, transfer: TransferId) -> None:
         """Do not deliver this transfer if it has not left yet; ``on_failed`` or ``on_sent`` tells which."""

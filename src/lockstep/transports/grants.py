@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from lockstep.protocol.messages import Ticket
 from lockstep.transports.base import PeerAddress
+from lockstep.transports.frame_error import FrameError
 from lockstep.transports.memory import HostRegion
 
 
@@ -74,12 +75,16 @@ class Grants:
                 grant = self._by_place[place] = Grant(region, peer)
         return Ticket(transport, region.number, region.nbytes, 0, grant.key)
 
-    def find(self, region: int, task: str, incarnation: int, key: bytes) -> Grant | None:
-        """The grant that lets this life of ``task`` write into ``region``, if it has one."""
+    def check(self, peer: PeerAddress, region: int, key: bytes, offset: int, nbytes: int) -> Grant:
+        """The grant that lets ``peer`` write this range of ``region``; ``FrameError`` if it has none."""
         with self._lock:
-            grant = self._by_place.get((region, task))
-        if grant is None or grant.incarnation != incarnation or grant.key != key:
-            return None
+            grant = self._by_place.get((region, peer.task))
+        if grant is None or not grant.live or grant.incarnation != peer.incarnation or grant.key != key:
+            raise FrameError(f"region {region} was not granted to this incarnation of {peer.task}")
+        if offset + nbytes > grant.region.nbytes:
+            raise FrameError(
+                f"bytes {offset} to {offset + nbytes} are outside region {region} of {grant.region.nbytes} bytes"
+            )
         return grant
 
     def withdraw(self, region: int) -> None:

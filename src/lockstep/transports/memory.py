@@ -9,11 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from lockstep.protocol.messages import Ticket
-from lockstep.transports.base import Region, TransportError
+from lockstep.transports.base import Move, TransportError
 
 MAX_NOTE_BYTES: Final = 4096
 """Longest note of a transfer, for every transport."""
+
+SOURCE_NOT_OPEN: Final = "the source is not an open region of this transport: use its allocate or register first"
 
 _GROUP_FILES: Final = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
@@ -144,19 +145,24 @@ class GpuRegion(HostRegion):
         return self._nbytes
 
 
-def check_transfer(
-    transport: str, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
-) -> None:
-    """Refuse a transfer that cannot be right, before anything of it is queued."""
+def check_move(transport: str, move: Move) -> HostRegion:
+    """Refuse a move that cannot be right, before any of it is queued; otherwise return its source."""
+    source, target = move.source, move.target
+    if not isinstance(source, HostRegion) or source.closed:
+        raise TransportError(SOURCE_NOT_OPEN)
     if target.transport != transport:
         raise TransportError(
             f"this ticket is for {target.transport}, not for {transport}: ask the peer for another one"
         )
-    if offset < 0 or nbytes < 0 or offset + nbytes > source.nbytes:
-        raise TransportError(f"bytes {offset} to {offset + nbytes} do not lie in the source region of {source.nbytes}")
-    if target_offset < 0 or target_offset + nbytes > target.nbytes:
+    if move.offset < 0 or move.nbytes < 0 or move.offset + move.nbytes > source.nbytes:
         raise TransportError(
-            f"bytes {target_offset} to {target_offset + nbytes} do not lie in the target region of {target.nbytes}"
+            f"bytes {move.offset} to {move.offset + move.nbytes} are outside the source region of {source.nbytes} bytes"
         )
-    if len(note) > MAX_NOTE_BYTES:
-        raise TransportError(f"a note of {len(note)} bytes is longer than the {MAX_NOTE_BYTES} that fit")
+    if move.target_offset < 0 or move.target_offset + move.nbytes > target.nbytes:
+        raise TransportError(
+            f"bytes {move.target_offset} to {move.target_offset + move.nbytes} are outside the target region "
+            f"of {target.nbytes} bytes"
+        )
+    if len(move.note) > MAX_NOTE_BYTES:
+        raise TransportError(f"a note of {len(move.note)} bytes is longer than the limit of {MAX_NOTE_BYTES}")
+    return source

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lockstep.protocol.causes import Reason, link_down
-from lockstep.protocol.messages import Ticket
 from lockstep.transports.auto.tickets import ticket_for
 from lockstep.transports.base import (
     Counters,
@@ -19,7 +18,7 @@ from lockstep.transports.base import (
     EndpointEvents,
     LinkDownError,
     LinkState,
-    Loan,
+    Move,
     PeerAddress,
     Region,
     ShowsProgress,
@@ -27,6 +26,7 @@ from lockstep.transports.base import (
     Transport,
     TransportError,
 )
+from lockstep.transports.memory import SOURCE_NOT_OPEN
 
 Later = Callable[[Callable[[], None]], object]
 
@@ -184,38 +184,14 @@ class AutoEndpoint:
         reasons = "; ".join(f"not {name}: {reason}" for name, reason in self._reasons.items() if name != self._name)
         return f"{self._chosen.path()} ({reasons})" if reasons else self._chosen.path()
 
-    def write(
-        self,
-        source: Region,
-        offset: int,
-        nbytes: int,
-        target: Ticket,
-        target_offset: int,
-        note: bytes,
-        urgency: int = 0,
-    ) -> TransferId:
-        endpoint, part, ticket = self._on_path(source, target)
-        return endpoint.write(part, offset, nbytes, ticket, target_offset, note, urgency)
-
-    def lend(
-        self,
-        source: Region,
-        offset: int,
-        nbytes: int,
-        target: Ticket,
-        target_offset: int,
-        note: bytes,
-        urgency: int = 0,
-    ) -> TransferId:
-        endpoint, part, ticket = self._on_path(source, target)
-        return endpoint.lend(part, offset, nbytes, ticket, target_offset, note, urgency)
-
-    def _on_path(self, source: Region, target: Ticket) -> tuple[Endpoint, Region, Ticket]:
+    def start(self, move: Move) -> TransferId:
         if self._over is not None or self._chosen is None:
             raise LinkDownError(f"the link to {self.peer.task} is {self.state.value}: wait until it is up")
+        source = move.source
         if not isinstance(source, ManyRegion) or source.closed:
-            raise TransportError("the source is no open region of this transport: use its allocate or register first")
-        return self._chosen, source.parts[self._name], ticket_for(self._name, target)
+            raise TransportError(SOURCE_NOT_OPEN)
+        part, ticket = source.parts[self._name], ticket_for(self._name, move.target)
+        return self._chosen.start(replace(move, source=part, target=ticket))
 
     def cancel(self, transfer: TransferId) -> None:
         if self._chosen is not None:
@@ -242,8 +218,10 @@ class _Attempt:
     def __init__(self, whole: AutoEndpoint, name: str, dials: bool) -> None:
         self.name = name
         self.dials = dials
+        owner = whole._events
+        self.on_sent, self.on_failed = owner.on_sent, owner.on_failed
+        self.on_arrived, self.on_lent = owner.on_arrived, owner.on_lent
         self._whole = whole
-        self._owner = whole._events
         self._ready = threading.Event()
         self._endpoint: Endpoint | None = None
 
@@ -263,15 +241,3 @@ class _Attempt:
 
     def on_lost(self, reason: Reason) -> None:
         self._whole.path_failed(self, reason)
-
-    def on_sent(self, transfer: TransferId) -> None:
-        self._owner.on_sent(transfer)
-
-    def on_failed(self, transfer: TransferId, reason: str) -> None:
-        self._owner.on_failed(transfer, reason)
-
-    def on_arrived(self, note: bytes, nbytes: int) -> None:
-        self._owner.on_arrived(note, nbytes)
-
-    def on_lent(self, note: bytes, loan: Loan) -> None:
-        self._owner.on_lent(note, loan)

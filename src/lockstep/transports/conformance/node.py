@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from lockstep.protocol.causes import Reason
 from lockstep.protocol.messages import Ticket
-from lockstep.transports.base import Counters, Endpoint, Loan, PeerAddress, Region
+from lockstep.transports.base import Counters, Endpoint, Loan, Move, PeerAddress, Region
 from lockstep.transports.conformance.events import EventLog, Heard
 from lockstep.transports.registry import make_transport
 from lockstep.transports.wire.server import ControlServer
@@ -41,11 +41,16 @@ class SuiteNode(Protocol):
     def digest(self, region: int, offset: int, nbytes: int) -> int: ...
     def grant(self, region: int, peer: PeerAddress) -> Ticket: ...
     def connect(self, peer: PeerAddress, dials: bool) -> int: ...
-    def write(
-        self, link: int, region: int, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
-    ) -> int: ...
-    def lend(
-        self, link: int, region: int, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
+    def start(
+        self,
+        link: int,
+        region: int,
+        offset: int,
+        nbytes: int,
+        target: Ticket,
+        target_offset: int,
+        note: bytes,
+        loan: bool = False,
     ) -> int: ...
     def release(self, loan: int) -> None: ...
     def cancel(self, link: int, transfer: int) -> None: ...
@@ -138,17 +143,19 @@ class Node:
     def endpoint(self, link: int) -> Endpoint:
         return self._endpoints[link]
 
-    def write(
-        self, link: int, region: int, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
+    def start(
+        self,
+        link: int,
+        region: int,
+        offset: int,
+        nbytes: int,
+        target: Ticket,
+        target_offset: int,
+        note: bytes,
+        loan: bool = False,
     ) -> int:
-        source = self._regions[region]
-        return self._endpoints[link].write(source, offset, nbytes, target, target_offset, note)
-
-    def lend(
-        self, link: int, region: int, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
-    ) -> int:
-        source = self._regions[region]
-        return self._endpoints[link].lend(source, offset, nbytes, target, target_offset, note)
+        move = Move(self._regions[region], offset, nbytes, target, target_offset, note, loan=loan)
+        return self._endpoints[link].start(move)
 
     def release(self, loan: int) -> None:
         self.loans[loan].release()

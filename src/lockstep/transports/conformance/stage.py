@@ -58,12 +58,15 @@ class Way:
     ticket: Ticket
 
     def write(self, offset: int, nbytes: int, target_offset: int, tail: bytes = b"") -> int:
-        note = note_for(self.target_region, target_offset, nbytes, tail)
-        return self.source.write(self.source_link, self.source_region, offset, nbytes, self.ticket, target_offset, note)
+        return self._start(offset, nbytes, target_offset, tail, loan=False)
 
     def lend(self, offset: int, nbytes: int, target_offset: int, tail: bytes = b"") -> int:
+        return self._start(offset, nbytes, target_offset, tail, loan=True)
+
+    def _start(self, offset: int, nbytes: int, target_offset: int, tail: bytes, *, loan: bool) -> int:
         note = note_for(self.target_region, target_offset, nbytes, tail)
-        return self.source.lend(self.source_link, self.source_region, offset, nbytes, self.ticket, target_offset, note)
+        link, region = self.source_link, self.source_region
+        return self.source.start(link, region, offset, nbytes, self.ticket, target_offset, note, loan)
 
     def check(self, heard: Heard, offset: int, nbytes: int) -> None:
         """What arrived must be the bytes at ``offset`` of the source, all of them, at the time of the note."""

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any, Final, Protocol
 
 from lockstep.transports.base import PeerAddress
-from lockstep.transports.grpc_stream.frames import CHUNK_BYTES
+from lockstep.transports.grpc_stream.chunks import CHUNK_BYTES
 from lockstep.transports.net.control import CALL_SECONDS, Caller, NetError
 from lockstep.transports.net.links import LinkEnd, pack_ticket, unpack_ticket
 from lockstep.transports.ucx.agent import Agent, load_nixl

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 
 from lockstep.protocol.timing import HELLO_SECONDS
-from lockstep.transports.shm.frames import FrameError, pack_fault
+from lockstep.transports.frame_error import FrameError
+from lockstep.transports.shm.frames import pack_fault
 from lockstep.transports.shm.handshake import Visitor, check_user, listen_to
 from lockstep.transports.shm.host import Place, door_address
 from lockstep.transports.shm.signals import Signals

@@ -10,14 +10,11 @@ import struct
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
+from lockstep.transports.frame_error import FrameError
 from lockstep.transports.memory import MAX_NOTE_BYTES
 
 MAX_FRAME_BYTES: Final = MAX_NOTE_BYTES + 4096
 _MAX_TEXT_BYTES: Final = 2048
-
-
-class FrameError(Exception):
-    """The peer broke the rules of the signal socket; the text says how."""
 
 
 class Kind(IntEnum):

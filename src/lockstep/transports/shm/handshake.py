@@ -17,9 +17,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lockstep.protocol.ids import hex64
 from lockstep.transports.base import PeerAddress, TransportError
-from lockstep.transports.shm.frames import FrameError, pack_hello, unpack_hello
+from lockstep.transports.frame_error import FrameError
+from lockstep.transports.shm.frames import pack_hello, unpack_hello
 from lockstep.transports.shm.memory import make_memory_file, map_file
 from lockstep.transports.shm.signals import Signals
 from lockstep.transports.shm.tokens import Tokens
@@ -109,11 +109,6 @@ def check_user(connection: socket.socket, task: str) -> None:
     _, user, _ = struct.unpack("3i", packed)
     if user not in (0, os.getuid()) and os.getuid() != 0:
         raise FrameError(f"{task} belongs to another user ({user}); run all tasks of a job as the same one")
-
-
-def refuse_life(task: str, incarnation: int, meant: int) -> FrameError:
-    """The visitor means another life of this task."""
-    return FrameError(f"{task} is in life {hex64(incarnation)} now, not in {hex64(meant)}")
 
 
 def _hello(me: Self, meant: int, secret: str, seen: str) -> bytes:

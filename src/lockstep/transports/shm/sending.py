@@ -6,8 +6,7 @@ import ctypes
 from collections import deque
 from dataclasses import dataclass
 
-from lockstep.protocol.messages import Ticket
-from lockstep.transports.base import TransferId
+from lockstep.transports.base import Move, TransferId
 from lockstep.transports.memory import HostRegion
 from lockstep.transports.shm.frames import LOAN, Kind, Offer, pack_number, pack_offer, pack_region
 from lockstep.transports.shm.memory import SharedRegion
@@ -22,13 +21,8 @@ class Transfer:
     """One write or loan that the peer has not answered yet."""
 
     number: TransferId
+    move: Move
     source: HostRegion
-    offset: int
-    nbytes: int
-    target: Ticket
-    target_offset: int
-    note: bytes
-    loan: bool
     token: int = _WAITING
     given_up: bool = False
     copied: SharedRegion | None = None
@@ -59,7 +53,7 @@ class Desk:
         """Take a transfer; True where it has to wait for something that ``pump`` can do."""
         self.unsettled[transfer.number] = transfer
         if not self.waiting and self._may_offer() and isinstance(transfer.source, SharedRegion):
-            self._offer(transfer, transfer.source, transfer.offset)
+            self._offer(transfer, transfer.source, transfer.move.offset)
             return False
         self.waiting.append(transfer)
         return self._signals is not None
@@ -72,7 +66,7 @@ class Desk:
         while self.waiting and self._may_offer():
             transfer = self.waiting[0]
             if isinstance(transfer.source, SharedRegion):
-                self._offer(transfer, transfer.source, transfer.offset)
+                self._offer(transfer, transfer.source, transfer.move.offset)
             elif transfer.copied is not None:
                 self._offer(transfer, transfer.copied, 0)
             elif self.copying is None:
@@ -90,18 +84,18 @@ class Desk:
             self._signals.send(pack_region(source.number, source.nbytes), [source.descriptor])
         transfer.token = self._free.pop()
         self._tokens.lay_out(transfer.token)
-        target = transfer.target
+        move = transfer.move
         offer = Offer(
-            LOAN if transfer.loan else 0,
+            LOAN if move.loan else 0,
             transfer.token,
             transfer.number,
             source.number,
             offset,
-            transfer.nbytes,
-            target.region,
-            target.key,
-            transfer.target_offset,
-            transfer.note,
+            move.nbytes,
+            move.target.region,
+            move.target.key,
+            move.target_offset,
+            move.note,
         )
         self._signals.send(pack_offer(offer))
 
@@ -149,5 +143,6 @@ class Desk:
 
 def copy_source(transfer: Transfer, into: SharedRegion) -> None:
     """Bring private memory to where the peer can map it; the interpreter's lock is free meanwhile."""
-    if transfer.nbytes:
-        ctypes.memmove(into.address, transfer.source.address + transfer.offset, transfer.nbytes)
+    move = transfer.move
+    if move.nbytes:
+        ctypes.memmove(into.address, transfer.source.address + move.offset, move.nbytes)

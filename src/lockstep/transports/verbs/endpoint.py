@@ -10,9 +10,10 @@ from typing import ClassVar, Final
 
 from lockstep.transports.base import EndpointEvents, PeerAddress
 from lockstep.transports.clerk import Clerk
+from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grants import Grants
 from lockstep.transports.grpc_stream import frames as stream
-from lockstep.transports.grpc_stream.frames import FrameError, Header, pack, unpack
+from lockstep.transports.grpc_stream.frames import Header, pack, unpack
 from lockstep.transports.grpc_stream.life import CannotMeet
 from lockstep.transports.ucx.agent import Agent, AgentError, Nixl
 from lockstep.transports.ucx.driver import pause_beside_a_device
