@@ -315,7 +315,7 @@ def test_rubbish_in_the_middle_ends_the_link_with_a_reason() -> None:
     with accepting() as acceptor:
         introduction = join_envelopes([encode(Envelope(0, "/raw", 1, hello("/raw")))])
         raw_link(acceptor.server.address, introduction, b"\xff\xff\xff")
-        assert "are no Envelopes of ours" in acceptor.owners[0].wait_lost()
+        assert "are not a valid Envelopes" in acceptor.owners[0].wait_lost()
 
 
 def test_an_error_in_a_callback_ends_the_link_for_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Which life of which peer may write into which region."""
+"""Which incarnation of which peer may write into which region."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lockstep.transports.memory import HostRegion
 
 
 class Grant:
-    """One life of one peer may write into one region, until the grant ends.
+    """One incarnation of one peer may write into one region, until the grant ends.
 
     Bytes land under ``lock`` and only while ``live``: once ``end`` has returned, nothing lands through it any more.
     """
@@ -29,7 +29,7 @@ class Grant:
         self._watchers: set[Callable[[], None]] = set()
 
     def land(self, offset: int, data: memoryview) -> bool:
-        """Copy ``data`` to ``offset`` of the region; False where the grant has ended."""
+        """Copy ``data`` to ``offset`` of the region; False if the grant has ended."""
         with self.lock:
             if not self.live or self.region.closed:
                 return False
@@ -45,7 +45,7 @@ class Grant:
             return True
 
     def watch(self, stop: Callable[[], None]) -> None:
-        """Call ``stop`` when the grant ends: for bytes that land without asking ``land``."""
+        """Call ``stop`` when the grant ends: for bytes that land without a call of ``land``."""
         with self.lock:
             self._watchers.add(stop)
 
@@ -65,7 +65,7 @@ class Grants:
         self._by_place: dict[tuple[int, str], Grant] = {}
 
     def give(self, transport: str, region: HostRegion, peer: PeerAddress) -> Ticket:
-        """Grant ``region`` to this life of the peer, and end what an earlier life of it had there."""
+        """Grant ``region`` to this incarnation of the peer, and end the grant of an earlier incarnation there."""
         with self._lock:
             place = (region.number, peer.task)
             grant = self._by_place.get(place)

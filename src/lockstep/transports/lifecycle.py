@@ -1,6 +1,6 @@
 """From connecting to the end: the state of one end of a link, the thread that serves it, and what it has counted.
 
-Every transport's endpoint holds one. How the link is opened, and what is said on it, is up to the transport.
+Every transport's endpoint holds one. How the link is opened, and which frames it carries, is up to the transport.
 """
 
 from __future__ import annotations

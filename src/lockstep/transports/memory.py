@@ -1,4 +1,4 @@
-"""Host memory for regions: taking it, checking it, and the checks of a transfer that all transports share."""
+"""Host memory for regions: allocating and checking it, and the checks of a transfer that all transports share."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _GROUP_FILES: Final = (
 
 
 def available_memory() -> int:
-    """Bytes that this process can still take: of the machine, or of its control group where that has less."""
-    import psutil  # here, because it is not needed for a start
+    """Bytes that this process can still allocate: of the machine, or of its control group if that has less."""
+    import psutil  # here, because it is not needed at startup
 
     available: int = psutil.virtual_memory().available
     for folder, limit_name, used_name in _GROUP_FILES:
@@ -37,7 +37,7 @@ def available_memory() -> int:
 
 
 def _cached(statistics: str) -> int:
-    """Bytes that the kernel counts as used and gives up when somebody needs them."""
+    """Bytes that the kernel counts as used and frees on demand."""
     return sum(int(line.split()[1]) for line in statistics.splitlines() if line.startswith("inactive_file "))
 
 
@@ -48,22 +48,22 @@ def check_room(nbytes: int, purpose: str) -> None:
     available = available_memory()
     if nbytes > available:
         raise TransportError(
-            f"no room for {purpose}: it needs {nbytes} bytes, this machine has {available} available; "
+            f"not enough memory for {purpose}: it needs {nbytes} bytes, this machine has {available} available; "
             "use a smaller model or a machine with more memory"
         )
 
 
 def allocate_memory(nbytes: int, purpose: str) -> mmap.mmap:
-    """Fresh zeroed memory, page-aligned, of at least one byte. Too little room raises with numbers."""
+    """Fresh zeroed memory, page-aligned, of at least one byte. Too little memory raises with numbers."""
     check_room(nbytes, purpose)
     try:
         return mmap.mmap(-1, max(nbytes, 1))
     except (OSError, OverflowError, ValueError) as error:
-        raise TransportError(f"no room for {purpose} of {nbytes} bytes: {error}") from error
+        raise TransportError(f"not enough memory for {purpose} of {nbytes} bytes: {error}") from error
 
 
 def checked_buffer(buffer: memoryview) -> memoryview:
-    """``buffer`` as plain bytes; refuses what a transport cannot move in one piece or write into."""
+    """``buffer`` as plain bytes; refuses memory that a transport cannot move in one piece or write into."""
     if not buffer.c_contiguous:
         raise TransportError("this memory is not contiguous and cannot be registered: copy it into one piece first")
     if buffer.readonly:
@@ -72,12 +72,12 @@ def checked_buffer(buffer: memoryview) -> memoryview:
 
 
 def address_of(buffer: memoryview) -> int:
-    """Where the first byte lies in this process; 0 for an empty buffer."""
+    """Address of the first byte in this process; 0 for an empty buffer."""
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer)) if buffer.nbytes else 0
 
 
 def resident_bytes(buffer: memoryview) -> int:
-    """How much of this memory is really there. Pages that nobody has touched cost nothing."""
+    """How much of this memory is resident. Pages that were never touched cost nothing."""
     address, size = address_of(buffer), mmap.PAGESIZE
     first = address - address % size
     pages = -(-(address + buffer.nbytes - first) // size) if buffer.nbytes else 0
@@ -124,7 +124,7 @@ class HostRegion:
         self._on_close(self.number)
         if self._memory is None:
             return
-        # Whoever still holds a view of the memory keeps it alive; it is freed with the last view.
+        # Any remaining view keeps the memory alive; it is freed with the last one.
         with suppress(BufferError):
             self._buffer.release()
             self._memory.close()
@@ -132,7 +132,7 @@ class HostRegion:
 
 
 class GpuRegion(HostRegion):
-    """A region in the memory of a GPU, which nobody but the GPU and a network device touches."""
+    """A region in GPU memory, which only the GPU and a network device touch."""
 
     def __init__(self, number: int, address: int, nbytes: int, device: int, on_close: Callable[[int], None]) -> None:
         super().__init__(number, memoryview(b""), None, on_close)

@@ -1,6 +1,6 @@
-"""One end of an ``auto`` link: it tries the paths, and is the endpoint of the first that works from then on.
+"""One end of an ``auto`` link: it tries the paths, and from then on is the endpoint of the first that works.
 
-The dialer tries one path after the other. The acceptor is ready for all of them, and takes the one that the dialer
+The dialer tries one path after another. The acceptor is ready for all of them, and takes the one that the dialer
 brings up.
 """
 
@@ -61,7 +61,7 @@ class ManyRegion:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """One way to the peer, and where it is reached by it; no address: the peer does not have this path."""
+    """One path to the peer, and the peer's address on it; None if the peer does not have this path."""
 
     transport: Transport
     address: bytes | None
@@ -89,7 +89,7 @@ class AutoEndpoint:
     # --- finding a path -----------------------------------------------------------------------------------------
 
     def begin(self, dials: bool) -> None:
-        """Try the first path that is not plainly impossible; an acceptor tries all at once."""
+        """Try the first path that is not obviously impossible; an acceptor tries all at once."""
         if dials:
             self._try_next()
             return
@@ -122,7 +122,7 @@ class AutoEndpoint:
         return True
 
     def take(self, attempt: _Attempt, endpoint: Endpoint) -> bool:
-        """A path is up: whether it is the one."""
+        """A path is up; whether it is the one in use from now on."""
         with self._lock:
             if self._chosen is not None or self._over is not None:
                 return False
@@ -213,7 +213,7 @@ class AutoEndpoint:
 
 
 class _Attempt:
-    """The events of one path. Until it is taken it speaks to the endpoint, then straight to the owner."""
+    """The events of one path: its start and end go to the endpoint, its transfers straight to the owner."""
 
     def __init__(self, whole: AutoEndpoint, name: str, dials: bool) -> None:
         self.name = name

@@ -1,7 +1,7 @@
 """One task of the suite: a transport with its server, regions and links, driven by plain numbers.
 
-Cases call the same methods whether the node lives in this process (``Node``) or in one of its own that can be killed
-and frozen (``remote.RemoteNode``).
+Cases call the same methods whether the node is in this process (``Node``) or in a separate one that can be killed and
+frozen (``remote.RemoteNode``).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from lockstep.transports.wire.server import ControlServer
 
 _PLACE: Final = struct.Struct("<QQQ")
 _BLOCK_BYTES: Final = 1_048_573
-"""A prime, so that a chunk at a wrong place does not look like the right one."""
+"""A prime, so that a chunk in the wrong place does not look like the right one."""
 
 
 def note_for(region: int, offset: int, nbytes: int, tail: bytes = b"") -> bytes:
-    """A note that tells the receiving node where the bytes are, so that it can look at them when it is told."""
+    """A note that says where the bytes are, so that the receiving node can check them in its callback."""
     return _PLACE.pack(region, offset, nbytes) + tail
 
 

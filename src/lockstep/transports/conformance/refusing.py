@@ -1,4 +1,4 @@
-"""Cases: what is wrong is refused, with a reason, before it does harm."""
+"""Cases: whatever is wrong is refused, with a reason, before it does harm."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def a_transfer_out_of_bounds_is_refused_at_the_call(stage: Stage) -> None:
     wrong = ((0, KIB + 1, 0), (1, KIB, 0), (-1, 10, 0), (0, -1, 0), (0, 10, KIB - 9), (0, 10, -1))
     for offset, nbytes, target_offset in wrong:
         place = f"bytes {offset}+{nbytes} to {target_offset}"
-        # The note of the suite holds no negative numbers, hence a plain one.
+        # The notes of the suite cannot hold negative numbers, hence a plain one.
         for loan in (False, True):
             wrong_move = (pair.a_link, way.source_region, offset, nbytes, way.ticket, target_offset, b"n", loan)
             _refused(place, lambda move=wrong_move: pair.a.start(*move))  # type: ignore[misc]
@@ -115,11 +115,11 @@ def a_ticket_of_another_pair_reaches_no_memory(stage: Stage) -> None:
         reason = node.log.wait("lost", link=link)[0].text
         require("grant" in reason, f"the link ended without saying that the region was not granted: {reason}")
     require(pair.b.digest(region, 0, KIB) == before, "a peer wrote into a region that was granted to another one")
-    require(not pair.b.log.all("arrived"), "a write that was not granted was told as arrived")
+    require(not pair.b.log.all("arrived"), "a write that was not granted was reported as arrived")
 
 
 def a_life_that_ended_reaches_no_memory_with_its_ticket(stage: Stage) -> None:
-    """Granting a region to the next life of a peer ends what its former life was granted there."""
+    """Granting a region to the next incarnation of a peer ends the grant of its former one there."""
     pair = stage.pair()
     way = pair.way(KIB)
     a = pair.a.address()
@@ -130,8 +130,8 @@ def a_life_that_ended_reaches_no_memory_with_its_ticket(stage: Stage) -> None:
     except TransportError:
         return
     pair.b.log.wait("lost", link=pair.b_link)
-    require(pair.b.digest(way.target_region, 0, KIB) == before, "a former life wrote into memory that is in use again")
-    require(not pair.b.log.all("arrived"), "a write of a former life was told as arrived")
+    require(pair.b.digest(way.target_region, 0, KIB) == before, "a former incarnation wrote into reused memory")
+    require(not pair.b.log.all("arrived"), "a write of a former incarnation was reported as arrived")
 
 
 def a_write_after_the_end_of_the_link_is_refused(stage: Stage) -> None:

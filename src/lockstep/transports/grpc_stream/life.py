@@ -138,7 +138,7 @@ class StreamLife(Generic[AnyTransfer]):
         return "the connection ended without a goodbye"
 
     def _hang_up(self, reason: str, incoming: Iterable[bytes], flags: int = 0) -> str:
-        """Tell the peer what it did wrong, and wait until it has read that, or give up."""
+        """Send the peer what it did wrong, and wait until it has read that, or give up."""
         self._stop_landing()
         self.sender.end(pack_fault(reason, flags))
         cut = self._clerk.later(FLUSH_SECONDS, self._cut_if_open)
@@ -204,7 +204,7 @@ class StreamLife(Generic[AnyTransfer]):
                 self._events.on_failed(number, reason)
 
     def _finish(self, reason: str) -> None:
-        """Settle everything and tell the owner, once."""
+        """Settle everything and notify the owner, once."""
         lost = self._cycle.lose(reason)
         with self._lock:
             unsettled = list(self._unsettled)

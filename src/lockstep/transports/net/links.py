@@ -72,7 +72,7 @@ class LinkEnd:
             self._raise_if_lost()
 
     def start(self, nbytes: int, target: Ticket, *, lend: bool) -> None:
-        """Start a transfer from the beginning of the region. Its answer: the peer's, or the release of a loan."""
+        """Start a transfer from the beginning of the region. The peer answers a write; the release answers a loan."""
         assert self.endpoint is not None
         self._lending = lend
         self.endpoint.start(Move(self.region, 0, nbytes, target, 0, b"", loan=lend))

@@ -34,7 +34,7 @@ from lockstep.transports.shm.tokens import Tokens
 
 NAME: Final = "grpc+shm"
 CLOSE_SECONDS: Final = 5.0
-"""How long ``close`` waits for a callback or a piece of a copy that is under way."""
+"""How long ``close`` waits for a callback or part of a copy that is under way."""
 
 
 class _Ended(Exception):  # noqa: N818  # not an error: how receiving stops
@@ -50,7 +50,7 @@ class Connected:
 
 
 class ShmEndpoint:
-    """Moves ranges of regions to one life of one peer. ``run`` is its life, given by the transport."""
+    """Moves ranges of regions to one incarnation of one peer. ``run`` is called on a thread of the endpoint's own."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class ShmEndpoint:
             return "the connection ended without a goodbye"
         except FrameError as fault:
             signals.send(pack_fault(str(fault)))
-            return f"{self.peer.task} was cut off: it broke the rules of the link: {fault}"
+            return f"{self.peer.task} was cut off because it broke the rules of the link: {fault}"
         return self._cycle.reason
 
     def _do_jobs(self) -> None:
@@ -197,7 +197,7 @@ class ShmEndpoint:
         elif not self._landing.copy(offer, lambda: self.state is LinkState.UP):
             return
         if signals.peer_is_gone():
-            raise EOFError  # what a dead peer had offered is not taken any more
+            raise EOFError  # offers of a dead peer are no longer taken
         if not self._peer_tokens.take(offer.token):
             signals.send(pack_number(Kind.DROPPED, offer.transfer))
             return
@@ -213,7 +213,7 @@ class ShmEndpoint:
         with self._lock:
             transfer = self._desk.answered(number)
         if transfer is None:
-            raise FrameError(f"transfer {number} was answered and is not open")
+            raise FrameError(f"transfer {number} was answered but is not open")
         if delivered == transfer.given_up:
             raise FrameError(f"transfer {number} was decided twice")
         if delivered:
@@ -221,7 +221,7 @@ class ShmEndpoint:
         self._pump()
 
     def _pump(self) -> None:
-        """Offer what waits. A source that cannot be mapped is copied here, one at a time."""
+        """Offer waiting transfers. Sources that cannot be mapped are copied here, one at a time."""
         while True:
             with self._lock:
                 transfer = self._desk.pump()
@@ -249,7 +249,7 @@ class ShmEndpoint:
         self._events.on_failed(number, reason)
 
     def _finish(self, reason: str) -> None:
-        """Settle everything and tell the owner, once."""
+        """Settle everything and notify the owner, once."""
         lost = self._cycle.lose(reason)
         self._landing.close()
         try:

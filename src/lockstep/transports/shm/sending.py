@@ -1,4 +1,4 @@
-"""The sending half of an endpoint: which transfers the peer knows of, which wait, and who has decided about each."""
+"""The sending half of an endpoint: which transfers the peer knows, which wait, and how each was decided."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Transfer:
     token: int = _WAITING
     given_up: bool = False
     copied: SharedRegion | None = None
-    """Where a source that the peer cannot map was copied to."""
+    """The copy of a source that the peer cannot map."""
 
     @property
     def waiting(self) -> bool:
@@ -50,7 +50,7 @@ class Desk:
         self._signals = signals
 
     def add(self, transfer: Transfer) -> bool:
-        """Take a transfer; True where it has to wait for something that ``pump`` can do."""
+        """Take a transfer; True if it has to wait for something that ``pump`` can do."""
         self.unsettled[transfer.number] = transfer
         if not self.waiting and self._may_offer() and isinstance(transfer.source, SharedRegion):
             self._offer(transfer, transfer.source, transfer.move.offset)
@@ -104,13 +104,13 @@ class Desk:
         self._tokens.close()
 
     def forget(self, region: int) -> None:
-        """A region is closed: the peer can let go of it."""
+        """A region is closed: the peer can unmap it."""
         if region in self._known and self._signals is not None:
             self._known.discard(region)
             self._signals.send(pack_number(Kind.FORGET, region))
 
     def answered(self, number: TransferId) -> Transfer | None:
-        """The peer is through with this one; None if it never had it."""
+        """The peer has finished this transfer; None if it never had it."""
         transfer = self.unsettled.get(number)
         if transfer is None or transfer.waiting:
             return None
@@ -120,7 +120,7 @@ class Desk:
         return transfer
 
     def let_go(self, transfer: Transfer) -> None:
-        """Free what was taken for the transfer alone."""
+        """Free what was allocated for this transfer alone."""
         if self.copying is transfer:
             self.copying = None
         if transfer.copied is not None:
@@ -128,7 +128,7 @@ class Desk:
             transfer.copied.close()
 
     def give_up(self, transfer: Transfer) -> bool:
-        """Try to take a transfer back: True where the peer will certainly not deliver it."""
+        """Try to take a transfer back; True if the peer will certainly not deliver it."""
         if transfer.given_up:
             return False
         if transfer.waiting:
@@ -142,7 +142,7 @@ class Desk:
 
 
 def copy_source(transfer: Transfer, into: SharedRegion) -> None:
-    """Bring private memory to where the peer can map it; the interpreter's lock is free meanwhile."""
+    """Copy private memory to where the peer can map it, without the interpreter's lock."""
     move = transfer.move
     if move.nbytes:
         ctypes.memmove(into.address, transfer.source.address + move.offset, move.nbytes)

@@ -1,4 +1,4 @@
-"""The transport ``grpc+shm`` of one task: regions that peers of this host map, and the door at which they knock."""
+"""The transport ``grpc+shm`` of one task: regions that peers on this host map, and the door where they connect."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from lockstep.transports.wire.server import ControlServer
 
 
 class ShmTransport:
-    """Works between tasks of one host. ``server`` only carries the control messages."""
+    """Works between tasks on one host. ``server`` only carries the control messages."""
 
-    def __init__(self, server: ControlServer, task: str, incarnation: int) -> None:  # noqa: ARG002 - as of all transports
+    def __init__(self, server: ControlServer, task: str, incarnation: int) -> None:  # noqa: ARG002 - as for all transports
         self._task = task
         self._incarnation = incarnation
         self._place: Place = make_place()

@@ -72,7 +72,7 @@ class Transfer:
 
 
 class UcxEndpoint(StreamLife[Transfer]):
-    """Writes ranges of regions into the memory of one life of one peer."""
+    """Writes ranges of regions into the memory of one incarnation of one peer."""
 
     name: ClassVar[str] = NAME
     pause = staticmethod(pause_after)
@@ -150,7 +150,7 @@ class UcxEndpoint(StreamLife[Transfer]):
         self._on_left(transfer)
 
     def _on_broken(self, reason: str) -> None:
-        """NIXL has lost the peer; the stream may not know it yet."""
+        """NIXL has lost the peer; the stream may not have noticed yet."""
         self.sender.end(pack_fault(f"NIXL has lost the connection: {reason}"))
         self._clerk.later(0.5, self._cut_if_open)
 
@@ -168,7 +168,7 @@ class UcxEndpoint(StreamLife[Transfer]):
             self.sender.add_urgent(pack(Header(Kind.AGENT), agent.connection()))
             header, payload = unpack(next(iter(incoming), b""))
             if header.kind != Kind.AGENT or len(payload) > MAX_METADATA_BYTES:
-                raise FrameError(f"a link of {self.name} begins with what NIXL says of itself")
+                raise FrameError(f"a link of {self.name} must begin with the metadata of NIXL")
             agent.meet(bytes(payload))
             self._prove(agent, incoming)
         except AgentError as error:
@@ -184,7 +184,7 @@ class UcxEndpoint(StreamLife[Transfer]):
                 self._hand_over(driver, transfer)
 
     def _prove(self, agent: Agent, incoming: Iterable[bytes]) -> None:
-        """See that bytes do arrive, before the link counts as up; UCX finds some way wherever gRPC does."""
+        """Check that bytes do arrive, before the link is up. Not needed here: UCX finds a path wherever gRPC does."""
 
     def _obey(self, header: Header, payload: memoryview) -> None:
         if header.kind == Kind.NOTE:
@@ -226,7 +226,7 @@ class UcxEndpoint(StreamLife[Transfer]):
     def _on_region(self, header: Header, payload: memoryview) -> None:
         place = (header.region, header.key)
         if place not in self._asked or len(payload) > MAX_METADATA_BYTES:
-            raise FrameError(f"region {header.region} was told, and not asked for")
+            raise FrameError(f"region {header.region} was announced without a request")
         metadata, driver = bytes(payload), self._drive()
 
         def learn(agent: Agent) -> None:
@@ -245,7 +245,7 @@ class UcxEndpoint(StreamLife[Transfer]):
     def _on_note(self, header: Header, payload: memoryview) -> None:
         grant = self._incoming.pop(header.transfer, None)
         if grant is None or len(payload) != header.note_bytes:
-            raise FrameError(f"transfer {header.transfer} arrived and was not announced")
+            raise FrameError(f"transfer {header.transfer} arrived without an announcement")
         self._drive().expect(-1)
         self._granted(header)
         lent = grant.region.buffer[header.offset : header.offset + header.total] if header.flags & LOAN else None
@@ -260,5 +260,5 @@ class UcxEndpoint(StreamLife[Transfer]):
 
 
 def agent_name(task: str, incarnation: int, number: int) -> str:
-    """A name that no other agent of any life of any task has."""
+    """A name that no other agent of any incarnation of any task has."""
     return f"{task}#{hex64(incarnation)}#{number}"

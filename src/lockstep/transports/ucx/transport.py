@@ -1,4 +1,4 @@
-"""The transport ``grpc+ucx`` of one task: regions in ordinary memory, and an agent of NIXL for each link."""
+"""The transport ``grpc+ucx`` of one task: regions in ordinary memory, and one agent of NIXL per link."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class UcxTransport:
 
     @classmethod
     def load_libraries(cls) -> None:
-        """What the first of its kind in a process imports, which takes a while."""
+        """Import what the first transport of this kind in a process needs, which takes a while."""
         load_nixl()
 
     @property

@@ -16,7 +16,7 @@ from lockstep.transports.wire.server import ControlServer
 
 
 class VerbsTransport(UcxTransport):
-    """Raises ``TransportError`` with everything that is wrong where this machine cannot do RDMA."""
+    """Raises ``TransportError`` with everything that is wrong if this machine cannot do RDMA."""
 
     service: ClassVar[str] = "Verbs"
 
@@ -45,7 +45,7 @@ class VerbsTransport(UcxTransport):
 
 
 def _nixl_for(options: RdmaOptions) -> tuple[str, Nixl]:
-    """The port that is used, and NIXL held to it."""
+    """The port that is used, and NIXL restricted to it."""
     rdma = look_for_rdma()
     port = usable_port(rdma, options)
     folder = nixl_with_system_verbs() if needs_system_verbs(rdma, port) else None
