@@ -1,4 +1,4 @@
-"""What is special to the data plane ``grpc``: frames, misbehaving peers, matching of streams and endpoints."""
+"""What is special about the data plane ``grpc``: frames, misbehaving peers, matching of streams and endpoints."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_frame_that_was_cut_short_is_refused(header: Header, payload: bytes, c
 
 
 class RawPeer:
-    """Speaks the data stream to a node without our endpoint, and so can break every rule."""
+    """Speaks the data stream to a node without our endpoint, so it can break every rule."""
 
     def __init__(self, node: Node, hello: bytes) -> None:
         self._more = threading.Semaphore(0)

@@ -172,7 +172,7 @@ needs_libraries = pytest.mark.skipif(
 
 @needs_libraries
 def test_nixl_can_be_loaded_with_the_systems_libibverbs(tmp_path: Path) -> None:
-    """What a device needs whose provider is not mlx5. The mapped files tell which library was taken."""
+    """What a device needs if its provider is not mlx5. The mapped files show which library was loaded."""
     code = (
         "import tempfile, sys; tempfile.tempdir = sys.argv[1]\n"
         "from lockstep.transports.ucx.agent import Agent, load_nixl\n"
@@ -204,7 +204,7 @@ def test_libraries_are_never_loaded_from_a_folder_that_somebody_else_could_have_
 
 
 def look_for(seconds: float, gaps: dict[float, float]) -> Looks:
-    """Look until it is over, or for so many seconds; ``gaps``: from when on, and for how long, nothing runs."""
+    """Look until it is over, or for that many seconds; ``gaps``: when, and for how long, nothing runs."""
     now = 0.0
     looks = Looks(now)
     while now < seconds and not looks.over(now):

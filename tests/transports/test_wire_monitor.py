@@ -1,4 +1,4 @@
-"""What a monitor serves and what asking it gives."""
+"""What a monitor serves, and what its clients get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the server listens, and what it says when it cannot."""
+"""Where the server listens, and the error when it cannot."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class Move:
 
 
 class EndpointEvents(Protocol):
-    """What an endpoint tells its owner."""
+    """Callbacks of an endpoint to its owner."""
 
     def on_up(self) -> None:
         """Both ends are connected; writes flow."""

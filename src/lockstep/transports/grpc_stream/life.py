@@ -37,7 +37,7 @@ class _Ended(Exception):  # noqa: N818  # not an error: how reading stops
 
 
 class Unsettled(Protocol):
-    """A transfer whose end the owner has not been told."""
+    """A transfer whose end has not been reported to the owner."""
 
     @property
     def number(self) -> TransferId: ...

@@ -46,7 +46,7 @@ class Plan:
 
 @contextmanager
 def local_peer() -> Iterator[Caller]:
-    """A peer in a process of its own on this machine. It ends with the connection, whatever happens here."""
+    """A peer in a separate process on this machine. It ends with the connection, whatever happens here."""
     command = [sys.executable, "-m", "lockstep.transports.net.serving"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
