@@ -43,7 +43,7 @@ def test_nobody_who_serves_is_told_with_the_remedy() -> None:
     command = [sys.executable, "-m", "lockstep", "net", "127.0.0.1:1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith("lockstep: nobody answers at 127.0.0.1:1")
+    assert done.stderr.startswith("lockstep: nothing answers at 127.0.0.1:1")
     assert "lockstep net --serve" in done.stderr
 
 

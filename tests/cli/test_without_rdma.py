@@ -16,7 +16,7 @@ from lockstep.transports.registry import runs_here
 pytestmark = pytest.mark.skipif(runs_here("grpc+verbs"), reason="this machine has an RDMA device")
 
 SENTENCE = (
-    "--server_protocol=grpc+verbs needs an RDMA device, and /sys/class/infiniband shows none; load the driver of the "
+    "--server_protocol=grpc+verbs needs an RDMA device, but /sys/class/infiniband shows none; load the driver of the "
     "network card, make the device visible in the container, or use --server_protocol=grpc."
 )
 VERBS = "--server_protocol=grpc+verbs"

@@ -35,14 +35,14 @@ def refusal(machine: Machine, before: str, after: str, flags: str = "", wrap: st
 def test_each_lack_of_a_host_is_told_in_a_sentence(lab: Lab) -> None:
     host = lab.third
     away = refusal(host, "rdma link delete rxe0", "rdma link add rxe0 type rxe netdev eth0")
-    assert "needs an RDMA device, and /sys/class/infiniband shows none" in away
+    assert "needs an RDMA device, but /sys/class/infiniband shows none" in away
     down = refusal(host, "ip link set eth0 down", "ip link set eth0 up")
     assert "no RDMA port is active (rxe0 port 1 is DOWN)" in down
     bare = refusal(host, f"mv {PROVIDER} /tmp/hidden", f"mv /tmp/hidden {PROVIDER}")
     assert "libibverbs has no provider rxe for rxe0" in bare
     assert "ibverbs-providers" in bare
     small = refusal(host, "true", "true", wrap=AS_NOBODY_SPECIAL)
-    assert "may lock 1024 KiB of memory here" in small
+    assert "may lock only 1024 KiB of memory here" in small
     assert "ulimit -l unlimited" in small
     gid = refusal(host, "true", "true", "--rdma_gid_index=9")
     assert "--rdma_gid_index=9 is empty on rxe0 port 1" in gid
@@ -83,7 +83,7 @@ def test_hosts_that_do_not_reach_each_other_by_rdma_are_not_linked(lab: Lab, inn
     """gRPC passes, RDMA does not: nothing falls back, and the reason says what was tried."""
     lab.third.run(DROP_RDMA, 20).ok()
     said = linked(lab, "grpc+verbs", inn)
-    assert "do not reach each other by RDMA although gRPC does" in said
+    assert "cannot reach each other by RDMA although gRPC can" in said
     assert "UDP port 4791" in said
     assert "up: " not in said
 

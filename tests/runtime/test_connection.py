@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from lockstep.protocol.events import Event, TransferEnded
 from lockstep.protocol.ids import server, worker
 from lockstep.protocol.messages import GradientNote, Ticket
 from lockstep.runtime.connection import Connection
-from lockstep.transports.base import LinkDownError
+from lockstep.transports.base import LinkDownError, Move
 
 
 class Task:
@@ -40,8 +38,8 @@ class Link:
     def __init__(self) -> None:
         self.down = False
 
-    def lend(self, *where: Any) -> int:
-        del where
+    def start(self, move: Move) -> int:
+        del move
         if self.down:
             raise LinkDownError("the link is lost")
         return 7

@@ -1,4 +1,4 @@
-"""A process of its own that accepts control links and sends every envelope back; tests kill and freeze it."""
+"""A separate process that accepts control links and sends every envelope back; tests kill and freeze it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is special to the data plane ``grpc``: frames, misbehaving peers, matching of streams and endpoints."""
+"""What is special about the data plane ``grpc``: frames, misbehaving peers, matching of streams and endpoints."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from hypothesis import strategies as st
 from wire_helpers import PATIENCE
 
 from lockstep.protocol.messages import Ticket
-from lockstep.transports.base import PeerAddress, TransportError
+from lockstep.transports import meeting
+from lockstep.transports.base import Move, PeerAddress, TransportError
 from lockstep.transports.clerk import Clerk
 from lockstep.transports.conformance.node import Node, note_for
 from lockstep.transports.conformance.stage import Stage
+from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grpc_stream import frames, links
-from lockstep.transports.grpc_stream.frames import FIRST, LAST, LOAN, FrameError, Header, Kind
-from lockstep.transports.grpc_stream.sending import Sender, Transfer
+from lockstep.transports.grpc_stream.chunks import CHUNK, FIRST, LAST, Transfer
+from lockstep.transports.grpc_stream.frames import LOAN, Header, Kind
+from lockstep.transports.grpc_stream.sending import Sender
+from lockstep.transports.memory import HostRegion
 from lockstep.transports.wire import codec
 from lockstep.transports.wire.channels import open_data_channel
 from lockstep.transports.wire.server import method_path
@@ -68,7 +72,7 @@ def test_a_frame_that_was_cut_short_is_refused(header: Header, payload: bytes, c
 
 
 class RawPeer:
-    """Speaks the data stream to a node without our endpoint, and so can break every rule."""
+    """Speaks the data stream to a node without our endpoint, so it can break every rule."""
 
     def __init__(self, node: Node, hello: bytes) -> None:
         self._more = threading.Semaphore(0)
@@ -120,9 +124,7 @@ def raw_link(node: Node) -> Iterator[tuple[RawPeer, int]]:
 
 
 def chunk(ticket: Ticket, data: bytes, **changes: Any) -> bytes:
-    header = Header(
-        kind=Kind.CHUNK, flags=FIRST | LAST, transfer=1, region=ticket.region, key=ticket.key, total=len(data)
-    )
+    header = Header(kind=CHUNK, flags=FIRST | LAST, transfer=1, region=ticket.region, key=ticket.key, total=len(data))
     return frames.pack(header._replace(**changes), data)
 
 
@@ -131,16 +133,16 @@ def chunk(ticket: Ticket, data: bytes, **changes: Any) -> bytes:
     [
         ({"region": 999}, "region 999 was not granted"),
         ({"key": b"guessed!"}, "was not granted"),
-        ({"offset": 60}, "do not lie in region"),
-        ({"offset": 2**64 - 1}, "do not lie in region"),
-        ({"total": 2**63}, "do not lie in region"),
+        ({"offset": 60}, "are outside region"),
+        ({"offset": 2**64 - 1}, "are outside region"),
+        ({"total": 2**63}, "are outside region"),
         ({"total": 4}, "brought more than its 4 bytes"),
         ({"total": 12}, "ended after 8 of 12 bytes"),
         ({"flags": LAST}, "out of order"),
         ({"note_bytes": 9}, "shorter than its note"),
         ({"kind": 99}, "a frame of kind 99"),
         ({"kind": Kind.HELLO}, "a frame of kind 1"),
-        ({"kind": Kind.RELEASE}, "transfer 1 is no loan"),
+        ({"kind": Kind.RELEASE}, "transfer 1 is not a loan"),
     ],
 )
 def test_a_peer_that_breaks_the_rules_is_cut_off_with_the_reason_and_touches_no_memory(
@@ -194,10 +196,10 @@ def test_a_loan_of_a_raw_peer_is_released_with_its_number(stage: Stage) -> None:
 
 
 def test_a_stranger_is_refused_with_a_reason(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "MATCH_SECONDS", 0.2)
+    monkeypatch.setattr(meeting, "MATCH_SECONDS", 0.2)
     node = stage.node("/node")
     peer = RawPeer(node, frames.pack_hello("/stranger", 5, node.incarnation))
-    assert peer.answer() == (Kind.FAULT, "/node does not expect /stranger in life 0000000000000005")
+    assert peer.answer() == (Kind.FAULT, "/node does not expect /stranger in incarnation 0000000000000005")
     peer.close()
 
 
@@ -205,7 +207,7 @@ def test_a_second_stream_of_the_same_life_is_refused(stage: Stage) -> None:
     node = stage.node("/node")
     with raw_link(node) as (_, link):
         second = RawPeer(node, frames.pack_hello(RAW.task, RAW.incarnation, node.incarnation))
-        assert second.answer() == (Kind.FAULT, "/node has a link with this life of /raw already")
+        assert second.answer() == (Kind.FAULT, "/node already has a link with this incarnation of /raw")
         second.close()
         assert node.state(link) == "up"
 
@@ -241,14 +243,14 @@ def test_writes_before_the_link_is_up_wait_for_it(stage: Stage) -> None:
     a.fill(source, 0, 100, 3)
     ticket = b.grant(target, a.address())
     link = a.connect(b.address(), True)
-    a.write(link, source, 0, 100, ticket, 0, note_for(target, 0, 100))
+    a.start(link, source, 0, 100, ticket, 0, note_for(target, 0, 100))
     b.connect(a.address(), False)
     assert b.log.wait("arrived")[0].digest == a.digest(source, 0, 100)
 
 
 @pytest.mark.parametrize("dials", [True, False])
 def test_an_end_whose_peer_never_comes_is_told_so(stage: Stage, monkeypatch: pytest.MonkeyPatch, dials: bool) -> None:
-    monkeypatch.setattr(links, "CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(links if dials else meeting, "CONNECT_SECONDS", 0.3)
     a, b = stage.node("/a"), stage.node("/b")
     link = a.connect(b.address(), dials)
     assert "within 0.3 s" in a.log.wait("lost", link=link)[0].text
@@ -262,7 +264,7 @@ def test_closing_an_end_that_waits_for_its_peer_returns_at_once_and_fails_what_i
     source = a.allocate(10)
     ticket = b.grant(b.allocate(10), a.address())
     link = a.connect(b.address(), dials)
-    transfer = a.write(link, source, 0, 10, ticket, 0, b"n")
+    transfer = a.start(link, source, 0, 10, ticket, 0, b"n")
     a.close_link(link)
     assert a.log.wait_settled([transfer], seconds=0.1) == {transfer: "failed"}
     assert a.log.all("lost") == []
@@ -307,25 +309,26 @@ def test_a_clerk_runs_errands_in_time_and_not_those_taken_back() -> None:
 
 
 def _waiting_transfer(number: int, urgency: int) -> Transfer:
-    ticket = Ticket("grpc", 1, 64, 0, b"12345678")
-    return Transfer(number, memoryview(bytes(8)), ticket, 0, b"note", False, urgency)
+    ticket, data = Ticket("grpc", 1, 64, 0, b"12345678"), memoryview(bytearray(8))
+    move = Move(HostRegion(1, data, None, lambda _: None), 0, 8, ticket, 0, b"note", urgency)
+    return Transfer(number, move, data)
 
 
-def _order_of(sender: Sender) -> list[int]:
+def _order_of(sender: Sender[Transfer]) -> list[int]:
     sender.flow()
     sent = sender.frames()
     return [frames.unpack(next(sent))[0].transfer for _ in range(len(sender._bulk))]
 
 
 def test_transfers_that_wait_leave_by_urgency_and_then_in_the_order_of_the_calls() -> None:
-    sender = Sender(lambda _: None)
+    sender: Sender[Transfer] = Sender()
     for number, urgency in ((1, 0), (2, 5), (3, 5), (4, 1), (5, 9)):
         sender.add(_waiting_transfer(number, urgency))
     assert _order_of(sender) == [5, 2, 3, 4, 1]
 
 
 def test_a_transfer_that_has_begun_is_not_overtaken() -> None:
-    sender = Sender(lambda _: None)
+    sender: Sender[Transfer] = Sender()
     begun = _waiting_transfer(1, 0)
     begun.begun = 4
     sender.add(begun)

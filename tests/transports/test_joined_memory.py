@@ -1,4 +1,4 @@
-"""Pieces of shared memory, seen side by side."""
+"""Pieces of shared memory, mapped side by side."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Shared = Callable[[int], tuple[mmap.mmap, int]]
 
 @pytest.fixture
 def shared() -> Iterator[Shared]:
-    """Makes shared memory of so many pages: a writable mapping, and the address of a second, read-only one."""
+    """Make shared memory of that many pages: a writable mapping, and the address of a second, read-only one."""
     with contextlib.ExitStack() as closing:
 
         def make(pages: int) -> tuple[mmap.mmap, int]:

@@ -1,4 +1,4 @@
-"""gRPC is imported through one door, and that leaves nothing in the environment."""
+"""gRPC is imported by one module only, which leaves nothing in the environment."""
 
 from __future__ import annotations
 

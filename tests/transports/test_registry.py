@@ -21,7 +21,7 @@ def test_each_known_name_gives_a_transport_of_that_name() -> None:
 @pytest.mark.skipif(runs_here("grpc+verbs"), reason="this machine has an RDMA device")
 def test_without_a_device_rdma_is_refused_with_what_was_looked_for_and_what_to_do() -> None:
     server = ControlServer("127.0.0.1", 0, threads=4)
-    with pytest.raises(TransportError, match=r"needs an RDMA device, and /sys/class/infiniband shows none; load the"):
+    with pytest.raises(TransportError, match=r"needs an RDMA device, but /sys/class/infiniband shows none; load the"):
         make_transport("grpc+verbs", server, "/t", 1)
     server.stop(0)
 

@@ -71,7 +71,7 @@ def test_a_loan_is_read_in_the_lenders_memory() -> None:
         pair = stage.pair()
         region = pair.a.allocate(MIB)
         pair.a.fill(region, 0, MIB, 5)
-        pair.a.lend(pair.a_link, region, 0, MIB, loan_ticket("grpc+shm", MIB), 0, b"x" * 24)
+        pair.a.start(pair.a_link, region, 0, MIB, loan_ticket("grpc+shm", MIB), 0, b"x" * 24, True)
         pair.b.log.wait("lent")
         assert isinstance(pair.b, Node)
         loan = pair.b.loans[0]
@@ -89,7 +89,7 @@ def test_a_loan_can_be_read_after_the_lender_was_killed() -> None:
         region = victim.allocate(MIB)
         victim.fill(region, 0, MIB, 5)
         expected = victim.digest(region, 0, MIB)
-        victim.lend(pair.b_link, region, 0, MIB, loan_ticket("grpc+shm", MIB), 0, b"x" * 24)
+        victim.start(pair.b_link, region, 0, MIB, loan_ticket("grpc+shm", MIB), 0, b"x" * 24, True)
         pair.a.log.wait("lent")
         victim.kill()
         pair.a.log.wait("lost")

@@ -78,7 +78,7 @@ def test_gpudirect_needs_a_kernel_that_lets_a_network_device_into_a_gpu(tmp_path
     assert "needs a GPU and NVIDIA's driver, which is not loaded here" in no_driver
     driver.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65")
     (no_module,) = gpudirect_problems(direct, modules, driver)
-    assert "run 'modprobe nvidia_peermem', or leave the flag out." in no_module
+    assert "run 'modprobe nvidia_peermem', or leave out the flag." in no_module
     driver.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65")
     assert list(gpudirect_problems(direct, modules, driver)) == []
     driver.unlink()
@@ -102,8 +102,8 @@ def test_gpudirect_is_for_workers_with_gpus() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"device": "a:b"}, "--rdma_device=a:b is no device; write NAME or NAME:PORT"),
-        ({"device": "../x"}, "is no device"),
+        ({"device": "a:b"}, "--rdma_device=a:b is not a device; write NAME or NAME:PORT"),
+        ({"device": "../x"}, "is not a device"),
         ({"gid_index": -1}, "--rdma_gid_index=-1 is out of range; give a number from 0 to 255."),
         ({"traffic_class": 256}, "from 0 to 255"),
         ({"service_level": 16}, "from 0 to 15"),
@@ -142,12 +142,12 @@ def test_a_device_without_provider_in_nixl_needs_the_systems_libraries() -> None
     assert not needs_system_verbs(FACTS, PORTS[1])
     assert device_problems(FACTS, rxe) == []
     (lacking,) = device_problems(dataclasses.replace(FACTS, providers=("mlx5",)), rxe)
-    assert "no provider rxe for rxe0 (it has mlx5), and NIXL brings only mlx5; install" in lacking
+    assert "no provider rxe for rxe0 (it has mlx5), and NIXL ships only mlx5; install" in lacking
 
 
 def test_too_little_lockable_memory_is_told_with_numbers_and_command() -> None:
     (sentence,) = locked_memory_problems(65536)
-    assert "may lock 64 KiB of memory here" in sentence
+    assert "may lock only 64 KiB of memory here" in sentence
     assert "ulimit -l unlimited" in sentence
     assert list(locked_memory_problems(UNLIMITED)) == list(locked_memory_problems(LEAST_LOCKED_BYTES)) == []
     assert lockable_memory() >= UNLIMITED
@@ -172,7 +172,7 @@ needs_libraries = pytest.mark.skipif(
 
 @needs_libraries
 def test_nixl_can_be_loaded_with_the_systems_libibverbs(tmp_path: Path) -> None:
-    """What a device needs whose provider is not mlx5. The mapped files tell which library was taken."""
+    """What a device needs if its provider is not mlx5. The mapped files show which library was loaded."""
     code = (
         "import tempfile, sys; tempfile.tempdir = sys.argv[1]\n"
         "from lockstep.transports.ucx.agent import Agent, load_nixl\n"
@@ -204,7 +204,7 @@ def test_libraries_are_never_loaded_from_a_folder_that_somebody_else_could_have_
 
 
 def look_for(seconds: float, gaps: dict[float, float]) -> Looks:
-    """Look until it is over, or for so many seconds; ``gaps``: from when on, and for how long, nothing runs."""
+    """Look until it is over, or for that many seconds; ``gaps``: when, and for how long, nothing runs."""
     now = 0.0
     looks = Looks(now)
     while now < seconds and not looks.over(now):

@@ -1,4 +1,4 @@
-"""Every message survives the way to bytes and back; bad bytes give one plain sentence."""
+"""Every message survives encoding and decoding; bad bytes give one plain sentence."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def numbered(number: int) -> Envelope:
 
 
 def state_of(link: ControlLink) -> LinkState:
-    """Hides from the type checker that the state was compared before, and changes."""
+    """Hide from the type checker that the state was compared before: it changes."""
     return link.state
 
 
@@ -277,7 +277,7 @@ def test_a_peer_that_does_not_read_ends_the_link_instead_of_filling_memory(monke
 
 
 def raw_link(address: str, *messages: bytes) -> grpc.RpcError | list[bytes]:
-    """Speak to ``Task.Link`` without our own client."""
+    """Call ``Task.Link`` without our own client."""
     with open_channel(address) as channel:
         call = channel.stream_stream(method_path("Task", "Link"))(iter(messages))
         try:
@@ -315,7 +315,7 @@ def test_rubbish_in_the_middle_ends_the_link_with_a_reason() -> None:
     with accepting() as acceptor:
         introduction = join_envelopes([encode(Envelope(0, "/raw", 1, hello("/raw")))])
         raw_link(acceptor.server.address, introduction, b"\xff\xff\xff")
-        assert "are no Envelopes of ours" in acceptor.owners[0].wait_lost()
+        assert "are not a valid Envelopes" in acceptor.owners[0].wait_lost()
 
 
 def test_an_error_in_a_callback_ends_the_link_for_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:

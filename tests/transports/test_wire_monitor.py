@@ -1,4 +1,4 @@
-"""What a monitor serves and what asking it gives."""
+"""What a monitor serves, and what its clients get."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_one_watcher_too_many_is_told_and_a_place_becomes_free_again(monitor: Mo
     watchers = [Watcher(monitor.address) for _ in range(4)]
     for watcher in watchers:
         watcher.wait_phase("starting")
-    assert "it has 4 watchers already" in Watcher(monitor.address).wait_lost()
+    assert "it already has 4 watchers" in Watcher(monitor.address).wait_lost()
     assert describe(monitor.address, 5.0)  # watchers do not keep single questions from being answered
     watchers[0].handle.close()
 

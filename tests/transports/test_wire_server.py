@@ -1,4 +1,4 @@
-"""Where the server listens, and what it says when it cannot."""
+"""Where the server listens, and the error when it cannot."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_name_that_does_not_resolve_is_an_error_that_says_so() -> None:
 def test_a_method_can_have_one_handler_and_only_before_the_start() -> None:
     server = ControlServer("127.0.0.1", 0, threads=1)
     server.add_handlers("Task", {"Snapshot": echo_handler()})
-    with pytest.raises(RuntimeError, match="has a handler already"):
+    with pytest.raises(RuntimeError, match="already has a handler"):
         server.add_handlers("Task", {"Snapshot": echo_handler()})
     server.start()
     with pytest.raises(RuntimeError, match="before the server starts"):

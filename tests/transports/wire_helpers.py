@@ -1,4 +1,4 @@
-"""Owners of links for tests, that record what they are told and can be waited for."""
+"""Owners of links for tests, which record their callbacks and can be waited for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def hello(task: str, incarnation: int = 1) -> Hello:
 
 
 class RecordingOwner:
-    """Implements LinkEvents; keeps all it hears."""
+    """Implements LinkEvents and keeps every callback."""
 
     def __init__(self) -> None:
         self._heard = threading.Condition()
@@ -86,7 +86,7 @@ def accepting(answer: Callable[[Hello], Hello | Refused] | None = None) -> Itera
 
 
 def wait_until(what: str, condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    """Wait for something that nobody announces (a thread or a process that ends)."""
+    """Wait for something that is not announced (a thread or a process that ends)."""
     pause = threading.Event()
     for _ in range(int(seconds / 0.01)):
         if condition():

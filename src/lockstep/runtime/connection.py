@@ -33,6 +33,7 @@ from lockstep.transports.base import (
     Endpoint,
     LinkDownError,
     Loan,
+    Move,
     NoPathError,
     PeerAddress,
     Region,
@@ -279,26 +280,20 @@ class Connection:
 
     def write_version(self, note: VersionNote, source: Region, offset: int, nbytes: int, to: Ticket, at: int) -> None:
         """Start sending a parameter bucket."""
-        self._start(
-            _Transfer(note.version, note.bucket, time.monotonic()), "write", note, (source, offset, nbytes, to, at)
-        )
+        move = Move(source, offset, nbytes, to, at, encode_note(note), note.bucket)
+        self._start(_Transfer(note.version, note.bucket, time.monotonic()), move)
 
     def lend_version(self, note: VersionNote, source: Region, offset: int, nbytes: int, to: Ticket, at: int) -> None:
         """Let the worker read a parameter bucket here until it has the next one."""
-        transfer = _Transfer(note.version, note.bucket, time.monotonic(), in_place=self.lends_in_place)
-        self._start(transfer, "lend", note, (source, offset, nbytes, to, at))
+        move = Move(source, offset, nbytes, to, at, encode_note(note), note.bucket, loan=True)
+        self._start(_Transfer(note.version, note.bucket, time.monotonic(), in_place=self.lends_in_place), move)
 
     def lend_gradient(self, note: GradientNote, source: Region, offset: int, nbytes: int, to: Ticket, at: int) -> None:
         """Start lending a gradient bucket."""
-        self._start(_Transfer(note.step, note.bucket, time.monotonic()), "lend", note, (source, offset, nbytes, to, at))
+        move = Move(source, offset, nbytes, to, at, encode_note(note), note.bucket, loan=True)
+        self._start(_Transfer(note.step, note.bucket, time.monotonic()), move)
 
-    def _start(
-        self,
-        transfer: _Transfer,
-        how: str,
-        note: GradientNote | VersionNote,
-        where: tuple[Region, int, int, Ticket, int],
-    ) -> None:
+    def _start(self, transfer: _Transfer, move: Move) -> None:
         if self.endpoint is None or not self.up:
             self._post(TransferEnded(self.peer, transfer.number, transfer.bucket, ok=False))
             return
@@ -307,12 +302,12 @@ class Connection:
         ):
             self._post(TransferEnded(self.peer, transfer.number, transfer.bucket, ok=True))
             return
-        start = self.endpoint.lend if how == "lend" else self.endpoint.write
-        # Buckets are numbered from the last layer to the first, which the next forward needs first: they are urgent.
+        # Buckets are numbered from the last layer to the first, which the next forward needs first: their number is
+        # the urgency of the move.
         # The lock keeps the completion, which comes on another thread, from overtaking its own registration.
         # An endpoint that is down already tells of its end next, and what is missing is asked for again after that.
         with self._lock, contextlib.suppress(LinkDownError):
-            self._transfers[start(*where, encode_note(note), transfer.bucket)] = transfer
+            self._transfers[self.endpoint.start(move)] = transfer
 
     # -- what others may ask --
 

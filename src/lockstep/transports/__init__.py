@@ -1,1 +1,1 @@
-"""Moves bytes between registered regions of two tasks and tells both ends what became of them."""
+"""Moves bytes between registered regions of two tasks and reports the outcome to both ends."""

@@ -1,24 +1,24 @@
 """The interface of every transport, in words and types.
 
-A *region* is memory registered with a transport. A *link* is one pair of tasks (in one pair of lives) over one
+A *region* is memory registered with a transport. A *link* is one pair of tasks (one incarnation of each) over one
 transport; each end holds an *endpoint* of it. An endpoint moves a range of a local region into a region that the peer
-granted, and delivers a *note* (a few bytes that mean something to the caller) at the other end **after** all bytes
+granted, and delivers a *note* (a few bytes with a meaning for the caller) at the other end **after** all bytes
 are in place. The receiver's ``on_arrived``, never the sender's ``on_sent``, counts as arrival.
 
-Rules that every transport keeps (``conformance.py`` checks them):
+Rules that every transport keeps (``conformance/`` checks them):
 
-* ``write`` never blocks for the network; it queues, and pushes back by queueing more, never by aborting.
+* ``start`` never blocks for the network; it queues, and pushes back by queueing more, never by aborting.
 * Callbacks come on the transport's own threads. They must not block; a transport may rely on that.
-* Exactly one of ``on_sent`` and ``on_failed`` is called for each transfer, also after ``cancel`` and ``close``.
+* Exactly one of ``on_sent`` and ``on_failed`` is called for each transfer, even after ``cancel`` and ``close``.
 * A callback for a transfer may come before the call that started it has returned its number.
 * Writes of one endpoint into the same bytes, with the same urgency, land in the order of the calls.
-* When a link is closed or lost, nothing of it lands in memory any more once ``close`` has returned.
-* After ``on_lost`` no further callback but pending ``on_failed`` ones is made; it is made at most once, and not for
-  one's own ``close``.
-* ``close`` may be called twice, and from a callback. Once it has returned, no callback is made any more but pending
-  ``on_failed`` ones, and those only where a callback called it.
+* Once ``close`` has returned on a link that is closed or lost, nothing of it lands in memory any more.
+* After ``on_lost`` there are no further callbacks except pending ``on_failed`` ones. It is called at most once, and
+  not at the end that called ``close``.
+* ``close`` may be called twice, and from a callback. Once it has returned, there are no further callbacks except
+  pending ``on_failed`` ones, and those only if a callback called it.
 * Errors of the caller raise ``TransportError`` at the call, with the remedy in the text. A transfer on a link that is
-  lost or closed already raises ``LinkDownError`` and gets no callback.
+  already lost or closed raises ``LinkDownError`` and gets no callback.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class LinkDownError(TransportError):
 
 
 class NoPathError(TransportError):
-    """These two tasks cannot be linked by this transport, now or later; the text says why not."""
+    """This transport cannot link these two tasks, now or later; the text says why."""
 
 
 class LinkState(StrEnum):
-    """What an endpoint knows of its link."""
+    """What an endpoint knows about its link."""
 
     CONNECTING = "connecting"
     UP = "up"
@@ -56,7 +56,7 @@ class LinkState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
-    """Whom to link with: its task name and life, and the bytes its transport published (``Transport.address``)."""
+    """The peer of a link: task name, incarnation, and the bytes its transport published (``Transport.address``)."""
 
     task: str
     incarnation: int
@@ -65,9 +65,9 @@ class PeerAddress:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What moved over one endpoint so far: complete transfers only, and the bytes of loans among the bytes.
+    """What has moved over one endpoint so far: complete transfers only, loans included in the bytes.
 
-    Both ends of a quiet link agree, crosswise.
+    When a link is idle, what one end sent is what the other received.
     """
 
     bytes_sent: int = 0
@@ -86,18 +86,18 @@ class Region(Protocol):
 
     @property
     def buffer(self) -> memoryview:
-        """The bytes, writable, format ``B``; 64-byte aligned where ``allocate`` made them."""
+        """The bytes, writable, format ``B``; 64-byte aligned if ``allocate`` made them."""
 
     @property
     def address(self) -> int:
-        """Where the first byte lies in this process."""
+        """Address of the first byte in this process."""
 
     def close(self) -> None:
-        """Unregister and free. Not before every endpoint that may touch it is closed."""
+        """Unregister and free. Call it only after every endpoint that may touch it is closed."""
 
 
 class Loan(Protocol):
-    """Bytes that arrived and can be read in place until ``release``; the lender does not overwrite them before."""
+    """Bytes that arrived and can be read in place until ``release``; the lender does not overwrite them earlier."""
 
     @property
     def buffer(self) -> memoryview: ...
@@ -105,8 +105,24 @@ class Loan(Protocol):
     def release(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A range of ``source`` that goes into the peer's region, and the note that follows it. ``nbytes`` may be 0."""
+
+    source: Region
+    offset: int
+    nbytes: int
+    target: Ticket
+    target_offset: int
+    note: bytes
+    urgency: int = 0
+    """Where transfers wait for one another, more urgent ones that have not begun may go first."""
+    loan: bool = False
+    """The peer reads the bytes until it releases them; otherwise they are written into its region."""
+
+
 class EndpointEvents(Protocol):
-    """What an endpoint tells its owner."""
+    """Callbacks of an endpoint to its owner."""
 
     def on_up(self) -> None:
         """Both ends are connected; writes flow."""
@@ -124,7 +140,7 @@ class EndpointEvents(Protocol):
         """A loan of the peer can be read; release it soon."""
 
     def on_lost(self, reason: Reason) -> None:
-        """The link broke; ``reason`` is a plain phrase with what the system said."""
+        """The link broke; ``reason`` is a plain phrase that includes what the system reported."""
 
 
 class Endpoint(Protocol):
@@ -133,35 +149,11 @@ class Endpoint(Protocol):
     @property
     def state(self) -> LinkState: ...
 
-    def write(
-        self,
-        source: Region,
-        offset: int,
-        nbytes: int,
-        target: Ticket,
-        target_offset: int,
-        note: bytes,
-        urgency: int = 0,
-    ) -> TransferId:
-        """Copy a range of ``source`` into the peer's region and then deliver ``note``. ``nbytes`` may be 0.
-
-        ``urgency``: where transfers wait for one another, those of a higher one that have not begun may go first.
-        """
-
-    def lend(
-        self,
-        source: Region,
-        offset: int,
-        nbytes: int,
-        target: Ticket,
-        target_offset: int,
-        note: bytes,
-        urgency: int = 0,
-    ) -> TransferId:
-        """Let the peer read a range of ``source``: in place where memory is shared, else in ``target`` after a copy."""
+    def start(self, move: Move) -> TransferId:
+        """Queue a move. A loan is read in place where memory is shared, else in the target after a copy."""
 
     def cancel(self, transfer: TransferId) -> None:
-        """Do not deliver this transfer if it has not left yet; ``on_failed`` or ``on_sent`` tells which."""
+        """Do not deliver this transfer if it has not left yet; ``on_failed`` or ``on_sent`` follows."""
 
     def counters(self) -> Counters: ...
 
@@ -171,7 +163,7 @@ class Endpoint(Protocol):
 
     @property
     def lends_in_place(self) -> bool:
-        """Whether the peer reads a loan in the lender's memory; its target is not touched: ``loan_ticket`` will do."""
+        """Whether the peer reads a loan in the lender's memory: its target is unused, and ``loan_ticket`` is enough."""
 
     def path(self) -> str:
         """The path in use in a few words, for the line that each link prints."""
@@ -180,17 +172,17 @@ class Endpoint(Protocol):
 
 
 def loan_ticket(transport: str, nbytes: int) -> Ticket:
-    """A ticket for loans that are read in place: it leads to no memory at all."""
+    """A ticket for loans that are read in place: it does not name any memory."""
     return Ticket(transport, 0, nbytes, 0, b"")
 
 
 @runtime_checkable
 class MovesGpuMemory(Protocol):
-    """A transport whose network device may read and write the memory of a GPU by itself (GPUDirect)."""
+    """A transport whose network device can access GPU memory directly (GPUDirect)."""
 
     @property
     def gpu_direct(self) -> bool:
-        """Whether this was asked for; else the memory of GPUs is copied to and from regions on the host."""
+        """Whether this is enabled; otherwise GPU memory is copied to and from regions on the host."""
 
     def register_gpu(self, address: int, nbytes: int, device: int) -> Region:
         """Memory of GPU number ``device``. Its region has no ``buffer``: only the device itself touches it."""
@@ -198,14 +190,14 @@ class MovesGpuMemory(Protocol):
 
 @runtime_checkable
 class ShowsProgress(Protocol):
-    """An endpoint that can tell how much of its unfinished transfers has moved: a slow link is told from a dead one."""
+    """An endpoint that knows how much of its unfinished transfers has moved: this tells slow links from dead ones."""
 
     def bytes_under_way(self) -> int:
-        """Bytes of transfers that are not complete, in both directions, that have moved so far."""
+        """How many bytes of incomplete transfers have moved so far, in both directions."""
 
 
 class Transport(Protocol):
-    """One transport of one task. Holds no global state: two tasks can live in one process."""
+    """One transport of one task. It has no global state: one process may run two tasks."""
 
     @property
     def name(self) -> str:
@@ -215,19 +207,19 @@ class Transport(Protocol):
         """What a peer's ``connect`` needs to know, at most 64 KiB; sent in a control message."""
 
     def allocate(self, nbytes: int, purpose: str) -> Region:
-        """Fresh zeroed registered memory. Too little room raises ``TransportError`` with numbers."""
+        """Fresh zeroed registered memory. ``TransportError`` says how much is missing if there is too little."""
 
     def register(self, buffer: memoryview) -> Region:
         """Register memory that somebody else allocated; refuses what is not contiguous and writable."""
 
     def grant(self, region: Region, peer: PeerAddress) -> Ticket:
-        """Let this life of this peer write into ``region``. What an earlier life of it was granted there ends."""
+        """Let this incarnation of this peer write into ``region``. Grants of its earlier incarnations there end."""
 
     def connect(self, peer: PeerAddress, dials: bool, events: EndpointEvents) -> Endpoint:
         """Open this end of the link; exactly one end has ``dials`` set.
 
-        Returns at once; ``on_up`` or ``on_lost`` follows. ``NoPathError`` where it is plain that these two
-        tasks cannot be linked by this transport.
+        Returns at once; ``on_up`` or ``on_lost`` follows. ``NoPathError`` if it is certain that this
+        transport cannot link these two tasks.
         """
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""One thread for a transport's odd jobs: deadlines, and callbacks that no other thread is free to make."""
+"""One thread for a transport's odd jobs: deadlines, and callbacks for which no other thread is free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import count
 
 
 class Errand:
-    """Something the clerk was asked to do; ``cancel`` takes it back if it has not begun."""
+    """A job for the clerk; ``cancel`` takes it back if it has not begun."""
 
     def __init__(self, job: Callable[[], None]) -> None:
         self._job: Callable[[], None] | None = job
@@ -36,7 +36,7 @@ class Clerk:
         self._thread.start()
 
     def soon(self, job: Callable[[], None]) -> Errand:
-        """Run ``job`` as soon as possible, after what was asked for before."""
+        """Run ``job`` as soon as possible, after earlier requests."""
         return self.later(0.0, job)
 
     def later(self, seconds: float, job: Callable[[], None]) -> Errand:
@@ -48,7 +48,7 @@ class Clerk:
         return errand
 
     def close(self) -> None:
-        """Run what is due already, drop the rest, end the thread."""
+        """Run what is already due, drop the rest, end the thread."""
         with self._wake:
             self._closed = True
             self._wake.notify()

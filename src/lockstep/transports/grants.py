@@ -1,4 +1,4 @@
-"""Which life of which peer may write into which region."""
+"""Which incarnation of which peer may write into which region."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from collections.abc import Callable
 
 from lockstep.protocol.messages import Ticket
 from lockstep.transports.base import PeerAddress
+from lockstep.transports.frame_error import FrameError
 from lockstep.transports.memory import HostRegion
 
 
 class Grant:
-    """One life of one peer may write into one region, until the grant ends.
+    """One incarnation of one peer may write into one region, until the grant ends.
 
     Bytes land under ``lock`` and only while ``live``: once ``end`` has returned, nothing lands through it any more.
     """
@@ -28,7 +29,7 @@ class Grant:
         self._watchers: set[Callable[[], None]] = set()
 
     def land(self, offset: int, data: memoryview) -> bool:
-        """Copy ``data`` to ``offset`` of the region; False where the grant has ended."""
+        """Copy ``data`` to ``offset`` of the region; False if the grant has ended."""
         with self.lock:
             if not self.live or self.region.closed:
                 return False
@@ -44,7 +45,7 @@ class Grant:
             return True
 
     def watch(self, stop: Callable[[], None]) -> None:
-        """Call ``stop`` when the grant ends: for bytes that land without asking ``land``."""
+        """Call ``stop`` when the grant ends: for bytes that land without a call of ``land``."""
         with self.lock:
             self._watchers.add(stop)
 
@@ -64,7 +65,7 @@ class Grants:
         self._by_place: dict[tuple[int, str], Grant] = {}
 
     def give(self, transport: str, region: HostRegion, peer: PeerAddress) -> Ticket:
-        """Grant ``region`` to this life of the peer, and end what an earlier life of it had there."""
+        """Grant ``region`` to this incarnation of the peer, and end the grant of an earlier incarnation there."""
         with self._lock:
             place = (region.number, peer.task)
             grant = self._by_place.get(place)
@@ -74,12 +75,16 @@ class Grants:
                 grant = self._by_place[place] = Grant(region, peer)
         return Ticket(transport, region.number, region.nbytes, 0, grant.key)
 
-    def find(self, region: int, task: str, incarnation: int, key: bytes) -> Grant | None:
-        """The grant that lets this life of ``task`` write into ``region``, if it has one."""
+    def check(self, peer: PeerAddress, region: int, key: bytes, offset: int, nbytes: int) -> Grant:
+        """The grant that lets ``peer`` write this range of ``region``; ``FrameError`` if it has none."""
         with self._lock:
-            grant = self._by_place.get((region, task))
-        if grant is None or grant.incarnation != incarnation or grant.key != key:
-            return None
+            grant = self._by_place.get((region, peer.task))
+        if grant is None or not grant.live or grant.incarnation != peer.incarnation or grant.key != key:
+            raise FrameError(f"region {region} was not granted to this incarnation of {peer.task}")
+        if offset + nbytes > grant.region.nbytes:
+            raise FrameError(
+                f"bytes {offset} to {offset + nbytes} are outside region {region} of {grant.region.nbytes} bytes"
+            )
         return grant
 
     def withdraw(self, region: int) -> None:

@@ -1,7 +1,7 @@
-"""Pages of several shared mappings, mapped a second time side by side: one contiguous range without a copy.
+"""Pages of several shared mappings, mapped a second time, side by side: one contiguous range without a copy.
 
-A parameter that was cut over several servers lies in pieces in their memory. Where the pieces are whole pages, the
-kernel can show them behind each other (``mremap`` with an old size of 0 maps shared pages once more).
+A parameter that is split across several servers lies in pieces in their memory. If the pieces are whole pages, the
+kernel can map them one after another (``mremap`` with an old size of 0 maps shared pages again).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _MAY_MOVE_TO_FIXED: Final = 1 | 2
 
 
 def join_pages(parts: Sequence[tuple[int, int]]) -> memoryview | None:
-    """The ranges ``(address, nbytes)`` behind each other, to be read; None where that cannot be.
+    """The ranges ``(address, nbytes)`` one after another, read-only; None if that is not possible.
 
-    All must be shared mappings of this process. Every range must begin with a page, and all but the last must end with
-    one. The memory is let go with the last view of it, whatever became of the first mapping.
+    All must be shared mappings of this process. Every range must begin at a page, and all but the last must end
+    with one. The memory is freed with the last view of it, even if the original mapping is gone.
     """
     if not parts or any(address % mmap.PAGESIZE for address, _ in parts):
         return None
@@ -42,10 +42,10 @@ def join_pages(parts: Sequence[tuple[int, int]]) -> memoryview | None:
             libc.munmap(base, room)
             return None
         where += nbytes
-    # A class of its own, because plain arrays of ctypes cannot be watched until they are gone.
+    # A class of its own, because plain ctypes arrays cannot be weakly referenced.
     kind: Any = type("JoinedPages", (ctypes.c_ubyte * total,), {})
     pages = kind.from_address(int(base))
-    # Not at exit: other threads may still read then, and the process takes its mappings with it.
+    # Not at exit: other threads may still be reading, and the mappings end with the process.
     weakref.finalize(pages, libc.munmap, base, room).atexit = False
     joined = np.frombuffer(pages, np.uint8)
     joined.flags.writeable = False

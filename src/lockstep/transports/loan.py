@@ -1,4 +1,4 @@
-"""A loan as the borrower holds it, in whatever memory it lies."""
+"""A loan as the borrower holds it, whatever memory it is in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class HeldLoan:
-    """Bytes that the peer lent; releasing tells it so, once."""
+    """Bytes that the peer lent; ``release`` notifies it, once."""
 
     def __init__(self, buffer: memoryview, release: Callable[[], None]) -> None:
         self._buffer = buffer

@@ -1,4 +1,4 @@
-"""Host memory for regions: taking it, checking it, and the checks of a transfer that all transports share."""
+"""Host memory for regions: allocating and checking it, and the checks of a transfer that all transports share."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from lockstep.protocol.messages import Ticket
-from lockstep.transports.base import Region, TransportError
+from lockstep.transports.base import Move, TransportError
 
 MAX_NOTE_BYTES: Final = 4096
 """Longest note of a transfer, for every transport."""
+
+SOURCE_NOT_OPEN: Final = "the source is not an open region of this transport: use its allocate or register first"
 
 _GROUP_FILES: Final = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
@@ -23,8 +24,8 @@ _GROUP_FILES: Final = (
 
 
 def available_memory() -> int:
-    """Bytes that this process can still take: of the machine, or of its control group where that has less."""
-    import psutil  # here, because it is not needed for a start
+    """Bytes that this process can still allocate: of the machine, or of its control group if that has less."""
+    import psutil  # here, because it is not needed at startup
 
     available: int = psutil.virtual_memory().available
     for folder, limit_name, used_name in _GROUP_FILES:
@@ -36,7 +37,7 @@ def available_memory() -> int:
 
 
 def _cached(statistics: str) -> int:
-    """Bytes that the kernel counts as used and gives up when somebody needs them."""
+    """Bytes that the kernel counts as used and frees on demand."""
     return sum(int(line.split()[1]) for line in statistics.splitlines() if line.startswith("inactive_file "))
 
 
@@ -47,22 +48,22 @@ def check_room(nbytes: int, purpose: str) -> None:
     available = available_memory()
     if nbytes > available:
         raise TransportError(
-            f"no room for {purpose}: it needs {nbytes} bytes, this machine has {available} available; "
+            f"not enough memory for {purpose}: it needs {nbytes} bytes, this machine has {available} available; "
             "use a smaller model or a machine with more memory"
         )
 
 
 def allocate_memory(nbytes: int, purpose: str) -> mmap.mmap:
-    """Fresh zeroed memory, page-aligned, of at least one byte. Too little room raises with numbers."""
+    """Fresh zeroed memory, page-aligned, of at least one byte. Too little memory raises with numbers."""
     check_room(nbytes, purpose)
     try:
         return mmap.mmap(-1, max(nbytes, 1))
     except (OSError, OverflowError, ValueError) as error:
-        raise TransportError(f"no room for {purpose} of {nbytes} bytes: {error}") from error
+        raise TransportError(f"not enough memory for {purpose} of {nbytes} bytes: {error}") from error
 
 
 def checked_buffer(buffer: memoryview) -> memoryview:
-    """``buffer`` as plain bytes; refuses what a transport cannot move in one piece or write into."""
+    """``buffer`` as plain bytes; refuses memory that a transport cannot move in one piece or write into."""
     if not buffer.c_contiguous:
         raise TransportError("this memory is not contiguous and cannot be registered: copy it into one piece first")
     if buffer.readonly:
@@ -71,12 +72,12 @@ def checked_buffer(buffer: memoryview) -> memoryview:
 
 
 def address_of(buffer: memoryview) -> int:
-    """Where the first byte lies in this process; 0 for an empty buffer."""
+    """Address of the first byte in this process; 0 for an empty buffer."""
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer)) if buffer.nbytes else 0
 
 
 def resident_bytes(buffer: memoryview) -> int:
-    """How much of this memory is really there. Pages that nobody has touched cost nothing."""
+    """How much of this memory is resident. Pages that were never touched cost nothing."""
     address, size = address_of(buffer), mmap.PAGESIZE
     first = address - address % size
     pages = -(-(address + buffer.nbytes - first) // size) if buffer.nbytes else 0
@@ -123,7 +124,7 @@ class HostRegion:
         self._on_close(self.number)
         if self._memory is None:
             return
-        # Whoever still holds a view of the memory keeps it alive; it is freed with the last view.
+        # Any remaining view keeps the memory alive; it is freed with the last one.
         with suppress(BufferError):
             self._buffer.release()
             self._memory.close()
@@ -131,7 +132,7 @@ class HostRegion:
 
 
 class GpuRegion(HostRegion):
-    """A region in the memory of a GPU, which nobody but the GPU and a network device touches."""
+    """A region in GPU memory, which only the GPU and a network device touch."""
 
     def __init__(self, number: int, address: int, nbytes: int, device: int, on_close: Callable[[int], None]) -> None:
         super().__init__(number, memoryview(b""), None, on_close)
@@ -144,19 +145,24 @@ class GpuRegion(HostRegion):
         return self._nbytes
 
 
-def check_transfer(
-    transport: str, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
-) -> None:
-    """Refuse a transfer that cannot be right, before anything of it is queued."""
+def check_move(transport: str, move: Move) -> HostRegion:
+    """Refuse a move that cannot be right, before any of it is queued; otherwise return its source."""
+    source, target = move.source, move.target
+    if not isinstance(source, HostRegion) or source.closed:
+        raise TransportError(SOURCE_NOT_OPEN)
     if target.transport != transport:
         raise TransportError(
             f"this ticket is for {target.transport}, not for {transport}: ask the peer for another one"
         )
-    if offset < 0 or nbytes < 0 or offset + nbytes > source.nbytes:
-        raise TransportError(f"bytes {offset} to {offset + nbytes} do not lie in the source region of {source.nbytes}")
-    if target_offset < 0 or target_offset + nbytes > target.nbytes:
+    if move.offset < 0 or move.nbytes < 0 or move.offset + move.nbytes > source.nbytes:
         raise TransportError(
-            f"bytes {target_offset} to {target_offset + nbytes} do not lie in the target region of {target.nbytes}"
+            f"bytes {move.offset} to {move.offset + move.nbytes} are outside the source region of {source.nbytes} bytes"
         )
-    if len(note) > MAX_NOTE_BYTES:
-        raise TransportError(f"a note of {len(note)} bytes is longer than the {MAX_NOTE_BYTES} that fit")
+    if move.target_offset < 0 or move.target_offset + move.nbytes > target.nbytes:
+        raise TransportError(
+            f"bytes {move.target_offset} to {move.target_offset + move.nbytes} are outside the target region "
+            f"of {target.nbytes} bytes"
+        )
+    if len(move.note) > MAX_NOTE_BYTES:
+        raise TransportError(f"a note of {len(move.note)} bytes is longer than the limit of {MAX_NOTE_BYTES}")
+    return source

@@ -1,9 +1,9 @@
-"""gRPC, imported so that it says nothing and does nothing in a process that forks. Nothing else imports it.
+"""gRPC, imported so that it prints nothing and does nothing when the process forks. No other module imports it.
 
-Its log lines name sockets and not tasks; whatever they tell of, we say with task and peer. Its fork handlers are for
-children that go on using gRPC. A program's children (a ``DataLoader``'s, most often) do not, and the handlers would
-stop our threads at every fork, and complain. Both are settled when it is imported; after that the variables are taken
-back, for they are not meant for what the program starts. Who sets them has the last word.
+Its log lines name sockets instead of tasks; we report the same events with task and peer. Its fork handlers are for
+children that go on using gRPC. A program's children (usually those of a ``DataLoader``) do not, and the handlers would
+stop our threads at every fork and print complaints. gRPC reads both variables when it is imported; then they are
+removed, because processes that the program starts must not inherit them. Values set by the user take precedence.
 """
 
 from __future__ import annotations

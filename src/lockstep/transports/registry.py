@@ -1,6 +1,6 @@
 """Transports by the name that ``--server_protocol`` gives them.
 
-A backend is imported only when it is asked for: its library may be missing on this machine.
+A backend is imported only when it is used: its library may be missing on this machine.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from lockstep.transports.verbs.devices import NIXL_MODULES
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions
 
 if TYPE_CHECKING:
-    # Who only asks for names must not wait until gRPC is imported.
+    # Callers that only need names must not wait until gRPC is imported.
     from lockstep.transports.wire.server import ControlServer
 
 
 class TransportFactory(Protocol):
-    """What makes a transport of one task. ``server`` is the task's server, not started yet.
+    """Makes a transport for one task. ``server`` is the task's server, not started yet.
 
-    Only transports that use RDMA are given options for it.
+    Only transports that use RDMA get options for it.
     """
 
     def __call__(
@@ -48,17 +48,17 @@ _TAKE_RDMA_OPTIONS: Final = frozenset({"auto", "grpc+verbs"})
 
 
 def moves_by_rdma(transport: str) -> bool:
-    """Whether a link over this transport needs neither program's help to move bytes."""
+    """Whether bytes move over this transport without the help of either program."""
     return transport in _RDMA
 
 
 def stays_on_one_host(name: str) -> bool:
-    """Whether this transport links only tasks of one host."""
+    """Whether this transport can only link tasks on one host."""
     return name in _ONE_HOST
 
 
 def missing_library(name: str) -> str | None:
-    """Why this transport cannot be used as this program is installed, with the command that helps; None if it can."""
+    """Why this installation cannot use this transport, with the command that fixes it; None if it can."""
     modules = _LIBRARIES.get(name, ())
     if not modules or any(importlib.util.find_spec(module) is not None for module in modules):
         return None
@@ -70,7 +70,7 @@ def missing_library(name: str) -> str | None:
 
 
 def machine_problems(name: str, options: RdmaOptions = NO_OPTIONS) -> list[str]:
-    """Why this transport cannot be used on this machine, a sentence each; costs next to nothing to find out."""
+    """Why this transport cannot be used on this machine, one sentence per problem; cheap to call."""
     missing = missing_library(name)
     if missing is not None:
         return [f"--server_protocol={missing}."]
@@ -88,14 +88,14 @@ def known_transports() -> tuple[str, ...]:
 
 
 def transports_that_run_here() -> tuple[str, ...]:
-    """Those of the known names that can be used on this machine."""
+    """The known names that can be used on this machine."""
     return tuple(filter(runs_here, _WHERE))
 
 
 def make_transport(
     name: str, server: ControlServer, task: str, incarnation: int, options: RdmaOptions = NO_OPTIONS
 ) -> Transport:
-    """The transport ``name`` for this life of ``task``; ``TransportError`` lists the known names."""
+    """The transport ``name`` for this incarnation of ``task``; ``TransportError`` lists the known names."""
     if name not in _WHERE:
         nearest = difflib.get_close_matches(name, _WHERE, n=1)
         suggestion = f"; did you mean {nearest[0]}?" if nearest else ""

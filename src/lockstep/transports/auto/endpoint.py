@@ -1,6 +1,6 @@
-"""One end of an ``auto`` link: it tries the paths, and is the endpoint of the first that works from then on.
+"""One end of an ``auto`` link: it tries the paths, and from then on is the endpoint of the first that works.
 
-The dialer tries one path after the other. The acceptor is ready for all of them, and takes the one that the dialer
+The dialer tries one path after another. The acceptor is ready for all of them, and takes the one that the dialer
 brings up.
 """
 
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lockstep.protocol.causes import Reason, link_down
-from lockstep.protocol.messages import Ticket
 from lockstep.transports.auto.tickets import ticket_for
 from lockstep.transports.base import (
     Counters,
@@ -19,7 +18,7 @@ from lockstep.transports.base import (
     EndpointEvents,
     LinkDownError,
     LinkState,
-    Loan,
+    Move,
     PeerAddress,
     Region,
     ShowsProgress,
@@ -27,6 +26,7 @@ from lockstep.transports.base import (
     Transport,
     TransportError,
 )
+from lockstep.transports.memory import SOURCE_NOT_OPEN
 
 Later = Callable[[Callable[[], None]], object]
 
@@ -61,7 +61,7 @@ class ManyRegion:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """One way to the peer, and where it is reached by it; no address: the peer does not have this path."""
+    """One path to the peer, and the peer's address on it; None if the peer does not have this path."""
 
     transport: Transport
     address: bytes | None
@@ -89,7 +89,7 @@ class AutoEndpoint:
     # --- finding a path -----------------------------------------------------------------------------------------
 
     def begin(self, dials: bool) -> None:
-        """Try the first path that is not plainly impossible; an acceptor tries all at once."""
+        """Try the first path that is not obviously impossible; an acceptor tries all at once."""
         if dials:
             self._try_next()
             return
@@ -122,7 +122,7 @@ class AutoEndpoint:
         return True
 
     def take(self, attempt: _Attempt, endpoint: Endpoint) -> bool:
-        """A path is up: whether it is the one."""
+        """A path is up; whether it is the one in use from now on."""
         with self._lock:
             if self._chosen is not None or self._over is not None:
                 return False
@@ -184,38 +184,14 @@ class AutoEndpoint:
         reasons = "; ".join(f"not {name}: {reason}" for name, reason in self._reasons.items() if name != self._name)
         return f"{self._chosen.path()} ({reasons})" if reasons else self._chosen.path()
 
-    def write(
-        self,
-        source: Region,
-        offset: int,
-        nbytes: int,
-        target: Ticket,
-        target_offset: int,
-        note: bytes,
-        urgency: int = 0,
-    ) -> TransferId:
-        endpoint, part, ticket = self._on_path(source, target)
-        return endpoint.write(part, offset, nbytes, ticket, target_offset, note, urgency)
-
-    def lend(
-        self,
-        source: Region,
-        offset: int,
-        nbytes: int,
-        target: Ticket,
-        target_offset: int,
-        note: bytes,
-        urgency: int = 0,
-    ) -> TransferId:
-        endpoint, part, ticket = self._on_path(source, target)
-        return endpoint.lend(part, offset, nbytes, ticket, target_offset, note, urgency)
-
-    def _on_path(self, source: Region, target: Ticket) -> tuple[Endpoint, Region, Ticket]:
+    def start(self, move: Move) -> TransferId:
         if self._over is not None or self._chosen is None:
             raise LinkDownError(f"the link to {self.peer.task} is {self.state.value}: wait until it is up")
+        source = move.source
         if not isinstance(source, ManyRegion) or source.closed:
-            raise TransportError("the source is no open region of this transport: use its allocate or register first")
-        return self._chosen, source.parts[self._name], ticket_for(self._name, target)
+            raise TransportError(SOURCE_NOT_OPEN)
+        part, ticket = source.parts[self._name], ticket_for(self._name, move.target)
+        return self._chosen.start(replace(move, source=part, target=ticket))
 
     def cancel(self, transfer: TransferId) -> None:
         if self._chosen is not None:
@@ -237,13 +213,15 @@ class AutoEndpoint:
 
 
 class _Attempt:
-    """The events of one path. Until it is taken it speaks to the endpoint, then straight to the owner."""
+    """The events of one path: its start and end go to the endpoint, its transfers straight to the owner."""
 
     def __init__(self, whole: AutoEndpoint, name: str, dials: bool) -> None:
         self.name = name
         self.dials = dials
+        owner = whole._events
+        self.on_sent, self.on_failed = owner.on_sent, owner.on_failed
+        self.on_arrived, self.on_lent = owner.on_arrived, owner.on_lent
         self._whole = whole
-        self._owner = whole._events
         self._ready = threading.Event()
         self._endpoint: Endpoint | None = None
 
@@ -263,15 +241,3 @@ class _Attempt:
 
     def on_lost(self, reason: Reason) -> None:
         self._whole.path_failed(self, reason)
-
-    def on_sent(self, transfer: TransferId) -> None:
-        self._owner.on_sent(transfer)
-
-    def on_failed(self, transfer: TransferId, reason: str) -> None:
-        self._owner.on_failed(transfer, reason)
-
-    def on_arrived(self, note: bytes, nbytes: int) -> None:
-        self._owner.on_arrived(note, nbytes)
-
-    def on_lent(self, note: bytes, loan: Loan) -> None:
-        self._owner.on_lent(note, loan)

@@ -1,4 +1,4 @@
-"""One ticket that is good for every path, and one address that names them all."""
+"""One ticket that is valid on every path, and one address that names them all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pack_tickets(nbytes: int, tickets: Iterable[Ticket]) -> Ticket:
 
 @lru_cache(maxsize=1024)
 def ticket_for(path: str, ticket: Ticket) -> Ticket:
-    """What of ``ticket`` counts on this path. Every transfer asks, with the same few tickets."""
+    """The part of ``ticket`` for this path. Cached, because every transfer asks with the same few tickets."""
     if ticket.transport != NAME:
         raise TransportError(f"this ticket is for {ticket.transport}, not for {NAME}: ask the peer for another one")
     if not ticket.key:
@@ -32,7 +32,7 @@ def ticket_for(path: str, ticket: Ticket) -> Ticket:
     for part in _parts(ticket):
         if part.transport == path:
             return part
-    raise TransportError(f"this ticket does not lead anywhere over {path}: ask the peer for another one")
+    raise TransportError(f"this ticket is not valid over {path}: ask the peer for another one")
 
 
 def _parts(ticket: Ticket) -> Iterator[Ticket]:

@@ -1,4 +1,4 @@
-"""The transport ``auto`` of one task: shared memory on one host, RDMA where both hosts have it, else gRPC."""
+"""The transport ``auto`` of one task: shared memory on one host, RDMA where both hosts have it, otherwise gRPC."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _OPEN: Final = (LinkState.CONNECTING, LinkState.UP)
 
 
 def paths_of(server: ControlServer, task: str, incarnation: int, options: RdmaOptions = NO_OPTIONS) -> list[Transport]:
-    """The paths in the order in which a link tries them. The first one allocates the memory of all."""
+    """The paths in the order in which a link tries them. The first one allocates the memory for all."""
     shared = ShmTransport(server, task, incarnation)
     plain = GrpcTransport(server, task, incarnation)
     if not runs_here(VERBS, options):
         return [shared, plain]
-    # Imported here: where there is no RDMA, nobody has to wait for NIXL.
+    # Imported here, so that nobody waits for NIXL on a machine without RDMA.
     from lockstep.transports.verbs.transport import VerbsTransport
 
     return [shared, VerbsTransport(server, task, incarnation, options), plain]
 
 
 class AutoTransport:
-    """Several transports behind one. Memory is taken once and registered with all of them."""
+    """Several transports behind one. Memory is allocated once and registered with all of them."""
 
     def __init__(self, server: ControlServer, task: str, incarnation: int, options: RdmaOptions = NO_OPTIONS) -> None:
         self._paths: Sequence[Transport] = paths_of(server, task, incarnation, options)

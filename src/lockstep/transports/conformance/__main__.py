@@ -21,7 +21,7 @@ def _part(text: str) -> tuple[int, int]:
     """``K/N``, with K from 1 to N."""
     which, _, parts = text.partition("/")
     if not (which.isdecimal() and parts.isdecimal() and 1 <= int(which) <= int(parts)):
-        raise argparse.ArgumentTypeError(f"{text} is no part; write, for example, 1/2")
+        raise argparse.ArgumentTypeError(f"{text} is not a part; write, for example, 1/2")
     return int(which), int(parts)
 
 
@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("transport", choices=known_transports())
     parser.add_argument("--large", action="store_true", help="also run the cases that take gigabytes")
     parser.add_argument("--only", default="", metavar="TEXT", help="only the cases whose name contains TEXT")
-    parser.add_argument("--inn", default="", metavar="HOST:PORT", help="the second node lives there (see inn.py)")
+    parser.add_argument("--inn", default="", metavar="HOST:PORT", help="run the second node there (see inn.py)")
     parser.add_argument("--part", type=_part, default=(1, 1), metavar="K/N", help="only the K-th of N parts")
     options = parser.parse_args()
     if options.inn:

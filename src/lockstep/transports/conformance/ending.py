@@ -1,4 +1,4 @@
-"""Cases: closing, cancelling, and peers that die, freeze or come back in another life."""
+"""Cases: closing, cancelling, and peers that die, freeze or come back in another incarnation."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def closing_twice_and_from_a_callback_is_harmless(stage: Stage) -> None:
     pair.a.log.wait("lost", link=pair.a_link)
     pair.b.close_link(pair.b_link)
     pair.b.close_link(pair.b_link)
-    require(not pair.b.log.all("lost"), "an end that closed the link itself was told that it is lost")
+    require(not pair.b.log.all("lost"), "an end that closed the link itself was notified that it is lost")
     require(pair.b.state(pair.b_link) == "closed", f"after close the state is {pair.b.state(pair.b_link)}")
     pair.a.close_link(pair.a_link)
-    require(len(pair.a.log.all("lost")) == 1, "the end of the link was told more than once")
+    require(len(pair.a.log.all("lost")) == 1, "the end of the link was reported more than once")
 
 
 def closing_settles_every_transfer_once(stage: Stage) -> None:
@@ -39,17 +39,17 @@ def closing_settles_every_transfer_once(stage: Stage) -> None:
     pair.a.close_link(pair.a_link)
     require(time.monotonic() - began < 5.0, "closing a link with a frozen peer takes longer than 5 s")
     outcome = pair.a.log.wait_settled(transfers, seconds=0.1)
-    require(outcome[transfers[-1]] == "failed", "a loan that was never released was told as sent")
+    require(outcome[transfers[-1]] == "failed", "a loan that was never released was reported as sent")
 
 
 def what_was_told_as_sent_still_arrives_after_close(stage: Stage) -> None:
-    """The peer has not read it yet when this end closes: it is frozen, and goes on while close gives it time."""
+    """The peer has not read it yet when this end closes: it is frozen, and continues while close gives it time."""
     pair, victim = stage.pair_with_victim()
     way = pair.way(100 * KIB)
     victim.freeze()
     transfers = [way.write(0, 100 * KIB, 0) for _ in range(5)]
     with suppress(CaseFailed):
-        pair.a.log.wait("sent", len(transfers), seconds=0.3)  # how many are told as sent is up to the transport
+        pair.a.log.wait("sent", len(transfers), seconds=0.3)  # how many are reported as sent is up to the transport
     closing = threading.Thread(target=pair.a.close_link, args=(pair.a_link,))
     closing.start()
     wait_until("the link is closing", lambda: pair.a.state(pair.a_link) == "closed")
@@ -58,7 +58,7 @@ def what_was_told_as_sent_still_arrives_after_close(stage: Stage) -> None:
     told = list(pair.a.log.wait_settled(transfers).values()).count("sent")
     pair.b.log.wait("lost", link=pair.b_link)
     arrived = pair.b.log.all("arrived")
-    require(len(arrived) == told, f"{told} writes were told as sent, {len(arrived)} of them arrived")
+    require(len(arrived) == told, f"{told} writes were reported as sent, {len(arrived)} of them arrived")
     for heard in arrived:
         way.check(heard, 0, 100 * KIB)
 
@@ -84,7 +84,7 @@ def nothing_lands_once_close_has_returned_to_a_callback(stage: Stage) -> None:
             back.write(0, 16 * MIB, 0)
     pair.a.log.wait("arrived")
     _stays_empty(pair, back)
-    require(len(pair.a.log.all("arrived")) == 1, "an arrival was told after close")
+    require(len(pair.a.log.all("arrived")) == 1, "an arrival was reported after close")
 
 
 def _stays_empty(pair: Pair, back: Way) -> None:
@@ -118,7 +118,7 @@ def a_cancelled_transfer_is_told_once_and_delivered_only_if_it_was_told_as_sent(
 def transfers_cancelled_in_the_middle_leave_the_link_intact(stage: Stage) -> None:
     pair, victim = stage.pair_with_victim()
     way = pair.way(64 * MIB)
-    victim.freeze()  # so that the first write is begun and cannot be finished
+    victim.freeze()  # so that the first write begins and cannot finish
     cancelled = [way.write(0, 64 * MIB, 0) for _ in range(3)]
     for transfer in cancelled:
         pair.a.cancel(pair.a_link, transfer)
@@ -128,7 +128,7 @@ def transfers_cancelled_in_the_middle_leave_the_link_intact(stage: Stage) -> Non
     require(pair.a.log.wait_settled([follower])[follower] == "sent", "the write after cancelled ones failed")
     count = 1 + list(outcome.values()).count("sent")
     arrived = pair.b.log.wait("arrived", count)
-    require(len(arrived) == count, f"{len(arrived)} transfers arrived, {count} were told as sent")
+    require(len(arrived) == count, f"{len(arrived)} transfers arrived, {count} were reported as sent")
     way.check(arrived[-1], 5, 2 * MIB)
     require(pair.a.state(pair.a_link) == "up", "cancelling has ended the link")
 
@@ -153,10 +153,10 @@ def a_peer_killed_in_the_middle_of_a_write_settles_it(stage: Stage) -> None:
     victim.kill()
     _lost_in_time(pair)
     outcome = pair.a.log.wait_settled(transfers, seconds=PROMISE_SECONDS)
-    require(outcome[transfers[-1]] == "failed", "a loan to a killed peer was told as sent")
+    require(outcome[transfers[-1]] == "failed", "a loan to a killed peer was reported as sent")
     require(pair.a.state(pair.a_link) == "lost", f"the state is {pair.a.state(pair.a_link)}")
     pair.a.close_link(pair.a_link)
-    require(len(pair.a.log.all("lost")) == 1, "the loss of the link was told more than once")
+    require(len(pair.a.log.all("lost")) == 1, "the loss of the link was reported more than once")
 
 
 def a_writer_killed_in_the_middle_is_told_and_its_part_is_no_arrival(stage: Stage) -> None:
@@ -172,7 +172,7 @@ def a_writer_killed_in_the_middle_is_told_and_its_part_is_no_arrival(stage: Stag
     arrived = pair.a.log.all("arrived")
     require(len(arrived) < 20, "the writer was killed too late for this case")
     for heard in arrived:
-        require(heard.digest == expected, "a write of a killed peer was told as arrived with wrong bytes")
+        require(heard.digest == expected, "a write of a killed peer was reported as arrived with wrong bytes")
 
 
 def what_arrived_before_the_peer_was_killed_stays(stage: Stage) -> None:
@@ -185,9 +185,7 @@ def what_arrived_before_the_peer_was_killed_stays(stage: Stage) -> None:
     pair.a.log.wait("lent")
     victim.kill()
     _lost_in_time(pair)
-    require(
-        pair.a.digest(back.target_region, 0, MIB) == expected, "bytes that had arrived changed with the peer's death"
-    )
+    require(pair.a.digest(back.target_region, 0, MIB) == expected, "bytes that had arrived changed when the peer died")
     pair.a.release(0)
 
 
@@ -205,7 +203,7 @@ def a_frozen_peer_goes_on_when_it_is_resumed(stage: Stage) -> None:
     victim.resume()
     for heard in pair.b.log.wait("arrived", 6, seconds=60.0):
         way.check(heard, 0, 8 * MIB)
-    require(set(pair.a.log.wait_settled(transfers).values()) == {"sent"}, "writes that arrived were told as failed")
+    require(set(pair.a.log.wait_settled(transfers).values()) == {"sent"}, "writes that arrived were reported as failed")
     require(not pair.a.log.all("lost"), "freezing and resuming a peer has ended the link")
 
 
@@ -223,7 +221,8 @@ def a_clogged_receiver_blocks_no_call_and_fills_no_memory(stage: Stage) -> None:
     require(slowest < 1.0, f"a write call took {slowest:.1f} s while the receiver was clogged")
     grown = psutil.Process().memory_info().rss - before
     require(
-        grown < 256 * MIB, f"3200 MiB wait for a clogged receiver, and {grown // MIB} MiB of memory were taken for them"
+        grown < 256 * MIB,
+        f"3200 MiB wait for a clogged receiver, which took {grown // MIB} MiB of memory",
     )
     for transfer in transfers[3:]:
         pair.a.cancel(pair.a_link, transfer)
@@ -244,7 +243,7 @@ def links_that_come_and_go_leave_nothing_behind(stage: Stage) -> None:
             b.log.wait("lost", link=b_link)
         return this_process.num_threads(), this_process.num_fds()
 
-    threads, descriptors = open_and_close(3)  # what is made once and kept is there now
+    threads, descriptors = open_and_close(3)  # what is made once and kept exists now
 
     def nothing_more() -> bool:
         return this_process.num_threads() <= threads + 2 and this_process.num_fds() <= descriptors + 2
@@ -267,7 +266,7 @@ def a_peer_in_its_next_life_is_linked_anew(stage: Stage) -> None:
 
 
 def a_late_write_of_a_former_life_never_lands(stage: Stage) -> None:
-    """The old life is frozen in the middle of its writes; the memory is granted to the next life; the old one wakes."""
+    """The old incarnation is frozen during its writes; the memory is granted to the next one; the old one wakes."""
     pair, old = stage.pair_with_victim()
     back = pair.way_back(32 * MIB)
     for _ in range(8):
@@ -282,12 +281,12 @@ def a_late_write_of_a_former_life_never_lands(stage: Stage) -> None:
     old.log.wait("lost", link=pair.b_link)
     require(
         pair.a.digest(back.target_region, 0, 32 * MIB) == digest,
-        "a write of a former life landed in memory that is in use again",
+        "a write of a former incarnation landed in reused memory",
     )
 
 
 def _fill_in_next_life(stage: Stage, pair: Pair, new: Victim, target_region: int) -> int:
-    """The new life writes into the same memory; the digest of what is there then."""
+    """The new incarnation writes into the same memory; returns the digest of what is there then."""
     a_link, b_link = stage.join(pair.a, new)
     source = new.allocate(32 * MIB)
     new.fill(source, 0, 32 * MIB, 555)

@@ -1,4 +1,4 @@
-"""What an endpoint told its owner, in a list that can be waited for."""
+"""The callbacks of an endpoint, in a list that can be waited for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class CaseFailed(AssertionError):  # noqa: N818  # reads as the finding it is
 
 
 class PeerHasEnded(CaseFailed):
-    """A node in a process of its own was asked for something and is gone."""
+    """A node in a separate process was called but is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,31 +48,31 @@ class EventLog:
             self._changed.notify_all()
 
     def all(self, kind: str | None = None, link: int | None = None) -> list[Heard]:
-        """What was heard so far, of one kind or of one link if asked for."""
+        """All callbacks so far, or those of one kind or one link."""
         with self._changed:
             return self._matching(kind, link)
 
     def wait(self, kind: str, count: int = 1, link: int | None = None, seconds: float = PATIENCE) -> list[Heard]:
-        """Wait until there are at least ``count`` of a kind; all of them."""
+        """Wait until there are at least ``count`` of a kind; returns all of them."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._matching(kind, link)) >= count, seconds):
                 seen = [(heard.kind, heard.transfer, heard.text) for heard in self._heard[-8:]]
                 have = len(self._matching(kind, link))
                 raise CaseFailed(
-                    f"{self._name} heard {have} of {count} '{kind}' within {seconds:g} s; last heard: {seen}"
+                    f"{self._name} received {have} of {count} '{kind}' within {seconds:g} s; last received: {seen}"
                 )
             return self._matching(kind, link)
 
     def wait_settled(self, transfers: list[int], link: int | None = None, seconds: float = PATIENCE) -> dict[int, str]:
-        """Wait until each transfer has been told as sent or failed; which, by its number. Twice is a failure."""
+        """Wait until each transfer is reported as sent or failed; returns which, by number. Twice is a failure."""
         with self._changed:
             if not self._changed.wait_for(lambda: set(transfers) <= set(self._settled(link)), seconds):
                 missing = sorted(set(transfers) - set(self._settled(link)))
-                raise CaseFailed(f"{self._name} was never told what became of transfers {missing[:8]}")
+                raise CaseFailed(f"{self._name} was never notified of the end of transfers {missing[:8]}")
             settled = self._settled(link)
         doubled = sorted({number for number in transfers if settled.count(number) > 1})
         if doubled:
-            raise CaseFailed(f"{self._name} was told twice what became of transfers {doubled[:8]}")
+            raise CaseFailed(f"{self._name} was notified twice of the end of transfers {doubled[:8]}")
         kinds = {h.transfer: h.kind for h in self.all(link=link) if h.kind in ("sent", "failed")}
         return {number: kinds[number] for number in transfers}
 

@@ -18,7 +18,7 @@ def _one_write(way: Way, nbytes: int, target_offset: int = 0) -> Heard:
     heard = way.target.log.wait("arrived", before + 1)[before]
     way.check(heard, 0, nbytes)
     settled = way.source.log.wait_settled([transfer], way.source_link)
-    require(settled[transfer] == "sent", f"a write of {nbytes} bytes arrived but was told as failed")
+    require(settled[transfer] == "sent", f"a write of {nbytes} bytes arrived but was reported as failed")
     return heard
 
 
@@ -43,7 +43,7 @@ def a_write_touches_no_byte_beside_its_range(stage: Stage) -> None:
     before = pair.b.digest(way.target_region, 0, 37), pair.b.digest(way.target_region, MIB + 38, MIB + 62)
     _one_write(way, MIB + 1, target_offset=37)
     after = pair.b.digest(way.target_region, 0, 37), pair.b.digest(way.target_region, MIB + 38, MIB + 62)
-    require(before == after, "bytes beside the target range have changed")
+    require(before == after, "bytes outside the target range have changed")
 
 
 def sixty_four_mib_arrive_in_both_directions(stage: Stage) -> None:
@@ -58,7 +58,7 @@ def more_than_two_gib_arrive(stage: Stage) -> None:
     way = pair.way(nbytes)
     transfer = way.write(0, nbytes, 0)
     way.check(way.target.log.wait("arrived", seconds=300.0)[0], 0, nbytes)
-    require(pair.a.log.wait_settled([transfer])[transfer] == "sent", "it arrived but was told as failed")
+    require(pair.a.log.wait_settled([transfer])[transfer] == "sent", "it arrived but was reported as failed")
 
 
 def a_note_of_any_bytes_arrives_as_it_was(stage: Stage) -> None:
@@ -84,7 +84,7 @@ def many_in_flight_in_both_directions_all_arrive(stage: Stage) -> None:
         for i, size in enumerate(sizes):
             way.check(arrived[i], i * slot, size)
         outcome = way.source.log.wait_settled(transfers, way.source_link)
-        require(set(outcome.values()) == {"sent"}, f"writes that arrived were told as {set(outcome.values())}")
+        require(set(outcome.values()) == {"sent"}, f"writes that arrived were reported as {set(outcome.values())}")
 
 
 def writes_into_the_same_bytes_land_in_the_order_of_the_calls(stage: Stage) -> None:
@@ -104,15 +104,17 @@ def a_loan_is_settled_by_its_release_and_not_before(stage: Stage) -> None:
     way = pair.way(2 * MIB)
     loan = way.lend(0, 2 * MIB, 0)
     way.check(pair.b.log.wait("lent")[0], 0, 2 * MIB)
-    after = way.write(0, 0, 0)  # a write behind the loan shows that the lender has had time to be told
+    after = way.write(0, 0, 0)  # a write after the loan shows that the lender has had time to be notified
     pair.a.log.wait_settled([after])
-    require(not [h for h in pair.a.log.all("sent") if h.transfer == loan], "a loan was told as sent before its release")
+    require(
+        not [h for h in pair.a.log.all("sent") if h.transfer == loan], "a loan was reported as sent before its release"
+    )
     pair.b.release(0)
     pair.b.release(0)
-    require(pair.a.log.wait_settled([loan])[loan] == "sent", "a released loan was told as failed")
+    require(pair.a.log.wait_settled([loan])[loan] == "sent", "a released loan was reported as failed")
     pair.a.close_link(pair.a_link)
     pair.b.release(0)
-    require(len(pair.a.log.all("sent")) == 2, "releasing a loan again was told again")
+    require(len(pair.a.log.all("sent")) == 2, "a second release of a loan was reported again")
 
 
 def completions_may_come_out_of_order_and_keep_their_numbers(stage: Stage) -> None:
@@ -126,7 +128,7 @@ def completions_may_come_out_of_order_and_keep_their_numbers(stage: Stage) -> No
         pair.b.release(i)
     pair.a.log.wait_settled(loans)
     order = [h.transfer for h in pair.a.log.all("sent") if h.transfer in loans]
-    require(order == loans[::-1], f"loans {loans} were released backwards and told in the order {order}")
+    require(order == loans[::-1], f"loans {loans} were released backwards but reported in the order {order}")
 
 
 def counters_of_both_ends_agree_crosswise(stage: Stage) -> None:
@@ -154,7 +156,7 @@ def a_source_may_be_overwritten_once_it_was_told_as_sent(stage: Stage) -> None:
     transfer = way.write(0, 8 * MIB, 0)
     pair.a.log.wait_settled([transfer])
     pair.a.fill(way.source_region, 0, 8 * MIB, 99)
-    require(pair.b.log.wait("arrived")[0].digest == expected, "bytes written after 'sent' have travelled")
+    require(pair.b.log.wait("arrived")[0].digest == expected, "bytes written after 'sent' reached the peer")
 
 
 def two_links_do_not_disturb_one_another(stage: Stage) -> None:

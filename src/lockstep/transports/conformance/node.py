@@ -1,7 +1,7 @@
 """One task of the suite: a transport with its server, regions and links, driven by plain numbers.
 
-Cases call the same methods whether the node lives in this process (``Node``) or in one of its own that can be killed
-and frozen (``remote.RemoteNode``).
+Cases call the same methods whether the node is in this process (``Node``) or in a separate one that can be killed and
+frozen (``remote.RemoteNode``).
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Final, Protocol
 
 from lockstep.protocol.causes import Reason
 from lockstep.protocol.messages import Ticket
-from lockstep.transports.base import Counters, Endpoint, Loan, PeerAddress, Region
+from lockstep.transports.base import Counters, Endpoint, Loan, Move, PeerAddress, Region
 from lockstep.transports.conformance.events import EventLog, Heard
 from lockstep.transports.registry import make_transport
 from lockstep.transports.wire.server import ControlServer
 
 _PLACE: Final = struct.Struct("<QQQ")
 _BLOCK_BYTES: Final = 1_048_573
-"""A prime, so that a chunk at a wrong place does not look like the right one."""
+"""A prime, so that a chunk in the wrong place does not look like the right one."""
 
 
 def note_for(region: int, offset: int, nbytes: int, tail: bytes = b"") -> bytes:
-    """A note that tells the receiving node where the bytes are, so that it can look at them when it is told."""
+    """A note that says where the bytes are, so that the receiving node can check them in its callback."""
     return _PLACE.pack(region, offset, nbytes) + tail
 
 
@@ -41,11 +41,16 @@ class SuiteNode(Protocol):
     def digest(self, region: int, offset: int, nbytes: int) -> int: ...
     def grant(self, region: int, peer: PeerAddress) -> Ticket: ...
     def connect(self, peer: PeerAddress, dials: bool) -> int: ...
-    def write(
-        self, link: int, region: int, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
-    ) -> int: ...
-    def lend(
-        self, link: int, region: int, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
+    def start(
+        self,
+        link: int,
+        region: int,
+        offset: int,
+        nbytes: int,
+        target: Ticket,
+        target_offset: int,
+        note: bytes,
+        loan: bool = False,
     ) -> int: ...
     def release(self, loan: int) -> None: ...
     def cancel(self, link: int, transfer: int) -> None: ...
@@ -138,17 +143,19 @@ class Node:
     def endpoint(self, link: int) -> Endpoint:
         return self._endpoints[link]
 
-    def write(
-        self, link: int, region: int, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
+    def start(
+        self,
+        link: int,
+        region: int,
+        offset: int,
+        nbytes: int,
+        target: Ticket,
+        target_offset: int,
+        note: bytes,
+        loan: bool = False,
     ) -> int:
-        source = self._regions[region]
-        return self._endpoints[link].write(source, offset, nbytes, target, target_offset, note)
-
-    def lend(
-        self, link: int, region: int, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes
-    ) -> int:
-        source = self._regions[region]
-        return self._endpoints[link].lend(source, offset, nbytes, target, target_offset, note)
+        move = Move(self._regions[region], offset, nbytes, target, target_offset, note, loan=loan)
+        return self._endpoints[link].start(move)
 
     def release(self, loan: int) -> None:
         self.loans[loan].release()

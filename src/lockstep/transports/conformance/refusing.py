@@ -1,11 +1,11 @@
-"""Cases: what is wrong is refused, with a reason, before it does harm."""
+"""Cases: whatever is wrong is refused, with a reason, before it does harm."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from lockstep.protocol.messages import Ticket
-from lockstep.transports.base import LinkDownError, PeerAddress, TransportError
+from lockstep.transports.base import LinkDownError, Move, PeerAddress, TransportError
 from lockstep.transports.conformance.events import CaseFailed
 from lockstep.transports.conformance.node import note_for
 from lockstep.transports.conformance.stage import Stage, require
@@ -39,7 +39,7 @@ def registered_memory_of_somebody_else_can_be_moved(stage: Stage) -> None:
     region = pair.a.transport.register(memoryview(theirs).cast("I"))
     require(region.nbytes == 4 * KIB, f"4096 registered bytes have become {region.nbytes}")
     note = note_for(way.target_region, 0, 4 * KIB)
-    pair.a.endpoint(pair.a_link).write(region, 0, 4 * KIB, way.ticket, 0, note)
+    pair.a.endpoint(pair.a_link).start(Move(region, 0, 4 * KIB, way.ticket, 0, note))
     pair.a.fill(way.source_region, 0, 4 * KIB, 3)
     pair.a.region(way.source_region).buffer[:] = theirs
     way.check(pair.b.log.wait("arrived")[0], 0, 4 * KIB)
@@ -65,14 +65,10 @@ def a_transfer_out_of_bounds_is_refused_at_the_call(stage: Stage) -> None:
     wrong = ((0, KIB + 1, 0), (1, KIB, 0), (-1, 10, 0), (0, -1, 0), (0, 10, KIB - 9), (0, 10, -1))
     for offset, nbytes, target_offset in wrong:
         place = f"bytes {offset}+{nbytes} to {target_offset}"
-        # The note of the suite holds no negative numbers, hence a plain one.
-        for call in (pair.a.write, pair.a.lend):
-            _refused(
-                place,
-                lambda call=call, o=offset, n=nbytes, t=target_offset: call(  # type: ignore[misc]
-                    pair.a_link, way.source_region, o, n, way.ticket, t, b"n"
-                ),
-            )
+        # The notes of the suite cannot hold negative numbers, hence a plain one.
+        for loan in (False, True):
+            wrong_move = (pair.a_link, way.source_region, offset, nbytes, way.ticket, target_offset, b"n", loan)
+            _refused(place, lambda move=wrong_move: pair.a.start(*move))  # type: ignore[misc]
     _refused("a note that is too long", lambda: way.write(0, 1, 0, bytes(MAX_NOTE_BYTES)))
 
 
@@ -82,7 +78,7 @@ def a_source_that_is_no_region_of_this_transport_is_refused(stage: Stage) -> Non
     endpoint = pair.a.endpoint(pair.a_link)
     closed = pair.a.transport.allocate(KIB, "a test")
     closed.close()
-    _refused("a closed region", lambda: endpoint.write(closed, 0, 0, way.ticket, 0, b"n"))
+    _refused("a closed region", lambda: endpoint.start(Move(closed, 0, 0, way.ticket, 0, b"n")))
 
     class Foreign:
         nbytes = KIB
@@ -91,7 +87,7 @@ def a_source_that_is_no_region_of_this_transport_is_refused(stage: Stage) -> Non
 
         def close(self) -> None: ...
 
-    _refused("memory that was never registered", lambda: endpoint.write(Foreign(), 0, 1, way.ticket, 0, b"n"))
+    _refused("memory that was never registered", lambda: endpoint.start(Move(Foreign(), 0, 1, way.ticket, 0, b"n")))
     _refused("granting memory that was never registered", lambda: pair.a.transport.grant(Foreign(), pair.b.address()))
 
 
@@ -119,11 +115,11 @@ def a_ticket_of_another_pair_reaches_no_memory(stage: Stage) -> None:
         reason = node.log.wait("lost", link=link)[0].text
         require("grant" in reason, f"the link ended without saying that the region was not granted: {reason}")
     require(pair.b.digest(region, 0, KIB) == before, "a peer wrote into a region that was granted to another one")
-    require(not pair.b.log.all("arrived"), "a write that was not granted was told as arrived")
+    require(not pair.b.log.all("arrived"), "a write that was not granted was reported as arrived")
 
 
 def a_life_that_ended_reaches_no_memory_with_its_ticket(stage: Stage) -> None:
-    """Granting a region to the next life of a peer ends what its former life was granted there."""
+    """Granting a region to the next incarnation of a peer ends the grant of its former one there."""
     pair = stage.pair()
     way = pair.way(KIB)
     a = pair.a.address()
@@ -134,8 +130,8 @@ def a_life_that_ended_reaches_no_memory_with_its_ticket(stage: Stage) -> None:
     except TransportError:
         return
     pair.b.log.wait("lost", link=pair.b_link)
-    require(pair.b.digest(way.target_region, 0, KIB) == before, "a former life wrote into memory that is in use again")
-    require(not pair.b.log.all("arrived"), "a write of a former life was told as arrived")
+    require(pair.b.digest(way.target_region, 0, KIB) == before, "a former incarnation wrote into reused memory")
+    require(not pair.b.log.all("arrived"), "a write of a former incarnation was reported as arrived")
 
 
 def a_write_after_the_end_of_the_link_is_refused(stage: Stage) -> None:
@@ -168,5 +164,5 @@ def another_life_than_the_one_meant_is_refused_with_a_reason(stage: Stage) -> No
     b.connect(a.address(), False)
     link = a.connect(former, True)
     reason = a.log.wait("lost", link=link, seconds=40.0)[0].text
-    require("life" in reason, f"the reason does not tell that another life answered: {reason!r}")
-    require(not a.log.all("up") and not b.log.all("up"), "a link came up with another life than the one meant")
+    require("incarnation" in reason, f"the reason does not say that another incarnation answered: {reason!r}")
+    require(not a.log.all("up") and not b.log.all("up"), "a link came up with an incarnation other than the one meant")

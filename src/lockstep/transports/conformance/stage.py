@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Victim(SuiteNode, Protocol):
-    """A node in a process of its own."""
+    """A node in a separate process."""
 
     @property
     def pid(self) -> int: ...
@@ -36,13 +36,13 @@ def require(condition: bool, text: str) -> None:
 
 
 def wait_until(what: str, condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
-    """Wait for something that nobody announces."""
+    """Wait for something that is not announced."""
     pause = threading.Event()
     for _ in range(int(seconds / 0.01)):
         if condition():
             return
         pause.wait(0.01)
-    raise CaseFailed(f"not within {seconds:g} s: {what}")
+    raise CaseFailed(f"did not happen within {seconds:g} s: {what}")
 
 
 @dataclass(slots=True)
@@ -58,23 +58,26 @@ class Way:
     ticket: Ticket
 
     def write(self, offset: int, nbytes: int, target_offset: int, tail: bytes = b"") -> int:
-        note = note_for(self.target_region, target_offset, nbytes, tail)
-        return self.source.write(self.source_link, self.source_region, offset, nbytes, self.ticket, target_offset, note)
+        return self._start(offset, nbytes, target_offset, tail, loan=False)
 
     def lend(self, offset: int, nbytes: int, target_offset: int, tail: bytes = b"") -> int:
+        return self._start(offset, nbytes, target_offset, tail, loan=True)
+
+    def _start(self, offset: int, nbytes: int, target_offset: int, tail: bytes, *, loan: bool) -> int:
         note = note_for(self.target_region, target_offset, nbytes, tail)
-        return self.source.lend(self.source_link, self.source_region, offset, nbytes, self.ticket, target_offset, note)
+        link, region = self.source_link, self.source_region
+        return self.source.start(link, region, offset, nbytes, self.ticket, target_offset, note, loan)
 
     def check(self, heard: Heard, offset: int, nbytes: int) -> None:
         """What arrived must be the bytes at ``offset`` of the source, all of them, at the time of the note."""
         require(heard.nbytes == nbytes, f"{nbytes} bytes were sent, {heard.nbytes} were announced")
         expected = self.source.digest(self.source_region, offset, nbytes)
-        require(heard.digest == expected, f"{nbytes} bytes were announced, but other bytes were in place by then")
+        require(heard.digest == expected, f"{nbytes} bytes were announced, but other bytes were in place at that time")
 
 
 @dataclass(slots=True)
 class Pair:
-    """Two nodes with a link that is up; ``a`` dialed and lives in this process."""
+    """Two nodes with a link that is up; ``a`` dialed and runs in this process."""
 
     a: Node
     a_link: int
@@ -99,11 +102,11 @@ def _make_way(source: SuiteNode, source_link: int, target: SuiteNode, target_lin
 
 
 class Stage:
-    """The nodes of one case. Leaving it closes them and checks that no thread is left."""
+    """The nodes of one case. Leaving it closes them and checks that no threads are left."""
 
     def __init__(self, transport: str, inn: str = "", forks: Forks | None = None) -> None:
-        """``inn``: where the second node of each pair lives; empty: in this process, or in one beside it.
-        ``forks``: what starts those beside it; none: each starts a Python of its own."""
+        """``inn``: where the second node of each pair runs; empty: in this process, or in one beside it.
+        ``forks``: starts those beside it; None: each starts its own Python."""
         self.transport = transport
         self._inn = inn
         self._forks = forks
@@ -125,13 +128,13 @@ class Stage:
         return [thread for thread in threading.enumerate() if thread not in self._threads_before]
 
     def node(self, task: str) -> Node:
-        """A node in this process, in a new life."""
+        """A node in this process, in a new incarnation."""
         node = Node(self.transport, task, next(self._incarnations), self._host)
         self._nodes.callback(node.close)
         return node
 
     def victim(self, task: str) -> Victim:
-        """A node in a process of its own, in a new life."""
+        """A node in a separate process, in a new incarnation."""
         node = RemoteNode(self.transport, task, next(self._incarnations), self._inn, self._forks)
         self._nodes.callback(node.close)
         return cast(Victim, node)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One rule that a transport must keep. A ``large`` one takes gigabytes of memory and runs only when asked for."""
+    """One rule that a transport must keep. A ``large`` one takes gigabytes of memory and runs only on request."""
 
     run: Callable[[Stage], None]
     large: bool = False
@@ -34,7 +34,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one case; ``failure`` is empty where the transport kept the rule."""
+    """The outcome of one case; ``failure`` is empty if the transport kept the rule."""
 
     case: Case
     seconds: float
@@ -101,7 +101,7 @@ def run_suite(
     part: tuple[int, int] = (1, 1),
     forks: Forks | None = None,
 ) -> Iterator[Outcome]:
-    """Run all cases whose name contains ``only``, and tell the outcome of each as it comes.
+    """Run all cases whose name contains ``only``, and yield the outcome of each as it comes.
 
     ``inn``: HOST:PORT of another host that keeps the second node of each pair (``inn.py``). ``part``: which part of how
     many; several may run at the same time. ``forks``: starts node processes of this host faster.

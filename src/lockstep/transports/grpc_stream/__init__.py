@@ -1,1 +1,1 @@
-"""The data plane ``grpc``: regions copied in chunks over one bidirectional gRPC stream for each link."""
+"""The data plane ``grpc``: regions copied in chunks over one bidirectional gRPC stream per link."""

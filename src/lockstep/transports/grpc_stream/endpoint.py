@@ -1,6 +1,6 @@
 """One end of a ``grpc`` data link, whichever side dialed.
 
-Two threads serve it: gRPC's own thread pulls frames out of the ``Sender``, and the endpoint's thread reads the peer's
+Two threads serve it: a thread of gRPC pulls frames out of the ``Sender``, and the endpoint's thread reads the peer's
 frames and lands them. Callbacks come from either, one at a time.
 """
 
@@ -8,70 +8,33 @@ from __future__ import annotations
 
 from typing import Final
 
-from lockstep.protocol.messages import Ticket
-from lockstep.transports.base import EndpointEvents, LinkState, PeerAddress, Region, TransferId, TransportError
+from lockstep.transports.base import EndpointEvents, Move, PeerAddress, TransferId
 from lockstep.transports.clerk import Clerk
+from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grants import Grants
-from lockstep.transports.grpc_stream.frames import FrameError, Header, Kind, pack
-from lockstep.transports.grpc_stream.landing import Arrival, Landing
+from lockstep.transports.grpc_stream.chunks import CHUNK, Transfer
+from lockstep.transports.grpc_stream.frames import Header
+from lockstep.transports.grpc_stream.landing import Landing
 from lockstep.transports.grpc_stream.life import StreamLife
-from lockstep.transports.grpc_stream.sending import Sender, Transfer
-from lockstep.transports.loan import HeldLoan
-from lockstep.transports.memory import HostRegion, check_transfer
+from lockstep.transports.grpc_stream.sending import Sender
+from lockstep.transports.memory import check_move
 
 NAME: Final = "grpc"
 
 
 class GrpcEndpoint(StreamLife[Transfer]):
-    """Moves ranges of regions to one life of one peer."""
+    """Moves ranges of regions to one incarnation of one peer."""
 
     def __init__(self, peer: PeerAddress, grants: Grants, events: EndpointEvents, clerk: Clerk) -> None:
         super().__init__(peer, events, clerk, Sender(self._on_left))
-        self._landing = Landing(grants, peer.task, peer.incarnation)
+        self._landing = Landing(grants, peer)
 
-    def write(
-        self,
-        source: Region,
-        offset: int,
-        nbytes: int,
-        target: Ticket,
-        target_offset: int,
-        note: bytes,
-        urgency: int = 0,
-    ) -> TransferId:
-        return self._start(source, offset, nbytes, target, target_offset, note, urgency, loan=False)
-
-    def lend(
-        self,
-        source: Region,
-        offset: int,
-        nbytes: int,
-        target: Ticket,
-        target_offset: int,
-        note: bytes,
-        urgency: int = 0,
-    ) -> TransferId:
-        return self._start(source, offset, nbytes, target, target_offset, note, urgency, loan=True)
-
-    def _start(
-        self,
-        source: Region,
-        offset: int,
-        nbytes: int,
-        target: Ticket,
-        target_offset: int,
-        note: bytes,
-        urgency: int,
-        *,
-        loan: bool,
-    ) -> TransferId:
-        if not isinstance(source, HostRegion) or source.closed:
-            raise TransportError("the source is no open region of this transport: use its allocate or register first")
-        check_transfer(NAME, source, offset, nbytes, target, target_offset, note)
-        data = source.buffer[offset : offset + nbytes]
+    def start(self, move: Move) -> TransferId:
+        source = check_move(NAME, move)
+        data = source.buffer[move.offset : move.offset + move.nbytes]
         with self._lock:
-            self._refuse_if_over()
-            transfer = Transfer(next(self._numbers), data, target, target_offset, note, loan, urgency)
+            self._cycle.refuse_if_over()
+            transfer = Transfer(next(self._cycle.numbers), move, data)
             self._unsettled[transfer.number] = transfer
             self.sender.add(transfer)
         return transfer.number
@@ -92,7 +55,7 @@ class GrpcEndpoint(StreamLife[Transfer]):
 
     def bytes_under_way(self) -> int:
         with self._lock:
-            sending = sum(t.begun for t in self._unsettled.values() if t.begun < t.data.nbytes)
+            sending = sum(t.begun for t in self._unsettled.values() if not t.left)
         return sending + self._landing.bytes_landed()
 
     def path(self) -> str:
@@ -102,37 +65,9 @@ class GrpcEndpoint(StreamLife[Transfer]):
         self._landing.close()
 
     def _obey(self, header: Header, payload: memoryview) -> None:
-        if header.kind == Kind.CHUNK:
-            arrival = self._landing.take(header, payload)
-            if arrival is not None:
-                self._on_arrival(arrival)
-        elif header.kind == Kind.RELEASE:
-            self._on_release(header.transfer)
-        else:
+        if header.kind != CHUNK:
             raise FrameError(f"a frame of kind {header.kind} does not belong here")
-
-    def _on_arrival(self, arrival: Arrival) -> None:
-        with self._telling:
-            if self._state is not LinkState.UP:
-                return
-            self._received[0] += arrival.data.nbytes
-            self._received[2 if arrival.loan else 1] += 1
-            if arrival.loan:
-                frame = pack(Header(Kind.RELEASE, transfer=arrival.number))
-                self._events.on_lent(arrival.note, HeldLoan(arrival.data, lambda: self.sender.add_urgent(frame)))
-            else:
-                self._events.on_arrived(arrival.note, arrival.data.nbytes)
-
-    def _on_release(self, number: TransferId) -> None:
-        with self._lock:
-            transfer = self._unsettled.get(number)
-        if transfer is None or not transfer.loan or transfer.begun < transfer.data.nbytes:
-            raise FrameError(f"transfer {number} is no loan that could be released")
-        self._settle(transfer)
-
-    def _on_left(self, transfer: Transfer) -> None:
-        """The last chunk was taken by gRPC; runs on the sender's thread."""
-        self._sent[0] += transfer.data.nbytes
-        self._sent[2 if transfer.loan else 1] += 1
-        if not transfer.loan:
-            self._settle(transfer)
+        arrival = self._landing.take(header, payload)
+        if arrival is not None:
+            lent = arrival.data if arrival.loan else None
+            self._deliver(arrival.number, arrival.note, arrival.data.nbytes, lent)

@@ -1,8 +1,7 @@
-"""Frames of the data stream: how a chunk of a region looks on the wire.
+"""Frames of a data stream, and the kinds of frame that every transport on such a stream knows.
 
-A frame is a ``DataFrame`` of the contract, written by hand so that the payload is copied exactly once into it and
-can be read out of it in place: field 1 holds the fixed header below, field 2 the payload. A chunk's payload is its note
-(with the last chunk only) and then its bytes.
+A frame is a ``DataFrame`` of the contract, written by hand so that the payload is copied into it exactly once and can
+be read in place: field 1 holds the fixed header below, field 2 the payload.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ import struct
 from enum import IntEnum
 from typing import Final, NamedTuple
 
-CHUNK_BYTES: Final = 1 << 20
+from lockstep.transports.frame_error import FrameError
+
 MAX_TEXT_BYTES: Final = 2048
 
 _HEADER: Final = struct.Struct("<BBHQQ8sQQ")
@@ -23,27 +23,20 @@ _PAYLOAD_TAG: Final = 0x12
 PREFIX_BYTES: Final = _FRAME.size
 
 
-class FrameError(Exception):
-    """These bytes are no frame; the text says why."""
-
-
 class Kind(IntEnum):
-    """What a frame is."""
+    """What a frame is. The other numbers belong to the transports."""
 
     HELLO = 1  # payload: who I am and whom I mean
-    CHUNK = 2
-    RELEASE = 3  # the loan ``transfer`` may be overwritten
+    RELEASE = 3  # the bytes of the loan ``transfer`` may be overwritten
     FAULT = 4  # payload: the rule that you broke; I end the link
     GOODBYE = 5  # I close the link
 
 
-# Flags of a chunk; plain numbers, because they are looked at for every chunk.
-FIRST: Final = 1
-LAST: Final = 2
 LOAN: Final = 4
+"""Flag of a frame about a transfer: it is a loan."""
 
 NO_PATH: Final = 1
-"""Flag of a fault: no rule was broken, but the two do not reach each other in the way that was asked for."""
+"""Flag of a fault: no rule was broken, but the two ends cannot reach each other in the way that was requested."""
 
 
 class Header(NamedTuple):
@@ -60,7 +53,7 @@ class Header(NamedTuple):
 
 
 def _five_bytes(length: int) -> bytes:
-    """A length as a varint of fixed width, so that the payload always begins at the same place."""
+    """A length as a varint of fixed width, so that the payload always begins at the same offset."""
     return bytes(
         (length & 127 | 128, length >> 7 & 127 | 128, length >> 14 & 127 | 128, length >> 21 & 127 | 128, length >> 28)
     )
@@ -79,10 +72,10 @@ def unpack(frame: bytes) -> tuple[Header, memoryview]:
         raise FrameError(f"a frame has at least {PREFIX_BYTES} bytes, this one has {len(frame)}")
     header_tag, header_bytes, packed, payload_tag, length = _FRAME.unpack_from(frame)
     if header_tag != _HEADER_TAG or header_bytes != _HEADER.size or payload_tag != _PAYLOAD_TAG:
-        raise FrameError("these bytes are no data frame")
+        raise FrameError("these bytes are not a data frame")
     payload = memoryview(frame)[PREFIX_BYTES:]
     if length != _five_bytes(len(payload)):
-        raise FrameError("a data frame has another length than it says")
+        raise FrameError("the length of a data frame does not match its header")
     return Header._make(_HEADER.unpack(packed)), payload
 
 
@@ -90,7 +83,7 @@ _HELLO: Final = struct.Struct("<QQ")
 
 
 def pack_hello(task: str, incarnation: int, peer_incarnation: int) -> bytes:
-    """The first frame of each side: who I am, and which life of you I mean."""
+    """The first frame of each side: who I am, and which incarnation of you I mean."""
     return pack(Header(Kind.HELLO), _HELLO.pack(incarnation, peer_incarnation), task.encode())
 
 
@@ -100,7 +93,7 @@ def unpack_hello(frame: bytes) -> tuple[str, int, int]:
     if header.kind == Kind.FAULT:
         raise FrameError(text_of(payload))
     if header.kind != Kind.HELLO or not _HELLO.size < len(payload) <= MAX_TEXT_BYTES:
-        raise FrameError("a data stream begins with a hello")
+        raise FrameError("a data stream must begin with a hello")
     incarnation, peer_incarnation = _HELLO.unpack_from(payload)
     return text_of(payload[_HELLO.size :]), incarnation, peer_incarnation
 

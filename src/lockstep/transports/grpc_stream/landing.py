@@ -1,7 +1,7 @@
 """The receiving half of an endpoint: checks every chunk before it touches memory, and puts it in place.
 
 Chunks of one transfer come in order and without gaps; a transfer that the sender gave up in the middle is followed by
-the first chunk of another one. Whatever else comes breaks the rules of the stream and raises ``FrameError``.
+the first chunk of another one. Anything else breaks the rules of the stream and raises ``FrameError``.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from lockstep.transports.base import PeerAddress
+from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grants import Grant, Grants
-from lockstep.transports.grpc_stream.frames import FIRST, LAST, LOAN, FrameError, Header
+from lockstep.transports.grpc_stream.chunks import FIRST, LAST
+from lockstep.transports.grpc_stream.frames import LOAN, Header
 
 
 @dataclass(slots=True)
@@ -26,7 +29,7 @@ class _Incoming:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A transfer of which all bytes are in place."""
+    """A transfer whose bytes are all in place."""
 
     number: int
     note: bytes
@@ -35,12 +38,11 @@ class Arrival:
 
 
 class Landing:
-    """Where the chunks of one peer come down. Once ``close`` has returned, nothing of it lands any more."""
+    """Puts the chunks of one peer in place. Once ``close`` has returned, none of them lands any more."""
 
-    def __init__(self, grants: Grants, task: str, incarnation: int) -> None:
+    def __init__(self, grants: Grants, peer: PeerAddress) -> None:
         self._grants = grants
-        self._task = task
-        self._incarnation = incarnation
+        self._peer = peer
         self._lock = threading.Lock()
         self._open = True
         self._current: _Incoming | None = None
@@ -55,7 +57,7 @@ class Landing:
         return 0 if current is None else current.received
 
     def take(self, header: Header, payload: memoryview) -> Arrival | None:
-        """Put one chunk in place; the whole transfer if this was its last one."""
+        """Put one chunk in place; the whole transfer if this was its last chunk."""
         if header.note_bytes > len(payload):
             raise FrameError("a chunk is shorter than its note")
         note, data = payload[: header.note_bytes], payload[header.note_bytes :]
@@ -73,14 +75,7 @@ class Landing:
         return self._complete(incoming, header, bytes(note))
 
     def _begin(self, header: Header) -> _Incoming:
-        grant = self._grants.find(header.region, self._task, self._incarnation, header.key)
-        if grant is None:
-            raise FrameError(f"region {header.region} was not granted to this life of {self._task}")
-        if header.offset + header.total > grant.region.nbytes:
-            raise FrameError(
-                f"bytes {header.offset} to {header.offset + header.total} do not lie in region {header.region} "
-                f"of {grant.region.nbytes}"
-            )
+        grant = self._grants.check(self._peer, header.region, header.key, header.offset, header.total)
         self._current = _Incoming(header.transfer, grant, header.offset, header.total)
         return self._current
 

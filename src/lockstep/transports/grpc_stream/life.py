@@ -1,30 +1,30 @@
-"""The life of an endpoint on a gRPC stream: up, conversation, end, and that every transfer is settled exactly once.
+"""What all endpoints on a gRPC stream share: they go up, converse, end, and settle every transfer exactly once.
 
-What is said on the stream, and how bytes move, is the business of the transports that build on it.
+How bytes move, and which further frames that takes, is up to the transports that build on it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from itertools import count
-from typing import Final, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from lockstep.protocol.causes import Cause, Reason
 from lockstep.protocol.timing import CUT_SECONDS, FLUSH_SECONDS
-from lockstep.transports.base import Counters, EndpointEvents, LinkDownError, LinkState, PeerAddress, TransferId
+from lockstep.transports.base import EndpointEvents, LinkState, Move, PeerAddress, TransferId
 from lockstep.transports.clerk import Clerk
-from lockstep.transports.grpc_stream.frames import NO_PATH, FrameError, Header, Kind, pack, pack_fault, text_of, unpack
+from lockstep.transports.frame_error import FrameError
+from lockstep.transports.grpc_stream.frames import NO_PATH, Header, Kind, pack, pack_fault, text_of, unpack
 from lockstep.transports.grpc_stream.sending import Sender
+from lockstep.transports.lifecycle import Lifecycle
+from lockstep.transports.loan import HeldLoan
 from lockstep.transports.quiet_grpc import grpc
 
-_OWNER_FAILED: Final = "a callback of the endpoint's owner raised an error"
 
+class CannotMeet(Exception):  # noqa: N818  # nobody's error: there is no path between the two
+    """The two ends cannot reach each other as this transport needs it; the text says what was tried.
 
-class CannotMeet(Exception):  # noqa: N818  # nobody's error: there is no way between the two
-    """The two ends cannot reach each other as this transport wants it; the text says what was tried.
-
-    ``no_path``: that is proven, and trying again changes nothing.
+    ``no_path``: this is certain, and trying again changes nothing.
     """
 
     def __init__(self, text: str, *, no_path: bool = False) -> None:
@@ -37,113 +37,89 @@ class _Ended(Exception):  # noqa: N818  # not an error: how reading stops
 
 
 class Unsettled(Protocol):
-    """A transfer of which the owner has not been told the end."""
+    """A transfer whose end has not been reported to the owner."""
 
     @property
     def number(self) -> TransferId: ...
+
+    @property
+    def move(self) -> Move: ...
+
+    @property
+    def left(self) -> bool:
+        """Whether all of its bytes have left."""
 
 
 AnyTransfer = TypeVar("AnyTransfer", bound=Unsettled)
 
 
 class StreamLife(Generic[AnyTransfer]):
-    """What all endpoints on such streams have in common. ``run`` is its life, given by the transport."""
+    """One end of a link. The transport calls ``run`` on a thread of the endpoint's own."""
 
-    def __init__(self, peer: PeerAddress, events: EndpointEvents, clerk: Clerk, sender: Sender) -> None:
+    def __init__(self, peer: PeerAddress, events: EndpointEvents, clerk: Clerk, sender: Sender[Any]) -> None:
         self.peer = peer
         self.sender = sender
         self._events = events
         self._clerk = clerk
-        self._state = LinkState.CONNECTING
-        self._lock = threading.Lock()  # state and unsettled transfers
+        self._cycle = Lifecycle(peer.task)
+        self._lock = self._cycle.lock  # unsettled transfers
         self._telling = threading.RLock()  # one callback at a time, and none after close
-        self._numbers = count(1)
         self._unsettled: dict[TransferId, AnyTransfer] = {}
-        self._ended = threading.Event()
-        self._cut: Callable[[], object] = lambda: None
-        self._thread: threading.Thread | None = None
-        self._end_reason = ""
         self._end_cause = Cause.LINK_DOWN
-        self._sent = [0, 0, 0]  # bytes, writes, loans; written by the thread that sends only
-        self._received = [0, 0, 0]  # the same; written by the endpoint's thread only
+        self.attach = self._cycle.attach
+        self.counters = self._cycle.counters
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} to {self.peer.task} {self._state.value}>"
+        return f"<{type(self).__name__} to {self.peer.task} {self.state.value}>"
 
     @property
     def state(self) -> LinkState:
-        return self._state
+        return self._cycle.state
 
     # --- what a transport adds ------------------------------------------------------------------------------
 
     def _meet(self, incoming: Iterable[bytes]) -> None:
-        """Before the link is up: tell the peer what it needs to know. FrameError and CannotMeet end the link."""
+        """Before the link is up: send the peer what it needs to know. FrameError and CannotMeet end the link."""
 
     def _obey(self, header: Header, payload: memoryview) -> None:
         """A frame of the peer, of a kind that only this transport knows. FrameError ends the link."""
         raise NotImplementedError
 
     def _stop_landing(self) -> None:
-        """Once this has returned, nothing of the peer lands in memory any more."""
+        """Once this has returned, no bytes of the peer land in memory any more."""
         raise NotImplementedError
 
-    def _refuse_if_over(self) -> None:
-        """Raise where no transfer can be started; under the lock."""
-        if self._state in (LinkState.LOST, LinkState.CLOSED):
-            raise LinkDownError(f"the link to {self.peer.task} is {self._state.value}: {self._end_reason}")
-
-    def counters(self) -> Counters:
-        (sent, writes, loans), (received, writes_in, loans_in) = self._sent, self._received
-        return Counters(sent, writes, received, writes_in, loans, loans_in)
+    # --- the course of the link ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        with self._lock:
-            connecting = self._state is LinkState.CONNECTING
-            if self._state in (LinkState.CONNECTING, LinkState.UP):
-                self._state = LinkState.CLOSED
-                self._end_reason = "this end closed it"
+        before = self._cycle.close()
         self._stop_landing()
         self.sender.end(pack(Header(Kind.GOODBYE)))
-        if connecting:
-            self._cut()
-        if threading.current_thread() is self._thread:
+        if before is LinkState.CONNECTING:
+            self._cycle.interrupt()
+        if self._cycle.on_own_thread:
             self._clerk.later(FLUSH_SECONDS, self._cut_if_open)
             return
-        if not self._ended.wait(FLUSH_SECONDS):
-            self._cut()
-            self._ended.wait(CUT_SECONDS)
+        if not self._cycle.ended.wait(FLUSH_SECONDS):
+            self._cycle.interrupt()
+            self._cycle.ended.wait(CUT_SECONDS)
         with self._telling:  # a callback that was under way has returned now
             pass
 
     def _cut_if_open(self) -> None:
-        if not self._ended.is_set():
-            self._cut()
+        if not self._cycle.ended.is_set():
+            self._cycle.interrupt()
 
-    # --- the life of the link, on the endpoint's thread -----------------------------------------------------
-
-    def run(self, talk: Callable[[Self], str]) -> None:
-        """Live: ``talk`` connects, reads to the end and returns the reason of the end."""
-        self._thread = threading.current_thread()
-        reason = _OWNER_FAILED
-        try:
-            reason = talk(self)
-        finally:
-            self._finish(reason)
-
-    def attach(self, cut: Callable[[], object]) -> None:
-        """There is a stream now, and ``cut`` breaks it off."""
-        self._cut = cut
-        if self._state is LinkState.CLOSED:
-            cut()
+    def run(self, talk: Callable[[], str]) -> None:
+        """Serve the link: ``talk`` connects, reads to the end and returns the reason of the end."""
+        self._cycle.run(talk, self._finish)
 
     def converse(self, incoming: Iterable[bytes]) -> str:
         """Both sides know each other: go up, and read until the stream ends; the reason of the end."""
         try:
             self._meet(incoming)
-            with self._lock:
-                if self._state is not LinkState.CONNECTING:
-                    return self._end_reason
-                self._state = LinkState.UP
+            if not self._cycle.go_up():
+                return self._cycle.reason
             with self._telling:
                 self._events.on_up()
             self.sender.flow()
@@ -162,7 +138,7 @@ class StreamLife(Generic[AnyTransfer]):
         return "the connection ended without a goodbye"
 
     def _hang_up(self, reason: str, incoming: Iterable[bytes], flags: int = 0) -> str:
-        """Tell the peer what it did wrong, and wait until it has read that or has been given up."""
+        """Send the peer what it did wrong, and wait until it has read that, or give up."""
         self._stop_landing()
         self.sender.end(pack_fault(reason, flags))
         cut = self._clerk.later(FLUSH_SECONDS, self._cut_if_open)
@@ -181,7 +157,37 @@ class StreamLife(Generic[AnyTransfer]):
         if header.kind == Kind.FAULT:
             self._end_cause = Cause.NO_PATH if header.flags & NO_PATH else Cause.LINK_DOWN
             raise _Ended(f"{self.peer.task} cut this end off: {text_of(payload)}")
-        self._obey(header, payload)
+        if header.kind == Kind.RELEASE:
+            self._on_release(header.transfer)
+        else:
+            self._obey(header, payload)
+
+    # --- transfers ----------------------------------------------------------------------------------------------
+
+    def _deliver(self, number: TransferId, note: bytes, nbytes: int, lent: memoryview | None) -> None:
+        """A transfer of the peer is in place; ``lent``: it is a loan, of these bytes."""
+        with self._telling:
+            if self.state is not LinkState.UP:
+                return
+            self._cycle.count_received(nbytes, lent is not None)
+            if lent is None:
+                self._events.on_arrived(note, nbytes)
+                return
+            frame = pack(Header(Kind.RELEASE, transfer=number))
+            self._events.on_lent(note, HeldLoan(lent, lambda: self.sender.add_urgent(frame)))
+
+    def _on_release(self, number: TransferId) -> None:
+        with self._lock:
+            transfer = self._unsettled.get(number)
+        if transfer is None or not transfer.move.loan or not transfer.left:
+            raise FrameError(f"transfer {number} is not a loan that can be released")
+        self._settle(transfer)
+
+    def _on_left(self, transfer: AnyTransfer) -> None:
+        """All bytes of a transfer have left; on the thread that sends."""
+        self._cycle.count_sent(transfer.move.nbytes, transfer.move.loan)
+        if not transfer.move.loan:
+            self._settle(transfer)
 
     def _settle(self, transfer: AnyTransfer) -> None:
         with self._telling:
@@ -198,27 +204,24 @@ class StreamLife(Generic[AnyTransfer]):
                 self._events.on_failed(number, reason)
 
     def _finish(self, reason: str) -> None:
-        """Settle everything and tell the owner, once."""
+        """Settle everything and notify the owner, once."""
+        lost = self._cycle.lose(reason)
         with self._lock:
-            lost = self._state in (LinkState.CONNECTING, LinkState.UP)
-            if lost:
-                self._state = LinkState.LOST
-                self._end_reason = reason
             unsettled = list(self._unsettled)
         self._stop_landing()
         self.sender.end()
         try:
             for number in unsettled:
-                self._fail(number, self._end_reason)
+                self._fail(number, self._cycle.reason)
             if lost:
                 with self._telling:
                     self._events.on_lost(Reason(self._end_cause, reason))
         finally:
-            self._ended.set()
+            self._cycle.ended.set()
 
 
 def _describe_break(error: grpc.RpcError) -> str:
-    """A dialer's error says what happened; an acceptor's has no text."""
+    """The error of a dialer says what happened; that of an acceptor has no text."""
     details = error.details() if hasattr(error, "details") else None
     return (
         f"the connection ended without a goodbye ({details})" if details else "the connection ended without a goodbye"

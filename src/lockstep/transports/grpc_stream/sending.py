@@ -1,6 +1,6 @@
-"""The sending half of an endpoint: transfers wait as descriptors and become chunks only when gRPC asks for one.
+"""The sending half of a stream: transfers wait as descriptors and become chunks only when gRPC asks for one.
 
-gRPC asks for the next frame when it has taken the one before, so what is in flight toward it never exceeds one chunk
+gRPC asks for the next frame when it has taken the previous one, so what is in flight toward it never exceeds one chunk
 and its own buffers, however much waits here.
 """
 
@@ -9,45 +9,52 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
-from lockstep.protocol.messages import Ticket
-from lockstep.transports.base import TransferId
-from lockstep.transports.grpc_stream.frames import CHUNK_BYTES, FIRST, LAST, LOAN, Header, Kind, pack
+from lockstep.transports.base import Move
 
 
-@dataclass(slots=True, eq=False)
-class Transfer:
-    """One write or loan that has not been settled yet."""
+class Bulk(Protocol):
+    """A transfer whose bytes go over the stream, in chunks."""
 
-    number: TransferId
-    data: memoryview
-    target: Ticket
-    target_offset: int
-    note: bytes
-    loan: bool
-    urgency: int = 0
-    begun: int = 0
-    """How many bytes have become chunks."""
+    @property
+    def move(self) -> Move: ...
+
+    @property
+    def begun(self) -> int:
+        """How many bytes have become chunks."""
+
+    @property
+    def left(self) -> bool:
+        """Whether all of them have."""
+
+    def claim(self) -> tuple[int, int]:
+        """The next range to send."""
+
+    def pack(self, begin: int, end: int) -> bytes:
+        """A claimed range as a frame."""
 
 
-class Sender:
-    """Orders frames: what is urgent before bulk, bulk by its urgency and then in the order of the calls."""
+AnyBulk = TypeVar("AnyBulk", bound=Bulk)
 
-    def __init__(self, on_left: Callable[[Transfer], None]) -> None:
+
+class Sender(Generic[AnyBulk]):
+    """Orders frames: urgent frames before bulk, bulk by its urgency and then in the order of the calls."""
+
+    def __init__(self, on_left: Callable[[AnyBulk], None] = lambda _: None) -> None:
+        """``on_left``: gRPC has taken the last chunk of a transfer."""
         self._on_left = on_left
         self._wake = threading.Condition()
         self._urgent: deque[bytes] = deque()
-        self._bulk: deque[Transfer] = deque()
+        self._bulk: deque[AnyBulk] = deque()
         self._flowing = False
         self._ended = False
 
-    def add(self, transfer: Transfer) -> None:
-        """Queue a transfer; it moves once ``flow`` was called."""
+    def add(self, transfer: AnyBulk) -> None:
+        """Queue a transfer; it moves once ``flow`` has been called."""
         with self._wake:
             place = len(self._bulk)
-            # One that has begun is not overtaken: the other end takes the chunks of one transfer at a time.
-            while place and self._bulk[place - 1].urgency < transfer.urgency and not self._bulk[place - 1].begun:
+            while place and _yields(self._bulk[place - 1], transfer):
                 place -= 1
             self._bulk.insert(place, transfer)
             self._wake.notify()
@@ -65,8 +72,8 @@ class Sender:
             self._flowing = True
             self._wake.notify()
 
-    def remove(self, transfer: Transfer) -> bool:
-        """Take a transfer back; False where its last chunk has left already."""
+    def remove(self, transfer: AnyBulk) -> bool:
+        """Take a transfer back; False if its last chunk has left already."""
         with self._wake:
             if transfer not in self._bulk:
                 return False
@@ -74,7 +81,7 @@ class Sender:
             return True
 
     def end(self, last: bytes | None = None) -> None:
-        """Send what is urgent, then ``last``, then end the stream. Bulk that waits is dropped."""
+        """Send urgent frames, then ``last``, then end the stream. Waiting bulk is dropped."""
         with self._wake:
             if self._ended:
                 return
@@ -85,7 +92,7 @@ class Sender:
             self._wake.notify()
 
     def frames(self) -> Iterator[bytes]:
-        """What the stream sends. Runs on gRPC's thread, which is this endpoint's sender for as long."""
+        """What the stream sends. Runs on a thread of gRPC, which is this endpoint's sender until the stream ends."""
         while True:
             with self._wake:
                 self._wake.wait_for(self._has_work)
@@ -99,35 +106,22 @@ class Sender:
                 yield frame
                 continue
             transfer, begin, end = claim
-            yield _chunk(transfer, begin, end)
-            if end == transfer.data.nbytes:
+            yield transfer.pack(begin, end)  # copies the bytes, outside of every lock
+            if transfer.left:
                 self._on_left(transfer)
 
     def _has_work(self) -> bool:
         return bool(self._urgent or self._ended or (self._bulk and self._flowing))
 
-    def _claim(self) -> tuple[Transfer, int, int]:
-        """The next range to send; the last one takes its transfer out of the queue, and it can no more be removed."""
+    def _claim(self) -> tuple[AnyBulk, int, int]:
+        """The next range to send. The last one takes its transfer out of the queue: it can no longer be removed."""
         transfer = self._bulk[0]
-        begin, total = transfer.begun, transfer.data.nbytes
-        end = transfer.begun = min(begin + CHUNK_BYTES, total)
-        if end == total:
+        begin, end = transfer.claim()
+        if transfer.left:
             self._bulk.popleft()
         return transfer, begin, end
 
 
-def _chunk(transfer: Transfer, begin: int, end: int) -> bytes:
-    """One chunk as a frame: here the bytes are copied, outside of every lock."""
-    total = transfer.data.nbytes
-    note = transfer.note if end == total else b""
-    header = Header(
-        kind=Kind.CHUNK,
-        flags=(FIRST if begin == 0 else 0) | (LAST if end == total else 0) | (LOAN if transfer.loan else 0),
-        note_bytes=len(note),
-        transfer=transfer.number,
-        region=transfer.target.region,
-        key=transfer.target.key,
-        offset=transfer.target_offset + begin,
-        total=total,
-    )
-    return pack(header, note, transfer.data[begin:end])
+def _yields(first: Bulk, second: Bulk) -> bool:
+    """One that has begun is not overtaken: the other end takes the chunks of one transfer at a time."""
+    return first.move.urgency < second.move.urgency and not first.begun

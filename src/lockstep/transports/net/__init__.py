@@ -1,1 +1,1 @@
-"""Measures the transports, next to what the machine and the libraries below them can do at best."""
+"""Measures the transports next to the best that the machine and the libraries below them can do."""

@@ -1,7 +1,7 @@
-"""The active side: everything that can move bytes to the peer, behind one small face.
+"""The active side: everything that can move bytes to the peer, behind one small interface.
 
-``start`` begins a transfer, ``finish`` waits for the answer to the oldest one. The limits are written as one would
-write them without Lockstep: a memory copy, a TCP socket, a stream of grpcio, a write of NIXL.
+``start`` begins a transfer, ``finish`` waits for the answer to the oldest one. The limits are written the way
+you would write them without Lockstep: a memory copy, a TCP socket, a stream of grpcio, a write of NIXL.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Any, Final, Protocol
 
 from lockstep.transports.base import PeerAddress
-from lockstep.transports.grpc_stream.frames import CHUNK_BYTES
+from lockstep.transports.grpc_stream.chunks import CHUNK_BYTES
 from lockstep.transports.net.control import CALL_SECONDS, Caller, NetError
 from lockstep.transports.net.links import LinkEnd, pack_ticket, unpack_ticket
 from lockstep.transports.ucx.agent import Agent, load_nixl
@@ -32,7 +32,7 @@ LIMITS: Final = ((GRPC, BARE_GRPC), (UCX, BARE_NIXL), (SHM, COPY), (GRPC, TCP), 
 
 
 class Contender(Protocol):
-    """Something that moves bytes from here to there."""
+    """Something that moves bytes to the peer."""
 
     name: str
 
@@ -42,7 +42,7 @@ class Contender(Protocol):
         """When the oldest transfer was answered."""
 
     def begin(self) -> None:
-        """A burst of this one begins."""
+        """A burst of this contender begins."""
 
     def end(self) -> None: ...
 
@@ -50,12 +50,12 @@ class Contender(Protocol):
 
 
 def filled(nbytes: int) -> bytearray:
-    """Memory that really exists: pages that were never written to would all be read out of the same one."""
+    """Resident memory: pages that were never written would all be read from the same zero page."""
     return bytearray(b"\1") * nbytes
 
 
 class MemoryCopy:
-    """What a transfer costs at least that does not leave the bytes where they are."""
+    """The least that a transfer costs if it does not leave the bytes where they are."""
 
     name = COPY
 

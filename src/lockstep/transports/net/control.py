@@ -1,4 +1,4 @@
-"""How the two processes of a measurement talk: one JSON object a line, over a TCP connection."""
+"""How the two processes of a measurement talk: one JSON object per line, over a TCP connection."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Caller:
             self._socket = socket.create_connection((host, port), timeout=CALL_SECONDS)
         except OSError as error:
             raise NetError(
-                f"nobody answers at {host}:{port} ({error.strerror or error}); start 'lockstep net --serve' there"
+                f"nothing answers at {host}:{port} ({error.strerror or error}); start 'lockstep net --serve' there"
             ) from error
         self._lines = self._socket.makefile("rwb")
 
@@ -39,15 +39,15 @@ class Caller:
         return str(self._socket.getpeername()[0])
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """Let the peer do something, and wait for the answer."""
+        """Call a method of the peer, and wait for the answer."""
         try:
             self._lines.write(json.dumps({"call": method, "with": arguments}).encode() + b"\n")
             self._lines.flush()
             line = self._lines.readline(_MAX_LINE)
         except OSError as error:
-            raise NetError(f"the peer did not answer to {method}: {error}") from error
+            raise NetError(f"the peer did not answer {method}: {error}") from error
         if not line:
-            raise NetError(f"the peer has gone; it was asked to {method}")
+            raise NetError(f"the peer has hung up during {method}")
         answer = json.loads(line)
         if "error" in answer:
             raise NetError(answer["error"])
@@ -74,4 +74,4 @@ def _answer(line: bytes, methods: Methods, expected: tuple[type[Exception], ...]
     except expected as error:
         return {"error": str(error)}
     except (ValueError, KeyError, TypeError) as error:
-        return {"error": f"this call is not understood: {error}"}
+        return {"error": f"this call is not valid: {error}"}

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from lockstep.protocol.causes import Reason
 from lockstep.protocol.messages import Ticket
-from lockstep.transports.base import Endpoint, Loan, PeerAddress, Region
+from lockstep.transports.base import Endpoint, Loan, Move, PeerAddress, Region
 from lockstep.transports.net.control import NetError
 from lockstep.transports.registry import make_transport
 from lockstep.transports.wire.server import ControlServer
@@ -72,11 +72,10 @@ class LinkEnd:
             self._raise_if_lost()
 
     def start(self, nbytes: int, target: Ticket, *, lend: bool) -> None:
-        """Start a transfer from the beginning of the region. Its answer: the peer's, or the release of a loan."""
+        """Start a transfer from the beginning of the region. The peer answers a write; the release answers a loan."""
         assert self.endpoint is not None
         self._lending = lend
-        begin = self.endpoint.lend if lend else self.endpoint.write
-        begin(self.region, 0, nbytes, target, 0, b"")
+        self.endpoint.start(Move(self.region, 0, nbytes, target, 0, b"", loan=lend))
 
     def wait_answer(self) -> float:
         """When the next answer came."""
@@ -119,7 +118,7 @@ class LinkEnd:
         if self._answer_to is None:
             self._answered()
         elif self.endpoint is not None:
-            self.endpoint.write(self.region, 0, 0, self._answer_to, 0, b"")
+            self.endpoint.start(Move(self.region, 0, 0, self._answer_to, 0, b""))
 
     def on_lent(self, note: bytes, loan: Loan) -> None:  # noqa: ARG002 - the caller counts
         loan.release()

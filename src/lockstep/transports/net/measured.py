@@ -16,12 +16,12 @@ SIZES: Final = tuple(4096 << (2 * step) for step in range(9))
 
 @dataclass(slots=True)
 class Measured:
-    """One contender at one size. Latency: from the call until the peer's answer that all bytes are there."""
+    """One contender at one size. Latency: from the call until the peer answers that all bytes are in place."""
 
     contender: str
     nbytes: int
     rates: list[float] = field(default_factory=list)
-    """Bytes a second of each round, with several transfers in flight."""
+    """Bytes per second of each round, with several transfers in flight."""
     latencies: list[float] = field(default_factory=list)
     """Seconds of each transfer that was alone on its link."""
     cpu_seconds: float = 0.0
@@ -29,7 +29,7 @@ class Measured:
 
     @property
     def bytes_per_second(self) -> float:
-        """The best round: what the path can do when nobody disturbs it."""
+        """The best round: what the path can do when nothing disturbs it."""
         return max(self.rates, default=0.0)
 
     def latency(self, share: float) -> float:
@@ -39,7 +39,7 @@ class Measured:
 
     @property
     def cpu_per_gigabyte(self) -> float:
-        """CPU seconds of both ends for each 10^9 bytes."""
+        """CPU seconds of both ends per 10^9 bytes."""
         return self.cpu_seconds / (self.moved / 1e9) if self.moved else 0.0
 
     def to_json(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Plan:
 
 @contextmanager
 def local_peer() -> Iterator[Caller]:
-    """A peer in a process of its own on this machine. It ends with the connection, whatever happens here."""
+    """A peer in a separate process on this machine. It ends with the connection, whatever happens here."""
     command = [sys.executable, "-m", "lockstep.transports.net.serving"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -62,12 +62,12 @@ def local_peer() -> Iterator[Caller]:
 
 
 def measure(caller: Caller, plan: Plan, progress: Callable[[int, int, str], None]) -> Report:
-    """Run the plan with this peer; ``progress`` is told (done, of all, what)."""
+    """Run the plan with this peer; ``progress`` is called with what is done, the total, and what is next."""
     report = Report(describe_machine(), caller.call("hello", version=__version__))
     with ExitStack() as opened:
         contenders = _open_all(caller, plan, report, opened)
         if not contenders:
-            raise NetError("nothing of what was asked for can be measured here")
+            raise NetError("nothing that was requested can be measured here")
         total = len(plan.sizes) * plan.rounds * len(contenders)
         done = 0
         for nbytes in plan.sizes:
@@ -99,7 +99,7 @@ def _open_all(caller: Caller, plan: Plan, report: Report, opened: ExitStack) -> 
     attempt(MemoryCopy.name, lambda: MemoryCopy(nbytes))
     attempt(TcpSocket.name, lambda: TcpSocket(caller, nbytes))
     attempt(BareGrpc.name, lambda: BareGrpc(caller, nbytes))
-    # Before anything else of NIXL: a process loads it once, with the libibverbs that the device needs.
+    # Before any other use of NIXL: a process loads it once, with the libibverbs that the device needs.
     attempt(VERBS, lambda: Linked(caller, VERBS, nbytes))
     missing = missing_library(UCX)
     if missing is None:

@@ -1,4 +1,4 @@
-"""The passive process of a measurement: it does what the active one asks for, and ends with it."""
+"""The passive process of a measurement: it does what the active one requests, and ends with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TASK: Final = "/net/there"
 
 
 class Serving:
-    """What one caller may ask for."""
+    """What one caller may request."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -42,14 +42,14 @@ class Serving:
 
     def hello(self, version: str) -> str:
         if version != __version__:
-            raise NetError(f"that side has Lockstep {version}, this one {__version__}; install the same version")
+            raise NetError(f"that side runs Lockstep {version}, this one {__version__}; install the same one on both")
         return describe_machine()
 
     def cpu(self) -> float:
         return time.process_time()
 
     def prepare(self, transport: str, nbytes: int) -> dict[str, Any]:
-        """Make this side's transport and region; where it is reached."""
+        """Make this side's transport and region; returns its address."""
         end = LinkEnd(transport, self._host, TASK, self._incarnation, _bounded(nbytes))
         self._ends[transport] = end
         self._closing.append(end.close)
@@ -115,7 +115,7 @@ class Serving:
 
 
 class _Polled:
-    """Drives an agent on a thread of its own while it is asked to."""
+    """Drives an agent on a thread of its own while this is requested."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -145,7 +145,7 @@ class _Polled:
 
 def _bounded(nbytes: int) -> int:
     if not 0 < nbytes <= MAX_BYTES:
-        raise NetError(f"a region of {nbytes} bytes was asked for; at most {MAX_BYTES} are given")
+        raise NetError(f"a region of {nbytes} bytes was requested; it must have 1 to {MAX_BYTES} bytes")
     return nbytes
 
 
@@ -163,7 +163,7 @@ def _receive(listener: socket.socket, memory: memoryview) -> None:
 
 
 def serve_one(listener: socket.socket) -> None:
-    """Serve one caller, to its end."""
+    """Serve one caller until it hangs up."""
     connection, _ = listener.accept()
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     serving = Serving(str(connection.getsockname()[0]))
@@ -174,7 +174,7 @@ def serve_one(listener: socket.socket) -> None:
 
 
 def main() -> None:
-    """The child of a measurement on one machine: tells its port, serves its parent, and ends."""
+    """The child of a measurement on one machine: print the port, serve the parent, and end."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         sys.stdout.write(f"{listener.getsockname()[1]}\n")
         sys.stdout.flush()

@@ -1,1 +1,1 @@
-"""The data plane ``grpc+shm``: regions in shared memory, and a socket of the same host for the signals."""
+"""The data plane ``grpc+shm``: regions in shared memory, and a local socket for the signals."""

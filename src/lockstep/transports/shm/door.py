@@ -1,4 +1,4 @@
-"""Where peers of this host knock: a listening socket without a file, and a thread that lets them in."""
+"""Where peers on this host connect: a listening socket without a file, and a thread that accepts them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import time
 from collections.abc import Callable
 
 from lockstep.protocol.timing import HELLO_SECONDS
-from lockstep.transports.shm.frames import FrameError, pack_fault
+from lockstep.transports.frame_error import FrameError
+from lockstep.transports.shm.frames import pack_fault
 from lockstep.transports.shm.handshake import Visitor, check_user, listen_to
 from lockstep.transports.shm.host import Place, door_address
 from lockstep.transports.shm.signals import Signals
 
 
 class Door:
-    """Accepts connections until it is closed. ``admit`` runs on a thread of the visitor's own and may wait."""
+    """Accepts connections until it is closed. ``admit`` runs on a separate thread per visitor and may wait."""
 
     def __init__(self, place: Place, task: str, admit: Callable[[Visitor], None]) -> None:
         self._admit = admit
@@ -41,7 +42,7 @@ class Door:
     def _let_in(self, connection: socket.socket) -> None:
         signals = Signals(connection)
         try:
-            check_user(connection, "whoever knocked")
+            check_user(connection, "the visitor")
             visitor = listen_to(signals, time.monotonic() + HELLO_SECONDS)
             try:
                 self._admit(visitor)

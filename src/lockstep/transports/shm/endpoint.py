@@ -5,30 +5,19 @@ One thread serves it: it receives the peer's signals, makes the copies of incomi
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
-from itertools import count
 from typing import Final
 
 from lockstep.protocol.causes import link_down
-from lockstep.protocol.messages import Ticket
-from lockstep.transports.base import (
-    Counters,
-    EndpointEvents,
-    LinkDownError,
-    LinkState,
-    PeerAddress,
-    Region,
-    TransferId,
-    TransportError,
-)
+from lockstep.transports.base import EndpointEvents, LinkState, Move, PeerAddress, TransferId, TransportError
+from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grants import Grants
+from lockstep.transports.lifecycle import Lifecycle
 from lockstep.transports.loan import HeldLoan
-from lockstep.transports.memory import HostRegion, check_transfer
+from lockstep.transports.memory import check_move
 from lockstep.transports.shm.frames import (
     LOAN,
-    FrameError,
     Kind,
     Offer,
     pack_fault,
@@ -45,10 +34,7 @@ from lockstep.transports.shm.tokens import Tokens
 
 NAME: Final = "grpc+shm"
 CLOSE_SECONDS: Final = 5.0
-"""How long ``close`` waits for a callback or a piece of a copy that is under way."""
-
-_OPEN: Final = (LinkState.CONNECTING, LinkState.UP)
-_OWNER_FAILED: Final = "a callback of the endpoint's owner raised an error"
+"""How long ``close`` waits for a callback or part of a copy that is under way."""
 
 
 class _Ended(Exception):  # noqa: N818  # not an error: how receiving stops
@@ -64,7 +50,7 @@ class Connected:
 
 
 class ShmEndpoint:
-    """Moves ranges of regions to one life of one peer. ``run`` is its life, given by the transport."""
+    """Moves ranges of regions to one incarnation of one peer. ``run`` is called on a thread of the endpoint's own."""
 
     def __init__(
         self,
@@ -78,26 +64,21 @@ class ShmEndpoint:
         self.peer = peer
         self._events = events
         self._stage = stage
-        self._state = LinkState.CONNECTING
-        self._end_reason = ""
-        self._lock = threading.Lock()  # state, and the desk
-        self._numbers = count(1)
+        self._cycle = Lifecycle(peer.task)
+        self._lock = self._cycle.lock  # the desk
         self._desk = Desk(tokens)
-        self._landing = Landing(grants, peer.task, peer.incarnation)
+        self._landing = Landing(grants, peer)
         self._jobs: deque[Callable[[], None]] = deque()
-        self._wake: Callable[[], None] = lambda: None
         self._signals: Signals | None = None
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._sent = [0, 0, 0]  # bytes, writes, loans; written by the endpoint's thread only
-        self._received = [0, 0, 0]
+        self.attach = self._cycle.attach
+        self.counters = self._cycle.counters
 
     def __repr__(self) -> str:
-        return f"<ShmEndpoint to {self.peer.task} {self._state.value}>"
+        return f"<ShmEndpoint to {self.peer.task} {self.state.value}>"
 
     @property
     def state(self) -> LinkState:
-        return self._state
+        return self._cycle.state
 
     @property
     def transport(self) -> str:
@@ -110,40 +91,12 @@ class ShmEndpoint:
     def path(self) -> str:
         return "shared memory"
 
-    def write(
-        self,
-        source: Region,
-        offset: int,
-        nbytes: int,
-        target: Ticket,
-        target_offset: int,
-        note: bytes,
-        urgency: int = 0,  # noqa: ARG002 - a loan waits for nothing
-    ) -> TransferId:
-        return self._start(source, offset, nbytes, target, target_offset, note, loan=False)
-
-    def lend(
-        self,
-        source: Region,
-        offset: int,
-        nbytes: int,
-        target: Ticket,
-        target_offset: int,
-        note: bytes,
-        urgency: int = 0,  # noqa: ARG002 - a loan waits for nothing
-    ) -> TransferId:
-        return self._start(source, offset, nbytes, target, target_offset, note, loan=True)
-
-    def _start(
-        self, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes, *, loan: bool
-    ) -> TransferId:
-        if not isinstance(source, HostRegion) or source.closed:
-            raise TransportError("the source is no open region of this transport: use its allocate or register first")
-        check_transfer(NAME, source, offset, nbytes, target, target_offset, note)
+    def start(self, move: Move) -> TransferId:
+        """``urgency`` is ignored: a loan waits for nothing."""
+        source = check_move(NAME, move)
         with self._lock:
-            if self._state not in _OPEN:
-                raise LinkDownError(f"the link to {self.peer.task} is {self._state.value}: {self._end_reason}")
-            transfer = Transfer(next(self._numbers), source, offset, nbytes, target, target_offset, note, loan)
+            self._cycle.refuse_if_over()
+            transfer = Transfer(next(self._cycle.numbers), move, source)
             must_pump = self._desk.add(transfer)
         if must_pump:
             self._do_soon(self._pump)
@@ -156,10 +109,6 @@ class ShmEndpoint:
         if taken_back:
             self._do_soon(lambda: self._tell_failed(transfer, "cancelled"))
 
-    def counters(self) -> Counters:
-        (sent, writes, loans), (received, writes_in, loans_in) = self._sent, self._received
-        return Counters(sent, writes, received, writes_in, loans, loans_in)
-
     def bytes_under_way(self) -> int:
         return self._landing.landed
 
@@ -169,49 +118,33 @@ class ShmEndpoint:
             self._desk.forget(region)
 
     def close(self) -> None:
-        with self._lock:
-            if self._state in _OPEN:
-                self._state = LinkState.CLOSED
-                self._end_reason = "this end closed it"
-        self._wake()
-        if threading.current_thread() is not self._thread:
-            self._ended.wait(CLOSE_SECONDS)
+        self._cycle.close()
+        self._cycle.interrupt()
+        if not self._cycle.on_own_thread:
+            self._cycle.ended.wait(CLOSE_SECONDS)
 
-    # --- the life of the link, on the endpoint's thread -----------------------------------------------------
+    # --- the course of the link, on the endpoint's thread ---------------------------------------------------
 
-    def run(self, connect: Callable[[ShmEndpoint], Connected | str]) -> None:
-        """Live: ``connect`` gives the connected socket, or the reason why there is none."""
-        self._thread = threading.current_thread()
-        reason = _OWNER_FAILED
-        try:
-            connected = connect(self)
-            reason = connected if isinstance(connected, str) else self._converse(connected)
-        finally:
-            self._finish(reason)
-
-    def attach(self, wake: Callable[[], None]) -> None:
-        """``wake`` interrupts whatever the endpoint's thread waits for."""
-        self._wake = wake
-        if self._state is LinkState.CLOSED:
-            wake()
+    def run(self, talk: Callable[[], str]) -> None:
+        """Serve the link: ``talk`` connects, converses, and returns the reason of the end."""
+        self._cycle.run(talk, self._finish)
 
     def _do_soon(self, job: Callable[[], None]) -> None:
         self._jobs.append(job)
-        self._wake()
+        self._cycle.interrupt()
 
-    def _converse(self, connected: Connected) -> str:
+    def converse(self, connected: Connected) -> str:
+        """Both ends have proven themselves: receive signals until the link ends; the reason of the end."""
         self._signals = signals = connected.signals
         self._peer_tokens = connected.peer_tokens
-        with self._lock:
-            if self._state is not LinkState.CONNECTING:
-                return self._end_reason
-            self._state = LinkState.UP
+        if not self._cycle.go_up():
+            return self._cycle.reason
         self._events.on_up()
         with self._lock:
             self._desk.open(signals)
         self._pump()
         try:
-            while self._state is LinkState.UP:
+            while self.state is LinkState.UP:
                 for frame in signals.receive():
                     self._on_frame(frame)
                 self._do_jobs()
@@ -221,15 +154,15 @@ class ShmEndpoint:
             return "the connection ended without a goodbye"
         except FrameError as fault:
             signals.send(pack_fault(str(fault)))
-            return f"{self.peer.task} was cut off: it broke the rules of the link: {fault}"
-        return self._end_reason
+            return f"{self.peer.task} was cut off because it broke the rules of the link: {fault}"
+        return self._cycle.reason
 
     def _do_jobs(self) -> None:
         while self._jobs:
             self._jobs.popleft()()
 
     def _on_frame(self, frame: Frame) -> None:
-        if self._state is not LinkState.UP:
+        if self.state is not LinkState.UP:
             close_descriptors(frame)
             return
         data, descriptors = frame
@@ -261,15 +194,14 @@ class ShmEndpoint:
         loan = bool(offer.flags & LOAN)
         if loan:
             view = self._landing.view(offer)
-        elif not self._landing.copy(offer, lambda: self._state is LinkState.UP):
+        elif not self._landing.copy(offer, lambda: self.state is LinkState.UP):
             return
         if signals.peer_is_gone():
-            raise EOFError  # what a dead peer had offered is not taken any more
+            raise EOFError  # offers of a dead peer are no longer taken
         if not self._peer_tokens.take(offer.token):
             signals.send(pack_number(Kind.DROPPED, offer.transfer))
             return
-        self._received[0] += offer.nbytes
-        self._received[2 if loan else 1] += 1
+        self._cycle.count_received(offer.nbytes, loan)
         done = pack_number(Kind.DONE, offer.transfer)
         if loan:
             self._events.on_lent(offer.note, HeldLoan(view, lambda: signals.send(done)))
@@ -281,7 +213,7 @@ class ShmEndpoint:
         with self._lock:
             transfer = self._desk.answered(number)
         if transfer is None:
-            raise FrameError(f"transfer {number} was answered and is not open")
+            raise FrameError(f"transfer {number} was answered but is not open")
         if delivered == transfer.given_up:
             raise FrameError(f"transfer {number} was decided twice")
         if delivered:
@@ -289,14 +221,14 @@ class ShmEndpoint:
         self._pump()
 
     def _pump(self) -> None:
-        """Offer what waits. A source that cannot be mapped is copied here, one at a time."""
+        """Offer waiting transfers. Sources that cannot be mapped are copied here, one at a time."""
         while True:
             with self._lock:
                 transfer = self._desk.pump()
             if transfer is None:
                 return
             try:
-                copy = self._stage(transfer.nbytes)
+                copy = self._stage(transfer.move.nbytes)
             except TransportError as error:
                 with self._lock:
                     taken_back = self._desk.give_up(transfer)
@@ -310,20 +242,15 @@ class ShmEndpoint:
                     self._desk.let_go(transfer)
 
     def _tell_sent(self, transfer: Transfer) -> None:
-        self._sent[0] += transfer.nbytes
-        self._sent[2 if transfer.loan else 1] += 1
+        self._cycle.count_sent(transfer.move.nbytes, transfer.move.loan)
         self._events.on_sent(transfer.number)
 
     def _tell_failed(self, number: TransferId, reason: str) -> None:
         self._events.on_failed(number, reason)
 
     def _finish(self, reason: str) -> None:
-        """Settle everything and tell the owner, once."""
-        with self._lock:
-            lost = self._state in _OPEN
-            if lost:
-                self._state = LinkState.LOST
-                self._end_reason = reason
+        """Settle everything and notify the owner, once."""
+        lost = self._cycle.lose(reason)
         self._landing.close()
         try:
             self._do_jobs()
@@ -333,12 +260,12 @@ class ShmEndpoint:
         finally:
             if self._signals is not None:
                 self._signals.send(bytes([Kind.GOODBYE]))
-                self._wake = lambda: None
+                self.attach(lambda: None)
                 self._signals.close()
                 self._peer_tokens.close()
             with self._lock:
                 self._desk.close()
-            self._ended.set()
+            self._cycle.ended.set()
 
     def _settle_all(self) -> None:
         """Each transfer that the peer has not answered: was it delivered, or is it given up now?"""
@@ -347,13 +274,13 @@ class ShmEndpoint:
             for transfer in list(self._desk.unsettled.values()):
                 told = transfer.given_up
                 given_up = self._desk.give_up(transfer)
-                fates.append((transfer, told, given_up or transfer.loan))
+                fates.append((transfer, told, given_up or transfer.move.loan))
                 self._desk.let_go(transfer)
             self._desk.unsettled.clear()
         for transfer, told, failed in fates:
             if told:
                 continue
             if failed:
-                self._tell_failed(transfer.number, self._end_reason)
+                self._tell_failed(transfer.number, self._cycle.reason)
             else:
                 self._tell_sent(transfer)

@@ -1,6 +1,6 @@
-"""What crosses the signal socket: small frames with fixed fields, and a few with JSON while both ends meet.
+"""What crosses the signal socket: small frames with fixed fields, and a few with JSON during the handshake.
 
-No tensor bytes are ever in a frame. Everything that a peer says is checked before it is believed.
+A frame never contains tensor bytes. Everything that a peer sends is checked before it is used.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ import struct
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
+from lockstep.transports.frame_error import FrameError
 from lockstep.transports.memory import MAX_NOTE_BYTES
 
 MAX_FRAME_BYTES: Final = MAX_NOTE_BYTES + 4096
 _MAX_TEXT_BYTES: Final = 2048
-
-
-class FrameError(Exception):
-    """The peer broke the rules of the signal socket; the text says how."""
 
 
 class Kind(IntEnum):
@@ -28,7 +25,7 @@ class Kind(IntEnum):
     FORGET = 3  # that region is closed
     OFFER = 4  # bytes that you may copy or read
     DONE = 5  # the copy is made, or the loan released
-    DROPPED = 6  # the offer was taken back before I got to it
+    DROPPED = 6  # the offer was withdrawn before I got to it
     FAULT = 7  # the rule that you broke; I end the link
     GOODBYE = 8  # I close the link
 
@@ -41,7 +38,7 @@ _NUMBER: Final = struct.Struct("<BQ")
 
 
 class Offer(NamedTuple):
-    """One transfer: where its bytes lie at the sender, and where they go."""
+    """One transfer: where its bytes are at the sender, and where they go."""
 
     flags: int
     token: int
@@ -67,7 +64,7 @@ def unpack_offer(frame: bytes) -> Offer:
     _, flags, note_bytes, token, *places = _OFFER.unpack_from(frame)
     note = frame[_OFFER.size :]
     if len(note) != note_bytes:
-        raise FrameError("an offer has another length than it says")
+        raise FrameError("the length of an offer does not match its header")
     transfer, region, offset, nbytes, target, key, target_offset = places
     return Offer(flags, token, transfer, region, offset, nbytes, target, key, target_offset, note)
 
@@ -78,7 +75,7 @@ def pack_region(number: int, nbytes: int) -> bytes:
 
 def unpack_region(frame: bytes) -> tuple[int, int]:
     if len(frame) != _REGION.size:
-        raise FrameError("the announcement of a region has a wrong length")
+        raise FrameError("the announcement of a region has the wrong length")
     _, number, nbytes = _REGION.unpack(frame)
     return number, nbytes
 
@@ -90,7 +87,7 @@ def pack_number(kind: Kind, number: int) -> bytes:
 
 def unpack_number(frame: bytes) -> int:
     if len(frame) != _NUMBER.size:
-        raise FrameError("a frame has a wrong length")
+        raise FrameError("a frame has the wrong length")
     return int(_NUMBER.unpack(frame)[1])
 
 
@@ -102,7 +99,7 @@ def unpack_hello(frame: bytes) -> dict[str, Any]:
     if frame[:1] == bytes([Kind.FAULT]):
         raise FrameError(text_of(frame))
     if frame[:1] != bytes([Kind.HELLO]):
-        raise FrameError("a signal socket begins with a hello")
+        raise FrameError("a signal socket must begin with a hello")
     try:
         content = json.loads(frame[1:])
     except ValueError as error:

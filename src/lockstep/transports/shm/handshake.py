@@ -1,8 +1,8 @@
-"""How two ends of a signal socket get to know each other, and prove that they can map one another's memory.
+"""How two ends of a signal socket identify themselves, and prove that they can map one another's memory.
 
-The dialer says who it is and sends a challenge: a random number in memory, as a descriptor. The acceptor answers with
-the number that it read there, and with a challenge of its own, which the dialer answers in turn. A last word of the
-acceptor tells the dialer that it is believed. Only then is the link up, at both ends.
+The dialer identifies itself and sends a challenge: a random number in memory, as a descriptor. The acceptor answers
+with the number that it read there, and with a challenge of its own, which the dialer answers in turn. A last message of
+the acceptor confirms that answer. Only then is the link up, at both ends.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
-from lockstep.protocol.ids import hex64
 from lockstep.transports.base import PeerAddress, TransportError
-from lockstep.transports.shm.frames import FrameError, pack_hello, unpack_hello
+from lockstep.transports.frame_error import FrameError
+from lockstep.transports.shm.frames import pack_hello, unpack_hello
 from lockstep.transports.shm.memory import make_memory_file, map_file
 from lockstep.transports.shm.signals import Signals
 from lockstep.transports.shm.tokens import Tokens
@@ -29,7 +29,7 @@ _CHALLENGE_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Self:
-    """Who speaks, and what it shows: the descriptor of its tokens, and a challenge."""
+    """This end, and what it presents: the descriptor of its tokens, and a challenge."""
 
     task: str
     incarnation: int
@@ -39,7 +39,7 @@ class Self:
 
 
 def introduce(task: str, incarnation: int, tokens: int, kept: ExitStack) -> Self:
-    """Oneself with a fresh challenge; ``kept`` closes the descriptors."""
+    """This end with a fresh challenge; ``kept`` closes the descriptors."""
     challenge = make_memory_file(_CHALLENGE_BYTES, "a challenge")
     kept.callback(os.close, challenge)
     kept.callback(os.close, tokens)
@@ -51,7 +51,7 @@ def introduce(task: str, incarnation: int, tokens: int, kept: ExitStack) -> Self
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """A dialer that has said who it is; its descriptors are the acceptor's to close."""
+    """A dialer that has identified itself; the acceptor closes its descriptors."""
 
     signals: Signals
     task: str
@@ -65,7 +65,7 @@ class Visitor:
 
 
 def greet(signals: Signals, me: Self, peer: PeerAddress, secret: str, deadline: float) -> Tokens:
-    """The dialer's part, after connecting; the peer's tokens. ``FrameError`` says what went wrong."""
+    """The dialer's part, once connected; returns the peer's tokens. ``FrameError`` says what went wrong."""
     signals.send(_hello(me, peer.incarnation, secret, ""), [me.challenge, me.tokens])
     answer, descriptors = _next(signals, deadline, peer.task)
     try:
@@ -82,17 +82,17 @@ def greet(signals: Signals, me: Self, peer: PeerAddress, secret: str, deadline: 
 
 
 def listen_to(signals: Signals, deadline: float) -> Visitor:
-    """The acceptor's first part: who is there?"""
+    """The acceptor's first part: find out who the visitor is."""
     content, descriptors = _next(signals, deadline, "the visitor")
     task, life, meant, secret = (content.get(name) for name in ("task", "life", "meant", "secret"))
     if not (isinstance(task, str) and isinstance(life, int) and isinstance(meant, int) and isinstance(secret, str)):
         _close(descriptors)
-        raise FrameError("a hello does not say who it comes from")
+        raise FrameError("a hello does not say who sent it")
     return Visitor(signals, task, life, meant, secret, descriptors)
 
 
 def welcome(visitor: Visitor, me: Self, deadline: float) -> Tokens:
-    """The acceptor's second part; the peer's tokens."""
+    """The acceptor's second part; returns the peer's tokens."""
     signals = visitor.signals
     seen, tokens = _look_at(visitor.descriptors)
     signals.send(_hello(me, visitor.incarnation, "", seen), [me.challenge, me.tokens])
@@ -104,16 +104,11 @@ def welcome(visitor: Visitor, me: Self, deadline: float) -> Tokens:
 
 
 def check_user(connection: socket.socket, task: str) -> None:
-    """The kernel knows who is at the other end."""
+    """Refuse a peer of another user; the kernel knows who is at the other end."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, user, _ = struct.unpack("3i", packed)
     if user not in (0, os.getuid()) and os.getuid() != 0:
-        raise FrameError(f"{task} belongs to another user ({user}); run all tasks of a job as the same one")
-
-
-def refuse_life(task: str, incarnation: int, meant: int) -> FrameError:
-    """The visitor means another life of this task."""
-    return FrameError(f"{task} is in life {hex64(incarnation)} now, not in {hex64(meant)}")
+        raise FrameError(f"{task} belongs to another user ({user}); run all tasks of a job as the same user")
 
 
 def _hello(me: Self, meant: int, secret: str, seen: str) -> bytes:
@@ -122,7 +117,7 @@ def _hello(me: Self, meant: int, secret: str, seen: str) -> bytes:
 
 def _check(content: dict[str, Any], me: Self, task: str) -> None:
     if content.get("seen") != me.expected:
-        raise FrameError(f"{task} sees other memory than this task; they do not share a host")
+        raise FrameError(f"{task} does not see the same memory as this task; they do not share a host")
 
 
 def _look_at(descriptors: Sequence[int]) -> tuple[str, Tokens]:
@@ -140,7 +135,7 @@ def _next(signals: Signals, deadline: float, task: str) -> tuple[dict[str, Any],
     try:
         frame = signals.receive_within(max(0.0, deadline - time.monotonic()))
     except EOFError as error:
-        raise FrameError(f"{task} hung up before it said who it is") from error
+        raise FrameError(f"{task} hung up before it identified itself") from error
     if frame is None:
         raise FrameError(f"{task} did not answer in time")
     data, descriptors = frame

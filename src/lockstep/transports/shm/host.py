@@ -15,7 +15,7 @@ from lockstep.transports.base import NoPathError
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a task lives: its host in this boot, its network namespace, its user, its door and the key to it."""
+    """Where a task runs: its host and boot, its network namespace, its user, its door and the key to it."""
 
     host: str
     boot: str
@@ -33,7 +33,7 @@ def unpack_place(address: bytes) -> Place:
     content = json.loads(address)
     place = Place(**content) if isinstance(content, dict) else None
     if place is None or not isinstance(place.user, int):
-        raise ValueError("this is no address of a task on this host")
+        raise ValueError("this is not the address of a task on this host")
     return place
 
 
@@ -48,7 +48,7 @@ def make_place() -> Place:
 
 
 def check_same_host(task: str, ours: Place, theirs: Place) -> None:
-    """``NoPathError`` says why the two cannot share memory. That they can is only proven by mapping."""
+    """``NoPathError`` says why the two cannot share memory. Only mapping proves that they can."""
     if (theirs.boot or theirs.host) != (ours.boot or ours.host):
         raise NoPathError(f"{task} runs on another host ({theirs.host}, this is {ours.host})")
     if theirs.network != ours.network:

@@ -1,8 +1,8 @@
 """Regions in shared memory, and the mappings of a peer's regions.
 
-A region is a sealed memory file (``memfd``): it has no name, so whatever ends a process, nothing is left behind. Its
-pages are taken when it is made, and its size is sealed, so touching it later can neither run out of room nor past its
-end. ``/dev/shm`` and its size play no part in it.
+A region is a sealed memory file (``memfd``): it has no name, so nothing is left behind however a process ends. Its
+pages are allocated when it is made, and its size is sealed, so a later access can neither run out of memory nor past
+its end. ``/dev/shm`` and its size play no part.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def make_memory_file(nbytes: int, purpose: str) -> int:
-    """A descriptor of ``nbytes`` zeroed bytes that exist already; too little room raises with numbers."""
+    """A descriptor of ``nbytes`` zeroed, allocated bytes; too little memory raises with numbers."""
     check_room(nbytes, purpose)
     descriptor = os.memfd_create("lockstep", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -33,17 +33,17 @@ def make_memory_file(nbytes: int, purpose: str) -> int:
         os.close(descriptor)
         if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             raise
-        raise TransportError(f"no room in shared memory for {purpose} of {nbytes} bytes: {error.strerror}") from error
+        raise TransportError(f"not enough shared memory for {purpose} of {nbytes} bytes: {error.strerror}") from error
     return descriptor
 
 
 def map_file(descriptor: int, nbytes: int, *, writable: bool) -> mmap.mmap:
-    """Map a file of this host's memory; ``TransportError`` where that is not what the descriptor leads to."""
+    """Map a memory file of this host; ``TransportError`` if the descriptor is something else."""
     try:
         if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-            raise TransportError("memory that could shrink under the reader was offered; it is refused")
+            raise TransportError("the peer offered memory that could shrink while it is read; this is refused")
         if os.fstat(descriptor).st_size < nbytes:
-            raise TransportError(f"{nbytes} bytes were announced, and fewer are there")
+            raise TransportError(f"{nbytes} bytes were announced, but there are fewer")
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         return mmap.mmap(descriptor, max(nbytes, 1), mmap.MAP_SHARED, protection)
     except (OSError, ValueError) as error:
@@ -51,7 +51,7 @@ def map_file(descriptor: int, nbytes: int, *, writable: bool) -> mmap.mmap:
 
 
 def address_of_mapping(mapping: mmap.mmap) -> int:
-    """Where the first byte lies; numpy also tells it of memory that may only be read."""
+    """Address of the first byte; numpy gives it for read-only memory as well."""
     return int(np.frombuffer(mapping, np.uint8).ctypes.data)
 
 
@@ -70,7 +70,7 @@ class SharedRegion(HostRegion):
 
 
 class PeerRegion:
-    """A region of the peer, mapped here to be read."""
+    """A region of the peer, mapped read-only."""
 
     def __init__(self, nbytes: int, descriptor: int) -> None:
         self.nbytes = nbytes
@@ -78,5 +78,5 @@ class PeerRegion:
         self.address = address_of_mapping(self._mapping)
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """A range of it; whoever holds the view keeps the mapping alive, also after the link has ended."""
+        """A range of it; the view keeps the mapping alive, even after the link has ended."""
         return memoryview(self._mapping)[offset : offset + nbytes]

@@ -1,7 +1,7 @@
 """The receiving half of an endpoint: maps the peer's regions, checks its offers, and copies what was written.
 
-The receiver moves the bytes, never the sender: nothing lands in a region but by the hands of its owner. A peer that
-wakes up late, or whose life has ended, cannot write into memory that is in use again.
+The receiver moves the bytes, never the sender: only its owner puts bytes into a region. A peer that wakes up late,
+or whose incarnation has ended, cannot write into memory that is in use again.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from lockstep.transports.base import TransportError
-from lockstep.transports.grants import Grant, Grants
-from lockstep.transports.shm.frames import LOAN, FrameError, Offer, unpack_region
+from lockstep.transports.base import PeerAddress, TransportError
+from lockstep.transports.frame_error import FrameError
+from lockstep.transports.grants import Grants
+from lockstep.transports.shm.frames import Offer, unpack_region
 from lockstep.transports.shm.memory import PeerRegion
 from lockstep.transports.shm.tokens import TOKENS
 
 _COPY_BYTES: Final = 4 << 20
-"""A copy looks after each of these whether the link still stands."""
+"""After each of these, a copy checks whether the link is still up."""
 
 
 class Landing:
-    """What one peer may bring. Used by the endpoint's thread alone."""
+    """The incoming transfers of one peer. Used only by the endpoint's thread."""
 
-    def __init__(self, grants: Grants, task: str, incarnation: int) -> None:
+    def __init__(self, grants: Grants, peer: PeerAddress) -> None:
         self._grants = grants
-        self._task = task
-        self._incarnation = incarnation
+        self._peer = peer
         self._regions: dict[int, PeerRegion] = {}
         self.landed = 0
-        """Bytes of the copy that is being made."""
+        """How many bytes of the current copy are in place."""
 
     def learn(self, frame: bytes, descriptors: list[int]) -> None:
         """The peer announced a region."""
@@ -55,12 +55,13 @@ class Landing:
         if source is None:
             raise FrameError(f"region {offer.region} was never announced")
         if offer.offset + offer.nbytes > source.nbytes or offer.token >= TOKENS:
-            raise FrameError(f"transfer {offer.transfer} does not lie in region {offer.region}")
+            raise FrameError(f"transfer {offer.transfer} is outside region {offer.region}")
         return source
 
     def copy(self, offer: Offer, may_go_on: Callable[[], bool]) -> bool:
-        """Put a write in place; False where the link ended in the middle."""
-        source, grant = self._source(offer), self._grant(offer)
+        """Put a write in place; False if the link ended in the middle."""
+        source = self._source(offer)
+        grant = self._grants.check(self._peer, offer.target, offer.key, offer.target_offset, offer.nbytes)
         address = source.address + offer.offset
         self.landed = 0
         while self.landed < offer.nbytes:
@@ -72,13 +73,3 @@ class Landing:
             self.landed += nbytes
         self.landed = 0
         return True
-
-    def _grant(self, offer: Offer) -> Grant:
-        if offer.flags & LOAN:
-            raise FrameError("a loan is not copied")
-        grant = self._grants.find(offer.target, self._task, self._incarnation, offer.key)
-        if grant is None:
-            raise FrameError(f"region {offer.target} was not granted to this life of {self._task}")
-        if offer.target_offset + offer.nbytes > grant.region.nbytes:
-            raise FrameError(f"transfer {offer.transfer} does not fit into region {offer.target}")
-        return grant

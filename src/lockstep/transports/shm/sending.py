@@ -1,4 +1,4 @@
-"""The sending half of an endpoint: which transfers the peer knows of, which wait, and who has decided about each."""
+"""The sending half of an endpoint: which transfers the peer knows, which wait, and how each was decided."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import ctypes
 from collections import deque
 from dataclasses import dataclass
 
-from lockstep.protocol.messages import Ticket
-from lockstep.transports.base import TransferId
+from lockstep.transports.base import Move, TransferId
 from lockstep.transports.memory import HostRegion
 from lockstep.transports.shm.frames import LOAN, Kind, Offer, pack_number, pack_offer, pack_region
 from lockstep.transports.shm.memory import SharedRegion
@@ -22,17 +21,12 @@ class Transfer:
     """One write or loan that the peer has not answered yet."""
 
     number: TransferId
+    move: Move
     source: HostRegion
-    offset: int
-    nbytes: int
-    target: Ticket
-    target_offset: int
-    note: bytes
-    loan: bool
     token: int = _WAITING
     given_up: bool = False
     copied: SharedRegion | None = None
-    """Where a source that the peer cannot map was copied to."""
+    """The copy of a source that the peer cannot map."""
 
     @property
     def waiting(self) -> bool:
@@ -56,10 +50,10 @@ class Desk:
         self._signals = signals
 
     def add(self, transfer: Transfer) -> bool:
-        """Take a transfer; True where it has to wait for something that ``pump`` can do."""
+        """Take a transfer; True if it has to wait for something that ``pump`` can do."""
         self.unsettled[transfer.number] = transfer
         if not self.waiting and self._may_offer() and isinstance(transfer.source, SharedRegion):
-            self._offer(transfer, transfer.source, transfer.offset)
+            self._offer(transfer, transfer.source, transfer.move.offset)
             return False
         self.waiting.append(transfer)
         return self._signals is not None
@@ -72,7 +66,7 @@ class Desk:
         while self.waiting and self._may_offer():
             transfer = self.waiting[0]
             if isinstance(transfer.source, SharedRegion):
-                self._offer(transfer, transfer.source, transfer.offset)
+                self._offer(transfer, transfer.source, transfer.move.offset)
             elif transfer.copied is not None:
                 self._offer(transfer, transfer.copied, 0)
             elif self.copying is None:
@@ -90,18 +84,18 @@ class Desk:
             self._signals.send(pack_region(source.number, source.nbytes), [source.descriptor])
         transfer.token = self._free.pop()
         self._tokens.lay_out(transfer.token)
-        target = transfer.target
+        move = transfer.move
         offer = Offer(
-            LOAN if transfer.loan else 0,
+            LOAN if move.loan else 0,
             transfer.token,
             transfer.number,
             source.number,
             offset,
-            transfer.nbytes,
-            target.region,
-            target.key,
-            transfer.target_offset,
-            transfer.note,
+            move.nbytes,
+            move.target.region,
+            move.target.key,
+            move.target_offset,
+            move.note,
         )
         self._signals.send(pack_offer(offer))
 
@@ -110,13 +104,13 @@ class Desk:
         self._tokens.close()
 
     def forget(self, region: int) -> None:
-        """A region is closed: the peer can let go of it."""
+        """A region is closed: the peer can unmap it."""
         if region in self._known and self._signals is not None:
             self._known.discard(region)
             self._signals.send(pack_number(Kind.FORGET, region))
 
     def answered(self, number: TransferId) -> Transfer | None:
-        """The peer is through with this one; None if it never had it."""
+        """The peer has finished this transfer; None if it never had it."""
         transfer = self.unsettled.get(number)
         if transfer is None or transfer.waiting:
             return None
@@ -126,7 +120,7 @@ class Desk:
         return transfer
 
     def let_go(self, transfer: Transfer) -> None:
-        """Free what was taken for the transfer alone."""
+        """Free what was allocated for this transfer alone."""
         if self.copying is transfer:
             self.copying = None
         if transfer.copied is not None:
@@ -134,7 +128,7 @@ class Desk:
             transfer.copied.close()
 
     def give_up(self, transfer: Transfer) -> bool:
-        """Try to take a transfer back: True where the peer will certainly not deliver it."""
+        """Try to take a transfer back; True if the peer will certainly not deliver it."""
         if transfer.given_up:
             return False
         if transfer.waiting:
@@ -148,6 +142,7 @@ class Desk:
 
 
 def copy_source(transfer: Transfer, into: SharedRegion) -> None:
-    """Bring private memory to where the peer can map it; the interpreter's lock is free meanwhile."""
-    if transfer.nbytes:
-        ctypes.memmove(into.address, transfer.source.address + transfer.offset, transfer.nbytes)
+    """Copy private memory to where the peer can map it, without the interpreter's lock."""
+    move = transfer.move
+    if move.nbytes:
+        ctypes.memmove(into.address, transfer.source.address + move.offset, move.nbytes)

@@ -1,10 +1,10 @@
-"""The signal socket of a link: ordered small frames between two processes of one host, with descriptors where needed.
+"""The signal socket of a link: small ordered frames between two processes on one host, with descriptors where needed.
 
-Sending never blocks: what the kernel does not take waits here until it does. One thread receives; it sleeps in ``poll``
+Sending never blocks: frames that the kernel does not take yet wait here. One thread receives; it sleeps in ``poll``
 until a frame, room to send, or a wake-up comes, and never spins.
 
-A step sends several frames for each bucket. The two calls that come with each of them go to the C library and keep the
-interpreter's lock: they return at once, and a thread that lets go of the lock may stand in line for it.
+A step sends several frames per bucket. The two calls that each of them takes go to the C library and keep the
+interpreter's lock: they return at once, and a thread that releases the lock may have to queue for it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Signals:
         self._end = _Polled(connection.fileno(), 0, 0)
 
     def send(self, frame: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send a frame after those before it; on a broken socket nothing happens, since the receiver notices that."""
+        """Send a frame after those before it; does nothing on a broken socket, which the receiver notices."""
         with self._lock:
             if self._closed:
                 return
@@ -82,12 +82,12 @@ class Signals:
 
     def wake(self) -> None:
         """Let ``receive`` return."""
-        with self._lock:  # the number of a closed descriptor may be somebody else's by now
+        with self._lock:  # the number of a closed descriptor may be reused by now
             if not self._closed:
                 os.eventfd_write(self._wake, 1)
 
     def receive(self) -> list[Frame]:
-        """Wait for frames, or for a wake-up (then there may be none). EOFError where the peer is gone."""
+        """Wait for frames, or for a wake-up (then there may be none). EOFError if the peer is gone."""
         poller = select.poll()
         poller.register(self._wake, select.POLLIN)
         poller.register(self._socket, select.POLLIN | (select.POLLOUT if self._backlog else 0))
@@ -99,7 +99,7 @@ class Signals:
         return self._receive_batch()
 
     def receive_within(self, seconds: float) -> Frame | None:
-        """One frame, while both ends get to know each other; None if none comes in time or the socket was woken."""
+        """One frame of the handshake; None if none comes in time or the socket is woken."""
         poller = select.poll()
         poller.register(self._wake, select.POLLIN)
         poller.register(self._socket, select.POLLIN)
@@ -109,7 +109,7 @@ class Signals:
         return self._receive_one()
 
     def peer_is_gone(self) -> bool:
-        """Whether the other end has closed the socket, also while frames of it are still to be read."""
+        """Whether the other end has closed the socket, even if some of its frames are still unread."""
         return bool(self._poll(ctypes.byref(self._end), 1, 0) > 0)
 
     def _flush(self) -> None:
@@ -124,7 +124,7 @@ class Signals:
                 frame = self._receive_one()
             except EOFError:
                 if frames:
-                    break  # the end is seen again by the next call
+                    break  # the next call sees the end again
                 raise
             if frame is None:
                 break
@@ -138,7 +138,7 @@ class Signals:
             except BlockingIOError:
                 return None
             except ConnectionResetError:
-                continue  # the peer closed without reading all; what it sent before is still there
+                continue  # the peer closed without reading everything; what it sent before is still there
             except OSError as error:
                 raise EOFError(str(error)) from error
             if data:
@@ -147,7 +147,7 @@ class Signals:
         raise EOFError("the connection was reset")
 
     def close(self) -> None:
-        """Send what the kernel still takes, and close."""
+        """Send what the kernel still accepts, and close."""
         self._flush()
         with self._lock:
             self._closed = True

@@ -1,8 +1,8 @@
-"""Who decides what becomes of a transfer: one token for each, in memory that both ends map.
+"""Which end decides the fate of a transfer: one token per transfer, in memory that both ends map.
 
-The receiver takes a transfer's token when all bytes are in place, and only then tells of the arrival; the sender takes
-it to give the transfer up. Whoever comes first has decided, even if the other end is frozen or dead by then. A token is
-a semaphore of one, since ``sem_trywait`` is an atomic decision between processes that Python can call.
+The receiver takes a transfer's token when all bytes are in place, and only then reports the arrival; the sender takes
+it to give the transfer up. The end that comes first has decided, even if the other is frozen or dead by then. A token
+is a semaphore with a count of one, since ``sem_trywait`` is an atomic decision between processes that Python can call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 from lockstep.transports.shm.memory import make_memory_file, map_file
 
 TOKENS: Final = 1024
-"""Transfers of one endpoint that the peer may know of at the same time; more of them wait at the sender."""
+"""Transfers of one endpoint that the peer may know at the same time; further ones wait at the sender."""
 
 _STRIDE: Final = 64
 _BYTES: Final = TOKENS * _STRIDE
@@ -45,7 +45,7 @@ class Tokens:
         return self._address != 0 and bool(self._try(self._address + number * _STRIDE) == 0)
 
     def close(self) -> None:
-        """Let go of the memory; not while another thread may use a token."""
+        """Unmap the memory; not while another thread may use a token."""
         self._address = 0
         self._memory.close()
 

@@ -1,9 +1,9 @@
-"""NIXL for one link: a small typed face of its agent, with plain numbers and bytes only.
+"""NIXL for one link: a small typed interface to its agent, with plain numbers and bytes only.
 
 Each link has an agent, and with it a UCX worker, of its own. What the peer writes over the network lands only while
-this side drives its worker, and not at all once the agent is gone: so a link that was closed can touch no memory any
-more, although NIXL cannot take back a write that was begun. Shared memory is left out of what UCX may use for the same
-reason: there the writer's own hands move the bytes, whatever this side does (on one host use ``grpc+shm``).
+this side drives its worker, and not at all once the agent is gone: a closed link can no longer touch any
+memory, although NIXL cannot take back a write that has begun. UCX may not use shared memory for the same reason: there
+the writer moves the bytes itself, whatever this side does (on one host use ``grpc+shm``).
 
 Bytes are written, never read: over TCP, UCX aborts the process whose memory is being read when the reader dies.
 """
@@ -27,24 +27,24 @@ Settings = tuple[tuple[str, str], ...]
 """Variables of UCX and their values."""
 
 _QUIET: Final = (("UCX_LOG_LEVEL", "fatal"), ("NIXL_LOG_LEVEL", "FATAL"))
-"""What these libraries print about a peer that died, we say ourselves, with its name; a user may set them."""
+"""What these libraries print about a dead peer, we report ourselves, with its name. Users may set these."""
 
 WITHOUT_SHARED_MEMORY: Final = (("UCX_TLS", "^sm"),)
 
 
 class AgentError(Exception):
-    """NIXL could not do it; the text is what it said."""
+    """NIXL failed; the text is its own message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nixl:
-    """NIXL's Python module, and how UCX is to be set up for the agents that are made with it."""
+    """NIXL's Python module, and the UCX settings for agents made with it."""
 
     module: Any
     settings: Settings
 
     def apply_settings(self) -> None:
-        """UCX reads its variables whenever an agent is made, in C; so they are set there, and not for children."""
+        """UCX reads its variables in C whenever an agent is made: they are set there, and children do not get them."""
         library = ctypes.CDLL(None)
         library.getenv.restype = ctypes.c_char_p
         for name, value in self.settings:
@@ -54,7 +54,7 @@ class Nixl:
 
 
 def load_nixl(settings: Settings = WITHOUT_SHARED_MEMORY, folder: Path | None = None) -> Nixl:
-    """NIXL, from ``folder`` where one is given; ``TransportError`` where it cannot be loaded."""
+    """NIXL, from ``folder`` if given; ``TransportError`` if it cannot be loaded."""
     library = ctypes.CDLL(None)
     for name, value in _QUIET:
         library.setenv(name.encode(), value.encode(), 0)
@@ -62,7 +62,7 @@ def load_nixl(settings: Settings = WITHOUT_SHARED_MEMORY, folder: Path | None = 
     if loaded is None:
         loaded = _import_nixl(folder)
     elif folder is not None and folder not in Path(str(loaded.__file__)).parents:
-        raise TransportError("NIXL was loaded already with another libibverbs; use grpc+verbs in a process of its own")
+        raise TransportError("NIXL is already loaded with another libibverbs; use grpc+verbs in a separate process")
     return Nixl(loaded, settings)
 
 
@@ -78,14 +78,14 @@ def _import_nixl(folder: Path | None) -> Any:
                 nixl.logger.setLevel(logging.ERROR)
                 return nixl
     except ImportError as error:
-        raise TransportError(f"NIXL is installed and cannot be loaded: {error}") from error
+        raise TransportError(f"NIXL is installed but cannot be loaded: {error}") from error
     finally:
         sys.path[:] = before
     raise TransportError("NIXL is not installed")
 
 
 class Agent:
-    """One NIXL agent. Not for several threads at the same time."""
+    """One NIXL agent. Not thread-safe."""
 
     def __init__(self, nixl: Nixl, name: str) -> None:
         nixl.apply_settings()
@@ -102,12 +102,12 @@ class Agent:
         return bytes(self._call(lambda: self._agent.get_agent_metadata()))
 
     def meet(self, metadata: bytes) -> None:
-        """Learn where the peer is, or of one more region of it."""
+        """Learn where the peer is, or about one more of its regions."""
         name = self._call(lambda: self._agent.add_remote_agent(metadata))
         self._peer = name.decode() if isinstance(name, bytes) else str(name)
 
     def register(self, number: int, address: int, nbytes: int, device: int | None = None) -> None:
-        """Let a range of this process's memory take part, once; ``device``: it is memory of this GPU."""
+        """Register a range of this process's memory, once; ``device``: the GPU that it belongs to."""
         if number not in self._registered:
             described = [(address, nbytes, device or 0, "")]
             self._registered[number] = self._call(lambda: self._agent.register_memory(described, _kind(device)))
@@ -126,7 +126,7 @@ class Agent:
     def begin_write(
         self, address: int, remote_address: int, nbytes: int, devices: tuple[int | None, int | None] = (None, None)
     ) -> Any:
-        """Start a write into the peer's memory; a handle for ``is_done``. ``devices``: the GPUs of here and there."""
+        """Start a write into the peer's memory; a handle for ``is_done``. ``devices``: our GPU and the peer's."""
         here, there = devices
 
         def begin() -> Any:
@@ -143,17 +143,17 @@ class Agent:
         """Drive the worker; whether all bytes of a write are in the peer's memory."""
         state = self._call(lambda: self._agent.check_xfer_state(handle))
         if state == "ERR":
-            raise AgentError("a write failed on the way")
+            raise AgentError("a write failed in transit")
         if state == "DONE":
             self._call(lambda: self._agent.release_xfer_handle(handle))
         return bool(state == "DONE")
 
     def progress(self) -> None:
-        """Drive the worker: what the peer writes lands meanwhile."""
+        """Drive the worker, so that what the peer writes lands."""
         self._call(lambda: self._agent.get_new_notifs())
 
     def close(self) -> None:
-        """Nothing lands any more, and nothing is written."""
+        """From now on nothing lands, and nothing is written."""
         self._registered.clear()
         self._agent = None
 

@@ -1,8 +1,8 @@
-"""The thread that drives one link's NIXL agent: writes go out in order, and what is expected comes in.
+"""The thread that drives one link's NIXL agent: writes go out in order, and expected writes come in.
 
 NIXL can only be polled. The thread sleeps while nothing is under way in either direction; while something is, it polls
-at once and, when nothing has been completed for a second, ever less often, so that a frozen peer costs little.
-All calls of the agent are made here, and each leaves the interpreter's lock free.
+at once and, when nothing has completed for a second, less and less often, so that a frozen peer costs little.
+All calls of the agent are made here, and each releases the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _IDLE_PAUSE: Final = 2e-3
 
 
 def pause_after(seconds: float) -> float:
-    """How long to wait before the next poll, when nothing was completed for so many seconds.
+    """How long to wait before the next poll, when nothing has completed for ``seconds``.
 
-    Never 0: a thread that only polls takes the interpreter's lock again before the threads of gRPC, which wait for it,
-    have woken up. With any pause at all a small transfer took 1.2 ms, without one 5 to 9.
+    Never 0: a thread that only polls takes the interpreter's lock again before the threads of gRPC that wait for it
+    have woken up. With any pause at all a small transfer took 1.2 ms, without one 5 to 9 ms.
     """
     return _BUSY_PAUSE if seconds < _BUSY_SECONDS else min(seconds / 1000, _IDLE_PAUSE)
 
 
 def pause_beside_a_device(seconds: float) -> float:
-    """As ``pause_after``, where a device moves the bytes and polling only tells that it has: a twentieth of the time
-    that it has taken so far. A processor that polled all the time would be missed where it is also the device's
-    (Soft-RoCE), and by whoever else computes there.
+    """As ``pause_after``, for a device that moves the bytes itself, so that polling only notices the end: a twentieth
+    of the time taken so far. Constant polling would take the processor away from the device, if it is emulated
+    (Soft-RoCE), and from anything else that computes there.
     """
     return min(max(seconds / 20, _BUSY_PAUSE), _IDLE_PAUSE)
 
@@ -46,13 +46,13 @@ class Outgoing(Protocol):
     cancelled: bool
 
     def is_ready(self) -> bool:
-        """Whether the peer has told where its region is."""
+        """Whether the peer has said where its region is."""
 
     def place(self) -> tuple[int, int, int, int]:
         """The peer's region, its address there, where the bytes are here, and how many."""
 
     def devices(self) -> tuple[int | None, int | None]:
-        """The GPUs whose memory it is here and there; None for ordinary memory."""
+        """The GPUs that hold the memory at this end and at the peer; None for ordinary memory."""
 
 
 class Driver:
@@ -66,8 +66,8 @@ class Driver:
         on_broken: Callable[[str], None],
         pause: Callable[[float], float] = pause_after,
     ) -> None:
-        """``on_written``: all bytes of a transfer are in place. ``on_broken``: NIXL says that the peer is gone.
-        ``pause``: how long to wait before the next poll, when nothing was completed for so many seconds."""
+        """``on_written``: all bytes of a transfer are in place. ``on_broken``: NIXL has lost the peer.
+        ``pause``: how long to wait before the next poll, when nothing has completed for that many seconds."""
         self._agent = agent
         self._pause = pause
         self._on_written = on_written
@@ -83,7 +83,7 @@ class Driver:
         self._thread.start()
 
     def do(self, job: Callable[[Agent], None]) -> None:
-        """Let the driver's thread do something with the agent, before further writes."""
+        """Run ``job`` with the agent on the driver's thread, before further writes."""
         with self._wake:
             self._jobs.append(job)
             self._wake.notify()
@@ -100,14 +100,14 @@ class Driver:
             self._wake.notify()
 
     def expect(self, change: int) -> None:
-        """So many more (or fewer) incoming transfers are under way."""
+        """The number of incoming transfers under way changes by ``change``."""
         with self._wake:
             self._expected += change
             self._since = time.monotonic()
             self._wake.notify()
 
     def stop(self) -> None:
-        """End the thread and the agent. Once this has returned, nothing of the peer lands any more."""
+        """End the thread and the agent. Once this has returned, nothing from the peer lands any more."""
         with self._wake:
             self._stopped = True
             self._wake.notify()
@@ -147,7 +147,7 @@ class Driver:
         return bool(head.cancelled or (head.is_ready() and not self._overlaps(head)))
 
     def _overlaps(self, transfer: Outgoing) -> bool:
-        """Whether bytes that are still on their way go to the same place: then this one has to wait for them."""
+        """Whether bytes still in transit go to the same place: then this transfer has to wait for them."""
         region, begin, _, nbytes = transfer.place()
         for other, _ in self._flying:
             other_region, other_begin, _, other_nbytes = other.place()

@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from lockstep.protocol.ids import hex64
-from lockstep.protocol.messages import Ticket
-from lockstep.transports.base import EndpointEvents, LinkState, PeerAddress, Region, TransferId, TransportError
+from lockstep.transports.base import EndpointEvents, Move, PeerAddress, TransferId
 from lockstep.transports.clerk import Clerk
+from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grants import Grant, Grants
-from lockstep.transports.grpc_stream import frames as stream
-from lockstep.transports.grpc_stream.frames import LOAN, FrameError, Header, pack, unpack
+from lockstep.transports.grpc_stream.frames import LOAN, Header, pack, pack_fault, unpack
 from lockstep.transports.grpc_stream.life import StreamLife
 from lockstep.transports.grpc_stream.sending import Sender
-from lockstep.transports.loan import HeldLoan
-from lockstep.transports.memory import HostRegion, check_transfer
+from lockstep.transports.memory import HostRegion, check_move
 from lockstep.transports.ucx.agent import Agent, AgentError, Nixl
 from lockstep.transports.ucx.driver import Driver, pause_after
 from lockstep.transports.ucx.frames import MAX_METADATA_BYTES, Kind
@@ -36,43 +34,45 @@ class Transfer:
     """One write or loan that has not been settled yet."""
 
     number: TransferId
+    move: Move
     source: HostRegion
-    offset: int
-    nbytes: int
-    target: Ticket
-    target_offset: int
-    note: bytes
-    loan: bool
     addresses: dict[_Place, tuple[int, int | None]]
-    """Where the peer's regions are, as far as it has told, and on which of its GPUs, if on one."""
+    """Where the peer's regions are, as far as it has said, and on which of its GPUs, if on one."""
     cancelled: bool = False
-    announced: bool = False
+    left: bool = False
+    """All bytes are in the peer's memory."""
+
+    @property
+    def target(self) -> _Place:
+        return self.move.target.region, self.move.target.key
 
     def is_ready(self) -> bool:
-        return (self.target.region, self.target.key) in self.addresses
+        return self.target in self.addresses
 
     def place(self) -> tuple[int, int, int, int]:
-        begin, _ = self.addresses[self.target.region, self.target.key]
-        return self.target.region, begin + self.target_offset, self.source.address + self.offset, self.nbytes
+        move = self.move
+        begin, _ = self.addresses[self.target]
+        return move.target.region, begin + move.target_offset, self.source.address + move.offset, move.nbytes
 
     def devices(self) -> tuple[int | None, int | None]:
-        return self.source.device, self.addresses[self.target.region, self.target.key][1]
+        return self.source.device, self.addresses[self.target][1]
 
     def header(self, kind: int, note_bytes: int = 0) -> Header:
+        region, key = self.target
         return Header(
             kind=kind,
-            flags=LOAN if self.loan else 0,
+            flags=LOAN if self.move.loan else 0,
             note_bytes=note_bytes,
             transfer=self.number,
-            region=self.target.region,
-            key=self.target.key,
-            offset=self.target_offset,
-            total=self.nbytes,
+            region=region,
+            key=key,
+            offset=self.move.target_offset,
+            total=self.move.nbytes,
         )
 
 
 class UcxEndpoint(StreamLife[Transfer]):
-    """Writes ranges of regions into the memory of one life of one peer."""
+    """Writes ranges of regions into the memory of one incarnation of one peer."""
 
     name: ClassVar[str] = NAME
     pause = staticmethod(pause_after)
@@ -81,7 +81,7 @@ class UcxEndpoint(StreamLife[Transfer]):
     def __init__(
         self, peer: PeerAddress, grants: Grants, events: EndpointEvents, clerk: Clerk, nixl: Nixl, own_name: str
     ) -> None:
-        super().__init__(peer, events, clerk, Sender(lambda _: None))
+        super().__init__(peer, events, clerk, Sender())
         self._grants = grants
         self._nixl = nixl
         self._agent_name = own_name
@@ -105,51 +105,22 @@ class UcxEndpoint(StreamLife[Transfer]):
 
     # --- sending --------------------------------------------------------------------------------------------------
 
-    def write(
-        self,
-        source: Region,
-        offset: int,
-        nbytes: int,
-        target: Ticket,
-        target_offset: int,
-        note: bytes,
-        urgency: int = 0,  # noqa: ARG002 - UCX has many under way at once
-    ) -> TransferId:
-        return self._start(source, offset, nbytes, target, target_offset, note, loan=False)
-
-    def lend(
-        self,
-        source: Region,
-        offset: int,
-        nbytes: int,
-        target: Ticket,
-        target_offset: int,
-        note: bytes,
-        urgency: int = 0,  # noqa: ARG002 - UCX has many under way at once
-    ) -> TransferId:
-        return self._start(source, offset, nbytes, target, target_offset, note, loan=True)
-
-    def _start(
-        self, source: Region, offset: int, nbytes: int, target: Ticket, target_offset: int, note: bytes, *, loan: bool
-    ) -> TransferId:
-        if not isinstance(source, HostRegion) or source.closed:
-            raise TransportError("the source is no open region of this transport: use its allocate or register first")
-        check_transfer(self.name, source, offset, nbytes, target, target_offset, note)
+    def start(self, move: Move) -> TransferId:
+        """``urgency`` is ignored: UCX moves several transfers at the same time."""
+        source = check_move(self.name, move)
         with self._lock:
-            self._refuse_if_over()
-            number = next(self._numbers)
-            transfer = Transfer(number, source, offset, nbytes, target, target_offset, note, loan, self._addresses)
-            self._unsettled[number] = transfer
+            self._cycle.refuse_if_over()
+            transfer = Transfer(next(self._cycle.numbers), move, source, self._addresses)
+            self._unsettled[transfer.number] = transfer
             driver = self._driver
             if driver is not None:
                 self._hand_over(driver, transfer)
-        return number
+        return transfer.number
 
     def _hand_over(self, driver: Driver, transfer: Transfer) -> None:
         """Under the lock, so that transfers reach the driver in the order of the calls."""
-        place = (transfer.target.region, transfer.target.key)
-        if place not in self._asked:
-            self._asked.add(place)
+        if transfer.target not in self._asked:
+            self._asked.add(transfer.target)
             self.sender.add_urgent(pack(transfer.header(Kind.ASK)))
         source = transfer.source
         if source.nbytes:
@@ -160,7 +131,7 @@ class UcxEndpoint(StreamLife[Transfer]):
     def cancel(self, transfer: TransferId) -> None:
         with self._lock:
             known = self._unsettled.get(transfer)
-            if known is None or known.cancelled or known.announced:
+            if known is None or known.cancelled or known.left:
                 return
             known.cancelled = True
         self.sender.add_urgent(pack(known.header(Kind.STOP)))
@@ -173,16 +144,14 @@ class UcxEndpoint(StreamLife[Transfer]):
         with self._lock:
             if transfer.cancelled or transfer.number not in self._unsettled:
                 return
-            transfer.announced = True
-        self.sender.add_urgent(pack(transfer.header(Kind.NOTE, len(transfer.note)), transfer.note))
-        self._sent[0] += transfer.nbytes
-        self._sent[2 if transfer.loan else 1] += 1
-        if not transfer.loan:
-            self._settle(transfer)
+            transfer.left = True
+        note = transfer.move.note
+        self.sender.add_urgent(pack(transfer.header(Kind.NOTE, len(note)), note))
+        self._on_left(transfer)
 
     def _on_broken(self, reason: str) -> None:
-        """NIXL has lost the peer; the stream may not know it yet."""
-        self.sender.end(stream.pack_fault(f"NIXL has lost the connection: {reason}"))
+        """NIXL has lost the peer; the stream may not have noticed yet."""
+        self.sender.end(pack_fault(f"NIXL has lost the connection: {reason}"))
         self._clerk.later(0.5, self._cut_if_open)
 
     def forget(self, region: int) -> None:
@@ -199,7 +168,7 @@ class UcxEndpoint(StreamLife[Transfer]):
             self.sender.add_urgent(pack(Header(Kind.AGENT), agent.connection()))
             header, payload = unpack(next(iter(incoming), b""))
             if header.kind != Kind.AGENT or len(payload) > MAX_METADATA_BYTES:
-                raise FrameError(f"a link of {self.name} begins with what NIXL says of itself")
+                raise FrameError(f"a link of {self.name} must begin with the metadata of NIXL")
             agent.meet(bytes(payload))
             self._prove(agent, incoming)
         except AgentError as error:
@@ -215,7 +184,7 @@ class UcxEndpoint(StreamLife[Transfer]):
                 self._hand_over(driver, transfer)
 
     def _prove(self, agent: Agent, incoming: Iterable[bytes]) -> None:
-        """See that bytes do arrive, before the link counts as up; UCX finds some way wherever gRPC does."""
+        """Check that bytes do arrive, before the link is up. Not needed here: UCX finds a path wherever gRPC does."""
 
     def _obey(self, header: Header, payload: memoryview) -> None:
         if header.kind == Kind.NOTE:
@@ -229,8 +198,6 @@ class UcxEndpoint(StreamLife[Transfer]):
             self._on_ask(header)
         elif header.kind == Kind.REGION:
             self._on_region(header, payload)
-        elif header.kind == stream.Kind.RELEASE:
-            self._on_release(header.transfer)
         else:
             raise FrameError(f"a frame of kind {header.kind} does not belong here")
 
@@ -240,12 +207,7 @@ class UcxEndpoint(StreamLife[Transfer]):
         return self._driver
 
     def _granted(self, header: Header) -> Grant:
-        grant = self._grants.find(header.region, self.peer.task, self.peer.incarnation, header.key)
-        if grant is None or not grant.live:
-            raise FrameError(f"region {header.region} was not granted to this life of {self.peer.task}")
-        if header.offset + header.total > grant.region.nbytes:
-            raise FrameError(f"transfer {header.transfer} does not fit into region {header.region}")
-        return grant
+        return self._grants.check(self.peer, header.region, header.key, header.offset, header.total)
 
     def _on_ask(self, header: Header) -> None:
         region = self._granted(header).region
@@ -264,7 +226,7 @@ class UcxEndpoint(StreamLife[Transfer]):
     def _on_region(self, header: Header, payload: memoryview) -> None:
         place = (header.region, header.key)
         if place not in self._asked or len(payload) > MAX_METADATA_BYTES:
-            raise FrameError(f"region {header.region} was told, and not asked for")
+            raise FrameError(f"region {header.region} was announced without a request")
         metadata, driver = bytes(payload), self._drive()
 
         def learn(agent: Agent) -> None:
@@ -283,28 +245,11 @@ class UcxEndpoint(StreamLife[Transfer]):
     def _on_note(self, header: Header, payload: memoryview) -> None:
         grant = self._incoming.pop(header.transfer, None)
         if grant is None or len(payload) != header.note_bytes:
-            raise FrameError(f"transfer {header.transfer} arrived and was not announced")
+            raise FrameError(f"transfer {header.transfer} arrived without an announcement")
         self._drive().expect(-1)
         self._granted(header)
-        with self._telling:
-            if self._state is not LinkState.UP:
-                return
-            loan = bool(header.flags & LOAN)
-            self._received[0] += header.total
-            self._received[2 if loan else 1] += 1
-            if loan:
-                view = grant.region.buffer[header.offset : header.offset + header.total]
-                frame = pack(Header(stream.Kind.RELEASE, transfer=header.transfer))
-                self._events.on_lent(bytes(payload), HeldLoan(view, lambda: self.sender.add_urgent(frame)))
-            else:
-                self._events.on_arrived(bytes(payload), header.total)
-
-    def _on_release(self, number: TransferId) -> None:
-        with self._lock:
-            transfer = self._unsettled.get(number)
-        if transfer is None or not transfer.loan or not transfer.announced:
-            raise FrameError(f"transfer {number} is no loan that could be released")
-        self._settle(transfer)
+        lent = grant.region.buffer[header.offset : header.offset + header.total] if header.flags & LOAN else None
+        self._deliver(header.transfer, bytes(payload), header.total, lent)
 
     def _stop_landing(self) -> None:
         with self._driver_lock:
@@ -315,5 +260,5 @@ class UcxEndpoint(StreamLife[Transfer]):
 
 
 def agent_name(task: str, incarnation: int, number: int) -> str:
-    """A name that no other agent of any life of any task has."""
+    """A name that no other agent of any incarnation of any task has."""
     return f"{task}#{hex64(incarnation)}#{number}"

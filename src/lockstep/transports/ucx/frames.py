@@ -1,10 +1,10 @@
-"""What the two ends of a ``grpc+ucx`` link tell each other, as frames of the link's gRPC stream.
+"""What the two ends of a ``grpc+ucx`` link send each other, as frames of the link's gRPC stream.
 
-Before it writes, a sender asks once for each region (``ASK``; ``REGION`` tells its address and, one more than its
-number, the GPU that it is on). Then, for each transfer: ``START`` lets the
-receiver drive its side of the network, ``NOTE`` says that all bytes are in place, ``STOP`` that they will not be.
-``PROBE`` tells where the peer may write some bytes, to see whether they arrive at all (``grpc+verbs``); ``IN_VAIN``
-that they were looked for in vain, with the milliseconds in which this end could not look (``total``).
+Before it writes, a sender asks once per region (``ASK``; ``REGION`` answers with its address and the number of its GPU
+plus one, or 0). Then, for each transfer: ``START`` makes the receiver drive its side of the network, ``NOTE`` says
+that all bytes are in place, ``STOP`` that they will not be. ``PROBE`` says where the peer may write a few bytes, to see
+whether they arrive at all (``grpc+verbs``); ``IN_VAIN`` that they did not, with the milliseconds in which this end
+could not look (``total``).
 """
 
 from __future__ import annotations
@@ -27,4 +27,4 @@ class Kind(IntEnum):
 
 
 MAX_METADATA_BYTES: Final = 64 << 10
-"""What NIXL tells of itself or of a region is some hundred bytes; more than this is refused."""
+"""NIXL's metadata of an agent or a region takes a few hundred bytes; more than this is refused."""

@@ -1,1 +1,1 @@
-"""The data plane ``grpc+verbs``: NIXL held to RDMA. It is used as asked for or not at all; it never falls back."""
+"""The data plane ``grpc+verbs``: NIXL restricted to RDMA. It runs as requested or not at all, and never falls back."""

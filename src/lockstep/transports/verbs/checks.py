@@ -19,16 +19,16 @@ _STATUS: Final = Path("/proc/self/status")
 
 
 def device_problems(rdma: RdmaFacts, options: RdmaOptions) -> list[str]:
-    """A sentence for each lack; pure."""
+    """One sentence per problem; pure."""
     ports = list(_matching(rdma.ports, options))
     if not ports:
         return [_no_device(rdma, options)]
     active = [port for port in ports if port.active]
     if not active:
-        states = ", ".join(f"{port.device} port {port.port} is {port.state or 'in no known state'}" for port in ports)
+        states = ", ".join(f"{port.device} port {port.port} is {port.state or 'in an unknown state'}" for port in ports)
         return [
-            f"no RDMA port is active ({states}); plug in the cable, start the subnet manager (InfiniBand) or set the "
-            "network interface up (RoCE)."
+            f"no RDMA port is active ({states}); plug in the cable, start the subnet manager (InfiniBand) or bring "
+            "up the network interface (RoCE)."
         ]
     return [*_files(rdma), *_gid(active[0], options), *_libraries(rdma, active[0])]
 
@@ -45,7 +45,7 @@ def _no_device(rdma: RdmaFacts, options: RdmaOptions) -> str:
         return f"--rdma_device={options.device} is not on this machine, which has {there}; give one of these."
     named = f" (--rdma_device={options.device})" if options.device else ""
     return (
-        f"--server_protocol=grpc+verbs needs an RDMA device{named}, and /sys/class/infiniband shows none; load the "
+        f"--server_protocol=grpc+verbs needs an RDMA device{named}, but /sys/class/infiniband shows none; load the "
         "driver of the network card, make the device visible in the container, or use --server_protocol=grpc."
     )
 
@@ -76,34 +76,34 @@ def _libraries(rdma: RdmaFacts, port: RdmaPort) -> Iterator[str]:
         if port.provider not in rdma.providers:
             there = f"it has {', '.join(rdma.providers)}" if rdma.providers else "it has none at all"
             yield (
-                f"libibverbs has no provider {port.provider} for {port.device} ({there}), and NIXL brings only "
-                f"{', '.join(rdma.bundled_providers)}; install the distribution's package of providers, "
-                "ibverbs-providers on Debian."
+                f"libibverbs has no provider {port.provider} for {port.device} ({there}), and NIXL ships only "
+                f"{', '.join(rdma.bundled_providers)}; install the provider package of your distribution "
+                "(ibverbs-providers on Debian)."
             )
         if not rdma.system_verbs:
             yield (
-                f"{port.device} needs the provider {port.provider}, which NIXL does not bring along, and there is no "
-                "libibverbs.so.1 on this machine; install it, libibverbs1 on Debian."
+                f"{port.device} needs the provider {port.provider}, which NIXL does not ship, and there is no "
+                "libibverbs.so.1 on this machine; install it (libibverbs1 on Debian)."
             )
 
 
 def needs_system_verbs(rdma: RdmaFacts, port: RdmaPort) -> bool:
-    """NIXL's own libibverbs has no provider for this device, so that the system's has to take its place."""
+    """NIXL's own libibverbs has no provider for this device, so the system's must replace it."""
     return rdma.bundled_providers is not None and port.provider not in rdma.bundled_providers
 
 
 def locked_memory_problems(limit: int) -> Iterator[str]:
-    """A network device reads and writes memory by itself, so that memory must be locked."""
+    """A network device accesses memory directly, so that memory must be locked."""
     if limit != UNLIMITED and limit < LEAST_LOCKED_BYTES:
         yield (
-            f"a process may lock {limit >> 10} KiB of memory here, and grpc+verbs registers at least "
+            f"a process may lock only {limit >> 10} KiB of memory here, but grpc+verbs registers at least "
             f"{LEAST_LOCKED_BYTES >> 20} MiB with the network device; run 'ulimit -l unlimited' (in a container: "
             "--ulimit memlock=-1)."
         )
 
 
 def lockable_memory() -> int:
-    """Bytes that this process may lock; -1 for no limit, which is also true of whoever may ignore it."""
+    """Bytes that this process may lock; -1 for no limit, also if the process may ignore it."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return UNLIMITED if soft == resource.RLIM_INFINITY or _may_ignore_limits() else soft
 
@@ -120,28 +120,28 @@ def _may_ignore_limits() -> bool:
 def gpudirect_problems(
     options: RdmaOptions, modules: Path = Path("/sys/module"), driver: Path = Path("/proc/driver/nvidia/version")
 ) -> Iterator[str]:
-    """Whether the kernel lets a network device into the memory of GPUs. Whether it works, the first transfer shows."""
+    """Why the kernel keeps network devices out of GPU memory. Only the first transfer shows whether it works."""
     if not options.gpudirect or any((modules / name).exists() for name in _PEER_MODULES):
         return
     try:
         version = driver.read_text()
     except OSError:
-        yield "--rdma_gpudirect needs a GPU and NVIDIA's driver, which is not loaded here; leave the flag out."
+        yield "--rdma_gpudirect needs a GPU and NVIDIA's driver, which is not loaded here; leave out the flag."
         return
     if "Open Kernel Module" not in version:  # these offer dma-buf, which needs no further module
         yield (
             "--rdma_gpudirect needs the kernel module nvidia_peermem or NVIDIA's open kernel modules, and this machine "
-            "has neither; run 'modprobe nvidia_peermem', or leave the flag out."
+            "has neither; run 'modprobe nvidia_peermem', or leave out the flag."
         )
 
 
 def verbs_problems(options: RdmaOptions) -> list[str]:
-    """All of it, for this machine as it is now, but for GPUs, which only some tasks need."""
+    """All problems of this machine as it is now, except those of GPUs, which only some tasks need."""
     return [*device_problems(look_for_rdma(), options), *locked_memory_problems(lockable_memory())]
 
 
 def usable_port(rdma: RdmaFacts, options: RdmaOptions) -> RdmaPort:
-    """The port that is used; ``TransportError`` with everything that is wrong where there is none."""
+    """The port that is used; ``TransportError`` with everything that is wrong if there is none."""
     problems = [*device_problems(rdma, options), *locked_memory_problems(lockable_memory())]
     if problems:
         raise TransportError(" ".join(problems))

@@ -30,7 +30,7 @@ class RdmaPort:
     provider: str
     gids: tuple[str, ...] = ()
     gid_indices: tuple[int, ...] = ()
-    """Where in the port's table each of the GIDs stands."""
+    """The index of each GID in the port's table."""
 
     @property
     def active(self) -> bool:
@@ -42,13 +42,13 @@ class RdmaPort:
 
 @dataclass(frozen=True, slots=True)
 class RdmaFacts:
-    """``ports`` of all devices; ``device_files``: /dev/infiniband/uverbs*; ``providers``: libraries that are there."""
+    """``ports`` of all devices; ``device_files``: /dev/infiniband/uverbs*; ``providers``: installed libraries."""
 
     ports: tuple[RdmaPort, ...] = ()
     device_files: int = 0
     providers: tuple[str, ...] = ()
     bundled_providers: tuple[str, ...] | None = None
-    """Those that the installed NIXL brings itself; None if it is not installed."""
+    """Those that the installed NIXL ships; None if it is not installed."""
     system_verbs: str = ""
     """Where the system's own libibverbs.so.1 is; empty if there is none."""
 
@@ -61,7 +61,7 @@ class RdmaRoots:
     device_files: Path = Path("/dev/infiniband")
     provider_folders: tuple[Path, ...] = _PROVIDER_FOLDERS
     packages: Path | None = None
-    """The folder in which Python's packages are; None: that of this Python."""
+    """The folder of Python packages; None: that of this Python."""
 
 
 def look_for_rdma(roots: RdmaRoots | None = None) -> RdmaFacts:
@@ -78,7 +78,7 @@ def look_for_rdma(roots: RdmaRoots | None = None) -> RdmaFacts:
 
 
 def _system_libraries(roots: RdmaRoots, name: str) -> list[Path]:
-    """Libraries lie beside the folder of their providers."""
+    """A library is next to the folder of its providers."""
     places = (folder.parent / name for folder in roots.provider_folders)
     return [place for place in places if place.exists()]
 
@@ -120,14 +120,14 @@ def _ports(device: Path) -> list[RdmaPort]:
 
 
 def _gids(port: Path) -> dict[int, str]:
-    """The addresses that are set, by index; an entry that is not is all zeros behind its prefix."""
+    """The addresses that are set, by index; an unset entry is all zeros after its prefix."""
     entries = sorted(int(entry.name) for entry in _listed(port / "gids") if entry.name.isdecimal())
     texts = ((index, _read(port / "gids" / str(index))) for index in entries[:_MOST_GIDS])
     return {index: text for index, text in texts if text and set(text.replace("fe80", "", 1)) - set("0:")}
 
 
 def _provider_of(device: Path) -> str:
-    """Which library of libibverbs drives it: rxe and siw have no hardware below them, others tell their driver."""
+    """Which library of libibverbs drives it: rxe and siw have no hardware, others name their driver."""
     driver = device / "device" / "driver"
     if driver.exists():
         name = driver.resolve().name

@@ -1,4 +1,4 @@
-"""One end of a ``grpc+verbs`` link: as ``grpc+ucx``, but it is up only when bytes have crossed by RDMA both ways."""
+"""One end of a ``grpc+verbs`` link: as ``grpc+ucx``, but up only once bytes have crossed by RDMA in both directions."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import ClassVar, Final
 
 from lockstep.transports.base import EndpointEvents, PeerAddress
 from lockstep.transports.clerk import Clerk
+from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grants import Grants
 from lockstep.transports.grpc_stream import frames as stream
-from lockstep.transports.grpc_stream.frames import FrameError, Header, pack, unpack
+from lockstep.transports.grpc_stream.frames import Header, pack, unpack
 from lockstep.transports.grpc_stream.life import CannotMeet
 from lockstep.transports.ucx.agent import Agent, AgentError, Nixl
 from lockstep.transports.ucx.driver import pause_beside_a_device
@@ -29,7 +30,7 @@ _HALF: Final = mmap.PAGESIZE
 
 
 class VerbsEndpoint(UcxEndpoint):
-    """Writes ranges of regions into the memory of one life of one peer, by RDMA and by nothing else."""
+    """Writes ranges of regions into the memory of one incarnation of one peer, by RDMA only."""
 
     name: ClassVar[str] = NAME
     pause = staticmethod(pause_beside_a_device)
@@ -65,7 +66,7 @@ class VerbsEndpoint(UcxEndpoint):
             self.sender.add_urgent(pack(Header(Kind.PROBE, offset=address), agent.metadata_of(_PROBE_REGION)))
             header, payload = unpack(next(iter(incoming), b""))
             if header.kind != Kind.PROBE or len(payload) > MAX_METADATA_BYTES:
-                raise FrameError(f"a link of {NAME} begins with a probe")
+                raise FrameError(f"a link of {NAME} must begin with a probe")
             agent.meet(bytes(payload))
             self._exchange(agent, address, header.offset, memory, incoming)
             agent.forget(_PROBE_REGION)
@@ -74,7 +75,7 @@ class VerbsEndpoint(UcxEndpoint):
         del view
 
     def _exchange(self, agent: Agent, address: int, remote: int, memory: mmap.mmap, incoming: Iterable[bytes]) -> None:
-        """Returns once bytes have crossed both ways; ``CannotMeet`` says why they have not."""
+        """Return once bytes have crossed in both directions; ``CannotMeet`` says why they have not."""
         handle = agent.begin_write(address + _HALF, remote, len(_PROBE))
         looks = Looks(time.monotonic())
         sent = False
@@ -91,11 +92,11 @@ class VerbsEndpoint(UcxEndpoint):
             time.sleep(looks.pause)
 
     def _in_vain(self, frozen: float, found: str, incoming: Iterable[bytes]) -> CannotMeet:
-        """Tell the peer, and hear whether it has looked as well: an end that could not run has proven nothing."""
+        """Notify the peer, and learn whether it could look as well: an end that could not run has proven nothing."""
         self.sender.add_urgent(pack(Header(Kind.IN_VAIN, total=round(frozen * 1000))))
         header, _ = unpack(next(iter(incoming), b""))
         if header.kind not in (Kind.IN_VAIN, stream.Kind.FAULT):
-            return CannotMeet(f"{found}, although {self.peer.task} goes on")  # it came through just too late
+            return CannotMeet(f"{found}, although {self.peer.task} goes on")  # the bytes came through just too late
         theirs = header.total / 1000 if header.kind == Kind.IN_VAIN else 0.0
         if proves_that_there_is_no_path(frozen, theirs):
             return self._unreachable(found)
@@ -105,9 +106,9 @@ class VerbsEndpoint(UcxEndpoint):
 
     def _unreachable(self, found: str) -> CannotMeet:
         return CannotMeet(
-            f"{self.port} here and {self.peer.task} ({self._peer_host()}) do not reach each other by RDMA "
-            f"although gRPC does: {found}; see that both devices are on one fabric (RoCE: UDP port 4791 open, the same "
-            "RoCE version and network, --rdma_device and --rdma_gid_index), and compare with 'ib_write_bw' between the "
-            "two hosts",
+            f"{self.port} here and {self.peer.task} ({self._peer_host()}) cannot reach each other by RDMA "
+            f"although gRPC can: {found}; check that both devices are on one fabric (RoCE: UDP port 4791 open, the "
+            "same RoCE version and network, --rdma_device and --rdma_gid_index), and compare with 'ib_write_bw' "
+            "between the two hosts",
             no_path=True,
         )

@@ -1,19 +1,19 @@
-"""How long a probe is looked for, and how much of that time the one who looks could not run at all."""
+"""How long an end looks for a probe, and for how much of that time it could not run at all."""
 
 from __future__ import annotations
 
 from typing import Final
 
 LOOK_SECONDS: Final = 8.0
-"""How long the first bytes may take. RDMA itself may try for ever, and says nothing meanwhile."""
+"""How long the first bytes may take. RDMA itself may retry forever, and reports nothing meanwhile."""
 
 _PAUSES: Final = (0.001, 0.05)
-"""Seconds between two looks: the first ones, and at most. Bytes arrive at once or, mostly, much later: the peer still
-imports torch, and so may this task, which needs its processor for that."""
+"""Seconds between two looks: at first, and at most. Bytes arrive at once or, usually, much later: the peer is still
+importing torch, and this task, which may be too, needs its processor for that."""
 _LATE: Final = 0.5
-"""A look that comes this much later than it should is one that was kept from running."""
+"""If a look comes this much later than planned, this end was kept from running."""
 PROOF_SECONDS: Final = 1.0
-"""Who was kept from running for longer than this, in all, has proven nothing."""
+"""An end that was kept from running for longer than this, in total, has proven nothing."""
 
 
 class Looks:
@@ -23,10 +23,10 @@ class Looks:
         self._began = now
         self._last = now
         self.frozen = 0.0
-        """Seconds in which this end did not run: native code, an import for example, may keep all threads waiting."""
+        """Seconds in which this end did not run: native code, such as an import, may block all threads."""
 
     def over(self, now: float) -> bool:
-        """Note a look; whether it was the last one."""
+        """Record a look; whether it was the last one."""
         self.frozen += max(0.0, now - self._last - _LATE)
         self._last = now
         return now - self._began > LOOK_SECONDS
@@ -38,5 +38,5 @@ class Looks:
 
 
 def proves_that_there_is_no_path(frozen_here: float, frozen_there: float) -> bool:
-    """Whether a probe that was looked for in vain at both ends says something about the network between them."""
+    """Whether a probe that neither end received says anything about the network between them."""
     return frozen_here + frozen_there < PROOF_SECONDS

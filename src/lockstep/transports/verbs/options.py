@@ -1,4 +1,4 @@
-"""What a person can choose about RDMA, and what that means in the words of UCX."""
+"""What users can choose about RDMA, and the UCX settings that follow."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Final
 
 TRANSPORTS: Final = "rc"
-"""UCX's reliable connections, by plain verbs or by the faster way of mlx5, with the datagrams that they need to meet.
-Nothing else: no TCP, no shared memory."""
+"""UCX's reliable connections, by plain verbs or the faster interface of mlx5, with the datagrams that they need
+to connect. Nothing else: no TCP, no shared memory."""
 
 GPU_TRANSPORTS: Final = f"{TRANSPORTS},cuda_copy"
-"""With it UCX recognises memory of a GPU. It moves nothing between tasks."""
+"""``cuda_copy`` lets UCX recognize GPU memory. It moves nothing between tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RdmaOptions:
-    """None, or an empty text: what UCX and the device find best."""
+    """None or an empty text leaves the choice to UCX and the device."""
 
     device: str = ""
     """``NAME`` or ``NAME:PORT``; empty: the first active port."""
@@ -24,10 +24,10 @@ class RdmaOptions:
     traffic_class: int | None = None
     service_level: int | None = None
     timeout: float | None = None
-    """Seconds until a packet without an answer is sent again."""
+    """Seconds until an unacknowledged packet is sent again."""
     retry_count: int | None = None
     gpudirect: bool = False
-    """The device reads and writes the memory of GPUs by itself."""
+    """The device reads and writes GPU memory directly."""
 
     @property
     def name(self) -> str:
@@ -46,10 +46,10 @@ _LONGEST_TIMEOUT: Final = 30.0
 
 
 def option_problems(options: RdmaOptions) -> Iterator[str]:
-    """Values that mean nothing to any device."""
+    """Values that no device accepts."""
     name, colon, port = options.device.partition(":")
     if options.device and (not name or "/" in name or (colon and not (port.isdecimal() and int(port) > 0))):
-        yield f"--rdma_device={options.device} is no device; write NAME or NAME:PORT, for example mlx5_0:1."
+        yield f"--rdma_device={options.device} is not a device; write NAME or NAME:PORT, for example mlx5_0:1."
     for field, least, most in _RANGES:
         value = getattr(options, field)
         if value is not None and not least <= value <= most:
@@ -62,7 +62,7 @@ def option_problems(options: RdmaOptions) -> Iterator[str]:
 
 
 def ucx_settings(options: RdmaOptions, device: str, port: int) -> tuple[tuple[str, str], ...]:
-    """The variables that hold UCX to this port and tell it the options; what was not chosen is left to UCX."""
+    """The variables that restrict UCX to this port and pass on the options; the rest is left to UCX."""
     chosen = (
         ("UCX_IB_GID_INDEX", options.gid_index),
         ("UCX_IB_TRAFFIC_CLASS", options.traffic_class),

@@ -1,9 +1,9 @@
-"""NIXL with the system's own libibverbs in the place of the one that it brings along.
+"""NIXL with the system's libibverbs in place of the one that it ships.
 
-NIXL's libibverbs knows the provider mlx5 only, and cannot load those of the system, which must be of its very version.
+NIXL's libibverbs has only the provider mlx5, and cannot load those of the system, which must match its exact version.
 For other devices we build a folder of links to everything that belongs to NIXL, in which the names of its libibverbs
-and libmlx5 lead to the system's libraries. All of NIXL's libraries look for one another beside themselves, so importing
-it from that folder is enough: nothing of the installation is touched, and no process has to be started again.
+and libmlx5 point to the system's libraries. NIXL's libraries look for one another in their own folder, so importing
+NIXL from that folder is enough: the installation is not touched, and no process has to be restarted.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from lockstep.transports.base import TransportError
 from lockstep.transports.verbs.devices import VERBS_LIBRARY, nixl_packages, system_library
 
 _REPLACED: Final = (("libibverbs-", VERBS_LIBRARY), ("libmlx5-", "libmlx5.so.1"))
-"""Beginnings of the names in NIXL's folder, and the system's libraries. One that the system lacks is left out."""
+"""Beginnings of the names in NIXL's folder, and the system's libraries. A library that the system lacks is left out."""
 
 _MARK: Final = "complete"
 
 
 def nixl_with_system_verbs() -> Path:
-    """The folder to import NIXL from; built once for each user, NIXL and libibverbs, and then found again."""
+    """The folder to import NIXL from; built once per user, NIXL and libibverbs, and then reused."""
     packages, verbs = nixl_packages(), system_library(VERBS_LIBRARY)
     if packages is None or verbs is None:
-        raise TransportError("the system's libibverbs cannot take the place of NIXL's: one of the two is not installed")
+        raise TransportError("the system's libibverbs cannot replace NIXL's: one of the two is not installed")
     version = f"{packages.resolve()}|{verbs.resolve()}|{_stamp(packages)}"
     digest = hashlib.sha256(version.encode()).hexdigest()[:12]
     try:
-        # Programs are loaded from there: nobody else may be able to put anything into it.
+        # Code is loaded from there: nobody else may be able to write to it.
         with user_folder() as (base, parent):
             folder = base / f"nixl-{digest}"
             if not (folder / _MARK).exists():
@@ -41,17 +41,17 @@ def nixl_with_system_verbs() -> Path:
             with own_folder(folder.name, parent):
                 return folder
     except OSError as error:
-        reason = f"NIXL's libraries cannot be put together in {tempfile.gettempdir()}: {error.strerror or error}"
+        reason = f"NIXL's libraries cannot be linked in {tempfile.gettempdir()}: {error.strerror or error}"
         raise TransportError(f"{reason}; set TMPDIR to another folder") from error
 
 
 def _stamp(packages: Path) -> str:
-    """Changes when NIXL is installed anew."""
+    """Changes when NIXL is reinstalled."""
     return ",".join(str(part.stat().st_mtime_ns) for part in _parts(packages))
 
 
 def _parts(packages: Path) -> list[Path]:
-    """NIXL's module, its libraries, and those that its build system keeps apart."""
+    """NIXL's module, its libraries, and those that its build keeps in separate folders."""
     found = [entry for entry in packages.iterdir() if entry.is_dir() and entry.name.lstrip(".").startswith("nixl_cu")]
     return sorted(entry for entry in found if not entry.name.endswith((".dist-info", ".scripts")))
 
@@ -70,8 +70,8 @@ def _build(packages: Path, folder: Path) -> None:
         draft.rename(folder)
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
-        if not (folder / _MARK).exists():  # else somebody else was quicker
-            raise TransportError(f"the folder {folder} for NIXL's libraries could not be made: {error}") from error
+        if not (folder / _MARK).exists():  # otherwise another process was faster
+            raise TransportError(f"the folder {folder} for NIXL's libraries cannot be created: {error}") from error
 
 
 def _link(link: Path, target: Path) -> None:

@@ -16,7 +16,7 @@ from lockstep.transports.wire.server import ControlServer
 
 
 class VerbsTransport(UcxTransport):
-    """Raises ``TransportError`` with everything that is wrong where this machine cannot do RDMA."""
+    """Raises ``TransportError`` with everything that is wrong if this machine cannot do RDMA."""
 
     service: ClassVar[str] = "Verbs"
 
@@ -41,11 +41,11 @@ class VerbsTransport(UcxTransport):
         return super().register_gpu(address, nbytes, device)
 
     def _make_endpoint(self, peer: PeerAddress, events: EndpointEvents, name: str) -> VerbsEndpoint:
-        return VerbsEndpoint(peer, self._grants, events, self._clerk, self._nixl, name, self._port)
+        return VerbsEndpoint(peer, self._regions.grants, events, self._clerk, self._nixl, name, self._port)
 
 
 def _nixl_for(options: RdmaOptions) -> tuple[str, Nixl]:
-    """The port that is used, and NIXL held to it."""
+    """The port that is used, and NIXL restricted to it."""
     rdma = look_for_rdma()
     port = usable_port(rdma, options)
     folder = nixl_with_system_verbs() if needs_system_verbs(rdma, port) else None

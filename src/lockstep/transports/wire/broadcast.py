@@ -1,4 +1,4 @@
-"""Tells any number of waiting threads that something has changed."""
+"""Notifies any number of waiting threads that something has changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Broadcast:
 
     @property
     def number(self) -> int:
-        """How many changes there were so far."""
+        """How many changes there have been so far."""
         return self._number
 
     @property

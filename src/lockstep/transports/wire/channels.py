@@ -1,7 +1,7 @@
 """Channels to other processes, and the gRPC options that both ends share.
 
 Proxy variables are ignored: the peers of a cluster are reached directly, and a proxy that answers in their place
-is one of the classic reasons for a cluster that does not start.
+is a classic reason why a cluster does not start.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MAX_FRAME_BYTES: Final = 2 << 20
 _CONNECT_MS: Final = 5_000
 _PING_MS: Final = 30_000
 _PING_PATIENCE_MS: Final = 600_000
-"""A frozen peer must not lose its connection: heartbeats notice it, and it may go on. The pings are for hosts that
-vanished without a word. This number also becomes TCP_USER_TIMEOUT, whose default in gRPC servers (20 s) would cut off a
-peer that was stopped in a debugger."""
+"""A frozen peer must not lose its connection: heartbeats notice it, and it may continue. The pings are for hosts that
+vanished silently. This number also becomes TCP_USER_TIMEOUT, whose default in gRPC servers (20 s) would cut off a
+peer that is stopped in a debugger."""
 
 
 def _shared_options() -> Options:
@@ -36,7 +36,7 @@ def _shared_options() -> Options:
 
 
 def server_options() -> Options:
-    """For ``grpc.server``. One port serves control and data, so the larger bound counts; the codec checks its own."""
+    """For ``grpc.server``. One port serves control and data, so the larger limit applies; the codec checks its own."""
     return [
         *_shared_options(),
         ("grpc.so_reuseport", 0),
@@ -53,11 +53,11 @@ def _client_options(max_bytes: int) -> Options:
         *_shared_options(),
         ("grpc.enable_http_proxy", 0),
         ("grpc.service_config_disable_resolution", 1),
-        # A connection of its own: closing or clogging one link must not touch another one to the same address.
+        # A connection of its own: closing or clogging one link must not affect another one to the same address.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
-        ("grpc.min_reconnect_backoff_ms", _CONNECT_MS),  # gRPC's name for how long one attempt to connect may take
+        ("grpc.min_reconnect_backoff_ms", _CONNECT_MS),  # gRPC's name for the time limit of one attempt to connect
         ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_send_message_length", max_bytes),
     ]

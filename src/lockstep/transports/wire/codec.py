@@ -1,7 +1,7 @@
 """Messages to bytes and back.
 
 Every dataclass of ``protocol.messages`` is matched by name with a message of ``contract.proto``; the table is built
-once, at import, from the committed descriptor set, and a class without its counterpart fails right there. Bytes from
+once, at import, from the committed descriptor set, and a class without a counterpart fails there. Bytes from
 a peer are checked for size before they are parsed, and for the number of elements before Python objects are made.
 """
 
@@ -25,14 +25,14 @@ MAX_MESSAGE_BYTES: Final = 16 << 20
 """Largest control message. A model with a hundred thousand parameters describes itself in less than half of it."""
 
 MAX_JOINED_BYTES: Final = MAX_MESSAGE_BYTES + (128 << 10)
-"""Largest ``Envelopes``: one control message of the largest size behind some small ones."""
+"""Largest ``Envelopes``: one control message of the largest size after some small ones."""
 
 MAX_ELEMENTS: Final = 1 << 20
-"""Longest list inside one: an empty element costs two bytes on the wire and a hundred as a Python object."""
+"""Longest list inside a message: an empty element costs two bytes on the wire and a hundred as a Python object."""
 
 
 class WireError(Exception):
-    """Bytes that are no message of ours, or a message that cannot become bytes; the text is a plain sentence."""
+    """Bytes that are not one of our messages, or a message that cannot be encoded; the text is a plain sentence."""
 
 
 ProtoClass = Any
@@ -108,7 +108,7 @@ class _Shapes:
         return None
 
     def _unpack_field(self, owner: str, name: str, hint: Any) -> _Unpack | None:
-        """A function from the *owning* proto message to the field's value; None where plain getattr does."""
+        """A function from the *owning* proto message to the field's value; None if plain getattr is enough."""
         if _is_message_class(hint):
             inner = self.of(hint)[1]
 
@@ -172,7 +172,7 @@ def _parsed(what: str, proto: ProtoClass, data: bytes, limit: int = MAX_MESSAGE_
     try:
         return proto.FromString(data)
     except (DecodeError, ValueError) as error:
-        raise WireError(f"{len(data)} bytes came that are no {what} of ours") from error
+        raise WireError(f"{len(data)} bytes arrived that are not a valid {what}") from error
 
 
 def encode(envelope: Envelope) -> bytes:
@@ -213,7 +213,7 @@ def decode_envelopes(data: bytes) -> list[Envelope]:
 
 
 def _varint(number: int) -> bytes:
-    """A length as protobuf writes it: seven bits a byte, the lowest first."""
+    """A length as protobuf writes it: seven bits per byte, the lowest first."""
     groups = bytearray()
     while number > 127:
         groups.append(number & 127 | 128)
@@ -252,7 +252,7 @@ def decode_snapshot(data: bytes) -> bytes:
     return json
 
 
-# A note travels with every bucket, so it is a struct and no protobuf message: kind, step or version, bucket, edition.
+# A note travels with every bucket, so it is a struct, not a protobuf message: kind, step or version, bucket, edition.
 _NOTE: Final = struct.Struct("<cqII")
 _GRADIENT: Final = b"G"
 _VERSION: Final = b"V"

@@ -1,7 +1,7 @@
 """Makes ``contract.binpb`` from ``contract.proto`` (for developers: needs grpcio-tools).
 
-We commit the descriptor set and build the classes at import, instead of generated Python code: generated code works
-with one major version of protobuf only, a descriptor set with all of them.
+We commit the descriptor set and build the classes at import, instead of committing generated Python code: generated
+code works with only one major version of protobuf, a descriptor set with all of them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ DESCRIPTORS = HERE / "contract.binpb"
 
 
 def compile_contract() -> bytes:
-    """The serialized FileDescriptorSet of the contract as it stands now."""
+    """The serialized FileDescriptorSet of the current contract."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / DESCRIPTORS.name
-        # In a process of its own: protoc's library brings a protobuf that does not get on with torch's.
+        # In a separate process: protoc's library brings a protobuf that conflicts with torch's.
         command = [sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={HERE}", f"--descriptor_set_out={target}"]
         done = subprocess.run([*command, CONTRACT.name], capture_output=True, text=True, timeout=60, check=False)
         if done.returncode:

@@ -1,9 +1,8 @@
 """The control link: two tasks exchange envelopes over one stream, in order, until one side closes or dies.
 
 The dialer opens ``Task.Link`` and sends a Hello; the acceptor answers with its own, or with Refused. After that
-both send whatever they like. A side that closes says so with an empty message, so that the other one can always
-tell a close from a death. Every link has its own connection and one thread of its own at each end, on which all its
-callbacks come.
+both may send anything. A side that closes sends an empty message, so that the other one can always tell a close from a
+death. Every link has its own connection and its own thread at each end, on which all its callbacks come.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from lockstep.transports.wire.server import ControlServer, method_path
 _OWNER_FAILED: Final = "a callback of the link's owner raised an error"
 
 _GOODBYE: Final = b""
-"""No envelopes at all: the last word of a side that closes."""
+"""No envelopes at all: the last message of a side that closes."""
 
 
 class LinkEvents(Protocol):
-    """What a link tells its owner, on the link's thread. None of these may block."""
+    """Callbacks of a link, on the link's thread. None of them may block."""
 
     def on_open(self, peer: Hello) -> None:
         """Both sides have introduced themselves."""
@@ -39,8 +38,8 @@ class LinkEvents(Protocol):
         """One envelope of the peer, in the order in which it sent them."""
 
     def on_lost(self, reason: Reason) -> None:
-        """The link could not be opened (a peer that refuses says why) or ended; not called for one's own ``close``.
-        The last callback."""
+        """The link could not be opened (a peer that refuses says why) or ended. The last callback; not called at the
+        end that called ``close``."""
 
 
 class LinkEndedError(Exception):
@@ -72,7 +71,7 @@ class ControlLink:
     def send(self, envelope: Envelope) -> bool:
         """Queue one envelope; never blocks. False: the link has ended and the envelope is dropped.
 
-        Too much waiting unsent ends the link, because its peer does not read. ``WireError``: it cannot be encoded.
+        Too much unsent data ends the link, because its peer does not read. ``WireError``: it cannot be encoded.
         """
         data = encode(envelope)
         try:
@@ -83,9 +82,9 @@ class ControlLink:
             return False
 
     def close(self, flush_seconds: float = FLUSH_SECONDS) -> None:
-        """Say goodbye, let what is queued go out for up to ``flush_seconds``, end the link. May be called twice.
+        """Say goodbye, give queued envelopes up to ``flush_seconds`` to go out, end the link. May be called twice.
 
-        Once it has returned there is no further callback, unless a callback itself called it or still runs.
+        Once it has returned there are no further callbacks, unless a callback called it or is still running.
         """
         with self._lock:
             if self._state in (LinkState.CONNECTING, LinkState.UP):
@@ -133,13 +132,13 @@ class ControlLink:
             yield _GOODBYE
 
     def _receive(self, envelopes: Iterator[Envelope]) -> None:
-        """Hand envelopes over until the stream ends, which raises."""
+        """Pass envelopes to the owner until the stream ends, which raises."""
         for envelope in envelopes:
             if self._state is LinkState.UP and self._events is not None:
                 self._events.on_message(envelope)
 
     def _finish(self, reason: Reason) -> None:
-        """The reading side has ended: tell the owner, once."""
+        """The reading side has ended: notify the owner, once."""
         with self._lock:
             tell = self._state in (LinkState.CONNECTING, LinkState.UP)
             if tell:
@@ -184,7 +183,7 @@ class _Dialer:
         with open_channel(self._address) as channel:
             call = channel.stream_stream(method_path("Task", "Link"))(link._outgoing())
             link._cut = call.cancel
-            if link.state is LinkState.CLOSED:  # closed before there was something to cut
+            if link.state is LinkState.CLOSED:  # closed before there was anything to cut
                 call.cancel()
             timer = threading.Timer(self._deadline, self._expire, (call,))
             timer.name = f"{link.name}-deadline"
@@ -226,7 +225,7 @@ class _Dialer:
 
 
 class _Late(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
-    """The deadline of a dial ran out. (A stream has no deadline of its own: that one would end it later, too.)"""
+    """The deadline of a dial ran out. (gRPC's own deadline would also end a stream that is up.)"""
 
     def code(self) -> grpc.StatusCode:
         return grpc.StatusCode.DEADLINE_EXCEEDED
@@ -238,7 +237,7 @@ class _Late(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
 def dial_link(address: str, hello: Hello, events: LinkEvents, deadline_seconds: float) -> ControlLink:
     """Open a link to the task at ``host:port``. Returns at once; ``on_open`` or ``on_lost`` follows by the deadline.
 
-    One attempt: where nothing listens, ``on_lost`` comes at once, and the caller decides when to try again.
+    One attempt: if nothing listens, ``on_lost`` comes at once, and the caller decides when to try again.
     """
     dialer = _Dialer(address, hello, events, deadline_seconds)
     dialer.start()
@@ -289,7 +288,7 @@ class _Acceptor:
         try:
             first = next(envelopes).message
             if not isinstance(first, Hello):
-                return self._refuse(link_down(f"a link begins with Hello, not with {type(first).__name__}"))
+                return self._refuse(link_down(f"a link must begin with Hello, not with {type(first).__name__}"))
             answer = self._on_hello(first)
             if isinstance(answer, Refused):
                 return self._refuse(answer.reason)
@@ -313,7 +312,7 @@ class _Acceptor:
 
 
 def serve_links(server: ControlServer, on_hello: OnHello, make_events: MakeEvents) -> None:
-    """Accept links at ``server``: ``on_hello`` judges who comes, ``make_events`` gives an accepted link its owner."""
+    """Accept links at ``server``: ``on_hello`` accepts or refuses a peer, ``make_events`` makes a link's owner."""
 
     def handle(incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         return _Acceptor(on_hello, make_events).serve(incoming, context)

@@ -14,7 +14,7 @@ from lockstep.transports.wire.server import ControlServer
 
 
 def snapshot_handler(snapshot: Callable[[], bytes]) -> grpc.RpcMethodHandler:
-    """A handler of ``Snapshot`` that answers with this JSON; one that is too large is refused with its size."""
+    """A handler of ``Snapshot`` that answers with this JSON; JSON that is too large is refused with its size."""
 
     def handle(request: bytes, context: grpc.ServicerContext) -> bytes:  # noqa: ARG001
         try:
@@ -27,7 +27,7 @@ def snapshot_handler(snapshot: Callable[[], bytes]) -> grpc.RpcMethodHandler:
 
 
 def inbox_handler(take: Callable[[bytes], None], limit: int) -> grpc.RpcMethodHandler:
-    """A handler of ``Tell`` that hands over what somebody leaves here, up to ``limit`` bytes, on a thread of gRPC."""
+    """A handler of ``Tell`` that passes on what is sent here, up to ``limit`` bytes, on a thread of gRPC."""
 
     def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
         if len(request) > limit:
@@ -41,7 +41,7 @@ def inbox_handler(take: Callable[[bytes], None], limit: int) -> grpc.RpcMethodHa
 
 
 class _Watchers:
-    """The running Watch streams. They hold a thread each, so there is a limit, and who comes late is told."""
+    """The running Watch streams. They hold a thread each, so there is a limit, and further watchers are refused."""
 
     def __init__(self, describe: Callable[[], Description], changed: Broadcast, limit: int) -> None:
         self._describe = describe
@@ -51,14 +51,14 @@ class _Watchers:
 
     def serve(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:  # noqa: ARG002
         if not self._free.acquire(blocking=False):
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"it has {self._limit} watchers already, its limit")
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"it already has {self._limit} watchers, its limit")
         try:
             yield from self._stream(context)
         finally:
             self._free.release()
 
     def _stream(self, context: grpc.ServicerContext) -> Iterator[bytes]:
-        # A stream that was cut off must give its thread back at once, not at the next push.
+        # A stream that was cut off must free its thread at once, not at the next push.
         if not context.add_callback(self._changed.notify):
             return
         while context.is_active() and not self._changed.closed:
@@ -78,7 +78,7 @@ def add_monitor_service(
     """Serve ``Monitor`` at ``server``, before it starts. ``changed.notify()`` pushes a description to all watchers.
 
     ``describe`` and ``snapshot`` are called on gRPC's threads. Give the server more threads than ``max_watchers``,
-    else watchers keep single questions from being answered. ``changed.close()`` ends all streams in good order.
+    or watchers keep other calls from being answered. ``changed.close()`` ends all streams cleanly.
     """
     if server.threads <= max_watchers:
         raise ValueError(f"{max_watchers} watchers need a server with more than {server.threads} threads")

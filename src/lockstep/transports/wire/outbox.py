@@ -1,7 +1,7 @@
-"""The queue between whoever sends and the gRPC thread that writes; shared by links of both sides.
+"""The queue between the senders and the gRPC thread that writes; used by both ends of a link.
 
-What waits together goes out together: each write of a gRPC stream costs a hand-over between threads at both ends,
-many times what a small message costs.
+Messages that wait together go out together: each write to a gRPC stream costs a hand-over between threads at both
+ends, which costs many times more than a small message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BATCH_BYTES: Final = 64 << 10
 
 
 class OutboxFullError(Exception):
-    """The other side does not read; the text says how much waits for it."""
+    """The other side does not read; the text says how much is waiting for it."""
 
 
 class Outbox:
@@ -32,33 +32,33 @@ class Outbox:
         self._aborted = False
 
     def put(self, data: bytes) -> bool:
-        """Queue ``data``; False where the outbox is closed already, ``OutboxFullError`` where too much waits."""
+        """Queue ``data``; False if the outbox is closed, ``OutboxFullError`` if too much is waiting."""
         with self._lock:
             if self._closed:
                 return False
             if self._messages >= MAX_WAITING_MESSAGES or self._bytes + len(data) > MAX_WAITING_BYTES:
-                raise OutboxFullError(f"{self._messages} messages ({self._bytes} bytes) wait unsent")
+                raise OutboxFullError(f"{self._messages} messages ({self._bytes} bytes) are waiting to be sent")
             self._messages += 1
             self._bytes += len(data)
             self._queue.put(data)
             return True
 
     def close(self) -> None:
-        """What waits still goes out, then the stream ends."""
+        """Waiting messages still go out, then the stream ends."""
         with self._lock:
             if not self._closed:
                 self._closed = True
                 self._queue.put(None)
 
     def abort(self) -> None:
-        """End the stream now and drop what waits."""
+        """End the stream now and drop what is waiting."""
         with self._lock:
             self._closed = True
             self._aborted = True
             self._queue.put(None)
 
     def batches(self) -> Iterator[list[bytes]]:
-        """What waits, in order, as lists of up to about ``BATCH_BYTES``. Ends after ``close`` or ``abort``."""
+        """Waiting messages, in order, as lists of up to about ``BATCH_BYTES``. Ends after ``close`` or ``abort``."""
         open_ended = True
         while open_ended:
             batch, size = [], 0

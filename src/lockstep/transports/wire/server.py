@@ -24,7 +24,7 @@ class ListenError(Exception):
 
 
 class PortTaken(ListenError):  # noqa: N818  # reads as the finding it is
-    """Another socket listens there already."""
+    """Another socket already listens there."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address, "the port is taken by another process")
@@ -41,10 +41,10 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no ty
 
 
 class ControlServer:
-    """Listens from construction on (so that ``port`` is known), answers from ``start`` on.
+    """Listens from construction on (so that ``port`` is known), and answers from ``start`` on.
 
     Every running call holds one thread, and a stream is a call that runs until it ends. Calls beyond ``threads`` are
-    refused at once with a reason instead of waiting in silence for a thread.
+    refused at once with a reason instead of waiting silently for a thread.
     """
 
     def __init__(self, host: str, port: int, *, threads: int, advertised_host: str | None = None) -> None:
@@ -75,7 +75,7 @@ class ControlServer:
         for method, handler in handlers.items():
             name = method_path(service, method)
             if name in self._handlers.by_method:
-                raise RuntimeError(f"{name} has a handler already")
+                raise RuntimeError(f"{name} already has a handler")
             self._handlers.by_method[name] = handler
 
     def start(self) -> None:
@@ -84,9 +84,9 @@ class ControlServer:
         self._server.start()
 
     def stop(self, grace: float) -> None:
-        """Refuse new calls, give running ones ``grace`` seconds, cut them off, and free port and threads."""
+        """Refuse new calls, give running ones ``grace`` seconds, cut them off, and free the port and the threads."""
         if not self._started:
-            # gRPC gives a port back only by way of a running server; this one knows no methods.
+            # gRPC only frees the port of a running server; this one has no methods.
             self._handlers.by_method.clear()
             self.start()
         self._server.stop(grace).wait(grace + 5.0)
@@ -99,7 +99,7 @@ def method_path(service: str, method: str) -> str:
 
 
 def _check_free(host: str, port: int, address: str) -> None:
-    """Say in plain words why gRPC would fail to bind; gRPC itself would print to stderr and raise a vague error."""
+    """Raise a plain reason why gRPC would fail to bind; gRPC itself prints to stderr and raises a vague error."""
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:

@@ -1,0 +1,7 @@
+"""What ends a link whose peer does not keep its rules."""
+
+from __future__ import annotations
+
+
+class FrameError(Exception):
+    """The peer broke the rules of the link, or sent bytes that are not a frame; the text says how."""
