@@ -23,7 +23,6 @@ pytestmark = pytest.mark.timed
 STEP_LINE = re.compile(r"^\d+\timages/sec: \d+\.\d \+/- \d+\.\d \(jitter = \d+\.\d\)\t\d+\.\d{3}$", re.MULTILINE)
 ONE_AND_TWO = ClusterShape(1, 2)
 TWO_AND_TWO = ClusterShape(2, 2)
-ALL_ORDERS = [*itertools.permutations(TWO_AND_TWO.tasks())]
 
 
 def test_a_local_cluster_trains_and_ends_with_nothing_left(tmp_path: Path) -> None:
@@ -62,14 +61,16 @@ def test_asynchronous_training_ends_on_every_task() -> None:
     assert "Sync:        False" in done.stdout
 
 
-def test_ctrl_c_ends_a_local_cluster_with_no_orphan() -> None:
-    with start_lockstep("bench", "--ps=1", "--workers=2", *SMALL_RUN, "--num_batches=1000017") as program:
+def test_ctrl_c_ends_a_local_cluster_with_no_orphan(tmp_path: Path) -> None:
+    with start_lockstep(
+        "bench", "--ps=1", "--workers=2", *SMALL_RUN, f"--train_dir={tmp_path}", "--num_batches=1000000"
+    ) as program:
         program.wait_for("images/sec:", 50)
         program.signal(signal.SIGINT)
         done = program.wait(20)
     assert done.code == 130
     assert "Traceback" not in done.stderr
-    wait_until(lambda: not processes_mentioning("--num_batches=1000017"), 5, "every task has ended")
+    wait_until(lambda: not processes_mentioning(str(tmp_path)), 5, "every task has ended")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_ctrl_c_ends_a_local_cluster_with_no_orphan() -> None:
     ids=lambda t: t.short.replace(" ", ""),
 )
 def test_every_other_task_names_a_killed_one_within_5_seconds(victim: TaskId) -> None:
-    with tasks_of(TWO_AND_TWO, "--num_batches=1000017", "--on_worker_loss=abort") as tasks:
+    with tasks_of(TWO_AND_TWO, "--num_batches=1000000", "--on_worker_loss=abort") as tasks:
         for task in TWO_AND_TWO.tasks():
             tasks.start(task)
         tasks.programs[worker(1)].wait_for("images/sec:", 50)
@@ -98,7 +99,7 @@ def test_every_other_task_names_a_killed_one_within_5_seconds(victim: TaskId) ->
 
 @pytest.mark.slow
 def test_a_killed_monitor_takes_its_task_along_and_is_named() -> None:
-    with tasks_of(ONE_AND_TWO, "--num_batches=1000017", "--on_worker_loss=abort") as tasks:
+    with tasks_of(ONE_AND_TWO, "--num_batches=1000000", "--on_worker_loss=abort") as tasks:
         for task in ONE_AND_TWO.tasks():
             tasks.start(task)
         tasks.programs[worker(0)].wait_for("images/sec:", 50)
@@ -174,21 +175,6 @@ def test_report_3_command_lines_train() -> None:
         for task in (server(1), worker(1), server(0), worker(0)):
             tasks.start(task, environment={"CUDA_VISIBLE_DEVICES": ""})
         results = tasks.finish(200)
-    assert {done.code for done in results.values()} == {0}, results
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize(
-    "order", [*itertools.permutations(TWO_AND_TWO.tasks())], ids=lambda o: "-".join(t.short for t in o)
-)
-def test_every_launch_order_finishes(order: tuple[TaskId, ...]) -> None:
-    """The original needed the highest index first; here each task listens before the next one is started."""
-    with tasks_of(TWO_AND_TWO, "--num_batches=3", "--num_warmup_batches=1") as tasks:
-        for task in order:
-            tasks.start(task)
-            wait_until(lambda task=task: tasks.task_pid(task), 20, f"{task} has started")  # type: ignore[misc]
-        results = tasks.finish(60)
     assert {done.code for done in results.values()} == {0}, results
 
 

@@ -175,6 +175,8 @@ def _run_server(node: ServerNode) -> int:
         node.start()
         node.wait_until_member()
         outcome = node.wait_until_ended()
+        if outcome.ok:
+            node.see_others_off()  # else a worker that is the last to finish may miss the end
     except JobEndedError as ended:
         outcome = ended.outcome
     finally:

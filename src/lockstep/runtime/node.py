@@ -245,7 +245,10 @@ class Node(Observed):
         task, whose word it is: on a busy machine the word may still be on its way when this task is done."""
         self.winding_up = True
         deadline = time.monotonic() + LEAVE_SECONDS
-        while any(keeper.linked for keeper in self.peers.values()) and time.monotonic() < deadline:
+        # The other servers wait for workers only: two that wait for each other would both wait until the deadline.
+        all_of_them = self.task == self.cluster.shape.coordinator
+        others = [keeper for task, keeper in self.peers.items() if all_of_them or task.role is Role.WORKER]
+        while any(keeper.linked for keeper in others) and time.monotonic() < deadline:
             time.sleep(0.02)
 
     def fail(self, reason: Reason) -> Outcome:
