@@ -82,6 +82,8 @@ class MemberMachine:
         self._since = now
         self._deadline = deadline
         self._linked = False
+        self._coordinator_life: Incarnation = 0
+        """The incarnation of the coordinator that this task was linked with last."""
         self._repeat_at = now + REPEAT_SECONDS
         self._done: Done | None = None
         self._failed: Failed | None = None
@@ -105,7 +107,7 @@ class MemberMachine:
             return []
         match event:
             case LinkUp(peer=peer) if peer == self.coordinator:
-                return self._on_link_up(now)
+                return self._on_link_up(event, now)
             case LinkUp() if event.peer in self._losses:
                 return self._on_found_again(event)
             case LinkLost(peer=peer) if peer == self.coordinator:
@@ -128,7 +130,12 @@ class MemberMachine:
             case _:
                 return []
 
-    def _on_link_up(self, now: float) -> list[Effect]:
+    def _on_link_up(self, event: LinkUp, now: float) -> list[Effect]:
+        known, self._coordinator_life = self._coordinator_life, event.incarnation
+        if self._returns and known not in (0, event.incarnation):
+            # Before its view came this task may have worked for the former coordinator's job: its memory is stale.
+            reason = Reason(Cause.STALE_INCARNATION, phrases.started_again())
+            return self._on_peer_gone(PeerGone(self.coordinator, reason, known), now)
         self._linked = True
         self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.LINK_UP)
         return self._statements(now)

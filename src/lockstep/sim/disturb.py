@@ -36,22 +36,7 @@ def crash(world: World, task: SimTask, *, restart_after: float) -> None:
     name = task.machine.task
     world.kill(task, "was killed by signal 9", -9)
     if restart_after >= 0:
-        world.agenda.after(restart_after, partial(restart, world, name))
-
-
-def restart(world: World, name: TaskId) -> None:
-    """A new life of this task: new memory, new machines, new links. What becomes of it is the machines' affair."""
-    if world.over:
-        return
-    world.around.memory.forget(name)
-    world.incarnations[name] = world.dice.incarnation()
-    before = world.tasks[name].lives_before + 1
-    task = world.make_life(name, world.agenda.now)
-    task.lives_before = before
-    world.comes_back()
-    for _, link in world.network.links_of(name):
-        link.revive()
-    world.start(task)
+        world.restart_after(name, restart_after)
 
 
 def block(world: World, task: TaskId, peer: TaskId, until: float, *, one_way: bool) -> None:

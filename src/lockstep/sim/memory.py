@@ -21,6 +21,8 @@ class GradientTag:
     step: Step
     bucket: BucketId
     edition: int
+    number: int = 0
+    """What was computed, where the run follows numbers (``numbers.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class VersionTag:
     bucket: BucketId
     serial: int
     made_of: tuple[GradientTag, ...]
+    number: int = 0
 
 
 Tag = GradientTag | VersionTag

@@ -91,6 +91,8 @@ class Link:
             # It cannot be opened while nothing passes; keepers try again and again.
             self._network.agenda.at(free_at + AGAIN, self.open)
             return
+        if not self._may_open():
+            return
         self.session += 1
         self.cut = False
         for end in self.ends():
@@ -98,6 +100,17 @@ class Link:
             end.held.clear()
             end.last_arrival = 0.0
             self._network.after_delay(end, partial(self._raise, end, self.session))
+
+    def _may_open(self) -> bool:
+        """Whether both ends would agree to a new session now; where that may change, it is tried again."""
+        one, other = self._ends
+        network = self._network
+        if not (network.lives(one) and network.lives(other)):
+            return False  # the one that is missing opens it when it starts
+        if any(end.up for end in self.ends()) or not (network.admits(one, other) and network.admits(other, one)):
+            network.agenda.after(AGAIN, self.open)
+            return False
+        return True
 
     def ends(self) -> tuple[End, ...]:
         return tuple(self._ends.values())
@@ -225,6 +238,9 @@ class Network:
         self.loses_message: Callable[[TaskId, TaskId, Message], bool] | None = None
         self.loses_tensor: Callable[[TaskId, TaskId, int, int], bool] | None = None
         """What planted faults (``faults.py``) take out on purpose; by chance nothing is lost on a link that is up."""
+        self.lives: Callable[[TaskId], bool] = lambda _: True
+        self.admits: Callable[[TaskId, TaskId], bool] = lambda _here, _there: True
+        """Whether a task would take a link with what another one is now."""
         self._links: dict[TaskId, dict[TaskId, Link]] = {task: {} for task in shape.tasks()}
         for one, other in linked_pairs(shape):
             self._links[one][other] = self._links[other][one] = Link((one, other), self)

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from lockstep.protocol.ids import ClusterShape, TaskId
 from lockstep.protocol.messages import ParameterEntry, Setting
+from lockstep.protocol.recovery import LossPolicy, RecoveryRules
 
 
 class Mode(StrEnum):
@@ -100,6 +101,13 @@ class TrainingProfile:
     """A worker finds infinity in its gradients, and the whole step must not be applied (only with seals)."""
     rates_at_seal: bool = False
     """The chief says the rates with its seal instead of at the beginning of the step."""
+    save: Span = Span(0.001, 0.05)
+    """How long writing a shard or a checkpoint takes."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a step that is computed again has the same gradients."""
+        return not (self.absent_chance or self.edit_chance or self.withdraw_chance or self.void_chance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +190,26 @@ class Scenario:
     """Workers whose first parameter is larger than the others'."""
     patience: float = 200.0
     """After the network is quiet the run must end within this many virtual seconds."""
+    rules: RecoveryRules = field(default_factory=RecoveryRules)
+    """What the job does about lost tasks, and what it saves."""
+    restart: Span = Span(0.2, 3.0)
+    """How long after its end the next incarnation of a task starts, in a run that recovers."""
+
+    def __post_init__(self) -> None:
+        plain = self.mode.synchronous and self.aggregate is None and self.training.repeatable
+        if self.recovers and not plain:
+            raise ValueError("a run that recovers needs synchronous steps of all workers that can be computed again")
 
     @property
     def shape(self) -> ClusterShape:
         return ClusterShape(self.servers, self.workers)
+
+    @property
+    def recovers(self) -> bool:
+        """Whether lost tasks are started again, and the job goes on."""
+        return self.rules.takes_back or self.rules.returns
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether the job goes on without a lost worker: then its numbers depend on who was lost when."""
+        return self.rules.on_worker_loss is LossPolicy.SHRINK

@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from lockstep.protocol.events import Event
-from lockstep.protocol.ids import Incarnation, TaskId
+from lockstep.protocol.ids import Incarnation, JobId, TaskId
 from lockstep.protocol.messages import ParameterEntry, Ticket
 from lockstep.protocol.plan import Plan, make_plan
 from lockstep.sim.agenda import Agenda
 from lockstep.sim.dice import Dice
+from lockstep.sim.disk import Disk
 from lockstep.sim.memory import Memory
 from lockstep.sim.network import Link, Network
+from lockstep.sim.numbers import Numbers
 from lockstep.sim.oracle import Oracle
 from lockstep.sim.scenario import Scenario
 from lockstep.sim.task import SimTask
@@ -29,7 +31,10 @@ class Surroundings:
     dice: Dice
     network: Network
     memory: Memory
-    oracle: Oracle
+    oracles: Mapping[JobId, Oracle]
+    disk: Disk
+    numbers: Numbers | None
+    """None where no step is computed again."""
     incarnations: Mapping[TaskId, Incarnation]
     tasks: Mapping[TaskId, SimTask]
     handle: Callable[[TaskId, Event], None]
@@ -38,6 +43,12 @@ class Surroundings:
 
     def lives(self, task: TaskId) -> bool:
         return self.tasks[task].lives
+
+    def job_of(self, task: TaskId) -> JobId:
+        """The job that this task is a member of, or would be."""
+        coordinator = self.tasks[self.scenario.shape.coordinator].machine.coordinator
+        assert coordinator is not None
+        return self.tasks[task].machine.member.job or coordinator.job
 
     def after(self, task: TaskId, seconds: float, action: Callable[[], None]) -> None:
         """Work of this task takes time; what is left of it ends with the task, and waits while it is frozen."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.protocol.effects import JobEnded
 from lockstep.protocol.events import Event
-from lockstep.protocol.ids import INITIAL_STEP, Step, TaskId
+from lockstep.protocol.ids import INITIAL_STEP, Incarnation, Step, TaskId
 from lockstep.protocol.task import TaskMachine
 
 if TYPE_CHECKING:
@@ -51,6 +51,10 @@ class SimTask:
     """Work that came due while it was frozen."""
     died_at: float = -1.0
     exit_code: int = 0
+    members: dict[TaskId, Incarnation] = field(default_factory=dict)
+    """The members of its job, as it knows them."""
+    met: dict[TaskId, Incarnation] = field(default_factory=dict)
+    """The incarnation of each peer that it was linked with last."""
 
     @property
     def lives(self) -> bool:

@@ -10,22 +10,35 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from lockstep.protocol import phrases
 from lockstep.protocol.causes import Cause, Reason
-from lockstep.protocol.effects import Apply, BecameMember, Effect, JobEnded, Send, StillMissing
+from lockstep.protocol.effects import (
+    Apply,
+    BecameMember,
+    Effect,
+    JobEnded,
+    PeerLeaves,
+    Send,
+    StillMissing,
+    ViewChanged,
+)
 from lockstep.protocol.errors import ProtocolError
-from lockstep.protocol.events import Event, GradientArrived, PeerGone, Tick
-from lockstep.protocol.ids import Incarnation, Role, Step, TaskId
+from lockstep.protocol.events import Event, GradientArrived, LinkUp, PeerGone, Tick
+from lockstep.protocol.ids import BucketId, Incarnation, JobId, Role, Step, TaskId
+from lockstep.protocol.messages import Member
 from lockstep.protocol.server import ServerMachine
 from lockstep.protocol.timing import REPEAT_SECONDS
 from lockstep.sim.agenda import Agenda
 from lockstep.sim.dice import Dice
+from lockstep.sim.disk import Disk
 from lockstep.sim.invariants import Invariants
 from lockstep.sim.machines import MachineMaker
 from lockstep.sim.memory import Memory
 from lockstep.sim.network import Network, Traffic
-from lockstep.sim.oracle import make_oracle
+from lockstep.sim.numbers import Numbers
+from lockstep.sim.oracle import Oracle, make_oracle
 from lockstep.sim.scenario import Kill, Scenario, Span
 from lockstep.sim.server_side import ServerSide
 from lockstep.sim.surroundings import Surroundings
@@ -43,6 +56,16 @@ LARGE = 64
 """From so many tasks on, deadlines are looked at only where a nearer one is possible: it would be most of the work."""
 
 Watching = Callable[[TaskId, Event, float], None]
+
+
+class Interrupter(Protocol):
+    """Decides at every event whether something happens to the task that handles it (``kill_points.py``)."""
+
+    def event_begins(self, task: SimTask) -> None: ...
+
+    def kills_before_effects(self, task: SimTask) -> bool: ...
+
+    def event_ended(self, task: SimTask) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +98,26 @@ class World:
         """Told of every event that a machine is given; for measurements."""
         self.on_step: dict[TaskId, Callable[[Step], None]] = {}
         """Told of each step that a task begins; planted faults wait there."""
+        self.interrupter: Interrupter | None = None
         shape = scenario.shape
         self.incarnations: dict[TaskId, Incarnation] = {task: self.dice.incarnation() for task in shape.tasks()}
         self.network = Network(
             shape, scenario.network, self.dice, self.agenda, self.handle, self.incarnations, scenario.mishaps
         )
-        self.oracle = make_oracle(shape, scenario.mode, self.incarnations, scenario.aggregate)
+        self.network.lives = lambda task: self.tasks[task].lives
+        self.network.admits = self._admits
+        self.disk = Disk()
+        self._oracles: dict[JobId, Oracle] = {}
+        self._past: dict[TaskId, set[Incarnation]] = {}
         self.around = Surroundings(
             scenario,
             self.agenda,
             self.dice,
             self.network,
             Memory(),
-            self.oracle,
+            self._oracles,
+            self.disk,
+            Numbers() if scenario.recovers and not scenario.shrinks else None,
             self.incarnations,
             self.tasks,
             self.handle,
@@ -99,16 +129,24 @@ class World:
         for task in shape.tasks():
             self.make_life(task, self.dice.seconds(scenario.start) + late.get(task, 0.0))
         self._remaining = len(self.tasks)
+        self._restarting = 0
+        """Tasks that have left and will come back, in a run that recovers."""
         large = len(self.tasks) >= LARGE
         self._loop_seconds = scenario.training.loop_seconds
         self._tick_horizon = REPEAT_SECONDS if large else 0.0
-        self.invariants = Invariants(self.oracle, self.tasks, large=large)
+        self.invariants = Invariants(shape, self._oracles, self.tasks, large=large)
         self._missing: dict[TaskId, tuple[str, ...]] = {}
         self._trace: deque[tuple[float, TaskId, Event]] = deque(maxlen=TRACE_LENGTH)
 
     def make_life(self, name: TaskId, start_at: float) -> SimTask:
         """The machines and the memory of a task that will start then."""
-        machine = self._maker.task_machine(self.scenario, name, self.incarnations[name], self.job, start_at)
+        beginning = self.disk.beginning()
+        if name == self.scenario.shape.coordinator:
+            oracle = self._oracles[self.job] = make_oracle(self.scenario, self.incarnations, self._past)
+            oracle.numbers = self.around.numbers
+            if beginning.checkpoint:
+                oracle.begin_with(saved.tag for saved in self.disk.checkpoints[beginning.start].buckets.values())
+        machine = self._maker.task_machine(self.scenario, name, self.incarnations[name], self.job, start_at, beginning)
         side: WorkerSide | ServerSide
         if name.role is Role.WORKER:
             side = WorkerSide(name, self.around, self.servers)
@@ -125,7 +163,7 @@ class World:
         limit = within or self.scenario.network.quiet_after + self.scenario.patience
         agenda = self.agenda
         try:
-            while self._remaining:
+            while not self.over:
                 if not len(agenda):
                     raise Violation(Rule.NO_DEADLINE, "nobody has a deadline: nothing will ever happen again")
                 if agenda.now > limit:
@@ -177,12 +215,21 @@ class World:
             self.watching(name, event, now)
         if task.tick_at == TICK_IS_QUEUED and type(event) is Tick:
             task.tick_at = None
+        if type(event) is LinkUp:
+            task.met[event.peer] = event.incarnation
+        interrupter = self.interrupter
+        if interrupter is not None:
+            interrupter.event_begins(task)
         effects = task.machine.handle(event, now)
+        if interrupter is not None and interrupter.kills_before_effects(task):
+            return
         if self._loop_seconds:
             task.loop_free_at = now + self._loop_seconds
             task.loop_busy += self._loop_seconds
         self._carry_out_all(task, effects)
         self.invariants.after_event(name)
+        if interrupter is not None:
+            interrupter.event_ended(task)
         if self.on_step and task.machine.role.step > task.step_seen:
             self._step_began(name, task)
         # Every deadline that an event sets is at least a repetition away: a tick before that is near enough.
@@ -232,7 +279,8 @@ class World:
                 self.handle(name, Tick())
                 return
             self.handle(name, Tick())
-            self.invariants.after_tick(name, self.agenda.now)
+            if task.lives:
+                self.invariants.after_tick(name, self.agenda.now)
         self._plan_tick(name, task)
 
     # -- effects --
@@ -247,8 +295,12 @@ class World:
             case Send(peer=peer, message=message):
                 self.network.link(name, peer).send(name, message)
             case BecameMember():
-                if isinstance(task.side, WorkerSide):
-                    task.side.became_member()
+                self._know(task, effect.members)
+                task.side.became_member(effect)
+            case ViewChanged(members=members):
+                self._know(task, members)
+            case PeerLeaves():
+                pass
             case StillMissing(missing=missing):
                 self._missing[name] = tuple(one.task for one in missing)
             case JobEnded():
@@ -259,12 +311,27 @@ class World:
             case _:
                 task.side.carry_out(effect)
 
+    def _know(self, task: SimTask, members: tuple[Member, ...]) -> None:
+        task.members = {TaskId.parse(member.task): member.incarnation for member in members}
+
+    def _admits(self, here: TaskId, there: TaskId) -> bool:
+        """As in the runtime: a member takes links with members only; the coordinator decides about another incarnation.
+
+        Of a server that returns it knows that the job must begin again first.
+        """
+        task, now = self.tasks[here], self.incarnations[there]
+        decides = task.machine.coordinator is not None and (there.role is Role.WORKER or not self.scenario.recovers)
+        return decides or task.members.get(there, now) == now
+
     # -- leaving --
 
     def _end(self, task: SimTask, effect: JobEnded) -> None:
         if task.outcome is not None:
             raise Violation(Rule.TOLD_TWICE, f"{task.machine.task} was told of the end twice")
         task.outcome = effect
+        if self.scenario.recovers and (effect.again or effect.departure is not None):
+            self.agenda.after(0.0, partial(self._begin_again, task))
+            return
         if task.machine.coordinator is None:
             # Not at once: the machine is still in the middle of an event.
             self.agenda.after(0.0, partial(self.leave, task, orderly=True))
@@ -273,6 +340,13 @@ class World:
         else:
             self._linger(task, self.agenda.now + LINGER_SECONDS)
 
+    def _begin_again(self, task: SimTask) -> None:
+        """The job goes on with another incarnation of this task, of the same process or not."""
+        if not task.left:
+            self.leave(task, orderly=True)
+            self._tell_gone(task, "was started again", Cause.STALE_INCARNATION)
+            self.restart_after(task.machine.task, self.dice.seconds(self.scenario.restart))
+
     def _gives_up(self, task: SimTask) -> bool:
         """Whether this end is its own, of a task that never became a member, while the coordinator goes on."""
         home = self.tasks[self.scenario.shape.coordinator]
@@ -280,7 +354,7 @@ class World:
         return task.machine.member.job == 0 and home.lives and coordinator is not None and coordinator.end is None
 
     def _linger(self, task: SimTask, until: float) -> None:
-        if self.agenda.now >= until or self._remaining == 1:
+        if self.agenda.now >= until or self._remaining + self._restarting == 1:
             self.leave(task, orderly=True)
         else:
             self.agenda.after(0.5, partial(self._linger, task, until))
@@ -292,6 +366,8 @@ class World:
         task.left = True
         self._remaining -= 1
         name = task.machine.task
+        if self.scenario.recovers:
+            self._past.setdefault(name, set()).add(task.machine.incarnation)
         for event in task.events:
             if isinstance(event, GradientArrived) and isinstance(task.side, ServerSide):
                 task.side.arrivals.pop(event.arrival).release()
@@ -300,12 +376,30 @@ class World:
 
     @property
     def over(self) -> bool:
-        """Whether everybody has left."""
-        return self._remaining == 0
+        """Whether everybody has left for good."""
+        return self._remaining + self._restarting == 0
 
-    def comes_back(self) -> None:
-        """A task that had left has a new life."""
+    def restart_after(self, name: TaskId, seconds: float) -> None:
+        """Start the next incarnation of this task then; a run that does not recover may be over before."""
+        self._restarting += self.scenario.recovers
+        self.agenda.after(seconds, partial(self._restart, name))
+
+    def _restart(self, name: TaskId) -> None:
+        """New memory, new machines, new links. What becomes of it is the machines' affair."""
+        if self.over:
+            return
+        self._restarting -= self.scenario.recovers
         self._remaining += 1
+        self.around.memory.forget(name)
+        self.incarnations[name] = self.dice.incarnation()
+        if name == self.scenario.shape.coordinator:
+            self.job = self.dice.incarnation()
+        before = self.tasks[name].lives_before + 1
+        task = self.make_life(name, self.agenda.now)
+        task.lives_before = before
+        for _, link in self.network.links_of(name):
+            link.revive()
+        self.start(task)
 
     def _kill(self, kill: Kill) -> None:
         self.kill(self.tasks[kill.task], "was killed by signal 9", -9)
@@ -318,12 +412,18 @@ class World:
         self.leave(task, orderly=False)
         self._tell_gone(task, how)
 
-    def _tell_gone(self, task: SimTask, how: str) -> None:
-        """The monitor of a task tells whoever asks how it ended."""
+    def _tell_gone(self, task: SimTask, how: str, cause: Cause = Cause.DEAD) -> None:
+        """The monitor of a task tells everyone who asks how it ended."""
         name = task.machine.task
-        gone = PeerGone(name, Reason(Cause.DEAD, how, exit_code=task.exit_code))
+        gone = PeerGone(name, Reason(cause, how, exit_code=task.exit_code), task.machine.incarnation)
         for peer, _ in self.network.links_of(name):
-            self.agenda.after(self.dice.seconds(GONE), partial(self.handle, peer, gone))
+            self.agenda.after(self.dice.seconds(GONE), partial(self._tell_of_end, self.tasks[peer], gone))
+
+    def _tell_of_end(self, task: SimTask, gone: PeerGone) -> None:
+        name = task.machine.task
+        if self.scenario.recovers and (self.tasks[name] is not task or task.met.get(gone.peer) != gone.incarnation):
+            return  # it never knew that incarnation, or knows the next one already
+        self.handle(name, gone)
 
     # -- the end --
 
@@ -337,12 +437,17 @@ class World:
         """Violation where not every step is complete, or a gradient was never given back."""
         odd = dict(self.scenario.odd_steps)
         steps = {w: odd.get(w, self.scenario.training.steps) for w in self.scenario.shape.worker_ids()}
-        self.oracle.finished_well(steps)
+        for job in {task.machine.member.job for task in self.tasks.values() if task.outcome is not None} - {0}:
+            self._oracles[job].finished_well(steps)
         for task in self.tasks.values():
             if isinstance(task.side, ServerSide) and task.side.arrivals:
                 raise Violation(
                     Rule.NOT_GIVEN_BACK, f"{task.machine.task} never gave back {len(task.side.arrivals)} gradients"
                 )
+
+    def numbers(self) -> dict[BucketId, int]:
+        """The number of each bucket's newest version, in a run that follows numbers."""
+        return self._oracles[self.job].newest()
 
     def result(self) -> Result:
         roles = [task.machine.role for task in self.tasks.values()]
