@@ -19,10 +19,10 @@ from lockstep.protocol.machine import State, Trigger, advance
 from lockstep.protocol.messages import Member, ParameterEntry, View
 from lockstep.protocol.recovery import LossPolicy, RecoveryRules
 from lockstep.protocol.server import ServerMachine
-from lockstep.sim.disk import SavedBucket, Shard
+from lockstep.sim.disk import SavedBucket, SavedShard
 from lockstep.sim.kill_points import KillPoint, KillPoints, Moment
 from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, TrainingProfile
-from lockstep.sim.server_side import ServerSide
+from lockstep.sim.server_side import SimulatedServer
 from lockstep.sim.violation import Rule, Violation
 from lockstep.sim.world import World
 
@@ -193,15 +193,15 @@ def test_a_commit_that_does_not_wait_for_the_states_is_found(monkeypatch: pytest
 def test_a_checkpoint_that_is_copied_late_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The shard is saved after the next update has begun: values of one version, the optimizer's state of another."""
     undisturbed()
-    plain = ServerSide._write_shard
+    plain = SimulatedServer._write_shard
 
-    def late(self: ServerSide, version: int, shard: Shard) -> None:
+    def late(self: SimulatedServer, version: int, shard: SavedShard) -> None:
         def write() -> None:
             plain(self, version, {b: SavedBucket(saved.tag, self._momentum[b]) for b, saved in shard.items()})
 
         self._around.after(self.task, 0.1, write)
 
-    monkeypatch.setattr(ServerSide, "_write_shard", late)
+    monkeypatch.setattr(SimulatedServer, "_write_shard", late)
     assert defect_found_by_killing(SERVER, COORDINATOR) is Rule.NOT_REPEATED
 
 

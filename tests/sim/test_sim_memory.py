@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstep.protocol.ids import server, worker
-from lockstep.sim.memory import Cell, GradientTag, Memory
+from lockstep.sim.memory import Cell, GradientTag, SimulatedMemory
 from lockstep.sim.violation import Violation
 
 OLD = GradientTag(worker(0), 1, 0, 0, 0)
@@ -48,7 +48,7 @@ def test_what_somebody_reads_may_be_written_again_but_not_changed() -> None:
 
 
 def test_each_pair_of_lives_has_an_inbox_of_its_own() -> None:
-    memory = Memory()
+    memory = SimulatedMemory()
     inbox = memory.inbox(server(0), worker(0), 1, 0)
     assert memory.inbox(server(0), worker(0), 1, 0) is inbox
     others = [

@@ -20,10 +20,10 @@ above each table, in the file that is named. `docs/recovery.md` tells how lives 
 """
 
 _DRAWN: tuple[tuple[str, str, Any], ...] = (
-    ("The coordinator's phase", "protocol/coordinator.py", coordinator.PHASE_TRANSITIONS),
-    ("A task's membership", "protocol/member.py", member.PHASE_TRANSITIONS),
-    ("A bucket on a server", "protocol/ledger.py", ledger.BUCKET_TRANSITIONS),
-    ("A bucket on a worker", "protocol/holdings.py", holdings.BUCKET_TRANSITIONS),
+    ("The coordinator's phase", "protocol/coordinator.py", coordinator.JOB_PHASE_TRANSITIONS),
+    ("A task's membership", "protocol/member.py", member.MEMBER_PHASE_TRANSITIONS),
+    ("A bucket on a server", "protocol/ledger.py", ledger.SERVED_BUCKET_TRANSITIONS),
+    ("A bucket on a worker", "protocol/holdings.py", holdings.HELD_BUCKET_TRANSITIONS),
 )
 
 

@@ -13,7 +13,7 @@ from lockstep.protocol.effects import Apply, Effect, GiveBack
 from lockstep.protocol.events import BucketApplied, GradientArrived, Prepared
 from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, ClusterShape, Step, TaskId
 from lockstep.protocol.journal import Happening, Journal
-from lockstep.protocol.ledger import NO_GRADIENT, Arrival, BucketState, Ledger, WorkerSide, sealed_edition
+from lockstep.protocol.ledger import NO_GRADIENT, Arrival, Ledger, ServedBucketState, WorkerSide, sealed_edition
 from lockstep.protocol.messages import Done, GroupRates, Rates, Seal
 from lockstep.protocol.server import ServerMachine
 
@@ -153,9 +153,9 @@ class AsyncServerMachine(ServerMachine):
         queue = self._queues[ledger.bucket]
         target = 1 - self._slots[ledger.bucket]
         rates = self._known_rates()
-        if ledger.state is BucketState.APPLYING or not queue or rates is None or ledger.readers[target]:
+        if ledger.state is ServedBucketState.APPLYING or not queue or rates is None or ledger.readers[target]:
             return []
-        ledger.state = BucketState.APPLYING
+        ledger.state = ServedBucketState.APPLYING
         worker, arrival = queue[0]
         step = self._steps[worker, ledger.bucket]
         self._journal.record(now, Happening.CONSUMED, step, ledger.bucket, worker)
@@ -167,7 +167,7 @@ class AsyncServerMachine(ServerMachine):
         if event.step == INITIAL_STEP:
             return super()._on_bucket_applied(event, now)
         ledger = self._ledgers[event.bucket]
-        ledger.state = BucketState.COLLECTING
+        ledger.state = ServedBucketState.COLLECTING
         self._slots[event.bucket] ^= 1
         worker, _ = self._queues[event.bucket].popleft()
         side = self._workers[worker]

@@ -40,22 +40,22 @@ from lockstep.protocol.saving import Saving
 from lockstep.protocol.timing import REPEAT_SECONDS
 
 
-class Phase(StrEnum):
+class JobPhase(StrEnum):
     FORMING = "forming"
     RUNNING = "running"
     ENDED = "ended"
 
 
-class PhaseTrigger(StrEnum):
+class JobPhaseTrigger(StrEnum):
     COMPLETE = "the last task joined"
     END = "all workers finished, or a task failed"
 
 
-PHASE_TRANSITIONS: Mapping[tuple[Phase, PhaseTrigger], Phase] = MappingProxyType(
+JOB_PHASE_TRANSITIONS: Mapping[tuple[JobPhase, JobPhaseTrigger], JobPhase] = MappingProxyType(
     {
-        (Phase.FORMING, PhaseTrigger.COMPLETE): Phase.RUNNING,
-        (Phase.FORMING, PhaseTrigger.END): Phase.ENDED,
-        (Phase.RUNNING, PhaseTrigger.END): Phase.ENDED,
+        (JobPhase.FORMING, JobPhaseTrigger.COMPLETE): JobPhase.RUNNING,
+        (JobPhase.FORMING, JobPhaseTrigger.END): JobPhase.ENDED,
+        (JobPhase.RUNNING, JobPhaseTrigger.END): JobPhase.ENDED,
     }
 )
 
@@ -96,7 +96,7 @@ class RunningJob:
         self.decision = Contributors(INITIAL_STEP, ())
         """Who makes the newest step that was decided (backup workers)."""
         self.job = job
-        self.phase = Phase.FORMING
+        self.phase = JobPhase.FORMING
         self.committed: Step = start - 1
         self.end: End | None = None
         self._token = token
@@ -245,7 +245,7 @@ class RunningJob:
             return self._finish_shutdown(now)  # the step cannot be finished any more
         is_server = task in self._applied
         if self.rules.returns if is_server else self.rules.takes_back:
-            if self.phase is Phase.FORMING:
+            if self.phase is JobPhase.FORMING:
                 self._joined.pop(task, None)
                 return []
             if is_server:
@@ -311,7 +311,7 @@ class RunningJob:
         told: list[Effect] = [Send(task, Left(str(peer), departure)) for task in self._present() if task != peer]
         if peer == self.shape.coordinator:
             return told + self._shut_down(now)
-        return told + self._let_go([(peer, incarnation)], now) if self.phase is Phase.FORMING else told
+        return told + self._let_go([(peer, incarnation)], now) if self.phase is JobPhase.FORMING else told
 
     def _let_go(self, leavers: list[tuple[TaskId, Incarnation]], now: float) -> list[Effect]:
         """It is not the whole job that ends: these are lost."""
@@ -325,7 +325,7 @@ class RunningJob:
 
     def _shut_down(self, now: float) -> list[Effect]:
         self.shutdown = Shutdown(self.committed + 1, now + self.rules.grace_seconds)
-        if self.phase is Phase.FORMING or not self.rules.saves or self.losses.is_waiting:
+        if self.phase is JobPhase.FORMING or not self.rules.saves or self.losses.is_waiting:
             return self._finish_shutdown(now)
         self.saving.owe(now)
         return self._end_if_saved(now)
@@ -362,7 +362,7 @@ class RunningJob:
         return self._finish(End(False, str(culprit), step, reason), now)
 
     def _finish(self, end: End, now: float) -> list[Effect]:
-        self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.END)
+        self.phase = advance(JOB_PHASE_TRANSITIONS, self.phase, JobPhaseTrigger.END)
         self.end = end
         self._journal.record(now, Happening.ENDED, end.step, cause=end.reason.text)
         return [Send(task, end) for task in self._present()]

@@ -27,32 +27,32 @@ from lockstep.protocol.timing import REPEAT_SECONDS, STALE_ROSTER_SECONDS
 from lockstep.protocol.waits import Wait, WaitKind
 
 
-class Phase(StrEnum):
+class MemberPhase(StrEnum):
     OUTSIDE = "outside"
     JOINING = "joining"
     MEMBER = "member"
     ENDED = "ended"
 
 
-class PhaseTrigger(StrEnum):
+class MemberPhaseTrigger(StrEnum):
     LINK_UP = "the coordinator can be reached"
     LINK_LOST = "the coordinator cannot be reached"
     VIEW = "the view came"
     END = "the job ended, or this task was refused"
 
 
-PHASE_TRANSITIONS: Mapping[tuple[Phase, PhaseTrigger], Phase] = MappingProxyType(
+MEMBER_PHASE_TRANSITIONS: Mapping[tuple[MemberPhase, MemberPhaseTrigger], MemberPhase] = MappingProxyType(
     {
-        (Phase.OUTSIDE, PhaseTrigger.LINK_UP): Phase.JOINING,
-        (Phase.OUTSIDE, PhaseTrigger.LINK_LOST): Phase.OUTSIDE,
-        (Phase.OUTSIDE, PhaseTrigger.END): Phase.ENDED,
-        (Phase.JOINING, PhaseTrigger.LINK_UP): Phase.JOINING,
-        (Phase.JOINING, PhaseTrigger.LINK_LOST): Phase.OUTSIDE,
-        (Phase.JOINING, PhaseTrigger.VIEW): Phase.MEMBER,
-        (Phase.JOINING, PhaseTrigger.END): Phase.ENDED,
-        (Phase.MEMBER, PhaseTrigger.LINK_UP): Phase.MEMBER,
-        (Phase.MEMBER, PhaseTrigger.LINK_LOST): Phase.MEMBER,
-        (Phase.MEMBER, PhaseTrigger.END): Phase.ENDED,
+        (MemberPhase.OUTSIDE, MemberPhaseTrigger.LINK_UP): MemberPhase.JOINING,
+        (MemberPhase.OUTSIDE, MemberPhaseTrigger.LINK_LOST): MemberPhase.OUTSIDE,
+        (MemberPhase.OUTSIDE, MemberPhaseTrigger.END): MemberPhase.ENDED,
+        (MemberPhase.JOINING, MemberPhaseTrigger.LINK_UP): MemberPhase.JOINING,
+        (MemberPhase.JOINING, MemberPhaseTrigger.LINK_LOST): MemberPhase.OUTSIDE,
+        (MemberPhase.JOINING, MemberPhaseTrigger.VIEW): MemberPhase.MEMBER,
+        (MemberPhase.JOINING, MemberPhaseTrigger.END): MemberPhase.ENDED,
+        (MemberPhase.MEMBER, MemberPhaseTrigger.LINK_UP): MemberPhase.MEMBER,
+        (MemberPhase.MEMBER, MemberPhaseTrigger.LINK_LOST): MemberPhase.MEMBER,
+        (MemberPhase.MEMBER, MemberPhaseTrigger.END): MemberPhase.ENDED,
     }
 )
 
@@ -75,7 +75,7 @@ class MemberMachine:
         that loses a server, the coordinator's too, begins again from its newest checkpoint."""
         self.task = task
         self.coordinator = coordinator
-        self.phase = Phase.OUTSIDE
+        self.phase = MemberPhase.OUTSIDE
         self.job: JobId = 0
         self._join = join
         self._journal = journal
@@ -103,7 +103,7 @@ class MemberMachine:
     # -- the door --
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        if self.phase is Phase.ENDED:
+        if self.phase is MemberPhase.ENDED:
             return []
         match event:
             case LinkUp(peer=peer) if peer == self.coordinator:
@@ -137,13 +137,13 @@ class MemberMachine:
             reason = Reason(Cause.STALE_INCARNATION, phrases.started_again())
             return self._on_peer_gone(PeerGone(self.coordinator, reason, known), now)
         self._linked = True
-        self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.LINK_UP)
+        self.phase = advance(MEMBER_PHASE_TRANSITIONS, self.phase, MemberPhaseTrigger.LINK_UP)
         return self._statements(now)
 
     def _statements(self, now: float) -> list[Effect]:
         self._repeat_at = now + REPEAT_SECONDS
         effects: list[Effect] = []
-        if self.phase is Phase.JOINING:
+        if self.phase is MemberPhase.JOINING:
             effects.append(Send(self.coordinator, self._join))
         if self._done is not None:
             effects.append(Send(self.coordinator, self._done))
@@ -155,7 +155,7 @@ class MemberMachine:
 
     def _on_link_lost(self, event: LinkLost, now: float) -> list[Effect]:
         self._linked = False
-        self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.LINK_LOST)
+        self.phase = advance(MEMBER_PHASE_TRANSITIONS, self.phase, MemberPhaseTrigger.LINK_LOST)
         self._journal.record(now, Happening.LINK_LOST, peer=self.coordinator, cause=event.reason)
         return []
 
@@ -234,24 +234,24 @@ class MemberMachine:
 
     def _on_roster(self, missing: tuple[MissingTask, ...]) -> list[Effect]:
         """Who has not come yet; or, without an address, who was lost while the job ran."""
-        if self.phase is Phase.JOINING:
+        if self.phase is MemberPhase.JOINING:
             self._missing = missing
             return [StillMissing(missing)]
         lost = tuple(one for one in missing if not one.address)
         self.awaited = frozenset(TaskId.parse(one.task) for one in lost if one.attempts)
-        return [StillMissing(lost)] if lost and self.phase is Phase.MEMBER else []
+        return [StillMissing(lost)] if lost and self.phase is MemberPhase.MEMBER else []
 
     def _on_view(self, view: View, now: float) -> list[Effect]:
-        if self.phase not in (Phase.JOINING, Phase.MEMBER) or view.number <= self._view:
+        if self.phase not in (MemberPhase.JOINING, MemberPhase.MEMBER) or view.number <= self._view:
             return []
         self._view = view.number
         self._lives = {TaskId.parse(member.task): member.incarnation for member in view.members}
         for peer in [p for p, lost in self._losses.items() if self._lives.get(p) != lost.incarnation]:
             del self._losses[peer]
         self._journal.record(now, Happening.VIEW)
-        if self.phase is Phase.MEMBER:
+        if self.phase is MemberPhase.MEMBER:
             return [ViewChanged(view.members)]
-        self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.VIEW)
+        self.phase = advance(MEMBER_PHASE_TRANSITIONS, self.phase, MemberPhaseTrigger.VIEW)
         self.job = view.job
         return [BecameMember(view.job, view.members, view.start, view.state, view.checkpoint)]
 
@@ -269,14 +269,14 @@ class MemberMachine:
     ) -> list[Effect]:
         if self._departure is not None and not ok:
             again, departure = False, self._departure  # who was asked to leave begins no other life
-        self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.END)
+        self.phase = advance(MEMBER_PHASE_TRANSITIONS, self.phase, MemberPhaseTrigger.END)
         self._journal.record(now, Happening.ENDED, step, cause=reason.text)
         return [JobEnded(ok, culprit, step, reason, again, departure, alone)]
 
     # -- time, and what others may ask --
 
     def _on_tick(self, now: float) -> list[Effect]:
-        if self.phase in (Phase.OUTSIDE, Phase.JOINING) and now >= self._deadline:
+        if self.phase in (MemberPhase.OUTSIDE, MemberPhase.JOINING) and now >= self._deadline:
             return self._give_up(now)
         if self._linked and now >= self._repeat_at:
             return self._statements(now)
@@ -284,7 +284,7 @@ class MemberMachine:
 
     def _give_up(self, now: float) -> list[Effect]:
         waited = now - self._since
-        if self.phase is Phase.OUTSIDE:
+        if self.phase is MemberPhase.OUTSIDE:
             culprit, reason = str(self.coordinator), Reason(Cause.NEVER_STARTED, phrases.not_reached(waited))
         elif not self._missing or self._coordinator_is_silent(now):
             culprit, reason = str(self.coordinator), Reason(Cause.COMMUNICATION, phrases.join_not_answered(waited))
@@ -301,20 +301,20 @@ class MemberMachine:
 
     def next_deadline(self) -> float | None:
         match self.phase:
-            case Phase.ENDED:
+            case MemberPhase.ENDED:
                 return None
-            case Phase.OUTSIDE:
+            case MemberPhase.OUTSIDE:
                 return self._deadline
-            case Phase.JOINING:
+            case MemberPhase.JOINING:
                 return min(self._repeat_at, self._deadline)
-            case Phase.MEMBER:
+            case MemberPhase.MEMBER:
                 statements = (self._done, self._failed, self._departure)
                 speaking = bool(self._losses) or any(one is not None for one in statements)
                 return self._repeat_at if speaking and self._linked else None
 
     def waits(self) -> list[Wait]:
-        kind = {Phase.OUTSIDE: WaitKind.CONNECTION, Phase.JOINING: WaitKind.COMPLETE}.get(self.phase)
-        if self.phase is Phase.MEMBER and self._done is not None:
+        kind = {MemberPhase.OUTSIDE: WaitKind.CONNECTION, MemberPhase.JOINING: WaitKind.COMPLETE}.get(self.phase)
+        if self.phase is MemberPhase.MEMBER and self._done is not None:
             kind = WaitKind.END
         if kind is None:
             return []
@@ -325,5 +325,5 @@ class MemberMachine:
         return {"task": str(self.task), "phase": self.phase.value, "job": f"{self.job:016x}", "linked": self._linked}
 
     def check(self) -> None:
-        if self.phase is Phase.MEMBER:
+        if self.phase is MemberPhase.MEMBER:
             assert self.job, "a member without a job"

@@ -34,13 +34,13 @@ from lockstep.protocol.events import (
 from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, ClusterShape, Incarnation, Step, TaskId, worker
 from lockstep.protocol.journal import Happening, Journal
 from lockstep.protocol.ledger import (
-    BUCKET_TRANSITIONS,
     NO_GRADIENT,
     NOTHING_TO_APPLY,
+    SERVED_BUCKET_TRANSITIONS,
     Arrival,
-    BucketState,
-    BucketTrigger,
     Ledger,
+    ServedBucketState,
+    ServedBucketTrigger,
     WorkerSide,
     sealed_edition,
 )
@@ -168,12 +168,12 @@ class ServerMachine(Shard):
 
     def _take_out(self, ledger: Ledger, sender: TaskId) -> list[Effect]:
         """What this sender delivered does not count any more."""
-        if ledger.state is BucketState.APPLYING or sender not in ledger.arrived:
+        if ledger.state is ServedBucketState.APPLYING or sender not in ledger.arrived:
             return []
         effects = self._give_back(ledger, sender)
         del ledger.arrived[sender]
-        if ledger.state is BucketState.COMPLETE:
-            ledger.state = advance(BUCKET_TRANSITIONS, ledger.state, BucketTrigger.REOPEN)
+        if ledger.state is ServedBucketState.COMPLETE:
+            ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.REOPEN)
         return effects
 
     def _on_link_lost(self, event: LinkLost, now: float) -> list[Effect]:
@@ -274,7 +274,7 @@ class ServerMachine(Shard):
             return f"of step {event.step}; this bucket is in step {ledger.version}"
         if not self.contributes(event.peer, event.step):
             return "does not contribute to this step"
-        if ledger.state is BucketState.APPLYING:
+        if ledger.state is ServedBucketState.APPLYING:
             return "a duplicate; the step is being applied"
         known = ledger.arrived.get(event.peer)
         if known is not None and known.edition >= event.edition:
@@ -293,7 +293,7 @@ class ServerMachine(Shard):
         if not self.contributes(side.id, seal.step):
             return effects
         for ledger in self._ledgers.values():
-            if ledger.version == seal.step and ledger.state is not BucketState.APPLYING:
+            if ledger.version == seal.step and ledger.state is not ServedBucketState.APPLYING:
                 effects += self._keep_only_sealed(ledger, side)
         return effects + self._apply_all_possible(now)
 
@@ -318,8 +318,8 @@ class ServerMachine(Shard):
             return []
         effects = self._give_back(ledger, side.id)
         del ledger.arrived[side.id]
-        if ledger.state is BucketState.COMPLETE:
-            ledger.state = advance(BUCKET_TRANSITIONS, ledger.state, BucketTrigger.REOPEN)
+        if ledger.state is ServedBucketState.COMPLETE:
+            ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.REOPEN)
         return effects
 
     def _on_rates(self, side: WorkerSide, rates: Rates, now: float) -> list[Effect]:
@@ -340,19 +340,19 @@ class ServerMachine(Shard):
         return effects
 
     def _apply_if_possible(self, ledger: Ledger, now: float) -> list[Effect]:
-        if ledger.state is BucketState.APPLYING:
+        if ledger.state is ServedBucketState.APPLYING:
             return []
         step = ledger.version
         if not self._decided(step):
             return []
         members = self.contributors(step)
-        if ledger.state is BucketState.COLLECTING:
+        if ledger.state is ServedBucketState.COLLECTING:
             if len(ledger.arrived) < len(members) or not all(m in ledger.arrived for m in members):
                 return []
-            ledger.state = advance(BUCKET_TRANSITIONS, ledger.state, BucketTrigger.COMPLETE)
-        if ledger.state is not BucketState.COMPLETE or not self._may_apply(ledger):
+            ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.COMPLETE)
+        if ledger.state is not ServedBucketState.COMPLETE or not self._may_apply(ledger):
             return []
-        ledger.state = advance(BUCKET_TRANSITIONS, ledger.state, BucketTrigger.APPLY)
+        ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.APPLY)
         self._journal.record(now, Happening.CONSUMED, step, ledger.bucket)
         giving = tuple(m for m in members if ledger.arrived[m] is not NO_GRADIENT)
         arrivals = tuple(ledger.arrived[m].number for m in giving)
@@ -414,7 +414,7 @@ class ServerMachine(Shard):
 
     def _on_bucket_applied(self, event: BucketApplied, now: float) -> list[Effect]:
         ledger = self._ledgers[event.bucket]
-        ledger.state = advance(BUCKET_TRANSITIONS, ledger.state, BucketTrigger.APPLIED)
+        ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.APPLIED)
         ledger.version = event.step + 1
         ledger.arrived.clear()
         self._journal.record(now, Happening.PRODUCED, ledger.version, event.bucket)
@@ -468,8 +468,8 @@ class ServerMachine(Shard):
         for ledger in self._ledgers.values():
             for gone in set(before) - set(self._everybody):
                 effects += self._take_out(ledger, gone)
-            if ledger.state is BucketState.COMPLETE and not all(w in ledger.arrived for w in self._everybody):
-                ledger.state = advance(BUCKET_TRANSITIONS, ledger.state, BucketTrigger.REOPEN)
+            if ledger.state is ServedBucketState.COMPLETE and not all(w in ledger.arrived for w in self._everybody):
+                ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.REOPEN)
         for side in self._workers.values():
             if side.granted and side.id in self._everybody and side.id not in before:
                 effects.append(self._open(side, now))

@@ -14,7 +14,7 @@ from lockstep.protocol.events import LinkLost, ShardSaved, TransferEnded
 from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, ClusterShape, Step, TaskId
 from lockstep.protocol.journal import Happening, Journal
 from lockstep.protocol.keys import TensorKey, gradient_name
-from lockstep.protocol.ledger import NOTHING_TO_APPLY, BucketState, Ledger, WorkerSide
+from lockstep.protocol.ledger import NOTHING_TO_APPLY, Ledger, ServedBucketState, WorkerSide
 from lockstep.protocol.messages import Applied, Failed, Message, Pull, Saved
 from lockstep.protocol.timing import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.waits import Wait, WaitKind
@@ -79,7 +79,9 @@ class Shard:
         return [
             ledger.bucket
             for ledger in self._ledgers.values()
-            if ledger.version == self.step and ledger.state is BucketState.COLLECTING and side.id not in ledger.arrived
+            if ledger.version == self.step
+            and ledger.state is ServedBucketState.COLLECTING
+            and side.id not in ledger.arrived
         ]
 
     # -- parameters go out --
@@ -125,7 +127,9 @@ class Shard:
         if version == ledger.version:
             return version > INITIAL_STEP
         # The version before stays readable in its slot until the next update may overwrite it.
-        return version == ledger.version - 1 and version > INITIAL_STEP and ledger.state is not BucketState.APPLYING
+        return (
+            version == ledger.version - 1 and version > INITIAL_STEP and ledger.state is not ServedBucketState.APPLYING
+        )
 
     def _transfer_over(self, event: TransferEnded, now: float) -> Ledger | None:
         """A reader of a slot is gone; the bucket it read, if it counted as one."""
@@ -182,7 +186,7 @@ class Shard:
             known = self._saved is not None and self._saved.version == version
             return [Send(self.shape.coordinator, self._saved)] if known and self._saved is not None else []
         self._save_version = version
-        late = [b for b in self._ledgers.values() if b.version != version or b.state is BucketState.APPLYING]
+        late = [b for b in self._ledgers.values() if b.version != version or b.state is ServedBucketState.APPLYING]
         if late:
             self._saved = Saved(version, "", 0, "", phrases.bucket_is_past(late[0].bucket, late[0].version))
             return [Send(self.shape.coordinator, self._saved)]

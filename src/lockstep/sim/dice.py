@@ -7,7 +7,7 @@ from random import Random
 from typing import TypeVar
 
 from lockstep.protocol.ids import Incarnation
-from lockstep.sim.scenario import Span
+from lockstep.sim.scenario import SecondsRange
 
 Item = TypeVar("Item")
 
@@ -37,12 +37,12 @@ class Dice:
             self._table = [draw() for _ in range(_TABLE)]
         return self._table[(place + number * _STRIDE) % _TABLE]
 
-    def seconds_at(self, span: Span, place: int, number: int) -> float:
+    def seconds_at(self, span: SecondsRange, place: int, number: int) -> float:
         if span.high == span.low:
             return span.low
         return span.low + (span.high - span.low) * self.at(place, number)
 
-    def seconds(self, span: Span) -> float:
+    def seconds(self, span: SecondsRange) -> float:
         return span.low + (span.high - span.low) * self._random.random()
 
     def chance(self, probability: float) -> bool:

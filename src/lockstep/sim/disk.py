@@ -18,14 +18,14 @@ class SavedBucket:
     momentum: int
 
 
-Shard = Mapping[BucketId, SavedBucket]
+SavedShard = Mapping[BucketId, SavedBucket]
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class SavedCheckpoint:
     """All shards of one version, and the workers' local states by index."""
 
-    buckets: Shard
+    buckets: SavedShard
     states: Mapping[int, bytes]
 
 
@@ -33,16 +33,16 @@ class Checkpoint:
 class Disk:
     """Shards that are being saved, and checkpoints that are complete."""
 
-    shards: dict[tuple[JobId, int], dict[int, Shard]] = field(default_factory=dict)
+    shards: dict[tuple[JobId, int], dict[int, SavedShard]] = field(default_factory=dict)
     """By job and version, then by the index of the server."""
-    checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
+    checkpoints: dict[int, SavedCheckpoint] = field(default_factory=dict)
     """By version."""
 
     def complete(self, job: JobId, version: int, states: Mapping[int, bytes]) -> None:
         """Make a checkpoint of all shards of this version."""
         shards = self.shards.pop((job, version))
         buckets = {bucket: saved for shard in shards.values() for bucket, saved in shard.items()}
-        self.checkpoints[version] = Checkpoint(buckets, states)
+        self.checkpoints[version] = SavedCheckpoint(buckets, states)
 
     def beginning(self) -> Beginning:
         """Where a job that starts now begins."""

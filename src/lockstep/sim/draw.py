@@ -25,7 +25,7 @@ from lockstep.protocol.faults import (
 )
 from lockstep.protocol.messages import ParameterEntry
 from lockstep.sim.faults import AnyFault, Crash, LoseConnection, Partition, Pause, StartLate
-from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, Span, TrainingProfile
+from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, SecondsRange, TrainingProfile
 
 QUIET_AFTER = 40.0
 STARTUP_TIMEOUT = 60.0
@@ -66,7 +66,7 @@ def draw_run(seed: int, size: Size) -> DrawnRun:
         parameters=tuple(ParameterEntry(f"p{i}", random.choice((3, 16, 24)), "float32", i % 2) for i in range(buckets)),
         network=_network(random),
         training=_training(random, size.steps),
-        start=Span(0.0, random.choice((0.0, 1.0, 10.0))),
+        start=SecondsRange(0.0, random.choice((0.0, 1.0, 10.0))),
         startup_timeout=STARTUP_TIMEOUT,
         patience=400.0,
     )
@@ -78,7 +78,7 @@ def _network(random: Random) -> NetworkProfile:
     storm = random.choice((0.0, 0.3, 1.0))
     lent = random.random() < 0.25
     return NetworkProfile(
-        latency=random.choice((Span(0.0001, 0.01), Span(0.0, 0.3))),
+        latency=random.choice((SecondsRange(0.0001, 0.01), SecondsRange(0.0, 0.3))),
         late_chance=0.05 * storm,
         in_order=random.random() < 0.6,
         duplicate_chance=0.2 * storm,
@@ -95,9 +95,9 @@ def _network(random: Random) -> NetworkProfile:
 def _training(random: Random, steps: int) -> TrainingProfile:
     return TrainingProfile(
         steps=steps,
-        forward=Span(0.0, random.choice((0.05, 1.0))),
-        backward=Span(0.0, random.choice((0.02, 0.5))),
-        apply=Span(0.0, random.choice((0.02, 0.5))),
+        forward=SecondsRange(0.0, random.choice((0.05, 1.0))),
+        backward=SecondsRange(0.0, random.choice((0.02, 0.5))),
+        apply=SecondsRange(0.0, random.choice((0.02, 0.5))),
         loop_seconds=random.choice((0.0, 0.0, 0.001)),
         absent_chance=random.choice((0.0, 0.1)),
         edit_chance=0.3,

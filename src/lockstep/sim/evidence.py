@@ -14,9 +14,9 @@ from lockstep.protocol.ids import TaskId, hex64
 from lockstep.protocol.journal import tensor_states
 from lockstep.protocol.reach import NOT_SILENT, Reach, Silence
 from lockstep.sim.network import Link
-from lockstep.sim.server_side import ServerSide
+from lockstep.sim.server_side import SimulatedServer
 from lockstep.sim.task import SimTask
-from lockstep.sim.worker_side import WorkerSide
+from lockstep.sim.worker_side import SimulatedWorker
 from lockstep.sim.world import World
 
 JUST_NOW = 0.5
@@ -71,10 +71,10 @@ def _snapshot(world: World, name: TaskId, task: SimTask, now: float) -> dict[str
         "step": machine.role.step,
         "phase": "simulated",
         "machines": machine.snapshot(),
-        "main": _main(task.side, now) if isinstance(task.side, WorkerSide) else {},
-        "store": _store(task.side, now) if isinstance(task.side, ServerSide) else {},
+        "main": _main(task.side, now) if isinstance(task.side, SimulatedWorker) else {},
+        "store": _store(task.side, now) if isinstance(task.side, SimulatedServer) else {},
         "loop": loop,
-        "disk": {"written_ago": now - task.side.doing[1]} if isinstance(task.side, WorkerSide) else {},
+        "disk": {"written_ago": now - task.side.doing[1]} if isinstance(task.side, SimulatedWorker) else {},
         "waits": [
             {
                 "on": str(wait.on),
@@ -103,7 +103,7 @@ def _snapshot(world: World, name: TaskId, task: SimTask, now: float) -> dict[str
     }
 
 
-def _main(side: WorkerSide, now: float) -> dict[str, Any]:
+def _main(side: SimulatedWorker, now: float) -> dict[str, Any]:
     doing, since = side.doing
     # A slow step uses the processor; one that stands still does not.
     in_device = doing == Place.DEVICE.value
@@ -116,7 +116,7 @@ def _main(side: WorkerSide, now: float) -> dict[str, Any]:
     }
 
 
-def _store(side: ServerSide, now: float) -> dict[str, Any]:
+def _store(side: SimulatedServer, now: float) -> dict[str, Any]:
     if side.applying is None:
         return {}
     effect, since = side.applying

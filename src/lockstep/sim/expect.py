@@ -32,7 +32,7 @@ from lockstep.sim.faults import AnyFault, Crash, LoseConnection, Partition, Paus
 from lockstep.sim.planting import Planted
 from lockstep.sim.scenario import Scenario
 from lockstep.sim.violation import Rule, Violation
-from lockstep.sim.watch import Watch
+from lockstep.sim.watch import SimulatedWatchdog
 from lockstep.sim.world import World
 
 _STUCK_AT = {
@@ -111,7 +111,7 @@ def _causes(fault: AnyFault) -> tuple[frozenset[Cause], float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RunEnding:
     """How a run with planted faults ended."""
 
     completed: bool
@@ -122,13 +122,13 @@ class Ending:
     """Where the watchdog ended it: how long nothing had moved."""
 
 
-def judge(world: World, planted: Planted, watch: Watch) -> Ending:
+def judge(world: World, planted: Planted, watch: SimulatedWatchdog) -> RunEnding:
     """The ending of a run that is over; Violation where it is not one that the faults explain."""
     expected = [expected_of(fault, world.scenario) for fault in planted.struck]
     bad = {name: task.outcome for name, task in world.tasks.items() if task.outcome is not None and not task.outcome.ok}
     if not bad:
         _refuse_false_completion(world, watch)
-        return Ending(completed=True)
+        return RunEnding(completed=True)
     to_blame = _to_blame(expected, world.scenario)
     # A later life that was never a member of the job knows nothing of why it ended.
     judged = {n: o for n, o in bad.items() if n not in watch.left_behind and not world.tasks[n].lives_before}
@@ -138,7 +138,7 @@ def judge(world: World, planted: Planted, watch: Watch) -> Ending:
             raise Violation(Rule.UNEXPLAINED_END, _unexplained(f"{name} was told", outcome, expected))
     first = next(iter((judged or bad).values()))
     still = watch.finding.still if watch.finding is not None else 0.0
-    return Ending(False, first.reason.cause.value, first.culprit, first.reason.text, still)
+    return RunEnding(False, first.reason.cause.value, first.culprit, first.reason.text, still)
 
 
 def _to_blame(expected: Sequence[Expected], scenario: Scenario) -> list[Expected]:
@@ -147,7 +147,7 @@ def _to_blame(expected: Sequence[Expected], scenario: Scenario) -> list[Expected
     return [one for one in expected if not one.heals or together >= scenario.stall_after]
 
 
-def _refuse_false_completion(world: World, watch: Watch) -> None:
+def _refuse_false_completion(world: World, watch: SimulatedWatchdog) -> None:
     """All that were told anything were told that all went well: then every step is complete, and everybody was told."""
     for name, task in world.tasks.items():
         if task.outcome is None and task.started and task.died_at < 0 and name not in watch.left_behind:

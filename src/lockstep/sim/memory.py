@@ -79,7 +79,7 @@ class Cell:
             )
 
 
-class Memory:
+class SimulatedMemory:
     """All buffers of a cluster."""
 
     def __init__(self) -> None:

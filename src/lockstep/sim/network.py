@@ -41,7 +41,7 @@ class Traffic:
 
 
 @dataclass(slots=True)
-class End:
+class SimulatedLinkEnd:
     """One end of a link, and the way that leads to it."""
 
     task: TaskId
@@ -76,9 +76,12 @@ class Link:
         self._lossless = False
         self._network = network
         one, other = pair
-        self._ends = {one: End(one, other, network.dice.place()), other: End(other, one, network.dice.place())}
+        self._ends = {
+            one: SimulatedLinkEnd(one, other, network.dice.place()),
+            other: SimulatedLinkEnd(other, one, network.dice.place()),
+        }
 
-    def end(self, task: TaskId) -> End:
+    def end(self, task: TaskId) -> SimulatedLinkEnd:
         """The end of this task."""
         return self._ends[task]
 
@@ -112,10 +115,10 @@ class Link:
             return False
         return True
 
-    def ends(self) -> tuple[End, ...]:
+    def ends(self) -> tuple[SimulatedLinkEnd, ...]:
         return tuple(self._ends.values())
 
-    def _raise(self, end: End, session: int) -> None:
+    def _raise(self, end: SimulatedLinkEnd, session: int) -> None:
         if session != self.session or self.cut:
             return
         end.up = end.was_up = True
@@ -146,7 +149,7 @@ class Link:
             self._post(receiver, event)
         self.break_by_chance(receiver)
 
-    def _post(self, receiver: End, event: Event) -> None:
+    def _post(self, receiver: SimulatedLinkEnd, event: Event) -> None:
         network = self._network
         time = network.agenda.now + network.delay(receiver)
         if network.profile.in_order and time < receiver.last_arrival:
@@ -154,7 +157,7 @@ class Link:
         receiver.last_arrival = max(time, receiver.last_arrival)
         network.agenda.at(time, partial(self._arrive, receiver, self.session, event))
 
-    def _arrive(self, end: End, session: int, event: Event) -> None:
+    def _arrive(self, end: SimulatedLinkEnd, session: int, event: Event) -> None:
         if session == self.session and not end.was_up and not self.cut:
             end.held.append(event)
             return
@@ -163,14 +166,14 @@ class Link:
             return
         self._network.deliver(end.task, event)
 
-    def survives(self, end: End) -> bool:
+    def survives(self, end: SimulatedLinkEnd) -> bool:
         """Whether something in flight still gets through; always, unless the link is broken already."""
         if not self.cut or self._lossless:
             return True
         end.survivals += 1
         return self._network.dice.at(end.place + _SURVIVAL_SALT, end.survivals) < 0.5
 
-    def break_by_chance(self, way: End) -> None:
+    def break_by_chance(self, way: SimulatedLinkEnd) -> None:
         """Links break at messages and transfers rather than at times of day: that is where it matters."""
         if self._network.strikes(Chance.RESET, way):
             self.reset("connection reset")
@@ -188,13 +191,13 @@ class Link:
         again = network.dice.seconds_at(network.profile.reopen, first.place, first.delays)
         network.agenda.after(max(delays) + again, self.open)
 
-    def _lose_later(self, end: End, reason: str, not_before: float = 0.0) -> float:
+    def _lose_later(self, end: SimulatedLinkEnd, reason: str, not_before: float = 0.0) -> float:
         # Both ends learn of it by themselves: what blocks the way between them does not hold this up.
         delay = max(self._network.delay(end, blockable=False), not_before - self._network.agenda.now)
         self._network.agenda.after(delay, partial(self._lose, end, self.session, reason))
         return delay
 
-    def _lose(self, end: End, session: int, reason: str) -> None:
+    def _lose(self, end: SimulatedLinkEnd, session: int, reason: str) -> None:
         if self.carries(end.task, session):
             end.up = False
             self._network.deliver(end.task, LinkLost(end.peer, reason))
@@ -254,11 +257,11 @@ class Network:
 
     # -- time on the way --
 
-    def strikes(self, kind: Chance, way: End) -> Mishap | None:
+    def strikes(self, kind: Chance, way: SimulatedLinkEnd) -> Mishap | None:
         weather = self.weather
         return None if weather.fair else weather.strikes(kind, way, self.agenda.now)
 
-    def delay(self, way: End, *, blockable: bool = True) -> float:
+    def delay(self, way: SimulatedLinkEnd, *, blockable: bool = True) -> float:
         """How long something small takes to the end of this way."""
         way.delays += 1
         seconds = self.dice.seconds_at(self.profile.latency, way.place, way.delays)
@@ -271,7 +274,7 @@ class Network:
                 seconds += way.blocked_until - now + AGAIN
         return seconds
 
-    def after_delay(self, way: End, action: Callable[[], None]) -> None:
+    def after_delay(self, way: SimulatedLinkEnd, action: Callable[[], None]) -> None:
         self.agenda.after(self.delay(way), action)
 
     # -- bytes through the adapters --

@@ -34,8 +34,8 @@ from lockstep.protocol.messages import Message, Setting
 from lockstep.sim import disturb
 from lockstep.sim.faults import AnyFault, Crash, LoseConnection, Partition, Pause, StartLate
 from lockstep.sim.scenario import Scenario
-from lockstep.sim.server_side import ServerSide
-from lockstep.sim.worker_side import WorkerSide
+from lockstep.sim.server_side import SimulatedServer
+from lockstep.sim.worker_side import SimulatedWorker
 from lockstep.sim.world import World
 
 FOREVER = float("inf")
@@ -144,12 +144,12 @@ class Planted:
     def _hamper(self, task: TaskId, fault: SlowSteps | SlowStore | Stick) -> None:
         side = self._world.tasks[task].side
         self._note(fault)
-        if isinstance(fault, SlowStore) and isinstance(side, ServerSide):
+        if isinstance(fault, SlowStore) and isinstance(side, SimulatedServer):
             side.slowed = (fault.step, fault.seconds)
             side.slow_is_busy = fault.busy
-        elif isinstance(fault, SlowSteps) and isinstance(side, WorkerSide):
+        elif isinstance(fault, SlowSteps) and isinstance(side, SimulatedWorker):
             side.slowed = (fault.step, fault.seconds)
-        elif isinstance(fault, Stick) and isinstance(side, WorkerSide):
+        elif isinstance(fault, Stick) and isinstance(side, SimulatedWorker):
             side.stuck[fault.step] = (Place(fault.place).value, fault.seconds)
         else:
             raise ValueError(f"{type(fault).__name__} does not happen to {fault.task}")

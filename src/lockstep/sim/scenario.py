@@ -35,7 +35,7 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SecondsRange:
     """A time drawn evenly between two bounds, in seconds."""
 
     low: float
@@ -46,9 +46,9 @@ class Span:
 class NetworkProfile:
     """How links behave until ``quiet_after``; afterwards nothing is late, doubled, refused or lost any more."""
 
-    latency: Span = Span(0.0001, 0.01)
+    latency: SecondsRange = SecondsRange(0.0001, 0.01)
     late_chance: float = 0.0
-    late: Span = Span(1.0, 15.0)
+    late: SecondsRange = SecondsRange(1.0, 15.0)
     """Some messages and transfers are this late instead: longer than the machines' patience."""
     in_order: bool = True
     """Messages of one direction of a link keep their order, as streams do."""
@@ -57,7 +57,7 @@ class NetworkProfile:
     reset_chance: float = 0.0
     """A link breaks at a message or transfer, loses what is in flight, and is opened again."""
     max_resets: int = 8
-    reopen: Span = Span(0.01, 3.0)
+    reopen: SecondsRange = SecondsRange(0.01, 3.0)
     transfer_failure_chance: float = 0.0
     """A transfer fails while its link stays up."""
     ghost_chance: float = 0.0
@@ -78,12 +78,12 @@ class TrainingProfile:
     """What the training loop of each worker does."""
 
     steps: int = 3
-    prepare: Span = Span(0.0, 0.5)
+    prepare: SecondsRange = SecondsRange(0.0, 0.5)
     """From membership to a model and its memory; also how long a server takes for its memory."""
-    forward: Span = Span(0.001, 0.05)
-    backward: Span = Span(0.0, 0.02)
+    forward: SecondsRange = SecondsRange(0.001, 0.05)
+    backward: SecondsRange = SecondsRange(0.0, 0.02)
     """From one filled bucket to the next."""
-    apply: Span = Span(0.0, 0.02)
+    apply: SecondsRange = SecondsRange(0.0, 0.02)
     """One update, whatever its size; updates of one server come one after the other."""
     store_bandwidth: float = 0.0
     """Bytes a second at which a server reads gradients and writes parameters, on top of ``apply``; 0: without limit."""
@@ -101,7 +101,7 @@ class TrainingProfile:
     """A worker finds infinity in its gradients, and the whole step must not be applied (only with seals)."""
     rates_at_seal: bool = False
     """The chief says the rates with its seal instead of at the beginning of the step."""
-    save: Span = Span(0.001, 0.05)
+    save: SecondsRange = SecondsRange(0.001, 0.05)
     """How long writing a shard or a checkpoint takes."""
 
     @property
@@ -170,7 +170,7 @@ class Scenario:
     bucket_bytes: int = 64
     network: NetworkProfile = NetworkProfile()
     training: TrainingProfile = TrainingProfile()
-    start: Span = Span(0.0, 1.0)
+    start: SecondsRange = SecondsRange(0.0, 1.0)
     """When each task starts."""
     startup_timeout: float = 300.0
     kills: tuple[Kill, ...] = ()
@@ -192,7 +192,7 @@ class Scenario:
     """After the network is quiet the run must end within this many virtual seconds."""
     rules: RecoveryRules = field(default_factory=RecoveryRules)
     """What the job does about lost tasks, and what it saves."""
-    restart: Span = Span(0.2, 3.0)
+    restart: SecondsRange = SecondsRange(0.2, 3.0)
     """How long after its end the next incarnation of a task starts, in a run that recovers."""
 
     def __post_init__(self) -> None:

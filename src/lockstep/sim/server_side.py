@@ -26,13 +26,13 @@ from lockstep.protocol.events import (
 from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, JobId, Step, TaskId
 from lockstep.protocol.messages import Grant, Layout, Saved
 from lockstep.protocol.plan import Plan
-from lockstep.sim.disk import SavedBucket, Shard
+from lockstep.sim.disk import SavedBucket, SavedShard
 from lockstep.sim.memory import Cell, GradientTag, VersionTag
 from lockstep.sim.numbers import mixed
 from lockstep.sim.oracle import Oracle
-from lockstep.sim.scenario import Span
-from lockstep.sim.surroundings import Surroundings, ticket_for
-from lockstep.sim.transfers import Copy, Lanes, Loan, Parcel
+from lockstep.sim.scenario import SecondsRange
+from lockstep.sim.surroundings import SimulationContext, ticket_for
+from lockstep.sim.transfers import Copy, Lanes, Parcel, SimulatedLoan
 from lockstep.sim.violation import Rule, Violation
 
 
@@ -43,17 +43,17 @@ class _Arrival:
     life: Incarnation
     """The incarnation that sent it."""
     cell: Cell
-    loan: Loan | None
+    loan: SimulatedLoan | None
 
     def release(self) -> None:
         if self.loan is not None:
             self.loan.release()
 
 
-class ServerSide:
+class SimulatedServer:
     """One server without its machines."""
 
-    def __init__(self, task: TaskId, around: Surroundings) -> None:
+    def __init__(self, task: TaskId, around: SimulationContext) -> None:
         self.task = task
         self.arrivals: dict[int, _Arrival] = {}
         self._around = around
@@ -107,7 +107,7 @@ class ServerSide:
             case _:
                 raise TypeError(f"a server does not carry out {effect}")
 
-    def _seconds(self, span: Span) -> float:
+    def _seconds(self, span: SecondsRange) -> float:
         self._draws += 1
         return self._around.dice.seconds_at(span, self._place, self._draws)
 
@@ -138,7 +138,7 @@ class ServerSide:
     def _save_seconds(self) -> float:
         return self._seconds(self._around.scenario.training.save)
 
-    def _kept(self, version: int) -> Shard:
+    def _kept(self, version: int) -> SavedShard:
         """The shard as it is now, for writing it while updates go on."""
         assert self._plan is not None
         kept: dict[BucketId, SavedBucket] = {}
@@ -149,7 +149,7 @@ class ServerSide:
             kept[bucket.id] = SavedBucket(tag, self._momentum.get(bucket.id, 0))
         return kept
 
-    def _write_shard(self, version: int, shard: Shard) -> None:
+    def _write_shard(self, version: int, shard: SavedShard) -> None:
         self._around.disk.shards.setdefault((self._job, version), {})[self.task.index] = shard
         self._around.handle(self.task, ShardSaved(Saved(version, f"shard-{self.task.index}", 1, "")))
 
@@ -160,13 +160,13 @@ class ServerSide:
     # -- gradients come in --
 
     def take(
-        self, worker: TaskId, life: Incarnation, step: Step, bucket: BucketId, edition: int, where: Cell | Loan
+        self, worker: TaskId, life: Incarnation, step: Step, bucket: BucketId, edition: int, where: Cell | SimulatedLoan
     ) -> None:
         """All bytes are here, in ``where``."""
         self._numbered += 1
         number = self._numbered
-        loan = where if isinstance(where, Loan) else None
-        self.arrivals[number] = _Arrival(life, where.source if isinstance(where, Loan) else where, loan)
+        loan = where if isinstance(where, SimulatedLoan) else None
+        self.arrivals[number] = _Arrival(life, where.source if isinstance(where, SimulatedLoan) else where, loan)
         self._around.handle(self.task, GradientArrived(worker, life, step, bucket, edition, number))
 
     # -- the store --

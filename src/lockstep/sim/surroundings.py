@@ -12,7 +12,7 @@ from lockstep.protocol.plan import Plan, make_plan
 from lockstep.sim.agenda import Agenda
 from lockstep.sim.dice import Dice
 from lockstep.sim.disk import Disk
-from lockstep.sim.memory import Memory
+from lockstep.sim.memory import SimulatedMemory
 from lockstep.sim.network import Link, Network
 from lockstep.sim.numbers import Numbers
 from lockstep.sim.oracle import Oracle
@@ -23,14 +23,14 @@ from lockstep.sim.violation import Rule, Violation
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class SimulationContext:
     """Everything around the machines of one run."""
 
     scenario: Scenario
     agenda: Agenda
     dice: Dice
     network: Network
-    memory: Memory
+    memory: SimulatedMemory
     oracles: Mapping[JobId, Oracle]
     disk: Disk
     numbers: Numbers | None

@@ -13,8 +13,8 @@ from lockstep.protocol.ids import INITIAL_STEP, Incarnation, Step, TaskId
 from lockstep.protocol.task import TaskMachine
 
 if TYPE_CHECKING:
-    from lockstep.sim.server_side import ServerSide
-    from lockstep.sim.worker_side import WorkerSide
+    from lockstep.sim.server_side import SimulatedServer
+    from lockstep.sim.worker_side import SimulatedWorker
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class SimTask:
     """One life of a member of the cluster."""
 
     machine: TaskMachine
-    side: WorkerSide | ServerSide
+    side: SimulatedWorker | SimulatedServer
     start_at: float
     lives_before: int = 0
     """How many lives of this member have ended."""

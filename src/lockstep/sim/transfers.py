@@ -16,7 +16,7 @@ from functools import partial
 from lockstep.protocol.events import TransferEnded
 from lockstep.protocol.ids import BucketId, TaskId
 from lockstep.sim.memory import Cell, Tag
-from lockstep.sim.network import End, Link, Network
+from lockstep.sim.network import Link, Network, SimulatedLinkEnd
 from lockstep.sim.weather import Chance
 
 
@@ -30,7 +30,7 @@ class Route:
     receiver: TaskId
 
     @property
-    def way(self) -> End:
+    def way(self) -> SimulatedLinkEnd:
         return self.link.end(self.receiver)
 
     def sender_is_up(self) -> bool:
@@ -49,7 +49,7 @@ class Parcel:
     nbytes: int = 0
 
 
-class Transfer:
+class SimulatedTransfer:
     """What copies and loans have in common: their end is told to the sender once, unless its link is lost before."""
 
     def __init__(self, network: Network, route: Route, parcel: Parcel) -> None:
@@ -105,7 +105,7 @@ class Lanes:
             del self._waiting[copy.lane]
 
 
-class Copy(Transfer):
+class Copy(SimulatedTransfer):
     """Bytes go from one cell to another."""
 
     def __init__(
@@ -248,11 +248,11 @@ class Copy(Transfer):
             self._on_arrived()
 
 
-class Loan(Transfer):
+class SimulatedLoan(SimulatedTransfer):
     """The receiver reads the sender's own cell until it has released every loan of it."""
 
     def __init__(
-        self, network: Network, route: Route, parcel: Parcel, source: Cell, on_lent: Callable[[Loan], None]
+        self, network: Network, route: Route, parcel: Parcel, source: Cell, on_lent: Callable[[SimulatedLoan], None]
     ) -> None:
         super().__init__(network, route, parcel)
         self.source = source

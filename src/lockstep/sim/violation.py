@@ -42,7 +42,7 @@ class Rule(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BrokenRule:
     """What two runs that fail in the same way have in common. ``place``: where a machine found its own rule broken."""
 
     rule: Rule
@@ -54,7 +54,7 @@ class Violation(AssertionError):  # noqa: N818 - it is a finding about a run, no
 
     def __init__(self, rule: Rule, text: str, place: str = "", story: str | None = None) -> None:
         super().__init__(rule, text, place, story)
-        self.broken = Broken(rule, place)
+        self.broken = BrokenRule(rule, place)
         self.text = text
         self.story = story
 

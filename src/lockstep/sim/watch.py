@@ -29,7 +29,7 @@ _PROGRESS = frozenset({Produced, BucketApplied, StepBegun, Sealed, Prepared})
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class WatchdogFinding:
     """What was found out about a job that stood still."""
 
     at: float
@@ -38,13 +38,13 @@ class Finding:
     verdict: Verdict
 
 
-class Watch:
+class SimulatedWatchdog:
     """Watches one run."""
 
     def __init__(self, world: World) -> None:
-        self.finding: Finding | None = None
+        self.finding: WatchdogFinding | None = None
         """The verdict that ended the job, if one did."""
-        self.noticed: list[Finding] = []
+        self.noticed: list[WatchdogFinding] = []
         """What was said before, in order: causes that may heal."""
         self.left_behind: set[TaskId] = set()
         """Tasks that could not be told of the end."""
@@ -71,7 +71,7 @@ class Watch:
         machine = home.machine.coordinator
         assert machine is not None
         still = world.agenda.now - self._progress_at
-        running = machine.phase is coordinator.Phase.RUNNING
+        running = machine.phase is coordinator.JobPhase.RUNNING
         if not self._ended and running and still >= PROMISE_SECONDS:
             self._judge(still)
         world.agenda.after(LOOK_EVERY, self._look)
@@ -84,7 +84,7 @@ class Watch:
             if not stalled:
                 return
             verdict = Verdict(cause=Cause.UNKNOWN, culprit=str(world.scenario.shape.coordinator), what="nobody waits")
-        finding = Finding(world.agenda.now, still, verdict)
+        finding = WatchdogFinding(world.agenda.now, still, verdict)
         ends = stalled or (verdict.proven and not verdict.heals)
         if not ends:
             self.noticed.append(finding)

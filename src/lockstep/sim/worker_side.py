@@ -15,17 +15,17 @@ from lockstep.protocol.plan import Plan
 from lockstep.sim.memory import Cell, VersionTag
 from lockstep.sim.numbers import mixed
 from lockstep.sim.oracle import Oracle
-from lockstep.sim.scenario import Span
-from lockstep.sim.server_side import ServerSide
-from lockstep.sim.surroundings import Surroundings, ticket_for
-from lockstep.sim.transfers import Copy, Lanes, Loan, Parcel, Route
+from lockstep.sim.scenario import SecondsRange
+from lockstep.sim.server_side import SimulatedServer
+from lockstep.sim.surroundings import SimulationContext, ticket_for
+from lockstep.sim.transfers import Copy, Lanes, Parcel, Route, SimulatedLoan
 from lockstep.sim.weather import Chance
 
 
-class WorkerSide:
+class SimulatedWorker:
     """One worker without its machines: what backward, the optimizer call and the wait for versions do."""
 
-    def __init__(self, task: TaskId, around: Surroundings, servers: Mapping[TaskId, ServerSide]) -> None:
+    def __init__(self, task: TaskId, around: SimulationContext, servers: Mapping[TaskId, SimulatedServer]) -> None:
         self.task = task
         self.step: Step = INITIAL_STEP
         self.finished = False
@@ -80,14 +80,16 @@ class WorkerSide:
         assert self._plan is not None
         parcel = Parcel(effect.step, effect.bucket, self._plan.buckets[effect.bucket].nbytes)
         if around.network.profile.lent_in_place:
-            Loan(around.network, route, parcel, source, lambda loan: self._hand_over(effect, life, loan)).start()
+            SimulatedLoan(
+                around.network, route, parcel, source, lambda loan: self._hand_over(effect, life, loan)
+            ).start()
         else:
             target = around.memory.inbox(effect.peer, self.task, life, effect.bucket)
             arrive = partial(self._hand_over, effect, life, target)
             Copy(around.network, route, parcel, source, target, self._lanes, arrive).start()
         route.link.break_by_chance(route.way)
 
-    def _hand_over(self, effect: SendGradient, life: Incarnation, where: Cell | Loan) -> None:
+    def _hand_over(self, effect: SendGradient, life: Incarnation, where: Cell | SimulatedLoan) -> None:
         server = self._servers[effect.peer]
         server.take(self.task, life, effect.step, effect.bucket, effect.edition, where)
 
@@ -114,7 +116,7 @@ class WorkerSide:
     def _oracle(self) -> Oracle:
         return self._around.oracles[self._job]
 
-    def _seconds(self, span: Span) -> float:
+    def _seconds(self, span: SecondsRange) -> float:
         return self._around.dice.seconds_at(span, self._place, self._next_draw())
 
     def _chance(self, probability: float) -> bool:

@@ -35,20 +35,20 @@ from lockstep.sim.dice import Dice
 from lockstep.sim.disk import Disk
 from lockstep.sim.invariants import Invariants
 from lockstep.sim.machines import MachineMaker
-from lockstep.sim.memory import Memory
+from lockstep.sim.memory import SimulatedMemory
 from lockstep.sim.network import Network, Traffic
 from lockstep.sim.numbers import Numbers
 from lockstep.sim.oracle import Oracle, make_oracle
-from lockstep.sim.scenario import Kill, Scenario, Span
-from lockstep.sim.server_side import ServerSide
-from lockstep.sim.surroundings import Surroundings
+from lockstep.sim.scenario import Kill, Scenario, SecondsRange
+from lockstep.sim.server_side import SimulatedServer
+from lockstep.sim.surroundings import SimulationContext
 from lockstep.sim.task import SimTask
 from lockstep.sim.violation import Rule, Violation, with_story
-from lockstep.sim.worker_side import WorkerSide
+from lockstep.sim.worker_side import SimulatedWorker
 
 LINGER_SECONDS = 30.0
 """How long the coordinator's task stays after the end, so that everybody is told of it."""
-GONE = Span(0.0, 3.0)
+GONE = SecondsRange(0.0, 3.0)
 """How long it takes others to find out that a task is dead."""
 TRACE_LENGTH = 60
 TICK_IS_QUEUED = -1.0
@@ -69,7 +69,7 @@ class Interrupter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class RunResult:
     """How a run went."""
 
     seconds: float
@@ -109,12 +109,12 @@ class World:
         self.disk = Disk()
         self._oracles: dict[JobId, Oracle] = {}
         self._past: dict[TaskId, set[Incarnation]] = {}
-        self.around = Surroundings(
+        self.around = SimulationContext(
             scenario,
             self.agenda,
             self.dice,
             self.network,
-            Memory(),
+            SimulatedMemory(),
             self._oracles,
             self.disk,
             Numbers() if scenario.recovers and not scenario.shrinks else None,
@@ -123,7 +123,7 @@ class World:
             self.handle,
         )
         self.job = self.dice.incarnation()
-        self.servers: dict[TaskId, ServerSide] = {}
+        self.servers: dict[TaskId, SimulatedServer] = {}
         self._maker = maker or MachineMaker()
         late = dict(scenario.late_starts)
         for task in shape.tasks():
@@ -147,17 +147,17 @@ class World:
             if beginning.checkpoint:
                 oracle.begin_with(saved.tag for saved in self.disk.checkpoints[beginning.start].buckets.values())
         machine = self._maker.task_machine(self.scenario, name, self.incarnations[name], self.job, start_at, beginning)
-        side: WorkerSide | ServerSide
+        side: SimulatedWorker | SimulatedServer
         if name.role is Role.WORKER:
-            side = WorkerSide(name, self.around, self.servers)
+            side = SimulatedWorker(name, self.around, self.servers)
         else:
-            side = self.servers[name] = ServerSide(name, self.around)
+            side = self.servers[name] = SimulatedServer(name, self.around)
         self.tasks[name] = SimTask(machine, side, start_at)
         return self.tasks[name]
 
     # -- a run --
 
-    def run(self, within: float = 0.0) -> Result:
+    def run(self, within: float = 0.0) -> RunResult:
         """Play to the end; Violation where an invariant breaks or the run does not end in this time."""
         self.begin()
         limit = within or self.scenario.network.quiet_after + self.scenario.patience
@@ -195,7 +195,7 @@ class World:
         self._plan_tick(name, task)
         for peer, link in self.network.links_of(name):
             if self.tasks[peer].lives:
-                self.agenda.after(self.dice.seconds(Span(0.0, 0.3)), link.open)
+                self.agenda.after(self.dice.seconds(SecondsRange(0.0, 0.3)), link.open)
 
     def handle(self, name: TaskId, event: Event) -> None:
         """The only way in to the machines of a task; a loop that is busy or frozen comes to it later."""
@@ -369,7 +369,7 @@ class World:
         if self.scenario.recovers:
             self._past.setdefault(name, set()).add(task.machine.incarnation)
         for event in task.events:
-            if isinstance(event, GradientArrived) and isinstance(task.side, ServerSide):
+            if isinstance(event, GradientArrived) and isinstance(task.side, SimulatedServer):
                 task.side.arrivals.pop(event.arrival).release()
         for _, link in self.network.links_of(name):
             link.close(name, f"{name} has left", orderly=orderly)
@@ -440,7 +440,7 @@ class World:
         for job in {task.machine.member.job for task in self.tasks.values() if task.outcome is not None} - {0}:
             self._oracles[job].finished_well(steps)
         for task in self.tasks.values():
-            if isinstance(task.side, ServerSide) and task.side.arrivals:
+            if isinstance(task.side, SimulatedServer) and task.side.arrivals:
                 raise Violation(
                     Rule.NOT_GIVEN_BACK, f"{task.machine.task} never gave back {len(task.side.arrivals)} gradients"
                 )
@@ -449,9 +449,9 @@ class World:
         """The number of each bucket's newest version, in a run that follows numbers."""
         return self._oracles[self.job].newest()
 
-    def result(self) -> Result:
+    def result(self) -> RunResult:
         roles = [task.machine.role for task in self.tasks.values()]
-        return Result(
+        return RunResult(
             self.agenda.now,
             self.agenda.done,
             {name: task.outcome for name, task in self.tasks.items() if task.outcome is not None},
