@@ -42,7 +42,7 @@ def test_what_somebody_reads_may_be_written_again_but_not_changed() -> None:
     cell.readers = 1
     cell.write(0, OLD)
     with pytest.raises(
-        Violation, match=r"gradient bucket 0 of worker 0 is overwritten with .*step=1.* while somebody reads .*step=0"
+        Violation, match=r"gradient bucket 0 of worker 0 is overwritten with .*step=1.* while .*step=0.* is being read"
     ):
         cell.write(0, NEW)
 

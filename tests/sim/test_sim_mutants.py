@@ -67,7 +67,7 @@ PLANTED = [
     Planted(mutants.CommitsEarly, "committed"),
     Planted(mutants.SaysTheEndOnce, LATE, network=BREAKING, training=TrainingProfile(steps=1)),
     Planted(mutants.ForgetsWhatWasInFlight, LATE),
-    Planted(mutants.TakesAnyVersion, "which nobody has made"),
+    Planted(mutants.TakesAnyVersion, "which was never made"),
     Planted(mutants.SaysFormerRates, "the chief said", Mode.SEALED, training=SLOW_BACKWARD),
 ]
 

@@ -99,5 +99,5 @@ def test_a_run_by_its_own_mishaps_is_the_same_run() -> None:
 
 @pytest.mark.parametrize("text", ["late", "late,a,b,x", "late,a,b,1,2,3"])
 def test_what_is_no_mishap_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no mishap like"):
+    with pytest.raises(ValueError, match="is not a mishap like"):
         Mishap.parse(text)

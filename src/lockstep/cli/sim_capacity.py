@@ -59,7 +59,7 @@ def _case(asked: Asked, servers: int) -> CapacityCase:
 
 
 def _parameters(asked: Asked) -> tuple[ParameterEntry, ...]:
-    """The real list of a built-in model, or so many MiB in rows of 1 MiB."""
+    """The real list of a built-in model, or that many MiB in rows of 1 MiB."""
     if "model_mb" in asked.numbers:
         elements = max(1, int(asked.number("model_mb", 0.0) * MEBIBYTE / 4))
         sizes = [_ROW_ELEMENTS] * (elements // _ROW_ELEMENTS) + [elements % _ROW_ELEMENTS] * (

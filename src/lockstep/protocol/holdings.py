@@ -6,7 +6,7 @@ Step *s* needs every bucket at version *s* and yields a gradient that turns it i
     HELD      the version of the current step is here; backward has not filled the gradient yet
     PRODUCED  the gradient is filled, but may not leave: the server has not opened the step, or a former
               transfer of this bucket is not over
-    OFFERED   a transfer was started; the server has not said that it has it
+    OFFERED   a transfer was started; the server has not confirmed that it has it
     CONFIRMED the server has it (or it has no gradient in this step)
 
 and from the last three it goes back to HELD when the next version arrives, since a server can make that only

@@ -75,7 +75,7 @@ class RunningJob:
         rules: RecoveryRules | None = None,
         beginning: Beginning | None = None,
     ) -> None:
-        """``aggregate``: a step is made of the first so many workers that seal it; None: of all of them."""
+        """``aggregate``: a step is made of the first N workers that seal it; None: of all of them."""
         self.rules = rules or RecoveryRules()
         self.beginning = beginning or Beginning()
         start = self.beginning.start
@@ -125,7 +125,7 @@ class RunningJob:
         return tuple(Member(str(task), self._joined[task].incarnation) for task in self.shape.tasks())
 
     def _view(self, task: TaskId, members: tuple[Member, ...]) -> View:
-        """The view as this task gets it: it begins with the step after the last committed one."""
+        """The view for this task: it begins with the step after the last committed one."""
         start = max(self.committed + 1, INITIAL_STEP)
         state = self.states.of(task, start) if task in self.shape.worker_ids() else b""
         return View(self.job, self._number, members, start, state, self.beginning.checkpoint)
@@ -148,7 +148,7 @@ class RunningJob:
         return self._commit_if_complete(now)
 
     def _commit_if_complete(self, now: float) -> list[Effect]:
-        """A step is committed when every server has applied it and every worker's next life could begin after it."""
+        """A step is committed when every server has applied it and every worker could be restarted after it."""
         complete = min(self._applied.values())
         effects: list[Effect] = []
         while self.committed < complete and self._states_are_there(self.committed + 1):
@@ -242,7 +242,7 @@ class RunningJob:
         if self.losses.is_lost(task) or task in self._done:
             return []  # known, or it has done all its work
         if self.shutdown is not None:
-            return self._finish_shutdown(now)  # the step cannot be finished any more
+            return self._finish_shutdown(now)  # the step can no longer be finished
         is_server = task in self._applied
         if self.rules.returns if is_server else self.rules.takes_back:
             if self.phase is JobPhase.FORMING:
@@ -278,7 +278,7 @@ class RunningJob:
         return [Send(task, roster) for task in self.shape.tasks() if not self.losses.is_lost(task)]
 
     def _take_back(self, peer: TaskId, join: Join, now: float) -> list[Effect]:
-        """Another life of a worker has come. It takes part at once, or after this step if others went on."""
+        """Another incarnation of a worker is here. It takes part at once, or after this step if others went on."""
         former = self._joined[peer].incarnation
         self._joined[peer] = join
         self._journal.record(now, Happening.JOINED, peer=peer)
@@ -287,7 +287,7 @@ class RunningJob:
         return [*self._new_view(now), *self._tell_of_losses(now)]
 
     def _take_back_the_waiting(self, now: float) -> list[Effect]:
-        """Between two steps: those that came back take part in the next one."""
+        """Between two steps: workers that came back take part in the next one."""
         back = self.losses.take_in()
         for task in back:
             self.states.set(task, self.committed + 1, self.states.newest_of(task))

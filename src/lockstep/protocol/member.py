@@ -96,9 +96,9 @@ class MemberMachine:
         self._losses: dict[TaskId, Lost] = {}
         """What this task has found out, and the coordinator has not acted on."""
         self.awaited: frozenset[TaskId] = frozenset()
-        """Members that were lost and are waited for, in the coordinator's word."""
+        """Members that were lost and are waited for, according to the coordinator."""
         self._roster_at = now
-        """When the coordinator last said who is missing."""
+        """When the coordinator last reported who is missing."""
 
     # -- the door --
 
@@ -160,25 +160,25 @@ class MemberMachine:
         return []
 
     def _on_peer_gone(self, event: PeerGone, now: float) -> list[Effect]:
-        """Tell the coordinator; if it is the one that is gone, nobody is left to decide, and the job ends here."""
+        """Tell the coordinator; if the coordinator itself is gone, none is left to decide, and the job ends here."""
         if event.peer == self.coordinator:
             culprit, reason = self._why_coordinator_gone(event)
             return self._end(False, culprit, reason, now, again=self._returns)
         known = self._lives.get(event.peer, 0)
         if event.incarnation and known and event.incarnation != known:
-            return []  # a life that the cluster has forgotten already
+            return []  # an incarnation that the cluster has forgotten already
         lost = Lost(str(event.peer), event.incarnation or known, event.reason)
         self._losses[event.peer] = lost
         self._repeat_at = now + REPEAT_SECONDS
         return [Send(self.coordinator, lost)] if self._linked else []
 
     def _why_coordinator_gone(self, event: PeerGone) -> tuple[str, Reason]:
-        """Its own end; or that of another server, after which it began anew before its word of that had come here."""
+        """Its own end; or that of another server, after which it began anew before its message of that arrived here."""
         lost = next((lost for task, lost in self._losses.items() if task.role is Role.SERVER), None)
         return (str(event.peer), event.reason) if lost is None else (lost.task, lost.reason)
 
     def _on_found_again(self, event: LinkUp) -> list[Effect]:
-        """A task that counted as lost has a link again: it lives, or another life of it has come."""
+        """A task that counted as lost has a link again: it is alive, or another incarnation of it is here."""
         lost = self._losses.pop(event.peer)
         if lost.incarnation != event.incarnation or not self._linked:
             return []
@@ -194,7 +194,7 @@ class MemberMachine:
         return [Send(self.coordinator, self._failed)]
 
     def _on_signal(self, departure: Departure, now: float) -> list[Effect]:
-        """Until the coordinator says that this task may go, or ends the job, its work goes on."""
+        """Until the coordinator lets this task go, or ends the job, its work continues."""
         if self._departure is not None:
             return []
         self._departure = departure
@@ -233,7 +233,7 @@ class MemberMachine:
                 return []
 
     def _on_roster(self, missing: tuple[MissingTask, ...]) -> list[Effect]:
-        """Who has not come yet; or, without an address, who was lost while the job ran."""
+        """Who has not joined yet; or, without an address, who was lost while the job ran."""
         if self.phase is MemberPhase.JOINING:
             self._missing = missing
             return [StillMissing(missing)]
@@ -268,7 +268,7 @@ class MemberMachine:
         alone: bool = False,
     ) -> list[Effect]:
         if self._departure is not None and not ok:
-            again, departure = False, self._departure  # who was asked to leave begins no other life
+            again, departure = False, self._departure  # a task that was asked to leave does not begin again
         self.phase = advance(MEMBER_PHASE_TRANSITIONS, self.phase, MemberPhaseTrigger.END)
         self._journal.record(now, Happening.ENDED, step, cause=reason.text)
         return [JobEnded(ok, culprit, step, reason, again, departure, alone)]
@@ -291,12 +291,12 @@ class MemberMachine:
         else:
             culprit = self._missing[0].task
             reason = Reason(Cause.NEVER_STARTED, phrases.cluster_not_complete(waited, self._missing))
-        # Those that wait as well are told why, instead of finding later that one more task is missing.
+        # The other waiting tasks receive the reason, instead of finding later that one more task is missing.
         told: list[Effect] = [Send(self.coordinator, Failed(culprit, INITIAL_STEP, reason))] if self._linked else []
         return told + self._end(False, culprit, reason, now)
 
     def _coordinator_is_silent(self, now: float) -> bool:
-        """Whether what it last said of missing tasks is too old to believe; one's own coordinator is never silent."""
+        """Whether its last report of missing tasks is too old to trust; the coordinator here is never silent."""
         return self.task != self.coordinator and now - self._roster_at > STALE_ROSTER_SECONDS
 
     def next_deadline(self) -> float | None:

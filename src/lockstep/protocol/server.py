@@ -155,7 +155,7 @@ class ServerMachine(Shard):
         return effects
 
     def _forget_life(self, side: WorkerSide) -> list[Effect]:
-        """Another life of this worker. What the former one delivered whole stays, where nothing is edited afterwards:
+        """Another incarnation of this worker. What the former one delivered stays, where nothing is edited afterwards:
         the same step, computed again, has the same gradients. Elsewhere its seal is missing, and it must deliver anew.
         """
         side.layout, side.granted, side.seal, side.done = None, False, None, None
@@ -167,7 +167,7 @@ class ServerMachine(Shard):
         return effects
 
     def _take_out(self, ledger: Ledger, sender: TaskId) -> list[Effect]:
-        """What this sender delivered does not count any more."""
+        """What this sender delivered no longer counts."""
         if ledger.state is ServedBucketState.APPLYING or sender not in ledger.arrived:
             return []
         effects = self._give_back(ledger, sender)
@@ -200,14 +200,14 @@ class ServerMachine(Shard):
         start = self._layout.start
         self._ledgers = {b.id: Ledger(b.id, start) for b in event.plan.buckets_of(self.task.index)}
         if start > INITIAL_STEP:
-            # The shard comes out of a checkpoint: what was done before is done, and everybody knows it.
+            # The shard comes from a checkpoint: every task knows what was done before.
             self.step, self.committed, self._applied = start, start - 1, start - 1
         effects: list[Effect] = []
         for side in self._workers.values():
             if side.layout is not None and side.linked:
                 effects += self._admit(side, now)
         if not self._ledgers:
-            # More servers than buckets: this one has nothing to hold, and must not hold anybody up.
+            # More servers than buckets: this one holds nothing, and must not delay any task.
             self._applied = NOTHING_TO_APPLY
             effects += self._say_what_is_unheard(now)
         return effects
@@ -323,7 +323,7 @@ class ServerMachine(Shard):
         return effects
 
     def _on_rates(self, side: WorkerSide, rates: Rates, now: float) -> list[Effect]:
-        # A server without a bucket applies nothing, and would keep the rates of every step for ever.
+        # A server without a bucket applies nothing, and would keep the rates of every step forever.
         if side.id != CHIEF and not self._any_rates:
             return []
         if not self._ledgers or rates.step < self.step or rates.step in self._rates:
@@ -372,7 +372,7 @@ class ServerMachine(Shard):
         return [seal for m in members if (seal := self._workers[m].seal) is not None and seal.step == step]
 
     def _without_gradient(self, seals: list[Seal], ledger: Ledger) -> tuple[int, ...]:
-        """The parameters of which nobody has a gradient; where the whole bucket is absent, that says it all."""
+        """The parameters that have no gradient on any worker; empty where the whole bucket is absent."""
         partial = [set(seal.without) for seal in seals if ledger.bucket not in seal.absent]
         return tuple(sorted(set.intersection(*partial))) if partial else ()
 

@@ -61,7 +61,7 @@ from lockstep.protocol.timing import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.waits import Wait, WaitKind
 
 COORDINATOR = server(0)
-"""Where there are workers of this kind there is a server, and the coordinator lives on the first one."""
+"""Where there are workers of this kind there is a server, and the coordinator runs on the first one."""
 
 
 class WorkerMachine:
@@ -80,7 +80,7 @@ class WorkerMachine:
         """``eager``: nothing is edited after backward, so a bucket may be applied before this worker's seal.
 
         ``may_lag``: steps may complete without this worker (backup workers); it then goes on with the newest version.
-        ``tells_state``: its local state goes to the coordinator with each seal, for its next life.
+        ``tells_state``: its local state goes to the coordinator with each seal, for its next incarnation.
         """
         self.task = task
         self.eager = eager
@@ -98,7 +98,7 @@ class WorkerMachine:
         self._tells_state = tells_state
         self._newest_state: bytes | None = None
         self._states: dict[Step, LocalState] = {}
-        """Local states that the coordinator has not shown to know."""
+        """Local states that the coordinator has not confirmed."""
 
     # -- the door --
 
@@ -167,7 +167,7 @@ class WorkerMachine:
         effects: list[Effect] = []
         if event.rates:
             effects += self._send_rates(event.rates)
-        # A former life of this worker may have delivered its gradients of the first two steps of this one: servers may
+        # A former incarnation may have delivered its gradients of the first two steps of this one: servers may
         # have applied them already, and the next version would come at once, into memory that is computed with. So it
         # is asked for when the step is sealed.
         assert self._layout is not None
@@ -215,7 +215,7 @@ class WorkerMachine:
         return self._tell_state(LocalState(event.step, event.data, stuck=event.stuck)) if self._tells_state else []
 
     def _tell_state(self, state: LocalState) -> list[Effect]:
-        """What the next life of this worker would need; most models have little of it, and many never change it."""
+        """What the next incarnation of this worker would need; most models have little, and many never change it."""
         same = not state.stuck and state.data == self._newest_state
         self._newest_state = None if state.stuck else state.data
         self._states[state.step] = LocalState(state.step, b"", same=True) if same else state
@@ -387,7 +387,7 @@ class WorkerMachine:
         return asked + self._statements(peer, now) if self._layout is not None else asked
 
     def _statements(self, peer: ServerSide, now: float) -> list[Effect]:
-        """All that this server must know of me. Idempotent, so it is simply said again on every new link."""
+        """All that this server must know of this worker. Idempotent, so it is simply sent again on every new link."""
         assert self._layout is not None
         effects: list[Effect] = [self._pull(peer, now)]
         if peer.grant is None:
@@ -427,7 +427,7 @@ class WorkerMachine:
             return False
         if peer.awaited > 0 or peer.grant is None:
             return True
-        # Another server may owe a bucket because the coordinator has not heard of a state, and cannot commit.
+        # Another server may owe a bucket because the coordinator has not received a state, and cannot commit.
         waiting = any(other.awaited for other in self._servers.values())
         return waiting and bool(self._states) and peer.id == COORDINATOR
 

@@ -37,12 +37,12 @@ class CapacityCase:
     steps: int = 3
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
     bandwidth: float = 25e9 / 8
-    """Bytes a second of each host's adapter, in each direction."""
+    """Bytes per second of each host's adapter, in each direction."""
     latency: float = 50e-6
     compute: float = 0.3
     """Seconds of forward and backward of one worker."""
     jitter: float = 0.05
-    """How much longer the slowest computation is than the fastest, as a share."""
+    """How much longer the slowest computation takes than the fastest, as a fraction."""
     store_bandwidth: float = 4e9
     loop_seconds: float = 30e-6
     shared_hosts: bool = False
@@ -57,7 +57,7 @@ class CapacityCase:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """The share of the time for which a kind of resource was at work: of all of its kind, and of the busiest one."""
+    """The fraction of time for which a kind of resource was busy: on average, and the busiest one."""
 
     mean: float
     most: float
@@ -65,7 +65,7 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class CapacityMeasurement:
-    """What one case gave."""
+    """The result of one case."""
 
     case: CapacityCase
     step: float
@@ -82,7 +82,7 @@ class CapacityMeasurement:
 
     @property
     def bottleneck(self) -> str:
-        """The resource whose busiest one works most."""
+        """The kind of resource whose busiest member is the busiest of all."""
         return max(self.busy, key=lambda name: self.busy[name].most)
 
 
@@ -111,7 +111,7 @@ def measure(case: CapacityCase) -> CapacityMeasurement:
 
 
 def scenario_of(case: CapacityCase) -> Scenario:
-    """The fair weather in which a case is played."""
+    """The scenario without faults in which a case is played."""
     buckets = max(1, len(case.plan().buckets))
     forward, backward = case.compute * FORWARD, case.compute * (1 - FORWARD) / buckets
     return Scenario(
@@ -130,7 +130,7 @@ def scenario_of(case: CapacityCase) -> Scenario:
         training=TrainingProfile(
             steps=case.steps,
             prepare=SecondsRange(0.0, 0.0),
-            # All of the jitter is drawn once a step: a slow worker is slow for all of its forward.
+            # All of the jitter is drawn once per step: a slow worker is slow for all of its forward.
             forward=SecondsRange(forward, forward + case.compute * case.jitter),
             backward=SecondsRange(backward, backward),
             apply=SecondsRange(0.0, 0.0),
@@ -156,7 +156,7 @@ class _Moments:
 
 
 class _StepClock:
-    """Writes down when each moment of each step came, and how busy everything was by then."""
+    """Records when each moment of each step came, and how busy everything was by then."""
 
     def __init__(self, world: World, case: CapacityCase, buckets: int) -> None:
         self._world = world
@@ -240,7 +240,7 @@ def _busy(pairs: Iterable[tuple[float, float]], seconds: float) -> Busy:
 
 
 def growth_cases(case: CapacityCase) -> dict[str, list[CapacityCase]]:
-    """The cases that show how a step grows with each of three things; beside the case itself, two steps each."""
+    """The cases that show how a step grows with each of three things; apart from the case itself, two steps each."""
     short = replace(case, steps=2)
     workers = [replace(short, workers=count) for count in _distinct(case.workers // 4, case.workers // 2)]
     servers = [replace(short, servers=count) for count in _distinct(case.servers // 2)]

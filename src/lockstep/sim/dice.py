@@ -16,7 +16,7 @@ _STRIDE = 7919
 
 
 class Dice:
-    """Draws in the words of the simulator.
+    """Random draws in the simulator's terms.
 
     What happens on a link, or to the work of a task, is drawn by *place*: the n-th draw of a place is the same whatever
     happens elsewhere. So a fault that is taken out of a run changes what it touched and not every number after it.
@@ -27,7 +27,7 @@ class Dice:
         self._table: list[float] = []
 
     def place(self) -> int:
-        """A new source of draws of its own."""
+        """A new, independent source of draws."""
         return self._random.getrandbits(30)
 
     def at(self, place: int, number: int) -> float:

@@ -10,7 +10,7 @@ from lockstep.sim.world import World
 
 
 def freeze(world: World, task: SimTask, seconds: float, *, answers: bool = False) -> None:
-    """Stop the process; whatever comes waits. ``answers``: only its loop stands, other threads of it still speak."""
+    """Stop the process; whatever comes waits. ``answers``: only its loop is stuck, its other threads still answer."""
     if task.frozen:
         return
     task.frozen_since = world.agenda.now
@@ -19,7 +19,7 @@ def freeze(world: World, task: SimTask, seconds: float, *, answers: bool = False
 
 
 def thaw(world: World, task: SimTask) -> None:
-    """Let the process go on: first what its threads had to do, then what came in."""
+    """Let the process continue: first what its threads had to do, then what came in."""
     if not task.frozen:
         return
     task.frozen_since = -1.0
@@ -32,7 +32,7 @@ def thaw(world: World, task: SimTask) -> None:
 
 
 def crash(world: World, task: SimTask, *, restart_after: float) -> None:
-    """Kill the process; start it again later, if that is wanted."""
+    """Kill the process; start it again later, unless ``restart_after`` is negative."""
     name = task.machine.task
     world.kill(task, "was killed by signal 9", -9)
     if restart_after >= 0:

@@ -1,4 +1,4 @@
-"""Draws whole runs: from a seed, a cluster of the asked size with its weather, its training loop and its faults."""
+"""Draws whole runs: from a seed, a cluster of the given size with its network, its training loop and its faults."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MODES = (Mode.EAGER, Mode.EAGER, Mode.SEALED, Mode.SEALED, Mode.ASYNC, Mode.ASY
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What is asked of every drawn run."""
+    """The size of every drawn run."""
 
     workers: int = 8
     servers: int = 2
@@ -111,12 +111,12 @@ def _faults(random: Random, scenario: Scenario, how_many: int) -> tuple[AnyFault
     drawn: dict[str, AnyFault] = {}
     while len(drawn) < how_many:
         fault = random.choice(list(_DRAWING.values()))(random, scenario)
-        # Two faults of one task would each be able to hide the other.
+        # Either of two faults of one task could hide the other.
         drawn.setdefault(fault.task, fault)
     return tuple(drawn.values())
 
 
-# -- one function a kind --
+# -- one function per kind --
 
 
 def _any(random: Random, scenario: Scenario) -> str:
@@ -201,7 +201,7 @@ _DRAWING: Mapping[str, Callable[[Random, Scenario], AnyFault]] = MappingProxyTyp
         "StartLate": lambda r, s: StartLate(_any(r, s), r.choice((-1.0, 5.0, 30.0))),
         "DropMessage": _drop_message,
         "DropTensor": _drop_tensor,
-        # Not before the first step: without synchronisation, a chief that never begins leaves nobody any rates.
+        # Not before the first step: without synchronisation, a chief that never begins leaves the others without rates.
         "EndEarly": lambda r, s: EndEarly(_worker(r, s), max(1, _step(r, s))),
         "OddSetting": lambda r, s: OddSetting(_any(r, s)),
         # An odd chief makes all others odd, so it is never the chief.

@@ -20,7 +20,7 @@ from lockstep.sim.worker_side import SimulatedWorker
 from lockstep.sim.world import World
 
 JUST_NOW = 0.5
-"""When a peer was last heard of over a link that works: heartbeats come every second."""
+"""How long ago a peer sent something over a link that works: heartbeats come every second."""
 WATCHED = 2.0
 HEARTBEAT_BYTES = 100
 NOTHING_LISTENS = Silence(Reach.REFUSED, "nothing listens there")
@@ -28,7 +28,7 @@ _DETAIL = {Place.INPUT.value: "a file of the input", Place.CHECKPOINT.value: "a 
 
 
 def evidence_of(world: World, patience: float = 3.0) -> Evidence:
-    """All there is to know of a simulated cluster, in the form in which a real one tells it."""
+    """All there is to know about a simulated cluster, in the form in which a real one reports it."""
     now = world.agenda.now
     seen = {str(name): _seen(world, name, task, now) for name, task in world.tasks.items()}
     return Evidence(tasks=seen, asker="simulation", time=now, patience=patience)
@@ -105,7 +105,7 @@ def _snapshot(world: World, name: TaskId, task: SimTask, now: float) -> dict[str
 
 def _main(side: SimulatedWorker, now: float) -> dict[str, Any]:
     doing, since = side.doing
-    # A slow step uses the processor; one that stands still does not.
+    # A slow step uses the processor; one that is stuck does not.
     in_device = doing == Place.DEVICE.value
     return {
         "doing": Doing.COMPUTING.value if in_device else doing,
@@ -125,7 +125,7 @@ def _store(side: SimulatedServer, now: float) -> dict[str, Any]:
 
 
 def _link(world: World, task: SimTask, peer: TaskId, link: Link, now: float) -> dict[str, Any]:
-    """One end of a link: what was heard of the peer, and what the kernel knows of the bytes between the two."""
+    """One end of a link: what the peer sent, and what the kernel knows of the bytes between the two."""
     name = task.machine.task
     here, there = link.end(name), link.end(peer)
     other = world.tasks[peer]

@@ -32,7 +32,7 @@ class Played:
     broken: BrokenRule | None = None
     """Which rule was broken, if one was."""
     violation: str = ""
-    """The same in words, with the story of the last events."""
+    """The same in words, with the last events."""
 
     @property
     def sound(self) -> bool:

@@ -28,14 +28,14 @@ class Invariants:
     def __init__(
         self, shape: ClusterShape, oracles: Mapping[JobId, Oracle], tasks: Mapping[TaskId, SimTask], *, large: bool
     ) -> None:
-        """``large``: what looks at all of a machine is checked when its step ends, and now and then in between."""
+        """``large``: checks of a whole machine run when its step ends, and only now and then in between."""
         self._oracles = oracles
         self._tasks = tasks
         self._whole_every = _LOOK_INTO_LARGE_EVERY if large else 1
         self._home = shape.coordinator
         self._committed: Step = INITIAL_STEP - 1
         self._highest: Step = INITIAL_STEP - 1
-        """The newest step that any life of the coordinator has committed."""
+        """The newest step that any incarnation of the coordinator has committed."""
         self._watched: CoordinatorMachine | None = None
         self._events = 0
 
@@ -69,7 +69,7 @@ class Invariants:
     def _check_commit(self, committed: Step) -> None:
         """Commits go up, and only after every bucket of every server is there."""
         if self._coordinator is not self._watched:
-            # A new life of the coordinator knows nothing of the former one's commits.
+            # A new incarnation of the coordinator does not know the former one's commits.
             self._watched, self._committed = self._coordinator, INITIAL_STEP - 1
         if committed < self._committed:
             raise Violation(Rule.COMMIT_TAKEN_BACK, f"step {self._committed} was committed, and now only {committed}")

@@ -1,7 +1,7 @@
 """The links of a simulated cluster: late, reordered, doubled and lost messages, and links that break and come back.
 
 What a link promises is what the runtime promises its machines: between ``LinkUp`` and ``LinkLost`` of one end, and
-only then, that end is told of messages and transfers of the link; the two ends are told at different times; what was
+only then, that end receives messages and transfers of the link; the two ends are notified at different times; what was
 in flight when the link broke may arrive before the ``LinkLost`` of the receiving end, or never.
 
 A way can be *blocked* (a partition, in one direction or both): the connection stays, as one over TCP does for many
@@ -32,7 +32,7 @@ _SURVIVAL_SALT = 31
 
 @dataclass(slots=True)
 class Traffic:
-    """What became of the messages of a run; tests look whether their network was as bad as they wanted."""
+    """What became of the messages of a run; tests check whether their network was as bad as intended."""
 
     sent: int = 0
     lost: int = 0
@@ -51,7 +51,7 @@ class SimulatedLinkEnd:
     up: bool = False
     was_up: bool = False
     held: list[Event] = field(default_factory=list)
-    """What came before this end was told that the link is up."""
+    """What came before this end was notified that the link is up."""
     last_arrival: float = 0.0
     delays: int = 0
     survivals: int = 0
@@ -86,12 +86,12 @@ class Link:
         return self._ends[task]
 
     def open(self) -> None:
-        """Begin a new session; each end is told of it in its own time."""
+        """Begin a new session; each end is notified of it in its own time."""
         if self.closed or not self.cut:
             return
         free_at = max(end.blocked_until if end.blocked(self._network.agenda.now) else 0.0 for end in self.ends())
         if free_at:
-            # It cannot be opened while nothing passes; keepers try again and again.
+            # It cannot be opened while nothing passes; both ends keep trying.
             self._network.agenda.at(free_at + AGAIN, self.open)
             return
         if not self._may_open():
@@ -174,12 +174,12 @@ class Link:
         return self._network.dice.at(end.place + _SURVIVAL_SALT, end.survivals) < 0.5
 
     def break_by_chance(self, way: SimulatedLinkEnd) -> None:
-        """Links break at messages and transfers rather than at times of day: that is where it matters."""
+        """Links break at messages and transfers rather than at fixed times: that is where it matters."""
         if self._network.strikes(Chance.RESET, way):
             self.reset("connection reset")
 
     def reset(self, reason: str) -> None:
-        """Break now, tell both ends, open again."""
+        """Break now, notify both ends, open again."""
         if self.cut:
             return
         network = self._network
@@ -203,7 +203,7 @@ class Link:
             self._network.deliver(end.task, LinkLost(end.peer, reason))
 
     def close(self, leaver: TaskId, reason: str, *, orderly: bool) -> None:
-        """``leaver`` is gone. After an orderly goodbye all it has said arrives first."""
+        """``leaver`` is gone. If it left in order, everything it sent arrives first."""
         self._ends[leaver].up = False
         other = self._ends[self._ends[leaver].peer]
         if not self.cut:
@@ -213,7 +213,7 @@ class Link:
         self.cut = self.closed = True
 
     def revive(self) -> None:
-        """The one that left has a new life: the link may be opened again."""
+        """The task that left has started again: the link may be opened again."""
         self.closed = self._lossless = False
 
 
@@ -284,13 +284,13 @@ class Network:
         return self.profile.bandwidth > 0 and self.adapters[sender] is not self.adapters[receiver]
 
     def leave(self, sender: TaskId, nbytes: int) -> tuple[float, float]:
-        """When these bytes begin and end to leave the sender's host, if they are sent now."""
+        """When the first and last of these bytes leave the sender's host, if they are sent now."""
         seconds = nbytes / self.profile.bandwidth
         begins = self.adapters[sender].out.take(self.agenda.now, seconds)
         return begins, begins + seconds
 
     def enter(self, receiver: TaskId, nbytes: int) -> tuple[float, float]:
-        """When these bytes begin and end to enter the receiver's host, if the first one comes now."""
+        """When the first and last of these bytes enter the receiver's host, if the first one comes now."""
         seconds = nbytes / self.profile.bandwidth
         begins = self.adapters[receiver].into.take(self.agenda.now, seconds)
         return begins, begins + seconds

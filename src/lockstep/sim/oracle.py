@@ -1,7 +1,7 @@
-"""What must happen in a run, written down from what the training loops did and compared with what the machines do.
+"""What must happen in a run, recorded from what the training loops did and compared with what the machines do.
 
-The oracle trusts no machine: it knows which gradients each worker has made (life, step, edition), and follows the tags
-of the bytes that servers reduce and workers receive.
+The oracle trusts no machine: it knows which gradients each worker made (incarnation, step, edition), and follows the
+tags of the bytes that servers reduce and workers receive.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Oracle:
         self._shrinks = scenario.shrinks
         self._past = past
         self._decided: dict[Step, tuple[TaskId, ...]] = {}
-        """With backup workers: who makes a step, in the word of the coordinator."""
+        """With backup workers: who makes a step, as the coordinator decided."""
         self.buckets: tuple[BucketId, ...] = ()
         self._incarnations = incarnations
         self._absent: dict[tuple[TaskId, Step], frozenset[BucketId]] = {}
@@ -116,7 +116,7 @@ class Oracle:
         return chosen
 
     def contributors_said(self, step: Step, workers: tuple[TaskId, ...]) -> None:
-        """The coordinator has decided who makes a step; it must not change its mind."""
+        """The coordinator has decided who makes a step; the decision must not change."""
         if self._decided.setdefault(step, workers) != workers:
             raise Violation(
                 Rule.DECISION_CHANGED, f"step {step} was to be made of {self._decided[step]}, and now of {workers}"
@@ -174,14 +174,14 @@ class Oracle:
         tag = self._made.get((bucket, version))
         if tag is None:
             raise Violation(
-                Rule.UNKNOWN_VERSION, f"{worker} received version {version} of bucket {bucket}, which nobody has made"
+                Rule.UNKNOWN_VERSION, f"{worker} received version {version} of bucket {bucket}, which was never made"
             )
         cell.expect(tag, f"{worker} at version {version}")
 
     # -- the end --
 
     def finished_well(self, steps: Mapping[TaskId, int]) -> None:
-        """Everybody says that all went well: did it?"""
+        """Every task ended well: check that every step is complete."""
         for bucket in self.buckets:
             newest, version = self._newest.get(bucket), max(steps.values())
             if newest is None or newest.serial != version:

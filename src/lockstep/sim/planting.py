@@ -46,7 +46,9 @@ def with_faults(scenario: Scenario, faults: Sequence[AnyFault]) -> Scenario:
     for fault in faults:
         task = TaskId.parse(fault.task)
         if task not in scenario.shape.tasks():
-            raise ValueError(f"{fault.task} is no task of a cluster of {scenario.servers} and {scenario.workers}")
+            raise ValueError(
+                f"{fault.task} is not in a cluster of {scenario.servers} servers and {scenario.workers} workers"
+            )
         match fault:
             case EndEarly(steps=steps):
                 scenario = dataclasses.replace(scenario, odd_steps=(*scenario.odd_steps, (task, steps)))
@@ -60,7 +62,9 @@ def with_faults(scenario: Scenario, faults: Sequence[AnyFault]) -> Scenario:
             case StartLate(seconds=seconds):
                 scenario = dataclasses.replace(scenario, late_starts=(*scenario.late_starts, (task, seconds)))
             case OddVersion():
-                raise ValueError("OddVersion is found out by the handshake of two processes; the simulator has none")
+                raise ValueError(
+                    "OddVersion is found by the handshake of two processes; the simulator has no handshake"
+                )
             case _:
                 continue
     return scenario
@@ -198,7 +202,7 @@ class Planted:
 
 
 def run_until(world: World, over: Callable[[World], bool], seconds: float) -> bool:
-    """Play until ``over`` says so, for at most so many virtual seconds; whether it did."""
+    """Play until ``over`` returns True, for at most ``seconds`` of virtual time; returns whether it did."""
     world.begin()
     while len(world.agenda) and world.agenda.now < seconds:
         if over(world):

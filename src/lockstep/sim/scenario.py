@@ -36,7 +36,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SecondsRange:
-    """A time drawn evenly between two bounds, in seconds."""
+    """A time drawn uniformly between two bounds, in seconds."""
 
     low: float
     high: float
@@ -44,7 +44,7 @@ class SecondsRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkProfile:
-    """How links behave until ``quiet_after``; afterwards nothing is late, doubled, refused or lost any more."""
+    """How links behave until ``quiet_after``; after that nothing is late, doubled, refused or lost."""
 
     latency: SecondsRange = SecondsRange(0.0001, 0.01)
     late_chance: float = 0.0
@@ -61,13 +61,13 @@ class NetworkProfile:
     transfer_failure_chance: float = 0.0
     """A transfer fails while its link stays up."""
     ghost_chance: float = 0.0
-    """Beside a gradient, one of a former life of its sender arrives."""
+    """Along with a gradient, one of a former incarnation of its sender arrives."""
     lent_in_place: bool = False
     """Gradients are read in the worker's own memory, as over shared memory; otherwise they are copied."""
     torn: bool = True
     """Bytes are read and land in two halves, at different moments."""
     bandwidth: float = 0.0
-    """Bytes a second of every host's adapter, in each direction; 0: without limit."""
+    """Bytes per second of every host's adapter, in each direction; 0: unlimited."""
     shared_hosts: bool = False
     """Server *i* shares the host, and the adapter, of worker *i*."""
     quiet_after: float = 60.0
@@ -86,7 +86,7 @@ class TrainingProfile:
     apply: SecondsRange = SecondsRange(0.0, 0.02)
     """One update, whatever its size; updates of one server come one after the other."""
     store_bandwidth: float = 0.0
-    """Bytes a second at which a server reads gradients and writes parameters, on top of ``apply``; 0: without limit."""
+    """Bytes per second at which a server reads gradients and writes parameters, on top of ``apply``; 0: unlimited."""
     loop_seconds: float = 0.0
     """What one event costs the loop of a task; the next one waits for it."""
     in_order: bool = False
@@ -100,7 +100,7 @@ class TrainingProfile:
     void_chance: float = 0.0
     """A worker finds infinity in its gradients, and the whole step must not be applied (only with seals)."""
     rates_at_seal: bool = False
-    """The chief says the rates with its seal instead of at the beginning of the step."""
+    """The chief sends the rates with its seal instead of at the beginning of the step."""
     save: SecondsRange = SecondsRange(0.001, 0.05)
     """How long writing a shard or a checkpoint takes."""
 
@@ -136,12 +136,12 @@ class Mishap:
             kind, task, peer, number, seconds = parts if len(parts) == 5 else (*parts, "0")
             return cls(kind, task, peer, int(number), float(seconds))
         except ValueError:
-            raise ValueError(f"{text!r} is no mishap like 'late,worker 1,ps 0,17,8.2'") from None
+            raise ValueError(f"{text!r} is not a mishap like 'late,worker 1,ps 0,17,8.2'") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A task loses its life at this time."""
+    """A task is killed at this time."""
 
     task: TaskId
     at: float
@@ -177,15 +177,15 @@ class Scenario:
     mishaps: tuple[Mishap, ...] | None = None
     """Exactly what goes wrong on the network; None: drawn, with the chances of ``network``."""
     late_starts: tuple[tuple[TaskId, float], ...] = ()
-    """Tasks that start so many seconds after their time."""
+    """Tasks that start late, and by how many seconds."""
     stall_after: float = 60.0
-    """Without progress for so long the job is ended with a verdict."""
+    """After this long without progress the job is ended with a verdict."""
     absentees: tuple[TaskId, ...] = ()
     """Tasks that never start."""
     odd_settings: tuple[tuple[TaskId, Setting], ...] = ()
-    """Tasks that were started with another setting than the rest."""
+    """Tasks that were started with a different setting than the rest."""
     odd_steps: tuple[tuple[TaskId, int], ...] = ()
-    """Workers that do another number of steps than the rest."""
+    """Workers that do a different number of steps than the rest."""
     odd_models: tuple[TaskId, ...] = ()
     """Workers whose first parameter is larger than the others'."""
     patience: float = 200.0

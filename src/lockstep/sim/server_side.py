@@ -38,7 +38,7 @@ from lockstep.sim.violation import Rule, Violation
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """A gradient that is here and not given back: where its bytes are, and the loan where they are not ours."""
+    """A gradient that is here and not given back: where its bytes are, and the loan where they are the sender's."""
 
     life: Incarnation
     """The incarnation that sent it."""
@@ -71,10 +71,10 @@ class SimulatedServer:
         self.store_busy = 0.0
         """Seconds for which the store has worked."""
         self.slowed: tuple[Step, float] | None = None
-        """From which step on each update takes how much longer (a planted fault)."""
+        """From which step on updates are slower, and by how much (a planted fault)."""
         self.slow_is_busy = True
         self.applying: tuple[Apply, float] | None = None
-        """The update that the store is at, and since when."""
+        """The update that the store is working on, and since when."""
 
     def became_member(self, effect: BecameMember) -> None:
         self._job = effect.job

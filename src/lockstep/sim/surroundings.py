@@ -1,4 +1,4 @@
-"""What the simulated half of every task shares: clock, chance, network, memory and the oracle."""
+"""What the simulated half of every task shares: clock, random draws, network, memory and the oracles."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SimulationContext:
         worker = self.tasks[task]
 
         def act_if_alive() -> None:
-            # A task that was started again is another one: the work of its former life is gone.
+            # A task that was started again is another one: the work of its former incarnation is gone.
             if worker.lives:
                 worker.act(action)
 
@@ -71,7 +71,7 @@ class SimulationContext:
     def route(self, sender: TaskId, receiver: TaskId, ticket: Ticket) -> Route | None:
         """The way of a new transfer; a ticket of another session of the link would write into freed memory.
 
-        None where the machines have not heard of the end of the link yet, because their task is behind or frozen.
+        None where the machines do not know of the end of the link yet, because their task is behind or frozen.
         """
         link = self.network.link(sender, receiver)
         if not link.carries(sender, ticket.region):

@@ -1,8 +1,8 @@
 """How the bytes of one bucket move from one task to another.
 
 A *copy* reads the source half by half, lands half by half in a region of the receiver, and is then reported there;
-the sender is told that its source is free once it has been read, whenever that news comes through. A *loan* moves
-nothing: the receiver reads the sender's own memory, and the sender is told once it has been released.
+the sender is notified that its source is free once it has been read, whenever that message arrives. A *loan* moves
+nothing: the receiver reads the sender's own memory, and the sender is notified once it has been released.
 
 Where adapters have a limit, a copy first queues for the sender's, then for the receiver's.
 """
@@ -50,7 +50,7 @@ class Parcel:
 
 
 class SimulatedTransfer:
-    """What copies and loans have in common: their end is told to the sender once, unless its link is lost before."""
+    """What copies and loans have in common: the sender is notified of the end once, unless its link is lost before."""
 
     def __init__(self, network: Network, route: Route, parcel: Parcel) -> None:
         self.network = network
@@ -66,7 +66,7 @@ class SimulatedTransfer:
         return self.network.loses_tensor(route.sender, route.receiver, parcel.number, parcel.bucket)
 
     def end(self, ok: bool) -> None:
-        """Tell the sender, in the network's time, that its source is free."""
+        """Notify the sender, after the network's delay, that its source is free."""
         if self._ended:
             return
         self._ended = True
@@ -78,7 +78,7 @@ class SimulatedTransfer:
             self.network.deliver(self.route.sender, event)
 
     def later(self, action: Callable[[], None]) -> None:
-        """Something goes the way of this transfer."""
+        """Run something after the delay of this transfer's way."""
         self.network.after_delay(self.route.way, action)
 
 
@@ -175,7 +175,7 @@ class Copy(SimulatedTransfer):
         self.may_land()
 
     def may_land(self) -> None:
-        """The copy before this one is over, or this one has been read."""
+        """Land if the copy before this one is over and this one has been read."""
         if len(self._read) == 2 and self._lanes.is_first(self):
             self.later(self._land_half if not self._limited else self._enter)
 
@@ -231,7 +231,7 @@ class Copy(SimulatedTransfer):
         self._report()
 
     def _finish(self) -> None:
-        """Nothing of this copy lands any more."""
+        """Nothing more of this copy lands."""
         self._over = True
         self._lanes.leave(self)
 

@@ -1,4 +1,4 @@
-"""What is found where a run breaks a rule: which one, as a value, and the text and the story for people."""
+"""What is found when a run breaks a rule: the rule, as a value, and the text and the story for people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Rule(StrEnum):
     """What a run must not have; the text of a violation says of which task, bucket and step."""
 
     WRONG_BYTES = "bytes that are not those that were meant"
-    OVERWRITTEN = "a buffer that is overwritten while somebody reads it"
+    OVERWRITTEN = "a buffer that is overwritten while it is read"
     IN_PLACE = "an update in place"
     APPLIED_TWICE = "a step that is applied twice"
     WRONG_RATES = "rates that are not the chief's"
@@ -63,7 +63,7 @@ class Violation(AssertionError):  # noqa: N818 - it is a finding about a run, no
 
 
 def with_story(found: AssertionError | ProtocolError, story: str) -> Violation:
-    """What was found, whoever found it, with what happened before."""
+    """What was found, whatever found it, with what happened before."""
     if isinstance(found, Violation):
         return Violation(
             found.broken.rule, found.text, found.broken.place, story if found.story is None else found.story

@@ -1,7 +1,8 @@
-"""The watchdogs of a simulated cluster, as one: a job without progress is looked at, and ended with a verdict.
+"""The watchdogs of a simulated cluster, as one: a job without progress is examined, and ended with a verdict.
 
 It asks every task and monitor (``evidence_of``) and lets the real analysis decide. As in the runtime, a cause that
-cannot heal ends the job at once, anything else only after ``stall_after``; who cannot be told leaves by itself.
+cannot heal ends the job at once, anything else only after ``stall_after``. A task that cannot be notified leaves on its
+own.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ LOOK_EVERY = 2.0
 FIRST_STEPS = 3
 FIRST_STEPS_PATIENCE = FIRST_STEPS_FACTOR * PATIENCE_SECONDS
 LAST_WORD_SECONDS = 10.0
-"""After the verdict, or after the coordinator has left, those that heard nothing of it leave by themselves."""
+"""How long after the verdict, or after the coordinator left, tasks that were not notified leave on their own."""
 _PROGRESS = frozenset({Produced, BucketApplied, StepBegun, Sealed, Prepared})
 
 
 @dataclass(frozen=True, slots=True)
 class WatchdogFinding:
-    """What was found out about a job that stood still."""
+    """What was found about a job that was stuck."""
 
     at: float
     still: float
@@ -45,9 +46,9 @@ class SimulatedWatchdog:
         self.finding: WatchdogFinding | None = None
         """The verdict that ended the job, if one did."""
         self.noticed: list[WatchdogFinding] = []
-        """What was said before, in order: causes that may heal."""
+        """What was reported before, in order: causes that may heal."""
         self.left_behind: set[TaskId] = set()
-        """Tasks that could not be told of the end."""
+        """Tasks that could not be notified of the end."""
         self._world = world
         self._progress_at = 0.0
         self._ended = False
@@ -107,7 +108,7 @@ class SimulatedWatchdog:
         world.agenda.after(LAST_WORD_SECONDS, partial(self._leave_all, outcome))
 
     def _leave_all(self, outcome: JobEnded | None) -> None:
-        """Whoever is still here has not been told. A frozen one is ended by its monitor."""
+        """Any task that is still here was not notified. A frozen one is ended by its monitor."""
         home = self._world.scenario.shape.coordinator
         for name, task in self._world.tasks.items():
             if not task.lives or (name == home and task.outcome is not None):

@@ -33,9 +33,9 @@ class SimulatedWorker:
         self._servers = servers
         self._job: JobId = 0
         self._state = b""
-        """The local state: what a worker has beside the parameters. Each step moves it on."""
+        """The local state: what a worker has besides the parameters. Each step changes it."""
         self._untold: Step | None = None
-        """The step before which the state has not been told yet."""
+        """The step before which the state has not been sent yet."""
         self._steps = dict(around.scenario.odd_steps).get(task, around.scenario.training.steps)
         self._plan: Plan | None = None
         self._versions: dict[BucketId, int] = {}
@@ -47,9 +47,9 @@ class SimulatedWorker:
         self._place = around.dice.place()
         self._draws = 0
         self.slowed: tuple[Step, float] | None = None
-        """From which step on each step computes how much longer (a planted fault)."""
+        """From which step on steps are slower, and by how much (a planted fault)."""
         self.stuck: dict[Step, tuple[str, float]] = {}
-        """Where, and for how long, the training thread stands still in a step (a planted fault)."""
+        """Where, and for how long, the training thread is stuck in a step (a planted fault)."""
         self.doing = (Doing.STARTING.value, 0.0)
         """What the training thread does, and since when."""
 
@@ -94,7 +94,7 @@ class SimulatedWorker:
         server.take(self.task, life, effect.step, effect.bucket, effect.edition, where)
 
     def _send_ghost(self, effect: SendGradient, route: Route) -> None:
-        """The same bucket, from a life that has ended: it landed in that life's own region."""
+        """The same bucket, from an incarnation that has ended: it landed in that incarnation's own region."""
         former_life = self._around.incarnations[self.task] ^ 1
         cell = self._around.memory.inbox(effect.peer, self.task, former_life, effect.bucket)
 
@@ -109,8 +109,10 @@ class SimulatedWorker:
     def became_member(self, effect: BecameMember) -> None:
         self._job = effect.job
         self._state = effect.state or b"as built"
-        seconds = self._seconds(self._around.scenario.training.prepare)
-        self._later(seconds, lambda: self._prepare(effect.start, effect.checkpoint))
+        scenario = self._around.scenario
+        # Without recovery every task begins at the beginning, however late its view comes.
+        start = effect.start if scenario.recovers else INITIAL_STEP
+        self._later(self._seconds(scenario.training.prepare), lambda: self._prepare(start, effect.checkpoint))
 
     @property
     def _oracle(self) -> Oracle:
@@ -198,7 +200,7 @@ class SimulatedWorker:
         self._hold_up(lambda: self._produce(self._ordered(filled), lambda: self._seal(absent)))
 
     def _hold_up(self, then: Callable[[], None]) -> None:
-        """A training thread that is slow, or stands still, by a planted fault."""
+        """A training thread that is slow, or stuck, by a planted fault."""
         where, seconds = self.stuck.get(self.step, (Doing.COMPUTING.value, 0.0))
         if self.slowed is not None and self.step >= self.slowed[0]:
             seconds += self.slowed[1]

@@ -47,13 +47,13 @@ from lockstep.sim.violation import Rule, Violation, with_story
 from lockstep.sim.worker_side import SimulatedWorker
 
 LINGER_SECONDS = 30.0
-"""How long the coordinator's task stays after the end, so that everybody is told of it."""
+"""How long the coordinator's task stays after the end, so that every task receives it."""
 GONE = SecondsRange(0.0, 3.0)
 """How long it takes others to find out that a task is dead."""
 TRACE_LENGTH = 60
 TICK_IS_QUEUED = -1.0
 LARGE = 64
-"""From so many tasks on, deadlines are looked at only where a nearer one is possible: it would be most of the work."""
+"""From this many tasks on, deadlines are checked only where a nearer one is possible: it would be most of the work."""
 
 Watching = Callable[[TaskId, Event, float], None]
 
@@ -76,9 +76,9 @@ class RunResult:
     events: int
     outcomes: dict[TaskId, JobEnded]
     missing: dict[TaskId, tuple[str, ...]]
-    """Whom each task was told to be missing, last."""
+    """The tasks that each task last reported as missing."""
     dropped: int
-    """Gradients that servers refused: duplicates, stale ones, those of other lives."""
+    """Gradients that servers refused: duplicates, stale ones, those of other incarnations."""
     traffic: Traffic
 
     @property
@@ -95,9 +95,9 @@ class World:
         self.dice = Dice(scenario.seed)
         self.tasks: dict[TaskId, SimTask] = {}
         self.watching: Watching | None = None
-        """Told of every event that a machine is given; for measurements."""
+        """Called with every event that a machine handles; for measurements."""
         self.on_step: dict[TaskId, Callable[[Step], None]] = {}
-        """Told of each step that a task begins; planted faults wait there."""
+        """Called with each step that a task begins; planted faults wait there."""
         self.interrupter: Interrupter | None = None
         shape = scenario.shape
         self.incarnations: dict[TaskId, Incarnation] = {task: self.dice.incarnation() for task in shape.tasks()}
@@ -165,7 +165,7 @@ class World:
         try:
             while not self.over:
                 if not len(agenda):
-                    raise Violation(Rule.NO_DEADLINE, "nobody has a deadline: nothing will ever happen again")
+                    raise Violation(Rule.NO_DEADLINE, "no task has a deadline: nothing will ever happen again")
                 if agenda.now > limit:
                     raise Violation(Rule.NO_END, f"the run has not ended within {limit:.0f} s")
                 agenda.run_next()
@@ -186,7 +186,7 @@ class World:
             self.agenda.at(kill.at, partial(self._kill, kill))
 
     def start(self, task: SimTask) -> None:
-        """A life begins."""
+        """An incarnation begins."""
         if task.left:
             return
         task.started = True
@@ -198,7 +198,7 @@ class World:
                 self.agenda.after(self.dice.seconds(SecondsRange(0.0, 0.3)), link.open)
 
     def handle(self, name: TaskId, event: Event) -> None:
-        """The only way in to the machines of a task; a loop that is busy or frozen comes to it later."""
+        """The only way into the machines of a task; a loop that is busy or frozen handles the event later."""
         task = self.tasks[name]
         if task.left or not task.started:
             return
@@ -243,7 +243,7 @@ class World:
             action(task.step_seen)
 
     def drain_later(self, task: SimTask) -> None:
-        """The loop of this task comes to the next event when it is done with the last one."""
+        """The loop of this task handles the next event when it is done with the last one."""
         if not task.draining and not task.frozen:
             task.draining = True
             self.agenda.at(task.loop_free_at, partial(self._drain, task))
@@ -274,7 +274,7 @@ class World:
         deadline = task.machine.next_deadline()
         if deadline is not None and deadline <= self.agenda.now:
             if task.behind or task.loop_free_at > self.agenda.now:
-                # One is enough: the next deadline is looked at once the loop has come to it.
+                # One is enough: the next deadline is checked once the loop has handled it.
                 task.tick_at = TICK_IS_QUEUED
                 self.handle(name, Tick())
                 return
@@ -327,7 +327,7 @@ class World:
 
     def _end(self, task: SimTask, effect: JobEnded) -> None:
         if task.outcome is not None:
-            raise Violation(Rule.TOLD_TWICE, f"{task.machine.task} was told of the end twice")
+            raise Violation(Rule.TOLD_TWICE, f"{task.machine.task} received the end twice")
         task.outcome = effect
         if self.scenario.recovers and (effect.again or effect.departure is not None):
             self.agenda.after(0.0, partial(self._begin_again, task))
@@ -348,7 +348,7 @@ class World:
             self.restart_after(task.machine.task, self.dice.seconds(self.scenario.restart))
 
     def _gives_up(self, task: SimTask) -> bool:
-        """Whether this end is its own, of a task that never became a member, while the coordinator goes on."""
+        """Whether this task, which never became a member, gave up on its own while the coordinator goes on."""
         home = self.tasks[self.scenario.shape.coordinator]
         coordinator = home.machine.coordinator
         return task.machine.member.job == 0 and home.lives and coordinator is not None and coordinator.end is None
@@ -360,7 +360,7 @@ class World:
             self.agenda.after(0.5, partial(self._linger, task, until))
 
     def leave(self, task: SimTask, *, orderly: bool) -> None:
-        """This life ends, in order or not."""
+        """This incarnation ends, in order or not."""
         if task.left:
             return
         task.left = True
@@ -385,7 +385,7 @@ class World:
         self.agenda.after(seconds, partial(self._restart, name))
 
     def _restart(self, name: TaskId) -> None:
-        """New memory, new machines, new links. What becomes of it is the machines' affair."""
+        """New memory, new machines, new links. The machines decide what becomes of it."""
         if self.over:
             return
         self._restarting -= self.scenario.recovers
@@ -405,7 +405,7 @@ class World:
         self.kill(self.tasks[kill.task], "was killed by signal 9", -9)
 
     def kill(self, task: SimTask, how: str, exit_code: int) -> None:
-        """This life ends without a word, and the others find out in their own time."""
+        """This incarnation ends without notice, and the others find out in their own time."""
         if task.left:
             return
         task.died_at, task.exit_code = self.agenda.now, exit_code
@@ -461,7 +461,7 @@ class World:
         )
 
     def story(self) -> str:
-        """What happened last, and who waits for whom: what one reads first after a violation."""
+        """What happened last, and who waits for whom: what to read first after a violation."""
         now = self.agenda.now
         lines = [f"at {now:.3f} s of {self.scenario}"]
         lines += [f"  {time:10.4f} {task.short:9} {event}" for time, task, event in self._trace]
