@@ -17,13 +17,13 @@ import resource
 import time
 
 from lockstep.protocol.messages import ParameterEntry
-from lockstep.sim.capacity import Case, measure
+from lockstep.sim.capacity import CapacityCase, measure
 from lockstep.sim.draw import Size
 from lockstep.sim.explore import play_seed
 from lockstep.sim.pool import parallel
 
 MIB = 1 << 20
-LARGE = Case(
+LARGE = CapacityCase(
     workers=1000,
     servers=32,
     steps=5,

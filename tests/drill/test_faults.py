@@ -34,7 +34,7 @@ def test_every_fault_survives_its_printed_form(kind: type[Fault]) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("{", "a fault is a JSON object"),
+        ("{", "a fault must be a JSON object"),
         ("[]", 'has a field "fault"'),
         ('{"fault": "Meteor"}', "is one of: DropMessage"),
         ('{"fault": "Freeze"}', "lacks a field"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from lockstep.protocol.messages import ParameterEntry
-from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, Span, TrainingProfile
+from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, SecondsRange, TrainingProfile
 
 TINY = (ParameterEntry("only", 4, "float32", 0),)
 EMPTY_TENSORS = (ParameterEntry("nothing", 0, "float32", 0), ParameterEntry("void", 0, "float64", 1))
@@ -24,12 +24,12 @@ def chances(*values: float) -> st.SearchStrategy[float]:
 
 networks = st.builds(
     NetworkProfile,
-    latency=st.sampled_from([Span(0.0001, 0.01), Span(0.0, 0.5)]),
+    latency=st.sampled_from([SecondsRange(0.0001, 0.01), SecondsRange(0.0, 0.5)]),
     late_chance=chances(0.02, 0.1),
     in_order=st.booleans(),
     duplicate_chance=chances(0.1, 0.3),
     reset_chance=chances(0.005, 0.03),
-    reopen=st.sampled_from([Span(0.01, 0.1), Span(0.01, 3.0)]),
+    reopen=st.sampled_from([SecondsRange(0.01, 0.1), SecondsRange(0.01, 3.0)]),
     transfer_failure_chance=chances(0.05),
     ghost_chance=chances(0.1),
     lent_in_place=st.booleans(),
@@ -39,8 +39,8 @@ networks = st.builds(
 trainings = st.builds(
     TrainingProfile,
     steps=st.integers(0, 5),
-    backward=st.sampled_from([Span(0.0, 0.02), Span(0.0, 1.0)]),
-    apply=st.sampled_from([Span(0.0, 0.02), Span(0.0, 1.0)]),
+    backward=st.sampled_from([SecondsRange(0.0, 0.02), SecondsRange(0.0, 1.0)]),
+    apply=st.sampled_from([SecondsRange(0.0, 0.02), SecondsRange(0.0, 1.0)]),
     absent_chance=chances(0.2),
     edit_chance=chances(0.5),
     withdraw_chance=chances(0.2),
@@ -67,5 +67,5 @@ def clusters(*modes: Mode) -> st.SearchStrategy[Scenario]:
         parameters=models,
         network=networks,
         training=trainings,
-        start=st.sampled_from([Span(0.0, 0.0), Span(0.0, 30.0)]),
+        start=st.sampled_from([SecondsRange(0.0, 0.0), SecondsRange(0.0, 30.0)]),
     )

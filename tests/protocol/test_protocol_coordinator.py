@@ -6,7 +6,7 @@ import pytest
 
 from helpers.reasons import because
 from lockstep.protocol.causes import NO_REASON, Cause, Reason
-from lockstep.protocol.coordinator import PHASE_TRANSITIONS, Phase
+from lockstep.protocol.coordinator import JOB_PHASE_TRANSITIONS, JobPhase
 from lockstep.protocol.effects import Send
 from lockstep.protocol.events import Broken, LinkLost, LinkUp, PeerGone, Searched, Tick
 from lockstep.protocol.ids import INITIAL_STEP, server, worker
@@ -47,7 +47,7 @@ def test_the_view_goes_to_everybody_when_the_last_task_has_joined() -> None:
     members = tuple(Member(str(task), life(task)) for task in (PS, W0, W1))
     view = View(JOB, 1, members)
     assert rig.join(W0) == [Send(task, view) for task in (PS, W0, W1)]
-    assert rig.machine.phase is Phase.RUNNING
+    assert rig.machine.phase is JobPhase.RUNNING
 
 
 def test_a_join_that_is_repeated_is_answered_with_the_view_only_once_there_is_one() -> None:
@@ -89,7 +89,7 @@ def test_a_second_process_with_the_same_index_is_refused_and_both_are_named() ->
     assert refused.reason.text == (
         f"{W1} is already taken by process 1 on host1; give process 99 on host1 a --task_index of its own"
     )
-    assert rig.machine.phase is Phase.FORMING
+    assert rig.machine.phase is JobPhase.FORMING
 
 
 def test_another_life_is_refused_while_the_job_runs() -> None:
@@ -133,13 +133,13 @@ def test_before_the_view_a_task_may_come_and_go() -> None:
     rig.tell(LinkLost(W1, "reset"))
     assert W1 in rig.machine.missing()
     rig.join_all()
-    assert rig.machine.phase is Phase.RUNNING
+    assert rig.machine.phase is JobPhase.RUNNING
 
 
 def test_after_the_view_a_lost_link_alone_proves_nothing() -> None:
     rig = running()
     assert rig.tell(LinkLost(W1, "reset")) == []
-    assert rig.machine.phase is Phase.RUNNING
+    assert rig.machine.phase is JobPhase.RUNNING
     assert rig.machine.missing() == ()
 
 
@@ -199,7 +199,7 @@ def test_the_job_ends_well_when_every_worker_has_finished() -> None:
     assert rig.hear(W0, Done(20)) == []
     end = End(True, "", 20, NO_REASON)
     assert rig.hear(W1, Done(20)) == [Send(task, end) for task in (PS, W0, W1)]
-    assert rig.machine.phase is Phase.ENDED
+    assert rig.machine.phase is JobPhase.ENDED
 
 
 @pytest.mark.parametrize("message", [Done(20), Applied(19), Failed("", 3, because("late"))])
@@ -259,11 +259,11 @@ def test_strangers_cannot_end_the_job() -> None:
 
 
 def test_every_row_of_the_table_is_walked_above_and_nothing_leaves_the_end() -> None:
-    assert {state for state, _ in PHASE_TRANSITIONS} == {Phase.FORMING, Phase.RUNNING}
+    assert {state for state, _ in JOB_PHASE_TRANSITIONS} == {JobPhase.FORMING, JobPhase.RUNNING}
     forming = CoordinatorRig()
     forming.join(PS)
     forming.tell(Broken(PS, INITIAL_STEP, because("no disk")))
-    assert forming.machine.phase is Phase.ENDED
+    assert forming.machine.phase is JobPhase.ENDED
 
 
 def test_the_snapshot_says_who_joined_who_is_missing_and_how_it_ended() -> None:

@@ -11,7 +11,7 @@ from lockstep.protocol.causes import NO_REASON, Cause
 from lockstep.protocol.effects import BecameMember, JobEnded, Send, StillMissing
 from lockstep.protocol.events import Broken, Finished, LinkLost, LinkUp, PeerGone, Tick
 from lockstep.protocol.ids import INITIAL_STEP, server, worker
-from lockstep.protocol.member import PHASE_TRANSITIONS, Phase, PhaseTrigger
+from lockstep.protocol.member import MEMBER_PHASE_TRANSITIONS, MemberPhase, MemberPhaseTrigger
 from lockstep.protocol.messages import Done, End, Failed, Lost, Member, MissingTask, Refused, Roster, View
 from lockstep.protocol.phrases import waited_for
 from lockstep.protocol.timing import REPEAT_SECONDS
@@ -24,27 +24,27 @@ VIEW = View(77, 1, (Member(str(PS), life(PS)),))
 END = End(True, "", 20, NO_REASON)
 MISSING = MissingTask(str(worker(0)), "10.0.0.1:5000", "connection refused", 9.0, 4)
 
-TRIGGERS: dict[PhaseTrigger, Callable[[MemberRig], object]] = {
-    PhaseTrigger.LINK_UP: lambda rig: rig.tell(UP),
-    PhaseTrigger.LINK_LOST: lambda rig: rig.tell(LOST),
-    PhaseTrigger.VIEW: lambda rig: rig.hear(PS, VIEW),
-    PhaseTrigger.END: lambda rig: rig.hear(PS, END),
+TRIGGERS: dict[MemberPhaseTrigger, Callable[[MemberRig], object]] = {
+    MemberPhaseTrigger.LINK_UP: lambda rig: rig.tell(UP),
+    MemberPhaseTrigger.LINK_LOST: lambda rig: rig.tell(LOST),
+    MemberPhaseTrigger.VIEW: lambda rig: rig.hear(PS, VIEW),
+    MemberPhaseTrigger.END: lambda rig: rig.hear(PS, END),
 }
 NO_ANSWER = "did not answer a request to join within 300 s"
 
 
-def in_phase(phase: Phase) -> MemberRig:
+def in_phase(phase: MemberPhase) -> MemberRig:
     rig = MemberRig()
-    if phase is not Phase.OUTSIDE:
+    if phase is not MemberPhase.OUTSIDE:
         rig.tell(UP)
-    if phase is Phase.MEMBER:
+    if phase is MemberPhase.MEMBER:
         rig.hear(PS, VIEW)
     assert rig.machine.phase is phase
     return rig
 
 
-@pytest.mark.parametrize(("pair", "after"), PHASE_TRANSITIONS.items(), ids=lambda value: str(value))
-def test_every_row_of_the_table_can_be_walked(pair: tuple[Phase, PhaseTrigger], after: Phase) -> None:
+@pytest.mark.parametrize(("pair", "after"), MEMBER_PHASE_TRANSITIONS.items(), ids=lambda value: str(value))
+def test_every_row_of_the_table_can_be_walked(pair: tuple[MemberPhase, MemberPhaseTrigger], after: MemberPhase) -> None:
     before, trigger = pair
     rig = in_phase(before)
     TRIGGERS[trigger](rig)
@@ -67,11 +67,11 @@ def test_links_to_others_than_the_coordinator_do_not_matter_here() -> None:
     assert rig.tell(LinkUp(server(1), 5)) == []
     assert rig.tell(LinkLost(server(1), "reset")) == []
     assert rig.hear(server(1), END, incarnation=5) == []
-    assert rig.machine.phase is Phase.OUTSIDE
+    assert rig.machine.phase is MemberPhase.OUTSIDE
 
 
 def test_who_is_missing_is_passed_on_while_joining() -> None:
-    rig = in_phase(Phase.JOINING)
+    rig = in_phase(MemberPhase.JOINING)
     assert rig.hear(PS, Roster((MISSING,))) == [StillMissing((MISSING,))]
     rig.hear(PS, VIEW)
     assert rig.hear(PS, Roster((MISSING,))) == []
@@ -88,7 +88,7 @@ def test_a_task_that_cannot_reach_the_coordinator_in_time_names_it() -> None:
 
 
 def test_a_coordinator_that_never_answers_is_named() -> None:
-    rig = in_phase(Phase.JOINING)
+    rig = in_phase(MemberPhase.JOINING)
     rig.now = 400.0
     assert only(rig.tell(Tick()), JobEnded) == [
         JobEnded(
@@ -98,7 +98,7 @@ def test_a_coordinator_that_never_answers_is_named() -> None:
 
 
 def test_a_cluster_that_is_not_complete_in_time_ends_with_the_names_of_the_missing_tasks_for_everybody() -> None:
-    rig = in_phase(Phase.JOINING)
+    rig = in_phase(MemberPhase.JOINING)
     rig.now = 399.0
     rig.hear(PS, Roster((MISSING,)))
     rig.now = 400.0
@@ -113,7 +113,7 @@ def test_a_cluster_that_is_not_complete_in_time_ends_with_the_names_of_the_missi
 
 
 def test_a_coordinator_that_has_fallen_silent_is_named_and_not_whom_it_once_missed() -> None:
-    rig = in_phase(Phase.JOINING)
+    rig = in_phase(MemberPhase.JOINING)
     rig.hear(PS, Roster((MISSING,)))
     rig.now = 400.0
     assert only(rig.tell(Tick()), JobEnded) == [
@@ -124,20 +124,20 @@ def test_a_coordinator_that_has_fallen_silent_is_named_and_not_whom_it_once_miss
 
 
 def test_a_member_does_not_give_up_at_the_startup_timeout() -> None:
-    rig = in_phase(Phase.MEMBER)
+    rig = in_phase(MemberPhase.MEMBER)
     rig.now = 1000.0
     assert rig.tell(Tick()) == []
 
 
 def test_a_refused_task_ends_with_the_reason() -> None:
-    rig = in_phase(Phase.JOINING)
+    rig = in_phase(MemberPhase.JOINING)
     assert rig.hear(PS, Refused(because("already taken"))) == [
         JobEnded(False, str(ME), INITIAL_STEP, because("already taken"))
     ]
 
 
 def test_a_finished_worker_says_so_until_the_job_ends() -> None:
-    rig = in_phase(Phase.MEMBER)
+    rig = in_phase(MemberPhase.MEMBER)
     done = Send(PS, Done(20))
     assert rig.tell(Finished(20)) == [done]
     rig.now += REPEAT_SECONDS
@@ -151,7 +151,7 @@ def test_a_finished_worker_says_so_until_the_job_ends() -> None:
 
 
 def test_a_broken_task_tells_the_coordinator_once_and_repeats_it() -> None:
-    rig = in_phase(Phase.MEMBER)
+    rig = in_phase(MemberPhase.MEMBER)
     failed = Send(PS, Failed(str(ME), 4, because("out of memory")))
     assert rig.tell(Broken(ME, 4, because("out of memory"))) == [failed]
     assert rig.tell(Broken(ME, 4, because("and something that follows from it"))) == []
@@ -167,7 +167,7 @@ def test_a_broken_task_without_a_coordinator_ends_by_itself() -> None:
 
 
 def test_the_death_of_a_peer_is_told_to_the_coordinator() -> None:
-    rig = in_phase(Phase.MEMBER)
+    rig = in_phase(MemberPhase.MEMBER)
     gone = PeerGone(worker(0), because("was killed by signal 9"))
     (sent,) = only(rig.tell(gone), Send)
     assert sent.message == Lost(str(worker(0)), 0, because("was killed by signal 9"))
@@ -176,12 +176,12 @@ def test_the_death_of_a_peer_is_told_to_the_coordinator() -> None:
 
 
 def test_without_its_coordinator_nobody_can_decide_and_the_task_ends() -> None:
-    rig = in_phase(Phase.MEMBER)
+    rig = in_phase(MemberPhase.MEMBER)
     assert rig.tell(PeerGone(PS, because("gone"))) == [JobEnded(False, str(PS), INITIAL_STEP, because("gone"))]
 
 
 def test_a_coordinator_that_began_anew_after_the_loss_of_a_server_is_not_blamed_for_it() -> None:
-    rig = in_phase(Phase.MEMBER)
+    rig = in_phase(MemberPhase.MEMBER)
     rig.tell(PeerGone(worker(0), because("left")))
     rig.tell(PeerGone(server(1), because("was killed by SIGKILL")))
     ended = JobEnded(False, str(server(1)), INITIAL_STEP, because("was killed by SIGKILL"))
@@ -189,7 +189,7 @@ def test_a_coordinator_that_began_anew_after_the_loss_of_a_server_is_not_blamed_
 
 
 def test_nothing_happens_after_the_end() -> None:
-    rig = in_phase(Phase.MEMBER)
+    rig = in_phase(MemberPhase.MEMBER)
     rig.hear(PS, END)
     for event in (UP, LOST, Tick(), Finished(20), Broken(ME, 0, NO_REASON), PeerGone(PS, NO_REASON)):
         assert rig.tell(event) == []
@@ -198,5 +198,7 @@ def test_nothing_happens_after_the_end() -> None:
 
 def test_a_wait_names_the_coordinator() -> None:
     assert [waited_for(wait) for wait in MemberRig().machine.waits()] == ["a connection"]
-    assert [waited_for(wait) for wait in in_phase(Phase.JOINING).machine.waits()] == ["the cluster to be complete"]
-    assert in_phase(Phase.MEMBER).machine.waits() == []
+    assert [waited_for(wait) for wait in in_phase(MemberPhase.JOINING).machine.waits()] == [
+        "the cluster to be complete"
+    ]
+    assert in_phase(MemberPhase.MEMBER).machine.waits() == []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from helpers.reasons import because
-from lockstep.protocol.causes import NO_REASON
+from lockstep.protocol.causes import NO_REASON, Cause
 from lockstep.protocol.effects import (
     Apply,
     Effect,
@@ -336,6 +338,19 @@ def test_the_loss_of_a_server_takes_everybody_back_where_there_are_checkpoints()
     without.join_all()
     (end,) = messages_to(without.tell(PeerGone(server(1), because("was killed"), life(server(1)))), W0, End)
     assert not end.again
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_task_that_finds_another_incarnation_of_its_coordinator_begins_again_where_jobs_return(returns: bool) -> None:
+    """A server may have worked for the former coordinator's job before its own view came: it must not join another."""
+    rig = MemberRig()
+    rig.machine._returns = returns
+    rig.tell(LinkUp(server(0), 1))
+    rig.tell(LinkLost(server(0), "reset"))
+    effects = rig.tell(LinkUp(server(0), 2))
+    ended = only(effects, JobEnded)
+    assert [(one.again, one.reason.cause) for one in ended] == [(True, Cause.STALE_INCARNATION)] * returns
+    assert bool(only(effects, Send)) is not returns
 
 
 def test_a_member_that_loses_its_coordinator_returns_too() -> None:

@@ -8,7 +8,7 @@ from lockstep.protocol.causes import Cause
 from lockstep.protocol.effects import Apply, Effect, GiveBack, GrantRegion, Prepare, Send, SendVersion
 from lockstep.protocol.events import LinkLost, LinkUp, Prepared, Tick, TransferEnded
 from lockstep.protocol.ids import CHIEF, INITIAL_STEP, TaskId, server, worker
-from lockstep.protocol.ledger import NOTHING_TO_APPLY, BucketState
+from lockstep.protocol.ledger import NOTHING_TO_APPLY, ServedBucketState
 from lockstep.protocol.messages import Applied, Commit, Contributors, Done, Edition, Failed, Open, Rates, Seal
 from lockstep.protocol.phrases import waited_for
 from lockstep.protocol.timing import REPEAT_SECONDS, RESEND_SECONDS
@@ -111,11 +111,11 @@ def test_initial_parameters_of_the_chief_become_version_0() -> None:
     rig = ServerRig()
     rig.prepare()
     assert rig.arrive(0, INITIAL_STEP) == [Apply(INITIAL_STEP, 0, (CHIEF,), (1,), 1, (), 1, 0)]
-    assert rig.state() == BucketState.APPLYING.value
+    assert rig.state() == ServedBucketState.APPLYING.value
     effects = rig.applied(INITIAL_STEP)
     assert messages_to(effects, server(0), Applied) == [Applied(INITIAL_STEP)]
     assert messages_to(effects, W0, Open) == messages_to(effects, W1, Open) == [Open(0, ())]
-    assert rig.state() == BucketState.COLLECTING.value
+    assert rig.state() == ServedBucketState.COLLECTING.value
 
 
 def test_initial_parameters_of_anybody_else_are_refused() -> None:
@@ -151,7 +151,7 @@ def test_applying_waits_for_the_chiefs_rates() -> None:
     rig.initialise()
     rig.arrive(0, 0)
     assert rig.arrive(1, 0) == []
-    assert rig.state() == BucketState.COMPLETE.value
+    assert rig.state() == ServedBucketState.COMPLETE.value
     assert rig.hear(W1, Rates(0, RATES)) == []
     assert len(only(rig.say_rates(0), Apply)) == 1
 
@@ -174,7 +174,7 @@ def test_applying_waits_for_the_commit_of_the_step_before() -> None:
     rig.applied(0)
     rig.say_rates(1)
     assert rig.arrive(0, 1) == []
-    assert rig.state() == BucketState.COMPLETE.value
+    assert rig.state() == ServedBucketState.COMPLETE.value
     assert len(only(rig.commit(0), Apply)) == 1
 
 
@@ -228,7 +228,7 @@ def test_a_duplicate_does_not_count_for_another_worker() -> None:
     rig.arrive(0, 0)
     assert rig.arrive(0, 0) == [GiveBack(3)]
     assert rig.drops() == ["a duplicate"]
-    assert rig.state() == BucketState.COLLECTING.value
+    assert rig.state() == ServedBucketState.COLLECTING.value
 
 
 def test_a_duplicate_while_the_step_is_applied_is_dropped() -> None:
@@ -294,9 +294,9 @@ def test_an_edition_that_was_replaced_goes_back_when_the_seal_says_so() -> None:
     """The worker lends its memory in place: it can send the final edition only once the former one is given back."""
     rig = ready(workers=1, eager=False)
     rig.arrive(0, 0, edition=0)
-    assert rig.state() == BucketState.COMPLETE.value
+    assert rig.state() == ServedBucketState.COMPLETE.value
     assert sealed_up_to(rig, 0, Edition(0, 1)) == [GiveBack(2)]
-    assert rig.state() == BucketState.COLLECTING.value
+    assert rig.state() == ServedBucketState.COLLECTING.value
     assert len(only(rig.arrive(0, 0, edition=1), Apply)) == 1
 
 

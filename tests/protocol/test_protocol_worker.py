@@ -20,7 +20,7 @@ from lockstep.protocol.events import (
     TransferEnded,
     VersionArrived,
 )
-from lockstep.protocol.holdings import BUCKET_TRANSITIONS, BucketState, BucketTrigger
+from lockstep.protocol.holdings import HELD_BUCKET_TRANSITIONS, HeldBucketState, HeldBucketTrigger
 from lockstep.protocol.ids import INITIAL_STEP, TaskId, server, worker
 from lockstep.protocol.journal import Happening
 from lockstep.protocol.messages import Done, Edition, Grant, Layout, Open, Rates, Seal
@@ -33,18 +33,18 @@ PS = server(0)
 LOST = LinkLost(PS, "connection reset")
 
 
-def in_state(state: BucketState, *, eager: bool = False) -> WorkerRig:
+def in_state(state: HeldBucketState, *, eager: bool = False) -> WorkerRig:
     """A worker whose only bucket is in ``state``, in step 0 where it can be."""
     rig = WorkerRig(eager=eager)
     rig.grant_and_open(INITIAL_STEP)
-    if state is BucketState.WANTED:
+    if state is HeldBucketState.WANTED:
         return rig
     rig.begin(0)
-    if state is not BucketState.HELD:
+    if state is not HeldBucketState.HELD:
         rig.produce(0)
-    if state in (BucketState.OFFERED, BucketState.CONFIRMED):
+    if state in (HeldBucketState.OFFERED, HeldBucketState.CONFIRMED):
         rig.hear(PS, Open(0, ()))
-    if state is BucketState.CONFIRMED:
+    if state is HeldBucketState.CONFIRMED:
         rig.hear(PS, Open(0, (0,)))
     assert rig.state() == state.value
     return rig
@@ -67,21 +67,23 @@ def _produce(rig: WorkerRig) -> None:
     rig.produce(rig.machine.step)
 
 
-TRIGGERS: dict[BucketTrigger, Callable[[WorkerRig], object]] = {
-    BucketTrigger.ARRIVE: _arrive,
-    BucketTrigger.PRODUCE: _produce,
-    BucketTrigger.SKIP: lambda rig: _seal(rig, 0),
-    BucketTrigger.START: lambda rig: rig.hear(PS, Open(0, ())),
-    BucketTrigger.FAIL: lambda rig: rig.tell(LOST),
-    BucketTrigger.CONFIRM: lambda rig: rig.hear(PS, Open(0, (0,))),
+TRIGGERS: dict[HeldBucketTrigger, Callable[[WorkerRig], object]] = {
+    HeldBucketTrigger.ARRIVE: _arrive,
+    HeldBucketTrigger.PRODUCE: _produce,
+    HeldBucketTrigger.SKIP: lambda rig: _seal(rig, 0),
+    HeldBucketTrigger.START: lambda rig: rig.hear(PS, Open(0, ())),
+    HeldBucketTrigger.FAIL: lambda rig: rig.tell(LOST),
+    HeldBucketTrigger.CONFIRM: lambda rig: rig.hear(PS, Open(0, (0,))),
 }
 
 
-@pytest.mark.parametrize(("pair", "after"), BUCKET_TRANSITIONS.items(), ids=lambda value: str(value))
-def test_every_row_of_the_table_can_be_walked(pair: tuple[BucketState, BucketTrigger], after: BucketState) -> None:
+@pytest.mark.parametrize(("pair", "after"), HELD_BUCKET_TRANSITIONS.items(), ids=lambda value: str(value))
+def test_every_row_of_the_table_can_be_walked(
+    pair: tuple[HeldBucketState, HeldBucketTrigger], after: HeldBucketState
+) -> None:
     before, trigger = pair
     rig = in_state(before)
-    if before is BucketState.WANTED and trigger is BucketTrigger.PRODUCE:
+    if before is HeldBucketState.WANTED and trigger is HeldBucketTrigger.PRODUCE:
         # Only the initial parameters of the chief leave before a version is here.
         rig.tell(LOST)
     TRIGGERS[trigger](rig)
@@ -170,20 +172,20 @@ def test_a_server_without_buckets_is_asked_for_its_grant_until_it_answers() -> N
 
 
 def test_a_transfer_that_failed_is_started_again() -> None:
-    rig = in_state(BucketState.OFFERED)
+    rig = in_state(HeldBucketState.OFFERED)
     assert only(rig.tell(TransferEnded(PS, 0, 0, ok=False)), SendGradient) == [SendGradient(PS, 0, 0, 0, TICKET)]
 
 
 def test_a_failed_transfer_of_a_former_step_changes_nothing() -> None:
-    rig = in_state(BucketState.OFFERED)
+    rig = in_state(HeldBucketState.OFFERED)
     _arrive(rig)
     rig.tell(StepBegun(1, RATES))
     assert rig.tell(TransferEnded(PS, 0, 0, ok=False)) == []
-    assert rig.state() == BucketState.HELD.value
+    assert rig.state() == HeldBucketState.HELD.value
 
 
 def test_a_bucket_waits_for_the_end_of_its_former_transfer() -> None:
-    rig = in_state(BucketState.OFFERED)
+    rig = in_state(HeldBucketState.OFFERED)
     _arrive(rig)
     rig.tell(StepBegun(1, RATES))
     rig.hear(PS, Open(1, ()))
@@ -192,7 +194,7 @@ def test_a_bucket_waits_for_the_end_of_its_former_transfer() -> None:
 
 
 def test_an_edited_bucket_is_sent_again_as_the_next_edition_and_sealed_so() -> None:
-    rig = in_state(BucketState.OFFERED)
+    rig = in_state(HeldBucketState.OFFERED)
     rig.produce(0)
     sent = only(rig.tell(TransferEnded(PS, 0, 0, ok=True)), SendGradient)
     assert [effect.edition for effect in sent] == [1]
@@ -201,14 +203,14 @@ def test_an_edited_bucket_is_sent_again_as_the_next_edition_and_sealed_so() -> N
 
 
 def test_that_a_server_has_the_first_edition_does_not_confirm_the_second() -> None:
-    rig = in_state(BucketState.OFFERED)
+    rig = in_state(HeldBucketState.OFFERED)
     rig.produce(0)
     rig.hear(PS, Open(0, (0,)))
-    assert rig.state() == BucketState.PRODUCED.value
+    assert rig.state() == HeldBucketState.PRODUCED.value
 
 
 def test_a_gradient_that_is_still_asked_for_is_sent_again_after_growing_patience() -> None:
-    rig = in_state(BucketState.OFFERED)
+    rig = in_state(HeldBucketState.OFFERED)
     rig.tell(TransferEnded(PS, 0, 0, ok=True))
     for patience in (RESEND_SECONDS, 2 * RESEND_SECONDS):
         rig.now += patience - 0.1
@@ -219,7 +221,7 @@ def test_a_gradient_that_is_still_asked_for_is_sent_again_after_growing_patience
 
 
 def test_an_open_of_a_former_step_is_dropped() -> None:
-    rig = in_state(BucketState.OFFERED)
+    rig = in_state(HeldBucketState.OFFERED)
     assert rig.hear(PS, Open(INITIAL_STEP, ())) == []
     assert rig.drops() == ["stale open"]
 
@@ -232,7 +234,7 @@ def test_a_server_that_is_two_steps_ahead_has_broken_the_protocol() -> None:
 
 
 def test_the_next_step_may_be_opened_before_it_is_begun() -> None:
-    rig = in_state(BucketState.CONFIRMED, eager=True)
+    rig = in_state(HeldBucketState.CONFIRMED, eager=True)
     rig.tell(TransferEnded(PS, 0, 0, ok=True))
     rig.hear(PS, Open(1, ()))
     rig.tell(VersionArrived(PS, 1, 0))
@@ -246,7 +248,7 @@ def test_messages_of_another_life_of_a_server_are_ignored() -> None:
     rig.produce(0)
     rig.hear(PS, Grant(TICKET), incarnation=life(PS) + 1)
     assert rig.hear(PS, Open(0, ()), incarnation=life(PS) + 1) == []
-    assert rig.state() == BucketState.PRODUCED.value
+    assert rig.state() == HeldBucketState.PRODUCED.value
 
 
 def test_after_a_new_link_everything_the_server_must_know_is_said_again() -> None:
@@ -283,7 +285,7 @@ def test_an_absent_bucket_is_told_to_its_own_server_only() -> None:
     sealed = rig.tell(Sealed(0, (1,), ()))
     assert [seal.absent for seal in messages_to(sealed, server(0), Seal)] == [()]
     assert [seal.absent for seal in messages_to(sealed, server(1), Seal)] == [(1,)]
-    assert rig.state(1) == BucketState.CONFIRMED.value
+    assert rig.state(1) == HeldBucketState.CONFIRMED.value
 
 
 def test_an_eager_worker_without_absent_buckets_needs_no_seal() -> None:
@@ -295,7 +297,7 @@ def test_an_eager_worker_without_absent_buckets_needs_no_seal() -> None:
 
 def test_an_eager_bucket_can_neither_be_edited_nor_taken_back() -> None:
     """The server may have applied it: a second edition would be refused there, and the edit lost in silence."""
-    rig = in_state(BucketState.OFFERED, eager=True)
+    rig = in_state(HeldBucketState.OFFERED, eager=True)
     with pytest.raises(LocalProtocolError, match="bucket 0 of step 0 was produced again after it may have been"):
         rig.produce(0)
     with pytest.raises(LocalProtocolError, match="bucket 0 of step 0 was taken back after it may have been"):
@@ -367,7 +369,7 @@ def test_a_link_that_comes_before_the_model_is_used_once_the_model_is_there() ->
 
 
 def test_the_life_of_a_gradient_is_in_the_journal() -> None:
-    rig = in_state(BucketState.OFFERED, eager=True)
+    rig = in_state(HeldBucketState.OFFERED, eager=True)
     rig.tell(TransferEnded(PS, 0, 0, ok=True))
     rig.tell(VersionArrived(PS, 1, 0))
     seen = [r.happening for r in rig.journal if r.step in (0, 1) and r.bucket == 0]

@@ -12,6 +12,7 @@ from lockstep.protocol.ids import INITIAL_STEP, JobId, TaskId
 from lockstep.protocol.journal import Journal
 from lockstep.protocol.ledger import Ledger, WorkerSide
 from lockstep.protocol.messages import Applied, Commit
+from lockstep.protocol.recovery import Beginning
 from lockstep.protocol.server import ServerMachine
 from lockstep.protocol.timing import RESEND_SECONDS
 from lockstep.protocol.worker import WorkerMachine
@@ -190,8 +191,10 @@ class Plant(MachineMaker):
         self._plant(machine)
         return machine
 
-    def coordinator(self, scenario: Scenario, job: JobId, journal: Journal, now: float) -> CoordinatorMachine:
-        machine = super().coordinator(scenario, job, journal, now)
+    def coordinator(
+        self, scenario: Scenario, job: JobId, journal: Journal, now: float, beginning: Beginning
+    ) -> CoordinatorMachine:
+        machine = super().coordinator(scenario, job, journal, now, beginning)
         self._plant(machine)
         return machine
 

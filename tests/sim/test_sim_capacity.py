@@ -8,12 +8,12 @@ import pytest
 
 from lockstep.protocol.ids import ClusterShape, server, worker
 from lockstep.protocol.messages import ParameterEntry
-from lockstep.sim.capacity import PARTS, Case, enough, growth_cases, measure, server_cases
+from lockstep.sim.capacity import PARTS, CapacityCase, enough, growth_cases, measure, server_cases
 from lockstep.sim.nic import Queue, adapters
 
 MIB = 1 << 20
 EIGHT = tuple(ParameterEntry(f"p{i}", MIB // 4, "float32", 0) for i in range(8))
-PLAIN = Case(
+PLAIN = CapacityCase(
     workers=4,
     servers=2,
     parameters=EIGHT,

@@ -36,14 +36,14 @@ from lockstep.sim.faults import (
     parse_fault,
     to_text,
 )
-from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, Span, TrainingProfile
+from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, SecondsRange, TrainingProfile
 
 PS0, PS1, W0, W1 = str(server(0)), str(server(1)), str(worker(0)), str(worker(1))
 SCENARIO = Scenario(
     seed=5,
     servers=2,
     workers=3,
-    training=TrainingProfile(steps=6, forward=Span(0.3, 0.5)),
+    training=TrainingProfile(steps=6, forward=SecondsRange(0.3, 0.5)),
     network=NetworkProfile(quiet_after=0.0),
     startup_timeout=40.0,
     patience=150.0,
@@ -151,7 +151,7 @@ def test_faults_of_a_real_cluster_have_the_same_printed_form() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "a fault is a JSON object"),
+        ("{", "a fault must be a JSON object"),
         ('{"fault": "Nothing"}', "the simulator also has: Crash, Pause, Partition"),
         ('{"fault": "Pause", "task": 3}', "Pause.task must be of type str"),
         ('{"fault": "Pause", "task": "x"}', "Pause lacks a field"),

@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.sim.draw import Size
 from lockstep.sim.explore import play_seed
-from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, Span, TrainingProfile
+from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, SecondsRange, TrainingProfile
 from lockstep.sim.violation import Violation
 from lockstep.sim.world import World
 from sim import mutants
@@ -21,10 +21,10 @@ BAD = NetworkProfile(
 )
 IN_PLACE = NetworkProfile(lent_in_place=True, duplicate_chance=0.1, quiet_after=40.0)
 DOUBLING = NetworkProfile(late_chance=0.05, in_order=False, duplicate_chance=0.2, quiet_after=40.0)
-BREAKING = NetworkProfile(reset_chance=0.1, max_resets=1000, reopen=Span(0.01, 0.1), quiet_after=40.0)
+BREAKING = NetworkProfile(reset_chance=0.1, max_resets=1000, reopen=SecondsRange(0.01, 0.1), quiet_after=40.0)
 PLAIN = TrainingProfile()
 EDITING = TrainingProfile(edit_chance=0.5, rates_at_seal=True)
-SLOW_BACKWARD = TrainingProfile(backward=Span(0.0, 3.0), rates_at_seal=True)
+SLOW_BACKWARD = TrainingProfile(backward=SecondsRange(0.0, 3.0), rates_at_seal=True)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ PLANTED = [
     Planted(mutants.CommitsEarly, "committed"),
     Planted(mutants.SaysTheEndOnce, LATE, network=BREAKING, training=TrainingProfile(steps=1)),
     Planted(mutants.ForgetsWhatWasInFlight, LATE),
-    Planted(mutants.TakesAnyVersion, "which nobody has made"),
+    Planted(mutants.TakesAnyVersion, "which was never made"),
     Planted(mutants.SaysFormerRates, "the chief said", Mode.SEALED, training=SLOW_BACKWARD),
 ]
 

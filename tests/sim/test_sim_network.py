@@ -15,8 +15,8 @@ from lockstep.sim.agenda import Agenda
 from lockstep.sim.dice import Dice
 from lockstep.sim.memory import Cell, GradientTag
 from lockstep.sim.network import Link, Network
-from lockstep.sim.scenario import NetworkProfile, Span
-from lockstep.sim.transfers import Copy, Lanes, Loan, Parcel, Route
+from lockstep.sim.scenario import NetworkProfile, SecondsRange
+from lockstep.sim.transfers import Copy, Lanes, Parcel, Route, SimulatedLoan
 
 PS, W = server(0), worker(0)
 
@@ -80,7 +80,7 @@ def test_a_message_to_a_link_that_is_not_up_is_dropped() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_nothing_is_told_before_the_link_is_up_at_that_end(seed: int) -> None:
-    made = wire(seed, NetworkProfile(latency=Span(0.0, 1.0), in_order=False))
+    made = wire(seed, NetworkProfile(latency=SecondsRange(0.0, 1.0), in_order=False))
     sent = 0
     while len(made.agenda):
         made.agenda.run_next()
@@ -92,7 +92,7 @@ def test_nothing_is_told_before_the_link_is_up_at_that_end(seed: int) -> None:
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_messages_keep_their_order_only_where_the_link_promises_it(in_order: bool) -> None:
-    made = up(profile=NetworkProfile(latency=Span(0.0, 1.0), in_order=in_order))
+    made = up(profile=NetworkProfile(latency=SecondsRange(0.0, 1.0), in_order=in_order))
     for number in range(20):
         made.link.send(W, Done(number))
     made.run()
@@ -110,7 +110,7 @@ def test_messages_are_doubled_as_often_as_asked() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_after_a_reset_each_end_is_told_once_and_the_link_comes_back(seed: int) -> None:
-    made = up(seed, NetworkProfile(latency=Span(0.0, 1.0)))
+    made = up(seed, NetworkProfile(latency=SecondsRange(0.0, 1.0)))
     for number in range(20):
         made.link.send(W, Done(number))
     made.link.reset("cut")
@@ -123,7 +123,7 @@ def test_after_a_reset_each_end_is_told_once_and_the_link_comes_back(seed: int) 
 
 
 def test_nothing_of_a_session_arrives_in_the_next_one() -> None:
-    made = up(profile=NetworkProfile(latency=Span(0.0, 5.0), in_order=False, reopen=Span(0.0, 0.0)))
+    made = up(profile=NetworkProfile(latency=SecondsRange(0.0, 5.0), in_order=False, reopen=SecondsRange(0.0, 0.0)))
     for number in range(50):
         made.link.send(W, Done(number))
     made.link.reset("cut")
@@ -133,7 +133,7 @@ def test_nothing_of_a_session_arrives_in_the_next_one() -> None:
 
 
 def test_what_a_task_says_before_it_leaves_in_order_arrives_before_its_loss() -> None:
-    made = up(profile=NetworkProfile(latency=Span(0.0, 5.0), in_order=False))
+    made = up(profile=NetworkProfile(latency=SecondsRange(0.0, 5.0), in_order=False))
     for number in range(20):
         made.link.send(W, Done(number))
     made.link.close(W, "left", orderly=True)
@@ -172,7 +172,7 @@ def copy(made: Wire, step: int, source: Cell, target: Cell, lanes: Lanes, arrive
 @pytest.mark.parametrize("torn", [True, False])
 @pytest.mark.parametrize("seed", range(10))
 def test_copies_into_the_same_bytes_land_in_the_order_in_which_they_were_started(seed: int, torn: bool) -> None:
-    made = up(seed, NetworkProfile(latency=Span(0.0, 1.0), transfer_failure_chance=0.3, torn=torn))
+    made = up(seed, NetworkProfile(latency=SecondsRange(0.0, 1.0), transfer_failure_chance=0.3, torn=torn))
     target, lanes = cell(), Lanes()
     delivered: list[int] = []
     for step in range(5):
@@ -188,7 +188,7 @@ def test_copies_into_the_same_bytes_land_in_the_order_in_which_they_were_started
 def test_a_source_that_changes_on_the_way_arrives_torn() -> None:
     torn = 0
     for seed in range(30):
-        made = up(seed, NetworkProfile(latency=Span(0.0, 1.0)))
+        made = up(seed, NetworkProfile(latency=SecondsRange(0.0, 1.0)))
         source, target = cell(tag(0)), cell()
         started = copy(made, 0, source, target, Lanes(), lambda: None)
         while started.reads:
@@ -201,7 +201,7 @@ def test_a_source_that_changes_on_the_way_arrives_torn() -> None:
 
 
 def test_a_copy_over_a_link_that_breaks_is_neither_reported_nor_read_any_more() -> None:
-    made = up(profile=NetworkProfile(latency=Span(0.5, 1.0)))
+    made = up(profile=NetworkProfile(latency=SecondsRange(0.5, 1.0)))
     arrived: list[int] = []
     started = copy(made, 0, cell(tag(0)), cell(), Lanes(), lambda: arrived.append(1))
     made.link.close(W, "killed", orderly=False)
@@ -214,8 +214,8 @@ def test_a_copy_over_a_link_that_breaks_is_neither_reported_nor_read_any_more() 
 @pytest.mark.parametrize("doubled", [False, True])
 def test_a_loan_is_over_for_its_owner_when_all_of_it_is_released(doubled: bool) -> None:
     made = up(profile=NetworkProfile(duplicate_chance=1.0 if doubled else 0.0))
-    lent: list[Loan] = []
-    Loan(made.network, made.route(), Parcel(3, 0), cell(tag(3)), lent.append).start()
+    lent: list[SimulatedLoan] = []
+    SimulatedLoan(made.network, made.route(), Parcel(3, 0), cell(tag(3)), lent.append).start()
     made.run()
     assert len(lent) == 1 + doubled
     for loan in lent:

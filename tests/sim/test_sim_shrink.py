@@ -16,7 +16,7 @@ from lockstep.sim.explore import play_seed
 from lockstep.sim.faults import parse_fault
 from lockstep.sim.scenario import Mishap
 from lockstep.sim.shrink import Recipe, Shrinker, fewest
-from lockstep.sim.violation import Broken, Rule, Violation, with_story
+from lockstep.sim.violation import BrokenRule, Rule, Violation, with_story
 from sim import mutants
 from sim.mutants import Plant
 
@@ -35,7 +35,7 @@ def test_violations_of_one_rule_are_alike_whatever_they_say() -> None:
 def test_a_machines_own_rules_are_told_apart_by_where_they_are_checked() -> None:
     """They have no other name than their line of code."""
 
-    def checked(number: int) -> Broken:
+    def checked(number: int) -> BrokenRule:
         try:
             assert number % 2, f"{number} is even"
             assert number < 0, f"{number} is positive"
@@ -51,13 +51,13 @@ def test_a_machines_own_rules_are_told_apart_by_where_they_are_checked() -> None
 def test_a_violation_comes_whole_out_of_another_process() -> None:
     found = pickle.loads(pickle.dumps(with_story(Violation(Rule.NO_END, "it goes on"), "at 1.0 s")))
     assert isinstance(found, Violation)
-    assert (found.broken, str(found)) == (Broken(Rule.NO_END), "it goes on\nat 1.0 s")
+    assert (found.broken, str(found)) == (BrokenRule(Rule.NO_END), "it goes on\nat 1.0 s")
 
 
 def test_a_run_that_breaks_a_rule_is_not_sound_although_nothing_is_said_of_it() -> None:
     played = play_seed(0, Size(1, 1, 1), faults=())
     assert played.sound
-    assert not replace(played, broken=Broken(Rule.NO_END), violation="").sound
+    assert not replace(played, broken=BrokenRule(Rule.NO_END), violation="").sound
 
 
 def test_a_failing_run_shrinks_to_a_short_plan_that_fails_in_the_same_way() -> None:
@@ -99,5 +99,5 @@ def test_a_run_by_its_own_mishaps_is_the_same_run() -> None:
 
 @pytest.mark.parametrize("text", ["late", "late,a,b,x", "late,a,b,1,2,3"])
 def test_what_is_no_mishap_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no mishap like"):
+    with pytest.raises(ValueError, match="is not a mishap like"):
         Mishap.parse(text)

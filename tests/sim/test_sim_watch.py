@@ -15,8 +15,8 @@ from lockstep.sim.evidence import evidence_of
 from lockstep.sim.explore import play
 from lockstep.sim.faults import AnyFault, Pause
 from lockstep.sim.planting import plant, run_until
-from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, Span, TrainingProfile
-from lockstep.sim.watch import Watch
+from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, SecondsRange, TrainingProfile
+from lockstep.sim.watch import SimulatedWatchdog
 from lockstep.sim.world import World
 
 PS0, W1 = str(server(0)), str(worker(1))
@@ -24,16 +24,16 @@ SCENARIO = Scenario(
     seed=2,
     servers=2,
     workers=3,
-    training=TrainingProfile(steps=8, forward=Span(0.3, 0.5)),
+    training=TrainingProfile(steps=8, forward=SecondsRange(0.3, 0.5)),
     network=NetworkProfile(quiet_after=0.0),
     startup_timeout=40.0,
 )
 
 
-def watched(*faults: AnyFault, scenario: Scenario = SCENARIO) -> tuple[World, Watch]:
+def watched(*faults: AnyFault, scenario: Scenario = SCENARIO) -> tuple[World, SimulatedWatchdog]:
     world = World(scenario)
     plant(world, faults)
-    watch = Watch(world)
+    watch = SimulatedWatchdog(world)
     watch.begin()
     return world, watch
 

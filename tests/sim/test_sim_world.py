@@ -14,9 +14,9 @@ from lockstep.protocol.ids import worker as worker_id
 from lockstep.protocol.machine import State, Trigger, advance
 from lockstep.protocol.messages import ParameterEntry, Setting
 from lockstep.sim.network import linked_pairs
-from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, Span, TrainingProfile
+from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, SecondsRange, TrainingProfile
 from lockstep.sim.violation import Violation
-from lockstep.sim.world import Result, World
+from lockstep.sim.world import RunResult, World
 
 BAD = NetworkProfile(
     late_chance=0.05,
@@ -27,7 +27,7 @@ BAD = NetworkProfile(
     quiet_after=60.0,
 )
 RICH = TrainingProfile(absent_chance=0.1, edit_chance=0.4, withdraw_chance=0.2, rates_at_seal=True)
-SLOW = replace(RICH, backward=Span(0.0, 3.0))
+SLOW = replace(RICH, backward=SecondsRange(0.0, 3.0))
 
 TOLD_TWICE = {
     ("lockstep.protocol.member", "joining", "the coordinator can be reached"),
@@ -36,7 +36,7 @@ TOLD_TWICE = {
 """Rows for a link of which a task is told twice; the runtime does not do that, and neither does the simulator."""
 
 
-def run(seed: int, **changes: object) -> Result:
+def run(seed: int, **changes: object) -> RunResult:
     scenario = Scenario(seed=seed, servers=2, workers=2, network=BAD, training=RICH)
     return World(replace(scenario, **changes)).run()  # type: ignore[arg-type]
 
@@ -68,10 +68,10 @@ def test_every_row_of_every_table_is_walked_by_some_run(monkeypatch: pytest.Monk
     rows = {
         (table_of.__name__, state.value, trigger.value)
         for table_of, table in (
-            (holdings, holdings.BUCKET_TRANSITIONS),
-            (ledger, ledger.BUCKET_TRANSITIONS),
-            (job, job.PHASE_TRANSITIONS),
-            (member, member.PHASE_TRANSITIONS),
+            (holdings, holdings.HELD_BUCKET_TRANSITIONS),
+            (ledger, ledger.SERVED_BUCKET_TRANSITIONS),
+            (job, job.JOB_PHASE_TRANSITIONS),
+            (member, member.MEMBER_PHASE_TRANSITIONS),
         )
         for state, trigger in table
     }

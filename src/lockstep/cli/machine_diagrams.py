@@ -20,10 +20,10 @@ the states above each table. `docs/recovery.md` describes how incarnations of ta
 """
 
 _DRAWN: tuple[tuple[str, str, Any], ...] = (
-    ("The coordinator's phase", "protocol/job.py", coordinator.PHASE_TRANSITIONS),
-    ("A task's membership", "protocol/member.py", member.PHASE_TRANSITIONS),
-    ("A bucket on a server", "protocol/ledger.py", ledger.BUCKET_TRANSITIONS),
-    ("A bucket on a worker", "protocol/holdings.py", holdings.BUCKET_TRANSITIONS),
+    ("The coordinator's phase", "protocol/job.py", coordinator.JOB_PHASE_TRANSITIONS),
+    ("A task's membership", "protocol/member.py", member.MEMBER_PHASE_TRANSITIONS),
+    ("A bucket on a server", "protocol/ledger.py", ledger.SERVED_BUCKET_TRANSITIONS),
+    ("A bucket on a worker", "protocol/holdings.py", holdings.HELD_BUCKET_TRANSITIONS),
 )
 
 

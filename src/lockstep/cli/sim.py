@@ -19,10 +19,10 @@ How long does a step take, and how many servers does this network need?
   --model=NAME           whose parameters travel (resnet50); --model_mb=N: N MiB of parameters instead
   --compute_ms=T         forward and backward of one worker, in milliseconds (300)
   --jitter=SHARE         how much longer the slowest worker computes (0.05)
-  --gbit=RATE            gigabits a second of each host's adapter, in each direction (25)
+  --gbit=RATE            gigabits per second of each host's adapter, in each direction (25)
   --latency_us=T         one way (50)
   --bucket_mb=N          size of a bucket in MiB (4)
-  --store_gb=RATE        gigabytes a second that a server reads and writes in its updates (4)
+  --store_gb=RATE        gigabytes per second that a server reads and writes in its updates (4)
   --loop_us=T            what one event costs a task's loop (30)
   --shared_hosts         server i lives on the host of worker i and shares its adapter
   --enough=SHARE         for --ps=search: this much of the best speed is enough (0.95)
@@ -75,7 +75,7 @@ _OF_CAPACITY_TOO = ("enough", "growth", "plot", "shared_hosts")
 
 @dataclass(slots=True)
 class Asked:
-    """What a command line says."""
+    """The parsed command line."""
 
     numbers: dict[str, float] = field(default_factory=dict)
     texts: dict[str, list[str]] = field(default_factory=dict)
@@ -118,7 +118,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> Asked:
-    """What a command line asks for. BadInput says what is wrong with it."""
+    """Parse a command line; BadInput says what is wrong with it."""
     if not argv or any(word in ("-h", "--help") for word in argv):
         raise HelpAsked(_HELP)
     asked = Asked()
@@ -145,7 +145,7 @@ def _take(words: list[str]) -> tuple[str, str]:
     if not word.startswith("--") or name not in known:
         alike = nearest(f"--{name}", [f"--{one}" for one in known])
         remedy = did_you_mean(alike) if alike else "'lockstep sim --help' lists the flags."
-        raise BadInput(f"{word!r} is no flag of 'lockstep sim'; {remedy}")
+        raise BadInput(f"{word!r} is not a flag of 'lockstep sim'; {remedy}")
     if name in _SWITCHES:
         return name, ""
     if not equals:

@@ -12,7 +12,7 @@ from lockstep.cli.sim_search import progress
 from lockstep.errors import BadInput
 from lockstep.protocol.messages import ParameterEntry
 from lockstep.protocol.plan import ALIGNMENT, aligned
-from lockstep.sim.capacity import PARTS, Case, Measured, enough, growth_cases, measure, server_cases
+from lockstep.sim.capacity import PARTS, CapacityCase, CapacityMeasurement, enough, growth_cases, measure, server_cases
 from lockstep.sim.pool import parallel
 
 MEBIBYTE = 1 << 20
@@ -41,8 +41,8 @@ def run_capacity(asked: Asked) -> int:
 # -- the case --
 
 
-def _case(asked: Asked, servers: int) -> Case:
-    return Case(
+def _case(asked: Asked, servers: int) -> CapacityCase:
+    return CapacityCase(
         workers=asked.whole("workers", 8),
         servers=servers,
         steps=asked.whole("steps", 3),
@@ -59,7 +59,7 @@ def _case(asked: Asked, servers: int) -> Case:
 
 
 def _parameters(asked: Asked) -> tuple[ParameterEntry, ...]:
-    """The real list of a built-in model, or so many MiB in rows of 1 MiB."""
+    """The real list of a built-in model, or that many MiB in rows of 1 MiB."""
     if "model_mb" in asked.numbers:
         elements = max(1, int(asked.number("model_mb", 0.0) * MEBIBYTE / 4))
         sizes = [_ROW_ELEMENTS] * (elements // _ROW_ELEMENTS) + [elements % _ROW_ELEMENTS] * (
@@ -94,8 +94,8 @@ def parameters_of(model: str) -> tuple[ParameterEntry, ...]:
 # -- measuring --
 
 
-def _measure_all(asked: Asked, cases: Sequence[Case], what: str) -> list[Measured]:
-    measured: list[Measured] = []
+def _measure_all(asked: Asked, cases: Sequence[CapacityCase], what: str) -> list[CapacityMeasurement]:
+    measured: list[CapacityMeasurement] = []
     with progress(len(cases), what) as step:
         for one in parallel(measure, [(case,) for case in cases], asked.whole("processes", 2)):
             measured.append(one)
@@ -103,7 +103,7 @@ def _measure_all(asked: Asked, cases: Sequence[Case], what: str) -> list[Measure
     return measured
 
 
-def _report(asked: Asked, case: Case) -> dict[str, Any]:
+def _report(asked: Asked, case: CapacityCase) -> dict[str, Any]:
     grown = {} if asked.text("growth", "yes") == "no" else growth_cases(case)
     # The point that all three series share is measured once.
     cases = list(dict.fromkeys([case, *(one for series in grown.values() for one in series)]))
@@ -115,7 +115,7 @@ def _report(asked: Asked, case: Case) -> dict[str, Any]:
     }
 
 
-def _search(asked: Asked, case: Case) -> dict[str, Any]:
+def _search(asked: Asked, case: CapacityCase) -> dict[str, Any]:
     most = min(_MOST_SERVERS, max(1, len(case.plan().buckets)))
     rows = _measure_all(asked, server_cases(case, most), "simulating")
     share = asked.number("enough", 0.95)
@@ -129,7 +129,7 @@ def _search(asked: Asked, case: Case) -> dict[str, Any]:
     }
 
 
-def _case_fields(one: Measured) -> dict[str, Any]:
+def _case_fields(one: CapacityMeasurement) -> dict[str, Any]:
     case = one.case
     return {
         "workers": case.workers,
@@ -148,7 +148,7 @@ def _case_fields(one: Measured) -> dict[str, Any]:
     }
 
 
-def _fields(one: Measured) -> dict[str, Any]:
+def _fields(one: CapacityMeasurement) -> dict[str, Any]:
     return {
         "workers": one.case.workers,
         "servers": one.case.servers,

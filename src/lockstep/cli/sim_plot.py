@@ -1,4 +1,4 @@
-"""The picture of ``lockstep sim``: a step by part, over workers, servers and bandwidth. Needs matplotlib."""
+"""The chart of ``lockstep sim``: a step by part, over workers, servers and bandwidth. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _COLOURS = ("#2a6fdb", "#8fb4ee", "#e08a2b", "#6b9e5c", "#b05c9a")
 
 
 def draw(report: Mapping[str, Any], path: str) -> None:
-    """Write a PNG: one column a case, cut into the parts of its step."""
+    """Write a PNG: one column per case, cut into the parts of its step."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

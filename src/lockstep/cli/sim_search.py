@@ -219,7 +219,7 @@ def _write(asked: Asked, fields: dict[str, Any], text: str) -> None:
 
 @contextmanager
 def progress(total: int | None, what: str) -> Iterator[Callable[[], None]]:
-    """A bar on a terminal, nothing elsewhere; the function that is given moves it on by one."""
+    """A progress bar on a terminal, nothing elsewhere; the function that is yielded advances it by one."""
     if not sys.stderr.isatty():
         yield lambda: None
         return

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from lockstep.diagnose import phrases
 from lockstep.protocol.activity import Code, Doing
 from lockstep.protocol.causes import Cause
-from lockstep.protocol.holdings import BucketState
+from lockstep.protocol.holdings import HeldBucketState
 from lockstep.protocol.parts import Part
 from lockstep.protocol.waits import WaitKind
 
@@ -183,7 +183,7 @@ class SpanView:
 class BucketView:
     """A bucket in the books of a worker or a server."""
 
-    state: BucketState | None
+    state: HeldBucketState | None
     """Of a worker's bucket; a server's has other states, which no rule asks for."""
     version: int
     busy: bool
@@ -456,7 +456,7 @@ def _worker_side(one: Mapping[str, Any]) -> WorkerSideView:
 
 def _bucket(one: Mapping[str, Any]) -> BucketView:
     return BucketView(
-        _member(BucketState, one.get("state"), None),
+        _member(HeldBucketState, one.get("state"), None),
         _whole(one.get("version"), -2),
         one.get("busy") is True,
         _lines(one.get("arrived")),

@@ -8,7 +8,7 @@ from lockstep.diagnose.evidence import is_worker
 from lockstep.diagnose.views import LinkView, MainView, TaskView
 from lockstep.protocol.activity import TRAINING, Code, Doing, TaskPhase
 from lockstep.protocol.causes import Cause
-from lockstep.protocol.holdings import BucketState
+from lockstep.protocol.holdings import HeldBucketState
 from lockstep.protocol.timing import STUCK_SECONDS
 from lockstep.protocol.waits import WaitKind
 
@@ -165,7 +165,7 @@ def deadlock(case: Case) -> Proof | None:
     if view.main.seconds < SETTLED * case.evidence.patience or view.loop_queued:
         return None  # it has just come to the wait; its gradients may be on their way to its own loop
     bucket = view.buckets.get(case.bucket)
-    if bucket is None or bucket.state is not BucketState.HELD or view.wants_version <= case.step:
+    if bucket is None or bucket.state is not HeldBucketState.HELD or view.wants_version <= case.step:
         return None
     what = phrases.waits_for_what_it_must_make(case.on, view.wants_version, case.step)
     said = (

@@ -1,4 +1,4 @@
-"""What a training thread does, in its own word, and whose code it is in."""
+"""What a training thread reports that it is doing, and whose code it is in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Doing(StrEnum):
-    """What the training thread of a task says it does."""
+    """What the training thread of a task reports that it is doing."""
 
     STARTING = "starting"
     COMPUTING = "computing"
@@ -16,15 +16,15 @@ class Doing(StrEnum):
     CHECKPOINT = "checkpoint"
     FINISHING = "finishing"
     NOTHING = ""
-    """A task without a training thread, or one that does not tell."""
+    """A task without a training thread, or one that does not report."""
 
 
 TRAINING = frozenset({Doing.USER_CODE, Doing.COMPUTING})
-"""The thread is in the program's own hands."""
+"""The thread runs the program's own code."""
 
 
 class TaskPhase(StrEnum):
-    """Where a task is in its life."""
+    """How far a task has come."""
 
     STARTING = "starting"
     IMPORTING_TORCH = "importing torch"

@@ -1,7 +1,7 @@
 """The machine of one server without synchronisation: each worker's gradient is applied by itself, as it comes.
 
 Every worker has a step of its own. A bucket is updated for one worker at a time, from one slot of the store to the
-other, and the new value goes back to the worker whose gradient made it. Nothing is committed, nobody waits for anybody
+other, and the new value goes back to the worker whose gradient made it. Nothing is committed, no task waits for any
 else, and so the result depends on the order of arrival: that is what ``--cross_replica_sync=False`` asks for.
 """
 
@@ -13,7 +13,7 @@ from lockstep.protocol.effects import Apply, Effect, GiveBack
 from lockstep.protocol.events import BucketApplied, GradientArrived, Prepared
 from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, ClusterShape, Step, TaskId
 from lockstep.protocol.journal import Happening, Journal
-from lockstep.protocol.ledger import NO_GRADIENT, Arrival, BucketState, Ledger, WorkerSide, sealed_edition
+from lockstep.protocol.ledger import NO_GRADIENT, Arrival, Ledger, ServedBucketState, WorkerSide, sealed_edition
 from lockstep.protocol.messages import Done, GroupRates, Rates, Seal
 from lockstep.protocol.server import ServerMachine
 
@@ -26,9 +26,9 @@ class AsyncServerMachine(ServerMachine):
         self._steps: dict[tuple[TaskId, BucketId], Step] = {}
         """The step whose gradient is expected next, for each worker and bucket."""
         self._queues: dict[BucketId, deque[tuple[TaskId, int]]] = {}
-        """Gradients that may be applied, with their arrival numbers, in the order in which they became so."""
+        """Gradients that may be applied, with their arrival numbers, in the order in which they became applicable."""
         self._unsealed: dict[tuple[TaskId, BucketId], Arrival] = {}
-        """Gradients that are here and may still be edited: nobody behind them in a queue has to wait for that."""
+        """Gradients that are here and may still be edited; kept out of the queue so that none has to wait for them."""
         self._slots: dict[BucketId, int] = {}
         """Which slot of the store holds the newest value of each bucket."""
         self._latest_rates: Rates | None = None
@@ -71,7 +71,7 @@ class AsyncServerMachine(ServerMachine):
         return effects
 
     def _settle(self, side: WorkerSide, ledger: Ledger, now: float) -> list[Effect]:
-        """The worker has sealed its step: what is here gets in line, or goes back where it is not what was sealed."""
+        """The worker has sealed its step: what is here is queued, or goes back if it is not what was sealed."""
         assert side.seal is not None
         bucket = ledger.bucket
         final = sealed_edition(side.seal, self._steps[side.id, bucket], bucket)
@@ -94,14 +94,14 @@ class AsyncServerMachine(ServerMachine):
         return self._deliver(side, ledger, now) + self._open_next(side, now)
 
     def _on_rates(self, side: WorkerSide, rates: Rates, now: float) -> list[Effect]:
-        # There is no common step: whatever the chief said last holds for everybody.
+        # There is no common step: the chief's latest rates apply to every worker.
         if side.id != CHIEF or (self._latest_rates is not None and rates.step <= self._latest_rates.step):
             return []
         self._latest_rates = rates
         return self._apply_all_possible(now)
 
     def _known_rates(self) -> tuple[GroupRates, ...] | None:
-        """What the chief said last; None where it has yet to speak; nothing, for the numbers that the optimizers were
+        """The chief's latest rates; None where it has not sent any yet; empty, for the numbers that the optimizers were
         announced with, where it has left without a step."""
         if self._latest_rates is not None:
             return self._latest_rates.groups
@@ -153,9 +153,9 @@ class AsyncServerMachine(ServerMachine):
         queue = self._queues[ledger.bucket]
         target = 1 - self._slots[ledger.bucket]
         rates = self._known_rates()
-        if ledger.state is BucketState.APPLYING or not queue or rates is None or ledger.readers[target]:
+        if ledger.state is ServedBucketState.APPLYING or not queue or rates is None or ledger.readers[target]:
             return []
-        ledger.state = BucketState.APPLYING
+        ledger.state = ServedBucketState.APPLYING
         worker, arrival = queue[0]
         step = self._steps[worker, ledger.bucket]
         self._journal.record(now, Happening.CONSUMED, step, ledger.bucket, worker)
@@ -167,7 +167,7 @@ class AsyncServerMachine(ServerMachine):
         if event.step == INITIAL_STEP:
             return super()._on_bucket_applied(event, now)
         ledger = self._ledgers[event.bucket]
-        ledger.state = BucketState.COLLECTING
+        ledger.state = ServedBucketState.COLLECTING
         self._slots[event.bucket] ^= 1
         worker, _ = self._queues[event.bucket].popleft()
         side = self._workers[worker]

@@ -1,4 +1,4 @@
-"""Why something ended, as values: the cause decides what follows, its text only tells people.
+"""Why something ended, as values: the cause decides what follows, its text is only for people.
 
 No exit code, verdict or retry ever depends on the text: it may be reworded, or be empty, and everything goes on as
 before (``tests/drill/test_bare_phrases.py`` runs the drills without any).
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class Cause(StrEnum):
-    """Why a job stands still or has ended; the value is what a report shows."""
+    """Why a job is stuck or has ended; the value is what a report shows."""
 
     NEVER_STARTED = "never started"
     DEAD = "dead"
@@ -44,7 +44,7 @@ class Cause(StrEnum):
 
 
 WARNINGS = frozenset({Cause.SLOW_LINK, Cause.STRAGGLER, Cause.OVERLOADED_SERVER})
-"""The job goes on, only slower."""
+"""The job continues, only slower."""
 
 CANNOT_HEAL = frozenset(
     {
@@ -62,10 +62,10 @@ CANNOT_HEAL = frozenset(
         Cause.DEADLOCK,
     }
 )
-"""Waiting longer changes nothing. The others may end by themselves: a debugger lets go, a network comes back."""
+"""Waiting longer changes nothing. The others may end on their own: a debugger detaches, a network comes back."""
 
 LOSSES = frozenset({Cause.DEAD, Cause.OUT_OF_MEMORY, Cause.STALE_INCARNATION})
-"""A life is over: whether the job is, too, depends on what it does about losses."""
+"""An incarnation is over; whether the job is over, too, depends on what it does about losses."""
 
 FINAL_REFUSALS = frozenset({Cause.MISMATCH, Cause.LEFTOVER_SERVER})
 """Another version, another token, or the server of another job: asking again changes nothing."""
@@ -75,17 +75,17 @@ class Source(StrEnum):
     """Who has established a cause."""
 
     TASK = "task"
-    """The task that failed says so itself."""
+    """The task that failed reports it itself."""
     RULE = "rule"
     """The machines: a proven death, a refusal, a comparison."""
     VERDICT = "verdict"
-    """A watchdog, from everybody's evidence; the report is out already."""
+    """A watchdog, from the evidence of all tasks; the report has been printed already."""
     STALL = "stall"
-    """A watchdog, because nothing moved for too long; the report is out already."""
+    """A watchdog, because nothing moved for too long; the report has been printed already."""
 
 
 class ReportKind(StrEnum):
-    """How much is known when a watchdog speaks."""
+    """How much is known when a watchdog reports."""
 
     NOTICE = "notice"
     VERDICT = "verdict"
@@ -99,12 +99,12 @@ class ReportKind(StrEnum):
 WITH_FILES = frozenset({ReportKind.VERDICT, ReportKind.STALL})
 """Reports that leave files behind."""
 SPOKEN = frozenset({ReportKind.NOTICE, *WITH_FILES})
-"""What a watchdog says of its own accord."""
+"""What a watchdog reports without being asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a life, a link or a job ended. ``peer`` is the other task that it is about, where there is one; ``host``,
+    """Why an incarnation, a link or a job ended. ``peer`` is the other task involved, if there is one; ``host``,
     ``pid`` and ``exit_code`` (-9: killed by signal 9) are of the process that ended, where they are known."""
 
     cause: Cause
@@ -117,12 +117,12 @@ class Reason:
 
     @property
     def reported(self) -> bool:
-        """A watchdog has told everybody already, in a whole report."""
+        """A watchdog has already printed a whole report."""
         return self.source in (Source.VERDICT, Source.STALL)
 
     @property
     def own_error(self) -> bool:
-        """The task that failed said so itself: exit code 1, and not 3."""
+        """The task that failed reported it itself: exit code 1, and not 3."""
         return self.source is Source.TASK
 
     def worded(self, text: str) -> Reason:
@@ -131,14 +131,14 @@ class Reason:
 
 
 NO_REASON = Reason(Cause.UNKNOWN)
-"""Of what has ended well."""
+"""The reason of something that ended well."""
 
 
 def link_down(text: str) -> Reason:
-    """A link that has ended; whether its peer lives is another question."""
+    """A link that has ended; whether its peer is alive is another question."""
     return Reason(Cause.LINK_DOWN, text)
 
 
 def own_error(text: str, cause: Cause = Cause.FAILED) -> Reason:
-    """A task's word that it failed itself."""
+    """The reason of a task that reports its own failure."""
     return Reason(cause, text, Source.TASK)

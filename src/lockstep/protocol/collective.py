@@ -1,6 +1,6 @@
 """A worker that sums gradients with the other workers, without servers: what it handed over, and what it waits for.
 
-The bytes move inside torch.distributed, which tells nothing of its state. So the machine keeps the books on both sides
+The bytes move inside torch.distributed, which does not expose its state. So the machine keeps books on both sides
 of it: a bucket is handed over (``Produced``), backward has ended (``Sealed``), a bucket is summed (``Reduced``). While
 one is not, any of the others may lack it; who of them has handed it over is seen by comparing the books of all.
 """
@@ -33,7 +33,7 @@ NOTHING = (-1, -1)
 
 
 class CollectiveMachine:
-    """One of ``workers`` workers. With one alone it is the machine of a process that trains by itself."""
+    """One of ``workers`` workers. A single one is the machine of a process that trains alone."""
 
     def __init__(
         self, task: TaskId, incarnation: Incarnation, workers: int, patience: float, journal: Journal, now: float
@@ -48,7 +48,7 @@ class CollectiveMachine:
         self._missing: tuple[TaskId, ...] = self._others
         self._lives: dict[TaskId, Incarnation] = {}
         self._open: dict[tuple[Step, BucketId], float] = {}
-        """Handed over and not summed, in their order, with the time."""
+        """Buckets that were handed over and are not summed, in order, with the time."""
         self._sealed: dict[Step, float] = {}
         self._handed = NOTHING
         self._step_at = now
@@ -61,7 +61,7 @@ class CollectiveMachine:
 
     @property
     def awaited(self) -> frozenset[TaskId]:
-        """Without servers nobody keeps what a lost worker would need to come back."""
+        """Without servers, nothing is kept that a lost worker would need to come back."""
         return frozenset()
 
     def start(self, now: float) -> list[Effect]:  # noqa: ARG002 - as every whole task
@@ -101,7 +101,7 @@ class CollectiveMachine:
         return []
 
     def _on_peer_leaving(self, peer: TaskId, departure: Departure) -> list[Effect]:
-        """Nobody can go on without another one; whose end it is says whether that is a loss."""
+        """No worker can continue without another one; whose end it is decides whether that is a loss."""
         if departure.ends_the_job:
             reason = Reason(Cause.STOPPED, phrases.received(departure))
             return self._end(str(peer), self.step, reason, departure)
@@ -113,7 +113,7 @@ class CollectiveMachine:
     def _on_reduced(self, step: Step, bucket: BucketId, now: float) -> None:
         if self._open.pop((step, bucket), None) is None:
             return
-        # What is summed makes the next version, as where servers do it.
+        # The sum makes the next version, as it does on servers.
         self._journal.record(now, Happening.ARRIVED, step + 1, bucket, None, "summed")
         if not any(open_step <= step for open_step, _ in self._open):
             self._sealed = {number: at for number, at in self._sealed.items() if number > step}
@@ -130,7 +130,7 @@ class CollectiveMachine:
         return None
 
     def waits(self) -> list[Wait]:
-        """The oldest bucket that is not summed, once backward has ended: buckets that leave early hold nobody up."""
+        """The oldest bucket that is not summed, once backward has ended: buckets that leave early delay no worker."""
         if self._ended:
             return []
         if self._missing:
@@ -151,7 +151,7 @@ class CollectiveMachine:
         return Wait(self.task, other, WaitKind.SUM, step, since, due, phrases.handed_over(), key, bucket)
 
     def _wait_for_itself(self) -> list[Wait]:
-        """Nobody else is there: what takes long is this task's own step."""
+        """There is no other task: what takes long is this task's own step."""
         if self.step < 0 or self.step in self._sealed or self._finished_at is not None:
             return []
         return [self._wait(self.task, WaitKind.OWN_STEP, self.step, self._step_at, "computing")]

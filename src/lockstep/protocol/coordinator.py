@@ -3,12 +3,12 @@
 It lives on server 0 (on worker 0 where there is no server)::
 
     FORMING   not every task has joined
-    RUNNING   the view is known: these lives are the members
-    ENDED     the job is over, well or with the first real error; whoever still speaks is told so
+    RUNNING   the view is known: these incarnations are the members
+    ENDED     the job is over, well or with the first real error; any task that still sends receives the end
 
-A worker that is lost while the job runs may come back in another life (``losses.py``, ``job.py``): it begins with the
-step after the last committed one, whose version every server still has. For that a step is committed only when every
-worker has also told the small local state that it takes into the next one.
+A worker that is lost while the job runs may come back as another incarnation (``losses.py``, ``job.py``): it begins
+with the step after the last committed one, whose version every server still has. For that a step is committed only when
+every worker has also sent the small local state that it takes into the next one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lockstep.protocol.events import (
     Tick,
 )
 from lockstep.protocol.ids import INITIAL_STEP, TaskId
-from lockstep.protocol.job import PHASE_TRANSITIONS, Phase, PhaseTrigger, RunningJob
+from lockstep.protocol.job import JOB_PHASE_TRANSITIONS, JobPhase, JobPhaseTrigger, RunningJob
 from lockstep.protocol.journal import Happening
 from lockstep.protocol.machine import advance
 from lockstep.protocol.messages import (
@@ -49,7 +49,7 @@ from lockstep.protocol.messages import (
 from lockstep.protocol.timing import REPEAT_SECONDS
 from lockstep.protocol.waits import Wait, WaitKind
 
-__all__ = ["PHASE_TRANSITIONS", "CoordinatorMachine", "Phase", "PhaseTrigger"]
+__all__ = ["JOB_PHASE_TRANSITIONS", "CoordinatorMachine", "JobPhase", "JobPhaseTrigger"]
 
 
 class CoordinatorMachine(RunningJob):
@@ -117,13 +117,13 @@ class CoordinatorMachine(RunningJob):
             return [Send(peer, self.end)]
         known = self._joined.get(peer)
         if known is not None and known.incarnation == join.incarnation:
-            waits = self.phase is not Phase.RUNNING or self.losses.is_away(peer)
+            waits = self.phase is not JobPhase.RUNNING or self.losses.is_away(peer)
             return [] if waits else [Send(peer, self._view(peer, self._members()))]
         refusal = self._why_refused(peer, join)
         if refusal is not None:
             return [Send(peer, Refused(refusal))]
         difference = self._first_different_setting(join)
-        if self.phase is Phase.RUNNING:
+        if self.phase is JobPhase.RUNNING:
             return [Send(peer, Refused(difference))] if difference is not None else self._take_back(peer, join, now)
         self._joined[peer] = join
         self._journal.record(now, Happening.JOINED, peer=peer)
@@ -131,16 +131,16 @@ class CoordinatorMachine(RunningJob):
             return self._finish_badly(peer, INITIAL_STEP, difference, now)
         if len(self._joined) < len(self.shape.tasks()):
             return []
-        self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.COMPLETE)
+        self.phase = advance(JOB_PHASE_TRANSITIONS, self.phase, JobPhaseTrigger.COMPLETE)
         return self._new_view(now)
 
     def _why_refused(self, peer: TaskId, join: Join) -> Reason | None:
         if join.token != self._token:
             return Reason(Cause.MISMATCH, phrases.other_token(peer))
         known = self._joined.get(peer)
-        if known is None or (self.phase is Phase.RUNNING and self.losses.may_come_back(peer, join.incarnation)):
+        if known is None or (self.phase is JobPhase.RUNNING and self.losses.may_come_back(peer, join.incarnation)):
             return None
-        if self.phase is Phase.FORMING:
+        if self.phase is JobPhase.FORMING:
             text = phrases.index_taken(peer, known, join)
             return Reason(Cause.DUPLICATE_TASK, text, host=known.host, pid=known.pid)
         text = phrases.job_runs_already(peer, known)
@@ -161,7 +161,7 @@ class CoordinatorMachine(RunningJob):
     def _on_link_up(self, event: LinkUp) -> list[Effect]:
         if not self._is_member(event.peer, event.incarnation):
             return []
-        # A server has nothing to say at the end, so it would not ask: the word may have been lost with its former link.
+        # A server sends nothing at the end, so it would not ask: the message may have been lost with its former link.
         if self.end is not None:
             return [Send(event.peer, self.end)]
         changed = self._number > 1 and not self.losses.is_away(event.peer)
@@ -169,7 +169,7 @@ class CoordinatorMachine(RunningJob):
 
     def _on_link_lost(self, event: LinkLost, now: float) -> list[Effect]:
         # Before the view is fixed a task may come and go; afterwards only proof of its end counts.
-        if self.phase is Phase.FORMING and event.peer in self._joined:
+        if self.phase is JobPhase.FORMING and event.peer in self._joined:
             del self._joined[event.peer]
             self._journal.record(now, Happening.LINK_LOST, peer=event.peer, cause=event.reason)
         return []
@@ -183,7 +183,7 @@ class CoordinatorMachine(RunningJob):
         return Roster(tuple(self._finding(task, now) for task in self.missing()))
 
     def _finding(self, task: TaskId, now: float) -> MissingTask:
-        # With words for an address: those that were lost have none, and are spoken of in another way.
+        # With a placeholder for an address: tasks that were lost have none, and are reported differently.
         blank = MissingTask(str(task), phrases.an_address(), phrases.not_looked_for(), now - self._since, 0)
         return self._findings.get(task, blank)
 
@@ -191,11 +191,11 @@ class CoordinatorMachine(RunningJob):
 
     def _on_tick(self, now: float) -> list[Effect]:
         match self.phase:
-            case Phase.FORMING if now >= self._roster_at:
+            case JobPhase.FORMING if now >= self._roster_at:
                 self._roster_at = now + REPEAT_SECONDS
                 roster = self.roster(now)
                 return [Send(task, roster) for task in self._joined]
-            case Phase.RUNNING:
+            case JobPhase.RUNNING:
                 return self._on_tick_while_running(now)
             case _:
                 return []
@@ -220,18 +220,18 @@ class CoordinatorMachine(RunningJob):
 
     def next_deadline(self) -> float | None:
         match self.phase:
-            case Phase.FORMING:
+            case JobPhase.FORMING:
                 return self._roster_at
-            case Phase.RUNNING:
+            case JobPhase.RUNNING:
                 times = (self.saving.repeat_at, self.losses.deadline(), self._deadline_of_leavers())
                 due = [at for at in times if at is not None]
                 return min([*due, self._roster_at] if self.losses.is_waiting else due, default=None)
-            case Phase.ENDED:
+            case JobPhase.ENDED:
                 return None
 
     def waits(self) -> list[Wait]:
         here = self.shape.coordinator
-        if self.phase is Phase.FORMING:
+        if self.phase is JobPhase.FORMING:
             return [
                 Wait(
                     here,
@@ -244,7 +244,7 @@ class CoordinatorMachine(RunningJob):
                 )
                 for task in self.missing()
             ]
-        if self.phase is not Phase.RUNNING:
+        if self.phase is not JobPhase.RUNNING:
             return []
         shard, due = phrases.shard_of(self.saving.version), self.saving.repeat_at or 0.0
         step = self._steps_seen()
@@ -279,5 +279,5 @@ class CoordinatorMachine(RunningJob):
 
     def check(self) -> None:
         assert self.committed <= min(self._applied.values(), default=self.committed), "committed before applied"
-        if self.phase is Phase.RUNNING:
+        if self.phase is JobPhase.RUNNING:
             assert not self.missing(), "running without a task"

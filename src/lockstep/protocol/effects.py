@@ -1,4 +1,4 @@
-"""What a machine asks for. Frozen, so that tests compare lists."""
+"""What a machine asks for. Frozen, so that tests can compare lists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lockstep.protocol.messages import Answer, GroupRates, Layout, Member, Messa
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a control message; to oneself it is handed back as an event."""
+    """Send a control message; one to this task itself is handed back as an event."""
 
     peer: TaskId
     message: Message
@@ -130,7 +130,7 @@ class BecameMember:
 
 @dataclass(frozen=True, slots=True)
 class ViewChanged:
-    """A member has another life now: these are the members."""
+    """A member has another incarnation now: these are the members."""
 
     members: tuple[Member, ...]
 
@@ -162,7 +162,7 @@ class StillMissing:
 class JobEnded:
     """The job is over on this task: leave. ``culprit`` and ``reason`` are set where it ended badly.
 
-    ``again``: begin another life, from the newest checkpoint.
+    ``again``: begin another incarnation, from the newest checkpoint.
     """
 
     ok: bool
@@ -171,7 +171,7 @@ class JobEnded:
     reason: Reason = NO_REASON
     again: bool = False
     departure: Departure | None = None
-    """The signal by which it ended here: the exit code follows from it."""
+    """The signal that ended it here; the exit code follows from it."""
     alone: bool = False
     """It was this task's own departure, and the job may go on without it."""
 

@@ -1,4 +1,4 @@
-"""What a machine is told. Time is not in here: it is the second argument of ``handle``."""
+"""What a machine receives. Time is not in here: it is the second argument of ``handle``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.protocol.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """Messages and transfers can flow to and from this life of ``peer``; none of this link was handed over before."""
+    """Messages and transfers can flow to and from this incarnation of ``peer``; none of this link came before."""
 
     peer: TaskId
     incarnation: Incarnation
@@ -23,8 +23,8 @@ class LinkUp:
 class LinkLost:
     """The link to ``peer`` broke. What was in flight on it is void.
 
-    From now on nothing of it is read from this task's memory, lands there, or is handed over, also not that a transfer
-    has ended; the next word of this peer is a ``LinkUp``.
+    From now on nothing of it is read from this task's memory, lands there, or is handed over, not even that a transfer
+    has ended; the next event of this peer is a ``LinkUp``.
     """
 
     peer: TaskId
@@ -33,9 +33,9 @@ class LinkLost:
 
 @dataclass(frozen=True, slots=True)
 class PeerGone:
-    """It is proven that this life of ``peer`` has ended (its monitor said so, or nothing answers there any more).
+    """It is proven that this incarnation of ``peer`` has ended (its monitor reports it, or nothing answers any more).
 
-    ``incarnation`` 0: whichever life it has now.
+    ``incarnation`` 0: whichever it has now.
     """
 
     peer: TaskId
@@ -45,7 +45,7 @@ class PeerGone:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message of this life of ``peer``."""
+    """A message of this incarnation of ``peer``."""
 
     peer: TaskId
     incarnation: Incarnation
@@ -75,7 +75,7 @@ class VersionArrived:
 
 @dataclass(frozen=True, slots=True)
 class TransferEnded:
-    """The sender's end of a transfer is over: its source may be overwritten. Says nothing of arrival."""
+    """The sender's end of a transfer is over: its source may be overwritten. It does not mean arrival."""
 
     peer: TaskId
     number: int
@@ -111,7 +111,7 @@ class Produced:
 class Sealed:
     """The gradients of ``step`` are final; the buckets of ``absent`` got none. The rest is as in ``messages.Seal``.
 
-    ``state`` is what this worker takes into the next step beside the parameters; None: that is told later.
+    ``state`` is what this worker takes into the next step beside the parameters; None: that is sent later.
     """
 
     step: Step
@@ -150,7 +150,7 @@ class CheckpointWritten:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The training loop of this worker wants to know something of a server."""
+    """The training loop of this worker asks a server a question."""
 
     peer: TaskId
     question: Question

@@ -110,7 +110,7 @@ class Raise:
 
 @dataclass(frozen=True, slots=True)
 class Stick:
-    """The training thread of ``task`` stands still at ``place`` for ``seconds``, in ``step``. ``detail``: a file."""
+    """The training thread of ``task`` is stuck at ``place`` for ``seconds``, in ``step``. ``detail``: a file."""
 
     task: str
     place: str = Place.USER_CODE.value
@@ -173,7 +173,7 @@ class OddModel:
 
 @dataclass(frozen=True, slots=True)
 class OddVersion:
-    """``task`` says that it is of this version of the program."""
+    """``task`` claims to be of this version of the program."""
 
     task: str
     version: str = "0.0.0"
@@ -221,7 +221,7 @@ def parse_fault(text: str) -> Fault:
     try:
         fields = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"a fault is a JSON object, and this is none: {error}") from error
+        raise ValueError(f"a fault must be a JSON object: {error}") from error
     if not isinstance(fields, dict) or fields.get("fault") not in _KINDS:
         raise ValueError(f'a fault has a field "fault" that is one of: {", ".join(_KINDS)}')
     kind = _KINDS[fields.pop("fault")]
@@ -241,5 +241,5 @@ def parse_fault(text: str) -> Fault:
 
 
 def parse_faults(text: str) -> tuple[Fault, ...]:
-    """Several faults, one a line; empty lines count for nothing."""
+    """Several faults, one per line; empty lines are ignored."""
     return tuple(parse_fault(line) for line in text.splitlines() if line.strip())

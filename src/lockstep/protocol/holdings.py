@@ -6,7 +6,7 @@ Step *s* needs every bucket at version *s* and yields a gradient that turns it i
     HELD      the version of the current step is here; backward has not filled the gradient yet
     PRODUCED  the gradient is filled, but may not leave: the server has not opened the step, or a former
               transfer of this bucket is not over
-    OFFERED   a transfer was started; the server has not said that it has it
+    OFFERED   a transfer was started; the server has not confirmed that it has it
     CONFIRMED the server has it (or it has no gradient in this step)
 
 and from the last three it goes back to HELD when the next version arrives, since a server can make that only
@@ -24,7 +24,7 @@ from lockstep.protocol.ids import INITIAL_STEP, BucketId, Incarnation, Step, Tas
 from lockstep.protocol.messages import Ticket
 
 
-class BucketState(StrEnum):
+class HeldBucketState(StrEnum):
     WANTED = "wanted"
     HELD = "held"
     PRODUCED = "produced"
@@ -32,7 +32,7 @@ class BucketState(StrEnum):
     CONFIRMED = "confirmed"
 
 
-class BucketTrigger(StrEnum):
+class HeldBucketTrigger(StrEnum):
     ARRIVE = "version arrived"
     PRODUCE = "gradient produced"
     SKIP = "no gradient"
@@ -41,30 +41,30 @@ class BucketTrigger(StrEnum):
     CONFIRM = "server has it"
 
 
-BUCKET_TRANSITIONS: Mapping[tuple[BucketState, BucketTrigger], BucketState] = MappingProxyType(
+HELD_BUCKET_TRANSITIONS: Mapping[tuple[HeldBucketState, HeldBucketTrigger], HeldBucketState] = MappingProxyType(
     {
-        (BucketState.WANTED, BucketTrigger.ARRIVE): BucketState.HELD,
+        (HeldBucketState.WANTED, HeldBucketTrigger.ARRIVE): HeldBucketState.HELD,
         # The chief's initial parameters leave before any version is here.
-        (BucketState.WANTED, BucketTrigger.PRODUCE): BucketState.PRODUCED,
+        (HeldBucketState.WANTED, HeldBucketTrigger.PRODUCE): HeldBucketState.PRODUCED,
         # Where steps complete without this worker, a version may be replaced before it was used.
-        (BucketState.HELD, BucketTrigger.ARRIVE): BucketState.HELD,
-        (BucketState.HELD, BucketTrigger.PRODUCE): BucketState.PRODUCED,
-        (BucketState.HELD, BucketTrigger.SKIP): BucketState.CONFIRMED,
+        (HeldBucketState.HELD, HeldBucketTrigger.ARRIVE): HeldBucketState.HELD,
+        (HeldBucketState.HELD, HeldBucketTrigger.PRODUCE): HeldBucketState.PRODUCED,
+        (HeldBucketState.HELD, HeldBucketTrigger.SKIP): HeldBucketState.CONFIRMED,
         # Taken back before the seal.
-        (BucketState.PRODUCED, BucketTrigger.SKIP): BucketState.CONFIRMED,
-        (BucketState.OFFERED, BucketTrigger.SKIP): BucketState.CONFIRMED,
-        (BucketState.CONFIRMED, BucketTrigger.SKIP): BucketState.CONFIRMED,
-        (BucketState.PRODUCED, BucketTrigger.PRODUCE): BucketState.PRODUCED,
-        (BucketState.PRODUCED, BucketTrigger.START): BucketState.OFFERED,
-        (BucketState.PRODUCED, BucketTrigger.CONFIRM): BucketState.CONFIRMED,
-        (BucketState.PRODUCED, BucketTrigger.ARRIVE): BucketState.HELD,
+        (HeldBucketState.PRODUCED, HeldBucketTrigger.SKIP): HeldBucketState.CONFIRMED,
+        (HeldBucketState.OFFERED, HeldBucketTrigger.SKIP): HeldBucketState.CONFIRMED,
+        (HeldBucketState.CONFIRMED, HeldBucketTrigger.SKIP): HeldBucketState.CONFIRMED,
+        (HeldBucketState.PRODUCED, HeldBucketTrigger.PRODUCE): HeldBucketState.PRODUCED,
+        (HeldBucketState.PRODUCED, HeldBucketTrigger.START): HeldBucketState.OFFERED,
+        (HeldBucketState.PRODUCED, HeldBucketTrigger.CONFIRM): HeldBucketState.CONFIRMED,
+        (HeldBucketState.PRODUCED, HeldBucketTrigger.ARRIVE): HeldBucketState.HELD,
         # Edited after it left: it must be sent again.
-        (BucketState.OFFERED, BucketTrigger.PRODUCE): BucketState.PRODUCED,
-        (BucketState.OFFERED, BucketTrigger.FAIL): BucketState.PRODUCED,
-        (BucketState.OFFERED, BucketTrigger.CONFIRM): BucketState.CONFIRMED,
-        (BucketState.OFFERED, BucketTrigger.ARRIVE): BucketState.HELD,
-        (BucketState.CONFIRMED, BucketTrigger.PRODUCE): BucketState.PRODUCED,
-        (BucketState.CONFIRMED, BucketTrigger.ARRIVE): BucketState.HELD,
+        (HeldBucketState.OFFERED, HeldBucketTrigger.PRODUCE): HeldBucketState.PRODUCED,
+        (HeldBucketState.OFFERED, HeldBucketTrigger.FAIL): HeldBucketState.PRODUCED,
+        (HeldBucketState.OFFERED, HeldBucketTrigger.CONFIRM): HeldBucketState.CONFIRMED,
+        (HeldBucketState.OFFERED, HeldBucketTrigger.ARRIVE): HeldBucketState.HELD,
+        (HeldBucketState.CONFIRMED, HeldBucketTrigger.PRODUCE): HeldBucketState.PRODUCED,
+        (HeldBucketState.CONFIRMED, HeldBucketTrigger.ARRIVE): HeldBucketState.HELD,
     }
 )
 
@@ -75,7 +75,7 @@ class HeldBucket:
 
     id: BucketId
     server: TaskId
-    state: BucketState = BucketState.WANTED
+    state: HeldBucketState = HeldBucketState.WANTED
     version: int = INITIAL_STEP
     edition: int = -1
     busy: bool = False

@@ -1,8 +1,8 @@
-"""Names of tasks and lives.
+"""Names of tasks and incarnations.
 
 A *task* is one member of the cluster. It is named the way the logs of the original system name it,
-``/job:worker/replica:0/task:1``, everywhere a person can read it. An *incarnation* is 64 random bits, new for
-each life of a task; a *job id* is 64 random bits, one for a run of the whole cluster. Both are drawn outside
+``/job:worker/replica:0/task:1``, everywhere a person can read it. An *incarnation* is one start of a task, named
+by 64 random bits; a *job id* is 64 random bits, one per run of the whole cluster. Both are drawn outside
 this package (it has no randomness) and printed as 16 hexadecimal digits.
 """
 
@@ -31,13 +31,13 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, order=True, slots=True)
 class TaskId:
-    """One member of the cluster, of whichever life."""
+    """One member of the cluster, in any incarnation."""
 
     role: Role
     index: int
 
     def __hash__(self) -> int:
-        # Tasks are keys of every table. The generated hash would ask the role's, which is a call of Python's as well.
+        # Tasks are keys of every table. The generated hash would also call the role's, which is Python code as well.
         return 2 * self.index + (self.role is Role.WORKER)
 
     def __str__(self) -> str:

@@ -40,22 +40,22 @@ from lockstep.protocol.saving import Saving
 from lockstep.protocol.timing import REPEAT_SECONDS
 
 
-class Phase(StrEnum):
+class JobPhase(StrEnum):
     FORMING = "forming"
     RUNNING = "running"
     ENDED = "ended"
 
 
-class PhaseTrigger(StrEnum):
+class JobPhaseTrigger(StrEnum):
     COMPLETE = "the last task joined"
     END = "all workers finished, or a task failed"
 
 
-PHASE_TRANSITIONS: Mapping[tuple[Phase, PhaseTrigger], Phase] = MappingProxyType(
+JOB_PHASE_TRANSITIONS: Mapping[tuple[JobPhase, JobPhaseTrigger], JobPhase] = MappingProxyType(
     {
-        (Phase.FORMING, PhaseTrigger.COMPLETE): Phase.RUNNING,
-        (Phase.FORMING, PhaseTrigger.END): Phase.ENDED,
-        (Phase.RUNNING, PhaseTrigger.END): Phase.ENDED,
+        (JobPhase.FORMING, JobPhaseTrigger.COMPLETE): JobPhase.RUNNING,
+        (JobPhase.FORMING, JobPhaseTrigger.END): JobPhase.ENDED,
+        (JobPhase.RUNNING, JobPhaseTrigger.END): JobPhase.ENDED,
     }
 )
 
@@ -75,7 +75,7 @@ class RunningJob:
         rules: RecoveryRules | None = None,
         beginning: Beginning | None = None,
     ) -> None:
-        """``aggregate``: a step is made of the first so many workers that seal it; None: of all of them."""
+        """``aggregate``: a step is made of the first N workers that seal it; None: of all of them."""
         self.rules = rules or RecoveryRules()
         self.beginning = beginning or Beginning()
         start = self.beginning.start
@@ -96,7 +96,7 @@ class RunningJob:
         self.decision = Contributors(INITIAL_STEP, ())
         """Who makes the newest step that was decided (backup workers)."""
         self.job = job
-        self.phase = Phase.FORMING
+        self.phase = JobPhase.FORMING
         self.committed: Step = start - 1
         self.end: End | None = None
         self._token = token
@@ -125,7 +125,7 @@ class RunningJob:
         return tuple(Member(str(task), self._joined[task].incarnation) for task in self.shape.tasks())
 
     def _view(self, task: TaskId, members: tuple[Member, ...]) -> View:
-        """The view as this task gets it: it begins with the step after the last committed one."""
+        """The view for this task: it begins with the step after the last committed one."""
         start = max(self.committed + 1, INITIAL_STEP)
         state = self.states.of(task, start) if task in self.shape.worker_ids() else b""
         return View(self.job, self._number, members, start, state, self.beginning.checkpoint)
@@ -148,7 +148,7 @@ class RunningJob:
         return self._commit_if_complete(now)
 
     def _commit_if_complete(self, now: float) -> list[Effect]:
-        """A step is committed when every server has applied it and every worker's next life could begin after it."""
+        """A step is committed when every server has applied it and every worker could be restarted after it."""
         complete = min(self._applied.values())
         effects: list[Effect] = []
         while self.committed < complete and self._states_are_there(self.committed + 1):
@@ -242,10 +242,10 @@ class RunningJob:
         if self.losses.is_lost(task) or task in self._done:
             return []  # known, or it has done all its work
         if self.shutdown is not None:
-            return self._finish_shutdown(now)  # the step cannot be finished any more
+            return self._finish_shutdown(now)  # the step can no longer be finished
         is_server = task in self._applied
         if self.rules.returns if is_server else self.rules.takes_back:
-            if self.phase is Phase.FORMING:
+            if self.phase is JobPhase.FORMING:
                 self._joined.pop(task, None)
                 return []
             if is_server:
@@ -278,7 +278,7 @@ class RunningJob:
         return [Send(task, roster) for task in self.shape.tasks() if not self.losses.is_lost(task)]
 
     def _take_back(self, peer: TaskId, join: Join, now: float) -> list[Effect]:
-        """Another life of a worker has come. It takes part at once, or after this step if others went on."""
+        """Another incarnation of a worker is here. It takes part at once, or after this step if others went on."""
         former = self._joined[peer].incarnation
         self._joined[peer] = join
         self._journal.record(now, Happening.JOINED, peer=peer)
@@ -287,7 +287,7 @@ class RunningJob:
         return [*self._new_view(now), *self._tell_of_losses(now)]
 
     def _take_back_the_waiting(self, now: float) -> list[Effect]:
-        """Between two steps: those that came back take part in the next one."""
+        """Between two steps: workers that came back take part in the next one."""
         back = self.losses.take_in()
         for task in back:
             self.states.set(task, self.committed + 1, self.states.newest_of(task))
@@ -311,7 +311,7 @@ class RunningJob:
         told: list[Effect] = [Send(task, Left(str(peer), departure)) for task in self._present() if task != peer]
         if peer == self.shape.coordinator:
             return told + self._shut_down(now)
-        return told + self._let_go([(peer, incarnation)], now) if self.phase is Phase.FORMING else told
+        return told + self._let_go([(peer, incarnation)], now) if self.phase is JobPhase.FORMING else told
 
     def _let_go(self, leavers: list[tuple[TaskId, Incarnation]], now: float) -> list[Effect]:
         """It is not the whole job that ends: these are lost."""
@@ -325,7 +325,7 @@ class RunningJob:
 
     def _shut_down(self, now: float) -> list[Effect]:
         self.shutdown = Shutdown(self.committed + 1, now + self.rules.grace_seconds)
-        if self.phase is Phase.FORMING or not self.rules.saves or self.losses.is_waiting:
+        if self.phase is JobPhase.FORMING or not self.rules.saves or self.losses.is_waiting:
             return self._finish_shutdown(now)
         self.saving.owe(now)
         return self._end_if_saved(now)
@@ -362,7 +362,7 @@ class RunningJob:
         return self._finish(End(False, str(culprit), step, reason), now)
 
     def _finish(self, end: End, now: float) -> list[Effect]:
-        self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.END)
+        self.phase = advance(JOB_PHASE_TRANSITIONS, self.phase, JobPhaseTrigger.END)
         self.end = end
         self._journal.record(now, Happening.ENDED, end.step, cause=end.reason.text)
         return [Send(task, end) for task in self._present()]

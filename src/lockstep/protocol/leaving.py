@@ -29,7 +29,7 @@ class Departure(IntEnum):
 
     @property
     def ends_the_job(self) -> bool:
-        """A person's word: everybody ends."""
+        """Sent by a person: all tasks end."""
         return self is not Departure.SIGTERM
 
     @property

@@ -14,25 +14,25 @@ NOTHING_TO_APPLY: Step = 1 << 62
 """The step that a server without a bucket reports as applied, once and for all."""
 
 
-class BucketState(StrEnum):
+class ServedBucketState(StrEnum):
     COLLECTING = "collecting"
     COMPLETE = "complete"
     APPLYING = "applying"
 
 
-class BucketTrigger(StrEnum):
+class ServedBucketTrigger(StrEnum):
     COMPLETE = "last gradient arrived"
     REOPEN = "a gradient is missing again"
     APPLY = "applying began"
     APPLIED = "next version made"
 
 
-BUCKET_TRANSITIONS: Mapping[tuple[BucketState, BucketTrigger], BucketState] = MappingProxyType(
+SERVED_BUCKET_TRANSITIONS: Mapping[tuple[ServedBucketState, ServedBucketTrigger], ServedBucketState] = MappingProxyType(
     {
-        (BucketState.COLLECTING, BucketTrigger.COMPLETE): BucketState.COMPLETE,
-        (BucketState.COMPLETE, BucketTrigger.REOPEN): BucketState.COLLECTING,
-        (BucketState.COMPLETE, BucketTrigger.APPLY): BucketState.APPLYING,
-        (BucketState.APPLYING, BucketTrigger.APPLIED): BucketState.COLLECTING,
+        (ServedBucketState.COLLECTING, ServedBucketTrigger.COMPLETE): ServedBucketState.COMPLETE,
+        (ServedBucketState.COMPLETE, ServedBucketTrigger.REOPEN): ServedBucketState.COLLECTING,
+        (ServedBucketState.COMPLETE, ServedBucketTrigger.APPLY): ServedBucketState.APPLYING,
+        (ServedBucketState.APPLYING, ServedBucketTrigger.APPLIED): ServedBucketState.COLLECTING,
     }
 )
 
@@ -64,7 +64,7 @@ class Ledger:
 
     bucket: BucketId
     version: int = INITIAL_STEP
-    state: BucketState = BucketState.COLLECTING
+    state: ServedBucketState = ServedBucketState.COLLECTING
     arrived: dict[TaskId, Arrival] = field(default_factory=dict)
     readers: list[int] = field(default_factory=lambda: [0, 0])
     """How many transfers read each slot."""

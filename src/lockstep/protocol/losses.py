@@ -55,7 +55,7 @@ class Losses:
         return True
 
     def found_again(self, task: TaskId, incarnation: Incarnation) -> bool:
-        """The very life that counted as lost lives; True where it still takes part."""
+        """The incarnation that counted as lost is alive; True where it still takes part."""
         loss = self.lost.get(task)
         if loss is None or loss.incarnation != incarnation or task not in self._active:
             return False
@@ -66,13 +66,13 @@ class Losses:
     # -- and comes back --
 
     def may_come_back(self, task: TaskId, incarnation: Incarnation) -> bool:
-        """Whether this life may take the place of one that was lost; a life that is over stays so."""
+        """Whether this incarnation may replace one that was lost; a lost one never comes back."""
         if not self._rules.takes_back or task.role is not Role.WORKER:
             return False
         return incarnation not in self._former.get(task, ())
 
     def come_back(self, task: TaskId, former: Incarnation) -> bool:
-        """Another life is here; True where it takes part at once, since nothing went on without it."""
+        """Another incarnation is here; True where it takes part at once, since nothing went on without it."""
         self.lost.pop(task, None)
         self._former.setdefault(task, set()).add(former)
         if task in self._active:
@@ -81,7 +81,7 @@ class Losses:
         return False
 
     def take_in(self) -> tuple[TaskId, ...]:
-        """Those that came back take part from now on; who they are."""
+        """Let those that came back take part from now on; returns them."""
         back = tuple(sorted(self._returned))
         if back:
             self._active |= self._returned
@@ -93,7 +93,7 @@ class Losses:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the job stands still for somebody."""
+        """Whether the job is waiting for a lost worker."""
         return any(task in self._active for task in self.lost)
 
     def deadline(self) -> float | None:
@@ -107,7 +107,7 @@ class Losses:
         return None
 
     def missing(self, now: float) -> tuple[MissingTask, ...]:
-        """For everybody to say: who was lost and why, and whether it is waited for (then ``attempts`` is 1)."""
+        """For every task to report: who was lost and why, and whether it is waited for (then ``attempts`` is 1)."""
         found = []
         for task, loss in sorted(self.lost.items()):
             waited = task in self._active

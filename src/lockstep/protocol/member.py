@@ -27,32 +27,32 @@ from lockstep.protocol.timing import REPEAT_SECONDS, STALE_ROSTER_SECONDS
 from lockstep.protocol.waits import Wait, WaitKind
 
 
-class Phase(StrEnum):
+class MemberPhase(StrEnum):
     OUTSIDE = "outside"
     JOINING = "joining"
     MEMBER = "member"
     ENDED = "ended"
 
 
-class PhaseTrigger(StrEnum):
+class MemberPhaseTrigger(StrEnum):
     LINK_UP = "the coordinator can be reached"
     LINK_LOST = "the coordinator cannot be reached"
     VIEW = "the view came"
     END = "the job ended, or this task was refused"
 
 
-PHASE_TRANSITIONS: Mapping[tuple[Phase, PhaseTrigger], Phase] = MappingProxyType(
+MEMBER_PHASE_TRANSITIONS: Mapping[tuple[MemberPhase, MemberPhaseTrigger], MemberPhase] = MappingProxyType(
     {
-        (Phase.OUTSIDE, PhaseTrigger.LINK_UP): Phase.JOINING,
-        (Phase.OUTSIDE, PhaseTrigger.LINK_LOST): Phase.OUTSIDE,
-        (Phase.OUTSIDE, PhaseTrigger.END): Phase.ENDED,
-        (Phase.JOINING, PhaseTrigger.LINK_UP): Phase.JOINING,
-        (Phase.JOINING, PhaseTrigger.LINK_LOST): Phase.OUTSIDE,
-        (Phase.JOINING, PhaseTrigger.VIEW): Phase.MEMBER,
-        (Phase.JOINING, PhaseTrigger.END): Phase.ENDED,
-        (Phase.MEMBER, PhaseTrigger.LINK_UP): Phase.MEMBER,
-        (Phase.MEMBER, PhaseTrigger.LINK_LOST): Phase.MEMBER,
-        (Phase.MEMBER, PhaseTrigger.END): Phase.ENDED,
+        (MemberPhase.OUTSIDE, MemberPhaseTrigger.LINK_UP): MemberPhase.JOINING,
+        (MemberPhase.OUTSIDE, MemberPhaseTrigger.LINK_LOST): MemberPhase.OUTSIDE,
+        (MemberPhase.OUTSIDE, MemberPhaseTrigger.END): MemberPhase.ENDED,
+        (MemberPhase.JOINING, MemberPhaseTrigger.LINK_UP): MemberPhase.JOINING,
+        (MemberPhase.JOINING, MemberPhaseTrigger.LINK_LOST): MemberPhase.OUTSIDE,
+        (MemberPhase.JOINING, MemberPhaseTrigger.VIEW): MemberPhase.MEMBER,
+        (MemberPhase.JOINING, MemberPhaseTrigger.END): MemberPhase.ENDED,
+        (MemberPhase.MEMBER, MemberPhaseTrigger.LINK_UP): MemberPhase.MEMBER,
+        (MemberPhase.MEMBER, MemberPhaseTrigger.LINK_LOST): MemberPhase.MEMBER,
+        (MemberPhase.MEMBER, MemberPhaseTrigger.END): MemberPhase.ENDED,
     }
 )
 
@@ -75,13 +75,15 @@ class MemberMachine:
         that loses a server, the coordinator's too, begins again from its newest checkpoint."""
         self.task = task
         self.coordinator = coordinator
-        self.phase = Phase.OUTSIDE
+        self.phase = MemberPhase.OUTSIDE
         self.job: JobId = 0
         self._join = join
         self._journal = journal
         self._since = now
         self._deadline = deadline
         self._linked = False
+        self._coordinator_life: Incarnation = 0
+        """The incarnation of the coordinator that this task was linked with last."""
         self._repeat_at = now + REPEAT_SECONDS
         self._done: Done | None = None
         self._failed: Failed | None = None
@@ -94,18 +96,18 @@ class MemberMachine:
         self._losses: dict[TaskId, Lost] = {}
         """What this task has found out, and the coordinator has not acted on."""
         self.awaited: frozenset[TaskId] = frozenset()
-        """Members that were lost and are waited for, in the coordinator's word."""
+        """Members that were lost and are waited for, according to the coordinator."""
         self._roster_at = now
-        """When the coordinator last said who is missing."""
+        """When the coordinator last reported who is missing."""
 
     # -- the door --
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        if self.phase is Phase.ENDED:
+        if self.phase is MemberPhase.ENDED:
             return []
         match event:
             case LinkUp(peer=peer) if peer == self.coordinator:
-                return self._on_link_up(now)
+                return self._on_link_up(event, now)
             case LinkUp() if event.peer in self._losses:
                 return self._on_found_again(event)
             case LinkLost(peer=peer) if peer == self.coordinator:
@@ -128,15 +130,20 @@ class MemberMachine:
             case _:
                 return []
 
-    def _on_link_up(self, now: float) -> list[Effect]:
+    def _on_link_up(self, event: LinkUp, now: float) -> list[Effect]:
+        known, self._coordinator_life = self._coordinator_life, event.incarnation
+        if self._returns and known not in (0, event.incarnation):
+            # Before its view came this task may have worked for the former coordinator's job: its memory is stale.
+            reason = Reason(Cause.STALE_INCARNATION, phrases.started_again())
+            return self._on_peer_gone(PeerGone(self.coordinator, reason, known), now)
         self._linked = True
-        self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.LINK_UP)
+        self.phase = advance(MEMBER_PHASE_TRANSITIONS, self.phase, MemberPhaseTrigger.LINK_UP)
         return self._statements(now)
 
     def _statements(self, now: float) -> list[Effect]:
         self._repeat_at = now + REPEAT_SECONDS
         effects: list[Effect] = []
-        if self.phase is Phase.JOINING:
+        if self.phase is MemberPhase.JOINING:
             effects.append(Send(self.coordinator, self._join))
         if self._done is not None:
             effects.append(Send(self.coordinator, self._done))
@@ -148,30 +155,30 @@ class MemberMachine:
 
     def _on_link_lost(self, event: LinkLost, now: float) -> list[Effect]:
         self._linked = False
-        self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.LINK_LOST)
+        self.phase = advance(MEMBER_PHASE_TRANSITIONS, self.phase, MemberPhaseTrigger.LINK_LOST)
         self._journal.record(now, Happening.LINK_LOST, peer=self.coordinator, cause=event.reason)
         return []
 
     def _on_peer_gone(self, event: PeerGone, now: float) -> list[Effect]:
-        """Tell the coordinator; if it is the one that is gone, nobody is left to decide, and the job ends here."""
+        """Tell the coordinator; if the coordinator itself is gone, none is left to decide, and the job ends here."""
         if event.peer == self.coordinator:
             culprit, reason = self._why_coordinator_gone(event)
             return self._end(False, culprit, reason, now, again=self._returns)
         known = self._lives.get(event.peer, 0)
         if event.incarnation and known and event.incarnation != known:
-            return []  # a life that the cluster has forgotten already
+            return []  # an incarnation that the cluster has forgotten already
         lost = Lost(str(event.peer), event.incarnation or known, event.reason)
         self._losses[event.peer] = lost
         self._repeat_at = now + REPEAT_SECONDS
         return [Send(self.coordinator, lost)] if self._linked else []
 
     def _why_coordinator_gone(self, event: PeerGone) -> tuple[str, Reason]:
-        """Its own end; or that of another server, after which it began anew before its word of that had come here."""
+        """Its own end; or that of another server, after which it began anew before its message of that arrived here."""
         lost = next((lost for task, lost in self._losses.items() if task.role is Role.SERVER), None)
         return (str(event.peer), event.reason) if lost is None else (lost.task, lost.reason)
 
     def _on_found_again(self, event: LinkUp) -> list[Effect]:
-        """A task that counted as lost has a link again: it lives, or another life of it has come."""
+        """A task that counted as lost has a link again: it is alive, or another incarnation of it is here."""
         lost = self._losses.pop(event.peer)
         if lost.incarnation != event.incarnation or not self._linked:
             return []
@@ -187,7 +194,7 @@ class MemberMachine:
         return [Send(self.coordinator, self._failed)]
 
     def _on_signal(self, departure: Departure, now: float) -> list[Effect]:
-        """Until the coordinator says that this task may go, or ends the job, its work goes on."""
+        """Until the coordinator lets this task go, or ends the job, its work continues."""
         if self._departure is not None:
             return []
         self._departure = departure
@@ -226,25 +233,25 @@ class MemberMachine:
                 return []
 
     def _on_roster(self, missing: tuple[MissingTask, ...]) -> list[Effect]:
-        """Who has not come yet; or, without an address, who was lost while the job ran."""
-        if self.phase is Phase.JOINING:
+        """Who has not joined yet; or, without an address, who was lost while the job ran."""
+        if self.phase is MemberPhase.JOINING:
             self._missing = missing
             return [StillMissing(missing)]
         lost = tuple(one for one in missing if not one.address)
         self.awaited = frozenset(TaskId.parse(one.task) for one in lost if one.attempts)
-        return [StillMissing(lost)] if lost and self.phase is Phase.MEMBER else []
+        return [StillMissing(lost)] if lost and self.phase is MemberPhase.MEMBER else []
 
     def _on_view(self, view: View, now: float) -> list[Effect]:
-        if self.phase not in (Phase.JOINING, Phase.MEMBER) or view.number <= self._view:
+        if self.phase not in (MemberPhase.JOINING, MemberPhase.MEMBER) or view.number <= self._view:
             return []
         self._view = view.number
         self._lives = {TaskId.parse(member.task): member.incarnation for member in view.members}
         for peer in [p for p, lost in self._losses.items() if self._lives.get(p) != lost.incarnation]:
             del self._losses[peer]
         self._journal.record(now, Happening.VIEW)
-        if self.phase is Phase.MEMBER:
+        if self.phase is MemberPhase.MEMBER:
             return [ViewChanged(view.members)]
-        self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.VIEW)
+        self.phase = advance(MEMBER_PHASE_TRANSITIONS, self.phase, MemberPhaseTrigger.VIEW)
         self.job = view.job
         return [BecameMember(view.job, view.members, view.start, view.state, view.checkpoint)]
 
@@ -261,15 +268,15 @@ class MemberMachine:
         alone: bool = False,
     ) -> list[Effect]:
         if self._departure is not None and not ok:
-            again, departure = False, self._departure  # who was asked to leave begins no other life
-        self.phase = advance(PHASE_TRANSITIONS, self.phase, PhaseTrigger.END)
+            again, departure = False, self._departure  # a task that was asked to leave does not begin again
+        self.phase = advance(MEMBER_PHASE_TRANSITIONS, self.phase, MemberPhaseTrigger.END)
         self._journal.record(now, Happening.ENDED, step, cause=reason.text)
         return [JobEnded(ok, culprit, step, reason, again, departure, alone)]
 
     # -- time, and what others may ask --
 
     def _on_tick(self, now: float) -> list[Effect]:
-        if self.phase in (Phase.OUTSIDE, Phase.JOINING) and now >= self._deadline:
+        if self.phase in (MemberPhase.OUTSIDE, MemberPhase.JOINING) and now >= self._deadline:
             return self._give_up(now)
         if self._linked and now >= self._repeat_at:
             return self._statements(now)
@@ -277,37 +284,37 @@ class MemberMachine:
 
     def _give_up(self, now: float) -> list[Effect]:
         waited = now - self._since
-        if self.phase is Phase.OUTSIDE:
+        if self.phase is MemberPhase.OUTSIDE:
             culprit, reason = str(self.coordinator), Reason(Cause.NEVER_STARTED, phrases.not_reached(waited))
         elif not self._missing or self._coordinator_is_silent(now):
             culprit, reason = str(self.coordinator), Reason(Cause.COMMUNICATION, phrases.join_not_answered(waited))
         else:
             culprit = self._missing[0].task
             reason = Reason(Cause.NEVER_STARTED, phrases.cluster_not_complete(waited, self._missing))
-        # Those that wait as well are told why, instead of finding later that one more task is missing.
+        # The other waiting tasks receive the reason, instead of finding later that one more task is missing.
         told: list[Effect] = [Send(self.coordinator, Failed(culprit, INITIAL_STEP, reason))] if self._linked else []
         return told + self._end(False, culprit, reason, now)
 
     def _coordinator_is_silent(self, now: float) -> bool:
-        """Whether what it last said of missing tasks is too old to believe; one's own coordinator is never silent."""
+        """Whether its last report of missing tasks is too old to trust; the coordinator here is never silent."""
         return self.task != self.coordinator and now - self._roster_at > STALE_ROSTER_SECONDS
 
     def next_deadline(self) -> float | None:
         match self.phase:
-            case Phase.ENDED:
+            case MemberPhase.ENDED:
                 return None
-            case Phase.OUTSIDE:
+            case MemberPhase.OUTSIDE:
                 return self._deadline
-            case Phase.JOINING:
+            case MemberPhase.JOINING:
                 return min(self._repeat_at, self._deadline)
-            case Phase.MEMBER:
+            case MemberPhase.MEMBER:
                 statements = (self._done, self._failed, self._departure)
                 speaking = bool(self._losses) or any(one is not None for one in statements)
                 return self._repeat_at if speaking and self._linked else None
 
     def waits(self) -> list[Wait]:
-        kind = {Phase.OUTSIDE: WaitKind.CONNECTION, Phase.JOINING: WaitKind.COMPLETE}.get(self.phase)
-        if self.phase is Phase.MEMBER and self._done is not None:
+        kind = {MemberPhase.OUTSIDE: WaitKind.CONNECTION, MemberPhase.JOINING: WaitKind.COMPLETE}.get(self.phase)
+        if self.phase is MemberPhase.MEMBER and self._done is not None:
             kind = WaitKind.END
         if kind is None:
             return []
@@ -318,5 +325,5 @@ class MemberMachine:
         return {"task": str(self.task), "phase": self.phase.value, "job": f"{self.job:016x}", "linked": self._linked}
 
     def check(self) -> None:
-        if self.phase is Phase.MEMBER:
+        if self.phase is MemberPhase.MEMBER:
             assert self.job, "a member without a job"

@@ -2,7 +2,7 @@
 
 Each is idempotent: receiving it twice, or late, changes nothing the second time. The two *requests* are
 ``Open`` (a server asks a worker for its gradients of a step) and ``Pull`` (a worker asks a server for a version of
-its parameters); whoever asks repeats the request until it is satisfied, and says in ``have`` what it holds already.
+its parameters); the one that asks repeats the request until it is satisfied, and lists in ``have`` what it holds.
 
 The codec (``transports/wire/codec.py``) maps each class by name to a message of ``contract.proto``; a field is an
 int, str, bytes, bool, float, an enum of texts, a tuple of one of those, or (a tuple of) another dataclass.
@@ -26,7 +26,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One task of a view, in which life."""
+    """One task of a view, and its incarnation."""
 
     task: str
     incarnation: Incarnation
@@ -53,7 +53,7 @@ class TransportAddress:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message on a link, in both directions: who I am, in which life, of which job (0: not known yet)."""
+    """First message on a link, in both directions: who I am, which incarnation, of which job (0: not known yet)."""
 
     task: str
     incarnation: Incarnation
@@ -86,7 +86,7 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Any task to the coordinator: I am here, in this life, with these settings."""
+    """Any task to the coordinator: this incarnation is here, with these settings."""
 
     task: str
     incarnation: Incarnation
@@ -105,7 +105,7 @@ class Roster:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Coordinator to all: the cluster is complete; these lives are its members. A later number replaces an earlier one.
+    """Coordinator to all: the cluster is complete; these are its members. A later number replaces an earlier one.
 
     The rest is for the one that it is sent to: the step it begins with (``INITIAL_STEP``: the chief brings the initial
     parameters), the small local state that a worker had before that step (empty: as it is built), and the checkpoint
@@ -122,7 +122,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Coordinator to one task, or whoever is called to the caller: you cannot take part, and why."""
+    """Coordinator to one task, or a called task to its caller: you cannot take part, and why."""
 
     reason: Reason
 
@@ -294,7 +294,7 @@ class Commit:
 class LocalState:
     """Worker to coordinator: what I had beside the parameters before ``step``; ``same``: as a step earlier.
 
-    ``stuck``: why another life of this worker could not begin with that step; empty where it could.
+    ``stuck``: why another incarnation of this worker could not begin with that step; empty where it could.
     """
 
     step: Step
@@ -316,7 +316,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Any task to the coordinator: this life of ``task`` is over, and why; ``lives``: I was wrong."""
+    """Any task to the coordinator: this incarnation of ``task`` is over, and why; ``lives``: it is not, after all."""
 
     task: str
     incarnation: Incarnation
@@ -344,7 +344,7 @@ class Failed:
 class End:
     """Coordinator to all: the job has ended, well or with the first real error.
 
-    ``again``: begin another life, and with it the job again, from the newest checkpoint.
+    ``again``: begin another incarnation, and with it the job again, from the newest checkpoint.
     """
 
     ok: bool
@@ -423,7 +423,7 @@ Message = (
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A message with who sent it, in which life, for which job (0: not known yet)."""
+    """A message with its sender, the sender's incarnation, and the job (0: not known yet)."""
 
     job: JobId
     sender: str

@@ -143,6 +143,10 @@ def waited_for_to_come_back(reason: str, seconds: float) -> str:
     return f"{reason}; waiting up to {seconds:.0f} s for it to come back"
 
 
+def started_again() -> str:
+    return "was started again"
+
+
 def goes_on_without(reason: str) -> str:
     return f"{reason}; the job goes on without it"
 

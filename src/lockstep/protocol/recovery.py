@@ -70,7 +70,7 @@ class Beginning:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A worker that was lost: which life, since when, and why."""
+    """A worker that was lost: which incarnation, since when, and why."""
 
     incarnation: Incarnation
     since: float
@@ -78,7 +78,7 @@ class Loss:
 
 
 class LocalStates:
-    """What each worker had before its steps, for those that its next life may have to begin with."""
+    """What each worker had before its steps, for the steps with which its next incarnation may have to begin."""
 
     def __init__(self, beginning: Beginning, workers: int) -> None:
         self._known: dict[TaskId, dict[Step, LocalState]] = {worker(index): {} for index in range(workers)}
@@ -103,7 +103,7 @@ class LocalStates:
         return b"" if state is None else state.data
 
     def stuck_at(self, task: TaskId, step: Step) -> str:
-        """Why another life of a worker could not begin with ``step``; empty where it could."""
+        """Why another incarnation of a worker could not begin with ``step``; empty where it could."""
         state = self._known[task].get(step)
         return "" if state is None else state.stuck
 
@@ -116,8 +116,8 @@ class LocalStates:
         self._known[task] = {step: LocalState(step, data)}
 
     def forget_stuck_after(self, task: TaskId, step: Step) -> None:
-        """A worker was lost that can begin again with ``step``, and not where it had come to: nothing may be committed
-        that would take the former from it. Its next life, or this one if it lives after all, tells it again."""
+        """A worker was lost that can begin again with ``step`` but not with a later one: nothing may be committed that
+        would make ``step`` unavailable. Its next incarnation, or this one if it is alive after all, sends it again."""
         states = self._known[task]
         for known in [one for one, state in states.items() if one > step and state.stuck]:
             del states[known]

@@ -34,13 +34,13 @@ from lockstep.protocol.events import (
 from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, ClusterShape, Incarnation, Step, TaskId, worker
 from lockstep.protocol.journal import Happening, Journal
 from lockstep.protocol.ledger import (
-    BUCKET_TRANSITIONS,
     NO_GRADIENT,
     NOTHING_TO_APPLY,
+    SERVED_BUCKET_TRANSITIONS,
     Arrival,
-    BucketState,
-    BucketTrigger,
     Ledger,
+    ServedBucketState,
+    ServedBucketTrigger,
     WorkerSide,
     sealed_edition,
 )
@@ -155,7 +155,7 @@ class ServerMachine(Shard):
         return effects
 
     def _forget_life(self, side: WorkerSide) -> list[Effect]:
-        """Another life of this worker. What the former one delivered whole stays, where nothing is edited afterwards:
+        """Another incarnation of this worker. What the former one delivered stays, where nothing is edited afterwards:
         the same step, computed again, has the same gradients. Elsewhere its seal is missing, and it must deliver anew.
         """
         side.layout, side.granted, side.seal, side.done = None, False, None, None
@@ -167,13 +167,13 @@ class ServerMachine(Shard):
         return effects
 
     def _take_out(self, ledger: Ledger, sender: TaskId) -> list[Effect]:
-        """What this sender delivered does not count any more."""
-        if ledger.state is BucketState.APPLYING or sender not in ledger.arrived:
+        """What this sender delivered no longer counts."""
+        if ledger.state is ServedBucketState.APPLYING or sender not in ledger.arrived:
             return []
         effects = self._give_back(ledger, sender)
         del ledger.arrived[sender]
-        if ledger.state is BucketState.COMPLETE:
-            ledger.state = advance(BUCKET_TRANSITIONS, ledger.state, BucketTrigger.REOPEN)
+        if ledger.state is ServedBucketState.COMPLETE:
+            ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.REOPEN)
         return effects
 
     def _on_link_lost(self, event: LinkLost, now: float) -> list[Effect]:
@@ -200,14 +200,14 @@ class ServerMachine(Shard):
         start = self._layout.start
         self._ledgers = {b.id: Ledger(b.id, start) for b in event.plan.buckets_of(self.task.index)}
         if start > INITIAL_STEP:
-            # The shard comes out of a checkpoint: what was done before is done, and everybody knows it.
+            # The shard comes from a checkpoint: every task knows what was done before.
             self.step, self.committed, self._applied = start, start - 1, start - 1
         effects: list[Effect] = []
         for side in self._workers.values():
             if side.layout is not None and side.linked:
                 effects += self._admit(side, now)
         if not self._ledgers:
-            # More servers than buckets: this one has nothing to hold, and must not hold anybody up.
+            # More servers than buckets: this one holds nothing, and must not delay any task.
             self._applied = NOTHING_TO_APPLY
             effects += self._say_what_is_unheard(now)
         return effects
@@ -274,7 +274,7 @@ class ServerMachine(Shard):
             return f"of step {event.step}; this bucket is in step {ledger.version}"
         if not self.contributes(event.peer, event.step):
             return "does not contribute to this step"
-        if ledger.state is BucketState.APPLYING:
+        if ledger.state is ServedBucketState.APPLYING:
             return "a duplicate; the step is being applied"
         known = ledger.arrived.get(event.peer)
         if known is not None and known.edition >= event.edition:
@@ -293,7 +293,7 @@ class ServerMachine(Shard):
         if not self.contributes(side.id, seal.step):
             return effects
         for ledger in self._ledgers.values():
-            if ledger.version == seal.step and ledger.state is not BucketState.APPLYING:
+            if ledger.version == seal.step and ledger.state is not ServedBucketState.APPLYING:
                 effects += self._keep_only_sealed(ledger, side)
         return effects + self._apply_all_possible(now)
 
@@ -318,12 +318,12 @@ class ServerMachine(Shard):
             return []
         effects = self._give_back(ledger, side.id)
         del ledger.arrived[side.id]
-        if ledger.state is BucketState.COMPLETE:
-            ledger.state = advance(BUCKET_TRANSITIONS, ledger.state, BucketTrigger.REOPEN)
+        if ledger.state is ServedBucketState.COMPLETE:
+            ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.REOPEN)
         return effects
 
     def _on_rates(self, side: WorkerSide, rates: Rates, now: float) -> list[Effect]:
-        # A server without a bucket applies nothing, and would keep the rates of every step for ever.
+        # A server without a bucket applies nothing, and would keep the rates of every step forever.
         if side.id != CHIEF and not self._any_rates:
             return []
         if not self._ledgers or rates.step < self.step or rates.step in self._rates:
@@ -340,19 +340,19 @@ class ServerMachine(Shard):
         return effects
 
     def _apply_if_possible(self, ledger: Ledger, now: float) -> list[Effect]:
-        if ledger.state is BucketState.APPLYING:
+        if ledger.state is ServedBucketState.APPLYING:
             return []
         step = ledger.version
         if not self._decided(step):
             return []
         members = self.contributors(step)
-        if ledger.state is BucketState.COLLECTING:
+        if ledger.state is ServedBucketState.COLLECTING:
             if len(ledger.arrived) < len(members) or not all(m in ledger.arrived for m in members):
                 return []
-            ledger.state = advance(BUCKET_TRANSITIONS, ledger.state, BucketTrigger.COMPLETE)
-        if ledger.state is not BucketState.COMPLETE or not self._may_apply(ledger):
+            ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.COMPLETE)
+        if ledger.state is not ServedBucketState.COMPLETE or not self._may_apply(ledger):
             return []
-        ledger.state = advance(BUCKET_TRANSITIONS, ledger.state, BucketTrigger.APPLY)
+        ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.APPLY)
         self._journal.record(now, Happening.CONSUMED, step, ledger.bucket)
         giving = tuple(m for m in members if ledger.arrived[m] is not NO_GRADIENT)
         arrivals = tuple(ledger.arrived[m].number for m in giving)
@@ -372,7 +372,7 @@ class ServerMachine(Shard):
         return [seal for m in members if (seal := self._workers[m].seal) is not None and seal.step == step]
 
     def _without_gradient(self, seals: list[Seal], ledger: Ledger) -> tuple[int, ...]:
-        """The parameters of which nobody has a gradient; where the whole bucket is absent, that says it all."""
+        """The parameters that have no gradient on any worker; empty where the whole bucket is absent."""
         partial = [set(seal.without) for seal in seals if ledger.bucket not in seal.absent]
         return tuple(sorted(set.intersection(*partial))) if partial else ()
 
@@ -414,7 +414,7 @@ class ServerMachine(Shard):
 
     def _on_bucket_applied(self, event: BucketApplied, now: float) -> list[Effect]:
         ledger = self._ledgers[event.bucket]
-        ledger.state = advance(BUCKET_TRANSITIONS, ledger.state, BucketTrigger.APPLIED)
+        ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.APPLIED)
         ledger.version = event.step + 1
         ledger.arrived.clear()
         self._journal.record(now, Happening.PRODUCED, ledger.version, event.bucket)
@@ -468,8 +468,8 @@ class ServerMachine(Shard):
         for ledger in self._ledgers.values():
             for gone in set(before) - set(self._everybody):
                 effects += self._take_out(ledger, gone)
-            if ledger.state is BucketState.COMPLETE and not all(w in ledger.arrived for w in self._everybody):
-                ledger.state = advance(BUCKET_TRANSITIONS, ledger.state, BucketTrigger.REOPEN)
+            if ledger.state is ServedBucketState.COMPLETE and not all(w in ledger.arrived for w in self._everybody):
+                ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.REOPEN)
         for side in self._workers.values():
             if side.granted and side.id in self._everybody and side.id not in before:
                 effects.append(self._open(side, now))

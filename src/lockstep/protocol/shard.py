@@ -1,4 +1,4 @@
-"""What a server holds and hands out: versions of its buckets to workers, word of its progress to the coordinator.
+"""What a server holds and hands out: versions of its buckets to workers, its progress to the coordinator.
 
 ``server.py`` adds the other half: the gradients that come in, and what is made of them. Version *v* of a bucket lies in
 one of two slots of the store. A transfer reads its slot until the sender's end of it is over, and as long as one does,
@@ -14,7 +14,7 @@ from lockstep.protocol.events import LinkLost, ShardSaved, TransferEnded
 from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, ClusterShape, Step, TaskId
 from lockstep.protocol.journal import Happening, Journal
 from lockstep.protocol.keys import TensorKey, gradient_name
-from lockstep.protocol.ledger import NOTHING_TO_APPLY, BucketState, Ledger, WorkerSide
+from lockstep.protocol.ledger import NOTHING_TO_APPLY, Ledger, ServedBucketState, WorkerSide
 from lockstep.protocol.messages import Applied, Failed, Message, Pull, Saved
 from lockstep.protocol.timing import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.waits import Wait, WaitKind
@@ -46,7 +46,7 @@ class Shard:
         self._applied: Step = INITIAL_STEP - 1
         self._failure: Failed | None = None
         self._repeat_at: float | None = None
-        """When the coordinator is told again what it has not answered."""
+        """When the coordinator is sent again what it has not answered."""
         self._save_version: int = INITIAL_STEP
         """The newest version that was to be saved."""
         self._saved: Saved | None = None
@@ -79,7 +79,9 @@ class Shard:
         return [
             ledger.bucket
             for ledger in self._ledgers.values()
-            if ledger.version == self.step and ledger.state is BucketState.COLLECTING and side.id not in ledger.arrived
+            if ledger.version == self.step
+            and ledger.state is ServedBucketState.COLLECTING
+            and side.id not in ledger.arrived
         ]
 
     # -- parameters go out --
@@ -125,7 +127,9 @@ class Shard:
         if version == ledger.version:
             return version > INITIAL_STEP
         # The version before stays readable in its slot until the next update may overwrite it.
-        return version == ledger.version - 1 and version > INITIAL_STEP and ledger.state is not BucketState.APPLYING
+        return (
+            version == ledger.version - 1 and version > INITIAL_STEP and ledger.state is not ServedBucketState.APPLYING
+        )
 
     def _transfer_over(self, event: TransferEnded, now: float) -> Ledger | None:
         """A reader of a slot is gone; the bucket it read, if it counted as one."""
@@ -156,14 +160,14 @@ class Shard:
     # -- what the coordinator must know --
 
     def _unheard(self) -> list[Message]:
-        """What the coordinator has not shown to know."""
+        """What the coordinator has not confirmed."""
         unheard: list[Message] = []
         # Any commit at all shows that it knows of a server without a bucket.
         shown = INITIAL_STEP if self._applied == NOTHING_TO_APPLY else self._applied
         if self.committed < shown:
             unheard.append(Applied(self._applied))
         elif not self._decided(self.step):
-            # Not that it has not heard, but that its decision may have been lost on the way.
+            # It may have received this, and its decision may have been lost on the way.
             unheard.append(Applied(self._applied))
         if self._failure is not None:
             unheard.append(self._failure)
@@ -177,12 +181,12 @@ class Shard:
     # -- checkpoints --
 
     def _save(self, version: int) -> list[Effect]:
-        """Once for each version; whoever asks again is told what became of it."""
+        """Once for each version; a repeated request is answered with what became of it."""
         if version <= self._save_version:
             known = self._saved is not None and self._saved.version == version
             return [Send(self.shape.coordinator, self._saved)] if known and self._saved is not None else []
         self._save_version = version
-        late = [b for b in self._ledgers.values() if b.version != version or b.state is BucketState.APPLYING]
+        late = [b for b in self._ledgers.values() if b.version != version or b.state is ServedBucketState.APPLYING]
         if late:
             self._saved = Saved(version, "", 0, "", phrases.bucket_is_past(late[0].bucket, late[0].version))
             return [Send(self.shape.coordinator, self._saved)]

@@ -1,6 +1,6 @@
-"""All machines of one task behind one door: its membership, its role, and the coordinator where it lives here.
+"""All machines of one task behind one door: its membership, its role, and the coordinator where it runs here.
 
-A message to oneself (server 0 speaks to the coordinator on server 0) never leaves: it is handed back as an event.
+A message to the task itself (server 0 to the coordinator on server 0) never leaves: it is handed back as an event.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How long things may take, where one such time depends on another; ``broken_rules`` says which of them do not fit.
+"""How long things may take, where one such time depends on another; ``broken_rules`` says which of them do not match.
 
-Who waits for whom decides: whoever waits must be more patient than the one it waits for, and a sum of waits must keep
-what is promised to people. A time that stands alone stays where it is used.
+What matters is who waits for whom: a waiter must be more patient than the one it waits for, and a sum of waits must
+keep what is promised to people. A time on which no other depends stays where it is used.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Final
 # -- what people are promised, and what they set --
 
 PROMISE_SECONDS: Final = 5.0
-"""A wait that is longer than usual is spoken of within this time."""
+"""A wait that is longer than usual is reported within this time."""
 VERDICT_SECONDS: Final = 10.0
 """A cause that can be proven is named within this time: what a drill asks for."""
 STALL_AFTER_SECONDS: Final = 60.0
-"""``--stall_after``: without progress for so long a job has stalled, whatever the cause."""
+"""``--stall_after``: without progress for this long a job has stalled, whatever the cause."""
 STARTUP_SECONDS: Final = 300.0
 """``--startup_timeout``: people start the tasks of a cluster by hand, or a queue does, one after the other."""
 REJOIN_SECONDS: Final = 300.0
@@ -31,30 +31,30 @@ RESEND_SECONDS: Final = 10.0
 """A transfer that left but is still asked for is started again after this long, then after twice as long, and so on.
 Long on purpose: on a slow link the bytes may still be on their way, and sending them twice makes it slower."""
 STALE_ROSTER_SECONDS: Final = 5 * REPEAT_SECONDS
-"""The coordinator says who is missing every two seconds. One that is silent for so long is itself what is amiss."""
+"""The coordinator reports who is missing every two seconds. One that is silent this long is itself the problem."""
 QUESTION_SECONDS: Final = 5 * REPEAT_SECONDS
 """Longer than for other requests: an answer can carry megabytes, and asking again sends them again."""
 SAVE_AGAIN_SECONDS: Final = 10.0
-"""After a checkpoint that could not be written, a full disk for example, the next one is tried so soon."""
+"""How soon after a checkpoint that could not be written (a full disk, for example) the next one is tried."""
 
 # -- heartbeats, and who counts as heard, gone or slow --
 
 HEARTBEAT_SECONDS: Final = 1.0
-"""How often each end of a link says that it is there, and each task to its monitor."""
+"""How often each end of a link, and each task to its monitor, sends a heartbeat."""
 HEARD_SECONDS: Final = 2.5
-"""A peer that was heard of this recently is there: two heartbeats, and a late one's delay."""
+"""A peer that sent something this recently is there: two heartbeats, and a late one's delay."""
 UNHEARD_SECONDS: Final = 3.0
-"""A peer that was not heard of for this long has missed three heartbeats."""
+"""A peer that sent nothing for this long has missed three heartbeats."""
 COORDINATOR_UNHEARD_SECONDS: Final = 2.5
-"""A task that does not hear the coordinator for this long decides by itself."""
+"""A task that receives nothing from the coordinator for this long decides on its own."""
 GONE_SECONDS: Final = 2.0
-"""A peer whose link broke and whose monitor cannot be reached for this long is gone, as far as anybody can tell."""
+"""A peer whose link broke and whose monitor cannot be reached for this long is taken for gone."""
 SLOW_SECONDS: Final = 20.0
-"""The same for a monitor that accepts connections and only does not answer in time: most likely its machine is busy."""
+"""The same for a monitor that accepts connections but does not answer in time: most likely its machine is busy."""
 LEFT_SECONDS: Final = 3.0
 """A peer that ended with exit code 0 has this long to be explained by the end of the job."""
 PUSH_SECONDS: Final = 1.0
-"""A watcher hears something at least this often, so that it can tell silence from "nothing new"."""
+"""A watcher is sent something at least this often, so that it can tell silence from "nothing new"."""
 WATCHER_GONE_SECONDS: Final = 1.5
 """A watcher comes back to wait after each push; one that did not is gone."""
 
@@ -63,23 +63,23 @@ WATCHER_GONE_SECONDS: Final = 1.5
 TICK_SECONDS: Final = 0.4
 """How often it looks at counters; a look costs half a millisecond."""
 NOTICE_SECONDS: Final = 2.0
-"""No wait that is shorter is ever spoken of."""
+"""No shorter wait is ever reported."""
 FIRST_STEPS_NOTICE_SECONDS: Final = 4.0
 """The same before it is known how long a step takes."""
 PATIENCE_SECONDS: Final = 3.0
-"""What stands still for less proves nothing."""
+"""A shorter standstill proves nothing."""
 FIRST_STEPS_FACTOR: Final = 10.0
-"""The first steps compile, tune and load: what stands still then proves nothing for so many times longer."""
+"""The first steps compile, tune and load: a standstill then proves nothing for this many times longer."""
 ASK_ALL_SECONDS: Final = 0.6
 """How long an answer is waited for when all tasks are asked."""
 ASK_STACK_SECONDS: Final = 1.5
 """How long a stack is waited for: its monitor runs another program to get it."""
 OWN_LOOK_SECONDS: Final = 2.0
-"""A task that waits this long without a word of the coordinator looks by itself."""
+"""A task that waits this long without a message from the coordinator looks for the cause itself."""
 AFTER_COORDINATOR_SECONDS: Final = 10.0
-"""The coordinator ends a job that stalls; a task that hears it waits this much longer before it does so itself."""
+"""The coordinator ends a job that stalls; a task that is connected to it waits this much longer before it does so."""
 VERDICT_AGAIN_SECONDS: Final = 30.0
-"""A verdict that still holds is repeated so late that it does not fill a log."""
+"""How long until a verdict that still holds is repeated: late enough not to fill a log."""
 WATCHDOG_JOIN_SECONDS: Final = 6.0
 """A task that leaves waits for a look that is under way."""
 
@@ -92,7 +92,7 @@ LOOP_ANSWER_SECONDS: Final = 0.2
 CPU_WINDOW_SECONDS: Final = 2.0
 """The time over which a thread's work is counted: that of the shortest wait which is spoken of."""
 KERNEL_SECONDS: Final = 0.3
-"""How often the kernel's counters of a connection are read, at most, while something stands still."""
+"""How often the kernel's counters of a connection are read, at most, while something is stuck."""
 WATCHED_SECONDS: Final = 1.5
 """The kernel's counters prove that nothing came only if they were watched this long: a heartbeat was due."""
 STUCK_SECONDS: Final = 2.0
@@ -100,9 +100,9 @@ STUCK_SECONDS: Final = 2.0
 SENT_SECONDS: Final = 2.0
 """A tensor that left this long ago over a link that works should be there."""
 STOPPED_SECONDS: Final = 2.5
-"""A process that is stopped for less than this may be under a debugger's hand for a moment."""
+"""A process that is stopped for less than this may just be under a debugger for a moment."""
 LAST_WAIT_SECONDS: Final = 10.0
-"""Tasks leave one after the other: a missing one is no loss for this long while others wait for the end."""
+"""Tasks leave one after the other: for this long a missing one does not count as lost while others wait for the end."""
 
 # -- one question to one address --
 
@@ -126,9 +126,9 @@ PROOF_SECONDS: Final = 4.0
 SEARCH_SECONDS: Final = 1.0
 """How often the addresses of missing tasks are looked at."""
 QUIET_SECONDS: Final = 2.0
-"""Tasks never start in the same instant: nothing is said of one that is missing for less than this."""
+"""Tasks never start in the same instant: one that is missing for less than this is not reported."""
 SAY_SECONDS: Final = 5.0
-"""How often a task that waits for others says so."""
+"""How often a task that waits for others reports it."""
 ASK_AFTER_SECONDS: Final = 3.0
 """A task that is up and has not joined for this long is asked why. A healthy one joins sooner."""
 COMPARE_SECONDS: Final = 5.0
@@ -145,9 +145,9 @@ DIAL_SECONDS: Final = 5.0
 LONGEST_DIAL_SECONDS: Final = 30.0
 """Where a link takes longer to open than it was given, the next try gets twice the time, up to this."""
 HELLO_SECONDS: Final = 10.0
-"""How long whoever connects may take to say who it is."""
+"""How long a task that connects may take to identify itself."""
 MATCH_SECONDS: Final = 10.0
-"""How long one that came in waits until its endpoint is asked for here."""
+"""How long an incoming connection waits until its endpoint is asked for here."""
 CONNECT_SECONDS: Final = 30.0
 """How long either end of a link waits for the other one."""
 FLUSH_SECONDS: Final = 1.0
@@ -158,9 +158,9 @@ CUT_SECONDS: Final = 2.0
 # -- a task leaves --
 
 SETTLE_SECONDS: Final = 2.0
-"""How long a task that leaves waits until the word that the job is over has gone out."""
+"""How long a task that leaves waits until the message that the job is over has gone out."""
 LEAVE_SECONDS: Final = 5.0
-"""How long a task waits for the others to hear of the end, and for the end to be told to itself."""
+"""How long a task waits for the others to receive the end, and to receive it itself."""
 GIVE_UP_SECONDS: Final = 10.0
 """How long a training thread may take to leave after the job has ended; inside a device call it never does."""
 TASKS_LEAVE_SECONDS: Final = 8.0
@@ -170,11 +170,11 @@ SIGNAL_WINDOW_SECONDS: Final = 5.0
 TOLD_SECONDS: Final = 2.0
 """How long a task waits until the job that its signal ends is over."""
 ASIDE_SECONDS: Final = 0.3
-"""How long the main thread has to notice by itself that the job is over."""
+"""How long the main thread has to notice on its own that the job is over."""
 WIND_UP_SECONDS: Final = 3.0
 """How long it then has to wind up."""
 SERVER_WIND_UP_SECONDS: Final = 8.0
-"""The same on a server, which sees the others off."""
+"""The same on a server, which waits for the others to leave."""
 SAME_SIGNAL_SECONDS: Final = 0.3
 """A signal this soon after the first is the same one: some programs send it to a process and also to its group."""
 
@@ -185,17 +185,17 @@ STOP_SECONDS: Final = 5.0
 LINGER_SECONDS: Final = 3.0
 """How long a monitor answers for a task that failed, so that peers learn of it."""
 ANSWERED_FOR_SECONDS: Final = 2.0
-"""How long it does so at least, for peers that do not watch but ask when they miss the task."""
+"""The least time for that, for peers that do not watch but ask when they miss the task."""
 TELL_SECONDS: Final = 1.0
-"""How long a quiet end waits for watchers to be told."""
+"""How long a quiet end waits until watchers are notified."""
 LEFTOVER_GRACE_SECONDS: Final = 0.5
 """How long what a task left behind may take to end by itself."""
 LEFTOVER_SECONDS: Final = 5.0
-"""How long a keeper tries to kill the rest: what is in the kernel's hands cannot be killed."""
+"""How long a keeper tries to kill the rest: a process inside a kernel call cannot be killed."""
 KEEPER_SECONDS: Final = 8.0
 """How long a monitor waits for its keeper."""
 FORMER_SECONDS: Final = 10.0
-"""How long a companion waits for that of a former life of its task to let go of the address."""
+"""How long a companion waits for that of a former incarnation of its task to release the address."""
 COMPANION_CLOSE_SECONDS: Final = 5.0
 """How long a program that leaves waits for its companion."""
 MONITOR_SECONDS: Final = 7.0
@@ -291,7 +291,7 @@ def _hearing() -> _Rules:
         ("a slow monitor has longer than a silent one", SLOW_SECONDS > GONE_SECONDS),
         ("a slow monitor is asked several times", SLOW_SECONDS >= 5 * (KNOCK_SECONDS + ASK_SECONDS + GREETING_SECONDS)),
         ("a lost task is known before the job counts as stalled", SLOW_SECONDS < STALL_AFTER_SECONDS),
-        ("the word that the job is over comes before a peer has left early", LEFT_SECONDS > SETTLE_SECONDS),
+        ("the message that the job is over comes before a peer has left early", LEFT_SECONDS > SETTLE_SECONDS),
         ("a watcher comes back within the time after which it is gone", WATCHER_GONE_SECONDS > PUSH_SECONDS),
     )
 

@@ -27,7 +27,7 @@ class WaitKind(StrEnum):
     """The cluster, by a task that has joined."""
     COMMIT = "commit"
     APPLIED = "applied"
-    """A server's word that a step is applied."""
+    """A server's message that a step is applied."""
     STATE = "state"
     """What a worker takes into the next step."""
     SHARD = "shard"
@@ -35,11 +35,11 @@ class WaitKind(StrEnum):
     RETURN = "return"
     """A worker that was lost."""
     ANSWER = "answer"
-    """To a question outside of the steps."""
+    """The answer to a question outside of the steps."""
     END = "end"
-    """Of the job."""
+    """The end of the job."""
     OTHER = "other"
-    """Of a kind that this version does not know."""
+    """A wait of a kind that this version does not know."""
 
 
 TENSORS = frozenset({WaitKind.GRADIENT, WaitKind.PARAMETER, WaitKind.SUM})

@@ -25,7 +25,13 @@ from lockstep.protocol.events import (
     TransferEnded,
     VersionArrived,
 )
-from lockstep.protocol.holdings import BUCKET_TRANSITIONS, BucketState, BucketTrigger, HeldBucket, ServerSide
+from lockstep.protocol.holdings import (
+    HELD_BUCKET_TRANSITIONS,
+    HeldBucket,
+    HeldBucketState,
+    HeldBucketTrigger,
+    ServerSide,
+)
 from lockstep.protocol.ids import (
     CHIEF,
     INITIAL_STEP,
@@ -55,7 +61,7 @@ from lockstep.protocol.timing import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.waits import Wait, WaitKind
 
 COORDINATOR = server(0)
-"""Where there are workers of this kind there is a server, and the coordinator lives on the first one."""
+"""Where there are workers of this kind there is a server, and the coordinator runs on the first one."""
 
 
 class WorkerMachine:
@@ -74,7 +80,7 @@ class WorkerMachine:
         """``eager``: nothing is edited after backward, so a bucket may be applied before this worker's seal.
 
         ``may_lag``: steps may complete without this worker (backup workers); it then goes on with the newest version.
-        ``tells_state``: its local state goes to the coordinator with each seal, for its next life.
+        ``tells_state``: its local state goes to the coordinator with each seal, for its next incarnation.
         """
         self.task = task
         self.eager = eager
@@ -92,7 +98,7 @@ class WorkerMachine:
         self._tells_state = tells_state
         self._newest_state: bytes | None = None
         self._states: dict[Step, LocalState] = {}
-        """Local states that the coordinator has not shown to know."""
+        """Local states that the coordinator has not confirmed."""
 
     # -- the door --
 
@@ -161,7 +167,7 @@ class WorkerMachine:
         effects: list[Effect] = []
         if event.rates:
             effects += self._send_rates(event.rates)
-        # A former life of this worker may have delivered its gradients of the first two steps of this one: servers may
+        # A former incarnation may have delivered its gradients of the first two steps of this one: servers may
         # have applied them already, and the next version would come at once, into memory that is computed with. So it
         # is asked for when the step is sealed.
         assert self._layout is not None
@@ -179,7 +185,7 @@ class WorkerMachine:
                 f"bucket {event.bucket} produced a gradient of step {event.step} from version {bucket.version}"
             )
         self._refuse_change(bucket, "produced again")
-        bucket.state = advance(BUCKET_TRANSITIONS, bucket.state, BucketTrigger.PRODUCE)
+        bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.PRODUCE)
         bucket.edition += 1
         bucket.offers = 0
         self._journal.record(now, Happening.PRODUCED, event.step, event.bucket, bucket.server)
@@ -192,7 +198,7 @@ class WorkerMachine:
         for bucket in self._buckets:
             if bucket.id in absent and bucket.version == event.step:
                 self._refuse_change(bucket, "taken back")
-                bucket.state = advance(BUCKET_TRANSITIONS, bucket.state, BucketTrigger.SKIP)
+                bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.SKIP)
         effects: list[Effect] = []
         if event.rates:
             effects += self._send_rates(event.rates)
@@ -209,7 +215,7 @@ class WorkerMachine:
         return self._tell_state(LocalState(event.step, event.data, stuck=event.stuck)) if self._tells_state else []
 
     def _tell_state(self, state: LocalState) -> list[Effect]:
-        """What the next life of this worker would need; most models have little of it, and many never change it."""
+        """What the next incarnation of this worker would need; most models have little, and many never change it."""
         same = not state.stuck and state.data == self._newest_state
         self._newest_state = None if state.stuck else state.data
         self._states[state.step] = LocalState(state.step, b"", same=True) if same else state
@@ -275,7 +281,7 @@ class WorkerMachine:
             self._journal.record(now, Happening.DROPPED, event.version, event.bucket, event.peer, refusal)
             return []
         bucket = self._buckets[event.bucket]
-        bucket.state = advance(BUCKET_TRANSITIONS, bucket.state, BucketTrigger.ARRIVE)
+        bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.ARRIVE)
         bucket.version = event.version
         self._servers[bucket.server].awaited -= 1
         self._journal.record(now, Happening.ARRIVED, event.version, event.bucket, event.peer)
@@ -293,14 +299,14 @@ class WorkerMachine:
     def _start_if_possible(self, bucket: HeldBucket, now: float) -> list[Effect]:
         peer = self._servers[bucket.server]
         if (
-            bucket.state is not BucketState.PRODUCED
+            bucket.state is not HeldBucketState.PRODUCED
             or bucket.busy
             or not peer.linked
             or peer.grant is None
             or peer.open_step != self.step
         ):
             return []
-        bucket.state = advance(BUCKET_TRANSITIONS, bucket.state, BucketTrigger.START)
+        bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.START)
         bucket.busy, bucket.offered_at = True, now
         bucket.offers += 1
         self._journal.record(now, Happening.IN_FLIGHT, self.step, bucket.id, peer.id)
@@ -311,8 +317,8 @@ class WorkerMachine:
         bucket.busy = False
         if event.ok:
             self._journal.record(now, Happening.SENT, event.number, event.bucket, event.peer)
-        elif bucket.state is BucketState.OFFERED and event.number == self.step:
-            bucket.state = advance(BUCKET_TRANSITIONS, bucket.state, BucketTrigger.FAIL)
+        elif bucket.state is HeldBucketState.OFFERED and event.number == self.step:
+            bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.FAIL)
         return self._start_if_possible(bucket, now)
 
     def _on_received(self, event: Received, now: float) -> list[Effect]:
@@ -354,13 +360,13 @@ class WorkerMachine:
             if (
                 bucket.id in have
                 and bucket.edition == 0
-                and bucket.state in (BucketState.PRODUCED, BucketState.OFFERED)
+                and bucket.state in (HeldBucketState.PRODUCED, HeldBucketState.OFFERED)
             ):
-                bucket.state = advance(BUCKET_TRANSITIONS, bucket.state, BucketTrigger.CONFIRM)
-            elif bucket.id not in have and bucket.state is BucketState.OFFERED and not bucket.busy:
+                bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.CONFIRM)
+            elif bucket.id not in have and bucket.state is HeldBucketState.OFFERED and not bucket.busy:
                 patience = RESEND_SECONDS * 2 ** (bucket.offers - 1)
                 if now - bucket.offered_at >= patience:
-                    bucket.state = advance(BUCKET_TRANSITIONS, bucket.state, BucketTrigger.FAIL)
+                    bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.FAIL)
                     self._journal.record(now, Happening.REPEATED, self.step, bucket.id, peer.id, "asked for again")
 
     def _start_all(self, peer: ServerSide, now: float) -> list[Effect]:
@@ -381,7 +387,7 @@ class WorkerMachine:
         return asked + self._statements(peer, now) if self._layout is not None else asked
 
     def _statements(self, peer: ServerSide, now: float) -> list[Effect]:
-        """All that this server must know of me. Idempotent, so it is simply said again on every new link."""
+        """All that this server must know of this worker. Idempotent, so it is simply sent again on every new link."""
         assert self._layout is not None
         effects: list[Effect] = [self._pull(peer, now)]
         if peer.grant is None:
@@ -404,8 +410,8 @@ class WorkerMachine:
         self._journal.record(now, Happening.LINK_LOST, peer=event.peer, cause=event.reason)
         for bucket in peer.buckets:
             bucket.busy = False
-            if bucket.state is BucketState.OFFERED:
-                bucket.state = advance(BUCKET_TRANSITIONS, bucket.state, BucketTrigger.FAIL)
+            if bucket.state is HeldBucketState.OFFERED:
+                bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.FAIL)
         return []
 
     def _on_tick(self, now: float) -> list[Effect]:
@@ -421,7 +427,7 @@ class WorkerMachine:
             return False
         if peer.awaited > 0 or peer.grant is None:
             return True
-        # Another server may owe a bucket because the coordinator has not heard of a state, and cannot commit.
+        # Another server may owe a bucket because the coordinator has not received a state, and cannot commit.
         waiting = any(other.awaited for other in self._servers.values())
         return waiting and bool(self._states) and peer.id == COORDINATOR
 

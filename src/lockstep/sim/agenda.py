@@ -1,4 +1,4 @@
-"""The virtual clock: what is still to happen, in the order of its time."""
+"""The virtual clock: what is still to happen, in order of time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Agenda:
         return len(self._heap)
 
     def run_next(self) -> None:
-        """Let the clock jump to the next action and take it."""
+        """Advance the clock to the next action and run it."""
         self.now, _, action = heapq.heappop(self._heap)
         self.done += 1
         action()

@@ -17,8 +17,8 @@ from lockstep.protocol.ids import ClusterShape, Step, TaskId
 from lockstep.protocol.messages import ParameterEntry
 from lockstep.protocol.plan import DEFAULT_BUCKET_BYTES, Plan, make_plan
 from lockstep.sim.pool import no_collections
-from lockstep.sim.scenario import NetworkProfile, Scenario, Span, TrainingProfile
-from lockstep.sim.server_side import ServerSide
+from lockstep.sim.scenario import NetworkProfile, Scenario, SecondsRange, TrainingProfile
+from lockstep.sim.server_side import SimulatedServer
 from lockstep.sim.violation import Rule, Violation
 from lockstep.sim.world import World
 
@@ -28,7 +28,7 @@ PARTS = ("compute", "stragglers", "gradients", "update", "parameters")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class CapacityCase:
     """One cluster and what it trains."""
 
     workers: int
@@ -37,12 +37,12 @@ class Case:
     steps: int = 3
     bucket_bytes: int = DEFAULT_BUCKET_BYTES
     bandwidth: float = 25e9 / 8
-    """Bytes a second of each host's adapter, in each direction."""
+    """Bytes per second of each host's adapter, in each direction."""
     latency: float = 50e-6
     compute: float = 0.3
     """Seconds of forward and backward of one worker."""
     jitter: float = 0.05
-    """How much longer the slowest computation is than the fastest, as a share."""
+    """How much longer the slowest computation takes than the fastest, as a fraction."""
     store_bandwidth: float = 4e9
     loop_seconds: float = 30e-6
     shared_hosts: bool = False
@@ -57,17 +57,17 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """The share of the time for which a kind of resource was at work: of all of its kind, and of the busiest one."""
+    """The fraction of time for which a kind of resource was busy: on average, and the busiest one."""
 
     mean: float
     most: float
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What one case gave."""
+class CapacityMeasurement:
+    """The result of one case."""
 
-    case: Case
+    case: CapacityCase
     step: float
     parts: dict[str, float]
     busy: dict[str, Busy]
@@ -82,11 +82,11 @@ class Measured:
 
     @property
     def bottleneck(self) -> str:
-        """The resource whose busiest one works most."""
+        """The kind of resource whose busiest member is the busiest of all."""
         return max(self.busy, key=lambda name: self.busy[name].most)
 
 
-def measure(case: Case) -> Measured:
+def measure(case: CapacityCase) -> CapacityMeasurement:
     """Play a case, and measure its steps after the first."""
     world = World(scenario_of(case))
     plan = case.plan()
@@ -99,7 +99,7 @@ def measure(case: Case) -> Measured:
     first = 1 if case.steps > 1 else 0
     steps = range(first, case.steps)
     parts = {name: sum(clock.parts(step)[name] for step in steps) / len(steps) for name in PARTS}
-    return Measured(
+    return CapacityMeasurement(
         case=case,
         step=sum(parts.values()),
         parts=parts,
@@ -110,8 +110,8 @@ def measure(case: Case) -> Measured:
     )
 
 
-def scenario_of(case: Case) -> Scenario:
-    """The fair weather in which a case is played."""
+def scenario_of(case: CapacityCase) -> Scenario:
+    """The scenario without faults in which a case is played."""
     buckets = max(1, len(case.plan().buckets))
     forward, backward = case.compute * FORWARD, case.compute * (1 - FORWARD) / buckets
     return Scenario(
@@ -121,7 +121,7 @@ def scenario_of(case: Case) -> Scenario:
         parameters=case.parameters,
         bucket_bytes=case.bucket_bytes,
         network=NetworkProfile(
-            latency=Span(case.latency, case.latency),
+            latency=SecondsRange(case.latency, case.latency),
             torn=False,
             bandwidth=case.bandwidth,
             shared_hosts=case.shared_hosts,
@@ -129,16 +129,16 @@ def scenario_of(case: Case) -> Scenario:
         ),
         training=TrainingProfile(
             steps=case.steps,
-            prepare=Span(0.0, 0.0),
-            # All of the jitter is drawn once a step: a slow worker is slow for all of its forward.
-            forward=Span(forward, forward + case.compute * case.jitter),
-            backward=Span(backward, backward),
-            apply=Span(0.0, 0.0),
+            prepare=SecondsRange(0.0, 0.0),
+            # All of the jitter is drawn once per step: a slow worker is slow for all of its forward.
+            forward=SecondsRange(forward, forward + case.compute * case.jitter),
+            backward=SecondsRange(backward, backward),
+            apply=SecondsRange(0.0, 0.0),
             store_bandwidth=case.store_bandwidth,
             loop_seconds=case.loop_seconds,
             in_order=True,
         ),
-        start=Span(0.0, 0.0),
+        start=SecondsRange(0.0, 0.0),
         patience=1e6,
     )
 
@@ -156,9 +156,9 @@ class _Moments:
 
 
 class _StepClock:
-    """Writes down when each moment of each step came, and how busy everything was by then."""
+    """Records when each moment of each step came, and how busy everything was by then."""
 
-    def __init__(self, world: World, case: Case, buckets: int) -> None:
+    def __init__(self, world: World, case: CapacityCase, buckets: int) -> None:
         self._world = world
         self._expected = case.workers * buckets
         self._moments: dict[Step, _Moments] = {}
@@ -227,7 +227,7 @@ class _StepClock:
         return {name: _busy(zip(before[name], after[name], strict=True), seconds) for name in after}
 
 
-def _store(side: ServerSide) -> float:
+def _store(side: SimulatedServer) -> float:
     return side.store_busy
 
 
@@ -239,8 +239,8 @@ def _busy(pairs: Iterable[tuple[float, float]], seconds: float) -> Busy:
 # -- how it grows --
 
 
-def growth_cases(case: Case) -> dict[str, list[Case]]:
-    """The cases that show how a step grows with each of three things; beside the case itself, two steps each."""
+def growth_cases(case: CapacityCase) -> dict[str, list[CapacityCase]]:
+    """The cases that show how a step grows with each of three things; apart from the case itself, two steps each."""
     short = replace(case, steps=2)
     workers = [replace(short, workers=count) for count in _distinct(case.workers // 4, case.workers // 2)]
     servers = [replace(short, servers=count) for count in _distinct(case.servers // 2)]
@@ -260,13 +260,13 @@ def _distinct(*counts: int) -> list[int]:
     return sorted({max(1, count) for count in counts})
 
 
-def server_cases(case: Case, most: int) -> list[Case]:
+def server_cases(case: CapacityCase, most: int) -> list[CapacityCase]:
     """The cases of a search for the right number of servers: 1, 2, 3, 4, 6, 8, 12, ..."""
     counts = sorted({n for power in range(20) for n in (2**power, 3 * 2**power) if n <= most})
     return [replace(case, steps=2, servers=count) for count in counts]
 
 
-def enough(measured: Iterable[Measured], share: float) -> Measured | None:
+def enough(measured: Iterable[CapacityMeasurement], share: float) -> CapacityMeasurement | None:
     """The one with the fewest servers that reaches ``share`` of what the best of them does."""
     rows = sorted(measured, key=lambda one: one.case.servers)
     if not rows:

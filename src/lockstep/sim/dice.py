@@ -7,7 +7,7 @@ from random import Random
 from typing import TypeVar
 
 from lockstep.protocol.ids import Incarnation
-from lockstep.sim.scenario import Span
+from lockstep.sim.scenario import SecondsRange
 
 Item = TypeVar("Item")
 
@@ -16,7 +16,7 @@ _STRIDE = 7919
 
 
 class Dice:
-    """Draws in the words of the simulator.
+    """Random draws in the simulator's terms.
 
     What happens on a link, or to the work of a task, is drawn by *place*: the n-th draw of a place is the same whatever
     happens elsewhere. So a fault that is taken out of a run changes what it touched and not every number after it.
@@ -27,7 +27,7 @@ class Dice:
         self._table: list[float] = []
 
     def place(self) -> int:
-        """A new source of draws of its own."""
+        """A new, independent source of draws."""
         return self._random.getrandbits(30)
 
     def at(self, place: int, number: int) -> float:
@@ -37,12 +37,12 @@ class Dice:
             self._table = [draw() for _ in range(_TABLE)]
         return self._table[(place + number * _STRIDE) % _TABLE]
 
-    def seconds_at(self, span: Span, place: int, number: int) -> float:
+    def seconds_at(self, span: SecondsRange, place: int, number: int) -> float:
         if span.high == span.low:
             return span.low
         return span.low + (span.high - span.low) * self.at(place, number)
 
-    def seconds(self, span: Span) -> float:
+    def seconds(self, span: SecondsRange) -> float:
         return span.low + (span.high - span.low) * self._random.random()
 
     def chance(self, probability: float) -> bool:

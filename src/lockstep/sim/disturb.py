@@ -10,7 +10,7 @@ from lockstep.sim.world import World
 
 
 def freeze(world: World, task: SimTask, seconds: float, *, answers: bool = False) -> None:
-    """Stop the process; whatever comes waits. ``answers``: only its loop stands, other threads of it still speak."""
+    """Stop the process; whatever comes waits. ``answers``: only its loop is stuck, its other threads still answer."""
     if task.frozen:
         return
     task.frozen_since = world.agenda.now
@@ -19,7 +19,7 @@ def freeze(world: World, task: SimTask, seconds: float, *, answers: bool = False
 
 
 def thaw(world: World, task: SimTask) -> None:
-    """Let the process go on: first what its threads had to do, then what came in."""
+    """Let the process continue: first what its threads had to do, then what came in."""
     if not task.frozen:
         return
     task.frozen_since = -1.0
@@ -32,26 +32,11 @@ def thaw(world: World, task: SimTask) -> None:
 
 
 def crash(world: World, task: SimTask, *, restart_after: float) -> None:
-    """Kill the process; start it again later, if that is wanted."""
+    """Kill the process; start it again later, unless ``restart_after`` is negative."""
     name = task.machine.task
     world.kill(task, "was killed by signal 9", -9)
     if restart_after >= 0:
-        world.agenda.after(restart_after, partial(restart, world, name))
-
-
-def restart(world: World, name: TaskId) -> None:
-    """A new life of this task: new memory, new machines, new links. What becomes of it is the machines' affair."""
-    if world.over:
-        return
-    world.around.memory.forget(name)
-    world.incarnations[name] = world.dice.incarnation()
-    before = world.tasks[name].lives_before + 1
-    task = world.make_life(name, world.agenda.now)
-    task.lives_before = before
-    world.comes_back()
-    for _, link in world.network.links_of(name):
-        link.revive()
-    world.start(task)
+        world.restart_after(name, restart_after)
 
 
 def block(world: World, task: TaskId, peer: TaskId, until: float, *, one_way: bool) -> None:

@@ -1,4 +1,4 @@
-"""Draws whole runs: from a seed, a cluster of the asked size with its weather, its training loop and its faults."""
+"""Draws whole runs: from a seed, a cluster of the given size with its network, its training loop and its faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lockstep.protocol.faults import (
 )
 from lockstep.protocol.messages import ParameterEntry
 from lockstep.sim.faults import AnyFault, Crash, LoseConnection, Partition, Pause, StartLate
-from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, Span, TrainingProfile
+from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, SecondsRange, TrainingProfile
 
 QUIET_AFTER = 40.0
 STARTUP_TIMEOUT = 60.0
@@ -34,7 +34,7 @@ _MODES = (Mode.EAGER, Mode.EAGER, Mode.SEALED, Mode.SEALED, Mode.ASYNC, Mode.ASY
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What is asked of every drawn run."""
+    """The size of every drawn run."""
 
     workers: int = 8
     servers: int = 2
@@ -66,7 +66,7 @@ def draw_run(seed: int, size: Size) -> DrawnRun:
         parameters=tuple(ParameterEntry(f"p{i}", random.choice((3, 16, 24)), "float32", i % 2) for i in range(buckets)),
         network=_network(random),
         training=_training(random, size.steps),
-        start=Span(0.0, random.choice((0.0, 1.0, 10.0))),
+        start=SecondsRange(0.0, random.choice((0.0, 1.0, 10.0))),
         startup_timeout=STARTUP_TIMEOUT,
         patience=400.0,
     )
@@ -78,7 +78,7 @@ def _network(random: Random) -> NetworkProfile:
     storm = random.choice((0.0, 0.3, 1.0))
     lent = random.random() < 0.25
     return NetworkProfile(
-        latency=random.choice((Span(0.0001, 0.01), Span(0.0, 0.3))),
+        latency=random.choice((SecondsRange(0.0001, 0.01), SecondsRange(0.0, 0.3))),
         late_chance=0.05 * storm,
         in_order=random.random() < 0.6,
         duplicate_chance=0.2 * storm,
@@ -95,9 +95,9 @@ def _network(random: Random) -> NetworkProfile:
 def _training(random: Random, steps: int) -> TrainingProfile:
     return TrainingProfile(
         steps=steps,
-        forward=Span(0.0, random.choice((0.05, 1.0))),
-        backward=Span(0.0, random.choice((0.02, 0.5))),
-        apply=Span(0.0, random.choice((0.02, 0.5))),
+        forward=SecondsRange(0.0, random.choice((0.05, 1.0))),
+        backward=SecondsRange(0.0, random.choice((0.02, 0.5))),
+        apply=SecondsRange(0.0, random.choice((0.02, 0.5))),
         loop_seconds=random.choice((0.0, 0.0, 0.001)),
         absent_chance=random.choice((0.0, 0.1)),
         edit_chance=0.3,
@@ -111,12 +111,12 @@ def _faults(random: Random, scenario: Scenario, how_many: int) -> tuple[AnyFault
     drawn: dict[str, AnyFault] = {}
     while len(drawn) < how_many:
         fault = random.choice(list(_DRAWING.values()))(random, scenario)
-        # Two faults of one task would each be able to hide the other.
+        # Either of two faults of one task could hide the other.
         drawn.setdefault(fault.task, fault)
     return tuple(drawn.values())
 
 
-# -- one function a kind --
+# -- one function per kind --
 
 
 def _any(random: Random, scenario: Scenario) -> str:
@@ -201,7 +201,7 @@ _DRAWING: Mapping[str, Callable[[Random, Scenario], AnyFault]] = MappingProxyTyp
         "StartLate": lambda r, s: StartLate(_any(r, s), r.choice((-1.0, 5.0, 30.0))),
         "DropMessage": _drop_message,
         "DropTensor": _drop_tensor,
-        # Not before the first step: without synchronisation, a chief that never begins leaves nobody any rates.
+        # Not before the first step: without synchronisation, a chief that never begins leaves the others without rates.
         "EndEarly": lambda r, s: EndEarly(_worker(r, s), max(1, _step(r, s))),
         "OddSetting": lambda r, s: OddSetting(_any(r, s)),
         # An odd chief makes all others odd, so it is never the chief.

@@ -14,13 +14,13 @@ from lockstep.protocol.ids import TaskId, hex64
 from lockstep.protocol.journal import tensor_states
 from lockstep.protocol.reach import NOT_SILENT, Reach, Silence
 from lockstep.sim.network import Link
-from lockstep.sim.server_side import ServerSide
+from lockstep.sim.server_side import SimulatedServer
 from lockstep.sim.task import SimTask
-from lockstep.sim.worker_side import WorkerSide
+from lockstep.sim.worker_side import SimulatedWorker
 from lockstep.sim.world import World
 
 JUST_NOW = 0.5
-"""When a peer was last heard of over a link that works: heartbeats come every second."""
+"""How long ago a peer sent something over a link that works: heartbeats come every second."""
 WATCHED = 2.0
 HEARTBEAT_BYTES = 100
 NOTHING_LISTENS = Silence(Reach.REFUSED, "nothing listens there")
@@ -28,7 +28,7 @@ _DETAIL = {Place.INPUT.value: "a file of the input", Place.CHECKPOINT.value: "a 
 
 
 def evidence_of(world: World, patience: float = 3.0) -> Evidence:
-    """All there is to know of a simulated cluster, in the form in which a real one tells it."""
+    """All there is to know about a simulated cluster, in the form in which a real one reports it."""
     now = world.agenda.now
     seen = {str(name): _seen(world, name, task, now) for name, task in world.tasks.items()}
     return Evidence(tasks=seen, asker="simulation", time=now, patience=patience)
@@ -71,10 +71,10 @@ def _snapshot(world: World, name: TaskId, task: SimTask, now: float) -> dict[str
         "step": machine.role.step,
         "phase": "simulated",
         "machines": machine.snapshot(),
-        "main": _main(task.side, now) if isinstance(task.side, WorkerSide) else {},
-        "store": _store(task.side, now) if isinstance(task.side, ServerSide) else {},
+        "main": _main(task.side, now) if isinstance(task.side, SimulatedWorker) else {},
+        "store": _store(task.side, now) if isinstance(task.side, SimulatedServer) else {},
         "loop": loop,
-        "disk": {"written_ago": now - task.side.doing[1]} if isinstance(task.side, WorkerSide) else {},
+        "disk": {"written_ago": now - task.side.doing[1]} if isinstance(task.side, SimulatedWorker) else {},
         "waits": [
             {
                 "on": str(wait.on),
@@ -103,9 +103,9 @@ def _snapshot(world: World, name: TaskId, task: SimTask, now: float) -> dict[str
     }
 
 
-def _main(side: WorkerSide, now: float) -> dict[str, Any]:
+def _main(side: SimulatedWorker, now: float) -> dict[str, Any]:
     doing, since = side.doing
-    # A slow step uses the processor; one that stands still does not.
+    # A slow step uses the processor; one that is stuck does not.
     in_device = doing == Place.DEVICE.value
     return {
         "doing": Doing.COMPUTING.value if in_device else doing,
@@ -116,7 +116,7 @@ def _main(side: WorkerSide, now: float) -> dict[str, Any]:
     }
 
 
-def _store(side: ServerSide, now: float) -> dict[str, Any]:
+def _store(side: SimulatedServer, now: float) -> dict[str, Any]:
     if side.applying is None:
         return {}
     effect, since = side.applying
@@ -125,7 +125,7 @@ def _store(side: ServerSide, now: float) -> dict[str, Any]:
 
 
 def _link(world: World, task: SimTask, peer: TaskId, link: Link, now: float) -> dict[str, Any]:
-    """One end of a link: what was heard of the peer, and what the kernel knows of the bytes between the two."""
+    """One end of a link: what the peer sent, and what the kernel knows of the bytes between the two."""
     name = task.machine.task
     here, there = link.end(name), link.end(peer)
     other = world.tasks[peer]

@@ -1,7 +1,7 @@
 """What must become of a run with planted faults: completion, or a verdict that names one of them.
 
 A fault that ends, or that the protocol heals, must not end the job; one that does not must be named: the right task (or
-the right two) and a cause that fits it.
+the right two) and a cause that matches it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lockstep.sim.faults import AnyFault, Crash, LoseConnection, Partition, Paus
 from lockstep.sim.planting import Planted
 from lockstep.sim.scenario import Scenario
 from lockstep.sim.violation import Rule, Violation
-from lockstep.sim.watch import Watch
+from lockstep.sim.watch import SimulatedWatchdog
 from lockstep.sim.world import World
 
 _STUCK_AT = {
@@ -44,7 +44,7 @@ _STUCK_AT = {
 }
 
 _WHILE_FORMING = (Cause.COMMUNICATION, Cause.NEVER_STARTED)
-"""A task that does not become a member can only say of the coordinator that it does not answer, or is not there."""
+"""A task that does not become a member can only report that the coordinator does not answer, or is not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Expected:
     causes: frozenset[Cause]
     heals: bool
     seconds: float = 0.0
-    """How long it holds the job up, where it ends."""
+    """How long it delays the job, where it ends."""
 
 
 def expected_of(fault: AnyFault, scenario: Scenario) -> Expected:
@@ -73,10 +73,10 @@ def expected_of(fault: AnyFault, scenario: Scenario) -> Expected:
 
 
 def _causes(fault: AnyFault) -> tuple[frozenset[Cause], float]:
-    """The causes that fit, and how long it lasts; -1: for good."""
+    """The causes that match, and how long it lasts; -1: for good."""
     match fault:
         case Die() | Crash():
-            # One that was started again before anybody missed it is told that its place is taken.
+            # One that was started again before it was missed is refused, because its place is taken.
             return frozenset({Cause.DEAD, Cause.STALE_INCARNATION, Cause.LEFTOVER_SERVER}), -1.0
         case Freeze():
             return frozenset({Cause.FROZEN, *_WHILE_FORMING}), -1.0
@@ -111,7 +111,7 @@ def _causes(fault: AnyFault) -> tuple[frozenset[Cause], float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RunEnding:
     """How a run with planted faults ended."""
 
     completed: bool
@@ -122,15 +122,15 @@ class Ending:
     """Where the watchdog ended it: how long nothing had moved."""
 
 
-def judge(world: World, planted: Planted, watch: Watch) -> Ending:
+def judge(world: World, planted: Planted, watch: SimulatedWatchdog) -> RunEnding:
     """The ending of a run that is over; Violation where it is not one that the faults explain."""
     expected = [expected_of(fault, world.scenario) for fault in planted.struck]
     bad = {name: task.outcome for name, task in world.tasks.items() if task.outcome is not None and not task.outcome.ok}
     if not bad:
         _refuse_false_completion(world, watch)
-        return Ending(completed=True)
+        return RunEnding(completed=True)
     to_blame = _to_blame(expected, world.scenario)
-    # A later life that was never a member of the job knows nothing of why it ended.
+    # A later incarnation that was never a member of the job does not know why it ended.
     judged = {n: o for n, o in bad.items() if n not in watch.left_behind and not world.tasks[n].lives_before}
     explained = {str(name) for name, outcome in judged.items() if _is_explained(outcome, to_blame)}
     for name, outcome in judged.items():
@@ -138,22 +138,22 @@ def judge(world: World, planted: Planted, watch: Watch) -> Ending:
             raise Violation(Rule.UNEXPLAINED_END, _unexplained(f"{name} was told", outcome, expected))
     first = next(iter((judged or bad).values()))
     still = watch.finding.still if watch.finding is not None else 0.0
-    return Ending(False, first.reason.cause.value, first.culprit, first.reason.text, still)
+    return RunEnding(False, first.reason.cause.value, first.culprit, first.reason.text, still)
 
 
 def _to_blame(expected: Sequence[Expected], scenario: Scenario) -> list[Expected]:
-    """What may end the job: what does not heal; and the rest together, if it holds the job up for too long."""
+    """What may end the job: what does not heal; and the rest together, if it delays the job for too long."""
     together = sum(one.seconds for one in expected if one.heals)
     return [one for one in expected if not one.heals or together >= scenario.stall_after]
 
 
-def _refuse_false_completion(world: World, watch: Watch) -> None:
-    """All that were told anything were told that all went well: then every step is complete, and everybody was told."""
+def _refuse_false_completion(world: World, watch: SimulatedWatchdog) -> None:
+    """Every task that received an end received a good one: then every step is complete, and no task missed the end."""
     for name, task in world.tasks.items():
         if task.outcome is None and task.started and task.died_at < 0 and name not in watch.left_behind:
-            raise Violation(Rule.NOT_TOLD, f"{name} was never told how the job ended")
+            raise Violation(Rule.NOT_TOLD, f"{name} never received the end of the job")
     if not any(task.outcome is not None for task in world.tasks.values()):
-        raise Violation(Rule.NOT_TOLD, "nobody was told how the job ended")
+        raise Violation(Rule.NOT_TOLD, "no task received the end of the job")
     world.check_completion()
 
 

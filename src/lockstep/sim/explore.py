@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from lockstep.protocol.errors import ProtocolError
 from lockstep.sim.draw import DrawnRun, Size, draw_run
-from lockstep.sim.expect import Ending, judge
+from lockstep.sim.expect import RunEnding, judge
 from lockstep.sim.faults import AnyFault, end_of
 from lockstep.sim.machines import MachineMaker
 from lockstep.sim.planting import plant, with_faults
 from lockstep.sim.scenario import Mishap
-from lockstep.sim.violation import Broken, Violation, with_story
-from lockstep.sim.watch import Watch
+from lockstep.sim.violation import BrokenRule, Violation, with_story
+from lockstep.sim.watch import SimulatedWatchdog
 from lockstep.sim.world import World
 
 
@@ -28,11 +28,11 @@ class Played:
     faults: tuple[AnyFault, ...]
     struck: tuple[AnyFault, ...]
     mishaps: tuple[Mishap, ...]
-    ending: Ending | None
-    broken: Broken | None = None
+    ending: RunEnding | None
+    broken: BrokenRule | None = None
     """Which rule was broken, if one was."""
     violation: str = ""
-    """The same in words, with the story of the last events."""
+    """The same in words, with the last events."""
 
     @property
     def sound(self) -> bool:
@@ -49,9 +49,9 @@ def play(run: DrawnRun, maker: MachineMaker | None = None) -> Played:
     quiet = max([scenario.network.quiet_after, *(end_of(fault) for fault in run.faults)])
     world = World(scenario, maker)
     planted = plant(world, run.faults)
-    watch = Watch(world)
+    watch = SimulatedWatchdog(world)
     watch.begin()
-    ending: Ending | None = None
+    ending: RunEnding | None = None
     found: Violation | None = None
     try:
         world.run(within=quiet + scenario.patience)

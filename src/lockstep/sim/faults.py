@@ -19,7 +19,7 @@ from lockstep.protocol.faults import Fault
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """``task`` is killed at this time, and started again so many seconds later; -1: never."""
+    """``task`` is killed at this time, and started again after ``restart_after`` seconds; -1: never."""
 
     task: str
     at: float
@@ -28,7 +28,7 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """``task`` is stopped (SIGSTOP) at this time, and goes on after so many seconds."""
+    """``task`` is stopped (SIGSTOP) at this time, and continues after ``seconds``."""
 
     task: str
     at: float
@@ -60,7 +60,7 @@ class LoseConnection:
 
 @dataclass(frozen=True, slots=True)
 class StartLate:
-    """``task`` is started so many seconds after its time; -1: never."""
+    """``task`` is started ``seconds`` after its time; -1: never."""
 
     task: str
     seconds: float = -1.0
@@ -82,7 +82,7 @@ def parse_fault(text: str) -> AnyFault:
     try:
         fields = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"a fault is a JSON object, and this is none: {error}") from error
+        raise ValueError(f"a fault must be a JSON object: {error}") from error
     kind = _KINDS.get(str(fields.get("fault"))) if isinstance(fields, dict) else None
     if kind is None:
         try:
@@ -110,7 +110,7 @@ def _build(kind: type[SimFault], fields: dict[str, object]) -> SimFault:
 
 
 def end_of(fault: AnyFault) -> float:
-    """When it is over for good, in virtual seconds; 0 where it has no time of its own."""
+    """When it is over for good, in virtual seconds; 0 where it has no fixed time."""
     match fault:
         case Pause(at=at, seconds=seconds) | Partition(at=at, seconds=seconds):
             return at + max(seconds, 0.0)

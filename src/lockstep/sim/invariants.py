@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from lockstep.protocol.coordinator import CoordinatorMachine
 from lockstep.protocol.effects import Apply
-from lockstep.protocol.ids import INITIAL_STEP, Step, TaskId, worker
+from lockstep.protocol.ids import INITIAL_STEP, ClusterShape, JobId, Step, TaskId, worker
 from lockstep.protocol.server import ServerMachine
 from lockstep.protocol.task import TaskMachine
 from lockstep.protocol.waits import WaitKind
@@ -25,16 +25,17 @@ _LOOK_INTO_LARGE_EVERY = 1009
 class Invariants:
     """Watches the machines of one run."""
 
-    def __init__(self, oracle: Oracle, tasks: Mapping[TaskId, SimTask], *, large: bool = False) -> None:
-        """``large``: what looks at all of a machine is checked when its step ends, and now and then in between."""
-        self._oracle = oracle
+    def __init__(
+        self, shape: ClusterShape, oracles: Mapping[JobId, Oracle], tasks: Mapping[TaskId, SimTask], *, large: bool
+    ) -> None:
+        """``large``: checks of a whole machine run when its step ends, and only now and then in between."""
+        self._oracles = oracles
         self._tasks = tasks
         self._whole_every = _LOOK_INTO_LARGE_EVERY if large else 1
-        self._synchronous = oracle.mode.synchronous
-        self._home = oracle.shape.coordinator
+        self._home = shape.coordinator
         self._committed: Step = INITIAL_STEP - 1
         self._highest: Step = INITIAL_STEP - 1
-        """The newest step that any life of the coordinator has committed."""
+        """The newest step that any incarnation of the coordinator has committed."""
         self._watched: CoordinatorMachine | None = None
         self._events = 0
 
@@ -43,6 +44,10 @@ class Invariants:
         machine = self._tasks[self._home].machine.coordinator
         assert machine is not None
         return machine
+
+    @property
+    def _oracle(self) -> Oracle:
+        return self._oracles[self._coordinator.job]
 
     def after_event(self, name: TaskId) -> None:
         """Only ``name`` has changed."""
@@ -64,7 +69,7 @@ class Invariants:
     def _check_commit(self, committed: Step) -> None:
         """Commits go up, and only after every bucket of every server is there."""
         if self._coordinator is not self._watched:
-            # A new life of the coordinator knows nothing of the former one's commits.
+            # A new incarnation of the coordinator does not know the former one's commits.
             self._watched, self._committed = self._coordinator, INITIAL_STEP - 1
         if committed < self._committed:
             raise Violation(Rule.COMMIT_TAKEN_BACK, f"step {self._committed} was committed, and now only {committed}")
@@ -93,7 +98,7 @@ class Invariants:
         """The slot it writes to holds the version before: that may go only once its server knows of the commit."""
         self._check_decision()
         role = self._tasks[name].machine.role
-        if self._synchronous and isinstance(role, ServerMachine) and role.committed < effect.step - 1:
+        if self._oracle.mode.synchronous and isinstance(role, ServerMachine) and role.committed < effect.step - 1:
             raise Violation(
                 Rule.EARLY_COMMIT,
                 f"{name} applies step {effect.step} and knows of no commit after step {role.committed}: "

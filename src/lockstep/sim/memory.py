@@ -1,6 +1,6 @@
 """A model of the bytes: every buffer is two halves, and each half holds a tag that says whose bytes these are.
 
-Transfers read and land one half at a time, so that whoever reads a buffer while another one writes it sees two
+Transfers read and land one half at a time, so that a reader of a buffer that is being written sees two
 different tags, as it would see torn bytes. Nothing is computed; only origins are followed.
 """
 
@@ -14,13 +14,15 @@ from lockstep.sim.violation import Rule, Violation
 
 @dataclass(frozen=True, slots=True)
 class GradientTag:
-    """Bytes of one gradient bucket: whose, of which life, step and edition."""
+    """Bytes of one gradient bucket: whose, of which incarnation, step and edition."""
 
     worker: TaskId
     incarnation: Incarnation
     step: Step
     bucket: BucketId
     edition: int
+    number: int = 0
+    """What was computed, where the run follows numbers (``numbers.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class VersionTag:
     bucket: BucketId
     serial: int
     made_of: tuple[GradientTag, ...]
+    number: int = 0
 
 
 Tag = GradientTag | VersionTag
@@ -41,7 +44,7 @@ class Cell:
     """One buffer."""
 
     place: tuple[str, TaskId, BucketId, int, TaskId | None]
-    """What it is, whose, of which bucket; which part or life; whose bytes."""
+    """What it is, whose, of which bucket; which part or incarnation; whose bytes."""
     halves: list[Tag | None] = field(default_factory=lambda: [None, None])
     readers: int = 0
     """Readers that must not see a change. A transfer whose source may change is not one of them."""
@@ -52,14 +55,14 @@ class Cell:
         if what == "slot":
             return f"slot {part} of bucket {bucket} on {owner.short}"
         if of is not None:
-            return f"the inbox of {owner.short} for bucket {bucket} of {of.short} in life {part:x}"
+            return f"the inbox of {owner.short} for bucket {bucket} of {of.short} of incarnation {part:x}"
         return f"{what} bucket {bucket} of {owner.short}"
 
     def write(self, half: int, tag: Tag | None) -> None:
-        """Overwrite one half; what somebody reads must stay as it is."""
+        """Overwrite one half; it must not change while it is read."""
         if self.readers and self.halves[half] != tag:
             raise Violation(
-                Rule.OVERWRITTEN, f"{self.name} is overwritten with {tag} while somebody reads {self.halves[half]}"
+                Rule.OVERWRITTEN, f"{self.name} is overwritten with {tag} while {self.halves[half]} is being read"
             )
         self.halves[half] = tag
 
@@ -76,7 +79,7 @@ class Cell:
             )
 
 
-class Memory:
+class SimulatedMemory:
     """All buffers of a cluster."""
 
     def __init__(self) -> None:
@@ -98,7 +101,7 @@ class Memory:
         return self._cell("gradient", worker, bucket)
 
     def inbox(self, server: TaskId, worker: TaskId, life: Incarnation, bucket: BucketId) -> Cell:
-        """Where a server takes this bucket of one life of a worker."""
+        """Where a server receives this bucket of one incarnation of a worker."""
         return self._cell("inbox", server, bucket, life, worker)
 
     def slot(self, server: TaskId, bucket: BucketId, slot: int) -> Cell:

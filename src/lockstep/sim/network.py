@@ -1,7 +1,7 @@
 """The links of a simulated cluster: late, reordered, doubled and lost messages, and links that break and come back.
 
 What a link promises is what the runtime promises its machines: between ``LinkUp`` and ``LinkLost`` of one end, and
-only then, that end is told of messages and transfers of the link; the two ends are told at different times; what was
+only then, that end receives messages and transfers of the link; the two ends are notified at different times; what was
 in flight when the link broke may arrive before the ``LinkLost`` of the receiving end, or never.
 
 A way can be *blocked* (a partition, in one direction or both): the connection stays, as one over TCP does for many
@@ -32,7 +32,7 @@ _SURVIVAL_SALT = 31
 
 @dataclass(slots=True)
 class Traffic:
-    """What became of the messages of a run; tests look whether their network was as bad as they wanted."""
+    """What became of the messages of a run; tests check whether their network was as bad as intended."""
 
     sent: int = 0
     lost: int = 0
@@ -41,7 +41,7 @@ class Traffic:
 
 
 @dataclass(slots=True)
-class End:
+class SimulatedLinkEnd:
     """One end of a link, and the way that leads to it."""
 
     task: TaskId
@@ -51,7 +51,7 @@ class End:
     up: bool = False
     was_up: bool = False
     held: list[Event] = field(default_factory=list)
-    """What came before this end was told that the link is up."""
+    """What came before this end was notified that the link is up."""
     last_arrival: float = 0.0
     delays: int = 0
     survivals: int = 0
@@ -76,20 +76,25 @@ class Link:
         self._lossless = False
         self._network = network
         one, other = pair
-        self._ends = {one: End(one, other, network.dice.place()), other: End(other, one, network.dice.place())}
+        self._ends = {
+            one: SimulatedLinkEnd(one, other, network.dice.place()),
+            other: SimulatedLinkEnd(other, one, network.dice.place()),
+        }
 
-    def end(self, task: TaskId) -> End:
+    def end(self, task: TaskId) -> SimulatedLinkEnd:
         """The end of this task."""
         return self._ends[task]
 
     def open(self) -> None:
-        """Begin a new session; each end is told of it in its own time."""
+        """Begin a new session; each end is notified of it in its own time."""
         if self.closed or not self.cut:
             return
         free_at = max(end.blocked_until if end.blocked(self._network.agenda.now) else 0.0 for end in self.ends())
         if free_at:
-            # It cannot be opened while nothing passes; keepers try again and again.
+            # It cannot be opened while nothing passes; both ends keep trying.
             self._network.agenda.at(free_at + AGAIN, self.open)
+            return
+        if not self._may_open():
             return
         self.session += 1
         self.cut = False
@@ -99,10 +104,21 @@ class Link:
             end.last_arrival = 0.0
             self._network.after_delay(end, partial(self._raise, end, self.session))
 
-    def ends(self) -> tuple[End, ...]:
+    def _may_open(self) -> bool:
+        """Whether both ends would agree to a new session now; where that may change, it is tried again."""
+        one, other = self._ends
+        network = self._network
+        if not (network.lives(one) and network.lives(other)):
+            return False  # the one that is missing opens it when it starts
+        if any(end.up for end in self.ends()) or not (network.admits(one, other) and network.admits(other, one)):
+            network.agenda.after(AGAIN, self.open)
+            return False
+        return True
+
+    def ends(self) -> tuple[SimulatedLinkEnd, ...]:
         return tuple(self._ends.values())
 
-    def _raise(self, end: End, session: int) -> None:
+    def _raise(self, end: SimulatedLinkEnd, session: int) -> None:
         if session != self.session or self.cut:
             return
         end.up = end.was_up = True
@@ -133,7 +149,7 @@ class Link:
             self._post(receiver, event)
         self.break_by_chance(receiver)
 
-    def _post(self, receiver: End, event: Event) -> None:
+    def _post(self, receiver: SimulatedLinkEnd, event: Event) -> None:
         network = self._network
         time = network.agenda.now + network.delay(receiver)
         if network.profile.in_order and time < receiver.last_arrival:
@@ -141,7 +157,7 @@ class Link:
         receiver.last_arrival = max(time, receiver.last_arrival)
         network.agenda.at(time, partial(self._arrive, receiver, self.session, event))
 
-    def _arrive(self, end: End, session: int, event: Event) -> None:
+    def _arrive(self, end: SimulatedLinkEnd, session: int, event: Event) -> None:
         if session == self.session and not end.was_up and not self.cut:
             end.held.append(event)
             return
@@ -150,20 +166,20 @@ class Link:
             return
         self._network.deliver(end.task, event)
 
-    def survives(self, end: End) -> bool:
+    def survives(self, end: SimulatedLinkEnd) -> bool:
         """Whether something in flight still gets through; always, unless the link is broken already."""
         if not self.cut or self._lossless:
             return True
         end.survivals += 1
         return self._network.dice.at(end.place + _SURVIVAL_SALT, end.survivals) < 0.5
 
-    def break_by_chance(self, way: End) -> None:
-        """Links break at messages and transfers rather than at times of day: that is where it matters."""
+    def break_by_chance(self, way: SimulatedLinkEnd) -> None:
+        """Links break at messages and transfers rather than at fixed times: that is where it matters."""
         if self._network.strikes(Chance.RESET, way):
             self.reset("connection reset")
 
     def reset(self, reason: str) -> None:
-        """Break now, tell both ends, open again."""
+        """Break now, notify both ends, open again."""
         if self.cut:
             return
         network = self._network
@@ -175,19 +191,19 @@ class Link:
         again = network.dice.seconds_at(network.profile.reopen, first.place, first.delays)
         network.agenda.after(max(delays) + again, self.open)
 
-    def _lose_later(self, end: End, reason: str, not_before: float = 0.0) -> float:
+    def _lose_later(self, end: SimulatedLinkEnd, reason: str, not_before: float = 0.0) -> float:
         # Both ends learn of it by themselves: what blocks the way between them does not hold this up.
         delay = max(self._network.delay(end, blockable=False), not_before - self._network.agenda.now)
         self._network.agenda.after(delay, partial(self._lose, end, self.session, reason))
         return delay
 
-    def _lose(self, end: End, session: int, reason: str) -> None:
+    def _lose(self, end: SimulatedLinkEnd, session: int, reason: str) -> None:
         if self.carries(end.task, session):
             end.up = False
             self._network.deliver(end.task, LinkLost(end.peer, reason))
 
     def close(self, leaver: TaskId, reason: str, *, orderly: bool) -> None:
-        """``leaver`` is gone. After an orderly goodbye all it has said arrives first."""
+        """``leaver`` is gone. If it left in order, everything it sent arrives first."""
         self._ends[leaver].up = False
         other = self._ends[self._ends[leaver].peer]
         if not self.cut:
@@ -197,7 +213,7 @@ class Link:
         self.cut = self.closed = True
 
     def revive(self) -> None:
-        """The one that left has a new life: the link may be opened again."""
+        """The task that left has started again: the link may be opened again."""
         self.closed = self._lossless = False
 
 
@@ -225,6 +241,9 @@ class Network:
         self.loses_message: Callable[[TaskId, TaskId, Message], bool] | None = None
         self.loses_tensor: Callable[[TaskId, TaskId, int, int], bool] | None = None
         """What planted faults (``faults.py``) take out on purpose; by chance nothing is lost on a link that is up."""
+        self.lives: Callable[[TaskId], bool] = lambda _: True
+        self.admits: Callable[[TaskId, TaskId], bool] = lambda _here, _there: True
+        """Whether a task would take a link with what another one is now."""
         self._links: dict[TaskId, dict[TaskId, Link]] = {task: {} for task in shape.tasks()}
         for one, other in linked_pairs(shape):
             self._links[one][other] = self._links[other][one] = Link((one, other), self)
@@ -238,11 +257,11 @@ class Network:
 
     # -- time on the way --
 
-    def strikes(self, kind: Chance, way: End) -> Mishap | None:
+    def strikes(self, kind: Chance, way: SimulatedLinkEnd) -> Mishap | None:
         weather = self.weather
         return None if weather.fair else weather.strikes(kind, way, self.agenda.now)
 
-    def delay(self, way: End, *, blockable: bool = True) -> float:
+    def delay(self, way: SimulatedLinkEnd, *, blockable: bool = True) -> float:
         """How long something small takes to the end of this way."""
         way.delays += 1
         seconds = self.dice.seconds_at(self.profile.latency, way.place, way.delays)
@@ -255,7 +274,7 @@ class Network:
                 seconds += way.blocked_until - now + AGAIN
         return seconds
 
-    def after_delay(self, way: End, action: Callable[[], None]) -> None:
+    def after_delay(self, way: SimulatedLinkEnd, action: Callable[[], None]) -> None:
         self.agenda.after(self.delay(way), action)
 
     # -- bytes through the adapters --
@@ -265,13 +284,13 @@ class Network:
         return self.profile.bandwidth > 0 and self.adapters[sender] is not self.adapters[receiver]
 
     def leave(self, sender: TaskId, nbytes: int) -> tuple[float, float]:
-        """When these bytes begin and end to leave the sender's host, if they are sent now."""
+        """When the first and last of these bytes leave the sender's host, if they are sent now."""
         seconds = nbytes / self.profile.bandwidth
         begins = self.adapters[sender].out.take(self.agenda.now, seconds)
         return begins, begins + seconds
 
     def enter(self, receiver: TaskId, nbytes: int) -> tuple[float, float]:
-        """When these bytes begin and end to enter the receiver's host, if the first one comes now."""
+        """When the first and last of these bytes enter the receiver's host, if the first one comes now."""
         seconds = nbytes / self.profile.bandwidth
         begins = self.adapters[receiver].into.take(self.agenda.now, seconds)
         return begins, begins + seconds

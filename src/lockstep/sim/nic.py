@@ -21,7 +21,7 @@ class Queue:
     """Seconds for which it has moved bytes."""
 
     def take(self, now: float, seconds: float) -> float:
-        """Reserve it for so long behind what it has; when it begins."""
+        """Queue this many seconds of work; returns when it begins."""
         begins = max(now, self.free_at)
         self.free_at = begins + seconds
         self.busy += seconds
@@ -37,7 +37,7 @@ class Adapter:
 
 
 def adapters(shape: ClusterShape, *, shared: bool) -> Mapping[TaskId, Adapter]:
-    """One for each task; ``shared``: server *i* lives on the host of worker *i*, if there is one."""
+    """One for each task; ``shared``: server *i* is on the host of worker *i*, if there is one."""
     made = {task: Adapter(Queue(), Queue()) for task in shape.tasks()}
     if shared:
         for mine, other in zip(shape.server_ids(), shape.worker_ids(), strict=False):

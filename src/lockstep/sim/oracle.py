@@ -1,40 +1,54 @@
-"""What must happen in a run, written down from what the training loops did and compared with what the machines do.
+"""What must happen in a run, recorded from what the training loops did and compared with what the machines do.
 
-The oracle trusts no machine: it knows which gradients each worker has made (life, step, edition), and follows the tags
-of the bytes that servers reduce and workers receive.
+The oracle trusts no machine: it knows which gradients each worker made (incarnation, step, edition), and follows the
+tags of the bytes that servers reduce and workers receive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 
 from lockstep.protocol.effects import Apply
-from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, ClusterShape, Incarnation, Step, TaskId
+from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, Step, TaskId
 from lockstep.protocol.messages import GroupRates
 from lockstep.sim.memory import Cell, GradientTag, VersionTag
-from lockstep.sim.scenario import Mode
+from lockstep.sim.numbers import Numbers
+from lockstep.sim.scenario import Scenario
 from lockstep.sim.violation import Rule, Violation
+
+Lives = Mapping[TaskId, Incarnation]
+Past = Mapping[TaskId, Set[Incarnation]]
 
 
 class Oracle:
-    """Synchronous steps: version s+1 is made of exactly one gradient of each contributor of step s."""
+    """Synchronous steps: version s+1 is made of exactly one gradient of each contributor of step s.
 
-    def __init__(
-        self, shape: ClusterShape, mode: Mode, incarnations: Mapping[TaskId, Incarnation], aggregate: int | None = None
-    ) -> None:
-        self.shape = shape
-        self.mode = mode
-        self._aggregate = aggregate
+    One for each job: a job that begins again from a checkpoint makes the steps after it once more.
+    """
+
+    def __init__(self, scenario: Scenario, incarnations: Mapping[TaskId, Incarnation], past: Past) -> None:
+        """``past``: the lost incarnations of each task, in a run that recovers."""
+        self.shape = scenario.shape
+        self.mode = scenario.mode
+        self.numbers: Numbers | None = None
+        self._aggregate = scenario.aggregate
+        self._shrinks = scenario.shrinks
+        self._past = past
         self._decided: dict[Step, tuple[TaskId, ...]] = {}
-        """With backup workers: who makes a step, in the word of the coordinator."""
+        """With backup workers: who makes a step, as the coordinator decided."""
         self.buckets: tuple[BucketId, ...] = ()
         self._incarnations = incarnations
         self._absent: dict[tuple[TaskId, Step], frozenset[BucketId]] = {}
-        self._sealed: dict[tuple[TaskId, Step], Mapping[BucketId, int]] = {}
+        self._sealed: dict[tuple[TaskId, Incarnation, Step], Mapping[BucketId, int]] = {}
         self._void: dict[tuple[TaskId, Step], bool] = {}
         self._rates: dict[Step, tuple[GroupRates, ...]] = {INITIAL_STEP: ()}
         self._newest: dict[BucketId, VersionTag] = {}
         self._made: dict[tuple[BucketId, int], VersionTag] = {}
+
+    def begin_with(self, versions: Iterable[VersionTag]) -> None:
+        """The job begins with a checkpoint: these were made before."""
+        for tag in versions:
+            self._newest[tag.bucket] = self._made[tag.bucket, tag.serial] = tag
 
     # -- what the training loops did --
 
@@ -45,22 +59,27 @@ class Oracle:
         self._rates[step] = rates
 
     def step_sealed(self, worker: TaskId, step: Step, editions: Mapping[BucketId, int], *, void: bool) -> None:
-        self._sealed[worker, step] = editions
+        self._sealed[worker, self._incarnations[worker], step] = editions
         if void:
             self._void[worker, step] = True
 
-    def tag(self, worker: TaskId, step: Step, bucket: BucketId, edition: int) -> GradientTag:
-        return GradientTag(worker, self._incarnations[worker], step, bucket, edition)
+    def tag(self, worker: TaskId, step: Step, bucket: BucketId, edition: int, life: Incarnation = 0) -> GradientTag:
+        """The bytes of a gradient of this incarnation; 0: of the one that runs now."""
+        number = 0 if self.numbers is None else self.numbers.gradient(worker, step, bucket)
+        return GradientTag(worker, life or self._incarnations[worker], step, bucket, edition, number)
 
     # -- what a server does --
 
-    def gradients_of(self, effect: Apply) -> tuple[GradientTag, ...]:
-        """The gradients that this update must be made of, in their order; Violation where it must not be made now."""
+    def gradients_of(self, effect: Apply, lives: Lives) -> tuple[GradientTag, ...]:
+        """The gradients that this update must be made of, in order; Violation where it must not be made now.
+
+        ``lives``: the incarnation that sent each gradient. It may be a lost one: what that delivered stays valid.
+        """
         step, bucket = effect.step, effect.bucket
         if (bucket, step + 1) in self._made:
             raise Violation(Rule.APPLIED_TWICE, f"bucket {bucket} is applied a second time for step {step}")
         if step == INITIAL_STEP:
-            return (self.tag(CHIEF, step, bucket, 0),)
+            return (self.tag(CHIEF, step, bucket, 0, self._sender(CHIEF, lives)),)
         self._refuse_early(step, bucket)
         if effect.rates != self._rates.get(step):
             raise Violation(
@@ -74,13 +93,19 @@ class Oracle:
                 Rule.WRONG_GRADIENTS, f"step {step} is averaged over {effect.replicas} workers, not {len(members)}"
             )
         return tuple(
-            self.tag(worker, step, bucket, self._final_edition(worker, step, bucket))
+            self._final(worker, step, bucket, self._sender(worker, lives))
             for worker in members
             if bucket not in self._absent.get((worker, step), frozenset())
         )
 
+    def _sender(self, worker: TaskId, lives: Lives) -> Incarnation:
+        life = lives.get(worker, 0)
+        return life if life in self._past.get(worker, ()) else self._incarnations[worker]
+
     def _members(self, effect: Apply) -> tuple[TaskId, ...]:
-        """Everybody, or the same so many for every bucket of the step on every server."""
+        """Everybody; with backup workers the same workers for every bucket of the step on every server."""
+        if self._shrinks:
+            return tuple(w for w in self.shape.worker_ids() if w in effect.contributors or w not in self._past)
         if self._aggregate is None:
             return self.shape.worker_ids()
         chosen = self._decided.get(effect.step, ())
@@ -91,7 +116,7 @@ class Oracle:
         return chosen
 
     def contributors_said(self, step: Step, workers: tuple[TaskId, ...]) -> None:
-        """The coordinator has decided who makes a step; it must not change its mind."""
+        """The coordinator has decided who makes a step; the decision must not change."""
         if self._decided.setdefault(step, workers) != workers:
             raise Violation(
                 Rule.DECISION_CHANGED, f"step {step} was to be made of {self._decided[step]}, and now of {workers}"
@@ -107,26 +132,37 @@ class Oracle:
                 f"while bucket {behind[0]} is not at version {step} yet: an early commit",
             )
 
-    def _final_edition(self, worker: TaskId, step: Step, bucket: BucketId) -> int:
+    def _final(self, worker: TaskId, step: Step, bucket: BucketId, life: Incarnation) -> GradientTag:
+        """The edition that this incarnation has sealed."""
         if not self.mode.seals:
-            return 0
-        sealed = self._sealed.get((worker, step))
+            return self.tag(worker, step, bucket, 0, life)
+        sealed = self._sealed.get((worker, life, step))
         if sealed is None:
             raise Violation(Rule.NOT_SEALED, f"step {step} is applied to bucket {bucket} before {worker} has sealed it")
-        return sealed[bucket]
+        return self.tag(worker, step, bucket, sealed[bucket], life)
 
     def base_of(self, effect: Apply) -> VersionTag | None:
         """What the slot that is read must hold."""
         return self._newest.get(effect.bucket)
 
-    def next_tag(self, effect: Apply, gradients: tuple[GradientTag, ...]) -> VersionTag:
+    def next_tag(self, effect: Apply, gradients: tuple[GradientTag, ...], number: int = 0) -> VersionTag:
         base = self._newest.get(effect.bucket)
-        return VersionTag(effect.bucket, 0 if base is None else base.serial + 1, gradients)
+        serial = 0 if base is None else base.serial + 1
+        if self.numbers is not None:
+            self.numbers.version_made(effect.bucket, serial, number)
+        return VersionTag(effect.bucket, serial, gradients, number)
 
     def made(self, tag: VersionTag) -> None:
         """A server has made this version."""
         self._newest[tag.bucket] = tag
         self._made[tag.bucket, tag.serial] = tag
+
+    def version(self, bucket: BucketId, version: int) -> VersionTag | None:
+        return self._made.get((bucket, version))
+
+    def newest(self) -> dict[BucketId, int]:
+        """The number of each bucket's newest version."""
+        return {bucket: tag.number for bucket, tag in self._newest.items()}
 
     def complete(self, version: int) -> bool:
         """Whether every bucket has reached ``version``."""
@@ -138,14 +174,14 @@ class Oracle:
         tag = self._made.get((bucket, version))
         if tag is None:
             raise Violation(
-                Rule.UNKNOWN_VERSION, f"{worker} received version {version} of bucket {bucket}, which nobody has made"
+                Rule.UNKNOWN_VERSION, f"{worker} received version {version} of bucket {bucket}, which was never made"
             )
         cell.expect(tag, f"{worker} at version {version}")
 
     # -- the end --
 
     def finished_well(self, steps: Mapping[TaskId, int]) -> None:
-        """Everybody says that all went well: did it?"""
+        """Every task ended well: check that every step is complete."""
         for bucket in self.buckets:
             newest, version = self._newest.get(bucket), max(steps.values())
             if newest is None or newest.serial != version:
@@ -157,16 +193,14 @@ class Oracle:
 class AsyncOracle(Oracle):
     """Without synchronisation: each gradient is applied exactly once, and a worker gets what its own gradient is in."""
 
-    def __init__(
-        self, shape: ClusterShape, mode: Mode, incarnations: Mapping[TaskId, Incarnation], aggregate: int | None = None
-    ) -> None:
-        super().__init__(shape, mode, incarnations, aggregate)
+    def __init__(self, scenario: Scenario, incarnations: Mapping[TaskId, Incarnation], past: Past) -> None:
+        super().__init__(scenario, incarnations, past)
         self._applied: dict[tuple[TaskId, Step, BucketId], int] = {}
         self._held: dict[tuple[TaskId, BucketId], int] = {}
 
-    def gradients_of(self, effect: Apply) -> tuple[GradientTag, ...]:
+    def gradients_of(self, effect: Apply, lives: Lives) -> tuple[GradientTag, ...]:
         if effect.step == INITIAL_STEP:
-            return super().gradients_of(effect)
+            return super().gradients_of(effect, lives)
         if len(effect.contributors) != 1:
             raise Violation(
                 Rule.WRONG_GRADIENTS,
@@ -184,8 +218,7 @@ class AsyncOracle(Oracle):
             raise Violation(
                 Rule.VOID_APPLIED, f"{worker} found infinity in step {effect.step}, and its gradient is applied"
             )
-        edition = self._final_edition(worker, effect.step, effect.bucket)
-        return (self.tag(worker, effect.step, effect.bucket, edition),)
+        return (self._final(worker, effect.step, effect.bucket, self._incarnations[worker]),)
 
     def made(self, tag: VersionTag) -> None:
         super().made(tag)
@@ -220,8 +253,6 @@ class AsyncOracle(Oracle):
                         raise Violation(Rule.GRADIENT_LOST, f"bucket {bucket} of {worker} of step {step} was lost")
 
 
-def make_oracle(
-    shape: ClusterShape, mode: Mode, incarnations: Mapping[TaskId, Incarnation], aggregate: int | None
-) -> Oracle:
-    kind = Oracle if mode.synchronous else AsyncOracle
-    return kind(shape, mode, incarnations, aggregate)
+def make_oracle(scenario: Scenario, incarnations: Mapping[TaskId, Incarnation], past: Past) -> Oracle:
+    kind = Oracle if scenario.mode.synchronous else AsyncOracle
+    return kind(scenario, incarnations, past)

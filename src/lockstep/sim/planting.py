@@ -34,8 +34,8 @@ from lockstep.protocol.messages import Message, Setting
 from lockstep.sim import disturb
 from lockstep.sim.faults import AnyFault, Crash, LoseConnection, Partition, Pause, StartLate
 from lockstep.sim.scenario import Scenario
-from lockstep.sim.server_side import ServerSide
-from lockstep.sim.worker_side import WorkerSide
+from lockstep.sim.server_side import SimulatedServer
+from lockstep.sim.worker_side import SimulatedWorker
 from lockstep.sim.world import World
 
 FOREVER = float("inf")
@@ -46,7 +46,9 @@ def with_faults(scenario: Scenario, faults: Sequence[AnyFault]) -> Scenario:
     for fault in faults:
         task = TaskId.parse(fault.task)
         if task not in scenario.shape.tasks():
-            raise ValueError(f"{fault.task} is no task of a cluster of {scenario.servers} and {scenario.workers}")
+            raise ValueError(
+                f"{fault.task} is not in a cluster of {scenario.servers} servers and {scenario.workers} workers"
+            )
         match fault:
             case EndEarly(steps=steps):
                 scenario = dataclasses.replace(scenario, odd_steps=(*scenario.odd_steps, (task, steps)))
@@ -60,7 +62,9 @@ def with_faults(scenario: Scenario, faults: Sequence[AnyFault]) -> Scenario:
             case StartLate(seconds=seconds):
                 scenario = dataclasses.replace(scenario, late_starts=(*scenario.late_starts, (task, seconds)))
             case OddVersion():
-                raise ValueError("OddVersion is found out by the handshake of two processes; the simulator has none")
+                raise ValueError(
+                    "OddVersion is found by the handshake of two processes; the simulator has no handshake"
+                )
             case _:
                 continue
     return scenario
@@ -144,12 +148,12 @@ class Planted:
     def _hamper(self, task: TaskId, fault: SlowSteps | SlowStore | Stick) -> None:
         side = self._world.tasks[task].side
         self._note(fault)
-        if isinstance(fault, SlowStore) and isinstance(side, ServerSide):
+        if isinstance(fault, SlowStore) and isinstance(side, SimulatedServer):
             side.slowed = (fault.step, fault.seconds)
             side.slow_is_busy = fault.busy
-        elif isinstance(fault, SlowSteps) and isinstance(side, WorkerSide):
+        elif isinstance(fault, SlowSteps) and isinstance(side, SimulatedWorker):
             side.slowed = (fault.step, fault.seconds)
-        elif isinstance(fault, Stick) and isinstance(side, WorkerSide):
+        elif isinstance(fault, Stick) and isinstance(side, SimulatedWorker):
             side.stuck[fault.step] = (Place(fault.place).value, fault.seconds)
         else:
             raise ValueError(f"{type(fault).__name__} does not happen to {fault.task}")
@@ -198,7 +202,7 @@ class Planted:
 
 
 def run_until(world: World, over: Callable[[World], bool], seconds: float) -> bool:
-    """Play until ``over`` says so, for at most so many virtual seconds; whether it did."""
+    """Play until ``over`` returns True, for at most ``seconds`` of virtual time; returns whether it did."""
     world.begin()
     while len(world.agenda) and world.agenda.now < seconds:
         if over(world):

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from lockstep.protocol.ids import ClusterShape, TaskId
 from lockstep.protocol.messages import ParameterEntry, Setting
+from lockstep.protocol.recovery import LossPolicy, RecoveryRules
 
 
 class Mode(StrEnum):
@@ -34,8 +35,8 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """A time drawn evenly between two bounds, in seconds."""
+class SecondsRange:
+    """A time drawn uniformly between two bounds, in seconds."""
 
     low: float
     high: float
@@ -43,11 +44,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkProfile:
-    """How links behave until ``quiet_after``; afterwards nothing is late, doubled, refused or lost any more."""
+    """How links behave until ``quiet_after``; after that nothing is late, doubled, refused or lost."""
 
-    latency: Span = Span(0.0001, 0.01)
+    latency: SecondsRange = SecondsRange(0.0001, 0.01)
     late_chance: float = 0.0
-    late: Span = Span(1.0, 15.0)
+    late: SecondsRange = SecondsRange(1.0, 15.0)
     """Some messages and transfers are this late instead: longer than the machines' patience."""
     in_order: bool = True
     """Messages of one direction of a link keep their order, as streams do."""
@@ -56,17 +57,17 @@ class NetworkProfile:
     reset_chance: float = 0.0
     """A link breaks at a message or transfer, loses what is in flight, and is opened again."""
     max_resets: int = 8
-    reopen: Span = Span(0.01, 3.0)
+    reopen: SecondsRange = SecondsRange(0.01, 3.0)
     transfer_failure_chance: float = 0.0
     """A transfer fails while its link stays up."""
     ghost_chance: float = 0.0
-    """Beside a gradient, one of a former life of its sender arrives."""
+    """Along with a gradient, one of a former incarnation of its sender arrives."""
     lent_in_place: bool = False
     """Gradients are read in the worker's own memory, as over shared memory; otherwise they are copied."""
     torn: bool = True
     """Bytes are read and land in two halves, at different moments."""
     bandwidth: float = 0.0
-    """Bytes a second of every host's adapter, in each direction; 0: without limit."""
+    """Bytes per second of every host's adapter, in each direction; 0: unlimited."""
     shared_hosts: bool = False
     """Server *i* shares the host, and the adapter, of worker *i*."""
     quiet_after: float = 60.0
@@ -77,15 +78,15 @@ class TrainingProfile:
     """What the training loop of each worker does."""
 
     steps: int = 3
-    prepare: Span = Span(0.0, 0.5)
+    prepare: SecondsRange = SecondsRange(0.0, 0.5)
     """From membership to a model and its memory; also how long a server takes for its memory."""
-    forward: Span = Span(0.001, 0.05)
-    backward: Span = Span(0.0, 0.02)
+    forward: SecondsRange = SecondsRange(0.001, 0.05)
+    backward: SecondsRange = SecondsRange(0.0, 0.02)
     """From one filled bucket to the next."""
-    apply: Span = Span(0.0, 0.02)
+    apply: SecondsRange = SecondsRange(0.0, 0.02)
     """One update, whatever its size; updates of one server come one after the other."""
     store_bandwidth: float = 0.0
-    """Bytes a second at which a server reads gradients and writes parameters, on top of ``apply``; 0: without limit."""
+    """Bytes per second at which a server reads gradients and writes parameters, on top of ``apply``; 0: unlimited."""
     loop_seconds: float = 0.0
     """What one event costs the loop of a task; the next one waits for it."""
     in_order: bool = False
@@ -99,7 +100,14 @@ class TrainingProfile:
     void_chance: float = 0.0
     """A worker finds infinity in its gradients, and the whole step must not be applied (only with seals)."""
     rates_at_seal: bool = False
-    """The chief says the rates with its seal instead of at the beginning of the step."""
+    """The chief sends the rates with its seal instead of at the beginning of the step."""
+    save: SecondsRange = SecondsRange(0.001, 0.05)
+    """How long writing a shard or a checkpoint takes."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a step that is computed again has the same gradients."""
+        return not (self.absent_chance or self.edit_chance or self.withdraw_chance or self.void_chance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +136,12 @@ class Mishap:
             kind, task, peer, number, seconds = parts if len(parts) == 5 else (*parts, "0")
             return cls(kind, task, peer, int(number), float(seconds))
         except ValueError:
-            raise ValueError(f"{text!r} is no mishap like 'late,worker 1,ps 0,17,8.2'") from None
+            raise ValueError(f"{text!r} is not a mishap like 'late,worker 1,ps 0,17,8.2'") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A task loses its life at this time."""
+    """A task is killed at this time."""
 
     task: TaskId
     at: float
@@ -162,27 +170,46 @@ class Scenario:
     bucket_bytes: int = 64
     network: NetworkProfile = NetworkProfile()
     training: TrainingProfile = TrainingProfile()
-    start: Span = Span(0.0, 1.0)
+    start: SecondsRange = SecondsRange(0.0, 1.0)
     """When each task starts."""
     startup_timeout: float = 300.0
     kills: tuple[Kill, ...] = ()
     mishaps: tuple[Mishap, ...] | None = None
     """Exactly what goes wrong on the network; None: drawn, with the chances of ``network``."""
     late_starts: tuple[tuple[TaskId, float], ...] = ()
-    """Tasks that start so many seconds after their time."""
+    """Tasks that start late, and by how many seconds."""
     stall_after: float = 60.0
-    """Without progress for so long the job is ended with a verdict."""
+    """After this long without progress the job is ended with a verdict."""
     absentees: tuple[TaskId, ...] = ()
     """Tasks that never start."""
     odd_settings: tuple[tuple[TaskId, Setting], ...] = ()
-    """Tasks that were started with another setting than the rest."""
+    """Tasks that were started with a different setting than the rest."""
     odd_steps: tuple[tuple[TaskId, int], ...] = ()
-    """Workers that do another number of steps than the rest."""
+    """Workers that do a different number of steps than the rest."""
     odd_models: tuple[TaskId, ...] = ()
     """Workers whose first parameter is larger than the others'."""
     patience: float = 200.0
     """After the network is quiet the run must end within this many virtual seconds."""
+    rules: RecoveryRules = field(default_factory=RecoveryRules)
+    """What the job does about lost tasks, and what it saves."""
+    restart: SecondsRange = SecondsRange(0.2, 3.0)
+    """How long after its end the next incarnation of a task starts, in a run that recovers."""
+
+    def __post_init__(self) -> None:
+        plain = self.mode.synchronous and self.aggregate is None and self.training.repeatable
+        if self.recovers and not plain:
+            raise ValueError("a run that recovers needs synchronous steps of all workers that can be computed again")
 
     @property
     def shape(self) -> ClusterShape:
         return ClusterShape(self.servers, self.workers)
+
+    @property
+    def recovers(self) -> bool:
+        """Whether lost tasks are started again, and the job goes on."""
+        return self.rules.takes_back or self.rules.returns
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether the job goes on without a lost worker: then its numbers depend on who was lost when."""
+        return self.rules.on_worker_loss is LossPolicy.SHRINK

@@ -4,40 +4,65 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.protocol.effects import Apply, Effect, GiveBack, GrantRegion, Prepare, SendVersion
-from lockstep.protocol.events import BucketApplied, GradientArrived, Prepared, VersionArrived
-from lockstep.protocol.ids import BucketId, Incarnation, Step, TaskId
-from lockstep.protocol.messages import Grant, Layout
+from lockstep.protocol.effects import (
+    Apply,
+    BecameMember,
+    Effect,
+    GiveBack,
+    GrantRegion,
+    Prepare,
+    SaveShard,
+    SendVersion,
+    WriteCheckpoint,
+)
+from lockstep.protocol.events import (
+    BucketApplied,
+    CheckpointWritten,
+    GradientArrived,
+    Prepared,
+    ShardSaved,
+    VersionArrived,
+)
+from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, JobId, Step, TaskId
+from lockstep.protocol.messages import Grant, Layout, Saved
 from lockstep.protocol.plan import Plan
+from lockstep.sim.disk import SavedBucket, SavedShard
 from lockstep.sim.memory import Cell, GradientTag, VersionTag
-from lockstep.sim.scenario import Span
-from lockstep.sim.surroundings import Surroundings, ticket_for
-from lockstep.sim.transfers import Copy, Lanes, Loan, Parcel
+from lockstep.sim.numbers import mixed
+from lockstep.sim.oracle import Oracle
+from lockstep.sim.scenario import SecondsRange
+from lockstep.sim.surroundings import SimulationContext, ticket_for
+from lockstep.sim.transfers import Copy, Lanes, Parcel, SimulatedLoan
 from lockstep.sim.violation import Rule, Violation
 
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """A gradient that is here and not given back: where its bytes are, and the loan where they are not ours."""
+    """A gradient that is here and not given back: where its bytes are, and the loan where they are the sender's."""
 
+    life: Incarnation
+    """The incarnation that sent it."""
     cell: Cell
-    loan: Loan | None
+    loan: SimulatedLoan | None
 
     def release(self) -> None:
         if self.loan is not None:
             self.loan.release()
 
 
-class ServerSide:
+class SimulatedServer:
     """One server without its machines."""
 
-    def __init__(self, task: TaskId, around: Surroundings) -> None:
+    def __init__(self, task: TaskId, around: SimulationContext) -> None:
         self.task = task
         self.arrivals: dict[int, _Arrival] = {}
         self._around = around
         self._plan: Plan | None = None
         self._shard_bytes = 0
         self._numbered = 0
+        self._job: JobId = 0
+        self._momentum: dict[BucketId, int] = {}
+        """The optimizer's state, which an update changes in place."""
         self._copies: dict[tuple[BucketId, int], list[Copy]] = {}
         self._lanes = Lanes()
         self._place = around.dice.place()
@@ -46,14 +71,23 @@ class ServerSide:
         self.store_busy = 0.0
         """Seconds for which the store has worked."""
         self.slowed: tuple[Step, float] | None = None
-        """From which step on each update takes how much longer (a planted fault)."""
+        """From which step on updates are slower, and by how much (a planted fault)."""
         self.slow_is_busy = True
         self.applying: tuple[Apply, float] | None = None
-        """The update that the store is at, and since when."""
+        """The update that the store is working on, and since when."""
+
+    def became_member(self, effect: BecameMember) -> None:
+        self._job = effect.job
+
+    @property
+    def _oracle(self) -> Oracle:
+        return self._around.oracles[self._job]
 
     def carry_out(self, effect: Effect) -> None:
         match effect:
             case Prepare(layout=layout):
+                # The chief is a member. News of that may reach this server before its own view does.
+                self._job = self._job or self._around.job_of(CHIEF)
                 self._around.after(
                     self.task, self._seconds(self._around.scenario.training.prepare), lambda: self._prepare(layout)
                 )
@@ -65,10 +99,15 @@ class ServerSide:
                 self._begin_apply(effect)
             case GiveBack(arrival=arrival):
                 self.arrivals.pop(arrival).release()
+            case SaveShard(version=version):
+                shard = self._kept(version)
+                self._around.after(self.task, self._save_seconds(), lambda: self._write_shard(version, shard))
+            case WriteCheckpoint():
+                self._around.after(self.task, self._save_seconds(), lambda: self._write_checkpoint(effect))
             case _:
                 raise TypeError(f"a server does not carry out {effect}")
 
-    def _seconds(self, span: Span) -> float:
+    def _seconds(self, span: SecondsRange) -> float:
         self._draws += 1
         return self._around.dice.seconds_at(span, self._place, self._draws)
 
@@ -77,6 +116,8 @@ class ServerSide:
     def _prepare(self, layout: Layout) -> None:
         self._plan = self._around.plan(layout.parameters, layout.bucket_bytes)
         self._shard_bytes = self._plan.shard_room(self.task.index)
+        if layout.start > INITIAL_STEP:
+            self._load(self._plan, layout)
         self._around.handle(self.task, Prepared(self._plan))
 
     def _grant(self, peer: TaskId) -> None:
@@ -84,22 +125,57 @@ class ServerSide:
         link = self._around.network.link(self.task, peer)
         link.send(self.task, Grant(ticket_for(link, self._shard_bytes)))
 
+    def _load(self, plan: Plan, layout: Layout) -> None:
+        saved = self._around.disk.checkpoints[int(layout.checkpoint)].buckets
+        for bucket in plan.buckets_of(self.task.index):
+            slot = self._around.memory.slot(self.task, bucket.id, layout.start % 2)
+            for half in (0, 1):
+                slot.write(half, saved[bucket.id].tag)
+            self._momentum[bucket.id] = saved[bucket.id].momentum
+
+    # -- checkpoints --
+
+    def _save_seconds(self) -> float:
+        return self._seconds(self._around.scenario.training.save)
+
+    def _kept(self, version: int) -> SavedShard:
+        """The shard as it is now, for writing it while updates go on."""
+        assert self._plan is not None
+        kept: dict[BucketId, SavedBucket] = {}
+        for bucket in self._plan.buckets_of(self.task.index):
+            tag = self._oracle.version(bucket.id, version)
+            self._around.memory.slot(self.task, bucket.id, version % 2).expect(tag, f"{self.task}, which saves it,")
+            assert tag is not None
+            kept[bucket.id] = SavedBucket(tag, self._momentum.get(bucket.id, 0))
+        return kept
+
+    def _write_shard(self, version: int, shard: SavedShard) -> None:
+        self._around.disk.shards.setdefault((self._job, version), {})[self.task.index] = shard
+        self._around.handle(self.task, ShardSaved(Saved(version, f"shard-{self.task.index}", 1, "")))
+
+    def _write_checkpoint(self, effect: WriteCheckpoint) -> None:
+        self._around.disk.complete(self._job, effect.version, dict(effect.states))
+        self._around.handle(self.task, CheckpointWritten(effect.version))
+
     # -- gradients come in --
 
     def take(
-        self, worker: TaskId, life: Incarnation, step: Step, bucket: BucketId, edition: int, where: Cell | Loan
+        self, worker: TaskId, life: Incarnation, step: Step, bucket: BucketId, edition: int, where: Cell | SimulatedLoan
     ) -> None:
         """All bytes are here, in ``where``."""
         self._numbered += 1
         number = self._numbered
-        self.arrivals[number] = _Arrival(where.source, where) if isinstance(where, Loan) else _Arrival(where, None)
+        loan = where if isinstance(where, SimulatedLoan) else None
+        self.arrivals[number] = _Arrival(life, where.source if isinstance(where, SimulatedLoan) else where, loan)
         self._around.handle(self.task, GradientArrived(worker, life, step, bucket, edition, number))
 
     # -- the store --
 
     def _begin_apply(self, effect: Apply) -> None:
-        around = self._around
-        gradients = around.oracle.gradients_of(effect)
+        around, oracle = self._around, self._oracle
+        arrivals = [self.arrivals[number] for number in effect.arrivals]
+        lives = {sender: one.life for sender, one in zip(effect.contributors, arrivals, strict=False)}
+        gradients = oracle.gradients_of(effect, lives)
         given_by = tuple(gradient.worker for gradient in gradients)
         if effect.contributors != given_by:
             raise Violation(
@@ -111,16 +187,28 @@ class ServerSide:
             )
         taken = [self.arrivals.pop(number) for number in effect.arrivals]
         source, target = self._slots(effect)
-        source.expect(around.oracle.base_of(effect), f"{self.task} before step {effect.step}")
+        source.expect(oracle.base_of(effect), f"{self.task} before step {effect.step}")
         for arrival, gradient in zip(taken, gradients, strict=True):
             arrival.cell.expect(gradient, f"{self.task} at the beginning of its update")
             arrival.cell.readers += 1
-        tag = around.oracle.next_tag(effect, gradients)
+        tag = oracle.next_tag(effect, gradients, self._next_number(effect, gradients))
         self._refuse_overwriting(effect)
         target.write(0, tag)
         begins, ends = self._store_time(effect)
         around.after(self.task, begins - around.agenda.now, lambda: self._at_work(effect))
         around.after(self.task, ends - around.agenda.now, lambda: self._end_apply(effect, taken, gradients, tag))
+
+    def _next_number(self, effect: Apply, gradients: tuple[GradientTag, ...]) -> int:
+        """What the next version of this bucket is, where the run follows numbers; the optimizer's state moves on."""
+        if self._around.numbers is None:
+            return 0
+        given = [gradient.number for gradient in gradients]
+        base = self._oracle.base_of(effect)
+        if base is None:
+            return given[0]
+        momentum = mixed(self._momentum.get(effect.bucket, 0), given, effect.replicas, effect.rates)
+        self._momentum[effect.bucket] = momentum
+        return mixed(base.number, momentum)
 
     def _store_time(self, effect: Apply) -> tuple[float, float]:
         """When this update begins and ends: the store does one after the other."""
@@ -162,13 +250,13 @@ class ServerSide:
     ) -> None:
         self.applying = None
         source, target = self._slots(effect)
-        source.expect(self._around.oracle.base_of(effect), f"{self.task} after step {effect.step}")
+        source.expect(self._oracle.base_of(effect), f"{self.task} after step {effect.step}")
         for arrival, gradient in zip(taken, gradients, strict=True):
             arrival.cell.expect(gradient, f"{self.task} at the end of its update")
             arrival.cell.readers -= 1
             arrival.release()
         target.write(1, tag)
-        self._around.oracle.made(tag)
+        self._oracle.made(tag)
         self._around.handle(self.task, BucketApplied(effect.bucket, effect.step))
 
     # -- parameters go out --

@@ -1,4 +1,4 @@
-"""Makes a failing run short: the same failure with fewer faults, fewer mishaps, fewer steps and fewer tasks."""
+"""Shortens a failing run: the same failure with fewer faults, fewer mishaps, fewer steps and fewer tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulated half of every task shares: clock, chance, network, memory and the oracle."""
+"""What the simulated half of every task shares: clock, random draws, network, memory and the oracles."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from lockstep.protocol.events import Event
-from lockstep.protocol.ids import Incarnation, TaskId
+from lockstep.protocol.ids import Incarnation, JobId, TaskId
 from lockstep.protocol.messages import ParameterEntry, Ticket
 from lockstep.protocol.plan import Plan, make_plan
 from lockstep.sim.agenda import Agenda
 from lockstep.sim.dice import Dice
-from lockstep.sim.memory import Memory
+from lockstep.sim.disk import Disk
+from lockstep.sim.memory import SimulatedMemory
 from lockstep.sim.network import Link, Network
+from lockstep.sim.numbers import Numbers
 from lockstep.sim.oracle import Oracle
 from lockstep.sim.scenario import Scenario
 from lockstep.sim.task import SimTask
@@ -21,15 +23,18 @@ from lockstep.sim.violation import Rule, Violation
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class SimulationContext:
     """Everything around the machines of one run."""
 
     scenario: Scenario
     agenda: Agenda
     dice: Dice
     network: Network
-    memory: Memory
-    oracle: Oracle
+    memory: SimulatedMemory
+    oracles: Mapping[JobId, Oracle]
+    disk: Disk
+    numbers: Numbers | None
+    """None where no step is computed again."""
     incarnations: Mapping[TaskId, Incarnation]
     tasks: Mapping[TaskId, SimTask]
     handle: Callable[[TaskId, Event], None]
@@ -39,12 +44,18 @@ class Surroundings:
     def lives(self, task: TaskId) -> bool:
         return self.tasks[task].lives
 
+    def job_of(self, task: TaskId) -> JobId:
+        """The job that this task is a member of, or would be."""
+        coordinator = self.tasks[self.scenario.shape.coordinator].machine.coordinator
+        assert coordinator is not None
+        return self.tasks[task].machine.member.job or coordinator.job
+
     def after(self, task: TaskId, seconds: float, action: Callable[[], None]) -> None:
         """Work of this task takes time; what is left of it ends with the task, and waits while it is frozen."""
         worker = self.tasks[task]
 
         def act_if_alive() -> None:
-            # A task that was started again is another one: the work of its former life is gone.
+            # A task that was started again is another one: the work of its former incarnation is gone.
             if worker.lives:
                 worker.act(action)
 
@@ -60,7 +71,7 @@ class Surroundings:
     def route(self, sender: TaskId, receiver: TaskId, ticket: Ticket) -> Route | None:
         """The way of a new transfer; a ticket of another session of the link would write into freed memory.
 
-        None where the machines have not heard of the end of the link yet, because their task is behind or frozen.
+        None where the machines do not know of the end of the link yet, because their task is behind or frozen.
         """
         link = self.network.link(sender, receiver)
         if not link.carries(sender, ticket.region):

@@ -1,4 +1,4 @@
-"""One simulated task: its machines, what is around them, and what it has not come to yet."""
+"""One simulated task: its machines, what is around them, and the events it has not handled yet."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING
 
 from lockstep.protocol.effects import JobEnded
 from lockstep.protocol.events import Event
-from lockstep.protocol.ids import INITIAL_STEP, Step, TaskId
+from lockstep.protocol.ids import INITIAL_STEP, Incarnation, Step, TaskId
 from lockstep.protocol.task import TaskMachine
 
 if TYPE_CHECKING:
-    from lockstep.sim.server_side import ServerSide
-    from lockstep.sim.worker_side import WorkerSide
+    from lockstep.sim.server_side import SimulatedServer
+    from lockstep.sim.worker_side import SimulatedWorker
 
 
 @dataclass(slots=True)
 class SimTask:
-    """One life of a member of the cluster."""
+    """One incarnation of a member of the cluster."""
 
     machine: TaskMachine
-    side: WorkerSide | ServerSide
+    side: SimulatedWorker | SimulatedServer
     start_at: float
     lives_before: int = 0
-    """How many lives of this member have ended."""
+    """How many incarnations of this member have ended."""
     started: bool = False
     left: bool = False
     outcome: JobEnded | None = None
@@ -33,24 +33,28 @@ class SimTask:
     step_seen: Step = INITIAL_STEP
     """The newest step that this task is known to have begun."""
     step_checked: Step = INITIAL_STEP - 1
-    """The step at which all of its machines was checked last."""
+    """The step at which all of its machines were last checked."""
     committed_seen: Step = INITIAL_STEP - 1
-    """The newest step that a server was seen to know as committed."""
+    """The newest step that this server was seen to know as committed."""
     events: deque[Event] = field(default_factory=deque)
-    """What its loop has not come to, oldest first."""
+    """Events that its loop has not handled, oldest first."""
     draining: bool = False
     loop_free_at: float = 0.0
     loop_busy: float = 0.0
     """Seconds for which the loop has worked."""
     frozen_since: float = -1.0
     answers: bool = False
-    """Frozen, but threads beside its loop still speak for it."""
+    """Frozen, but its threads other than the loop still answer."""
     blocked_callbacks: dict[TaskId, tuple[float, float]] = field(default_factory=dict)
     """Links on which a callback does not return: since when, until when."""
     held_up: list[Callable[[], None]] = field(default_factory=list)
     """Work that came due while it was frozen."""
     died_at: float = -1.0
     exit_code: int = 0
+    members: dict[TaskId, Incarnation] = field(default_factory=dict)
+    """The members of its job, as it knows them."""
+    met: dict[TaskId, Incarnation] = field(default_factory=dict)
+    """The incarnation of each peer that it was linked with last."""
 
     @property
     def lives(self) -> bool:
@@ -62,7 +66,7 @@ class SimTask:
 
     @property
     def behind(self) -> bool:
-        """Whether something has happened that the machines were not told yet."""
+        """Whether something has happened that the machines do not know yet."""
         return bool(self.events) or self.draining or self.frozen
 
     def act(self, action: Callable[[], None]) -> None:

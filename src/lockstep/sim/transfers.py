@@ -1,8 +1,8 @@
 """How the bytes of one bucket move from one task to another.
 
 A *copy* reads the source half by half, lands half by half in a region of the receiver, and is then reported there;
-the sender is told that its source is free once it has been read, whenever that news comes through. A *loan* moves
-nothing: the receiver reads the sender's own memory, and the sender is told once it has been released.
+the sender is notified that its source is free once it has been read, whenever that message arrives. A *loan* moves
+nothing: the receiver reads the sender's own memory, and the sender is notified once it has been released.
 
 Where adapters have a limit, a copy first queues for the sender's, then for the receiver's.
 """
@@ -16,7 +16,7 @@ from functools import partial
 from lockstep.protocol.events import TransferEnded
 from lockstep.protocol.ids import BucketId, TaskId
 from lockstep.sim.memory import Cell, Tag
-from lockstep.sim.network import End, Link, Network
+from lockstep.sim.network import Link, Network, SimulatedLinkEnd
 from lockstep.sim.weather import Chance
 
 
@@ -30,7 +30,7 @@ class Route:
     receiver: TaskId
 
     @property
-    def way(self) -> End:
+    def way(self) -> SimulatedLinkEnd:
         return self.link.end(self.receiver)
 
     def sender_is_up(self) -> bool:
@@ -49,8 +49,8 @@ class Parcel:
     nbytes: int = 0
 
 
-class Transfer:
-    """What copies and loans have in common: their end is told to the sender once, unless its link is lost before."""
+class SimulatedTransfer:
+    """What copies and loans have in common: the sender is notified of the end once, unless its link is lost before."""
 
     def __init__(self, network: Network, route: Route, parcel: Parcel) -> None:
         self.network = network
@@ -66,7 +66,7 @@ class Transfer:
         return self.network.loses_tensor(route.sender, route.receiver, parcel.number, parcel.bucket)
 
     def end(self, ok: bool) -> None:
-        """Tell the sender, in the network's time, that its source is free."""
+        """Notify the sender, after the network's delay, that its source is free."""
         if self._ended:
             return
         self._ended = True
@@ -78,7 +78,7 @@ class Transfer:
             self.network.deliver(self.route.sender, event)
 
     def later(self, action: Callable[[], None]) -> None:
-        """Something goes the way of this transfer."""
+        """Run something after the delay of this transfer's way."""
         self.network.after_delay(self.route.way, action)
 
 
@@ -105,7 +105,7 @@ class Lanes:
             del self._waiting[copy.lane]
 
 
-class Copy(Transfer):
+class Copy(SimulatedTransfer):
     """Bytes go from one cell to another."""
 
     def __init__(
@@ -175,7 +175,7 @@ class Copy(Transfer):
         self.may_land()
 
     def may_land(self) -> None:
-        """The copy before this one is over, or this one has been read."""
+        """Land if the copy before this one is over and this one has been read."""
         if len(self._read) == 2 and self._lanes.is_first(self):
             self.later(self._land_half if not self._limited else self._enter)
 
@@ -231,7 +231,7 @@ class Copy(Transfer):
         self._report()
 
     def _finish(self) -> None:
-        """Nothing of this copy lands any more."""
+        """Nothing more of this copy lands."""
         self._over = True
         self._lanes.leave(self)
 
@@ -248,11 +248,11 @@ class Copy(Transfer):
             self._on_arrived()
 
 
-class Loan(Transfer):
+class SimulatedLoan(SimulatedTransfer):
     """The receiver reads the sender's own cell until it has released every loan of it."""
 
     def __init__(
-        self, network: Network, route: Route, parcel: Parcel, source: Cell, on_lent: Callable[[Loan], None]
+        self, network: Network, route: Route, parcel: Parcel, source: Cell, on_lent: Callable[[SimulatedLoan], None]
     ) -> None:
         super().__init__(network, route, parcel)
         self.source = source

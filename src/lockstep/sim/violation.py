@@ -1,4 +1,4 @@
-"""What is found where a run breaks a rule: which one, as a value, and the text and the story for people."""
+"""What is found when a run breaks a rule: the rule, as a value, and the text and the story for people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Rule(StrEnum):
     """What a run must not have; the text of a violation says of which task, bucket and step."""
 
     WRONG_BYTES = "bytes that are not those that were meant"
-    OVERWRITTEN = "a buffer that is overwritten while somebody reads it"
+    OVERWRITTEN = "a buffer that is overwritten while it is read"
     IN_PLACE = "an update in place"
     APPLIED_TWICE = "a step that is applied twice"
     WRONG_RATES = "rates that are not the chief's"
@@ -26,6 +26,7 @@ class Rule(StrEnum):
     OLDER_VALUE = "a value that goes back"
     OWN_GRADIENT_MISSING = "a value without the worker's own gradient"
     GRADIENT_LOST = "a gradient that is lost"
+    NOT_REPEATED = "a step that is computed again and differs"
     NOT_GIVEN_BACK = "a gradient that is never given back"
     INCOMPLETE = "a good end without all steps"
     STALE_TICKET = "a ticket of another session"
@@ -41,7 +42,7 @@ class Rule(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BrokenRule:
     """What two runs that fail in the same way have in common. ``place``: where a machine found its own rule broken."""
 
     rule: Rule
@@ -53,7 +54,7 @@ class Violation(AssertionError):  # noqa: N818 - it is a finding about a run, no
 
     def __init__(self, rule: Rule, text: str, place: str = "", story: str | None = None) -> None:
         super().__init__(rule, text, place, story)
-        self.broken = Broken(rule, place)
+        self.broken = BrokenRule(rule, place)
         self.text = text
         self.story = story
 
@@ -62,7 +63,7 @@ class Violation(AssertionError):  # noqa: N818 - it is a finding about a run, no
 
 
 def with_story(found: AssertionError | ProtocolError, story: str) -> Violation:
-    """What was found, whoever found it, with what happened before."""
+    """What was found, whatever found it, with what happened before."""
     if isinstance(found, Violation):
         return Violation(
             found.broken.rule, found.text, found.broken.place, story if found.story is None else found.story

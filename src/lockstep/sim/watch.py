@@ -1,7 +1,8 @@
-"""The watchdogs of a simulated cluster, as one: a job without progress is looked at, and ended with a verdict.
+"""The watchdogs of a simulated cluster, as one: a job without progress is examined, and ended with a verdict.
 
 It asks every task and monitor (``evidence_of``) and lets the real analysis decide. As in the runtime, a cause that
-cannot heal ends the job at once, anything else only after ``stall_after``; who cannot be told leaves by itself.
+cannot heal ends the job at once, anything else only after ``stall_after``. A task that cannot be notified leaves on its
+own.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ LOOK_EVERY = 2.0
 FIRST_STEPS = 3
 FIRST_STEPS_PATIENCE = FIRST_STEPS_FACTOR * PATIENCE_SECONDS
 LAST_WORD_SECONDS = 10.0
-"""After the verdict, or after the coordinator has left, those that heard nothing of it leave by themselves."""
+"""How long after the verdict, or after the coordinator left, tasks that were not notified leave on their own."""
 _PROGRESS = frozenset({Produced, BucketApplied, StepBegun, Sealed, Prepared})
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What was found out about a job that stood still."""
+class WatchdogFinding:
+    """What was found about a job that was stuck."""
 
     at: float
     still: float
@@ -38,16 +39,16 @@ class Finding:
     verdict: Verdict
 
 
-class Watch:
+class SimulatedWatchdog:
     """Watches one run."""
 
     def __init__(self, world: World) -> None:
-        self.finding: Finding | None = None
+        self.finding: WatchdogFinding | None = None
         """The verdict that ended the job, if one did."""
-        self.noticed: list[Finding] = []
-        """What was said before, in order: causes that may heal."""
+        self.noticed: list[WatchdogFinding] = []
+        """What was reported before, in order: causes that may heal."""
         self.left_behind: set[TaskId] = set()
-        """Tasks that could not be told of the end."""
+        """Tasks that could not be notified of the end."""
         self._world = world
         self._progress_at = 0.0
         self._ended = False
@@ -71,7 +72,7 @@ class Watch:
         machine = home.machine.coordinator
         assert machine is not None
         still = world.agenda.now - self._progress_at
-        running = machine.phase is coordinator.Phase.RUNNING
+        running = machine.phase is coordinator.JobPhase.RUNNING
         if not self._ended and running and still >= PROMISE_SECONDS:
             self._judge(still)
         world.agenda.after(LOOK_EVERY, self._look)
@@ -84,7 +85,7 @@ class Watch:
             if not stalled:
                 return
             verdict = Verdict(cause=Cause.UNKNOWN, culprit=str(world.scenario.shape.coordinator), what="nobody waits")
-        finding = Finding(world.agenda.now, still, verdict)
+        finding = WatchdogFinding(world.agenda.now, still, verdict)
         ends = stalled or (verdict.proven and not verdict.heals)
         if not ends:
             self.noticed.append(finding)
@@ -107,7 +108,7 @@ class Watch:
         world.agenda.after(LAST_WORD_SECONDS, partial(self._leave_all, outcome))
 
     def _leave_all(self, outcome: JobEnded | None) -> None:
-        """Whoever is still here has not been told. A frozen one is ended by its monitor."""
+        """Any task that is still here was not notified. A frozen one is ended by its monitor."""
         home = self._world.scenario.shape.coordinator
         for name, task in self._world.tasks.items():
             if not task.lives or (name == home and task.outcome is not None):

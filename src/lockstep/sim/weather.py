@@ -1,4 +1,4 @@
-"""What goes wrong on the network by chance; written down as it happens, so that a run can be repeated with less of it.
+"""What goes wrong on the network by chance; recorded as it happens, so that a run can be repeated with less of it.
 
 Each mishap is plain data: which kind, on which way, and which chance of that kind on that way it was. A run is played
 either *by chance* (each chance is drawn, until the network is quiet) or *by plan* (exactly these mishaps).
@@ -62,7 +62,7 @@ class Weather:
             Chance.GHOST: profile.ghost_chance,
         }
         self.fair = not self._planned if self._by_plan else not any(self._odds.values())
-        """Whether nothing can go wrong at all; then nobody needs to ask."""
+        """Whether nothing can go wrong at all, so that no draw is needed."""
 
     def strikes(self, kind: Chance, way: WayLike, now: float) -> Mishap | None:
         """The mishap of this kind that happens now on this way, if one does."""

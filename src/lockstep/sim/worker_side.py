@@ -7,28 +7,35 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from lockstep.protocol.activity import Doing
-from lockstep.protocol.effects import Effect, SendGradient, SendPull, VersionReady
-from lockstep.protocol.events import Finished, Prepared, Produced, Sealed, StepBegun
-from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, Step, TaskId
+from lockstep.protocol.effects import BecameMember, Effect, SendGradient, SendPull, VersionReady
+from lockstep.protocol.events import Finished, Prepared, Produced, Sealed, StateTaken, StepBegun
+from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, JobId, Step, TaskId
 from lockstep.protocol.messages import GroupRates, Layout, ParameterEntry, Pull
 from lockstep.protocol.plan import Plan
-from lockstep.sim.memory import Cell
-from lockstep.sim.scenario import Span
-from lockstep.sim.server_side import ServerSide
-from lockstep.sim.surroundings import Surroundings, ticket_for
-from lockstep.sim.transfers import Copy, Lanes, Loan, Parcel, Route
+from lockstep.sim.memory import Cell, VersionTag
+from lockstep.sim.numbers import mixed
+from lockstep.sim.oracle import Oracle
+from lockstep.sim.scenario import SecondsRange
+from lockstep.sim.server_side import SimulatedServer
+from lockstep.sim.surroundings import SimulationContext, ticket_for
+from lockstep.sim.transfers import Copy, Lanes, Parcel, Route, SimulatedLoan
 from lockstep.sim.weather import Chance
 
 
-class WorkerSide:
+class SimulatedWorker:
     """One worker without its machines: what backward, the optimizer call and the wait for versions do."""
 
-    def __init__(self, task: TaskId, around: Surroundings, servers: Mapping[TaskId, ServerSide]) -> None:
+    def __init__(self, task: TaskId, around: SimulationContext, servers: Mapping[TaskId, SimulatedServer]) -> None:
         self.task = task
         self.step: Step = INITIAL_STEP
         self.finished = False
         self._around = around
         self._servers = servers
+        self._job: JobId = 0
+        self._state = b""
+        """The local state: what a worker has besides the parameters. Each step changes it."""
+        self._untold: Step | None = None
+        """The step before which the state has not been sent yet."""
         self._steps = dict(around.scenario.odd_steps).get(task, around.scenario.training.steps)
         self._plan: Plan | None = None
         self._versions: dict[BucketId, int] = {}
@@ -40,9 +47,9 @@ class WorkerSide:
         self._place = around.dice.place()
         self._draws = 0
         self.slowed: tuple[Step, float] | None = None
-        """From which step on each step computes how much longer (a planted fault)."""
+        """From which step on steps are slower, and by how much (a planted fault)."""
         self.stuck: dict[Step, tuple[str, float]] = {}
-        """Where, and for how long, the training thread stands still in a step (a planted fault)."""
+        """Where, and for how long, the training thread is stuck in a step (a planted fault)."""
         self.doing = (Doing.STARTING.value, 0.0)
         """What the training thread does, and since when."""
 
@@ -73,19 +80,21 @@ class WorkerSide:
         assert self._plan is not None
         parcel = Parcel(effect.step, effect.bucket, self._plan.buckets[effect.bucket].nbytes)
         if around.network.profile.lent_in_place:
-            Loan(around.network, route, parcel, source, lambda loan: self._hand_over(effect, life, loan)).start()
+            SimulatedLoan(
+                around.network, route, parcel, source, lambda loan: self._hand_over(effect, life, loan)
+            ).start()
         else:
             target = around.memory.inbox(effect.peer, self.task, life, effect.bucket)
             arrive = partial(self._hand_over, effect, life, target)
             Copy(around.network, route, parcel, source, target, self._lanes, arrive).start()
         route.link.break_by_chance(route.way)
 
-    def _hand_over(self, effect: SendGradient, life: Incarnation, where: Cell | Loan) -> None:
+    def _hand_over(self, effect: SendGradient, life: Incarnation, where: Cell | SimulatedLoan) -> None:
         server = self._servers[effect.peer]
         server.take(self.task, life, effect.step, effect.bucket, effect.edition, where)
 
     def _send_ghost(self, effect: SendGradient, route: Route) -> None:
-        """The same bucket, from a life that has ended: it landed in that life's own region."""
+        """The same bucket, from an incarnation that has ended: it landed in that incarnation's own region."""
         former_life = self._around.incarnations[self.task] ^ 1
         cell = self._around.memory.inbox(effect.peer, self.task, former_life, effect.bucket)
 
@@ -97,10 +106,19 @@ class WorkerSide:
 
     # -- the training loop --
 
-    def became_member(self) -> None:
-        self._later(self._seconds(self._around.scenario.training.prepare), self._prepare)
+    def became_member(self, effect: BecameMember) -> None:
+        self._job = effect.job
+        self._state = effect.state or b"as built"
+        scenario = self._around.scenario
+        # Without recovery every task begins at the beginning, however late its view comes.
+        start = effect.start if scenario.recovers else INITIAL_STEP
+        self._later(self._seconds(scenario.training.prepare), lambda: self._prepare(start, effect.checkpoint))
 
-    def _seconds(self, span: Span) -> float:
+    @property
+    def _oracle(self) -> Oracle:
+        return self._around.oracles[self._job]
+
+    def _seconds(self, span: SecondsRange) -> float:
         return self._around.dice.seconds_at(span, self._place, self._next_draw())
 
     def _chance(self, probability: float) -> bool:
@@ -120,23 +138,23 @@ class WorkerSide:
         first = entries[0]
         return (ParameterEntry(first.name, first.elements + 1, first.dtype, first.group), *entries[1:])
 
-    def _prepare(self) -> None:
+    def _prepare(self, start: Step, checkpoint: str) -> None:
         scenario, parameters = self._around.scenario, self._parameters()
         plan = self._around.plan(parameters, scenario.bucket_bytes)
         self._plan = plan
         self._versions = {bucket.id: INITIAL_STEP for bucket in plan.buckets}
         self._counts[INITIAL_STEP] = len(self._versions)
         if self.task == CHIEF:
-            self._around.oracle.buckets = tuple(self._versions)
-        layout = Layout(plan.hash, plan.bucket_bytes, parameters, ())
+            self._oracle.buckets = tuple(self._versions)
+        layout = Layout(plan.hash, plan.bucket_bytes, parameters, (), start=start, checkpoint=checkpoint)
         self._around.handle(self.task, Prepared(plan, layout))
-        if self.task == CHIEF:
+        if self.task == CHIEF and start == INITIAL_STEP:
             self._produce(self._ordered(list(self._versions)), lambda: None)
         self._begin_if_held()
 
     def _on_version_ready(self, bucket: BucketId, version: int) -> None:
         cell = self._around.memory.parameters(self.task, bucket)
-        self._around.oracle.received(self.task, bucket, version, cell)
+        self._oracle.received(self.task, bucket, version, cell)
         self._counts[self._versions[bucket]] -= 1
         self._counts[version] += 1
         self._versions[bucket] = version
@@ -162,6 +180,9 @@ class WorkerSide:
 
     def _begin(self, step: Step) -> None:
         self.step = step
+        if self._untold is not None:
+            self._around.handle(self.task, StateTaken(self._untold, self._state))
+            self._untold = None
         if self.step == self._steps:
             self.finished = True
             self.doing = (Doing.FINISHING.value, self._around.agenda.now)
@@ -174,12 +195,12 @@ class WorkerSide:
         if self._around.scenario.mode.seals:
             absent |= {bucket for bucket in filled if self._chance(profile.withdraw_chance)}
             filled += [bucket for bucket in filled if self._chance(profile.edit_chance)]
-        self._around.oracle.step_planned(self.task, self.step, absent)
+        self._oracle.step_planned(self.task, self.step, absent)
         self._around.handle(self.task, StepBegun(self.step, self._rates_to_say(at_seal=False)))
         self._hold_up(lambda: self._produce(self._ordered(filled), lambda: self._seal(absent)))
 
     def _hold_up(self, then: Callable[[], None]) -> None:
-        """A training thread that is slow, or stands still, by a planted fault."""
+        """A training thread that is slow, or stuck, by a planted fault."""
         where, seconds = self.stuck.get(self.step, (Doing.COMPUTING.value, 0.0))
         if self.slowed is not None and self.step >= self.slowed[0]:
             seconds += self.slowed[1]
@@ -197,10 +218,11 @@ class WorkerSide:
 
     def _rates_to_say(self, *, at_seal: bool) -> tuple[GroupRates, ...]:
         scenario = self._around.scenario
-        if at_seal is not scenario.training.rates_at_seal or (self.task != CHIEF and scenario.aggregate is None):
+        anybody = scenario.aggregate is not None or scenario.shrinks
+        if at_seal is not scenario.training.rates_at_seal or not (self.task == CHIEF or anybody):
             return ()
         rates = (GroupRates(("lr",), (1.0 / (self.step + 1),)),)
-        self._around.oracle.rates_said(self.step, rates)
+        self._oracle.rates_said(self.step, rates)
         return rates
 
     def _produce(self, buckets: list[BucketId], then: Callable[[], None]) -> None:
@@ -210,7 +232,9 @@ class WorkerSide:
             return
         bucket, rest = buckets[0], buckets[1:]
         edition = self._editions.get(bucket, -1) + 1
-        tag = self._around.oracle.tag(self.task, self.step, bucket, edition)
+        if self._around.numbers is not None:
+            self._around.numbers.gradient_made(self.task, self.step, bucket, self._computed(bucket))
+        tag = self._oracle.tag(self.task, self.step, bucket, edition)
         cell = self._around.memory.gradients(self.task, bucket)
         cell.write(0, tag)
 
@@ -224,6 +248,14 @@ class WorkerSide:
 
         self._later(self._seconds(self._around.scenario.training.backward), filled)
 
+    def _computed(self, bucket: BucketId) -> int:
+        """The gradient of this bucket, made of what its parameters and the local state are now."""
+        if self.step == INITIAL_STEP:
+            return mixed("initial", bucket)
+        parameters = self._around.memory.parameters(self.task, bucket).whole()
+        assert isinstance(parameters, VersionTag)
+        return mixed(self.task.index, self.step, bucket, parameters.number, self._state)
+
     def _stop_reading(self, bucket: BucketId) -> None:
         cell = self._reading.pop(bucket, None)
         if cell is not None:
@@ -232,12 +264,24 @@ class WorkerSide:
     def _seal(self, absent: frozenset[BucketId]) -> None:
         around = self._around
         void = around.scenario.mode.seals and self._chance(around.scenario.training.void_chance)
-        around.oracle.step_sealed(self.task, self.step, dict(self._editions), void=void)
+        self._oracle.step_sealed(self.task, self.step, dict(self._editions), void=void)
         # Where buckets are applied eagerly, the others have stopped being read when they were produced.
         for bucket in list(self._reading) if around.scenario.mode.seals else absent:
             self._stop_reading(bucket)
         rates = self._rates_to_say(at_seal=True)
         self.doing = (Doing.WAITING.value, around.agenda.now)
-        around.handle(self.task, Sealed(self.step, tuple(sorted(absent)), rates, void=void))
+        sealed = Sealed(self.step, tuple(sorted(absent)), rates, void=void, state=self._next_state())
+        around.handle(self.task, sealed)
         if not self._versions:
             self._begin_if_held()
+
+    def _next_state(self) -> bytes | None:
+        """The local state after this step, if the seal carries it; the library sends it when the next step begins."""
+        scenario = self._around.scenario
+        if not scenario.rules.keeps_states:
+            return None
+        self._state = mixed(self._state, self.step).to_bytes(4, "big")
+        if scenario.mode.seals:
+            self._untold = self.step + 1
+            return None
+        return self._state

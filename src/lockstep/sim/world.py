@@ -10,52 +10,75 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from lockstep.protocol import phrases
 from lockstep.protocol.causes import Cause, Reason
-from lockstep.protocol.effects import Apply, BecameMember, Effect, JobEnded, Send, StillMissing
+from lockstep.protocol.effects import (
+    Apply,
+    BecameMember,
+    Effect,
+    JobEnded,
+    PeerLeaves,
+    Send,
+    StillMissing,
+    ViewChanged,
+)
 from lockstep.protocol.errors import ProtocolError
-from lockstep.protocol.events import Event, GradientArrived, PeerGone, Tick
-from lockstep.protocol.ids import Incarnation, Role, Step, TaskId
+from lockstep.protocol.events import Event, GradientArrived, LinkUp, PeerGone, Tick
+from lockstep.protocol.ids import BucketId, Incarnation, JobId, Role, Step, TaskId
+from lockstep.protocol.messages import Member
 from lockstep.protocol.server import ServerMachine
 from lockstep.protocol.timing import REPEAT_SECONDS
 from lockstep.sim.agenda import Agenda
 from lockstep.sim.dice import Dice
+from lockstep.sim.disk import Disk
 from lockstep.sim.invariants import Invariants
 from lockstep.sim.machines import MachineMaker
-from lockstep.sim.memory import Memory
+from lockstep.sim.memory import SimulatedMemory
 from lockstep.sim.network import Network, Traffic
-from lockstep.sim.oracle import make_oracle
-from lockstep.sim.scenario import Kill, Scenario, Span
-from lockstep.sim.server_side import ServerSide
-from lockstep.sim.surroundings import Surroundings
+from lockstep.sim.numbers import Numbers
+from lockstep.sim.oracle import Oracle, make_oracle
+from lockstep.sim.scenario import Kill, Scenario, SecondsRange
+from lockstep.sim.server_side import SimulatedServer
+from lockstep.sim.surroundings import SimulationContext
 from lockstep.sim.task import SimTask
 from lockstep.sim.violation import Rule, Violation, with_story
-from lockstep.sim.worker_side import WorkerSide
+from lockstep.sim.worker_side import SimulatedWorker
 
 LINGER_SECONDS = 30.0
-"""How long the coordinator's task stays after the end, so that everybody is told of it."""
-GONE = Span(0.0, 3.0)
+"""How long the coordinator's task stays after the end, so that every task receives it."""
+GONE = SecondsRange(0.0, 3.0)
 """How long it takes others to find out that a task is dead."""
 TRACE_LENGTH = 60
 TICK_IS_QUEUED = -1.0
 LARGE = 64
-"""From so many tasks on, deadlines are looked at only where a nearer one is possible: it would be most of the work."""
+"""From this many tasks on, deadlines are checked only where a nearer one is possible: it would be most of the work."""
 
 Watching = Callable[[TaskId, Event, float], None]
 
 
+class Interrupter(Protocol):
+    """Decides at every event whether something happens to the task that handles it (``kill_points.py``)."""
+
+    def event_begins(self, task: SimTask) -> None: ...
+
+    def kills_before_effects(self, task: SimTask) -> bool: ...
+
+    def event_ended(self, task: SimTask) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
-class Result:
+class RunResult:
     """How a run went."""
 
     seconds: float
     events: int
     outcomes: dict[TaskId, JobEnded]
     missing: dict[TaskId, tuple[str, ...]]
-    """Whom each task was told to be missing, last."""
+    """The tasks that each task last reported as missing."""
     dropped: int
-    """Gradients that servers refused: duplicates, stale ones, those of other lives."""
+    """Gradients that servers refused: duplicates, stale ones, those of other incarnations."""
     traffic: Traffic
 
     @property
@@ -72,62 +95,77 @@ class World:
         self.dice = Dice(scenario.seed)
         self.tasks: dict[TaskId, SimTask] = {}
         self.watching: Watching | None = None
-        """Told of every event that a machine is given; for measurements."""
+        """Called with every event that a machine handles; for measurements."""
         self.on_step: dict[TaskId, Callable[[Step], None]] = {}
-        """Told of each step that a task begins; planted faults wait there."""
+        """Called with each step that a task begins; planted faults wait there."""
+        self.interrupter: Interrupter | None = None
         shape = scenario.shape
         self.incarnations: dict[TaskId, Incarnation] = {task: self.dice.incarnation() for task in shape.tasks()}
         self.network = Network(
             shape, scenario.network, self.dice, self.agenda, self.handle, self.incarnations, scenario.mishaps
         )
-        self.oracle = make_oracle(shape, scenario.mode, self.incarnations, scenario.aggregate)
-        self.around = Surroundings(
+        self.network.lives = lambda task: self.tasks[task].lives
+        self.network.admits = self._admits
+        self.disk = Disk()
+        self._oracles: dict[JobId, Oracle] = {}
+        self._past: dict[TaskId, set[Incarnation]] = {}
+        self.around = SimulationContext(
             scenario,
             self.agenda,
             self.dice,
             self.network,
-            Memory(),
-            self.oracle,
+            SimulatedMemory(),
+            self._oracles,
+            self.disk,
+            Numbers() if scenario.recovers and not scenario.shrinks else None,
             self.incarnations,
             self.tasks,
             self.handle,
         )
         self.job = self.dice.incarnation()
-        self.servers: dict[TaskId, ServerSide] = {}
+        self.servers: dict[TaskId, SimulatedServer] = {}
         self._maker = maker or MachineMaker()
         late = dict(scenario.late_starts)
         for task in shape.tasks():
             self.make_life(task, self.dice.seconds(scenario.start) + late.get(task, 0.0))
         self._remaining = len(self.tasks)
+        self._restarting = 0
+        """Tasks that have left and will come back, in a run that recovers."""
         large = len(self.tasks) >= LARGE
         self._loop_seconds = scenario.training.loop_seconds
         self._tick_horizon = REPEAT_SECONDS if large else 0.0
-        self.invariants = Invariants(self.oracle, self.tasks, large=large)
+        self.invariants = Invariants(shape, self._oracles, self.tasks, large=large)
         self._missing: dict[TaskId, tuple[str, ...]] = {}
         self._trace: deque[tuple[float, TaskId, Event]] = deque(maxlen=TRACE_LENGTH)
 
     def make_life(self, name: TaskId, start_at: float) -> SimTask:
         """The machines and the memory of a task that will start then."""
-        machine = self._maker.task_machine(self.scenario, name, self.incarnations[name], self.job, start_at)
-        side: WorkerSide | ServerSide
+        beginning = self.disk.beginning()
+        if name == self.scenario.shape.coordinator:
+            oracle = self._oracles[self.job] = make_oracle(self.scenario, self.incarnations, self._past)
+            oracle.numbers = self.around.numbers
+            if beginning.checkpoint:
+                oracle.begin_with(saved.tag for saved in self.disk.checkpoints[beginning.start].buckets.values())
+        machine = self._maker.task_machine(self.scenario, name, self.incarnations[name], self.job, start_at, beginning)
+        side: SimulatedWorker | SimulatedServer
         if name.role is Role.WORKER:
-            side = WorkerSide(name, self.around, self.servers)
+            side = SimulatedWorker(name, self.around, self.servers)
         else:
-            side = self.servers[name] = ServerSide(name, self.around)
+            side = self.servers[name] = SimulatedServer(name, self.around)
         self.tasks[name] = SimTask(machine, side, start_at)
         return self.tasks[name]
 
     # -- a run --
 
-    def run(self, within: float = 0.0) -> Result:
+    def run(self, within: float = 0.0) -> RunResult:
         """Play to the end; Violation where an invariant breaks or the run does not end in this time."""
         self.begin()
         limit = within or self.scenario.network.quiet_after + self.scenario.patience
         agenda = self.agenda
         try:
-            while self._remaining:
+            while not self.over:
                 if not len(agenda):
-                    raise Violation(Rule.NO_DEADLINE, "nobody has a deadline: nothing will ever happen again")
+                    raise Violation(Rule.NO_DEADLINE, "no task has a deadline: nothing will ever happen again")
                 if agenda.now > limit:
                     raise Violation(Rule.NO_END, f"the run has not ended within {limit:.0f} s")
                 agenda.run_next()
@@ -148,7 +186,7 @@ class World:
             self.agenda.at(kill.at, partial(self._kill, kill))
 
     def start(self, task: SimTask) -> None:
-        """A life begins."""
+        """An incarnation begins."""
         if task.left:
             return
         task.started = True
@@ -157,10 +195,10 @@ class World:
         self._plan_tick(name, task)
         for peer, link in self.network.links_of(name):
             if self.tasks[peer].lives:
-                self.agenda.after(self.dice.seconds(Span(0.0, 0.3)), link.open)
+                self.agenda.after(self.dice.seconds(SecondsRange(0.0, 0.3)), link.open)
 
     def handle(self, name: TaskId, event: Event) -> None:
-        """The only way in to the machines of a task; a loop that is busy or frozen comes to it later."""
+        """The only way into the machines of a task; a loop that is busy or frozen handles the event later."""
         task = self.tasks[name]
         if task.left or not task.started:
             return
@@ -177,12 +215,21 @@ class World:
             self.watching(name, event, now)
         if task.tick_at == TICK_IS_QUEUED and type(event) is Tick:
             task.tick_at = None
+        if type(event) is LinkUp:
+            task.met[event.peer] = event.incarnation
+        interrupter = self.interrupter
+        if interrupter is not None:
+            interrupter.event_begins(task)
         effects = task.machine.handle(event, now)
+        if interrupter is not None and interrupter.kills_before_effects(task):
+            return
         if self._loop_seconds:
             task.loop_free_at = now + self._loop_seconds
             task.loop_busy += self._loop_seconds
         self._carry_out_all(task, effects)
         self.invariants.after_event(name)
+        if interrupter is not None:
+            interrupter.event_ended(task)
         if self.on_step and task.machine.role.step > task.step_seen:
             self._step_began(name, task)
         # Every deadline that an event sets is at least a repetition away: a tick before that is near enough.
@@ -196,7 +243,7 @@ class World:
             action(task.step_seen)
 
     def drain_later(self, task: SimTask) -> None:
-        """The loop of this task comes to the next event when it is done with the last one."""
+        """The loop of this task handles the next event when it is done with the last one."""
         if not task.draining and not task.frozen:
             task.draining = True
             self.agenda.at(task.loop_free_at, partial(self._drain, task))
@@ -227,12 +274,13 @@ class World:
         deadline = task.machine.next_deadline()
         if deadline is not None and deadline <= self.agenda.now:
             if task.behind or task.loop_free_at > self.agenda.now:
-                # One is enough: the next deadline is looked at once the loop has come to it.
+                # One is enough: the next deadline is checked once the loop has handled it.
                 task.tick_at = TICK_IS_QUEUED
                 self.handle(name, Tick())
                 return
             self.handle(name, Tick())
-            self.invariants.after_tick(name, self.agenda.now)
+            if task.lives:
+                self.invariants.after_tick(name, self.agenda.now)
         self._plan_tick(name, task)
 
     # -- effects --
@@ -247,8 +295,12 @@ class World:
             case Send(peer=peer, message=message):
                 self.network.link(name, peer).send(name, message)
             case BecameMember():
-                if isinstance(task.side, WorkerSide):
-                    task.side.became_member()
+                self._know(task, effect.members)
+                task.side.became_member(effect)
+            case ViewChanged(members=members):
+                self._know(task, members)
+            case PeerLeaves():
+                pass
             case StillMissing(missing=missing):
                 self._missing[name] = tuple(one.task for one in missing)
             case JobEnded():
@@ -259,12 +311,27 @@ class World:
             case _:
                 task.side.carry_out(effect)
 
+    def _know(self, task: SimTask, members: tuple[Member, ...]) -> None:
+        task.members = {TaskId.parse(member.task): member.incarnation for member in members}
+
+    def _admits(self, here: TaskId, there: TaskId) -> bool:
+        """As in the runtime: a member takes links with members only; the coordinator decides about another incarnation.
+
+        Of a server that returns it knows that the job must begin again first.
+        """
+        task, now = self.tasks[here], self.incarnations[there]
+        decides = task.machine.coordinator is not None and (there.role is Role.WORKER or not self.scenario.recovers)
+        return decides or task.members.get(there, now) == now
+
     # -- leaving --
 
     def _end(self, task: SimTask, effect: JobEnded) -> None:
         if task.outcome is not None:
-            raise Violation(Rule.TOLD_TWICE, f"{task.machine.task} was told of the end twice")
+            raise Violation(Rule.TOLD_TWICE, f"{task.machine.task} received the end twice")
         task.outcome = effect
+        if self.scenario.recovers and (effect.again or effect.departure is not None):
+            self.agenda.after(0.0, partial(self._begin_again, task))
+            return
         if task.machine.coordinator is None:
             # Not at once: the machine is still in the middle of an event.
             self.agenda.after(0.0, partial(self.leave, task, orderly=True))
@@ -273,57 +340,90 @@ class World:
         else:
             self._linger(task, self.agenda.now + LINGER_SECONDS)
 
+    def _begin_again(self, task: SimTask) -> None:
+        """The job goes on with another incarnation of this task, of the same process or not."""
+        if not task.left:
+            self.leave(task, orderly=True)
+            self._tell_gone(task, "was started again", Cause.STALE_INCARNATION)
+            self.restart_after(task.machine.task, self.dice.seconds(self.scenario.restart))
+
     def _gives_up(self, task: SimTask) -> bool:
-        """Whether this end is its own, of a task that never became a member, while the coordinator goes on."""
+        """Whether this task, which never became a member, gave up on its own while the coordinator goes on."""
         home = self.tasks[self.scenario.shape.coordinator]
         coordinator = home.machine.coordinator
         return task.machine.member.job == 0 and home.lives and coordinator is not None and coordinator.end is None
 
     def _linger(self, task: SimTask, until: float) -> None:
-        if self.agenda.now >= until or self._remaining == 1:
+        if self.agenda.now >= until or self._remaining + self._restarting == 1:
             self.leave(task, orderly=True)
         else:
             self.agenda.after(0.5, partial(self._linger, task, until))
 
     def leave(self, task: SimTask, *, orderly: bool) -> None:
-        """This life ends, in order or not."""
+        """This incarnation ends, in order or not."""
         if task.left:
             return
         task.left = True
         self._remaining -= 1
         name = task.machine.task
+        if self.scenario.recovers:
+            self._past.setdefault(name, set()).add(task.machine.incarnation)
         for event in task.events:
-            if isinstance(event, GradientArrived) and isinstance(task.side, ServerSide):
+            if isinstance(event, GradientArrived) and isinstance(task.side, SimulatedServer):
                 task.side.arrivals.pop(event.arrival).release()
         for _, link in self.network.links_of(name):
             link.close(name, f"{name} has left", orderly=orderly)
 
     @property
     def over(self) -> bool:
-        """Whether everybody has left."""
-        return self._remaining == 0
+        """Whether everybody has left for good."""
+        return self._remaining + self._restarting == 0
 
-    def comes_back(self) -> None:
-        """A task that had left has a new life."""
+    def restart_after(self, name: TaskId, seconds: float) -> None:
+        """Start the next incarnation of this task then; a run that does not recover may be over before."""
+        self._restarting += self.scenario.recovers
+        self.agenda.after(seconds, partial(self._restart, name))
+
+    def _restart(self, name: TaskId) -> None:
+        """New memory, new machines, new links. The machines decide what becomes of it."""
+        if self.over:
+            return
+        self._restarting -= self.scenario.recovers
         self._remaining += 1
+        self.around.memory.forget(name)
+        self.incarnations[name] = self.dice.incarnation()
+        if name == self.scenario.shape.coordinator:
+            self.job = self.dice.incarnation()
+        before = self.tasks[name].lives_before + 1
+        task = self.make_life(name, self.agenda.now)
+        task.lives_before = before
+        for _, link in self.network.links_of(name):
+            link.revive()
+        self.start(task)
 
     def _kill(self, kill: Kill) -> None:
         self.kill(self.tasks[kill.task], "was killed by signal 9", -9)
 
     def kill(self, task: SimTask, how: str, exit_code: int) -> None:
-        """This life ends without a word, and the others find out in their own time."""
+        """This incarnation ends without notice, and the others find out in their own time."""
         if task.left:
             return
         task.died_at, task.exit_code = self.agenda.now, exit_code
         self.leave(task, orderly=False)
         self._tell_gone(task, how)
 
-    def _tell_gone(self, task: SimTask, how: str) -> None:
-        """The monitor of a task tells whoever asks how it ended."""
+    def _tell_gone(self, task: SimTask, how: str, cause: Cause = Cause.DEAD) -> None:
+        """The monitor of a task tells everyone who asks how it ended."""
         name = task.machine.task
-        gone = PeerGone(name, Reason(Cause.DEAD, how, exit_code=task.exit_code))
+        gone = PeerGone(name, Reason(cause, how, exit_code=task.exit_code), task.machine.incarnation)
         for peer, _ in self.network.links_of(name):
-            self.agenda.after(self.dice.seconds(GONE), partial(self.handle, peer, gone))
+            self.agenda.after(self.dice.seconds(GONE), partial(self._tell_of_end, self.tasks[peer], gone))
+
+    def _tell_of_end(self, task: SimTask, gone: PeerGone) -> None:
+        name = task.machine.task
+        if self.scenario.recovers and (self.tasks[name] is not task or task.met.get(gone.peer) != gone.incarnation):
+            return  # it never knew that incarnation, or knows the next one already
+        self.handle(name, gone)
 
     # -- the end --
 
@@ -337,16 +437,21 @@ class World:
         """Violation where not every step is complete, or a gradient was never given back."""
         odd = dict(self.scenario.odd_steps)
         steps = {w: odd.get(w, self.scenario.training.steps) for w in self.scenario.shape.worker_ids()}
-        self.oracle.finished_well(steps)
+        for job in {task.machine.member.job for task in self.tasks.values() if task.outcome is not None} - {0}:
+            self._oracles[job].finished_well(steps)
         for task in self.tasks.values():
-            if isinstance(task.side, ServerSide) and task.side.arrivals:
+            if isinstance(task.side, SimulatedServer) and task.side.arrivals:
                 raise Violation(
                     Rule.NOT_GIVEN_BACK, f"{task.machine.task} never gave back {len(task.side.arrivals)} gradients"
                 )
 
-    def result(self) -> Result:
+    def numbers(self) -> dict[BucketId, int]:
+        """The number of each bucket's newest version, in a run that follows numbers."""
+        return self._oracles[self.job].newest()
+
+    def result(self) -> RunResult:
         roles = [task.machine.role for task in self.tasks.values()]
-        return Result(
+        return RunResult(
             self.agenda.now,
             self.agenda.done,
             {name: task.outcome for name, task in self.tasks.items() if task.outcome is not None},
@@ -356,7 +461,7 @@ class World:
         )
 
     def story(self) -> str:
-        """What happened last, and who waits for whom: what one reads first after a violation."""
+        """What happened last, and who waits for whom: what to read first after a violation."""
         now = self.agenda.now
         lines = [f"at {now:.3f} s of {self.scenario}"]
         lines += [f"  {time:10.4f} {task.short:9} {event}" for time, task, event in self._trace]
