@@ -13,11 +13,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from lockstep.cli.environment import LAUNCHED_VARIABLE
 from lockstep.cli.flags import check_machine, parse_bench, task_arguments
+from lockstep.launch import LAUNCHED_VARIABLE
 from lockstep.protocol.ids import CHIEF, Role, TaskId, server
 from lockstep.protocol.recovery import LossPolicy
 from lockstep.runtime.cluster import ClusterSpec
+from lockstep.terminal import say
 from lockstep.training.config import BenchConfig, LocalCluster, recovery_rules, settings
 from lockstep.version import __version__
 
@@ -52,7 +53,7 @@ def start(argv: Sequence[str], program: Sequence[str]) -> int:
     check_machine(config, [*limits, *gpudirect_limits(config)])
     _refuse_a_past_that_cannot_be_used(config)
     for notice in (*config.output.notices, *start_notices(config, os.environ)):
-        _tell(notice)
+        say(notice)
     if config.local is not None:
         return _run_local_cluster(config, argv, program)
     if config.task is not None:
@@ -129,7 +130,7 @@ def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequen
         grace=(config.cluster or ClusterSpec()).grace,
         forming=forming_line,
         may_lose_workers=config.cluster is not None and config.cluster.on_worker_loss == LossPolicy.SHRINK.value,
-        around=functools.partial(shared_gpu, os.environ, _tell) if on_gpus and shares_gpus(config) else nullcontext,
+        around=functools.partial(shared_gpu, os.environ, say) if on_gpus and shares_gpus(config) else nullcontext,
     )
     return run_local_cluster(spec)
 
@@ -143,10 +144,6 @@ def shares_gpus(config: BenchConfig) -> bool:
     goes_on = cluster.restarts or cluster.on_worker_loss == LossPolicy.SHRINK.value or recovery_rules(config).saves
     on_server = config.exchange.local_parameter_device == "gpu" and not config.exchange.is_collective
     return config.devices.mps and on_server and not goes_on
-
-
-def _tell(text: str) -> None:
-    print(f"lockstep: {text}", file=sys.stderr)
 
 
 def _threads(task: TaskId, local: LocalCluster, on_gpus: bool) -> int:

@@ -8,15 +8,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from lockstep.cli.environment import LAUNCHED_VARIABLE
 from lockstep.cli.progress import Output
-from lockstep.cli.terminal import clear_line
 from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_VERDICT, BadInput
+from lockstep.launch import LAUNCHED_VARIABLE
 from lockstep.protocol.faults import Fault, parse_faults
 from lockstep.protocol.ids import CHIEF, Role
 from lockstep.protocol.journal import Happening
@@ -27,6 +25,7 @@ from lockstep.runtime.outcome import JobEndedError, Outcome
 from lockstep.runtime.resuming import beginning_in
 from lockstep.runtime.signals import TaskSignals
 from lockstep.runtime.watchdog import WatchSettings
+from lockstep.terminal import say_over as say
 from lockstep.training.config import BenchConfig, recovery_rules, settings
 
 if TYPE_CHECKING:
@@ -321,9 +320,3 @@ def _exit_code(outcome: Outcome) -> int:
     if outcome.ok and outcome.unsaved:
         return EXIT_FAILED
     return outcome.exit_code(EXIT_FAILED if outcome.reason.own_error else EXIT_VERDICT)
-
-
-def say(text: str) -> None:
-    """One whole line for people, on stderr."""
-    sys.stderr.write(f"{clear_line(sys.stderr.isatty())}lockstep: {text}\n")
-    sys.stderr.flush()

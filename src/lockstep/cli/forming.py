@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Iterator
 
-from lockstep.cli.terminal import CLEAR_LINE
 from lockstep.protocol.ids import CHIEF, TaskId
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.forming import FormingWatch
+from lockstep.terminal import CLEAR_LINE, say
 
 QUIET_SECONDS = 3.0
 """A cluster that forms within this time is not worth a line in a log."""
@@ -43,7 +43,7 @@ class FormingDisplay:
             due = now - self._began >= QUIET_SECONDS and now - self._written_at >= LOG_EVERY
             if due and line != self._last:
                 self._written_at, self._last = now, line
-                sys.stderr.write(f"lockstep: {line}\n")
+                say(line)
                 sys.stderr.flush()
 
     def over(self) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.errors import BadInput, HelpAsked
 from lockstep.runtime.addresses import AddressError, parse_address, parse_bind
+from lockstep.terminal import say
 
 if TYPE_CHECKING:
     from lockstep.transports.net.measured import Report
@@ -157,7 +158,7 @@ def _measure(asked: _Asked) -> int:
                 caller = opened.enter_context(local_peer())
             report = _with_bar(caller, plan)
         except NetError as error:
-            sys.stderr.write(f"lockstep: {error}\n")
+            say(str(error))
             return 1
     text = json.dumps(report.to_json(LIMITS), indent=1)
     if asked.json and asked.json != "-":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from lockstep.cli.terminal import clear_line
+from lockstep.terminal import clear_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress

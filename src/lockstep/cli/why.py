@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from pathlib import Path
 from lockstep.errors import BadInput, HelpAsked
 from lockstep.protocol.causes import ReportKind
 from lockstep.protocol.timing import NOTICE_SECONDS, PATIENCE_SECONDS, WHY_ASK_SECONDS, WHY_BUDGET_SECONDS
+from lockstep.terminal import say
 
 _HELP = """\
 lockstep why: who waits for whom, for which tensor, and why.
@@ -152,7 +152,7 @@ def _read_files(asked: _Asked) -> int:
         raise BadInput(f"{asked.target} is neither an address like HOST:PORT nor a folder; give one of the two.")
     found = read_folder(path)
     for problem in found.problems:
-        sys.stderr.write(f"lockstep: {problem}\n")
+        say(problem)
     if found.report is None and not found.views:
         raise BadInput(
             f"{path} holds no report and no snapshot that can be read; give the folder that the job named at its end."

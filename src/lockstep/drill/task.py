@@ -6,7 +6,6 @@ import dataclasses
 import json
 import random
 import signal
-import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from lockstep.runtime.server_node import ServerNode
 from lockstep.runtime.tensor_file import NamedTensor
 from lockstep.runtime.watchdog import WatchSettings
 from lockstep.runtime.worker_node import WorkerNode
+from lockstep.terminal import say
 from lockstep.version import __version__
 
 _COUNTED = 64
@@ -125,11 +125,6 @@ class PlainStore:
         raise ValueError(f"a server of a drill does not answer {what!r}")
 
 
-def _say(text: str) -> None:
-    sys.stderr.write(f"lockstep: {text}\n")
-    sys.stderr.flush()
-
-
 def _config(plan: TaskPlan) -> NodeConfig:
     cluster = ClusterSpec(
         ps_hosts=plan.ps_hosts,
@@ -162,10 +157,10 @@ def run_drill_task(plan: TaskPlan, report_fd: int) -> int:
     if plan.delay:
         time.sleep(plan.delay)
     if plan.id.role is Role.SERVER:
-        server = ServerNode(_config(plan), PlainStore, _say, reporter)
+        server = ServerNode(_config(plan), PlainStore, say, reporter)
         dumps.append(server.dump)
         return _run_server(server)
-    worker = WorkerNode(_config(plan), _say, reporter)
+    worker = WorkerNode(_config(plan), say, reporter)
     dumps.append(worker.dump)
     return _run_worker(worker, plan)
 

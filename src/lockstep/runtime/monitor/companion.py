@@ -30,8 +30,9 @@ from lockstep.runtime.monitor.lingering import linger
 from lockstep.runtime.monitor.oom import OomWitness, find_counters
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.reporter import MAX_LINE_BYTES, LineBuffer, TaskReporter, decode_report
-from lockstep.runtime.monitor.run import say, why_not_listening
+from lockstep.runtime.monitor.run import why_not_listening
 from lockstep.runtime.monitor.service import MonitorService
+from lockstep.terminal import say
 from lockstep.transports.wire.monitor_client import Unreachable, describe
 from lockstep.transports.wire.server import ListenError, PortTaken
 

@@ -13,13 +13,13 @@ from typing import IO, Final
 
 from lockstep.diagnose.text import RULE
 from lockstep.runtime.processes import read_available
+from lockstep.terminal import CLEAR_LINE
 
 _LONGEST_LINE: Final = 64 * 1024
 """What is longer, or has no end of line at all, is passed on in pieces."""
 
 _TAIL: Final = 5
 
-CLEAR_LINE: Final = "\r\x1b[K"
 """Takes away a live line that may stand there."""
 
 

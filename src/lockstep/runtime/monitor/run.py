@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from dataclasses import dataclass
 from typing import Final
@@ -28,6 +27,7 @@ from lockstep.runtime.monitor.service import MonitorService
 from lockstep.runtime.monitor.stopping import Action, Stopping
 from lockstep.runtime.monitor.task_process import FINISHED, LATER, TaskProcess
 from lockstep.runtime.start_facts import StartFacts
+from lockstep.terminal import say
 from lockstep.transports.wire.server import ListenError, PortTaken
 
 TICK_SECONDS: Final = 0.5
@@ -79,12 +79,6 @@ def run_monitor(spec: MonitorSpec) -> int:
             return _Monitor(spec, record, inbox).run()
         finally:
             service.close()
-
-
-def say(text: str) -> None:
-    """One line for whoever started this process. The task shares stderr, so the line is written whole."""
-    sys.stderr.write(f"lockstep: {text}\n")
-    sys.stderr.flush()
 
 
 def why_not_listening(task: TaskId, port: int, error: ListenError) -> str:
