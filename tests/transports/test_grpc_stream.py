@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire_helpers import PATIENCE
 
+from conformance_hosts.hosts import Here
 from lockstep.protocol.messages import Ticket
 from lockstep.transports.base import PeerAddress, TransportError
 from lockstep.transports.clerk import Clerk
@@ -100,7 +101,7 @@ class RawPeer:
 
 @pytest.fixture
 def stage() -> Iterator[Stage]:
-    with Stage("grpc") as stage:
+    with Stage("grpc", Here()) as stage:
         yield stage
 
 

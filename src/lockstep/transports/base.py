@@ -5,7 +5,7 @@ transport; each end holds an *endpoint* of it. An endpoint moves a range of a lo
 granted, and delivers a *note* (a few bytes that mean something to the caller) at the other end **after** all bytes
 are in place. The receiver's ``on_arrived``, never the sender's ``on_sent``, counts as arrival.
 
-Rules that every transport keeps (``conformance.py`` checks them):
+Rules that every transport keeps (``conformance/`` checks them):
 
 * ``write`` never blocks for the network; it queues, and pushes back by queueing more, never by aborting.
 * Callbacks come on the transport's own threads. They must not block; a transport may rely on that.
