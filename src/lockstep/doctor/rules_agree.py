@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from lockstep.doctor.facts import Case
 from lockstep.doctor.finding import Cause, Finding
 from lockstep.doctor.rules_machine import VERBS
-from lockstep.protocol.ids import Role, TaskId
+from lockstep.protocol.ids import TaskId
 from lockstep.protocol.setting_names import COUNTS, LOCKSTEP_VERSION, VERSIONS
 from lockstep.runtime.start_facts import StartFacts, list_difference
 from lockstep.transports.verbs.devices import RdmaPort
@@ -142,8 +142,3 @@ def _clocks(case: Case) -> Iterator[Finding]:
                 f"{way} the one here, so their logs will not fit together; set both by NTP.",
                 False,
             )
-
-
-def roles_of(starts: tuple[StartFacts, ...]) -> tuple[Role, ...]:
-    """The role of each task."""
-    return tuple(TaskId.parse(start.task).role for start in starts)

@@ -26,6 +26,7 @@ from lockstep.runtime.monitor.reporter import Phase, TaskReporter
 from lockstep.runtime.node import NodeConfig
 from lockstep.runtime.outcome import JobEndedError, Outcome
 from lockstep.runtime.server_node import ServerNode
+from lockstep.runtime.store import Done, StoreTimes
 from lockstep.runtime.tensor_file import NamedTensor
 from lockstep.runtime.watchdog import WatchSettings
 from lockstep.runtime.worker_node import WorkerNode
@@ -94,11 +95,24 @@ class PlainStore:
     def __init__(self) -> None:
         self._plan: Plan | None = None
         self._slots: tuple[memoryview, memoryview] | None = None
+        self.times = StoreTimes()
+
+    def spare_bytes(self, plan: Plan) -> int:  # noqa: ARG002
+        return 0
 
     def prepare(self, layout: Layout, plan: Plan, server: int, slots: tuple[memoryview, memoryview]) -> None:  # noqa: ARG002
         self._plan, self._slots = plan, slots
 
-    def apply(self, effect: Apply, gradients: Sequence[memoryview]) -> None:
+    def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
+        self._apply(effect, gradients)
+        done(None)
+
+    def links_changed(self) -> None: ...
+
+    def memory(self) -> dict[str, int]:
+        return {}
+
+    def _apply(self, effect: Apply, gradients: Sequence[memoryview]) -> None:
         assert self._plan is not None
         assert self._slots is not None
         bucket = self._plan.buckets[effect.bucket]
@@ -123,6 +137,8 @@ class PlainStore:
 
     def answer(self, what: str, data: bytes) -> bytes:  # noqa: ARG002
         raise ValueError(f"a server of a drill does not answer {what!r}")
+
+    def close(self) -> None: ...
 
 
 def _config(plan: TaskPlan) -> NodeConfig:

@@ -1,4 +1,4 @@
-"""What a model costs: its parameters, and the multiplications of one picture's way through it."""
+"""What a model costs: its parameters, and the multiplications of one image's way through it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Learnt numbers, and multiply-adds of convolutions and fully connected layers for one picture."""
+    """Learnt numbers, and multiply-adds of convolutions and fully connected layers for one image."""
 
     parameters: int
     multiply_adds: int
