@@ -21,7 +21,7 @@ from lockstep.protocol.ids import ClusterShape, Role, TaskId
 from lockstep.protocol.timing import CLEAN_UP_SECONDS, KILL_SECONDS, MONITOR_SECONDS
 from lockstep.runtime import processes
 from lockstep.runtime.monitor.cluster_member import ClusterMember, Deaths
-from lockstep.runtime.monitor.stopping import Action, Stopping
+from lockstep.runtime.monitor.exit import Action, Stopping
 from lockstep.terminal import say_over
 
 LOOPBACK: Final = "127.0.0.1"
