@@ -146,9 +146,7 @@ class _Monitor:
             for signum in self._inbox.take():
                 self._on_signal(signum, now)
             if self._stopping.on_time(now) is Action.KILL:
-                say(
-                    f"{self._spec.task} did not end within {self._stopping.patience:g} s when asked to, and was killed"
-                )
+                say(f"{self._spec.task} did not end within {self._stopping.patience:g} s when asked to, and was killed")
                 self._task.kill()
             if self._task.report_fd in ready:
                 self._take_reports()
