@@ -47,7 +47,7 @@ class FormingDisplay:
                 sys.stderr.flush()
 
     def over(self) -> None:
-        """The cluster has formed, or this process ends: leave no half line behind."""
+        """The cluster has formed, or this process ends: leave no partial line behind."""
         with self._lock:
             if self.live and not self._closed:
                 sys.stderr.write(CLEAR_LINE)
@@ -57,9 +57,9 @@ class FormingDisplay:
 
 @contextlib.contextmanager
 def forming_line(addresses: dict[TaskId, str]) -> Iterator[None]:
-    """Show how these tasks come together, as long as it takes."""
+    """Show how these tasks come together, for as long as that takes."""
     display = FormingDisplay()
-    # On a terminal the chief shows a bar of its own as soon as it trains, and two live lines would fight.
+    # On a terminal the chief shows its own bar as soon as it trains, and two live lines would overwrite each other.
     until = (CHIEF,) if display.live else tuple(addresses)
     watch = FormingWatch(addresses, until, display.show, display.over)
     watch.start()

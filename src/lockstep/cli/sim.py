@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from lockstep.errors import BadInput, HelpAsked
 
 _HELP = """\
-lockstep sim: the protocol of a whole cluster in one process, on a virtual clock. No GPU, no network, no torch run.
+lockstep sim: the protocol of a whole cluster in one process, on a virtual clock, without GPU, network or torch.
 
 How long does a step take, and how many servers does this network need?
 
@@ -19,10 +19,10 @@ How long does a step take, and how many servers does this network need?
   --model=NAME           whose parameters travel (resnet50); --model_mb=N: N MiB of parameters instead
   --compute_ms=T         forward and backward of one worker, in milliseconds (300)
   --jitter=SHARE         how much longer the slowest worker computes (0.05)
-  --gbit=RATE            gigabits a second of each host's adapter, in each direction (25)
+  --gbit=RATE            gigabits per second of each host's adapter, in each direction (25)
   --latency_us=T         one way (50)
   --bucket_mb=N          size of a bucket in MiB (4)
-  --store_gb=RATE        gigabytes a second that a server reads and writes in its updates (4)
+  --store_gb=RATE        gigabytes per second that a server reads and writes in its updates (4)
   --loop_us=T            what one event costs a task's loop (30)
   --shared_hosts         server i lives on the host of worker i and shares its adapter
   --enough=SHARE         for --ps=search: this much of the best speed is enough (0.95)
@@ -75,7 +75,7 @@ _OF_CAPACITY_TOO = ("enough", "growth", "plot", "shared_hosts")
 
 @dataclass(slots=True)
 class Asked:
-    """What a command line says."""
+    """The contents of a command line."""
 
     numbers: dict[str, float] = field(default_factory=dict)
     texts: dict[str, list[str]] = field(default_factory=dict)
@@ -95,13 +95,13 @@ class Asked:
 
     @property
     def searches(self) -> bool:
-        """Whether runs with faults are asked for, rather than the time of a step."""
+        """Whether runs with faults are requested, rather than the time of a step."""
         return not self.given().isdisjoint(_OF_SEARCH)
 
     def servers(self, default: int) -> int:
         text = self.text("ps", str(default))
         if not text.isdecimal() or not 1 <= int(text) <= 10_000:
-            raise BadInput(f"--ps={text} is no whole number from 1 to 10000.")
+            raise BadInput(f"--ps={text} must be a whole number from 1 to 10000.")
         return int(text)
 
 
@@ -145,7 +145,7 @@ def _take(words: list[str]) -> tuple[str, str]:
     if not word.startswith("--") or name not in known:
         alike = nearest(f"--{name}", [f"--{one}" for one in known])
         remedy = did_you_mean(alike) if alike else "'lockstep sim --help' lists the flags."
-        raise BadInput(f"{word!r} is no flag of 'lockstep sim'; {remedy}")
+        raise BadInput(f"{word!r} is not a flag of 'lockstep sim'; {remedy}")
     if name in _SWITCHES:
         return name, ""
     if not equals:
@@ -163,7 +163,7 @@ def _number(name: str, text: str) -> float:
         value = None
     if value is None or not low <= value <= high:
         what = "whole number" if kind is int else "number"
-        raise BadInput(f"--{name}={text} is no {what} from {low:g} to {high:g}.")
+        raise BadInput(f"--{name}={text} must be a {what} from {low:g} to {high:g}.")
     return float(value) if kind is float else value
 
 
@@ -181,7 +181,7 @@ def _refuse_mixtures(asked: Asked) -> None:
         raise BadInput("give --model or --model_mb, not both.")
     for name in ("growth", "shrink"):
         if asked.text(name, "yes") not in ("yes", "no"):
-            raise BadInput(f"--{name}={asked.text(name)} is neither 'yes' nor 'no'.")
+            raise BadInput(f"--{name}={asked.text(name)} must be 'yes' or 'no'.")
     if asked.text("plot") and importlib.util.find_spec("matplotlib") is None:
         raise BadInput(
             "--plot needs matplotlib, which is not installed; install it with: pip install 'lockstep-torch[plot]'."

@@ -1,4 +1,4 @@
-"""``lockstep why``: asks a live cluster why it stands still, from any machine, or reads the files of a dead one."""
+"""``lockstep why``: asks a live cluster why it hangs, from any machine, or reads the files of one that has ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ lockstep why: who waits for whom, for which tensor, and why.
   --watch                    ask again every two seconds, until Ctrl-C
   --json                     one JSON object instead of text
 
-Exit codes: 0 healthy, 3 something stands still, 2 bad input.
+Exit codes: 0 healthy, 3 something is stuck, 2 bad input.
 """
 
 EXIT_STANDS_STILL = 3

@@ -34,7 +34,7 @@ from lockstep.terminal import say
 from lockstep.version import __version__
 
 _COUNTED = 64
-"""Only so many numbers of a bucket are computed with; the rest is copied. The bytes travel all the same."""
+"""Only this many numbers of a bucket are computed; the rest is copied. All bytes travel anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class TaskPlan:
     elements: int = 256
     bucket_bytes: int = 1024
     delay: float = 0.0
-    """Seconds that this task sleeps before it makes itself known."""
+    """Seconds that this task sleeps before it announces itself."""
     startup_timeout: float = 60.0
     stall_after: float = 60.0
     on_stall: str = "abort"
@@ -80,7 +80,7 @@ class TaskPlan:
         return [fault for fault in self.planted() if getattr(fault, "task", "") == self.task]
 
     def version(self) -> str:
-        """The version that this task says it is of."""
+        """The version that this task claims to have."""
         return next((fault.version for fault in self.mine() if isinstance(fault, OddVersion)), __version__)
 
 
@@ -200,7 +200,7 @@ def _run_worker(node: WorkerNode, plan: TaskPlan) -> int:
         return 0
     except JobEndedError as ended:
         return _code(ended.outcome)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the job is told and ends
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is reported and ends the job
         node.fail(failure_of(error))
         return EXIT_FAILED
     finally:
@@ -214,7 +214,7 @@ def _code(outcome: Outcome) -> int:
 
 
 def parameters(plan: TaskPlan) -> tuple[ParameterEntry, ...]:
-    """A model of three layers; one of them is larger where a fault says so."""
+    """A model of three layers; one of them is larger if a fault says so."""
     odd = any(isinstance(fault, OddModel) for fault in plan.mine())
     sizes = (("first.weight", plan.elements + odd), ("first.bias", 16), ("second.weight", plan.elements))
     return tuple(ParameterEntry(name, size, "float32", 0) for name, size in sizes)
@@ -232,7 +232,7 @@ def train(node: WorkerNode, plan: TaskPlan) -> None:
     node.wait_version(0)
     node.phase(Phase.TRAINING)
     if node.task == CHIEF:
-        Path(plan.folder, "training").touch()  # for whoever cannot ask over the network
+        Path(plan.folder, "training").touch()  # for readers that cannot ask over the network
     rates = (GroupRates(("lr",), (0.1,)),) if node.task == CHIEF else ()
     chance = random.Random(f"{plan.seed} {plan.task}")
     steps = next((fault.steps for fault in plan.mine() if isinstance(fault, EndEarly)), plan.steps)

@@ -107,7 +107,7 @@ def parse_doctor(argv: Sequence[str], environ: Mapping[str, str]) -> DoctorLine:
 
 
 def _gpus(config: BenchConfig, environ: Mapping[str, str]) -> int | None:
-    """How many GPUs there are, asked only where the answer counts: it may take a second."""
+    """How many GPUs there are, counted only if it matters: it may take a second."""
     is_server = config.task is not None and config.task.role is Role.SERVER
     if config.devices.device != "gpu" or is_server:
         return None

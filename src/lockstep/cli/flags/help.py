@@ -58,7 +58,7 @@ def _short() -> str:
 
 
 def _topic(group: Group) -> str:
-    """All flags of a group, and what becomes of each; flags that share a fate and its reason share a line."""
+    """All flags of a group, and what becomes of each; flags with the same status and reason share a line."""
     flags = [flag for flag in TABLE if flag.group is group]
     lines = [TITLES[group], *flag_rows(flag for flag in flags if flag.status is Status.WORKS)]
     headings = {Status.NOTICE: "Accepted, without effect here:", Status.REFUSED: "Refused:"}

@@ -105,7 +105,7 @@ def _read_word(line: CommandLine, word: str, previous: str, following: str | Non
     flag, switched_off = _find(name, line.flags)
     if flag is None:
         line.mistakes.append(_unknown(name, line.flags, line.command))
-        # The value of an unknown flag is no mistake of its own.
+        # The value of an unknown flag is not a separate mistake.
         return int(not equals and following is not None and not following.startswith("-"))
     if flag.kind is Kind.SWITCH:
         _read_switch(line, flag, name, text if equals else None, switched_off)
