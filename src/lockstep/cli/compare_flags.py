@@ -62,7 +62,7 @@ lockstep compare: train the same model in several ways, in turns, and print how 
   lockstep compare --model=alexnet --batch_size=16 --num_batches=20 --num_threads=1
 
 It measures workers that do not communicate (the limit), one process with all threads, PyTorch DDP, Lockstep over each
-of its transports, and tf_cnn_benchmarks if its folder is given. All use the same model, batch, steps, threads and cores.
+of its transports, and tf_cnn_benchmarks if its folder is given. All use the same model, batch, steps, threads, cores.
 
 About the comparison:
 {own}
