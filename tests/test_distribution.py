@@ -63,6 +63,14 @@ def test_the_wheel_has_our_name_and_carries_licence_and_notice(wheel: Path) -> N
     assert sorted(own) == ["data", "plot,sample"], "extras that take others along name this distribution"
 
 
+def test_what_starts_processes_for_anyone_who_asks_is_not_in_the_wheel(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        suite = {name for name in archive.namelist() if name.startswith("lockstep/transports/conformance/")}
+        assert not [name for name in archive.namelist() if name.startswith(("tests/", "conformance_hosts/"))]
+    parts = ("__init__", "ending", "events", "moving", "node", "refusing", "stage", "suite")
+    assert suite == {f"lockstep/transports/conformance/{part}.py" for part in parts}
+
+
 def test_data_by_others_in_the_wheel_is_named_in_the_notice(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         ours = {".py", ".proto", ".binpb", ".typed"}

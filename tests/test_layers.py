@@ -41,7 +41,9 @@ def imports(file: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("layer", MAY_IMPORT)
 def test_a_layer_imports_what_lies_below_it_only(layer: str) -> None:
-    own = {"lockstep", "lockstep.version", "lockstep.errors", "lockstep.private_files", "lockstep.stand_ins"}
+    own = {f"lockstep.{name}" for name in ("errors", "private_files", "stand_ins", "terminal", "version")} | {
+        "lockstep"
+    }
     for file in sorted((SOURCES / layer).rglob("*.py")):
         for name in imports(file):
             if not name.startswith("lockstep") or name in own:
@@ -61,3 +63,11 @@ def test_the_rules_of_the_doctor_touch_no_machine() -> None:
     pure = [*(SOURCES / "doctor").glob("rules_*.py"), *(SOURCES / "doctor" / f"{n}.py" for n in ("analysis", "facts"))]
     for file in pure:
         assert touching.isdisjoint(name.split(".")[0] for name in imports(file)), file.name
+
+
+def test_the_commands_use_the_library_and_nothing_uses_the_commands() -> None:
+    doors = {Path("__init__.py"), Path("__main__.py")}  # they name what a user calls, and are imported by nobody
+    for file in sorted(SOURCES.rglob("*.py")):
+        path = file.relative_to(SOURCES)
+        if path.parts[0] != "cli" and path not in doors:
+            assert not [name for name in imports(file) if name.startswith("lockstep.cli")], path

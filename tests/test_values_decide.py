@@ -26,7 +26,7 @@ COMMAND_LINES = {
     "cli/data.py",
     "cli/doctor.py",
     "cli/drill.py",
-    "cli/environment.py",
+    "launch.py",
     "cli/flags/__init__.py",
     "cli/flags/parsing.py",
     "cli/flags/values.py",

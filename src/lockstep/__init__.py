@@ -1,12 +1,12 @@
 """Synchronous PyTorch training on many machines that never waits in silence.
 
-A program of one's own needs three lines::
+Your own script needs three lines::
 
     job = lockstep.join()
     model, optimizer = job.wrap(model, optimizer)
     for step in job.steps(1000): ...
 
-``docs/library.md`` has every name. Nothing heavy is imported before it is used.
+``docs/library.md`` explains every name. Nothing heavy is imported before it is used.
 """
 
 from __future__ import annotations

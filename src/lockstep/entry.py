@@ -1,23 +1,24 @@
-"""``lockstep.join``: how a program of one's own becomes a task of a cluster.
+"""``lockstep.join``: how your script becomes a task of a cluster.
 
-This is the one place outside of ``cli`` that hands the environment on: a program is started by torchrun, srun or mpirun
-and not by a command of ours, so somebody must read what they left there. Reading it is a pure function of
-``cli/environment.py``.
+Besides ``cli`` this is the only place that hands the environment on: torchrun, srun or mpirun starts the script, not a
+command of ours. Reading what they left there is a pure function in ``launch.py``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from lockstep.cli.environment import Launch, launched_by
 from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInput
+from lockstep.launch import TOKEN_VARIABLE, Launch, launched_by
 from lockstep.protocol.ids import CHIEF, Role, TaskId
 from lockstep.protocol.recovery import Beginning
 from lockstep.protocol.timing import GRACE_SECONDS, REJOIN_SECONDS, STALL_AFTER_SECONDS, STARTUP_SECONDS
@@ -31,6 +32,7 @@ from lockstep.runtime.rendezvous import RendezvousError, RendezvousSpec, free_po
 from lockstep.runtime.resuming import beginning_in
 from lockstep.runtime.signals import TaskSignals
 from lockstep.runtime.watchdog import WatchSettings
+from lockstep.terminal import say
 from lockstep.training.library.settings import (
     ON_NAN,
     Exchange,
@@ -50,13 +52,16 @@ if TYPE_CHECKING:
     from lockstep.runtime.store import ShardStore
     from lockstep.training.library.job import Job, JobOptions
 
-TOKEN_VARIABLE = "LOCKSTEP_JOB_TOKEN"
+P = ParamSpec("P")
+Given = TypeVar("Given")
+Result = TypeVar("Result")
+
 MEBIBYTE = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinArguments:
-    """All that ``lockstep.join`` takes; its docstring says what each means."""
+    """The keyword arguments of ``lockstep.join``, which ``lockstep ps`` has as flags; docs/library.md explains each."""
 
     ps_hosts: Sequence[str] = ()
     worker_hosts: Sequence[str] = ()
@@ -87,7 +92,7 @@ class JoinArguments:
 
     @property
     def launched(self) -> bool:
-        """Whether a launcher says who is what."""
+        """Whether a launcher assigns the roles."""
         return not self.job_name
 
     @property
@@ -109,74 +114,58 @@ class JoinArguments:
             replicas_to_aggregate=self.replicas_to_aggregate,
         )
 
+    def spec(self, environ: Mapping[str, str]) -> ClusterSpec:
+        """The cluster, without which of its tasks this is."""
+        return ClusterSpec(
+            ps_hosts=tuple(self.ps_hosts),
+            worker_hosts=tuple(self.worker_hosts),
+            protocol=self.server_protocol,
+            bind=self.bind,
+            startup_timeout=self.startup_timeout,
+            stall_after=self.stall_after,
+            on_stall=self.on_stall,
+            rejoin_timeout=self.rejoin_timeout,
+            grace=self.grace,
+            token=self.job_token or environ.get(TOKEN_VARIABLE, ""),
+            rdma=self.rdma,
+        )
 
-def join(
-    *,
-    ps_hosts: Sequence[str] = (),
-    worker_hosts: Sequence[str] = (),
-    job_name: str = "",
-    task_index: int = 0,
-    servers: int = 1,
-    address: str | None = None,
-    server_protocol: str = DEFAULT_PROTOCOL,
-    synchronous: bool = True,
-    reduction: str = "mean",
-    replicas_to_aggregate: int | None = None,
-    on_nan: str = "report",
-    bucket_mb: float = 4.0,
-    startup_timeout: float = STARTUP_SECONDS,
-    stall_after: float = STALL_AFTER_SECONDS,
-    on_stall: str = "abort",
-    bind: str | None = None,
-    job_token: str = "",
-    rdma: RdmaOptions = NO_OPTIONS,
-    train_dir: str | None = None,
-    save_model_secs: float = 0,
-    save_model_steps: int | None = None,
-    max_ckpts_to_keep: int = 5,
-    from_scratch: bool = False,
-    on_worker_loss: str | None = None,
-    rejoin_timeout: float = REJOIN_SECONDS,
-    grace: float = GRACE_SECONDS,
-) -> Job:
-    """Become one task of a cluster. Blocks until all tasks are there, ``startup_timeout`` seconds at most.
 
-    The cluster is what ``ps_hosts``, ``worker_hosts``, ``job_name`` and ``task_index`` say, as the flags of that name
-    do; without them it is what torchrun, srun or mpirun started: the first ``servers`` ranks serve, the others train.
-    In a process that serves, this call does not return: it serves until the job has ended and then leaves the program.
+def _takes(given: Callable[P, Given]) -> Callable[[Callable[[Given], Result]], Callable[P, Result]]:
+    """Let a function take, one by one, what its only parameter is made of: each option is written once."""
 
-    Returns the job, to be used in a ``with`` block or closed. Raises BadInput where what was asked for cannot be done
-    (a program that does not catch it ends with its sentence and exit code 2), and JobEndedError where the cluster did
-    not form.
+    def decorate(function: Callable[[Given], Result]) -> Callable[P, Result]:
+        returns = inspect.signature(function).return_annotation
+        signature = inspect.signature(given).replace(return_annotation=returns)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> Result:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}() {error}") from None
+            return function(given(*args, **kwargs))
+
+        call.__annotations__ = {name: each.annotation for name, each in signature.parameters.items()}
+        call.__annotations__["return"] = returns
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        del call.__wrapped__
+        return call
+
+    return decorate
+
+
+@_takes(JoinArguments)
+def join(arguments: JoinArguments) -> Job:
+    """Become one task of a cluster. Blocks until all tasks have joined, ``startup_timeout`` seconds at most.
+
+    ``ps_hosts``, ``worker_hosts``, ``job_name`` and ``task_index`` describe the cluster, as the flags of that name do;
+    without them it is what torchrun, srun or mpirun started: the first ``servers`` ranks serve, the others train.
+    In a process that serves, this call does not return: it serves until the job has ended and then exits.
+
+    Returns the job, to be used in a ``with`` block or closed. Raises BadInput if the request cannot be met (a script
+    that does not catch it ends with the explanation and exit code 2), and JobEndedError if the cluster did not form.
     """
-    arguments = JoinArguments(
-        ps_hosts=tuple(ps_hosts),
-        worker_hosts=tuple(worker_hosts),
-        job_name=job_name,
-        task_index=task_index,
-        servers=servers,
-        address=address,
-        server_protocol=server_protocol,
-        synchronous=synchronous,
-        reduction=reduction,
-        replicas_to_aggregate=replicas_to_aggregate,
-        on_nan=on_nan,
-        bucket_mb=bucket_mb,
-        startup_timeout=startup_timeout,
-        stall_after=stall_after,
-        on_stall=on_stall,
-        bind=bind,
-        job_token=job_token,
-        rdma=rdma,
-        train_dir=train_dir,
-        save_model_secs=save_model_secs,
-        save_model_steps=save_model_steps,
-        max_ckpts_to_keep=max_ckpts_to_keep,
-        from_scratch=from_scratch,
-        on_worker_loss=on_worker_loss,
-        rejoin_timeout=rejoin_timeout,
-        grace=grace,
-    )
     try:
         return join_with(arguments, os.environ)
     except BadInput:
@@ -185,7 +174,7 @@ def join(
 
 
 def _end_with_the_sentence() -> None:
-    """A program that does not catch ``BadInput`` ends as a command would: with its sentences and exit code 2."""
+    """Make a script that does not catch ``BadInput`` end as a command does: with its sentences and exit code 2."""
     otherwise = sys.excepthook
 
     def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -200,13 +189,10 @@ def _end_with_the_sentence() -> None:
 
 
 def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
-    """``join`` with an environment of one's own."""
+    """``join`` with a given environment."""
     _refuse_bad_choices(arguments)
     cluster = _cluster(arguments, environ)
-    workers = cluster.shape.workers
-    problems = list(exchange_problems(arguments.exchange, workers))
-    problems += keeping_problems(arguments.keeping, arguments.exchange, workers, launched=arguments.launched)
-    _refuse(cluster_problems(cluster) + problems)
+    refuse_bad_cluster(cluster, arguments)
     _refuse(protocol_problems(cluster))
     config = node_config(cluster, arguments.exchange, arguments.keeping, launched=arguments.launched)
     listen = cluster.listen_address()
@@ -228,8 +214,16 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     return _join_as_worker(config, companion, options, signals)
 
 
+def refuse_bad_cluster(cluster: ClusterSpec, arguments: JoinArguments) -> None:
+    """BadInput with a sentence for each choice that this cluster cannot have."""
+    workers = cluster.shape.workers
+    problems = list(exchange_problems(arguments.exchange, workers))
+    problems += keeping_problems(arguments.keeping, arguments.exchange, workers, launched=arguments.launched)
+    _refuse(cluster_problems(cluster) + problems)
+
+
 def node_config(cluster: ClusterSpec, exchange: Exchange, keeping: Keeping, *, launched: bool = False) -> NodeConfig:
-    """What the runtime needs to know of a job of the library. BadInput where its ``train_dir`` is refused."""
+    """What the runtime needs to know about a job of the library. BadInput if its ``train_dir`` is refused."""
     workers = cluster.shape.workers
     rules = recovery_rules(
         keeping, exchange, workers, cluster.rejoin_timeout, launched=launched, grace_seconds=cluster.grace
@@ -283,20 +277,7 @@ def _refuse(sentences: Sequence[str]) -> None:
 
 
 def _cluster(arguments: JoinArguments, environ: Mapping[str, str]) -> ClusterSpec:
-    token = arguments.job_token or environ.get(TOKEN_VARIABLE, "")
-    spec = ClusterSpec(
-        ps_hosts=tuple(arguments.ps_hosts),
-        worker_hosts=tuple(arguments.worker_hosts),
-        protocol=arguments.server_protocol,
-        bind=arguments.bind,
-        startup_timeout=arguments.startup_timeout,
-        stall_after=arguments.stall_after,
-        on_stall=arguments.on_stall,
-        rejoin_timeout=arguments.rejoin_timeout,
-        grace=arguments.grace,
-        token=token,
-        rdma=arguments.rdma,
-    )
+    spec = arguments.spec(environ)
     if arguments.job_name:
         return spec.for_task(TaskId(Role(arguments.job_name), arguments.task_index))
     launch = launched_by(environ, arguments.address)
@@ -336,7 +317,7 @@ def _gather(spec: ClusterSpec, launch: Launch, servers: int) -> ClusterSpec:
 
 
 def _serve_and_leave(config: NodeConfig, companion: Companion, signals: TaskSignals) -> None:
-    """Serve until the job has ended, then leave the program: what follows the call is for workers."""
+    """Serve until the job has ended, then exit: the lines after the call are for workers."""
     outcome = Outcome(False)
     try:
         outcome = serve(config, companion.reporter, signals)
@@ -344,13 +325,13 @@ def _serve_and_leave(config: NodeConfig, companion: Companion, signals: TaskSign
         companion.close(outcome.exit_code(EXIT_FAILED))
     if not outcome.ok and outcome.departure is None:
         say(outcome.sentence())
-    # 0 also where the last version is in no checkpoint, which was said: the model is with the programs, and a launcher
-    # that sees a process fail ends them all before they have saved it.
+    # 0 even if the last version is in no checkpoint, which was reported: the workers have the model, and a launcher
+    # that sees one process fail ends them all before they have saved it.
     raise SystemExit(outcome.exit_code(EXIT_FAILED))
 
 
 def serve(config: NodeConfig, reporter: TaskReporter, signals: TaskSignals) -> Outcome:
-    """One server of a job, from its start to its end."""
+    """Run one server of a job, from its start to its end."""
     from lockstep.runtime.server_node import ServerNode
 
     def make_store() -> ShardStore:
@@ -384,7 +365,7 @@ def serve(config: NodeConfig, reporter: TaskReporter, signals: TaskSignals) -> O
 
 
 def dropped_lines(coordinator: object) -> list[str]:
-    """Backup workers: whose gradients were left out, and how often."""
+    """Backup workers: which worker's gradients were left out, and how often."""
     dropped: Mapping[TaskId, int] = getattr(coordinator, "dropped", {})
     return [f"{task} was left out of {count} steps (backup workers)" for task, count in sorted(dropped.items())]
 
@@ -412,9 +393,3 @@ def _join_as_worker(config: NodeConfig, companion: Companion, options: JobOption
     job = Job(node, options, say, leave)
     close_before_threads_end(job)
     return job
-
-
-def say(text: str) -> None:
-    """One whole line for people, on stderr."""
-    sys.stderr.write(f"lockstep: {text}\n")
-    sys.stderr.flush()

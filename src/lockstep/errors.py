@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 EXIT_FAILED = 1
-"""A task of the job reported an error of its own; of a monitor: its task was killed."""
+"""A task of the job failed with its own error; for a monitor: its task was killed."""
 EXIT_BAD_INPUT = 2
 """Nothing was started."""
 EXIT_VERDICT = 3
-"""The job was ended by what was found out about it: a death, a mismatch, a verdict, a stall."""
+"""The job was ended by a finding about it: a death, a mismatch, a verdict, a stall."""
 
 
 class BadInput(Exception):  # noqa: N818 - reads as the fact it states

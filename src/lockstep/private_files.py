@@ -1,14 +1,14 @@
-"""Files and folders that nobody but this user can have put there: the only place that opens any by a guessable name.
+"""Files and folders that only this user can have created: the only code that opens any by a guessable name.
 
-The temporary directory is everybody's. Whoever knows a name in it can be there first, with a folder of theirs, with a
-link that leads elsewhere (``events.jsonl -> ~/.bashrc``: our line would be run by the next shell), or with a pipe that
-lets us wait for ever. A job's number is random, and yet told to everybody who asks a task. So a name protects from
-nothing here; what counts is the owner, checked on a descriptor, with everything below opened relative to it:
+Everyone can write to the temporary directory. Anyone who knows a name in it can be there first, with their own folder,
+with a link that leads elsewhere (``events.jsonl -> ~/.bashrc``: the next shell would run our line), or with a pipe that
+makes us wait forever. A job's number is random, but every task gives it to anyone who asks. So a name protects nothing
+here; what counts is the owner, checked on a descriptor, with everything below opened relative to it:
 
 - ``user_folder`` is ``lockstep-UID`` under the temporary directory, made with mode 0700, a real folder, and ours. All
-  tasks of a user on a host find it by its name, and within it each job has the folder with its number. In a folder that
-  only we can enter nobody can put anything.
-- If somebody else has taken that name, its place is taken by ``lockstep-UID-RANDOM``, found by looking for one of ours.
+  tasks of a user on a host find it by its name, and in it each job has a folder with its number. Nobody else can put
+  anything into a folder that only we can enter.
+- If somebody else has taken that name, ``lockstep-UID-RANDOM`` is used instead, found by looking for one of ours.
 - A folder that a user has named may have any mode and lie anywhere. It must not be another user's; nobody but root
   would meet one for good reasons (in a container, folders belong to the users of the host), so root may use it.
 - No file is opened through a link, none that is not a plain file, none for writing that has a second name elsewhere.
@@ -34,7 +34,7 @@ _PLAIN: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class NotOurs(OSError):  # noqa: N818 - reads as the fact it states
-    """Somebody else may have put it there. ``strerror`` says what is wrong with it."""
+    """Somebody else may have created it. ``strerror`` says what is wrong with it."""
 
     def __init__(self, what: str, path: Path | str) -> None:
         super().__init__(errno.EPERM, what, str(path))
@@ -47,7 +47,7 @@ class NotOurs(OSError):  # noqa: N818 - reads as the fact it states
 def user_folder(make: bool = True) -> Iterator[tuple[Path, int]]:
     """This user's folder under the temporary directory, with an open descriptor of it.
 
-    FileNotFoundError where there is none and none is to be made.
+    FileNotFoundError if it does not exist and ``make`` is False.
     """
     path = _find(make)
     if path is None:
@@ -57,7 +57,7 @@ def user_folder(make: bool = True) -> Iterator[tuple[Path, int]]:
 
 
 def user_folders() -> list[Path]:
-    """All that are this user's: the usual one, and those made while somebody else had its name."""
+    """All that belong to this user: the usual one, and those created while somebody else had its name."""
     usual = _usual()
     with contextlib.suppress(OSError):
         return [path for path in (usual, *sorted(usual.parent.glob(f"{usual.name}-*"))) if _is_ours(path)]
@@ -81,7 +81,7 @@ def own_folder(name: Path | str, parent: int | None = None) -> Iterator[int]:
 
 @contextlib.contextmanager
 def named_folder(path: Path, make: bool = True) -> Iterator[int]:
-    """Open a folder that the user has named; it is made where it is not there."""
+    """Open a folder that the user has named; it is created if it does not exist."""
     if make:
         os.makedirs(path, FOLDER_MODE, exist_ok=True)
     link = os.lstat(path)
@@ -120,7 +120,7 @@ def _find(make: bool) -> Path | None:
         return usual
     if make and not user_folders():
         _make_another(usual)
-    # Where another task has made one at the same moment, all take the first.
+    # If another task has created one at the same moment, all take the first.
     return next(iter(user_folders()), None)
 
 
@@ -129,7 +129,7 @@ def _make_another(usual: Path) -> None:
     other.mkdir(FOLDER_MODE)
     if not _is_ours(other):  # a file system of another host, which gives our files to somebody else
         other.rmdir()
-        raise NotOurs("what is made there does not belong to who made it", usual.parent)
+        raise NotOurs("files created there do not belong to the user who created them", usual.parent)
 
 
 def _is_trusted(owner: int) -> bool:
@@ -154,7 +154,7 @@ def write_whole(folder: int, name: str, data: bytes) -> None:
 
 
 def append(folder: int, name: str, data: bytes) -> None:
-    """Append in one piece, as several tasks do it at once."""
+    """Append in one piece, because several tasks do so at once."""
     refusal = f"{name} is not a plain file of this user; remove it"
     descriptor = _open_plain(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, refusal, folder)
     try:

@@ -1,6 +1,6 @@
-"""What drills put in the place of a user's program or a device that does not return.
+"""What drills use in place of user code or a device call that does not return.
 
-They have a file of their own because a report judges by the file in which a thread stands whose code it is.
+They have their own file because a report tells whose code a thread is in by the file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 
 
 def user_code_that_waits(seconds: float) -> None:
-    """Stands for a line of a user's program that does not return."""
+    """Stands for a line of your script that does not return."""
     time.sleep(seconds)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from benchmark.runs import BASE, NoProgress
 from helpers.programs import run_lockstep
+from helpers.records import read_records
 from lockstep.cli.flags import parse_bench
 from lockstep.cli.main import main
 from lockstep.errors import BadInput
@@ -20,7 +21,6 @@ from lockstep.runtime.trace_merge import clock_offsets, merged
 from lockstep.runtime.trace_page import trace_page
 from lockstep.training.benchmark.run import run_single
 from lockstep.training.data.events import EventFile
-from lockstep.training.data.records import read_records
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -40,11 +40,11 @@ def test_what_is_trained_is_passed_on() -> None:
     ("flags", "sentence"),
     [
         (["--repeats=0"], "--repeats=0 is out of range; give 1 to 100."),
-        (["--run_timeout=-1"], "--run_timeout=-1 leaves no time at all"),
+        (["--run_timeout=-1"], "--run_timeout=-1 must be a number of seconds above 0"),
         (["--only=dpd"], "--only=dpd is not known; use one or several, with commas, of: limit, single, ddp"),
         (["--protocols=carrier"], "--protocols=carrier is not known; use one or several, with commas, of: "),
         (["--tf_cnn_benchmarks=nowhere"], "--tf_cnn_benchmarks=nowhere has no tf_cnn_benchmarks.py"),
-        (["--tf_python=python9"], "--tf_python=python9 is no program"),
+        (["--tf_python=python9"], "--tf_python=python9 is not a program"),
         (["--only=tf_cnn"], "add --tf_cnn_benchmarks=FOLDER"),
         (["--json=/proc/nope/x.json"], "--json=/proc/nope cannot be written to"),
         (["--modle=x"], "did you mean --model?"),

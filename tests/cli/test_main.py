@@ -51,7 +51,7 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         (["xyz"], f"lockstep: there is no command 'xyz'; 'lockstep --help' lists what there is: {KNOWN}.\n"),
         (
             ["--model=x"],
-            "lockstep: '--model=x' stands where a command is expected; write 'lockstep bench --model=x ...'.\n",
+            "lockstep: '--model=x' is in the place of a command; write 'lockstep bench --model=x ...'.\n",
         ),
     ],
 )

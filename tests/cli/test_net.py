@@ -16,13 +16,13 @@ from lockstep.transports.net.measured import Measured, Report
 
 BAD = {
     "--pigeon": "'--pigeon' is not understood",
-    "--rounds=0": "--rounds=0 is no whole number above 0",
-    "--min_size=x": "--min_size=x is no whole number",
+    "--rounds=0": "--rounds=0 must be a whole number above 0",
+    "--min_size=x": "--min_size=x must be a whole number",
     "--min_size=8192 --max_size=4096": "--min_size must not be above --max_size",
     "--max_size=2147483648": "not above 1073741824",
     "a:1 b:2": "takes one address",
     "host": "has no port",
-    "--serve a:1": "either serve here, or measure",
+    "--serve a:1": "--serve and an address exclude each other",
 }
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import subprocess
 import sys
 
 import pytest
 
 import lockstep
+from lockstep.cli.library_flags import LIBRARY_TABLE, PROGRAM_FLAGS, join_arguments, read_library_flags
 from lockstep.cli.main import main
+from lockstep.entry import JoinArguments
 
 
 def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,3 +68,29 @@ def test_join_refuses_bad_arguments_with_a_sentence(arguments: dict[str, object]
     with pytest.raises(lockstep.BadInput) as caught:
         lockstep.join(**arguments)  # type: ignore[arg-type]
     assert sentence in str(caught.value)
+
+
+def test_join_shows_every_option_with_its_type_and_default() -> None:
+    signature = inspect.signature(lockstep.join)
+    assert signature.return_annotation == "Job"
+    assert all(one.kind is inspect.Parameter.KEYWORD_ONLY for one in signature.parameters.values())
+    fields = {field.name: (field.type, field.default) for field in dataclasses.fields(JoinArguments)}
+    assert {name: (one.annotation, one.default) for name, one in signature.parameters.items()} == fields
+    with pytest.raises(TypeError, match=r"join\(\) got an unexpected keyword argument 'workers'"):
+        lockstep.join(workers=2)  # type: ignore[call-arg]
+
+
+def test_a_flag_and_the_argument_of_join_have_the_same_default() -> None:
+    arguments = JoinArguments()
+    for flag in (*LIBRARY_TABLE, *PROGRAM_FLAGS):
+        if flag.name.startswith("rdma_") or flag.name == "on_worker_loss":
+            continue  # one argument for all of them; depends on whether a lost worker can come back
+        name = "synchronous" if flag.name == "cross_replica_sync" else flag.name
+        assert getattr(arguments, name) == flag.default, flag.name
+
+
+def test_the_flags_of_ps_become_the_arguments_of_join() -> None:
+    words = "--ps_hosts=a:1 --worker_hosts=b:2,c:3 --nocross_replica_sync --save_model_secs=5 --rdma_device=mlx5_0"
+    made = JoinArguments(**join_arguments(read_library_flags(words.split())))  # type: ignore[arg-type]
+    assert (made.worker_hosts, made.synchronous, made.rdma.device) == (("b:2", "c:3"), False, "mlx5_0")
+    assert (made.keeping.save_model_secs, made.keeping.on_worker_loss) == (5.0, "")

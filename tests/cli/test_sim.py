@@ -91,9 +91,9 @@ def test_one_seed_tells_what_was_planted_and_how_it_ended(capsys: pytest.Capture
     ("words", "sentence"),
     [
         (["--wokers=3"], "did you mean"),
-        (["--workers=0"], "--workers=0 is no whole number from 1 to 100000."),
+        (["--workers=0"], "--workers=0 must be a whole number from 1 to 100000."),
         (["--workers"], "--workers needs a value"),
-        (["--ps=many", "--workers=2"], "--ps=many is no whole number"),
+        (["--ps=many", "--workers=2"], "--ps=many must be a whole number"),
         (["--seed=1", "--seeds=2"], "not both"),
         (["--seeds=2", "--gbit=10"], "--gbit belongs to the time of a step"),
         (["--mishap=none", "--seeds=3"], "give its --seed too"),
@@ -104,7 +104,7 @@ def test_one_seed_tells_what_was_planted_and_how_it_ended(capsys: pytest.Capture
             "is not in a cluster of",
         ),
         (["--model=resnet5"], "did you mean"),
-        (["--growth=maybe", "--workers=2"], "neither 'yes' nor 'no'"),
+        (["--growth=maybe", "--workers=2"], "must be 'yes' or 'no'"),
         (["--model=resnet50", "--model_mb=3"], "not both"),
     ],
 )

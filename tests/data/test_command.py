@@ -54,7 +54,7 @@ def test_check_names_a_damaged_record_and_missing_files(
     ("words", "sentence"),
     [
         (["sample"], "give one folder: lockstep data sample DIR."),
-        (["sample", "a", "--pictures=3"], "--pictures=3 is not a whole number from 10"),
+        (["sample", "a", "--pictures=3"], "--pictures=3 must be a whole number from 10"),
         (["sample", "a", "--layout=zip"], "--layout=zip is not known"),
         (["sample", "a", "--colour=1"], "there is no flag --colour"),
         (["check", "nowhere"], "does not exist"),

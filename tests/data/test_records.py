@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.records import read_records
 from lockstep.training.data.errors import BadData, BadRecord
 from lockstep.training.data.example import PictureExample, decode_example, encode_example
-from lockstep.training.data.records import framed, index_records, masked_checksum, read_records
+from lockstep.training.data.records import framed, index_records, masked_checksum
 
 
 def test_masked_checksum_has_the_published_value() -> None:

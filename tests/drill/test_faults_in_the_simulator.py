@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from helpers.playing import run_until
 from lockstep.diagnose.analyse import analyse
 from lockstep.protocol.causes import Cause
 from lockstep.protocol.faults import DropMessage, DropTensor, EndEarly, Fault, OddModel, OddSetting, OddVersion
 from lockstep.protocol.ids import server, worker
 from lockstep.sim.evidence import evidence_of
-from lockstep.sim.planting import plant, run_until, with_faults
+from lockstep.sim.planting import plant, with_faults
 from lockstep.sim.scenario import NetworkProfile, Scenario, TrainingProfile
 from lockstep.sim.world import World
 

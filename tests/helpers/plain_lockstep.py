@@ -44,12 +44,13 @@ def main(words: Sequence[str]) -> int:
 
 
 def run_task(flags: Sequence[str], report_fd: int) -> int:
-    from lockstep.cli.bench_task import node_config, say
+    from lockstep.cli.bench_task import node_config
     from lockstep.cli.flags import parse_bench
     from lockstep.protocol.ids import Role
     from lockstep.runtime.monitor.reporter import TaskReporter
     from lockstep.runtime.server_node import ServerNode
     from lockstep.runtime.worker_node import WorkerNode
+    from lockstep.terminal import say_over as say
 
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The shipped suite of all transports, in the lab."""
+"""The suite of all transports, in the lab."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rdma.lab.machine import Job
 from rdma.lab.network import ENVIRONMENT, Lab
 from rdma.training import packets_sent
 
-SUITE: Final = ENVIRONMENT + "exec python3 -m lockstep.transports.conformance grpc+verbs"
-INN: Final = ENVIRONMENT + "exec python3 -m lockstep.transports.conformance.inn"
-"""Keeps the second node of each case, on another host."""
-INN_SECONDS: Final = 60.0
+SUITE: Final = ENVIRONMENT + "exec python3 -m conformance_hosts grpc+verbs"
+NODE_HOST: Final = ENVIRONMENT + "exec python3 -m conformance_hosts.node_host"
+"""Starts the second node of each case, on another host."""
+NODE_HOST_SECONDS: Final = 60.0
 _PORT: Final = 6000
 
 
@@ -27,12 +27,12 @@ class SuiteRun:
 def start_suite(lab: Lab) -> SuiteRun:
     """Between the first two hosts."""
     ends = ((lab.first, lab.second, "12.12.12.44"), (lab.second, lab.first, "12.12.12.43"))
-    inns = [there.start(f"{INN} {address}:{_PORT}", lasting=True) for _, there, address in ends]
-    for inn in inns:
-        inn.wait_for("Waiting", INN_SECONDS)
+    hosts = [there.start(f"{NODE_HOST} {address}:{_PORT}", lasting=True) for _, there, address in ends]
+    for host in hosts:
+        host.wait_for("Waiting", NODE_HOST_SECONDS)
     before = packets_sent(lab)
     one, other = (
-        here.start(f"{SUITE} --inn {address}:{_PORT} --part {number}/2", lasting=True)
+        here.start(f"{SUITE} --node_host {address}:{_PORT} --part {number}/2", lasting=True)
         for number, (here, _, address) in enumerate(ends, 1)
     )
     return SuiteRun((one, other), before)

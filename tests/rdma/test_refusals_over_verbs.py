@@ -11,7 +11,7 @@ import pytest
 
 from rdma.lab.machine import Machine
 from rdma.lab.network import ENVIRONMENT, LOCKSTEP, Lab
-from rdma.suite import INN, INN_SECONDS
+from rdma.suite import NODE_HOST, NODE_HOST_SECONDS
 from rdma.training import DROP_RDMA
 
 pytestmark = [pytest.mark.rdma, pytest.mark.timeout(300), pytest.mark.usefixtures("suite_meanwhile")]
@@ -53,8 +53,9 @@ def test_each_lack_of_a_host_is_told_in_a_sentence(lab: Lab) -> None:
 ADDRESS = "12.12.12.43:6001"
 LINK = """
 import sys
+from conformance_hosts.hosts import There
 from lockstep.transports.conformance.stage import Stage, wait_until
-with Stage(sys.argv[1], sys.argv[2]) as stage:
+with Stage(sys.argv[1], There(sys.argv[2])) as stage:
     a, b = stage.node("/suite/a"), stage.victim("/suite/b")
     a_address, b_address = a.address(), b.address()
     b.connect(a_address, False)
@@ -68,36 +69,38 @@ with Stage(sys.argv[1], sys.argv[2]) as stage:
 
 
 @pytest.fixture
-def inn(lab: Lab) -> str:
+def node_host(lab: Lab) -> str:
     """Where the first host, which has less to do than the second, starts nodes."""
-    lab.first.start(f"{INN} {ADDRESS}").wait_for("Waiting", INN_SECONDS)
+    lab.first.start(f"{NODE_HOST} {ADDRESS}").wait_for("Waiting", NODE_HOST_SECONDS)
     return ADDRESS
 
 
-def linked(lab: Lab, transport: str, inn: str) -> str:
+def linked(lab: Lab, transport: str, node_host: str) -> str:
     """What becomes of a link between the two hosts."""
-    return lab.third.run(f"{ENVIRONMENT} exec python3 -c '{LINK}' {transport} {inn}", 200).output
+    return lab.third.run(f"{ENVIRONMENT} exec python3 -c '{LINK}' {transport} {node_host}", 200).output
 
 
-def test_hosts_that_do_not_reach_each_other_by_rdma_are_not_linked(lab: Lab, inn: str) -> None:
+def test_hosts_that_do_not_reach_each_other_by_rdma_are_not_linked(lab: Lab, node_host: str) -> None:
     """gRPC passes, RDMA does not: nothing falls back, and the reason says what was tried."""
     lab.third.run(DROP_RDMA, 20).ok()
-    said = linked(lab, "grpc+verbs", inn)
+    said = linked(lab, "grpc+verbs", node_host)
     assert "cannot reach each other by RDMA although gRPC can" in said
     assert "UDP port 4791" in said
     assert "up: " not in said
 
 
-def test_auto_takes_rdma_between_hosts_that_have_it_and_grpc_where_it_does_not_pass(lab: Lab, inn: str) -> None:
-    assert "up: RDMA (verbs, reliable connection) by rxe0:1 to 12.12.12.43 (not grpc+shm" in linked(lab, "auto", inn)
+def test_auto_takes_rdma_between_hosts_that_have_it_and_grpc_where_it_does_not_pass(lab: Lab, node_host: str) -> None:
+    said = linked(lab, "auto", node_host)
+    assert "up: RDMA (verbs, reliable connection) by rxe0:1 to 12.12.12.43 (not grpc+shm" in said
     lab.third.run(DROP_RDMA, 20).ok()
-    said = linked(lab, "auto", inn)
+    said = linked(lab, "auto", node_host)
     assert "up: gRPC stream" in said
     assert "not grpc+verbs: rxe0:1 here and /suite/b" in said
 
 
 PROBE = """
 import sys, time
+from conformance_hosts.hosts import There
 from lockstep.transports.conformance.stage import Stage
 from lockstep.transports.conformance import node as module
 from lockstep.transports import registry
@@ -134,8 +137,8 @@ def test_the_traffic_class_is_in_the_packets(lab: Lab) -> None:
     host = lab.third
     count = "tc filter add dev eth0 egress protocol ip prio 1 flower ip_tos 0x68 ip_proto udp dst_port 4791 action pass"
     host.run(count, 20).ok()
-    lab.first.start(f"export UCX_IB_GID_INDEX=1; {INN} {ADDRESS}").wait_for("Waiting", INN_SECONDS)
-    probe = PROBE.replace('Stage("grpc+verbs")', f'Stage("grpc+verbs", "{ADDRESS}")')
+    lab.first.start(f"export UCX_IB_GID_INDEX=1; {NODE_HOST} {ADDRESS}").wait_for("Waiting", NODE_HOST_SECONDS)
+    probe = PROBE.replace('Stage("grpc+verbs")', f'Stage("grpc+verbs", There("{ADDRESS}"))')
     for options, seen in (("dict(gid_index=1)", False), ("dict(gid_index=1, traffic_class=0x68)", True)):
         host.run(f"""{ENVIRONMENT} python3 -c '{probe}' "{options}" 2>&1""", 200).ok()
         counted = host.run("tc -s filter show dev eth0 egress", 20).ok().output

@@ -1,4 +1,4 @@
-"""The shipped suite of all transports, over a real RDMA device: between two hosts, and in one."""
+"""The suite of all transports, over a real RDMA device: between two hosts, and in one."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ def test_a_task_that_does_not_end_when_asked_is_killed_and_that_is_said(script: 
         monitor.program.signal(signal.SIGTERM)
         finished = monitor.program.wait(10)
         assert finished.code == 143
-        assert finished.stderr == f"lockstep: {TASK} was asked to end, did not within 0.5 s, and was killed\n"
+        assert finished.stderr == f"lockstep: {TASK} did not end within 0.5 s when asked to, and was killed\n"
         assert monitor.left() == []
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from lockstep.protocol.timing import SAME_SIGNAL_SECONDS
-from lockstep.runtime.monitor.ending import describe_death, exit_code_after
+from lockstep.runtime.monitor.exit import Action, Stopping, describe_death, exit_code_after
 from lockstep.runtime.monitor.oom import Counter, OomWitness, find_counters
-from lockstep.runtime.monitor.stopping import Action, Stopping
 from lockstep.runtime.processes import signal_name
 
 
@@ -59,7 +58,7 @@ def test_a_machine_without_counters_has_none(tmp_path: Path) -> None:
     ("signum", "phrase"),
     [
         (signal.SIGSEGV, "was killed by SIGSEGV; a crash in native code"),
-        (signal.SIGBUS, "was killed by SIGBUS; often a shared memory file system that is full"),
+        (signal.SIGBUS, "was killed by SIGBUS; often because a shared memory file system is full"),
         (signal.SIGKILL, "was killed by SIGKILL; by a person, another program, or the kernel for lack of memory"),
         (signal.SIGUSR2, "was killed by SIGUSR2; sent by another process"),
         (40, "was killed by signal 40; sent by another process"),

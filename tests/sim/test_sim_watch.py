@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.playing import run_until
 from lockstep.diagnose.analyse import analyse
 from lockstep.protocol.causes import Cause
 from lockstep.protocol.faults import DropMessage, DropTensor
@@ -14,7 +15,7 @@ from lockstep.sim.draw import DrawnRun
 from lockstep.sim.evidence import evidence_of
 from lockstep.sim.explore import play
 from lockstep.sim.faults import AnyFault, Pause
-from lockstep.sim.planting import plant, run_until
+from lockstep.sim.planting import plant
 from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, SecondsRange, TrainingProfile
 from lockstep.sim.watch import SimulatedWatchdog
 from lockstep.sim.world import World

@@ -74,12 +74,10 @@ def test_a_model_of_another_package_keeps_its_batch_open() -> None:
     assert ("batch_size", "the model's own") in [(setting.name, setting.value) for setting in settings(config)]
 
 
-def test_the_global_batch_counts_all_devices_of_all_workers() -> None:
-    run = RunLength(batch_size=4)
-    assert BenchConfig(run=run).global_batch_size == 4
-    assert BenchConfig(run=run, cluster=SPEC).global_batch_size == 8
-    local = LocalCluster(servers=1, workers=3)
-    assert BenchConfig(run=run, cluster=ClusterSpec(), local=local).global_batch_size == 12
+def test_the_workers_of_a_run_are_counted_however_it_is_started() -> None:
+    assert BenchConfig().num_workers == 1
+    assert BenchConfig(cluster=SPEC).num_workers == 2
+    assert BenchConfig(cluster=ClusterSpec(), local=LocalCluster(servers=1, workers=3)).num_workers == 3
 
 
 def test_warm_up_counts_as_steps() -> None:

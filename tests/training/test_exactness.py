@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.cluster import InProcessCluster, in_process_cluster
+from helpers.transports import RUN_HERE
 from lockstep.protocol.ids import ClusterShape
 from lockstep.protocol.journal import Happening
 from lockstep.protocol.messages import GroupRates, OptimizerEntry
@@ -19,7 +20,6 @@ from lockstep.runtime.worker_node import WorkerNode
 from lockstep.training.replica import Replica, Trained
 from lockstep.training.shard_store import TorchShardStore
 from lockstep.training.tensors import entry_of
-from lockstep.transports.registry import transports_that_run_here
 
 STEPS = 20
 BUCKET_BYTES = 4096
@@ -190,7 +190,7 @@ MANY, FEW = [ClusterShape(1, 2), ClusterShape(2, 3)], [ClusterShape(1, 2), Clust
 OTHER_TRANSPORTS = [
     # Each end of each link has an agent of NIXL: too many of them for one process that holds a whole cluster.
     pytest.param(name, shape, id=f"{name}-{shape.workers}workers-{shape.servers}servers")
-    for name in transports_that_run_here()
+    for name in RUN_HERE
     if name != "grpc"
     for shape in (FEW if name == "grpc+ucx" else MANY)
 ]

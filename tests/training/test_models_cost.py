@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from helpers.model_cost import Cost, measure
 from lockstep.training.models import dataset_classes, find_model, model_names
-from lockstep.training.models.cost import Cost, measure
 
 COSTS = {
     ("imagenet", "trivial"): (4_263_877, 4_258_779),

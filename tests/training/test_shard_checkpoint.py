@@ -50,7 +50,9 @@ class Servers:
                 flat[piece.offset // 4 : piece.offset // 4 + piece.elements] = values
             slots = (self.version % 2, (self.version + 1) % 2)
             effect = Apply(self.version, bucket.id, (CHIEF,), (1,), 1, RATES, *slots)
-            self.stores[bucket.server].apply(effect, [self._leaving(bucket, flat)])
+            failed: list[Exception | None] = []
+            self.stores[bucket.server].begin(effect, [self._leaving(bucket, flat)], failed.append)
+            assert failed == [None], "on a processor an update is done when the call returns"
         self.version += 1
 
     def _leaving(self, bucket: Bucket, flat: torch.Tensor) -> memoryview:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire_helpers import PATIENCE
 
+from conformance_hosts.hosts import Here
 from lockstep.protocol.messages import Ticket
 from lockstep.transports import meeting
 from lockstep.transports.base import Move, PeerAddress, TransportError
@@ -104,7 +105,7 @@ class RawPeer:
 
 @pytest.fixture
 def stage() -> Iterator[Stage]:
-    with Stage("grpc") as stage:
+    with Stage("grpc", Here()) as stage:
         yield stage
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from helpers.transports import RUN_HERE
 from lockstep.transports.base import TransportError
-from lockstep.transports.registry import make_transport, runs_here, transports_that_run_here
+from lockstep.transports.registry import make_transport, runs_here
 from lockstep.transports.wire.server import ControlServer
 
 
 def test_each_known_name_gives_a_transport_of_that_name() -> None:
-    for name in transports_that_run_here():
+    for name in RUN_HERE:
         server = ControlServer("127.0.0.1", 0, threads=4)
         transport = make_transport(name, server, "/t", 1)
         assert transport.name == name

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance_hosts.hosts import Here
 from lockstep.transports.base import NoPathError, PeerAddress, TransportError, loan_ticket
 from lockstep.transports.conformance.events import EventLog
 from lockstep.transports.conformance.node import Node
@@ -84,7 +85,7 @@ def test_a_loan_is_read_in_the_lenders_memory() -> None:
 
 
 def test_a_loan_can_be_read_after_the_lender_was_killed() -> None:
-    with Stage("grpc+shm") as stage:
+    with Stage("grpc+shm", Here()) as stage:
         pair, victim = stage.pair_with_victim()
         region = victim.allocate(MIB)
         victim.fill(region, 0, MIB, 5)
@@ -104,7 +105,7 @@ def shared_memory_files() -> set[str]:
 
 def test_nothing_is_left_in_shared_memory_after_a_kill() -> None:
     before = shared_memory_files()
-    with Stage("grpc+shm") as stage:
+    with Stage("grpc+shm", Here()) as stage:
         pair, victim = stage.pair_with_victim()
         way = pair.way_back(8 * MIB)
         way.write(0, 8 * MIB, 0)

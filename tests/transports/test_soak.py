@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.transports.conformance.soak import soak
-from lockstep.transports.registry import transports_that_run_here
+from conformance_hosts.soak import soak
+from helpers.transports import RUN_HERE
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("transport", transports_that_run_here())
+@pytest.mark.parametrize("transport", RUN_HERE)
 def test_ten_thousand_transfers_survive_a_peer_that_is_killed_and_frozen(transport: str) -> None:
     soaked = soak(transport, 10_000)
     assert soaked.transfers >= 10_000

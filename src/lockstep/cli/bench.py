@@ -1,7 +1,7 @@
-"""``lockstep bench``: what a person starts. It checks the command line and this machine, and imports no torch.
+"""``lockstep bench``: the process that a person starts. It checks the command line and this machine without torch.
 
 With ``--ps`` and ``--workers`` it starts a whole cluster on this machine; with ``--job_name`` it is the monitor of one
-task, which runs below it (``bench_task.py``); with neither it trains in this process alone.
+task, which runs as its child (``bench_task.py``); with neither it trains in this process alone.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from lockstep.cli.environment import LAUNCHED_VARIABLE
 from lockstep.cli.flags import check_machine, parse_bench, task_arguments
+from lockstep.launch import LAUNCHED_VARIABLE
 from lockstep.protocol.ids import CHIEF, Role, TaskId, server
 from lockstep.protocol.recovery import LossPolicy
 from lockstep.runtime.cluster import ClusterSpec
+from lockstep.terminal import say
 from lockstep.training.config import BenchConfig, LocalCluster, recovery_rules, settings
 from lockstep.version import __version__
 
 TASK_FLAG = "--lockstep_task="
-"""Internal: this process is the task itself, and this is the descriptor on which it reports to its monitor."""
+"""Internal: this process is the task itself, and reports to its monitor on this descriptor."""
 
 
 CORES_OF_GPU_WORKER = 4
 MOST_SERVER_THREADS = 8
-"""More do not make the update of one bucket faster."""
+"""More threads do not make the update of one bucket faster."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -36,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def start(argv: Sequence[str], program: Sequence[str]) -> int:
-    """Run the command; the processes below this one are started as ``program bench FLAGS``."""
+    """Run the command; child processes are started as ``program bench FLAGS``."""
     if argv and argv[0].startswith(TASK_FLAG):
         from lockstep.cli.bench_task import run_task
         from lockstep.runtime.monitor.task_process import FINISHED, LATER, MARKS
@@ -44,7 +45,7 @@ def start(argv: Sequence[str], program: Sequence[str]) -> int:
         flags = [word for word in argv[1:] if word not in MARKS]
         report_fd = int(argv[0].removeprefix(TASK_FLAG))
         return run_task(parse_bench(flags, os.environ), report_fd, finished=FINISHED in argv, later=LATER in argv)
-    # Here, because the task itself needs none of them.
+    # Imported here, because the task itself needs none of them.
     from lockstep.cli.start_checks import gpudirect_limits, limits_of_machine, start_notices
 
     config = parse_bench(argv, os.environ)
@@ -52,7 +53,7 @@ def start(argv: Sequence[str], program: Sequence[str]) -> int:
     check_machine(config, [*limits, *gpudirect_limits(config)])
     _refuse_a_past_that_cannot_be_used(config)
     for notice in (*config.output.notices, *start_notices(config, os.environ)):
-        _tell(notice)
+        say(notice)
     if config.local is not None:
         return _run_local_cluster(config, argv, program)
     if config.task is not None:
@@ -63,7 +64,7 @@ def start(argv: Sequence[str], program: Sequence[str]) -> int:
 
 
 def _refuse_a_past_that_cannot_be_used(config: BenchConfig) -> None:
-    """Before anything is started, where the coordinator's server would find out later."""
+    """Refuse it before anything starts; the coordinator's server would find out only later."""
     coordinates = config.local is not None or (config.cluster is not None and config.task == server(0))
     output = config.output
     if output.train_dir is None or output.from_scratch or not coordinates or not recovery_rules(config).saves:
@@ -97,7 +98,7 @@ def _run_monitor(config: BenchConfig, argv: Sequence[str], program: Sequence[str
     )
     if config.task != CHIEF or LAUNCHED_VARIABLE in os.environ:
         return run_monitor(spec)
-    with forming_line(addresses_of(config.cluster)):  # on one task only: where people look, beside the chief's lines
+    with forming_line(addresses_of(config.cluster)):  # on one task only: where people look, next to the chief's lines
         return run_monitor(spec)
 
 
@@ -129,7 +130,7 @@ def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequen
         grace=(config.cluster or ClusterSpec()).grace,
         forming=forming_line,
         may_lose_workers=config.cluster is not None and config.cluster.on_worker_loss == LossPolicy.SHRINK.value,
-        around=functools.partial(shared_gpu, os.environ, _tell) if on_gpus and shares_gpus(config) else nullcontext,
+        around=functools.partial(shared_gpu, os.environ, say) if on_gpus and shares_gpus(config) else nullcontext,
     )
     return run_local_cluster(spec)
 
@@ -137,7 +138,7 @@ def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequen
 def shares_gpus(config: BenchConfig) -> bool:
     """Whether servers compute on the workers' GPUs, and nothing is lost if all tasks end with one of them.
 
-    A task that dies can take the others of its MPS along, so not where a lost task is to come back.
+    Not if a lost task is to come back: a task that dies can take down the others that share its MPS.
     """
     cluster = config.cluster or ClusterSpec()
     goes_on = cluster.restarts or cluster.on_worker_loss == LossPolicy.SHRINK.value or recovery_rules(config).saves
@@ -145,14 +146,10 @@ def shares_gpus(config: BenchConfig) -> bool:
     return config.devices.mps and on_server and not goes_on
 
 
-def _tell(text: str) -> None:
-    print(f"lockstep: {text}", file=sys.stderr)
-
-
 def _threads(task: TaskId, local: LocalCluster, on_gpus: bool) -> int:
-    """The workers of one machine share its cores; a server works in the gaps that they leave.
+    """The workers of one machine share its cores; a server runs in the gaps that they leave.
 
-    Workers on GPUs leave nearly all of them: each needs a few that start its kernels and copies.
+    Workers on GPUs leave nearly all of them free: each needs a few to start its kernels and copies.
     """
     cores = len(os.sched_getaffinity(0))
     if task.role is Role.WORKER:
@@ -163,7 +160,7 @@ def _threads(task: TaskId, local: LocalCluster, on_gpus: bool) -> int:
 
 
 def _free_port() -> int:
-    """A port that nobody uses now; the workers of this machine meet there."""
+    """A port that is free now; the workers of this machine meet there."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -8,15 +8,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from lockstep.cli.environment import LAUNCHED_VARIABLE
 from lockstep.cli.progress import Output
-from lockstep.cli.terminal import clear_line
 from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_VERDICT, BadInput
+from lockstep.launch import LAUNCHED_VARIABLE
 from lockstep.protocol.faults import Fault, parse_faults
 from lockstep.protocol.ids import CHIEF, Role
 from lockstep.protocol.journal import Happening
@@ -27,6 +25,7 @@ from lockstep.runtime.outcome import JobEndedError, Outcome
 from lockstep.runtime.resuming import beginning_in
 from lockstep.runtime.signals import TaskSignals
 from lockstep.runtime.watchdog import WatchSettings
+from lockstep.terminal import say_over as say
 from lockstep.training.config import BenchConfig, recovery_rules, settings
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ FAULTS_VARIABLE = "LOCKSTEP_FAULTS"
 
 
 def run_task(config: BenchConfig, report_fd: int, *, finished: bool = False, later: bool = False) -> int:
-    """Run one task of a cluster; ``report_fd`` leads to its monitor. ``finished``: a former life was at its end.
+    """Run one task of a cluster; ``report_fd`` leads to its monitor. ``finished``: a former incarnation had finished.
 
     ``later``: there was a former life, so the job has begun already, from scratch where that was asked for.
     """
@@ -59,12 +58,12 @@ def run_task(config: BenchConfig, report_fd: int, *, finished: bool = False, lat
             return _run_server(config, reporter, signals)
         return _run_worker(config, reporter, signals, finished=finished)
     except BadInput as bad:
-        reporter.failed(" ".join(bad.sentences))  # for those that ask the monitor why this task does not come back
+        reporter.failed(" ".join(bad.sentences))  # for tasks that ask the monitor why this one does not come back
         raise
 
 
 def node_config(config: BenchConfig, *, returning: bool = False) -> NodeConfig:
-    """What the runtime needs to know of this run. ``returning``: the job begins again after a server was lost."""
+    """What the runtime needs to know about this run. ``returning``: the job restarts after a server was lost."""
     assert config.cluster is not None
     cluster, rules = config.cluster, rules_here(config, os.environ)
     if returning:
@@ -95,7 +94,7 @@ def _beginning(config: BenchConfig, rules: RecoveryRules, *, from_scratch: bool)
 
 
 def rules_here(config: BenchConfig, environ: Mapping[str, str]) -> RecoveryRules:
-    """What this run does about losses. In a cluster on this machine whose monitors start nothing again, nobody does."""
+    """What this run does about losses: nothing, in a local cluster whose monitors restart nothing."""
     rules = recovery_rules(config)
     assert config.cluster is not None
     if LAUNCHED_VARIABLE not in environ or config.cluster.restarts:
@@ -106,11 +105,11 @@ def rules_here(config: BenchConfig, environ: Mapping[str, str]) -> RecoveryRules
 
 
 def planted_faults(environ: Mapping[str, str]) -> tuple[Fault, ...]:
-    """The faults that a drill plants: the variable LOCKSTEP_FAULTS holds one a line (docs/drills.md)."""
+    """The faults that a drill plants: the variable LOCKSTEP_FAULTS holds one per line (docs/drills.md)."""
     try:
         return parse_faults(environ.get(FAULTS_VARIABLE, ""))
     except ValueError as error:
-        raise BadInput(f"{FAULTS_VARIABLE} cannot be read: {error}; unset it, it is for drills only.") from error
+        raise BadInput(f"{FAULTS_VARIABLE} cannot be read: {error}; unset it: it is only for drills.") from error
 
 
 def _run_server(config: BenchConfig, reporter: TaskReporter, signals: TaskSignals) -> int:
@@ -135,7 +134,7 @@ def _serve(
     *,
     returning: bool,
 ) -> int | None:
-    """One life as a server; the exit code, or None where the job begins again."""
+    """Run one incarnation as a server; returns the exit code, or None if the job restarts."""
     from lockstep.runtime.server_node import ServerNode
 
     node = ServerNode(node_config(config, returning=returning), make_store, say, reporter)
@@ -175,7 +174,7 @@ def _write_server_trace(config: BenchConfig, node: ServerNode) -> None:
         return
     from lockstep.runtime.trace import TraceWindow, trace_of, trace_path, write_trace
 
-    # The newest steps that it saw: with --num_epochs a server does not know the number of the last one.
+    # The newest steps that it saw: with --num_epochs a server does not know the number of the last step.
     records = list(node.journal)
     end = max((record.step for record in records if record.happening is Happening.COMMITTED), default=-1) + 1
     window = TraceWindow(max(0, end - config.output.trace_steps), end)
@@ -213,7 +212,7 @@ def _run_worker(config: BenchConfig, reporter: TaskReporter, signals: TaskSignal
 
 
 def _train(config: BenchConfig, node: WorkerNode) -> int | None:
-    """One life as a worker; the exit code, or None where the job begins again."""
+    """Run one incarnation as a worker; returns the exit code, or None if the job restarts."""
     node.phase(Phase.IMPORTING_TORCH)
     from lockstep.training.benchmark.run import NoSuchDeviceError, run_worker
     from lockstep.training.data.errors import BadData, TooManyBadRecords
@@ -229,7 +228,7 @@ def _train(config: BenchConfig, node: WorkerNode) -> int | None:
     except (NoSuchDeviceError, BadData) as error:
         say(str(error))
         return EXIT_FAILED if isinstance(error, TooManyBadRecords) else EXIT_BAD_INPUT
-    except Exception as error:  # noqa: BLE001 - told to the job by run_worker; here it is told to the person
+    except Exception as error:  # noqa: BLE001 - run_worker reports it to the job; here a person reads it
         traceback.print_exception(error)
         say(f"{node.task} failed in step {node.machine.role.step}: {type(error).__name__}: {error}")
         return EXIT_FAILED
@@ -317,13 +316,7 @@ def run_alone(config: BenchConfig) -> int:
 
 
 def _exit_code(outcome: Outcome) -> int:
-    """The node has said why already."""
+    """The node has already reported why."""
     if outcome.ok and outcome.unsaved:
         return EXIT_FAILED
     return outcome.exit_code(EXIT_FAILED if outcome.reason.own_error else EXIT_VERDICT)
-
-
-def say(text: str) -> None:
-    """One whole line for people, on stderr."""
-    sys.stderr.write(f"{clear_line(sys.stderr.isatty())}lockstep: {text}\n")
-    sys.stderr.flush()

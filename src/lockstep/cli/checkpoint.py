@@ -1,4 +1,4 @@
-"""``lockstep checkpoint``: what is in the checkpoints of a run, whether it is whole, and one file of it for torch."""
+"""``lockstep checkpoint``: show, verify and export the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from lockstep.runtime.checkpoints import (
 )
 
 _HELP = """\
-Look at the checkpoints that a run left in its --train_dir.
+Inspect the checkpoints that a run left in its --train_dir.
 
-  lockstep checkpoint show FOLDER [--json]   what each of them holds
+  lockstep checkpoint show FOLDER [--json]   what each of them contains
   lockstep checkpoint verify FOLDER          check every byte; exit code 1 if one is damaged
   lockstep checkpoint export FOLDER OUT      one safetensors file that plain torch can load
 
-FOLDER is a --train_dir (export then takes its newest whole checkpoint), or one
+FOLDER is a --train_dir (export then takes its newest complete checkpoint), or one
 checkpoint in it. To load an export:
 
   model.load_state_dict(safetensors.torch.load_file(OUT))
@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _find(folder: Path) -> list[Path]:
-    """The checkpoint that this is, or those below it, the newest first."""
+    """The checkpoint in this folder, or those below it, newest first."""
     if (folder / MANIFEST).exists():
         return [folder]
     try:

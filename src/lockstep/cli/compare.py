@@ -1,4 +1,4 @@
-"""``lockstep compare``: one model trained in several ways on this machine, in turns; a table of who is how fast."""
+"""``lockstep compare``: one model trained in several ways on this machine, in turns; a table of their speeds."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _run_child(what: str, argv: Sequence[str]) -> int:
 
 
 def _measure_all(request: Request) -> list[Row]:
-    """Round after round; each begins with another contestant, so that nobody always comes first."""
+    """Run all rounds; each starts with another contestant, so that none always comes first."""
     comparison = request.comparison
     runner = Runner(comparison, os.environ)
     rows = [Row(contestant) for contestant in comparison.contestants]
@@ -83,7 +83,7 @@ def _measure_all(request: Request) -> list[Row]:
 
 
 def _measure(runner: Runner, row: Row) -> Measurement:
-    """What cannot run here is not tried in every round."""
+    """Do not retry in every round what cannot run here."""
     cannot = next((run.cannot for run in row.runs if run.cannot), "")
     return Measurement(cannot=cannot) if cannot else runner.measure(row.contestant)
 
@@ -109,7 +109,7 @@ def _title(request: Request) -> str:
     comparison = request.comparison
     run, cores = comparison.bench.run, len(os.sched_getaffinity(0))
     return (
-        f"{comparison.bench.model}, batch {run.batch_size} a worker, {run.num_batches} steps, {comparison.servers} "
+        f"{comparison.bench.model}, batch {run.batch_size} per worker, {run.num_batches} steps, {comparison.servers} "
         f"server(s), {comparison.workers} workers with {comparison.threads} thread(s) each, {cores} cores, "
         f"{comparison.repeats} round(s)"
     )
@@ -144,12 +144,12 @@ def _processor() -> str:
 
 
 def _is_failure(request: Request, rows: Sequence[Row]) -> bool:
-    """Whether something that was asked for has no numbers."""
+    """Whether something that was requested has no numbers."""
     return any(row.failed or (request.asked_protocols and row.contestant.protocol and not row.rates) for row in rows)
 
 
 class _Bar:
-    """How far it is: a bar on a terminal, else a line for each run; on stderr, since the table is the output."""
+    """Progress: a bar on a terminal, else one line per run; on stderr, because the table is the output."""
 
     def __init__(self, total: int) -> None:
         self._total = total

@@ -1,4 +1,4 @@
-"""The flags of ``lockstep compare``: those of ``bench`` that say what is trained, and a few about the comparison."""
+"""The flags of ``lockstep compare``: those of ``bench`` that define the training, and a few about the comparison."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEFAULT_SERVERS, DEFAULT_WORKERS = 1, 2
 MAX_REPEATS = 100
 
 OWN_FLAGS: tuple[Flag, ...] = (
-    _ROWS.works("repeats", Kind.WHOLE, 3, "rounds; each measures everybody once, in turns", upstream=False),
+    _ROWS.works("repeats", Kind.WHOLE, 3, "rounds; each measures every contestant once, in turns", upstream=False),
     _ROWS.works(
         "protocols",
         Kind.LIST,
@@ -45,8 +45,8 @@ OWN_FLAGS: tuple[Flag, ...] = (
     ),
     _ROWS.works("tf_python", Kind.TEXT, None, "a Python that has TensorFlow, for tf_cnn_benchmarks", upstream=False),
     _ROWS.works("json", Kind.TEXT, None, "file for all numbers (JSON)", upstream=False),
-    _ROWS.works("plot", Kind.TEXT, None, "file for a picture of the rates (PNG); needs matplotlib", upstream=False),
-    _ROWS.works("verbose", Kind.SWITCH, False, "say where the time of a step goes", upstream=False),
+    _ROWS.works("plot", Kind.TEXT, None, "file for a plot of the rates (PNG); needs matplotlib", upstream=False),
+    _ROWS.works("verbose", Kind.SWITCH, False, "show where the time of a step goes", upstream=False),
 )
 
 SHARED_FLAGS: tuple[Flag, ...] = tuple(
@@ -57,12 +57,12 @@ SHARED_FLAGS: tuple[Flag, ...] = tuple(
 )
 
 _HELP = """\
-lockstep compare: train the same model in several ways, in turns, and print who is how fast.
+lockstep compare: train the same model in several ways, in turns, and print how fast each is.
 
   lockstep compare --model=alexnet --batch_size=16 --num_batches=20 --num_threads=1
 
-Measured are workers that do not communicate (the limit), one process with all threads, PyTorch DDP, Lockstep over each
-of its transports, and tf_cnn_benchmarks where it is given. All have the same model, batch, steps, threads and cores.
+It measures workers that do not communicate (the limit), one process with all threads, PyTorch DDP, Lockstep over each
+of its transports, and tf_cnn_benchmarks if its folder is given. All use the same model, batch, steps, threads, cores.
 
 About the comparison:
 {own}
@@ -81,11 +81,11 @@ class Request:
     plot_path: Path | None
     verbose: bool
     asked_protocols: bool
-    """The transports were named, so one that cannot run here is a failure."""
+    """The transports were named explicitly, so one that cannot run here is a failure."""
 
 
 def parse_compare(argv: Sequence[str], environ: Mapping[str, str]) -> Request:
-    """BadInput says what is wrong, all of it; HelpAsked carries the help."""
+    """BadInput lists everything that is wrong; HelpAsked carries the help."""
     line = read_command_line(argv, (*OWN_FLAGS, *SHARED_FLAGS), "compare")
     if line.help_on is not None:
         raise HelpAsked(_HELP.format(own="\n".join(flag_rows(OWN_FLAGS)), shared="\n".join(flag_rows(SHARED_FLAGS))))
@@ -127,7 +127,7 @@ def _own_problems(line: CommandLine) -> list[str]:
     if not 1 <= repeats <= MAX_REPEATS:
         sentences.append(f"--repeats={repeats} is out of range; give 1 to {MAX_REPEATS}.")
     if timeout <= 0:
-        sentences.append(f"--run_timeout={timeout:g} leaves no time at all; give a number of seconds above 0.")
+        sentences.append(f"--run_timeout={timeout:g} must be a number of seconds above 0.")
     sentences += _unknown_names(line, "only", _KINDS)
     sentences += _unknown_names(line, "protocols", PROTOCOLS)
     sentences += _tf_problems(line)
@@ -163,9 +163,9 @@ def _tf_problems(line: CommandLine) -> list[str]:
     if folder is not None and python is None:
         sentences.append("--tf_cnn_benchmarks needs --tf_python=PATH, a Python that has TensorFlow 2.15.")
     if python is not None and shutil.which(str(python)) is None:
-        sentences.append(f"--tf_python={python} is no program; give the path of a Python that has TensorFlow 2.15.")
+        sentences.append(f"--tf_python={python} is not a program; give the path of a Python that has TensorFlow 2.15.")
     if folder is None and (python is not None or contestants.ContestantKind.TF_CNN.value in only):
-        sentences.append("tf_cnn_benchmarks can be measured only where it is given; add --tf_cnn_benchmarks=FOLDER.")
+        sentences.append("tf_cnn_benchmarks can be measured only from its folder; add --tf_cnn_benchmarks=FOLDER.")
     return sentences
 
 

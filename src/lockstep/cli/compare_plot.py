@@ -1,4 +1,4 @@
-"""The picture of a comparison; the only place that needs matplotlib (the extra ``plot``)."""
+"""The plot of a comparison; the only place that needs matplotlib (the extra ``plot``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OURS, _OTHERS, _LIMIT = "#2a6fdb", "#9aa5b1", "#c9ced6"
 
 
 def draw(rows: Sequence[Row], title: str, path: Path) -> None:
-    """One bar a contestant: the median, with a line from the lowest to the highest round."""
+    """One bar per contestant: the median, with a line from the lowest to the highest round."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -27,7 +27,7 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
     axes.barh(places, medians, xerr=[below, above], color=[_colour(row) for row in shown], height=0.6, capsize=3)
     axes.set_yticks(places, [row.contestant.name for row in shown])
     axes.invert_yaxis()
-    axes.set_xlabel("images a second, all workers together")
+    axes.set_xlabel("images per second, all workers together")
     figure.suptitle(title, fontsize=9, x=0.01, ha="left")  # over the names, too: it is long
     for place, middle in zip(places, medians, strict=True):
         axes.annotate(f" {middle:.1f}", (middle, place), va="bottom", fontsize=8)

@@ -1,4 +1,4 @@
-"""``lockstep data``: make a small data set of real pictures, or look at every record of one."""
+"""``lockstep data``: make a small data set of real images, or check every record of one."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Make or check a data set.
       empty or new: files train-*-of-* and validation-*-of-*, or folders by class
 
   lockstep data check DIR [--threads=N]
-      looks at every record of a set (TFRecords, CIFAR-10 or folders by class):
-      framing, checksums, labels, and whether each picture decodes
+      checks every record of a set (TFRecords, CIFAR-10 or folders by class):
+      framing, checksums, labels, and whether each image decodes
 
 Then train on it:
   lockstep bench --data_dir=DIR --model=alexnet --batch_size=16
@@ -78,7 +78,7 @@ def _whole(values: dict[str, str], name: str, least: int, most: int) -> int:
     text = values[name]
     number = int(text) if text.isdecimal() else -1
     if not least <= number <= most:
-        raise BadInput(f"--{name}={text} is not a whole number from {least} to {most}; give one.")
+        raise BadInput(f"--{name}={text} must be a whole number from {least} to {most}.")
     return number
 
 
@@ -96,12 +96,12 @@ def _sample(words: list[str]) -> int:
         layout=values["layout"],
         seed=_whole(values, "seed", 0, (1 << 63) - 1),
     )
-    with _Bar("making pictures") as bar:
+    with _Bar("making images") as bar:
         try:
             made = make_sample(spec, bar.update)
         except BadData as error:
             raise BadInput(str(error)) from None
-    print(f"{folder}: {made.train} pictures to train with, {made.validation} to evaluate, {len(made.classes)} classes:")
+    print(f"{folder}: {made.train} images for training, {made.validation} for evaluation, {len(made.classes)} classes:")
     print(f"  {', '.join(made.classes)}")
     print(f"Train on them: lockstep bench --data_dir={folder} --model=alexnet --batch_size=16")
     return 0

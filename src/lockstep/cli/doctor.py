@@ -26,21 +26,21 @@ WAIT_SECONDS = 2.0
 MOST_WAIT_SECONDS = 3600.0
 
 _HELP = """\
-lockstep doctor: says why a cluster does not start, or will not.
+lockstep doctor: find out why a cluster does not start, or will not.
 
   lockstep doctor [FLAGS OF THE JOB] [--json] [--wait=SECONDS]
 
 Give it the flags of the job ('lockstep bench --help' lists them), at least --ps_hosts and --worker_hosts. With
---job_name and --task_index it examines that task; without, all tasks that have an address of this machine.
+--job_name and --task_index it examines that task; without them, all tasks with an address of this machine.
 
-Run it on one host, or on all at the same time: then each listens where its task would, tries every other, and all
-compare their flags. It works before the job is started, while it starts, and while it runs.
+Run it on one host, or on all at the same time: then each listens where its task would, tries all others, and compares
+flags with them. It works before the job starts, while it starts, and while it runs.
 
   --json          print one JSON object instead of sentences
-  --wait=SECONDS  how long to wait for others that do not answer yet (2); give more when you start it by hand
-                  on one host after the other
+  --wait=SECONDS  how long to wait for others that do not answer yet (2); give more if you start it by hand
+                  on one host after another
 
-Exit codes: 0 nothing keeps the job from working, 1 something does, 2 bad input (also: grpc+verbs without RDMA)
+Exit codes: 0 nothing prevents the job from working, 1 something does, 2 bad input (also: grpc+verbs without RDMA)
 """
 
 
@@ -87,7 +87,7 @@ def _examine(line: DoctorLine, wait: float, environ: Mapping[str, str]) -> Exami
     job = job_of(config, environ, line.data_dir)
     broken = cluster_problems(spec) if config.local is None else []
     if broken or config.local is not None:
-        # A local cluster has no addresses yet, and lists that are wrong in themselves lead nowhere.
+        # A local cluster has no addresses yet, and inconsistent lists lead nowhere.
         return _this_machine_only(line, job)
     order = Order(
         spec=spec,

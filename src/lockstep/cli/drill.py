@@ -1,4 +1,4 @@
-"""``lockstep drill``: plant a fault in a small real cluster, and see what is said of it, and how soon."""
+"""``lockstep drill``: plant a fault in a small real cluster, and see what it reports, and how soon."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _HELP = """\
 lockstep drill: fire drills for the promise that nothing waits in silence.
 
   lockstep drill --list          the faults that can be planted
-  lockstep drill NAME [NAME...]  run a small cluster, plant the fault, show what was said and when
+  lockstep drill NAME [NAME...]  run a small cluster, plant the fault, show what was reported and when
   lockstep drill --all           all of them, one after the other
 
-  --json                         one JSON object a drill instead of a table
+  --json                         one JSON object per drill instead of a table
   --keep=FOLDER                  keep the run folders (reports, journals, output of each task) there
 
 Each drill starts a real cluster on this machine (one server and two workers without torch, a few seconds).
-Drills that need hosts of their own use network namespaces; without root they are left out, with the reason.
-Exit codes: 0 every drill as expected, 1 one was not, 2 bad input.
+Drills that need separate hosts use network namespaces; without root they are skipped, with the reason.
+Exit codes: 0 every drill went as expected, 1 one did not, 2 bad input.
 """
 
 

@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Iterator
 
-from lockstep.cli.terminal import CLEAR_LINE
 from lockstep.protocol.ids import CHIEF, TaskId
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.forming import FormingWatch
+from lockstep.terminal import CLEAR_LINE, say
 
 QUIET_SECONDS = 3.0
 """A cluster that forms within this time is not worth a line in a log."""
@@ -43,11 +43,11 @@ class FormingDisplay:
             due = now - self._began >= QUIET_SECONDS and now - self._written_at >= LOG_EVERY
             if due and line != self._last:
                 self._written_at, self._last = now, line
-                sys.stderr.write(f"lockstep: {line}\n")
+                say(line)
                 sys.stderr.flush()
 
     def over(self) -> None:
-        """The cluster has formed, or this process ends: leave no half line behind."""
+        """The cluster has formed, or this process ends: leave no partial line behind."""
         with self._lock:
             if self.live and not self._closed:
                 sys.stderr.write(CLEAR_LINE)
@@ -57,9 +57,9 @@ class FormingDisplay:
 
 @contextlib.contextmanager
 def forming_line(addresses: dict[TaskId, str]) -> Iterator[None]:
-    """Show how these tasks come together, as long as it takes."""
+    """Show how these tasks come together, for as long as that takes."""
     display = FormingDisplay()
-    # On a terminal the chief shows a bar of its own as soon as it trains, and two live lines would fight.
+    # On a terminal the chief shows its own bar as soon as it trains, and two live lines would overwrite each other.
     until = (CHIEF,) if display.live else tuple(addresses)
     watch = FormingWatch(addresses, until, display.show, display.over)
     watch.start()

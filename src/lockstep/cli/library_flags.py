@@ -1,6 +1,6 @@
-"""The flags that tell a program of one's own, and ``lockstep ps``, their cluster: rows of the table of ``bench``.
+"""The flags that describe the cluster to your script and to ``lockstep ps``: rows of the table of ``bench``.
 
-``cluster_flags`` gives a program what ``lockstep.join`` takes and leaves it the rest of its command line.
+``cluster_flags`` turns them into arguments for ``lockstep.join`` and leaves your script the rest of its command line.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OWN = (
         "reduction",
         Kind.CHOICE,
         "mean",
-        "what becomes of the workers' gradients: their mean, or their sum",
+        "how the workers' gradients are combined: their mean, or their sum",
         choices=REDUCTIONS,
         upstream=False,
     ),
@@ -50,53 +50,64 @@ _OWN = (
         "replicas_to_aggregate",
         Kind.WHOLE,
         None,
-        "backup workers: a step is made of the first so many workers that finish it (default: all)",
+        "backup workers: a step consists of the first N workers that finish it (default: all)",
         upstream=False,
     ),
     _ROWS.works(
         "on_worker_loss",
         Kind.CHOICE,
         "wait",
-        "when a worker is lost: wait for it to be started again, or end (default: wait where it can come back)",
+        "when a worker is lost: wait until it is started again, or end the job (default: wait if it can rejoin)",
         choices=ON_WORKER_LOSS,
         upstream=False,
     ),
 )
 
-_OF_PROGRAMS = (
-    _ROWS.works("servers", Kind.WHOLE, 1, "with a launcher: how many of its first ranks serve", upstream=False),
-    _ROWS.works("bucket_mb", Kind.NUMBER, 4.0, "size of what travels at once, in MiB", upstream=False),
+PROGRAM_FLAGS = (
+    _ROWS.works("servers", Kind.WHOLE, 1, "with a launcher: how many of the first ranks are servers", upstream=False),
+    _ROWS.works("bucket_mb", Kind.NUMBER, 4.0, "bucket size in MiB: how much is sent at once", upstream=False),
     _ROWS.works(
         "on_nan",
         Kind.CHOICE,
         "report",
-        "a NaN or an infinity in a gradient: name the first and go on, leave the step out, or end the job",
+        "a NaN or an infinity in a gradient: report the first and go on, skip the step, or end the job",
         choices=ON_NAN,
         upstream=False,
     ),
 )
-"""What a server need not know."""
+"""Flags that a server does not need."""
 
 LIBRARY_TABLE: tuple[Flag, ...] = (*(flag for flag in TABLE if flag.name in _SHARED), *_OWN)
 
 _JOIN_NAMES = {"cross_replica_sync": "synchronous"}
-"""Where ``lockstep.join`` has a plainer word."""
+"""Arguments of ``lockstep.join`` that have a plainer name than the flag."""
 
 
 def read_library_flags(argv: Sequence[str], table: Sequence[Flag] = LIBRARY_TABLE) -> CommandLine:
-    """These flags and no others; BadInput with a sentence for each mistake."""
+    """Read these flags and no others; BadInput with a sentence for each mistake."""
     line = read_command_line(argv, table)
     if line.mistakes:
         raise BadInput(line.mistakes)
     return line
 
 
-def cluster_flags(argv: Sequence[str]) -> tuple[dict[str, Value | RdmaOptions], list[str]]:
-    """Split a command line: keyword arguments for ``lockstep.join``, and the words that are the program's own.
+def join_arguments(line: CommandLine) -> dict[str, Value | RdmaOptions]:
+    """What was given, as keyword arguments for ``lockstep.join``."""
+    values = {name: given.value for name, given in line.given.items()}
+    arguments: dict[str, Value | RdmaOptions] = {
+        _JOIN_NAMES.get(name, name): value for name, value in values.items() if name not in RDMA_FLAGS
+    }
+    if values.keys() & set(RDMA_FLAGS):
+        arguments["rdma"] = rdma_options(values)
+    return arguments
 
-    Raises BadInput where a flag of the cluster has a value that makes no sense.
+
+def cluster_flags(argv: Sequence[str]) -> tuple[dict[str, Value | RdmaOptions], list[str]]:
+    """Split a command line: keyword arguments for ``lockstep.join``, and the words that are meant for your script.
+
+    Raises BadInput if a cluster flag has a bad value.
     """
-    table = (*LIBRARY_TABLE, *_OF_PROGRAMS)
+    table = (*LIBRARY_TABLE, *PROGRAM_FLAGS)
     known = {flag.name for flag in table}
     switches = {flag.name for flag in table if flag.kind is Kind.SWITCH}
     ours: list[str] = []
@@ -111,11 +122,4 @@ def cluster_flags(argv: Sequence[str]) -> tuple[dict[str, Value | RdmaOptions], 
         ours.append(word)
         if not equals and words and not words[0].startswith("--") and name not in switches:
             ours.append(words.pop(0))
-    line = read_library_flags(ours, table)
-    values = {name: given.value for name, given in line.given.items()}
-    arguments: dict[str, Value | RdmaOptions] = {
-        _JOIN_NAMES.get(name, name): value for name, value in values.items() if name not in RDMA_FLAGS
-    }
-    if values.keys() & set(RDMA_FLAGS):
-        arguments["rdma"] = rdma_options(values)
-    return arguments, rest
+    return join_arguments(read_library_flags(ours, table)), rest

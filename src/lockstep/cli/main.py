@@ -1,4 +1,4 @@
-"""The ``lockstep`` command: finds the command that was asked for, and imports nothing else."""
+"""The ``lockstep`` command: finds the requested command, and imports nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXIT_INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command: ``module`` has ``run(argv) -> int``, and is imported only when the command is asked for."""
+    """One command: ``module`` has ``run(argv) -> int``, and is imported only when the command is used."""
 
     name: str
     module: str
@@ -28,23 +28,23 @@ class Command:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command("bench", "lockstep.cli.bench", "train a model on made-up or real pictures and print images/sec"),
-    Command("data", "lockstep.cli.data", "make a small data set of real pictures, or check one"),
-    Command("trace", "lockstep.cli.trace", "put the traces of all tasks of a run on one clock"),
+    Command("bench", "lockstep.cli.bench", "train a model on synthetic or real images and print images/sec"),
+    Command("data", "lockstep.cli.data", "make a small data set of real images, or check one"),
+    Command("trace", "lockstep.cli.trace", "merge the traces of all tasks of a run on one clock"),
     Command("checkpoint", "lockstep.cli.checkpoint", "show, verify and export the checkpoints of a run"),
-    Command("compare", "lockstep.cli.compare", "measure Lockstep next to DDP, to one process and to the limit"),
+    Command("compare", "lockstep.cli.compare", "measure Lockstep next to DDP, one process, and the limit"),
     Command("doctor", "lockstep.cli.doctor", "say why a cluster does not start, before or while it does"),
-    Command("ps", "lockstep.cli.ps", "serve any job that uses the library, without its program"),
-    Command("why", "lockstep.cli.why", "why a job stands still: ask a live cluster, or read a run folder"),
+    Command("ps", "lockstep.cli.ps", "serve any job that uses the library, without its script"),
+    Command("why", "lockstep.cli.why", "why a job hangs: ask a live cluster, or read a run folder"),
     Command("net", "lockstep.cli.net", "measure every transport here, or between two hosts"),
-    Command("sim", "lockstep.cli.sim", "simulate a cluster: plant faults, or ask how many servers it needs"),
-    Command("drill", "lockstep.cli.drill", "plant a fault in a small cluster and see what is said of it"),
+    Command("sim", "lockstep.cli.sim", "simulate a cluster: plant faults, or find the number of servers"),
+    Command("drill", "lockstep.cli.drill", "plant a fault in a small cluster and see what it reports"),
 )
 
 _HELP = """\
 Lockstep {version}: synchronous PyTorch training on many machines.
-Every step completes on every task, or within seconds you are told which tensor
-of which step, between which two tasks, is missing, and why.
+Every step completes on every task, or within seconds you learn which tensor of
+which step is missing, between which two tasks, and why.
 
   lockstep COMMAND [FLAGS]
 
@@ -66,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Before it ends, Python searches all objects for cycles. Torch has made so many that this takes half a second.
         atexit.register(gc.freeze)
     if argv is None and signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
-        # It asks a task for its files, and would kill a process that has not come far enough to take it. Where it is
-        # held back, one that has come already must not get lost.
+        # It asks a task for its files, and would kill a process that is not ready to handle it yet. If it is blocked,
+        # one that has already arrived must not get lost.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         return _dispatch(words)
@@ -107,7 +107,7 @@ def _unknown(name: str) -> str:
     from lockstep.cli.flags.values import did_you_mean, nearest
 
     if name.startswith("-"):
-        return f"{name!r} stands where a command is expected; write 'lockstep bench {name} ...'."
+        return f"{name!r} is in the place of a command; write 'lockstep bench {name} ...'."
     known = [command.name for command in COMMANDS]
     alike = nearest(name, known)
     remedy = did_you_mean(alike) if alike else f"'lockstep --help' lists what there is: {', '.join(known)}."
@@ -119,7 +119,7 @@ def _write(stream: TextIO, text: str) -> None:
         stream.write(text)
         stream.flush()
     except BrokenPipeError:
-        # The reader (head, less) has gone. Python would complain once more when it closes the stream at exit.
+        # The reader (head, less) is gone. Python would complain again when it closes the stream at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.errors import BadInput, HelpAsked
+from lockstep.terminal import say
 from lockstep.transports.wire.addresses import AddressError, parse_address, parse_bind
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ lockstep net: measure every transport, next to a memory copy, a bare TCP socket,
 a bare stream of grpcio and bare NIXL, in the same run.
 
   lockstep net                   between two processes of this machine
-  lockstep net --serve[=ADDRESS] wait for the other host (port 4600 unless told otherwise)
+  lockstep net --serve[=ADDRESS] wait for the other host (port 4600 by default)
   lockstep net HOST:PORT         between this machine and the one that serves there
 
   --json=FILE       write the numbers there ('-': to standard output, instead of the table)
@@ -32,7 +33,7 @@ a bare stream of grpcio and bare NIXL, in the same run.
   --min_size=BYTES  smallest transfer (4096)
   --max_size=BYTES  largest transfer (268435456)
   --rounds=N        how often each is measured at each size (3)
-  --only=TEXT       only what has TEXT in its name
+  --only=TEXT       measure only what has TEXT in its name
 
 Exit codes: 0 done, 1 failed, 2 bad input (nothing started).
 """
@@ -101,13 +102,13 @@ def _one(before: str, word: str) -> str:
 def _whole(given: dict[str, str], name: str, default: int) -> int:
     text = given.get(name, str(default))
     if not text.isdecimal() or int(text) < 1:
-        raise BadInput(f"--{name}={text} is no whole number above 0.")
+        raise BadInput(f"--{name}={text} must be a whole number above 0.")
     return int(text)
 
 
 def _check(asked: _Asked) -> None:
     if asked.serve is not None and asked.target:
-        raise BadInput("either serve here, or measure with a host that serves; leave one out.")
+        raise BadInput("--serve and an address exclude each other; leave one out.")
     if asked.min_size > asked.max_size or asked.max_size > 1 << 30:
         raise BadInput("--min_size must not be above --max_size, and --max_size not above 1073741824.")
     if asked.plot and importlib.util.find_spec("matplotlib") is None:
@@ -130,7 +131,7 @@ def _serve(where: str) -> int:
     except AddressError as error:
         raise BadInput(f"--serve: {error}") from error
     except OSError as error:
-        raise BadInput(f"--serve={where} cannot be listened on ({error.strerror}); use another address.") from error
+        raise BadInput(f"--serve={where} is not available ({error.strerror}); use another address.") from error
     with listener:
         host, port = listener.getsockname()[:2]
         print(f"Waiting at {host}:{port}; run 'lockstep net THIS_HOST:{port}' on the other host. Ctrl-C ends it.")
@@ -157,7 +158,7 @@ def _measure(asked: _Asked) -> int:
                 caller = opened.enter_context(local_peer())
             report = _with_bar(caller, plan)
         except NetError as error:
-            sys.stderr.write(f"lockstep: {error}\n")
+            say(str(error))
             return 1
     text = json.dumps(report.to_json(LIMITS), indent=1)
     if asked.json and asked.json != "-":

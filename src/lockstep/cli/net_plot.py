@@ -1,4 +1,4 @@
-"""The picture of ``lockstep net``: rate and latency over the size. Imported only where it is asked for."""
+"""The plot of ``lockstep net``: rate and latency over the size. Imported only if it is requested."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from lockstep.cli.terminal import clear_line
+from lockstep.terminal import clear_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -25,7 +25,7 @@ class Output:
             print(f"{clear_line(sys.stdout.isatty())}{line}", flush=True)
 
     def make_progress(self) -> LiveBar | NoBar:
-        """The bar of a run; to be called once."""
+        """The bar of a run; call it once."""
         if not sys.stdout.isatty():
             return NoBar()
         self._bar = LiveBar()
@@ -38,7 +38,7 @@ class Output:
 
 
 class NoBar:
-    """No terminal, no bar: the step lines say enough."""
+    """Without a terminal there is no bar: the step lines suffice."""
 
     def warm_up(self, done: int, total: int) -> None:
         """Nothing to show."""

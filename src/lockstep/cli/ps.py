@@ -1,6 +1,6 @@
-"""``lockstep ps``: one parameter server for any job of the library. It needs nothing of the program that trains.
+"""``lockstep ps``: one parameter server for any job of the library. It needs nothing from the script that trains.
 
-What a person starts is the monitor; the server itself runs below it, as in ``lockstep bench``.
+The process that a person starts is the monitor; the server runs as its child, as in ``lockstep bench``.
 """
 
 from __future__ import annotations
@@ -9,25 +9,24 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from lockstep.cli.flags.build import TOKEN_VARIABLE, rdma_options
-from lockstep.cli.flags.parsing import CommandLine
-from lockstep.cli.library_flags import LIBRARY_TABLE, read_library_flags
+from lockstep.cli.library_flags import LIBRARY_TABLE, join_arguments, read_library_flags
+from lockstep.entry import JoinArguments, refuse_bad_cluster
 from lockstep.errors import EXIT_FAILED, BadInput, HelpAsked
 from lockstep.protocol.ids import Role, TaskId
-from lockstep.runtime.cluster import ClusterSpec, cluster_problems
+from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.preflight import task_problems
-from lockstep.training.library.settings import Exchange, Keeping, exchange_problems, keeping_problems
+from lockstep.terminal import say
 from lockstep.version import __version__
 
 TASK_FLAG = "--lockstep_task="
-"""Internal: this process is the server itself, and this is the descriptor on which it reports to its monitor."""
+"""Internal: this process is the server itself, and reports to its monitor on this descriptor."""
 
 _HELP = """\
-lockstep ps: a parameter server for programs that use the library.
+lockstep ps: a parameter server for scripts that use the library.
 
   lockstep ps --ps_hosts=HOST:PORT,... --worker_hosts=HOST:PORT,... --task_index=N
 
-Give it the lists that the program gives to lockstep.join(), and the same choices:
+Give it the same lists and choices that your script gives to lockstep.join():
 
 {flags}
 
@@ -42,7 +41,7 @@ def run(argv: Sequence[str]) -> int:
         raise HelpAsked(help_text())
     if argv and argv[0].startswith(TASK_FLAG):
         return _run_server(argv[1:], int(argv[0].removeprefix(TASK_FLAG)), os.environ)
-    cluster, _, _ = _parse(argv, os.environ)
+    cluster, _ = _parse(argv, os.environ)
     problems = task_problems(cluster)
     if problems:
         raise BadInput(problems)
@@ -65,74 +64,31 @@ def run(argv: Sequence[str]) -> int:
 
 
 def help_text() -> str:
-    """Every flag with what it means."""
+    """Every flag with its meaning."""
     rows = [f"  {flag.usage():<44} {flag.help}" for flag in LIBRARY_TABLE if flag.name != "job_name"]
     return _HELP.format(flags="\n".join(rows))
 
 
-def _parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ClusterSpec, Exchange, Keeping]:
+def _parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ClusterSpec, JoinArguments]:
     line = read_library_flags(argv)
-    if line.value("job_name") not in ("", "ps"):
-        raise BadInput("'lockstep ps' is always a server; leave out --job_name, or start the program itself as worker.")
-    values = {flag.name: line.value(flag.name) for flag in LIBRARY_TABLE}
-    count = values["replicas_to_aggregate"]
-    exchange = Exchange(
-        synchronous=bool(values["cross_replica_sync"]),
-        reduction=str(values["reduction"]),
-        replicas_to_aggregate=count if isinstance(count, int) else None,
-    )
-    ps_hosts, worker_hosts, index = values["ps_hosts"], values["worker_hosts"], values["task_index"]
-    assert isinstance(ps_hosts, tuple)
-    assert isinstance(worker_hosts, tuple)
-    assert isinstance(index, int)
-    cluster = ClusterSpec(
-        ps_hosts=ps_hosts,
-        worker_hosts=worker_hosts,
-        task=TaskId(Role.SERVER, index),
-        protocol=str(values["server_protocol"]),
-        bind=None if values["bind"] is None else str(values["bind"]),
-        startup_timeout=_number(line, "startup_timeout"),
-        stall_after=_number(line, "stall_after"),
-        rejoin_timeout=_number(line, "rejoin_timeout"),
-        grace=_number(line, "grace"),
-        on_stall=str(values["on_stall"]),
-        token=str(values["job_token"] or environ.get(TOKEN_VARIABLE, "")),
-        rdma=rdma_options(values),
-    )
-    keeping = _keeping(line)
-    problems = cluster_problems(cluster) + list(exchange_problems(exchange, len(worker_hosts)))
-    problems += keeping_problems(keeping, exchange, len(worker_hosts), launched=False)
-    if problems:
-        raise BadInput(problems)
-    return cluster, exchange, keeping
-
-
-def _number(line: CommandLine, name: str) -> float:
-    value = line.value(name)
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _keeping(line: CommandLine) -> Keeping:
-    return Keeping(
-        train_dir=str(line.value("train_dir") or ""),
-        save_model_secs=_number(line, "save_model_secs"),
-        save_model_steps=int(_number(line, "save_model_steps")),
-        max_ckpts_to_keep=int(_number(line, "max_ckpts_to_keep")),
-        from_scratch=bool(line.value("from_scratch")),
-        on_worker_loss=str(line.value("on_worker_loss")) if "on_worker_loss" in line.given else "",
-    )
+    if line.value("job_name") not in ("", Role.SERVER):
+        raise BadInput("'lockstep ps' is always a server; leave out --job_name, or start your script as the worker.")
+    arguments = JoinArguments(**{**join_arguments(line), "job_name": Role.SERVER.value})  # type: ignore[arg-type]
+    cluster = arguments.spec(environ).for_task(TaskId(Role.SERVER, arguments.task_index))
+    refuse_bad_cluster(cluster, arguments)
+    return cluster, arguments
 
 
 def _run_server(argv: Sequence[str], report_fd: int, environ: Mapping[str, str]) -> int:
-    from lockstep.entry import node_config, say, serve
+    from lockstep.entry import node_config, serve
     from lockstep.runtime.monitor.reporter import TaskReporter
     from lockstep.runtime.signals import TaskSignals
 
-    cluster, exchange, keeping = _parse(argv, environ)
+    cluster, arguments = _parse(argv, environ)
     assert cluster.task is not None
     signals = TaskSignals(cluster.task, say, cluster.grace)
     signals.install()
-    outcome = serve(node_config(cluster, exchange, keeping), TaskReporter(report_fd), signals)
+    outcome = serve(node_config(cluster, arguments.exchange, arguments.keeping), TaskReporter(report_fd), signals)
     if not outcome.ok and outcome.departure is None:
         say(outcome.sentence())
     return EXIT_FAILED if outcome.ok and outcome.unsaved else outcome.exit_code(EXIT_FAILED)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from lockstep.errors import BadInput, HelpAsked
 
 _HELP = """\
-lockstep sim: the protocol of a whole cluster in one process, on a virtual clock. No GPU, no network, no torch run.
+lockstep sim: the protocol of a whole cluster in one process, on a virtual clock, without GPU, network or torch.
 
 How long does a step take, and how many servers does this network need?
 
@@ -95,13 +95,13 @@ class Asked:
 
     @property
     def searches(self) -> bool:
-        """Whether runs with faults are asked for, rather than the time of a step."""
+        """Whether runs with faults are requested, rather than the time of a step."""
         return not self.given().isdisjoint(_OF_SEARCH)
 
     def servers(self, default: int) -> int:
         text = self.text("ps", str(default))
         if not text.isdecimal() or not 1 <= int(text) <= 10_000:
-            raise BadInput(f"--ps={text} is no whole number from 1 to 10000.")
+            raise BadInput(f"--ps={text} must be a whole number from 1 to 10000.")
         return int(text)
 
 
@@ -163,7 +163,7 @@ def _number(name: str, text: str) -> float:
         value = None
     if value is None or not low <= value <= high:
         what = "whole number" if kind is int else "number"
-        raise BadInput(f"--{name}={text} is no {what} from {low:g} to {high:g}.")
+        raise BadInput(f"--{name}={text} must be a {what} from {low:g} to {high:g}.")
     return float(value) if kind is float else value
 
 
@@ -181,7 +181,7 @@ def _refuse_mixtures(asked: Asked) -> None:
         raise BadInput("give --model or --model_mb, not both.")
     for name in ("growth", "shrink"):
         if asked.text(name, "yes") not in ("yes", "no"):
-            raise BadInput(f"--{name}={asked.text(name)} is neither 'yes' nor 'no'.")
+            raise BadInput(f"--{name}={asked.text(name)} must be 'yes' or 'no'.")
     if asked.text("plot") and importlib.util.find_spec("matplotlib") is None:
         raise BadInput(
             "--plot needs matplotlib, which is not installed; install it with: pip install 'lockstep-torch[plot]'."

@@ -22,7 +22,7 @@ _ROW_ELEMENTS = 1 << 18
 
 
 def run_capacity(asked: Asked) -> int:
-    """Measure what was asked for and print it; returns the exit code."""
+    """Measure what was requested and print it; returns the exit code."""
     searching = asked.text("ps") == SEARCH
     case = _case(asked, 1 if searching else asked.servers(2))
     report = _search(asked, case) if searching else _report(asked, case)
@@ -171,8 +171,8 @@ def as_text(report: dict[str, Any]) -> list[str]:
     idle = case["servers"] - case["buckets"]
     lines = [
         f"{case['workers']} workers, {case['servers']} servers, {case['model_mb']:.1f} MiB of parameters in "
-        f"{case['buckets']} buckets; {case['gbit']:g} Gbit/s a host, {case['latency_us']:g} us, "
-        f"{case['compute_ms']:g} ms of computation a step",
+        f"{case['buckets']} buckets; {case['gbit']:g} Gbit/s per host, {case['latency_us']:g} us, "
+        f"{case['compute_ms']:g} ms of computation per step",
         "",
         f"a step takes {measured['step_ms']:.1f} ms, of which workers compute {measured['efficiency']:.0%}:",
     ]

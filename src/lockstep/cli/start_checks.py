@@ -1,4 +1,4 @@
-"""The fast part of ``lockstep doctor``, made at every start: what this machine grants, and what is worth knowing."""
+"""The fast part of ``lockstep doctor``, run at every start: the limits of this machine, and what is worth knowing."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ def limits_of_machine(config: BenchConfig, environ: Mapping[str, str]) -> list[D
 
 
 def gpudirect_limits(config: BenchConfig) -> list[str]:
-    """What keeps a worker from ``--rdma_gpudirect``; a server needs no GPU for it."""
+    """What prevents a worker from using ``--rdma_gpudirect``; a server needs no GPU for it."""
     if config.cluster is None or not config.cluster.rdma.gpudirect:
         return []
     if config.devices.device == "cpu":
-        return ["--rdma_gpudirect is about the memory of GPUs; leave it out with --device=cpu."]
+        return ["--rdma_gpudirect concerns GPU memory; leave it out with --device=cpu."]
     if config.task is not None and config.task.role is Role.SERVER:
         return []
     return list(gpudirect_problems(config.cluster.rdma))
 
 
 def start_notices(config: BenchConfig, environ: Mapping[str, str]) -> list[str]:
-    """Sentences that keep nobody from starting."""
+    """Sentences about what does not prevent the start."""
     sentences = [one.sentence for one in limits_of_machine(config, environ) if not one.keeps_from_working]
     names = proxies(environ)
     if names and _leaves_this_machine(config):
-        from lockstep.doctor.analysis import proxy_sentence  # here: most starts need no part of the analysis
+        from lockstep.doctor.analysis import proxy_sentence  # here, because most starts do not need the analysis
 
         sentences.append(proxy_sentence(names))
     if (loss := _what_a_loss_means(config)) is not None:
@@ -70,7 +70,7 @@ def _what_a_loss_means(config: BenchConfig) -> str | None:
         return None
     output, saves = config.output, bool(config.output.save_model_secs or config.output.save_model_steps)
     if config.local is not None and not config.cluster.restarts:
-        return None  # whoever looks at this machine sees it end; nobody would start a task again
+        return None  # a person at this machine sees it end; nobody would restart a task
     if not config.exchange.cross_replica_sync:
         return (
             "the loss of any task ends the job: without synchronisation (--cross_replica_sync=False) there is no "

@@ -1,10 +1,9 @@
-"""``lockstep why``: asks a live cluster why it stands still, from any machine, or reads the files of a dead one."""
+"""``lockstep why``: asks a live cluster why it hangs, from any machine, or reads the files of one that has ended."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from pathlib import Path
 from lockstep.errors import BadInput, HelpAsked
 from lockstep.protocol.causes import ReportKind
 from lockstep.protocol.timing import NOTICE_SECONDS, PATIENCE_SECONDS, WHY_ASK_SECONDS, WHY_BUDGET_SECONDS
+from lockstep.terminal import say
 
 _HELP = """\
 lockstep why: who waits for whom, for which tensor, and why.
@@ -24,7 +24,7 @@ lockstep why: who waits for whom, for which tensor, and why.
   --watch                    ask again every two seconds, until Ctrl-C
   --json                     one JSON object instead of text
 
-Exit codes: 0 healthy, 3 something stands still, 2 bad input.
+Exit codes: 0 healthy, 3 something is stuck, 2 bad input.
 """
 
 EXIT_STANDS_STILL = 3
@@ -152,7 +152,7 @@ def _read_files(asked: _Asked) -> int:
         raise BadInput(f"{asked.target} is neither an address like HOST:PORT nor a folder; give one of the two.")
     found = read_folder(path)
     for problem in found.problems:
-        sys.stderr.write(f"lockstep: {problem}\n")
+        say(problem)
     if found.report is None and not found.views:
         raise BadInput(
             f"{path} holds no report and no snapshot that can be read; give the folder that the job named at its end."

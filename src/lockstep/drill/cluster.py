@@ -1,4 +1,4 @@
-"""The cluster of a drill: monitors started one by one, on ports of their own, so that each can be left out or hit."""
+"""The cluster of a drill: monitors started one by one, each on its own port, so that any can be left out or hit."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def monitor_command(plan: TaskPlan, bind: str = "") -> list[str]:
 
 
 class DrillCluster:
-    """All tasks of one drill. Leave the ``with`` block and nothing of them is left."""
+    """All tasks of one drill. After the ``with`` block nothing of them is left."""
 
     def __init__(self, shape: ClusterShape, folder: Path, hosts: Mapping[TaskId, Sequence[str]] | None = None) -> None:
-        """``hosts``: for each task the address of a host of its own, and how to run a command there."""
+        """``hosts``: for each task the address of its own host, and how to run a command there."""
         self.shape = shape
         self.folder = folder
         self._hosts = hosts or {}
@@ -73,7 +73,7 @@ class DrillCluster:
         return len(self._processes) - 1
 
     def task_pid(self, task: TaskId, seconds: float = 5.0) -> int:
-        """The process of a task, asked of its monitor; 0 if it does not answer in time."""
+        """The process of a task, from its monitor; 0 if that does not answer in time."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             try:

@@ -1,6 +1,7 @@
-"""Hosts of their own for the tasks of a drill: network namespaces on one bridge, and ways to break what lies between.
+"""Several hosts on one machine: network namespaces on one bridge, and ways to break what lies between them.
 
-Needs root, ``ip`` (iproute2) and, to break something, ``nft`` (nftables). ``why_not`` says what is missing.
+Needs root, ``ip`` (iproute2) and, to break something, ``nft`` (nftables). ``why_not`` says what is missing. Nothing is
+visible outside: the bridge is in its own namespace, too.
 """
 
 from __future__ import annotations
@@ -8,87 +9,114 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, Self
 
 from lockstep.protocol.ids import TaskId
 
-_NETWORK = "10.77.0"
-SLOW_KBYTES = 60
-"""A slow link lets this many kilobytes through in a second."""
+PROGRAMS: Final = MappingProxyType({"ip": "iproute2", "nft": "nftables"})
+"""What this needs, and the Debian package that has it."""
+SLOW_KBYTES: Final = 60
+"""A slow link passes this many kilobytes per second."""
+_NETWORK: Final = "10.77.0"
 
 
 class HostsError(Exception):
     """A command that makes or breaks the network failed; the text says which."""
 
 
-def why_not() -> str:
+def why_not(programs: Mapping[str, str] = PROGRAMS) -> str:
     """Why hosts cannot be made here; empty if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    for program, package in (("ip", "iproute2"), ("nft", "nftables")):
+    for program, package in programs.items():
         if shutil.which(program) is None:
             return f"{program} is not installed (package {package})"
     probe = f"lsprobe{os.getpid()}"
-    done = subprocess.run(["ip", "netns", "add", probe], capture_output=True, check=False, timeout=10)
-    if done.returncode != 0:
-        return "this kernel or container does not let us make network namespaces"
-    subprocess.run(["ip", "netns", "del", probe], capture_output=True, check=False, timeout=10)
+    try:
+        _ip("netns", "add", probe)
+    except HostsError as error:
+        return f"this kernel or container does not allow network namespaces: {error}"
+    _ip("netns", "del", probe)
     return ""
 
 
 def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False, timeout=10)
+    _run(["ip", *words])
+
+
+def _run(command: Sequence[str], given: str | None = None) -> None:
+    done = subprocess.run(command, input=given, capture_output=True, text=True, check=False, timeout=10)
     if done.returncode != 0:
-        raise HostsError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+        raise HostsError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-class Hosts:
-    """One namespace a task, on one bridge. Leave the ``with`` block and all of it is gone."""
+def run_prefix(namespace: str) -> list[str]:
+    """How to run a command in this namespace."""
+    return ["ip", "netns", "exec", namespace]
 
-    def __init__(self, tasks: Sequence[TaskId]) -> None:
-        self._tag = f"ls{os.getpid() % 100000}"
-        self._names = {task: f"{self._tag}n{index}" for index, task in enumerate(tasks)}
-        self.addresses = {task: f"{_NETWORK}.{index + 1}" for index, task in enumerate(tasks)}
 
-    def __enter__(self) -> Hosts:
-        switch = f"{self._tag}sw"
+def set_firewall(namespace: str, *rules: str) -> None:
+    """Filter what arrives in this namespace by these nft rules only, for example ``ip saddr 1.2.3.4 drop``."""
+    chain = "table inet wall {\nchain arriving {\ntype filter hook input priority 0;\n" + "\n".join(rules) + "\n}\n}\n"
+    _run([*run_prefix(namespace), "nft", "-f", "-"], "flush ruleset\n" + (chain if rules else ""))
+
+
+class Network:
+    """Hosts by name, each with its addresses (with prefix length), on one bridge. Use it in a ``with`` block."""
+
+    def __init__(self, hosts: Mapping[str, Sequence[str]]) -> None:
+        tag = f"ls{os.getpid()}"
+        self._switch = f"{tag}sw"
+        self.namespaces = {name: f"{tag}{name}" for name in hosts}
+        self._addresses = hosts
+
+    def __enter__(self) -> Self:
         try:
-            _ip("netns", "add", switch)
-            _ip("-n", switch, "link", "add", "br0", "type", "bridge")
-            _ip("-n", switch, "link", "set", "br0", "up")
-            for index, (task, name) in enumerate(self._names.items()):
-                _ip("netns", "add", name)
-                _ip("link", "add", f"{self._tag}v{index}", "netns", name, "type", "veth",
-                    "peer", "name", f"p{index}", "netns", switch)  # fmt: skip
-                _ip("-n", name, "addr", "add", f"{self.addresses[task]}/24", "dev", f"{self._tag}v{index}")
-                _ip("-n", name, "link", "set", f"{self._tag}v{index}", "up")
-                _ip("-n", name, "link", "set", "lo", "up")
-                _ip("-n", switch, "link", "set", f"p{index}", "master", "br0")
-                _ip("-n", switch, "link", "set", f"p{index}", "up")
-        except HostsError:
+            self._build()
+        except BaseException:
             self.close()
             raise
         return self
 
-    def run_prefix(self, task: TaskId) -> list[str]:
-        """How to run a command on the host of this task."""
-        return ["ip", "netns", "exec", self._names[task]]
-
-    def drop(self, at: TaskId, source: TaskId, *, slow: bool = False) -> None:
-        """Drop what comes from ``source`` to the host of ``at``; ``slow``: only what is above a low rate."""
-        limit = f"limit rate over {SLOW_KBYTES} kbytes/second burst 64 kbytes " if slow else ""
-        rules = (
-            "table inet drill {\nchain arriving {\ntype filter hook input priority 0;\n"
-            f"ip saddr {self.addresses[source]} {limit}drop\n}}\n}}\n"
-        )
-        command = [*self.run_prefix(at), "nft", "-f", "-"]
-        done = subprocess.run(command, input=rules, capture_output=True, text=True, check=False, timeout=10)
-        if done.returncode != 0:
-            raise HostsError(f"nft: {done.stderr.strip()}")
+    def _build(self) -> None:
+        _ip("netns", "add", self._switch)
+        _ip("-n", self._switch, "link", "add", "br0", "type", "bridge")
+        _ip("-n", self._switch, "link", "set", "br0", "up")
+        for number, (name, namespace) in enumerate(self.namespaces.items()):
+            inside, outside = f"i{number}", f"o{number}"
+            _ip("netns", "add", namespace)
+            _ip("link", "add", inside, "netns", namespace, "type", "veth",
+                "peer", "name", outside, "netns", self._switch)  # fmt: skip
+            _ip("-n", self._switch, "link", "set", outside, "master", "br0", "up")
+            _ip("-n", namespace, "link", "set", "lo", "up")
+            _ip("-n", namespace, "link", "set", inside, "up")
+            for address in self._addresses[name]:
+                extra = ["nodad"] if ":" in address else []
+                _ip("-n", namespace, "addr", "add", address, "dev", inside, *extra)
 
     def close(self) -> None:
-        for name in (*self._names.values(), f"{self._tag}sw"):
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False, timeout=10)
+        for namespace in (*self.namespaces.values(), self._switch):
+            subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False, timeout=10)
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Hosts(Network):
+    """One host per task of a drill."""
+
+    def __init__(self, tasks: Sequence[TaskId]) -> None:
+        self.addresses = {task: f"{_NETWORK}.{index}" for index, task in enumerate(tasks, 1)}
+        self._names = {task: f"n{index}" for index, task in enumerate(tasks, 1)}
+        super().__init__({self._names[task]: [f"{address}/24"] for task, address in self.addresses.items()})
+
+    def run_prefix(self, task: TaskId) -> list[str]:
+        """How to run a command on the host of this task."""
+        return run_prefix(self.namespaces[self._names[task]])
+
+    def drop(self, at: TaskId, source: TaskId, *, slow: bool = False) -> None:
+        """Drop what comes from ``source`` to the host of ``at``; ``slow``: only what exceeds a low rate."""
+        limit = f"limit rate over {SLOW_KBYTES} kbytes/second burst 64 kbytes " if slow else ""
+        set_firewall(self.namespaces[self._names[at]], f"ip saddr {self.addresses[source]} {limit}drop")

@@ -1,4 +1,4 @@
-"""Runs one drill: start the cluster, let the fault strike, read what was said of it, and judge."""
+"""Runs one drill: start the cluster, let the fault strike, read what was reported, and judge."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _POLL = 0.02
 
 @dataclass(slots=True, kw_only=True)
 class DrillResult:
-    """What was said, and when, counted from the moment at which the fault struck."""
+    """What was reported, and when, counted from the moment the fault struck."""
 
     name: str
     status: str = "failed"
@@ -47,7 +47,7 @@ class DrillResult:
     key: str = ""
     step: int = -2
     exit_codes: tuple[int | None, ...] = ()
-    """Of the tasks that were not struck, where the job has to end; None: still there."""
+    """Of the tasks that were not struck, if the job has to end; None: still running."""
     report: str = ""
 
     def to_fields(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class DrillResult:
 
 
 def run_drill(drill: Drill, keep: str = "") -> DrillResult:
-    """Run it, and leave nothing behind but, where ``keep`` names a folder, its files."""
+    """Run it, and leave nothing behind except its files, if ``keep`` names a folder."""
     result = DrillResult(name=drill.name)
     if drill.needs_hosts and (missing := why_not()):
         result.status, result.reason = "skipped", missing
@@ -149,7 +149,7 @@ class _Run:
     def _start_one(self, task: TaskId, index_of: str = "") -> int:
         plan = self._plan(task)
         if index_of:
-            # The process listens where the first task should be, and says that it is the other one.
+            # The process listens where the first task should be, and claims to be the other one.
             other = TaskId.parse(index_of)
             lists = [list(plan.ps_hosts), list(plan.worker_hosts)]
             mine = lists[0] if task.role.value == "ps" else lists[1]
@@ -162,7 +162,7 @@ class _Run:
         places = {task: self._start_one(task) for task in self._cluster.shape.tasks()}
         self._wait_for_step(STEP)
         server_pid = self._cluster.task_pid(self._cluster.shape.coordinator)
-        # While the server stands still it cannot notice that its workers are gone, as after a cut network.
+        # While the server is stopped it cannot notice that its workers are gone, as after a cut network.
         os.kill(server_pid, signal.SIGSTOP)
         for task, place in places.items():
             if task.role.value == "worker":
@@ -180,7 +180,7 @@ class _Run:
         self._struck = time.time()
 
     def _when_all_listen(self) -> float:
-        """The moment at which everybody who was started looks for the others: from then on somebody waits."""
+        """When all tasks that were started look for the others: from then on one of them waits."""
         absent = {*self._drill.around.missing, *dict(self._drill.around.late)}
         for task in self._cluster.shape.tasks():
             if str(task) not in absent:
@@ -208,7 +208,7 @@ class _Run:
         return time.time() if self._read() else None
 
     def _first_end(self) -> float | None:
-        """Some faults strike at a step that the task does not announce: the end of the job is told all the same."""
+        """Some faults strike at a step that the task does not announce; the end of the job is reported anyway."""
         found = [event for event in self._read() if event["kind"] == ReportKind.VERDICT]
         return float(found[0]["time"]) if found else None
 
@@ -232,14 +232,14 @@ class _Run:
         return struck
 
     def _wait_for_step(self, step: int) -> None:
-        """Until the cluster trains: asked of the chief's task by its own snapshot."""
+        """Wait until the cluster trains, according to the snapshot of the chief's task."""
         from lockstep.diagnose.collect import look_at
 
         deadline = time.monotonic() + START_SECONDS
         chief = self._cluster.shape.worker_ids()[0]
         while time.monotonic() < deadline:
             if self._hosts is not None:
-                # Its address is not reachable from here; three quarters of a second of training are enough.
+                # Its address is not reachable from here; three quarters of a second of training is enough.
                 if self._cluster_is_training():
                     return
             else:
@@ -273,7 +273,7 @@ class _Run:
         self._conclude()
 
     def _judge(self, struck: float) -> bool:
-        """Take in what was said; True once the answer is complete."""
+        """Read what was reported; True once the answer is complete."""
         drill, result = self._drill, self._result
         for event in self._read():
             seconds = event["time"] - struck
@@ -306,7 +306,7 @@ class _Run:
         if result.notice_seconds is None:
             problems.append("nothing named the right tasks, key and step")
         elif result.notice_seconds > PROMISE_SECONDS:
-            problems.append(f"the first right word came after {result.notice_seconds:.1f} s")
+            problems.append(f"the first correct report came after {result.notice_seconds:.1f} s")
         late = self._drill.startup_timeout if self._drill.startup_timeout < 30.0 else 0.0
         if drill.kind is ReportKind.VERDICT and (result.verdict_seconds or 0.0) > VERDICT_SECONDS + late:
             problems.append(f"the verdict came after {result.verdict_seconds:.1f} s")
@@ -316,7 +316,7 @@ class _Run:
         result.status = "failed" if problems else "passed"
 
     def _wrong_exit_codes(self, expected: int) -> list[str]:
-        """Every task that was not struck leaves soon, and says by its exit code what the docs say."""
+        """Every task that was not struck leaves soon, with the exit code that the docs state."""
         struck = {fault.task for fault in self._drill.faults}
         others = [place for place, task in enumerate(self._cluster.shape.tasks()) if str(task) not in struck]
         deadline = time.monotonic() + TASKS_LEAVE_SECONDS

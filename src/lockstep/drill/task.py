@@ -6,7 +6,6 @@ import dataclasses
 import json
 import random
 import signal
-import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -27,13 +26,15 @@ from lockstep.runtime.monitor.reporter import Phase, TaskReporter
 from lockstep.runtime.node import NodeConfig
 from lockstep.runtime.outcome import JobEndedError, Outcome
 from lockstep.runtime.server_node import ServerNode
+from lockstep.runtime.store import Done, StoreTimes
 from lockstep.runtime.tensor_file import NamedTensor
 from lockstep.runtime.watchdog import WatchSettings
 from lockstep.runtime.worker_node import WorkerNode
+from lockstep.terminal import say
 from lockstep.version import __version__
 
 _COUNTED = 64
-"""Only so many numbers of a bucket are computed with; the rest is copied. The bytes travel all the same."""
+"""Only this many numbers of a bucket are computed; the rest is copied. All bytes travel anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class TaskPlan:
     elements: int = 256
     bucket_bytes: int = 1024
     delay: float = 0.0
-    """Seconds that this task sleeps before it makes itself known."""
+    """Seconds that this task sleeps before it announces itself."""
     startup_timeout: float = 60.0
     stall_after: float = 60.0
     on_stall: str = "abort"
@@ -79,7 +80,7 @@ class TaskPlan:
         return [fault for fault in self.planted() if getattr(fault, "task", "") == self.task]
 
     def version(self) -> str:
-        """The version that this task says it is of."""
+        """The version that this task claims to have."""
         return next((fault.version for fault in self.mine() if isinstance(fault, OddVersion)), __version__)
 
 
@@ -94,11 +95,24 @@ class PlainStore:
     def __init__(self) -> None:
         self._plan: Plan | None = None
         self._slots: tuple[memoryview, memoryview] | None = None
+        self.times = StoreTimes()
+
+    def spare_bytes(self, plan: Plan) -> int:  # noqa: ARG002
+        return 0
 
     def prepare(self, layout: Layout, plan: Plan, server: int, slots: tuple[memoryview, memoryview]) -> None:  # noqa: ARG002
         self._plan, self._slots = plan, slots
 
-    def apply(self, effect: Apply, gradients: Sequence[memoryview]) -> None:
+    def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
+        self._apply(effect, gradients)
+        done(None)
+
+    def links_changed(self) -> None: ...
+
+    def memory(self) -> dict[str, int]:
+        return {}
+
+    def _apply(self, effect: Apply, gradients: Sequence[memoryview]) -> None:
         assert self._plan is not None
         assert self._slots is not None
         bucket = self._plan.buckets[effect.bucket]
@@ -124,10 +138,7 @@ class PlainStore:
     def answer(self, what: str, data: bytes) -> bytes:  # noqa: ARG002
         raise ValueError(f"a server of a drill does not answer {what!r}")
 
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"lockstep: {text}\n")
-    sys.stderr.flush()
+    def close(self) -> None: ...
 
 
 def _config(plan: TaskPlan) -> NodeConfig:
@@ -162,10 +173,10 @@ def run_drill_task(plan: TaskPlan, report_fd: int) -> int:
     if plan.delay:
         time.sleep(plan.delay)
     if plan.id.role is Role.SERVER:
-        server = ServerNode(_config(plan), PlainStore, _say, reporter)
+        server = ServerNode(_config(plan), PlainStore, say, reporter)
         dumps.append(server.dump)
         return _run_server(server)
-    worker = WorkerNode(_config(plan), _say, reporter)
+    worker = WorkerNode(_config(plan), say, reporter)
     dumps.append(worker.dump)
     return _run_worker(worker, plan)
 
@@ -191,7 +202,7 @@ def _run_worker(node: WorkerNode, plan: TaskPlan) -> int:
         return 0
     except JobEndedError as ended:
         return _code(ended.outcome)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the job is told and ends
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is reported and ends the job
         node.fail(failure_of(error))
         return EXIT_FAILED
     finally:
@@ -205,7 +216,7 @@ def _code(outcome: Outcome) -> int:
 
 
 def parameters(plan: TaskPlan) -> tuple[ParameterEntry, ...]:
-    """A model of three layers; one of them is larger where a fault says so."""
+    """A model of three layers; one of them is larger if a fault says so."""
     odd = any(isinstance(fault, OddModel) for fault in plan.mine())
     sizes = (("first.weight", plan.elements + odd), ("first.bias", 16), ("second.weight", plan.elements))
     return tuple(ParameterEntry(name, size, "float32", 0) for name, size in sizes)
@@ -223,7 +234,7 @@ def train(node: WorkerNode, plan: TaskPlan) -> None:
     node.wait_version(0)
     node.phase(Phase.TRAINING)
     if node.task == CHIEF:
-        Path(plan.folder, "training").touch()  # for whoever cannot ask over the network
+        Path(plan.folder, "training").touch()  # for readers that cannot ask over the network
     rates = (GroupRates(("lr",), (0.1,)),) if node.task == CHIEF else ()
     chance = random.Random(f"{plan.seed} {plan.task}")
     steps = next((fault.steps for fault in plan.mine() if isinstance(fault, EndEarly)), plan.steps)

@@ -13,9 +13,8 @@ from lockstep.protocol.ids import BucketId, Role, Step, TaskId
 
 
 class Happening(StrEnum):
-    """What a record tells. The first seven are the states of a tensor, in their order."""
+    """What a record tells. The first six are the states of a tensor, in their order."""
 
-    EXPECTED = "expected"
     REQUESTED = "requested"
     REQUEST_SEEN = "request seen"
     PRODUCED = "produced"

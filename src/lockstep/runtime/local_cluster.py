@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -22,8 +21,8 @@ from lockstep.protocol.ids import ClusterShape, Role, TaskId
 from lockstep.protocol.timing import CLEAN_UP_SECONDS, KILL_SECONDS, MONITOR_SECONDS
 from lockstep.runtime import processes
 from lockstep.runtime.monitor.cluster_member import ClusterMember, Deaths
-from lockstep.runtime.monitor.relay import CLEAR_LINE
-from lockstep.runtime.monitor.stopping import Action, Stopping
+from lockstep.runtime.monitor.exit import Action, Stopping
+from lockstep.terminal import say_over
 
 LOOPBACK: Final = "127.0.0.1"
 PORT_ATTEMPTS: Final = 3
@@ -78,15 +77,9 @@ def run_local_cluster(spec: LocalClusterSpec) -> int:
                     code = launcher.run(shown.close)
             if code is not None:
                 return code
-            _say("another program has just taken one of the ports; starting again on other ports")
-    _say(f"another program took a port on {LOOPBACK} in each of {PORT_ATTEMPTS} attempts; end that program")
+            say_over("another program has just taken one of the ports; starting again on other ports")
+    say_over(f"another program took a port on {LOOPBACK} in each of {PORT_ATTEMPTS} attempts; end that program")
     return EXIT_BAD_INPUT
-
-
-def _say(text: str) -> None:
-    clear = CLEAR_LINE if sys.stderr.isatty() else ""  # a live line, or the ^C of a terminal
-    sys.stderr.write(f"{clear}lockstep: {text}\n")
-    sys.stderr.flush()
 
 
 class ReservedPort:
@@ -199,7 +192,7 @@ class _Launcher:
             if member.task != coordinator or signum != signal.SIGTERM:
                 member.be_quiet()
         self._hide()
-        _say(f"{processes.signal_name(signum)} ends the job on all {len(self._members)} tasks")
+        say_over(f"{processes.signal_name(signum)} ends the job on all {len(self._members)} tasks")
 
     def _take_ends(self, now: float) -> None:
         for member in self._members:
@@ -247,7 +240,7 @@ class _Launcher:
             late = [member for member in self._members if member.exit_code is None]
             if late and not self._port_taken:
                 self._overdue, self._failed_before = True, self._first_failure()
-                _say(f"{', '.join(str(member.task) for member in late)} did not end in time and will be killed")
+                say_over(f"{', '.join(str(member.task) for member in late)} did not end in time and will be killed")
             self._signal_all(signal.SIGTERM)
             self._ask_at, self._kill_at = None, now + KILL_SECONDS
         if self._kill_at is not None and now >= self._kill_at:
@@ -263,7 +256,7 @@ class _Launcher:
             return EXIT_FAILED if self._overdue else 0
         member, how = failed
         member.show_tail()
-        _say(f"{member.task} failed first: {how}")
+        say_over(f"{member.task} failed first: {how}")
         return member.exit_code if member.exit_code is not None and member.exit_code > 0 else EXIT_FAILED
 
 

@@ -1,7 +1,7 @@
 """A server: it keeps a shard of the parameters and applies what the workers lend it.
 
-The store's work (reduce, update) runs on one thread of its own, in the order in which buckets become complete; the
-loop only starts it and is told when it is done.
+The store's work (reduce, update) runs on its own thread, in the order in which buckets become complete; the loop only
+starts it and is notified when it is done.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from lockstep.runtime.checkpoints import CheckpointFolder, make_manifest, verify
 from lockstep.runtime.failures import failure_of
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
 from lockstep.runtime.node import Node, NodeConfig, Say
-from lockstep.runtime.store import AppliesLater, CountsTime, ShardStore, StoreTimes, TellsMemory
+from lockstep.runtime.store import ShardStore, StoreTimes
 from lockstep.runtime.store_queue import StoreQueue
 from lockstep.transports.base import Loan, Region, loan_ticket
 from lockstep.transports.memory import resident_bytes
@@ -63,7 +63,7 @@ _Life = tuple[TaskId, Incarnation]
 
 
 class _StoreStatus:
-    """What the store's thread does; written by it, read by whoever takes a snapshot."""
+    """What the store's thread is doing; written by it, read by any thread that takes a snapshot."""
 
     def __init__(self, queued: Callable[[], int]) -> None:
         self.doing = ""
@@ -86,12 +86,10 @@ class ServerNode(Node):
     """One server of the cluster."""
 
     def __init__(self, config: NodeConfig, make_store: MakeStore, say: Say, reporter: TaskReporter) -> None:
-        """``make_store`` is called on the store's thread when there is something to store: it may import torch."""
+        """``make_store`` is called on the store's thread once there is something to store: it may import torch."""
         super().__init__(config, say, reporter)
         self._make_store = make_store
         self._store: ShardStore | None = None
-        self._applies_later: AppliesLater | None = None
-        """The store, if it is one of those; found out once, since it takes longer than to ask for an update."""
         self._plan: Plan | None = None
         self._slots: tuple[Region, Region] | None = None
         self._inboxes: dict[_Life, Region] = {}
@@ -103,7 +101,7 @@ class ServerNode(Node):
         self._arrivals = 0
         self._handed = 0
         self._used = 0
-        """Updates that the store's thread was given, and those that it has done."""
+        """Updates that the store's thread has received, and those that it has finished."""
         self._work = StoreQueue()
         self._worker = threading.Thread(target=self._run_store, name=f"store {self.task.short}", daemon=True)
         self._status = _StoreStatus(self._work.qsize)
@@ -136,19 +134,19 @@ class ServerNode(Node):
 
     @property
     def store_times(self) -> StoreTimes:
-        """What the store's thread has spent its time on."""
-        return self._store.times if isinstance(self._store, CountsTime) else StoreTimes()
+        """Where the time of the store's thread has gone."""
+        return StoreTimes() if self._store is None else self._store.times
 
     def memory(self) -> dict[str, int]:
-        """Bytes that this server holds for its shard, by what they are for."""
+        """Bytes that this server holds for its shard, by purpose."""
         held = {
             "two versions": sum(resident_bytes(slot.buffer) for slot in self._slots or ()),
             "arriving gradients": sum(resident_bytes(inbox.buffer) for inbox in self._inboxes.values()),
         }
-        return held | dict(self._store.memory() if isinstance(self._store, TellsMemory) else {})
+        return held | dict({} if self._store is None else self._store.memory())
 
     def tell_unsaved(self) -> bool:
-        """Whether the job ended well, and the disk did not take its last version; then that is said, as its last word.
+        """Whether the job succeeded but its last version could not be written; if so, report it as the last line.
 
         Known on the coordinator's server.
         """
@@ -169,8 +167,8 @@ class ServerNode(Node):
         self._work.put(None)
         if self._worker.ident is not None:
             self._worker.join(_JOIN_SECONDS)
-        if self._applies_later is not None:
-            self._applies_later.close()
+        if self._store is not None:
+            self._store.close()
         if self._writer is not None:
             self._writer.close()
         super().close()
@@ -218,12 +216,12 @@ class ServerNode(Node):
         connection = self.peers[peer].connection
         if connection is None or connection.address is None or self._plan is None:
             return
-        if self._applies_later is not None:
-            self._work.put(self._applies_later.links_changed)
+        assert self._store is not None, "the plan is known once the store is prepared"
+        self._work.put(self._store.links_changed)
         life = (peer, connection.incarnation)
         nbytes = max(self._plan.shard_room(self.task.index), 1)
         if connection.lends_in_place:
-            # Gradients are reduced where the worker has them; memory for them here would stay empty.
+            # Gradients are reduced in the worker's own memory; memory for them here would stay unused.
             connection.send(Grant(loan_ticket(self.transport.name, nbytes)))
             return
         self._free_inboxes_of_former_lives(peer, life)
@@ -233,7 +231,7 @@ class ServerNode(Node):
         connection.send(Grant(ticket))
 
     def _free_inboxes_of_former_lives(self, peer: TaskId, life: _Life) -> None:
-        """What a lost worker delivered whole still counts; its memory is let go once that was used."""
+        """What a lost worker delivered completely still counts; its memory is freed once that has been used."""
         used = {id(loan.buffer.obj) for loan in self._loans.values()}
         for known in [one for one in self._inboxes if one[0] == peer and one != life]:
             if id(self._inboxes[known].buffer.obj) not in used and self._handed == self._used:
@@ -256,7 +254,7 @@ class ServerNode(Node):
         while (work := self._work.get()) is not None:
             try:
                 work()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the job is told and ends
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is reported and ends the job
                 self._tell_broken(error)
             self._status.leave()
 
@@ -267,10 +265,8 @@ class ServerNode(Node):
     def _prepare(self, layout: Layout) -> None:
         self._status.enter("preparing its memory")
         plan = make_plan(layout.parameters, self.config.cluster.shape.servers, layout.bucket_bytes)
-        self._store = store = self._make_store()
-        self._applies_later = store if isinstance(store, AppliesLater) else None
-        spare = self._applies_later.spare_bytes(plan) if self._applies_later is not None else 0
-        nbytes = max(plan.shard_room(self.task.index) + spare, 1)
+        self._store = self._make_store()
+        nbytes = max(plan.shard_room(self.task.index) + self._store.spare_bytes(plan), 1)
         slots = (self.transport.allocate(nbytes, "parameters"), self.transport.allocate(nbytes, "parameters"))
         self._store.prepare(layout, plan, self.task.index, (slots[0].buffer, slots[1].buffer))
         if layout.start > INITIAL_STEP:
@@ -280,19 +276,19 @@ class ServerNode(Node):
         self.loop.post(Prepared(plan))
 
     def _restore(self, layout: Layout) -> None:
-        """The parameters and optimizers of a checkpoint. Whatever is wrong with it ends the job, in a sentence."""
+        """Read parameters and optimizers from a checkpoint. Any problem with it ends the job, with a sentence."""
         assert self._store is not None
         self._status.enter(f"reading the checkpoint {layout.checkpoint}")
         path = CheckpointFolder(self.config.train_dir).path / layout.checkpoint
         manifest = verify(path)
-        # Groups may differ (--compile makes more of them): they only say what shares a bucket and an optimizer.
+        # Groups may differ (--compile makes more of them): they only determine what shares a bucket and an optimizer.
         difference = first_difference(_without_groups(manifest.parameters), _without_groups(layout.parameters))
         if difference is not None:
             raise ValueError(f"the checkpoint {path} is of another model: {difference}; give another --train_dir")
         self._store.restore(path, [shard.name for shard in manifest.shards], layout.start % 2)
 
     def _save(self, version: int) -> None:
-        """Copy the shard now, before the next update; the disk comes later."""
+        """Copy the shard now, before the next update; it is written to disk later."""
         assert self._store is not None
         self._status.enter(f"copying version {version} for a checkpoint")
         if self._writer is None:
@@ -318,14 +314,10 @@ class ServerNode(Node):
         if self.faults is not None:
             self.faults.in_store(effect.step)
         gradients = [loan.buffer for loan in loans]
-        if self._applies_later is not None:
-            self._applies_later.begin(effect, gradients, lambda error: self._applied(effect, loans, error))
-        else:
-            self._store.apply(effect, gradients)
-            self._applied(effect, loans, None)
+        self._store.begin(effect, gradients, lambda error: self._applied(effect, loans, error))
 
     def _applied(self, effect: Apply, loans: list[Loan], error: Exception | None) -> None:
-        """Store's thread, or one of the store's own."""
+        """Called on the store's thread, or on one that the store started."""
         for loan in loans:
             loan.release()
         self._used += 1

@@ -24,7 +24,7 @@ from lockstep.protocol.leaving import Departure
 from lockstep.protocol.phrases import left
 from lockstep.protocol.timing import ASIDE_SECONDS, SERVER_WIND_UP_SECONDS, TOLD_SECONDS, WIND_UP_SECONDS
 from lockstep.runtime import phrases
-from lockstep.runtime.monitor.stopping import Action, Stopping
+from lockstep.runtime.monitor.exit import Action, Stopping
 from lockstep.runtime.outcome import Outcome
 from lockstep.runtime.processes import STOP_SIGNALS
 

@@ -1,11 +1,11 @@
-"""What a server's loop needs of whoever knows tensors: memory in, next version out."""
+"""What a server's loop needs from the code that knows tensors: memory in, next version out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from lockstep.protocol.effects import Apply
 from lockstep.protocol.messages import Layout
@@ -13,42 +13,43 @@ from lockstep.protocol.plan import Plan
 from lockstep.runtime.tensor_file import NamedTensor
 
 Done = Callable[[Exception | None], None]
-"""Told what became of an update: nothing where it is done, else the error."""
+"""Called with the error of an update, or None if it succeeded."""
 
 
 @dataclass(slots=True)
 class StoreTimes:
-    """What a store has spent its thread's time on so far, in seconds."""
+    """Where the time of a store's thread has gone so far, in seconds."""
 
     reduce: float = 0.0
     update: float = 0.0
     buckets: int = 0
 
 
-@runtime_checkable
-class CountsTime(Protocol):
-    """A store that can tell where its time went."""
-
-    @property
-    def times(self) -> StoreTimes: ...
-
-
-@runtime_checkable
-class TellsMemory(Protocol):
-    """A store that can tell what it holds beside the two slots."""
-
-    def memory(self) -> Mapping[str, int]:
-        """Bytes by what they are for."""
-
-
 class ShardStore(Protocol):
     """Holds one server's shard in two slots and makes versions. Called on one thread, never on the loop's."""
+
+    @property
+    def times(self) -> StoreTimes:
+        """Where its time has gone. Read on any thread."""
+
+    def spare_bytes(self, plan: Plan) -> int:
+        """How many bytes it needs for itself behind each of the two slots."""
 
     def prepare(self, layout: Layout, plan: Plan, server: int, slots: tuple[memoryview, memoryview]) -> None:
         """The plan is known; ``slots`` are the two copies of the shard."""
 
-    def apply(self, effect: Apply, gradients: Sequence[memoryview]) -> None:
-        """Reduce ``gradients`` (in this order) and write the next version of the bucket."""
+    def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
+        """Reduce ``gradients`` (in this order) and write the next version of the bucket, here or, later, on a GPU.
+
+        ``done`` is called once, on any thread. The gradients stay readable until then. Where the readers of the version
+        wait for the GPU themselves, it is called once everything is queued there.
+        """
+
+    def links_changed(self) -> None:
+        """A worker has joined, perhaps in a new incarnation: memory that it lent before no longer needs to be kept."""
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes that it holds beside the two slots, by purpose. Called on any thread."""
 
     def snapshot(self, version: int) -> list[NamedTensor]:
         """A copy of the whole shard at this version, optimizers included, that later updates do not touch."""
@@ -56,28 +57,11 @@ class ShardStore(Protocol):
     def restore(self, folder: Path, shards: Sequence[str], slot: int) -> None:
         """Fill slot ``slot`` and the optimizers from the files of a checkpoint, of whatever number of servers.
 
-        ValueError with a sentence where they do not hold all of it.
+        ValueError with a sentence if they are incomplete.
         """
 
     def answer(self, what: str, data: bytes) -> bytes:
-        """Answer a worker's question; ValueError with a sentence where that cannot be done."""
-
-
-@runtime_checkable
-class AppliesLater(Protocol):
-    """A store that only starts an update, on a GPU for instance, and tells when it is done."""
-
-    def spare_bytes(self, plan: Plan) -> int:
-        """So many bytes behind each of the two slots are its own."""
-
-    def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
-        """As ``ShardStore.apply``; ``done`` is called once, on any thread. The gradients stay readable until then.
-
-        Where those who read the version wait for the GPU by themselves, it is called when all is queued there.
-        """
-
-    def links_changed(self) -> None:
-        """A worker has come, perhaps in another life: what was kept for memory that it lent before may be let go."""
+        """Answer a worker's question; ValueError with a sentence if that is not possible."""
 
     def close(self) -> None:
-        """Nothing is applied any more: wait for what was begun, and let go of what this needed."""
+        """No more updates come: wait for those that were begun, and free everything."""

@@ -1,7 +1,7 @@
-"""What a server's store thread has to do: in the order in which it came, but for updates.
+"""The work of a server's store thread: in the order in which it came, except for updates.
 
-Of updates that wait next to each other the one of the highest bucket goes first. Buckets are numbered from the last
-layer to the first, and it is the first layer that the next forward of every worker needs first.
+Of updates that wait next to each other, the one with the highest bucket goes first. Buckets are numbered from the last
+layer to the first, and the next forward pass of every worker needs the first layer first.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class StoreQueue:
         self._added = 0
 
     def put(self, work: Work | None) -> None:
-        """After all that waits now, and before all that comes later. None ends the thread."""
+        """Add work after everything that waits now. None ends the thread."""
         with self._wake:
             self._waiting.append(work)
             self._count += 1
             self._wake.notify()
 
     def put_update(self, bucket: BucketId, work: Work) -> None:
-        """An update, before other updates of lower buckets that wait since the last ``put``."""
+        """Add an update before other updates of lower buckets that came since the last ``put``."""
         with self._wake:
             if not self._waiting or not isinstance(self._waiting[-1], list):
                 self._waiting.append([])
@@ -46,7 +46,7 @@ class StoreQueue:
             self._wake.notify()
 
     def get(self) -> Work | None:
-        """The next thing to do; blocks until there is one."""
+        """The next piece of work; blocks until there is one."""
         with self._wake:
             while not self._waiting:
                 self._wake.wait()
@@ -60,5 +60,5 @@ class StoreQueue:
             return work
 
     def qsize(self) -> int:
-        """How many things wait."""
+        """How many pieces of work wait."""
         return self._count

@@ -306,12 +306,3 @@ class WorkerNode(Node):
         for region in (self.gradients, self.parameters):
             if region is not None:
                 region.close()
-
-    def seconds_since_heard(self) -> dict[str, float]:
-        """How long each server has been silent."""
-        now = time.monotonic()
-        return {
-            str(peer): now - keeper.connection.heard_at
-            for peer, keeper in self.peers.items()
-            if keeper.connection is not None
-        }

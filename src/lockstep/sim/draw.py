@@ -216,4 +216,3 @@ _DRAWING: Mapping[str, Callable[[Random, Scenario], AnyFault]] = MappingProxyTyp
         "BlockCallback": _block_callback,
     }
 )
-KINDS = tuple(_DRAWING)

@@ -199,13 +199,3 @@ class Planted:
                 world.handle(task.machine.task, Broken(task.machine.task, task.machine.role.step, own_error(text)))
             case _:
                 raise ValueError(f"{type(fault).__name__} cannot be planted in the simulator")
-
-
-def run_until(world: World, over: Callable[[World], bool], seconds: float) -> bool:
-    """Play until ``over`` returns True, for at most ``seconds`` of virtual time; returns whether it did."""
-    world.begin()
-    while len(world.agenda) and world.agenda.now < seconds:
-        if over(world):
-            return True
-        world.agenda.run_next()
-    return over(world)

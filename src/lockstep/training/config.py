@@ -221,11 +221,6 @@ class BenchConfig:
             return self.local.workers
         return len(self.cluster.worker_hosts) if self.cluster is not None else 1
 
-    @property
-    def global_batch_size(self) -> int:
-        """Images per step over all devices of all workers."""
-        return self.run.batch_size * self.devices.num_gpus * self.num_workers
-
 
 def resolved(config: BenchConfig) -> BenchConfig:
     """The same run with the model's default batch size filled in if none was given. The model must be known.

@@ -138,7 +138,6 @@ class TorchShardStore:
         return _Held((first, second), parameter, optimizer, bucket.group, entry, bucket)
 
     def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
-        """Like ``apply``; ``done`` is called when it is done: now, or by the GPU's thread."""
         if self._lane is None:
             self._apply(effect, gradients)
             done(None)
@@ -173,11 +172,6 @@ class TorchShardStore:
         self._crew.close()
         if self._lane is not None:
             self._lane.close()
-
-    def apply(self, effect: Apply, gradients: Sequence[memoryview]) -> None:
-        self.begin(effect, gradients, lambda _error: None)
-        if self._lane is not None:
-            self._lane.finish()
 
     def _apply(self, effect: Apply, gradients: Sequence[memoryview]) -> None:
         held = self._held[effect.bucket]

@@ -87,11 +87,6 @@ def known_transports() -> tuple[str, ...]:
     return tuple(_WHERE)
 
 
-def transports_that_run_here() -> tuple[str, ...]:
-    """The known names that can be used on this machine."""
-    return tuple(filter(runs_here, _WHERE))
-
-
 def make_transport(
     name: str, server: ControlServer, task: str, incarnation: int, options: RdmaOptions = NO_OPTIONS
 ) -> Transport:

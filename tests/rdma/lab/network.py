@@ -15,7 +15,9 @@ from typing import IO, Final
 from rdma.lab.image import Image
 from rdma.lab.machine import BOOTS, LabError, Machine, accelerator
 
-SOURCES: Final = Path(__file__).parents[3] / "src"
+TREE: Final = Path(__file__).parents[3]
+SHIPPED: Final = ("src", "tests/conformance_hosts")
+"""The folders of this tree that the hosts get; none of them needs pytest."""
 ADDRESSES: Final = (("first", "12.12.12.43"), ("second", "12.12.12.44"), ("third", "12.12.12.41"))
 """Those of the report about a hang over ``grpc+verbs``: its server, its worker 0, its worker 1."""
 
@@ -27,7 +29,7 @@ WHOLE_WIRE: Final = "tc qdisc change dev eth0 root netem loss 0% corrupt 0% rate
 """Each fault by its name: one that a change does not mention stays."""
 LET_ALL_IN: Final = "tc filter del dev eth0 ingress"
 _MEND: Final = f"{WHOLE_WIRE}; {LET_ALL_IN}; tc filter del dev eth0 egress; ip link set eth0 up; true"
-ENVIRONMENT: Final = "export PYTHONPATH=/lab/tree/src:/lab/packages OMP_NUM_THREADS=1; "
+ENVIRONMENT: Final = "export PYTHONPATH=/lab/tree/src:/lab/tree/tests:/lab/packages OMP_NUM_THREADS=1; "
 LOCKSTEP: Final = ENVIRONMENT + "exec python3 -m lockstep "
 
 
@@ -62,7 +64,7 @@ def start_lab(image: Image, logs: Path) -> Lab:
     how = accelerator(image)
     machines = [Machine(name, image, address, logs / f"{name}.console") for name, address in ADDRESSES]
     lab = Lab(machines[0], machines[1], machines[2], how)
-    with _working_folder() as tree:
+    with working_folder() as tree:
         for _ in range(BOOTS):
             _plug_in(lab, tree.fileno())
             if all(machine.wait_up() for machine in machines) and _see_each_other(lab):
@@ -106,13 +108,13 @@ def _card(cable: int, name: str, number: int) -> list[str]:
     ]
 
 
-def _working_folder() -> IO[bytes]:
+def working_folder() -> IO[bytes]:
     """An archive of this program as the hosts find it, compiled, since they are slow; a file without a name."""
     archive = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     with tarfile.open(fileobj=archive, mode="w") as tar:
-        for path in sorted(SOURCES.rglob("*")):
+        for path in sorted(path for folder in SHIPPED for path in (TREE / folder).rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
-                name = f"src/{path.relative_to(SOURCES)}"
+                name = str(path.relative_to(TREE))
                 _add(tar, name, path.read_bytes())
                 if path.suffix == ".py":
                     _add(tar, importlib.util.cache_from_source(name), _compiled(path, f"/lab/tree/{name}"))

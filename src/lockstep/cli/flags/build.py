@@ -10,6 +10,7 @@ from typing import TypeVar
 from lockstep.cli.flags.flag import Value
 from lockstep.cli.flags.parsing import CommandLine
 from lockstep.errors import BadInput
+from lockstep.launch import TOKEN_VARIABLE
 from lockstep.protocol.ids import Role, TaskId
 from lockstep.protocol.plan import ALIGNMENT
 from lockstep.runtime.cluster import ClusterSpec
@@ -29,8 +30,6 @@ from lockstep.training.features import DataConfig, EvaluationConfig, PrecisionCo
 from lockstep.transports.verbs.options import RdmaOptions
 
 _T = TypeVar("_T")
-
-TOKEN_VARIABLE = "LOCKSTEP_JOB_TOKEN"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""One task of a local cluster, as its launcher sees it: a monitor process, its output, and its word on the task."""
+"""One task of a local cluster as its launcher sees it: a monitor process, its output, and what it reports."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from lockstep.transports.wire.monitor_client import Watch, watch
 
 _WATCH_AGAIN_SECONDS: Final = 0.2
 _OUTPUT_SECONDS: Final = 2.0
-"""How long output is waited for after the monitor has ended, if something still holds the pipe open."""
+"""How long to wait for output after the monitor has ended, if some process still holds the pipe open."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Death:
-    """The end of a task that failed: when (monotonic), whose monitor tells, and how."""
+    """The end of a task that failed: when (monotonic), which monitor reports it, and how."""
 
     at: float
     address: str
@@ -34,7 +34,7 @@ class Death:
 
 
 class Deaths:
-    """Collects what the monitors tell, from the threads of the watches, and wakes the launcher's loop."""
+    """Collects what the monitors report, from the threads of the watches, and wakes the launcher's loop."""
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -47,7 +47,7 @@ class Deaths:
         return self._reader.fileno()
 
     def on_description(self, address: str, found: Description) -> None:
-        """On a thread of a watch."""
+        """Called on a thread of a watch."""
         if not found.exited or found.exit_code == 0:
             return
         signum = -found.exit_code
@@ -59,7 +59,7 @@ class Deaths:
             return  # full: the loop is awake anyway; closed: it has ended
 
     def failures(self) -> list[Death]:
-        """All that were told so far, the first one first."""
+        """All that were reported so far, the earliest first."""
         with contextlib.suppress(BlockingIOError):
             self._reader.recv(4096)
         while not self._told.empty():
@@ -73,7 +73,7 @@ class Deaths:
 
 
 class ClusterMember:
-    """Made before the start of any task, so that all addresses are known; started on the main thread."""
+    """Created before any task starts, so that all addresses are known; started on the main thread."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class ClusterMember:
         show_all: bool,
         reports: set[str],
     ) -> None:
-        """``reports``: what the cluster has shown of them, shared by all its members."""
+        """``reports``: those that the cluster has shown, shared by all its members."""
         self.task = task
         self._reports = reports
         self.address = address
@@ -128,7 +128,7 @@ class ClusterMember:
         return watched if self.exit_code is not None else {*watched, self._pidfd}
 
     def pump(self, ready: set[int]) -> None:
-        """Pass on output; give up on a pipe that somebody holds open long after the monitor's end."""
+        """Pass on output; give up on a pipe that some process holds open long after the monitor's end."""
         late = self.exit_code is not None and time.monotonic() > self.ended_at + _OUTPUT_SECONDS
         for relay in list(self.relays):
             open_still = relay.reader not in ready or relay.pump()
@@ -146,7 +146,7 @@ class ClusterMember:
         return self.exit_code
 
     def watch_again(self, deaths: Deaths, now: float) -> None:
-        """Watch the monitor, again after a while if it was not reached: it takes a moment until it listens."""
+        """Watch the monitor; retry later if it was not reached, because it takes a moment until it listens."""
         if self.exit_code is not None or now < self._watch_at or (self._watch is not None and not self._watch_lost):
             return
         self._close_watch()
@@ -168,17 +168,17 @@ class ClusterMember:
             self._process.send_signal(signum)
 
     def be_quiet(self) -> None:
-        """Show nothing more of what this task prints, unless all of it was asked for."""
+        """Show nothing more of what this task prints, unless all output was requested."""
         for relay in () if self._show_all else self.relays:
             relay.be_quiet()
 
     def show_tail(self) -> None:
-        """Show the last lines of this task that were not shown yet."""
+        """Show the last lines of this task that have not been shown yet."""
         for relay in (*self.relays, *self._finished_relays):
             relay.show_tail()
 
     def close(self) -> None:
-        """After the end of the monitor: a killed one is waited for."""
+        """Call it after the monitor's end; waits for one that was killed."""
         self._close_watch()
         if self._process is not None:
             self._process.wait()

@@ -1,9 +1,9 @@
-"""A monitor for a program of one's own: started by the task itself when it joins, not the other way round.
+"""A monitor for your own script: the task starts it when it joins, not the other way round.
 
-The companion is a child of the task. It listens at the task's address, takes its reports, and answers for it. It sees
-the task's death through a descriptor of the process; how it died it learns from the kernel where that tells others than
-the parent (Linux 6.15 and newer, or while the dead process is not reaped yet). It ends soon after the task, or with the
-job.
+The companion is a child of the task. It listens at the task's address, reads its reports, and answers for it. It sees
+the task's death through a process descriptor, and learns how the task died from the kernel where that is possible for
+processes other than the parent (Linux 6.15 and newer, or while the dead process is not yet reaped). It ends soon after
+the task, or with the job.
 """
 
 from __future__ import annotations
@@ -25,22 +25,20 @@ from typing import Final
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.timing import ASK_SECONDS, COMPANION_CLOSE_SECONDS, FORMER_SECONDS, LINGER_SECONDS
 from lockstep.runtime import processes
-from lockstep.runtime.monitor.ending import describe_death
-from lockstep.runtime.monitor.lingering import linger
-from lockstep.runtime.monitor.oom import OomWitness, find_counters
+from lockstep.runtime.monitor.exit import Observer, linger
 from lockstep.runtime.monitor.record import TaskRecord
-from lockstep.runtime.monitor.reporter import MAX_LINE_BYTES, LineBuffer, TaskReporter, decode_report
-from lockstep.runtime.monitor.run import say, why_not_listening
+from lockstep.runtime.monitor.reporter import ReportReader, TaskReporter
+from lockstep.runtime.monitor.run import why_not_listening
 from lockstep.runtime.monitor.service import MonitorService
+from lockstep.terminal import say
 from lockstep.transports.wire.monitor_client import Unreachable, describe
 from lockstep.transports.wire.server import ListenError, PortTaken
 
 UNKNOWN_EXIT_CODE: Final = 255
-"""Told for a task that ended without a word on a system where only its parent learns the exit code."""
+"""Reported for a task that ended without reporting its code, on a system where only its parent learns it."""
 
 START_SECONDS: Final = 30.0
-"""A companion listens after a fraction of a second; a machine that is starting a hundred of them takes longer."""
-
+"""A companion listens after a fraction of a second; on a machine that is starting a hundred of them it takes longer."""
 
 _RETRY_SECONDS: Final = 0.1
 _TICK_SECONDS: Final = 0.5
@@ -56,7 +54,7 @@ class CompanionError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompanionSpec:
-    """For whom to answer, and where."""
+    """Which task to answer for, and where."""
 
     task: str
     host: str
@@ -66,7 +64,7 @@ class CompanionSpec:
 
 
 class Companion:
-    """The task's handle on its companion. Report through ``reporter``; ``close`` when the job has ended."""
+    """The task's handle on its companion. Report through ``reporter``; call ``close`` when the job has ended."""
 
     def __init__(self, process: subprocess.Popen[bytes], reporter: TaskReporter) -> None:
         self._process = process
@@ -77,7 +75,7 @@ class Companion:
         return self._process.pid
 
     def close(self, exit_code: int = 0) -> None:
-        """Tell how the job ended for this task, and see the companion out. May be called twice."""
+        """Report how the job ended for this task, and wait for the companion to end. May be called twice."""
         self.reporter.ended(exit_code)
         self.reporter.close()
         try:
@@ -98,7 +96,7 @@ class Companion:
 def start_companion(
     task: TaskId, host: str, port: int, version: str, linger_seconds: float = LINGER_SECONDS
 ) -> Companion:
-    """Start a companion for this process; returns when it listens. Raises ``CompanionError``."""
+    """Start a companion for this process; returns once it listens. Raises ``CompanionError``."""
     spec = CompanionSpec(task=str(task), host=host, port=port, version=version, linger_seconds=linger_seconds)
     report_reader, report_writer = os.pipe()
     ready_reader, ready_writer = os.pipe()
@@ -131,7 +129,7 @@ def start_companion(
 
 
 def _wait_until_ready(reader: int) -> str:
-    """The companion's problem with its address; empty if it listens."""
+    """Why the companion cannot listen; empty if it does."""
     try:
         os.set_blocking(reader, False)
         if not processes.wait_readable({reader}, START_SECONDS):
@@ -148,7 +146,7 @@ def main(arguments: Sequence[str]) -> int:
     """The companion process. Arguments: the task's pid, the descriptors for reports and for "ready", the spec."""
     task_pid, report_reader, ready_writer = (int(text) for text in arguments[:3])
     spec = CompanionSpec(**json.loads(arguments[3]))
-    # Batch systems send their signals to every process of a job. This one must live until it has told of the end.
+    # Batch systems signal every process of a job. This one must live until it has reported the end.
     with processes.SignalInbox((*processes.STOP_SIGNALS, signal.SIGUSR1), until_exit=True) as inbox:
         record = TaskRecord(spec.task, spec.version, os.getpid())
         record.on_started(task_pid)
@@ -167,7 +165,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _listen(spec: CompanionSpec, record: TaskRecord) -> MonitorService:
-    """The companion of a former life of this task may still tell of its end there; it is gone in some seconds."""
+    """The companion of this task's former incarnation may still answer there; it is gone within seconds."""
     deadline = time.monotonic() + FORMER_SECONDS
     silent = 0
     while True:
@@ -176,14 +174,14 @@ def _listen(spec: CompanionSpec, record: TaskRecord) -> MonitorService:
         except PortTaken:
             former = _is_of_a_former_life(spec)
             silent += former is None
-            # One that gives no answer may have let go of the port meanwhile; the next try will tell.
+            # One that does not answer may have released the port meanwhile; the next attempt shows.
             if former is False or silent > 1 or time.monotonic() >= deadline:
                 raise
             time.sleep(_RETRY_SECONDS)
 
 
 def _is_of_a_former_life(spec: CompanionSpec) -> bool | None:
-    """Whether who listens there answers for this very task, whose process has ended; None: nobody answers."""
+    """Whether the listener there answers for this very task, whose process has ended; None if nobody answers."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(spec.host, spec.host)
     try:
         found = describe(f"[{host}]:{spec.port}" if ":" in host else f"{host}:{spec.port}", ASK_SECONDS)
@@ -205,10 +203,9 @@ class _Companion:
         self._inbox = inbox
         self._task_pid = task_pid
         self._report_fd = report_fd
-        self._lines = LineBuffer(MAX_LINE_BYTES)
-        self._witness = OomWitness(find_counters(), time.monotonic())
+        self._reports = ReportReader(report_fd)
+        self._observer = Observer(spec.task, record)
         self._job_ended = False
-        os.set_blocking(report_fd, False)
 
     def run(self) -> None:
         pidfd = os.pidfd_open(self._task_pid) if os.getppid() == self._task_pid else None
@@ -217,10 +214,8 @@ class _Companion:
             assert pidfd is not None
             watched = {pidfd, self._inbox.fileno(), self._report_fd}
             ready = processes.wait_readable(watched, _TICK_SECONDS)
-            self._witness.sample(time.monotonic())
+            self._observer.look()
             self._inbox.take()
-            if (facts := processes.process_facts(self._task_pid)) is not None:
-                self._record.on_state(stopped=facts.stopped)
             if self._report_fd in ready:
                 self._take_reports()
             died = pidfd in ready
@@ -228,29 +223,24 @@ class _Companion:
         self._tell_end(pidfd)
 
     def _take_reports(self) -> None:
-        """Its end, like a report with an exit code, means that the task is done with the job."""
-        data = processes.read_available(self._report_fd, MAX_LINE_BYTES * 16)
-        if data is None:
-            self._job_ended = True
-            return
-        for report in map(decode_report, self._lines.feed(data)):
-            if report is not None:
-                self._record.on_report(report)
-        self._job_ended = self._job_ended or self._record.report.exit_code is not None
+        """Their end, like a report with an exit code, means that the task has finished with the job."""
+        reports, more = self._reports.read()
+        for report in reports:
+            self._record.on_report(report)
+        self._job_ended = self._job_ended or not more or self._record.report.exit_code is not None
 
     def _tell_end(self, pidfd: int | None) -> None:
         exit_code = self._record.report.exit_code
         if exit_code is None:
             exit_code = _exit_code_of_the_dead(self._task_pid, pidfd)
         if exit_code < 0:
-            self._record.out_of_memory = self._witness.evidence() if exit_code == -9 else None
-            say(describe_death(self._spec.task, self._task_pid, -exit_code, self._witness))
-        number = self._record.on_exited(exit_code)
+            say(self._observer.death(exit_code))
+        number = self._observer.ended(exit_code)
         linger(self._record, number, exit_code == 0, self._spec.linger_seconds, inbox=None)
 
 
 def _exit_code_of_the_dead(pid: int, pidfd: int | None) -> int:
-    """How a process that is not our child ended, as far as the kernel tells: at once, or when it has been reaped."""
+    """How a process that is not our child ended, as far as the kernel shows: at once, or once it has been reaped."""
     deadline = time.monotonic() + _EXIT_STATUS_SECONDS
     while True:
         status = _status_of_zombie(pid)

@@ -1,11 +1,11 @@
-"""The keeper: the parent of a task, and the one that leaves nothing of it behind.
+"""The keeper: the parent of a task, which leaves nothing of it behind.
 
-It stands between the monitor and the task because the monitor may be killed too, with a signal that it cannot handle.
-The keeper is a bare interpreter with one thread. It starts the task in a session of its own, reports its exit code,
-and ends every descendant of the task, whatever became of the monitor:
+It stands between the monitor and the task because the monitor may be killed too, by a signal that it cannot handle.
+The keeper is a bare interpreter with one thread. It starts the task in its own session, reports its exit code, and ends
+every descendant of the task, whatever happens to the monitor:
 
 * task ended: its code goes to the monitor, then leftover processes are ended;
-* monitor gone (the command pipe ends): the task and all that it started are killed;
+* monitor gone (the command pipe ends): the task and everything it started are killed;
 * keeper killed: the kernel kills the task (parent death signal), and the monitor, a subreaper as well, ends the rest.
 """
 
@@ -37,7 +37,7 @@ class Keeper:
     """Starts one task and stays until nothing of it is left."""
 
     def __init__(self, monitor_pid: int, commands: int, status: int, report: int, *, holds: bool = False) -> None:
-        """``holds``: signals are kept from the task until it takes them itself, so that none comes too early."""
+        """``holds``: signals are held back until the task handles them itself, so that none comes too early."""
         self._holds = holds
         self._monitor_pid = monitor_pid
         self._commands = commands
@@ -47,7 +47,7 @@ class Keeper:
         self._ended = False
 
     def run(self, command: Sequence[str]) -> int:
-        """Returns 0 when nothing is left, 1 if something could not be killed."""
+        """Returns 0 if nothing is left, 1 if a process could not be killed."""
         processes.become_subreaper()
         for descriptor in (self._commands, self._status, self._report):
             os.set_inheritable(descriptor, False)
@@ -79,7 +79,7 @@ class Keeper:
             os._exit(127)
 
     def _become_task(self, keeper: int, command: Sequence[str]) -> None:
-        # A session of its own: Ctrl-C in a terminal reaches the monitor only, which decides what the task is told.
+        # Its own session: Ctrl-C in a terminal reaches only the monitor, which decides what the task receives.
         os.setsid()
         processes.die_with_parent(keeper)
         processes.let_read_stacks(self._monitor_pid)
@@ -91,7 +91,7 @@ class Keeper:
         os.execvp(command[0], list(command))
 
     def _keep(self, inbox: processes.SignalInbox) -> None:
-        """Until the task has ended. Stop signals to the keeper itself count for nothing: the monitor is to be asked."""
+        """Until the task has ended. The keeper ignores stop signals to itself: they belong to the monitor."""
         watched = {self._commands, inbox.fileno()}
         while not self._ended:
             ready = processes.wait_readable(watched, None)
@@ -107,7 +107,7 @@ class Keeper:
             self._tell(exited=exit_code)
 
     def _obey(self) -> bool:
-        """Carry out what the monitor asks for; False if there is no monitor any more."""
+        """Carry out what the monitor asks for; False if the monitor is gone."""
         commands = processes.read_available(self._commands)
         if self._ended:
             return commands is not None
@@ -118,14 +118,14 @@ class Keeper:
             if command in commands:
                 os.kill(self._task, signum)
         if any(SIGNALS[signum] in commands for signum in processes.STOP_SIGNALS):
-            os.kill(self._task, signal.SIGCONT)  # one that is stopped would not notice
+            os.kill(self._task, signal.SIGCONT)  # a stopped one would not notice
         return commands is not None
 
     def _tell(self, **facts: object) -> None:
         try:
             os.write(self._status, json.dumps(facts).encode() + b"\n")
         except OSError:
-            return  # the monitor is gone; the command pipe tells that too
+            return  # the monitor is gone; the command pipe shows that too
 
 
 def main(arguments: Sequence[str]) -> int:

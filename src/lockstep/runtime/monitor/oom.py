@@ -1,4 +1,4 @@
-"""Evidence that the kernel's out-of-memory killer struck: counters that it raises, read before and after a death."""
+"""Evidence of the kernel's out-of-memory killer: counters that it raises, read before and after a death."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SAMPLE_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """One counter ``oom_kill``: in which file, and what it counts."""
+    """One ``oom_kill`` counter: its file, and what it counts."""
 
     path: Path
     scope: str
@@ -30,7 +30,7 @@ class Counter:
 
 
 def find_counters(root: Path = Path("/")) -> list[Counter]:
-    """The counters of this process' control group (version 2 or 1) and of the whole machine, the narrowest first."""
+    """The counters of this process's control group (version 2 or 1) and of the whole machine, the narrowest first."""
     found: list[Counter] = []
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -70,7 +70,7 @@ class OomWitness:
             self._older, self._recent, self._sampled_at = self._recent, self._read(), now
 
     def evidence(self) -> str | None:
-        """A phrase, if a counter has gone up since the sample before the last one."""
+        """A phrase, if a counter has risen since the sample before the last."""
         for counter, before, now in zip(self._counters, self._older, self._read(), strict=True):
             if now > before:
                 kills = "one out-of-memory kill" if now == before + 1 else f"{now - before} out-of-memory kills"
@@ -79,7 +79,7 @@ class OomWitness:
 
     @property
     def readable(self) -> bool:
-        """Whether there is any counter to speak of."""
+        """Whether there is any counter at all."""
         return bool(self._counters)
 
     def _read(self) -> list[int]:

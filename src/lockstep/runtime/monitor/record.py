@@ -1,4 +1,4 @@
-"""What a monitor knows of its task, and who has been told."""
+"""What a monitor knows about its task, and who has received it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HISTORY: Final = 64
 
 
 class ToldBroadcast(Broadcast):
-    """A broadcast that knows whether those who wait for changes have passed on the last one."""
+    """A broadcast that knows whether all waiters have delivered the last change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,17 +25,17 @@ class ToldBroadcast(Broadcast):
         self._watchers: dict[int, tuple[int, float]] = {}
 
     def wait(self, seen: int, seconds: float) -> int:
-        """As before; a waiter that comes with number ``seen`` has delivered everything up to it."""
+        """As in the base class; a waiter that passes ``seen`` has delivered everything up to that number."""
         with self._lock:
             self._watchers[threading.get_ident()] = (seen, time.monotonic())
         return super().wait(seen, seconds)
 
     def watchers(self) -> int:
-        """How many follow the changes now."""
+        """How many are following the changes now."""
         return len(self._present())
 
     def everyone_has(self, number: int) -> bool:
-        """Whether all who follow have delivered change ``number``."""
+        """Whether all watchers have delivered change ``number``."""
         return all(seen >= number for seen in self._present())
 
     def _present(self) -> list[int]:
@@ -78,7 +78,7 @@ class TaskRecord:
 
     @property
     def report(self) -> Report:
-        """What the task said last."""
+        """The task's latest report."""
         return self._report
 
     def on_started(self, pid: int) -> None:
@@ -90,26 +90,26 @@ class TaskRecord:
         with self._lock:
             self._heard_at = time.monotonic()
             if report == self._report:
-                return  # a sign of life, and no news for those who watch
+                return  # a sign of life, but no news for watchers
             self._enter(report.phase)
             self._report = report
         self.changed.notify()
 
     def on_signal(self, signum: int) -> None:
-        """Somebody asks this task to end."""
+        """A signal asks this task to end."""
         with self._lock:
             self._signum = signum
         self.changed.notify()
 
     def on_state(self, *, stopped: bool) -> None:
-        """The kernel says whether the task is stopped."""
+        """Note whether the kernel shows the task as stopped."""
         if not stopped:
             self._stopped_since = None
         elif self._stopped_since is None:
             self._stopped_since = time.monotonic()
 
     def stopped_seconds(self) -> float:
-        """For how long the task has been seen stopped; -1 if it is not."""
+        """How long the task has been stopped; -1 if it is not."""
         since = self._stopped_since
         return -1.0 if since is None else time.monotonic() - since
 
@@ -126,7 +126,7 @@ class TaskRecord:
         return self.changed.number
 
     def on_restarted(self) -> None:
-        """The task is about to be started again: what its former life said counts no more."""
+        """The task is about to be restarted: the reports of its former incarnation no longer count."""
         with self._lock:
             self._pid = 0
             self._report = Report()

@@ -1,6 +1,6 @@
 """Passes on what the tasks of a local cluster print, each line with the name of its task.
 
-Every task prints the same report; on one terminal it is shown once, and the others are told to have said the same.
+Every task prints the same report; on one terminal it is shown once, and the others only refer to it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,16 @@ from typing import IO, Final
 
 from lockstep.diagnose.text import RULE
 from lockstep.runtime.processes import read_available
+from lockstep.terminal import clear_line
 
 _LONGEST_LINE: Final = 64 * 1024
-"""What is longer, or has no end of line at all, is passed on in pieces."""
+"""Longer lines, or text without any end of line, are passed on in pieces."""
 
 _TAIL: Final = 5
 
-CLEAR_LINE: Final = "\r\x1b[K"
-"""Takes away a live line that may stand there."""
-
 
 class Relay:
-    """One pipe from one task. Its lines go to ``log``, and to stderr or, where not ``shown``, into a short tail."""
+    """One pipe from one task. Its lines go to ``log``, and to stderr or, unless ``shown``, into a short tail."""
 
     def __init__(self, name: str, reader: int, shown: bool, log: IO[bytes] | None, reports: set[str]) -> None:
         """``reports``: those that any task of the cluster has shown so far."""
@@ -79,8 +77,7 @@ class Relay:
             self._show(line)
 
     def _show(self, text: str) -> None:
-        clear = CLEAR_LINE if sys.stderr.isatty() else ""
-        sys.stderr.write(f"{clear}{self._prefix}{text}\n")
+        sys.stderr.write(f"{clear_line(sys.stderr.isatty())}{self._prefix}{text}\n")
         sys.stderr.flush()
 
     def be_quiet(self) -> None:
@@ -89,7 +86,7 @@ class Relay:
         self._shown = False
 
     def show_tail(self) -> None:
-        """Show the last lines of what was not shown, because it matters now."""
+        """Show the last lines that were not shown, because they matter now."""
         for text in self._tail:
             sys.stderr.write(f"{self._prefix}{text}\n")
         sys.stderr.flush()

@@ -1,7 +1,7 @@
-"""How a task tells its monitor where it is: lines of JSON on a pipe that it inherited.
+"""How a task reports its progress to its monitor: lines of JSON on a pipe that it inherited.
 
-Each line carries the whole state, so a lost line is made good by the next one. The task never waits for its monitor: a
-line that finds the pipe full (the monitor is frozen) stays behind and is written with the next one.
+Each line carries the whole state, so the next line makes up for a lost one. The task never waits for its monitor: if
+the pipe is full (the monitor is frozen), the line is dropped, and the next one carries what it said.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from lockstep.protocol.activity import TaskPhase as Phase
+from lockstep.runtime.processes import read_available
 
 MAX_LINE_BYTES: Final = 4096
 """A write of this size to a pipe happens whole or not at all (PIPE_BUF on Linux)."""
 
 MAX_TEXT: Final = 300
-"""Two texts of this length fit in a line even if each character takes six bytes, the most that JSON makes of one."""
+"""Two texts of this length fit in a line even if each character takes six bytes, the most that JSON needs for one."""
 
 
 MAX_REASON: Final = 240
-"""Of characters that take one byte each; so it fits in beside the two texts."""
+"""Its characters take one byte each, so it fits beside the two texts."""
 
 
 MAX_LEAVER: Final = 60
@@ -31,7 +32,7 @@ MAX_LEAVER: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a task has told its monitor so far. ``exit_code`` is only said by a task whose monitor is a companion."""
+    """What a task has reported so far. Only a task whose monitor is a companion reports ``exit_code``."""
 
     phase: str = Phase.STARTING.value
     task_address: str = ""
@@ -39,14 +40,14 @@ class Report:
     job: int = 0
     exit_code: int | None = None
     reason: str = ""
-    """Why the job ended badly for it, so that those who come later can be told."""
+    """Why the job failed for it, for tasks that ask later."""
     leaver: str = ""
     leaving: int = 0
-    """Which task it knows to have received which signal, where that ends the job."""
+    """Which task received which signal, if that ends the job."""
 
 
 def encode_report(report: Report) -> bytes:
-    """One line. Long texts are cut, so that it always fits."""
+    """One line. Long texts are truncated so that it always fits."""
     fields = {
         "phase": report.phase[:MAX_TEXT],
         "task_address": report.task_address[:MAX_TEXT],
@@ -61,7 +62,7 @@ def encode_report(report: Report) -> bytes:
 
 
 def decode_report(line: bytes) -> Report | None:
-    """The line read back; None for anything that is not one (a stray write of some library to the descriptor)."""
+    """Read a line back; None for anything else (a library's stray write to the descriptor)."""
     try:
         fields = json.loads(line)
         exit_code = fields["exit_code"]
@@ -80,7 +81,7 @@ def decode_report(line: bytes) -> Report | None:
 
 
 class LineBuffer:
-    """Puts the pieces read from a pipe together to lines, in bounded memory: an overlong line is dropped."""
+    """Assembles lines from the pieces read from a pipe, in bounded memory: an overlong line is dropped."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -99,6 +100,23 @@ class LineBuffer:
         return [line for line in lines if len(line) <= self._limit]
 
 
+class ReportReader:
+    """The monitor's end of the pipe."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lines = LineBuffer(MAX_LINE_BYTES)
+        os.set_blocking(fd, False)
+
+    def read(self) -> tuple[list[Report], bool]:
+        """The task's reports since the last call, and whether more may come later."""
+        data = read_available(self._fd, MAX_LINE_BYTES * 16)
+        if data is None:
+            return [], False
+        reports = map(decode_report, self._lines.feed(data))
+        return [report for report in reports if report is not None], True
+
+
 class TaskReporter:
     """The task's end of the pipe. May be used from any thread; never blocks and never raises."""
 
@@ -112,55 +130,55 @@ class TaskReporter:
 
     @classmethod
     def none(cls) -> TaskReporter:
-        """For a task without a monitor: remembers and tells nobody."""
+        """For a task without a monitor: remembers, and reports to nobody."""
         return cls(None)
 
     @property
     def report(self) -> Report:
-        """What was said last."""
+        """The latest state."""
         return self._report
 
     def phase(self, phase: Phase | str) -> None:
-        """I am now doing this."""
+        """The task is now doing this."""
         self._tell(phase=str(phase))
 
     def phase_after(self, former: Phase, phase: Phase) -> None:
-        """``former`` is over and I am now doing this, unless another thread has come further meanwhile."""
+        """``former`` is over and the task is now doing this, unless another thread has got further meanwhile."""
         if self._report.phase == str(former):
             self.phase(phase)
 
     def phase_unless_importing(self, phase: Phase) -> None:
-        """The cluster has come so far; who imports torch meanwhile is still doing that, and says when it is done."""
+        """The cluster has got this far. A task that is importing torch is still doing that, and reports its end."""
         if self._report.phase != Phase.IMPORTING_TORCH.value:
             self.phase(phase)
 
     def ready(self, task_address: str, incarnation: int, job: int = 0) -> None:
-        """I answer at ``task_address`` in this life; ``job`` is 0 until it is known."""
+        """The task answers at ``task_address`` in this incarnation; ``job`` is 0 until it is known."""
         self._tell(task_address=task_address, incarnation=incarnation, job=job)
 
     def beat(self) -> None:
-        """I still run: say the same again."""
+        """The task still runs: report the same state again."""
         self._tell()
 
     def joined(self, job: int) -> None:
-        """I am a member of this job."""
+        """The task is a member of this job."""
         self._tell(job=job)
 
     def failed(self, reason: str) -> None:
-        """The job ended badly here, because of this."""
+        """The job failed here for this reason."""
         plain = "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else "'" for c in reason)
         self._tell(reason=plain[:MAX_REASON])
 
     def leaves(self, leaver: str, signum: int) -> None:
-        """This task, I or another one, received a signal that ends the job."""
+        """A task, this one or another, received a signal that ends the job."""
         self._tell(leaver=leaver[:MAX_LEAVER], leaving=signum)
 
     def ended(self, exit_code: int) -> None:
-        """I end with this code; to be said last, where the monitor is a companion (a parent sees it anyway)."""
+        """The task ends with this code. Report it last, to a companion only (a parent sees it anyway)."""
         self._tell(phase=Phase.ENDED.value, exit_code=exit_code)
 
     def close(self) -> None:
-        """Say nothing more; for a program that goes on after its job."""
+        """Report nothing more; for a script that goes on after its job."""
         with self._lock:
             if self._fd is not None:
                 os.close(self._fd)
@@ -174,7 +192,7 @@ class TaskReporter:
             try:
                 os.write(self._fd, encode_report(self._report))
             except OSError:
-                return  # full, and the next line says it all again; or the monitor is gone, and this task soon too
+                return  # full, and the next line repeats everything; or the monitor is gone, and this task soon is too
 
 
 __all__ = [
@@ -184,6 +202,7 @@ __all__ = [
     "LineBuffer",
     "Phase",
     "Report",
+    "ReportReader",
     "TaskReporter",
     "decode_report",
     "encode_report",

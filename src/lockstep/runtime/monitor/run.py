@@ -1,7 +1,7 @@
-"""The monitor: the small process that a person starts, with the task below it.
+"""The monitor: the small process that a person starts, with the task as its child.
 
 ``run_monitor`` listens at the task's address at once, then starts the task, and from then on is one loop over
-descriptors: signals from outside, the keeper's word on the task, the task's own reports. gRPC's threads only read the
+descriptors: signals from outside, the keeper's status lines, the task's own reports. gRPC's threads only read the
 record.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from dataclasses import dataclass
 from typing import Final
@@ -18,15 +17,13 @@ from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.timing import KEEPER_SECONDS, LINGER_SECONDS, STOP_SECONDS
 from lockstep.runtime import processes
-from lockstep.runtime.monitor.ending import describe_death, exit_code_after
-from lockstep.runtime.monitor.lingering import linger
-from lockstep.runtime.monitor.oom import OomWitness, find_counters
+from lockstep.runtime.monitor.exit import Action, Observer, Stopping, exit_code_after, linger
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.reporter import Phase
 from lockstep.runtime.monitor.service import MonitorService
-from lockstep.runtime.monitor.stopping import Action, Stopping
 from lockstep.runtime.monitor.task_process import FINISHED, LATER, TaskProcess
 from lockstep.runtime.start_facts import StartFacts
+from lockstep.terminal import say
 from lockstep.transports.wire.addresses import who_listens
 from lockstep.transports.wire.server import ListenError, PortTaken
 
@@ -47,24 +44,24 @@ class MonitorSpec:
     start: StartFacts | None = None
     """What the task was started with, for others to compare."""
     cluster: tuple[tuple[str, str], ...] = ()
-    """Every task of the cluster with its address, so that whoever finds this monitor finds the others too."""
+    """Every task of the cluster with its address, so that anyone who finds this monitor finds the others too."""
     linger_seconds: float = LINGER_SECONDS
     """How long to answer for a task that failed, so that peers learn of it."""
     stop_seconds: float = STOP_SECONDS
     """How long the task may take to end when asked to."""
     takes_signals: bool = False
-    """The task takes signals itself (``runtime/signals.py``): they are passed on to it as they come."""
+    """The task handles signals itself (``runtime/signals.py``): they are passed on as they come."""
     grace: float | None = None
-    """How long it may take to end after SIGTERM, where that is another time: it finishes a step and saves it."""
+    """How long it may take to end after SIGTERM, if that differs: it finishes a step and saves it."""
     restarts: int = 0
-    """How often the task is started again after a signal has killed it."""
+    """How often the task is restarted after a signal has killed it."""
 
 
 def run_monitor(spec: MonitorSpec) -> int:
     """Run the task and answer for it until it has ended; returns the exit code to use.
 
     Call it on the main thread of a process that ends after it: it handles signals (and ignores them when it is done)
-    and reaps every child. Writes one plain line to stderr where the task cannot say itself what happened: it was
+    and reaps every child. Writes one plain line to stderr if the task itself cannot report what happened: it was
     killed, it did not end, the port is taken.
     """
     with processes.SignalInbox((*processes.STOP_SIGNALS, signal.SIGUSR1), until_exit=True) as inbox:
@@ -81,14 +78,8 @@ def run_monitor(spec: MonitorSpec) -> int:
             service.close()
 
 
-def say(text: str) -> None:
-    """One line for whoever started this process. The task shares stderr, so the line is written whole."""
-    sys.stderr.write(f"lockstep: {text}\n")
-    sys.stderr.flush()
-
-
 def why_not_listening(task: TaskId, port: int, error: ListenError) -> str:
-    """A sentence with a remedy, and with the process that has the port where that can be told."""
+    """A sentence with a remedy, and with the process that uses the port, if known."""
     if not isinstance(error, PortTaken):
         return f"{error}; give an address of this machine for {task}"
     holder = who_listens(port)
@@ -107,16 +98,14 @@ class _Monitor:
         self._inbox = inbox
         after_term: dict[int, float] = {} if spec.grace is None else {signal.SIGTERM: spec.grace + spec.stop_seconds}
         self._stopping = Stopping(spec.stop_seconds, after_term)
-        self._witness = OomWitness(find_counters(), time.monotonic())
+        self._observer = Observer(str(spec.task), record)
         self._task = TaskProcess(spec.command, takes_signals=spec.takes_signals)
         self._reports_open = True
 
     def run(self) -> int:
         try:
             exit_code = self._watch_lives()
-            if exit_code == -9:
-                self._record.out_of_memory = self._witness.evidence()
-            number = self._record.on_exited(exit_code)
+            number = self._observer.ended(exit_code)
             self._say_why(exit_code)
             quiet = exit_code == 0 or self._stopping.signum is not None or bool(self._record.report.leaving)
             linger(self._record, number, quiet, self._spec.linger_seconds, self._inbox)
@@ -127,7 +116,7 @@ class _Monitor:
         return exit_code_after(exit_code, self._stopping.signum)
 
     def _watch_lives(self) -> int:
-        """One life of the task after the other; the exit code of the last one."""
+        """Watch one incarnation of the task after another; returns the exit code of the last."""
         for life in range(self._spec.restarts + 1):
             self._watch_task()
             exit_code = self._task.news.exit_code
@@ -138,7 +127,7 @@ class _Monitor:
             self._say_why(exit_code)
             say(f"starting {self._spec.task} again ({life + 1} of {self._spec.restarts} restarts)")
             self._start_again()
-        raise AssertionError("the last life returns")
+        raise AssertionError("the last incarnation returns")
 
     def _start_again(self) -> None:
         finished = self._record.report.phase == Phase.FINISHING.value
@@ -153,20 +142,18 @@ class _Monitor:
         while self._task.news.exit_code is None:
             ready = processes.wait_readable(self._descriptors(), self._seconds_to_wait())
             now = time.monotonic()
-            self._witness.sample(now)
-            if (facts := processes.process_facts(self._record.pid)) is not None:
-                self._record.on_state(stopped=facts.stopped)
+            self._observer.look()
             for signum in self._inbox.take():
                 self._on_signal(signum, now)
             if self._stopping.on_time(now) is Action.KILL:
-                say(f"{self._spec.task} was asked to end, did not within {self._stopping.patience:g} s, and was killed")
+                say(f"{self._spec.task} did not end within {self._stopping.patience:g} s when asked to, and was killed")
                 self._task.kill()
             if self._task.report_fd in ready:
                 self._take_reports()
             if self._task.status_fd in ready:
                 self._take_status()
         if self._reports_open:
-            self._take_reports()  # the last words, which may have come together with the exit
+            self._take_reports()  # the last reports, which may have come together with the exit
 
     def _descriptors(self) -> set[int]:
         watched = {self._inbox.fileno(), self._task.status_fd}
@@ -181,7 +168,7 @@ class _Monitor:
     def _on_signal(self, signum: int, now: float) -> None:
         if signum == signal.SIGUSR1:
             if not self._task.ask_for_files():
-                say(f"{self._spec.task} writes no files when asked to")
+                say(f"{self._spec.task} does not write files on request")
             return
         match self._stopping.on_signal(signum, now):
             case Action.ASK:
@@ -202,11 +189,10 @@ class _Monitor:
             self._record.on_report(report)
 
     def _say_why(self, exit_code: int) -> None:
-        name, pid = str(self._spec.task), self._record.pid
         if self._task.news.problem:
-            say(f"{name}: {self._task.news.problem}")
+            say(f"{self._spec.task}: {self._task.news.problem}")
         elif exit_code < 0 and self._stopping.signum is None:
-            say(describe_death(name, pid, -exit_code, self._witness))
+            say(self._observer.death(exit_code))
 
     def _leave_nothing(self) -> None:
         self._task.close(KEEPER_SECONDS)

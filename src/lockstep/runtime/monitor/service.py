@@ -17,7 +17,7 @@ from lockstep.transports.wire.server import ControlServer
 
 _MAX_WATCHERS: Final = 1024
 _QUESTIONS: Final = 16
-"""Threads beside those of the watchers; they are only made when needed."""
+"""Threads in addition to those of the watchers; they are created only when needed."""
 
 _STREAM_END_SECONDS: Final = 0.5
 
@@ -39,11 +39,11 @@ class MonitorService:
         return self._server.address
 
     def snapshot(self) -> bytes:
-        """What is known from outside: the kernel's view of the process. Quick: everybody asks for it in trouble."""
+        """What is known from outside: the kernel's view of the process. Quick: in trouble, every task asks for it."""
         return self._snapshot(with_stack=False)
 
     def snapshot_with_stack(self) -> bytes:
-        """The same with the Python stack of the task, also of a frozen one; takes up to two seconds."""
+        """The same with the task's Python stack, even if it is frozen; takes up to two seconds."""
         return self._snapshot(with_stack=True)
 
     def _snapshot(self, with_stack: bool) -> bytes:

@@ -1,4 +1,4 @@
-"""The Python stack of a task, taken from outside, so that a task which cannot answer still shows where it is."""
+"""The Python stack of a task, taken from outside, so that a task that cannot answer still shows where it is."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def _find_py_spy() -> str | None:
 
 
 class StackTaker:
-    """Takes one stack at a time, however many ask; those who wait get the one that is being taken."""
+    """Takes one stack at a time, however many callers ask; those that wait get the one being taken."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last = Stack("", "none was taken yet")
+        self._last = Stack("", "none has been taken yet")
         self._taken_at = float("-inf")
         self._pid = 0
 

@@ -12,21 +12,21 @@ from typing import Final
 
 from lockstep.runtime import processes
 from lockstep.runtime.monitor import keeper
-from lockstep.runtime.monitor.reporter import MAX_LINE_BYTES, LineBuffer, Report, decode_report
+from lockstep.runtime.monitor.reporter import MAX_LINE_BYTES, LineBuffer, Report, ReportReader
 
 REPORT_FD: Final = "{report_fd}"
-"""Where a command holds this text, the number of the descriptor for ``TaskReporter`` is put in its place."""
+"""In a command, this text is replaced by the number of the descriptor for ``TaskReporter``."""
 
 FINISHED: Final = "--lockstep_finished"
-"""Where a command holds this word, it is left out, but for a life after one that had done all its work."""
+"""This word is removed from a command, except for an incarnation after one that had finished its work."""
 LATER: Final = "--lockstep_later"
-"""The same, but for every life after the first one that this monitor started."""
+"""The same, except for every incarnation after the first that this monitor started."""
 MARKS: Final = (FINISHED, LATER)
 
 
 @dataclass(slots=True)
 class KeeperNews:
-    """What the keeper has said so far."""
+    """What the keeper has reported so far."""
 
     pid: int = 0
     exit_code: int | None = None
@@ -36,20 +36,19 @@ class KeeperNews:
 
 
 class TaskProcess:
-    """One life of a task. Make it on the main thread of a process that is a subreaper."""
+    """One incarnation of a task. Create it on the main thread of a process that is a subreaper."""
 
     def __init__(self, command: Sequence[str], marks: Collection[str] = (), *, takes_signals: bool = False) -> None:
-        """``marks``: those of ``MARKS`` that are true of this life. ``takes_signals``: it says itself what each of them
-        means, from its first moment on."""
+        """``marks``: those of ``MARKS`` that apply to this incarnation. ``takes_signals``: the task handles signals
+        itself, from its start."""
         self._takes_signals = takes_signals
         command_reader, self._commands = os.pipe()
         self.status_fd, status_writer = os.pipe()
         self.report_fd, report_writer = os.pipe()
         self._status_lines = LineBuffer(MAX_LINE_BYTES)
-        self._report_lines = LineBuffer(MAX_LINE_BYTES)
+        self._reports = ReportReader(self.report_fd)
         self.news = KeeperNews()
         os.set_blocking(self.status_fd, False)
-        os.set_blocking(self.report_fd, False)
         inherited = (command_reader, status_writer, report_writer)
         words = [part for part in command if part not in MARKS or part in marks]
         argv = [part.replace(REPORT_FD, str(report_writer)) for part in words]
@@ -65,11 +64,11 @@ class TaskProcess:
                 os.close(descriptor)
 
     def ask_to_end(self, signum: int) -> None:
-        """The signal itself to a task that takes it, else SIGTERM: a Python program answers SIGINT with a traceback."""
+        """Send the signal itself to a task that takes it, else SIGTERM: Python responds to SIGINT with a traceback."""
         self._command(keeper.SIGNALS[signal.Signals(signum)] if self._takes_signals else keeper.ASK)
 
     def ask_for_files(self) -> bool:
-        """SIGUSR1 to a task that takes it; whether this one does. It would kill another one."""
+        """Send SIGUSR1 to a task that takes it; whether this one does. It would kill any other."""
         if self._takes_signals:
             self._command(keeper.SIGNALS[signal.SIGUSR1])
         return self._takes_signals
@@ -84,7 +83,7 @@ class TaskProcess:
             return  # the keeper is gone, and the task with it
 
     def read_status(self) -> KeeperNews:
-        """Take in what the keeper said; call when ``status_fd`` is readable."""
+        """Read what the keeper reports; call it when ``status_fd`` is readable."""
         data = processes.read_available(self.status_fd)
         if data is None:
             self.news.gone = True
@@ -109,15 +108,11 @@ class TaskProcess:
                 self.news.stuck = tuple(int(pid) for pid in pids)
 
     def read_reports(self) -> tuple[list[Report], bool]:
-        """The task's reports since the last call, and whether there may be more later."""
-        data = processes.read_available(self.report_fd, MAX_LINE_BYTES * 16)
-        if data is None:
-            return [], False
-        reports = map(decode_report, self._report_lines.feed(data))
-        return [report for report in reports if report is not None], True
+        """The task's reports since the last call, and whether more may come later."""
+        return self._reports.read()
 
     def close(self, seconds: float) -> None:
-        """See the keeper out, which ends what the task left behind; kill it if it does not end within ``seconds``."""
+        """Wait for the keeper, which ends what the task left behind; kill it if that takes longer than ``seconds``."""
         os.close(self._commands)
         try:
             self._keeper.wait(seconds)

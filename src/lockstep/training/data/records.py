@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -113,14 +113,3 @@ def read_payload(descriptor: int, span: ByteRange) -> bytes:
     if _CHECKSUM.unpack_from(data, span.length)[0] != masked_checksum(payload):
         raise BadRecord(f"the checksum of the record at byte {span.offset - HEADER_BYTES} is wrong")
     return payload
-
-
-def read_records(path: Path) -> Iterator[bytes]:
-    """All payloads of a file in order, with their checksums verified."""
-    spans = index_records(path)
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        for span in spans:
-            yield read_payload(descriptor, span)
-    finally:
-        os.close(descriptor)

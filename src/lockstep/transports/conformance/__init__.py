@@ -1,11 +1,13 @@
-"""The suite that every transport passes. Shipped, and needs neither pytest nor torch.
+"""The suite that every transport passes. It needs neither pytest nor torch.
 
-``python -m lockstep.transports.conformance grpc`` prints a table and exits with 0 or 1.
+The caller provides the nodes that live in processes of their own (``stage.NodeHosts``); ``tests/conformance_hosts`` has
+some, and a command that runs all cases.
 """
 
 from __future__ import annotations
 
 from lockstep.transports.conformance.events import CaseFailed
+from lockstep.transports.conformance.stage import NodeHosts, Victim
 from lockstep.transports.conformance.suite import CASES, Case, Outcome, run_case, run_suite
 
-__all__ = ["CASES", "Case", "CaseFailed", "Outcome", "run_case", "run_suite"]
+__all__ = ["CASES", "Case", "CaseFailed", "NodeHosts", "Outcome", "Victim", "run_case", "run_suite"]

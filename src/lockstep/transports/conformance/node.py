@@ -1,7 +1,7 @@
 """One task of the suite: a transport with its server, regions and links, driven by plain numbers.
 
 Cases call the same methods whether the node is in this process (``Node``) or in a separate one that can be killed and
-frozen (``remote.RemoteNode``).
+frozen (``stage.Victim``).
 """
 
 from __future__ import annotations

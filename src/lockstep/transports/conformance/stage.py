@@ -7,16 +7,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol
 
 from lockstep.protocol.messages import Ticket
 from lockstep.transports.conformance.events import PATIENCE, CaseFailed, Heard
 from lockstep.transports.conformance.node import Node, SuiteNode, note_for
-from lockstep.transports.conformance.processes import own_address_towards
-from lockstep.transports.conformance.remote import RemoteNode
-
-if TYPE_CHECKING:
-    from lockstep.transports.conformance.forks import Forks
 
 
 class Victim(SuiteNode, Protocol):
@@ -27,6 +22,21 @@ class Victim(SuiteNode, Protocol):
     def kill(self) -> None: ...
     def freeze(self) -> None: ...
     def resume(self) -> None: ...
+
+
+class NodeHosts(Protocol):
+    """Starts nodes in processes of their own, on this machine or on another."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it starts them on another machine; then the second node of each pair is always one of them."""
+
+    @property
+    def own_address(self) -> str:
+        """The address of this machine at which they reach the nodes of this process."""
+
+    def start(self, transport: str, task: str, incarnation: int) -> Victim:
+        """A new node, which its ``close`` ends."""
 
 
 def require(condition: bool, text: str) -> None:
@@ -104,13 +114,11 @@ def _make_way(source: SuiteNode, source_link: int, target: SuiteNode, target_lin
 class Stage:
     """The nodes of one case. Leaving it closes them and checks that no threads are left."""
 
-    def __init__(self, transport: str, inn: str = "", forks: Forks | None = None) -> None:
-        """``inn``: where the second node of each pair runs; empty: in this process, or in one beside it.
-        ``forks``: starts those beside it; None: each starts its own Python."""
+    def __init__(self, transport: str, hosts: NodeHosts | None = None) -> None:
+        """``hosts`` are needed for cases with a node in a process of its own."""
         self.transport = transport
-        self._inn = inn
-        self._forks = forks
-        self._host = own_address_towards(inn) if inn else "127.0.0.1"
+        self._hosts = hosts
+        self._own_address = "127.0.0.1" if hosts is None else hosts.own_address
         self._incarnations = count(0xA000_0000_0000_0001)
         self._nodes = ExitStack()
         self._threads_before: set[threading.Thread] = set()
@@ -129,15 +137,17 @@ class Stage:
 
     def node(self, task: str) -> Node:
         """A node in this process, in a new incarnation."""
-        node = Node(self.transport, task, next(self._incarnations), self._host)
+        node = Node(self.transport, task, next(self._incarnations), self._own_address)
         self._nodes.callback(node.close)
         return node
 
     def victim(self, task: str) -> Victim:
-        """A node in a separate process, in a new incarnation."""
-        node = RemoteNode(self.transport, task, next(self._incarnations), self._inn, self._forks)
+        """A node in a process of its own, in a new incarnation."""
+        if self._hosts is None:
+            raise ValueError("this stage has no hosts for nodes in processes of their own; give it some")
+        node = self._hosts.start(self.transport, task, next(self._incarnations))
         self._nodes.callback(node.close)
-        return cast(Victim, node)
+        return node
 
     def join(self, a: SuiteNode, b: SuiteNode) -> tuple[int, int]:
         """Link two nodes, ``a`` dialing, and wait until both ends are up."""
@@ -149,8 +159,9 @@ class Stage:
         return a_link, b_link
 
     def pair(self) -> Pair:
-        """Two nodes in this process, or one here and one in the inn."""
-        return self._pair_with(self.victim("/suite/b") if self._inn else self.node("/suite/b"))
+        """Two nodes in this process, or one here and one on another machine."""
+        elsewhere = self._hosts is not None and self._hosts.elsewhere
+        return self._pair_with(self.victim("/suite/b") if elsewhere else self.node("/suite/b"))
 
     def pair_with_victim(self) -> tuple[Pair, Victim]:
         """A node in this process, and one that can be killed or frozen."""

@@ -5,15 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from lockstep.transports.base import TransportError
 from lockstep.transports.conformance import ending, moving, refusing
 from lockstep.transports.conformance.events import CaseFailed
-from lockstep.transports.conformance.stage import Stage
-
-if TYPE_CHECKING:
-    from lockstep.transports.conformance.forks import Forks
+from lockstep.transports.conformance.stage import NodeHosts, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,25 +83,18 @@ CASES: Final = (
 )
 
 
-def run_case(case: Case, transport: str, inn: str = "", forks: Forks | None = None) -> None:
+def run_case(case: Case, transport: str, hosts: NodeHosts) -> None:
     """Run one case; ``CaseFailed`` (or the transport's own error) says what went wrong."""
-    with Stage(transport, inn, forks) as stage:
+    with Stage(transport, hosts) as stage:
         case.run(stage)
 
 
 def run_suite(
-    transport: str,
-    *,
-    large: bool,
-    only: str = "",
-    inn: str = "",
-    part: tuple[int, int] = (1, 1),
-    forks: Forks | None = None,
+    transport: str, hosts: NodeHosts, *, large: bool, only: str = "", part: tuple[int, int] = (1, 1)
 ) -> Iterator[Outcome]:
-    """Run all cases whose name contains ``only``, and yield the outcome of each as it comes.
+    """Run all cases whose names contain ``only``, and yield each outcome as it comes.
 
-    ``inn``: HOST:PORT of another host that keeps the second node of each pair (``inn.py``). ``part``: which part of how
-    many; several may run at the same time. ``forks``: starts node processes of this host faster.
+    ``part``: which part, of how many; several may run at the same time.
     """
     which, parts = part
     for case in CASES[which - 1 :: parts]:
@@ -113,7 +103,7 @@ def run_suite(
         began = time.monotonic()
         failure = ""
         try:
-            run_case(case, transport, inn, forks)
+            run_case(case, transport, hosts)
         except (CaseFailed, TransportError) as error:
             failure = f"{type(error).__name__}: {error}"
         yield Outcome(case, time.monotonic() - began, failure)

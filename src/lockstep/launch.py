@@ -1,7 +1,7 @@
 """What launchers leave in the environment of the processes they start: torchrun, Slurm's srun, Open MPI's mpirun.
 
-A pure function of a mapping. Each launcher says the rank and the number of processes; where rank 0 is, each says in
-its own way, or not at all.
+Everything here is a pure function of a mapping; ``entry`` and ``cli`` pass the environment in. Each launcher sets the
+rank and the number of processes; where rank 0 is, each states in its own way, or not at all.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from lockstep.transports.wire.addresses import Address, AddressError, parse_addr
 
 Environment = Mapping[str, str]
 
+TOKEN_VARIABLE = "LOCKSTEP_JOB_TOKEN"
+"""The secret that all tasks of a job share, where no argument or flag gives it."""
+
 LAUNCHED_VARIABLE = "LOCKSTEP_LAUNCHED"
-"""Set for the tasks of a local cluster: the launcher shows how they come together, and ends them together."""
+"""Set for the tasks of a local cluster: the launcher shows the progress of their start, and ends them together."""
 
 FIRST_PORT, LAST_PORT = 20000, 32000
-"""Ports that are derived from the number of a job lie here: below those that the system gives to connections."""
+"""Ports that are derived from a job's number lie here: below those that the system gives to connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +37,9 @@ class Launch:
 
 
 def launched_by(environ: Environment, address: str | None = None) -> Launch | None:
-    """Which launcher started this process; None for none. BadInput where its variables make no sense.
+    """Which launcher started this process, if any. BadInput if its variables make no sense.
 
-    ``address`` is where rank 0 is, if the program says so itself.
+    ``address``: where rank 0 is, if the script specifies it.
     """
     for launcher, rank, world, find in _LAUNCHERS:
         if rank in environ and world in environ:
@@ -52,7 +55,7 @@ def launched_by(environ: Environment, address: str | None = None) -> Launch | No
 def _whole(environ: Environment, name: str) -> int:
     text = environ[name].strip()
     if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise BadInput(f"the variable {name} should hold a number, and holds {environ[name]!r}; unset it.")
+        raise BadInput(f"the variable {name} should hold a number, but holds {environ[name]!r}; unset it.")
     return int(text)
 
 
@@ -64,14 +67,14 @@ def _given(address: str) -> Address:
 
 
 def _master(environ: Environment) -> Address | None:
-    """MASTER_ADDR and MASTER_PORT, as torchrun sets them and as people set them by hand. Port + 1: the port itself is
-    torch's own."""
+    """MASTER_ADDR and MASTER_PORT, as torchrun sets them and as people set them by hand. Port + 1, because torch itself
+    uses the port."""
     if "MASTER_ADDR" not in environ or "MASTER_PORT" not in environ:
         return None
     return Address(environ["MASTER_ADDR"].strip(), _whole(environ, "MASTER_PORT") + 1)
 
 
-def _torchrun(environ: Environment, world: int) -> Address:  # noqa: ARG001 - every launcher is asked alike
+def _torchrun(environ: Environment, world: int) -> Address:  # noqa: ARG001 - all launchers have one signature
     found = _master(environ)
     if found is None:
         raise BadInput(
@@ -109,12 +112,12 @@ def _open_mpi(environ: Environment, world: int) -> Address:
 
 
 def _port_for(job: str) -> int:
-    """The same on every process of a job, and most likely another for every job of a machine."""
+    """The same for every process of a job, and most likely different for each job on a machine."""
     return FIRST_PORT + zlib.crc32(job.encode()) % (LAST_PORT - FIRST_PORT)
 
 
 def first_node(nodes: str) -> str | None:
-    """The first of a list of hosts as Slurm writes it: ``gpu[03-07,12],login1`` gives gpu03."""
+    """The first host of a list in Slurm's notation: ``gpu[03-07,12],login1`` gives gpu03."""
     match = re.match(r"([A-Za-z0-9_.-]+)(?:\[([0-9]+)[^\]]*\]([A-Za-z0-9_.-]*))?", nodes.strip())
     if match is None:
         return None

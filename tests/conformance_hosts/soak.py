@@ -1,8 +1,8 @@
 """Thousands of transfers of random sizes in both directions, while the peer is killed or frozen every second.
 
-``python -m lockstep.transports.conformance.soak grpc+shm`` prints what happened and exits with 0 or 1. It fails if a
-transfer is not settled in time, if bytes are told as arrived that are not those that were sent, or if descriptors or
-threads are left.
+``python -m conformance_hosts.soak grpc+shm`` prints what happened and exits with 0 or 1. It fails if a transfer
+is not settled in time, if bytes are reported as arrived that are not those that were sent, or if descriptors or threads
+are left.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Final
 
 import psutil
 
+from conformance_hosts.hosts import Here
 from lockstep.transports.base import LinkDownError, TransportError
 from lockstep.transports.conformance.events import CaseFailed, Heard, PeerHasEnded
 from lockstep.transports.conformance.node import SuiteNode
@@ -44,7 +45,7 @@ class Soaked:
 
 
 class _Trouble:
-    """Kills or freezes the present victim every second, on a thread of its own."""
+    """Kills or freezes the current victim every second, on its own thread."""
 
     def __init__(self, dice: random.Random, soaked: Soaked) -> None:
         self._dice = dice
@@ -82,7 +83,7 @@ class _Trouble:
 def soak(transport: str, transfers: int, seed: int = 1) -> Soaked:
     """Run it; ``CaseFailed`` says what went wrong."""
     dice, soaked = random.Random(seed), Soaked()
-    with Stage(transport) as stage:
+    with Stage(transport, Here()) as stage:
         a = stage.node("/suite/a")
         mine = a.allocate(SLOT_BYTES * SLOTS), a.allocate(SLOT_BYTES * SLOTS)
         a.fill(mine[0], 0, SLOT_BYTES * SLOTS, 11)
@@ -129,7 +130,7 @@ def _bury(victim: Victim) -> None:
 
 
 def _ways(pair: Pair, mine: tuple[int, int]) -> tuple[Way, Way]:
-    """There and back, over the same memory at this end in every life of the other."""
+    """There and back, over the same memory at this end for every incarnation of the other."""
     a, b = pair.a, pair.b
     theirs = b.allocate(SLOT_BYTES * SLOTS), b.allocate(SLOT_BYTES * SLOTS)
     b.fill(theirs[0], 0, SLOT_BYTES * SLOTS, 12)
@@ -139,7 +140,7 @@ def _ways(pair: Pair, mine: tuple[int, int]) -> tuple[Way, Way]:
 
 
 def _use(ways: tuple[Way, Way], transfers: int, dice: random.Random, soaked: Soaked) -> None:
-    """Batches of transfers until the peer is gone or there were enough."""
+    """Batches of transfers until the peer is gone or enough were made."""
     while soaked.transfers < transfers:
         way = dice.choice(ways)
         try:
@@ -168,7 +169,7 @@ def _one_batch(way: Way, dice: random.Random, soaked: Soaked) -> bool:
     arrived = _arrivals(way)[before:]
     for heard in arrived:
         if heard.note[24:] != _SUM.pack(heard.digest):
-            raise CaseFailed(f"{heard.nbytes} bytes were told as arrived, and they are not those that were sent")
+            raise CaseFailed(f"{heard.nbytes} bytes were reported as arrived, but they are not those that were sent")
     soaked.arrived += len(arrived)
     if lost and way.source.log.all("lost", way.source_link):
         settled = way.source.log.wait_settled(numbers, way.source_link)
@@ -193,7 +194,7 @@ def _ends(way: Way) -> tuple[tuple[SuiteNode, int], ...]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m lockstep.transports.conformance.soak", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m conformance_hosts.soak", description=__doc__)
     parser.add_argument("transport", choices=known_transports())
     parser.add_argument("--transfers", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)

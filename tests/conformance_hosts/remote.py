@@ -1,4 +1,4 @@
-"""A node in a process of its own (``process.py``), driven over a pipe with one JSON object a line."""
+"""A node in a process of its own (``node_process.py``), driven over a pipe with one JSON object per line."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import contextlib
 import dataclasses
 import json
 import threading
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
+from conformance_hosts.processes import NodeProcess
 from lockstep.protocol.messages import Ticket
 from lockstep.transports.base import Counters, LinkDownError, PeerAddress, TransportError
 from lockstep.transports.conformance.events import PATIENCE, CaseFailed, EventLog, Heard, PeerHasEnded
 from lockstep.transports.conformance.node import Node
-from lockstep.transports.conformance.processes import ForkedProcess, LocalProcess, LodgedProcess, NodeProcess
-
-if TYPE_CHECKING:
-    from lockstep.transports.conformance.forks import Forks
 
 _PLAIN: Final = {"Ticket": Ticket, "PeerAddress": PeerAddress, "Counters": Counters, "Heard": Heard}
 _ERRORS: Final = {"TransportError": TransportError, "LinkDownError": LinkDownError, "gone": PeerHasEnded}
@@ -41,25 +38,16 @@ def unpack(value: Any) -> Any:
     return _PLAIN[name](**{field: unpack(inner) for field, inner in content.items()})
 
 
-def _start(transport: str, task: str, incarnation: int, inn: str, forks: Forks | None) -> NodeProcess:
-    if inn:
-        return LodgedProcess(inn, transport, task, incarnation)
-    if forks is not None:
-        return ForkedProcess(forks, transport, task, incarnation)
-    return LocalProcess(transport, task, incarnation)
-
-
 class RemoteNode:
     """Has the methods of ``Node``; each call waits for its answer with a deadline."""
 
-    def __init__(self, transport: str, task: str, incarnation: int, inn: str = "", forks: Forks | None = None) -> None:
-        """``inn``: HOST:PORT of the host that is to keep the node; empty: this one. ``forks``: what starts it here."""
+    def __init__(self, task: str, incarnation: int, process: NodeProcess) -> None:
         self.task = task
         self.incarnation = incarnation
         self.log = EventLog(task)
         self._answered = threading.Condition()
         self._answer: dict[str, Any] | None = None
-        self._process = _start(transport, task, incarnation, inn, forks)
+        self._process = process
         self._reader = threading.Thread(target=self._read, name=f"suite-{task}", daemon=True)
         self._reader.start()
 
@@ -88,7 +76,7 @@ class RemoteNode:
         return unpack(answer["result"])
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a connection that breaks is the end, too
+        with contextlib.suppress(OSError, ValueError):  # a broken connection is the end as well
             for line in self._process.answers:
                 self._take(json.loads(line))
         with self._answered:

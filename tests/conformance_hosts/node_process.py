@@ -10,14 +10,14 @@ import sys
 import threading
 from typing import Any, TextIO
 
+from conformance_hosts.remote import pack, unpack
 from lockstep.transports.base import TransportError
 from lockstep.transports.conformance.events import EventLog, Heard
 from lockstep.transports.conformance.node import Node
-from lockstep.transports.conformance.remote import pack, unpack
 
 
 class _Lines:
-    """Standard output, one JSON object a line, from several threads."""
+    """Standard output, one JSON object per line, from several threads."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out

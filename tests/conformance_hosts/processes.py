@@ -1,4 +1,4 @@
-"""Where a remote node lives: a process of this host, or one that another host starts for us (``inn.py``)."""
+"""The process of a remote node: on this machine, or one that a node host starts on another (``node_host.py``)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Protocol
 
 from lockstep.transports.conformance.events import PATIENCE, CaseFailed
 
 if TYPE_CHECKING:
-    from lockstep.transports.conformance.forks import Forks
+    from conformance_hosts.forks import Forks
 
-NODE_MODULE: Final = "lockstep.transports.conformance.process"
+NODE_MODULE: Final = "conformance_hosts.node_process"
+FOLDER: Final = str(Path(__file__).parents[1])
+"""Where Python finds that module."""
 
 
 class NodeProcess(Protocol):
@@ -38,17 +41,10 @@ class NodeProcess(Protocol):
         """SIGCONT."""
 
     def has_ended(self, seconds: float) -> bool:
-        """Whether it ends within so many seconds."""
+        """Whether it ends within that many seconds."""
 
     def close(self) -> None:
         """Close the streams."""
-
-
-def own_address_towards(inn: str) -> str:
-    """Under which address of this machine an inn can reach it."""
-    host, _, port = inn.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=PATIENCE) as probe:
-        return str(probe.getsockname()[0])
 
 
 class LocalProcess:
@@ -60,6 +56,7 @@ class LocalProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (FOLDER, os.environ.get("PYTHONPATH"))))},
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -117,14 +114,14 @@ class ForkedProcess:
         self._process.close()
 
 
-class LodgedProcess:
-    """A process that an inn on another host keeps for us."""
+class HostedProcess:
+    """A process that a node host on another machine has started."""
 
-    def __init__(self, inn: str, transport: str, task: str, incarnation: int) -> None:
-        host, _, port = inn.rpartition(":")
-        self._inn = (host, int(port))
+    def __init__(self, address: str, transport: str, task: str, incarnation: int) -> None:
+        host, _, port = address.rpartition(":")
+        self._host = (host, int(port))
         self._incarnation = incarnation
-        self._socket = socket.create_connection(self._inn, timeout=PATIENCE)
+        self._socket = socket.create_connection(self._host, timeout=PATIENCE)
         words = {"start": [transport, task, str(incarnation), host]}
         self._socket.sendall(json.dumps(words).encode() + b"\n")
         self._socket.settimeout(None)
@@ -156,11 +153,13 @@ class LodgedProcess:
         self._socket.close()
 
     def _ask(self, what: str, seconds: float = PATIENCE) -> Any:
-        with socket.create_connection(self._inn, timeout=seconds + PATIENCE) as asking:
+        with socket.create_connection(self._host, timeout=seconds + PATIENCE) as asking:
             words = {"ask": what, "incarnation": str(self._incarnation), "seconds": seconds}
             asking.sendall(json.dumps(words).encode() + b"\n")
             with asking.makefile("r") as answers:
                 answer = json.loads(answers.readline() or "{}")
         if "answer" not in answer:
-            raise CaseFailed(f"the inn at {self._inn[0]} did not {what} a node: {answer.get('error', 'no answer')}")
+            raise CaseFailed(
+                f"the node host at {self._host[0]} did not {what} a node: {answer.get('error', 'no answer')}"
+            )
         return answer["answer"]

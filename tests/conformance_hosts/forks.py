@@ -1,7 +1,7 @@
-"""Node processes that start fast: forked from one that has imported what nodes need, and has done nothing else.
+"""Node processes that start fast: forked from one that has imported what nodes need and done nothing else.
 
-A Python of its own takes each node half a second to start (ten on an emulated host), and most cases of a suite between
-two hosts start one.
+A new Python takes half a second to start (ten on an emulated host), and most cases of a suite between two hosts start
+a node.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NoReturn
 
-from lockstep.transports.conformance import process
+from conformance_hosts import node_process
 from lockstep.transports.conformance.events import PATIENCE, CaseFailed
 from lockstep.transports.registry import load_libraries
 
@@ -27,8 +27,8 @@ _LONGEST_ORDER: Final = 4096
 _STOPPED: Final = "T"
 
 
-class Forked:
-    """A node process that is no child of this one."""
+class ForkedNode:
+    """A node process that is not a child of this one."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -57,7 +57,7 @@ class Forked:
         self._signal(signal.SIGCONT)
 
     def has_ended(self, seconds: float) -> bool:
-        """Whether it ends within so many seconds."""
+        """Whether it ends within that many seconds."""
         return bool(select.select([self._ended], [], [], seconds)[0])
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class Forked:
 
 
 class Forks:
-    """Starts node processes. Made before its own process has any thread; what it started ends with its input."""
+    """Starts node processes. Create it before this process has any threads; what it starts ends with its input."""
 
     def __init__(self) -> None:
         self._order, orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -81,15 +81,15 @@ class Forks:
         orders.close()
         self._order.settimeout(3 * PATIENCE)  # the first order imports, and an emulated host takes its time
 
-    def start(self, arguments: list[str], stdin: int, stdout: int) -> Forked:
-        """A process of ``process.py`` with these arguments that reads and writes these descriptors."""
+    def start(self, arguments: list[str], stdin: int, stdout: int) -> ForkedNode:
+        """A process of ``node_process.py`` with these arguments that reads and writes these descriptors."""
         try:
             with self._one_at_a_time:
                 socket.send_fds(self._order, [json.dumps(arguments).encode()], [stdin, stdout])
                 pid = self._order.recv(_LONGEST_ORDER)
             if not pid:
                 raise CaseFailed("a node process could not be forked: the process that forks has ended")
-            return Forked(int(pid))
+            return ForkedNode(int(pid))
         except OSError as error:
             raise CaseFailed(f"a node process could not be forked: {error}") from error
 
@@ -99,9 +99,9 @@ class Forks:
 
 
 def _never_return(work: Callable[[], None], *others: socket.socket) -> NoReturn:
-    """In a process that was just forked: do this and end. It must not go on as a copy of the caller's program.
+    """In a process that was just forked: do this and end. It must not continue as a copy of the caller's program.
 
-    ``others``: ends of sockets that are not for this process.
+    ``others``: ends of sockets that this process does not need.
     """
     code = 1
     try:
@@ -109,16 +109,16 @@ def _never_return(work: Callable[[], None], *others: socket.socket) -> NoReturn:
             end.close()
         work()
         code = 0
-    except BaseException:  # noqa: BLE001 - whatever it is, it is told, and this process ends
+    except BaseException:  # noqa: BLE001 - whatever it is, it is printed, and this process ends
         traceback.print_exc()
     finally:
         os._exit(code)
 
 
 def _obey(orders: socket.socket) -> None:
-    """In the process that forks: until whoever gives orders is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who gives the orders
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # and the dead need no one who asks for them
+    """In the process that forks: until the process that gives orders is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the process that gives the orders
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the dead children
     while True:
         order, descriptors, _, _ = socket.recv_fds(orders, _LONGEST_ORDER, 2)
         if not order:
@@ -141,11 +141,11 @@ def _become_node(arguments: list[str], stdin: int, stdout: int) -> None:
     os.close(stdin)
     os.close(stdout)
     sys.argv[1:] = arguments
-    process.main()
+    node_process.main()
 
 
 def _state(pid: int) -> str:
-    """The letter by which the kernel tells what a process does; empty when it is gone."""
+    """The kernel's letter for the state of a process; empty once it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.cli.environment import FIRST_PORT, LAST_PORT, Launch, first_node, launched_by
 from lockstep.cli.library_flags import cluster_flags
 from lockstep.errors import BadInput
+from lockstep.launch import FIRST_PORT, LAST_PORT, Launch, first_node, launched_by
 from lockstep.transports.wire.addresses import Address
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
@@ -66,7 +66,7 @@ def test_mpirun_on_several_machines_needs_an_address() -> None:
 @pytest.mark.parametrize(
     ("environ", "sentence"),
     [
-        ({**TORCHRUN, "RANK": "x"}, "RANK should hold a number, and holds 'x'"),
+        ({**TORCHRUN, "RANK": "x"}, "RANK should hold a number, but holds 'x'"),
         ({**TORCHRUN, "RANK": "3"}, "RANK=3 is not below WORLD_SIZE=3"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "without MASTER_ADDR and MASTER_PORT"),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "do not say on which nodes"),
