@@ -25,9 +25,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lockstep.protocol.ids import CHIEF, ClusterShape, TaskId, server
+from lockstep.protocol.core.ids import CHIEF, ClusterShape, TaskId, server
 from lockstep.runtime.monitor.reporter import Phase
-from lockstep.transports.wire.monitor_client import Unreachable, describe, fetch_snapshot
+from lockstep.transports.control.monitor_client import Unreachable, describe, fetch_snapshot
 
 SHAPE = ClusterShape(2, 3)
 STEPS = 200

@@ -30,7 +30,7 @@ def plain_loop(name: str, batch: int, steps: int, how: str) -> float:
     import torch
     from torch.nn import functional
 
-    from lockstep.training.compiling import compile_model
+    from lockstep.benchmark.training.compiling import compile_model
 
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(1234)
@@ -69,7 +69,7 @@ def _build(name: str):  # type: ignore[no-untyped-def]  # torch is imported late
         options = {"aux_logits": False, "init_weights": False} if "inception" in name else {}
         model = models.get_model(name.partition(":")[2], weights=None, num_classes=1001, **options)
         return model, 299 if "inception" in name else 224
-    from lockstep.training.models import find_model
+    from lockstep.benchmark.models import find_model
 
     spec = find_model(name, "imagenet")
     return spec.build(1001), spec.image_size

@@ -21,13 +21,13 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from lockstep.training.data.geometry import random_window
-from lockstep.training.data.order import TrainingOrder, mixed
-from lockstep.training.data.pipeline import DecodePipeline, InputOptions
-from lockstep.training.data.preparing import Preparation
-from lockstep.training.data.sample import SampleSpec, make_sample
-from lockstep.training.data.source import Reader
-from lockstep.training.data.tfrecords import TFRecordSource
+from lockstep.benchmark.data.geometry import random_window
+from lockstep.benchmark.data.order import TrainingOrder, mixed
+from lockstep.benchmark.data.pipeline import DecodePipeline, InputOptions
+from lockstep.benchmark.data.sample import SampleSpec, make_sample
+from lockstep.benchmark.data.source import Reader
+from lockstep.benchmark.data.tfrecords import TFRecordSource
+from lockstep.benchmark.data.transforms import Preparation
 
 SIZE = 224
 BATCH = 32

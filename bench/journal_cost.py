@@ -26,13 +26,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from helpers.cluster import InProcessCluster, in_process_cluster
 from lockstep.drill.task import PlainStore
-from lockstep.protocol.ids import CHIEF, ClusterShape, worker
-from lockstep.protocol.journal import Happening, Journal
-from lockstep.protocol.messages import GroupRates, Layout, ParameterEntry
-from lockstep.protocol.plan import make_plan
-from lockstep.runtime.node import Node
-from lockstep.runtime.watchdog import Watchdog
-from lockstep.runtime.worker_node import WorkerNode
+from lockstep.protocol.core.ids import CHIEF, ClusterShape, worker
+from lockstep.protocol.core.journal import Happening, Journal
+from lockstep.protocol.core.messages import GroupRates, Layout, ParameterEntry
+from lockstep.protocol.core.plan import make_plan
+from lockstep.runtime.task.node import Node
+from lockstep.runtime.task.worker_node import WorkerNode
+from lockstep.runtime.watch.watchdog import Watchdog
 
 
 @dataclass(frozen=True)
@@ -175,10 +175,10 @@ def run_model(model: str, batch: int) -> Callable[[Callable[[int], None], int], 
     def run(on_step: Callable[[int], None], steps: int) -> None:
         import torch
 
-        from lockstep.training.benchmark.job import BenchJob
-        from lockstep.training.config import BenchConfig, RunLength, resolved
-        from lockstep.training.replica import Replica
-        from lockstep.training.shard_store import TorchShardStore
+        from lockstep.benchmark.settings.config import BenchConfig, RunLength, resolved
+        from lockstep.benchmark.training.job import BenchJob
+        from lockstep.training.server.shard_store import TorchShardStore
+        from lockstep.training.worker.replica import Replica
 
         torch.set_num_threads(1)
         config = resolved(BenchConfig(model=model, run=RunLength(batch_size=batch, num_batches=steps)))

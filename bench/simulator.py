@@ -16,10 +16,10 @@ import pstats
 import resource
 import time
 
-from lockstep.protocol.messages import ParameterEntry
+from lockstep.protocol.core.messages import ParameterEntry
 from lockstep.sim.capacity import CapacityCase, measure
-from lockstep.sim.draw import Size
 from lockstep.sim.explore import play_seed
+from lockstep.sim.generate import Size
 from lockstep.sim.pool import parallel
 
 MIB = 1 << 20

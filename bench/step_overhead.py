@@ -26,12 +26,12 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from helpers.cluster import InProcessCluster, in_process_cluster
-from lockstep.protocol.ids import ClusterShape
-from lockstep.protocol.messages import GroupRates, OptimizerEntry
-from lockstep.runtime.loop import TaskLoop
-from lockstep.runtime.worker_node import WorkerNode
-from lockstep.training.replica import Replica, Trained
-from lockstep.training.shard_store import TorchShardStore
+from lockstep.protocol.core.ids import ClusterShape
+from lockstep.protocol.core.messages import GroupRates, OptimizerEntry
+from lockstep.runtime.task.loop import TaskLoop
+from lockstep.runtime.task.worker_node import WorkerNode
+from lockstep.training.server.shard_store import TorchShardStore
+from lockstep.training.worker.replica import Replica, Trained
 
 ELEMENTS = 16
 """Numbers in a bucket: 64 bytes, the smallest bucket there is."""

@@ -75,7 +75,7 @@ def test_data_by_others_in_the_wheel_is_named_in_the_notice(wheel: Path) -> None
     with zipfile.ZipFile(wheel) as archive:
         ours = {".py", ".proto", ".binpb", ".typed"}
         data = [name for name in archive.namelist() if ".dist-info/" not in name and Path(name).suffix not in ours]
-    assert data == ["lockstep/training/data/digits.bin"]
+    assert data == ["lockstep/benchmark/data/digits.bin"]
     notice = (ROOT / "NOTICE").read_text()
     assert data[0] in notice
     assert "CC BY 4.0" in notice

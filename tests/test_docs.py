@@ -53,16 +53,19 @@ def test_every_file_that_is_named_exists(document: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "paths"),
     [
-        ("`protocol/server.py` `_admit`", ["protocol/server.py"]),
+        ("`protocol/server/server_machine.py` `_admit`", ["protocol/server/server_machine.py"]),
         ("`python bench/gpu.py --steps=1`, `a > docs/machines.md`", ["bench/gpu.py", "docs/machines.md"]),
         ("`transports/shm/`, `gone/loop.py`, `world.py`", ["transports/shm/", "gone/loop.py", "world.py"]),
-        ("`src/lockstep/sim` and\n`lockstep/protocol/timing.py`", ["src/lockstep/sim", "lockstep/protocol/timing.py"]),
+        (
+            "`src/lockstep/sim` and\n`lockstep/protocol/core/timing.py`",
+            ["src/lockstep/sim", "lockstep/protocol/core/timing.py"],
+        ),
         ("`python train.py`: a user's own file", []),
         (
             "`/etc/hosts`, `NAME.damaged`, `lockstep-UID/JOBID`, `~/notes/x.py`, `image/bbox/{x,y}`",
             [],
         ),
-        ("`--train_dir=/data/run1/`, `FOLDER/checkpoints/` and protocol/server.py outside of code", []),
+        ("`--train_dir=/data/run1/`, `FOLDER/checkpoints/` and protocol/server/server_machine.py outside of code", []),
     ],
 )
 def test_paths_are_recognised(text: str, paths: list[str]) -> None:
@@ -70,7 +73,14 @@ def test_paths_are_recognised(text: str, paths: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["protocol/server.py", "lockstep/protocol/server.py", "server.py", "shm/", "docs/gpu.md"]
+    "path",
+    [
+        "protocol/server/server_machine.py",
+        "lockstep/protocol/server/server_machine.py",
+        "server.py",
+        "shm/",
+        "docs/gpu.md",
+    ],
 )
 def test_a_file_is_found_by_the_names_that_documents_use(path: str) -> None:
     assert found(path, ROOT / "README.md")

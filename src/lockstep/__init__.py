@@ -18,23 +18,23 @@ from lockstep.version import __version__
 
 if TYPE_CHECKING:
     from lockstep.cli.library_flags import cluster_flags as cluster_flags
-    from lockstep.entry import join as join
     from lockstep.errors import BadInput as BadInput
-    from lockstep.runtime.outcome import JobEndedError as JobEndedError
-    from lockstep.training.library.errors import UsageError as UsageError
-    from lockstep.training.library.job import Job as Job
-    from lockstep.training.library.sharding import IterableShard as IterableShard
-    from lockstep.training.library.sharding import MapShard as MapShard
+    from lockstep.library.errors import UsageError as UsageError
+    from lockstep.library.job import Job as Job
+    from lockstep.library.join import join as join
+    from lockstep.library.sharding import IterableShard as IterableShard
+    from lockstep.library.sharding import MapShard as MapShard
+    from lockstep.runtime.task.outcome import JobEndedError as JobEndedError
 
 _PUBLIC = {
     "BadInput": "lockstep.errors",
-    "IterableShard": "lockstep.training.library.sharding",
-    "Job": "lockstep.training.library.job",
-    "JobEndedError": "lockstep.runtime.outcome",
-    "MapShard": "lockstep.training.library.sharding",
-    "UsageError": "lockstep.training.library.errors",
+    "IterableShard": "lockstep.library.sharding",
+    "Job": "lockstep.library.job",
+    "JobEndedError": "lockstep.runtime.task.outcome",
+    "MapShard": "lockstep.library.sharding",
+    "UsageError": "lockstep.library.errors",
     "cluster_flags": "lockstep.cli.library_flags",
-    "join": "lockstep.entry",
+    "join": "lockstep.library.join",
 }
 
 __all__ = [

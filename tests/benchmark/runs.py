@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from lockstep.benchmark.outputs.observers import Observer
+from lockstep.benchmark.training.job import BenchJob
+from lockstep.benchmark.training.loop import BenchResult, train
+from lockstep.benchmark.training.run import choose_devices, single_updates
 from lockstep.cli.flags import parse_bench
-from lockstep.training.benchmark.job import BenchJob
-from lockstep.training.benchmark.loop import BenchResult, train
-from lockstep.training.benchmark.observing import Observer
-from lockstep.training.benchmark.run import choose_devices, single_updates
 
 BASE = ("--device=cpu", "--data_name=digits", "--model=lenet", "--batch_size=4", "--num_warmup_batches=0")
 
@@ -58,9 +58,9 @@ def by_hand(
     steps: int, *, lanes: int = 1, rate: float = 0.05, decay: float = 4e-5, batch: int = 4, late: bool = False
 ) -> dict[str, Tensor]:
     """SGD on the digits written out: each step the mean of the lanes' gradients, w -= rate * (mean + decay * w)."""
-    from lockstep.training.data.digits import digits_source
-    from lockstep.training.data.order import TrainingOrder
-    from lockstep.training.models import build_model
+    from lockstep.benchmark.data.digits import digits_source
+    from lockstep.benchmark.data.order import TrainingOrder
+    from lockstep.benchmark.models import build_model
 
     source = digits_source("train")
     torch.manual_seed(1234)

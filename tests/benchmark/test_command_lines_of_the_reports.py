@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from cluster.tasks import Tasks
 from helpers.programs import Finished, Program, run_lockstep
 from helpers.waiting import wait_until
-from lockstep.protocol.ids import ClusterShape, server, worker
+from lockstep.protocol.core.ids import ClusterShape, server, worker
 from lockstep.runtime.processes import become_subreaper
 
 pytestmark = [pytest.mark.timed, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -14,16 +14,16 @@ import torch
 from PIL import Image
 
 from benchmark.runs import BASE, NoProgress, Ran, run
+from lockstep.benchmark.data.device_batches import BatchFeed
+from lockstep.benchmark.data.pipeline import DecodePipeline
+from lockstep.benchmark.outputs.observers import Observer
+from lockstep.benchmark.training.inputs import input_patience
+from lockstep.benchmark.training.job import BenchJob
+from lockstep.benchmark.training.run import choose_devices, run_single, set_up_torch
 from lockstep.cli.flags import parse_bench
 from lockstep.cli.flags.flag import Status
 from lockstep.cli.flags.table import TABLE
 from lockstep.errors import BadInput
-from lockstep.training.benchmark.inputs import input_patience
-from lockstep.training.benchmark.job import BenchJob
-from lockstep.training.benchmark.observing import Observer
-from lockstep.training.benchmark.run import choose_devices, run_single, set_up_torch
-from lockstep.training.data.feed import BatchFeed
-from lockstep.training.data.pipeline import DecodePipeline
 
 pytestmark = pytest.mark.timeout(120)
 TESTS = Path(__file__).parents[1]
@@ -259,7 +259,7 @@ def test_the_flag_leaves_a_file(name: str, tmp_path: Path) -> None:
 
 
 def test_evaluations_of_a_trained_model_reach_eval_dir(tmp_path: Path) -> None:
-    from lockstep.training.benchmark.run import run_evaluation
+    from lockstep.benchmark.training.run import run_evaluation
 
     flags = [*BASE, f"--train_dir={tmp_path}/trained", "--num_batches=2"]
     run_single(parse_bench(flags, {}), lambda _line: None, NoProgress)

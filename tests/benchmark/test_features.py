@@ -12,13 +12,13 @@ import torch
 from benchmark.runs import BASE, NoProgress, by_hand, largest_difference, run
 from helpers.programs import start_lockstep
 from helpers.waiting import wait_until
+from lockstep.benchmark.data.errors import BadData
+from lockstep.benchmark.settings.features import PrecisionConfig
+from lockstep.benchmark.training.evaluation import Evaluation, evaluate_once
+from lockstep.benchmark.training.run import run_evaluation, run_single
 from lockstep.cli.flags import parse_bench
-from lockstep.training.benchmark.evaluation import Evaluation, evaluate_once
-from lockstep.training.benchmark.run import run_evaluation, run_single
-from lockstep.training.benchmark.scaling import LossScale, all_finite
-from lockstep.training.data.errors import BadData
 from lockstep.training.export import write_final_parameters
-from lockstep.training.features import PrecisionConfig
+from lockstep.training.worker.loss_scale import LossScale, all_finite
 
 RATE = "--init_learning_rate=0.05"
 pytestmark = pytest.mark.timeout(120)

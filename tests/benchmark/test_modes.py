@@ -11,8 +11,8 @@ from torch import Tensor
 
 from benchmark.runs import BASE, by_hand, largest_difference, run
 from helpers.programs import run_lockstep
-from lockstep.training.benchmark.collective import pack
-from lockstep.training.replica import Trained
+from lockstep.benchmark.training.collective import pack
+from lockstep.training.worker.replica import Trained
 
 RATE = "--init_learning_rate=0.05"
 pytestmark = pytest.mark.timeout(120)

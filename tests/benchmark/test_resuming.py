@@ -15,12 +15,12 @@ from PIL import Image
 from torch import Tensor
 
 from benchmark.runs import largest_difference
+from lockstep.benchmark.settings.config import BenchConfig
+from lockstep.benchmark.training.evaluation import Evaluated, Evaluation
+from lockstep.benchmark.training.job import BenchJob
+from lockstep.benchmark.training.run import choose_devices
+from lockstep.benchmark.training.updates import LocalUpdates
 from lockstep.cli.flags import parse_bench
-from lockstep.training.benchmark.evaluation import Evaluated, Evaluation
-from lockstep.training.benchmark.job import BenchJob
-from lockstep.training.benchmark.run import choose_devices
-from lockstep.training.benchmark.updates import LocalUpdates
-from lockstep.training.config import BenchConfig
 
 pytestmark = pytest.mark.timeout(120)
 State = dict[str, Tensor]

@@ -16,7 +16,7 @@ from PIL import Image
 from cluster.tasks import Tasks
 from helpers.programs import run_lockstep
 from helpers.waiting import wait_until
-from lockstep.protocol.ids import ClusterShape, worker
+from lockstep.protocol.core.ids import ClusterShape, worker
 from lockstep.runtime.processes import become_subreaper
 
 pytestmark = pytest.mark.timed

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.benchmark.compare.contestants import ContestantKind
 from lockstep.cli.compare_flags import has_matplotlib, parse_compare
 from lockstep.errors import BadInput, HelpAsked
-from lockstep.runtime.cluster import PROTOCOLS
-from lockstep.training.compare.contestants import ContestantKind
+from lockstep.runtime.startup.cluster import PROTOCOLS
 
 SMALL = ["--model=trivial", "--batch_size=2", "--num_batches=3", "--num_warmup_batches=1", "--device=cpu"]
 
@@ -97,8 +97,8 @@ DRAW = """
 import sys
 from pathlib import Path
 from lockstep.cli.compare_plot import draw
-from lockstep.training.compare.contestants import Contestant, ContestantKind
-from lockstep.training.compare.results import Measurement, Row
+from lockstep.benchmark.compare.contestants import Contestant, ContestantKind
+from lockstep.benchmark.compare.results import Measurement, Row
 limit = Row(Contestant(ContestantKind.LIMIT), [Measurement(10.0), Measurement(12.0)])
 rows = [limit, Row(Contestant(ContestantKind.DDP))]
 draw(rows, "two rounds", Path(sys.argv[1]))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.benchmark.settings.config import BenchConfig
+from lockstep.benchmark.settings.config import settings as run_settings
+from lockstep.benchmark.settings.rules import problems
 from lockstep.cli.flags import BadInput, HelpAsked, parse_bench
 from lockstep.cli.flags.flag import Kind
 from lockstep.cli.flags.table import TABLE
-from lockstep.training.config import BenchConfig
-from lockstep.training.config import settings as run_settings
-from lockstep.training.rules import problems
 
 FLAGS = st.sampled_from(TABLE)
 NAMES = st.sampled_from([flag.name for flag in TABLE])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from lockstep.benchmark.settings.config import BenchConfig, resolved
 from lockstep.cli.flags import BadInput, parse_bench, task_arguments
-from lockstep.protocol.ids import server, worker
-from lockstep.training.config import BenchConfig, resolved
+from lockstep.protocol.core.ids import server, worker
 
 
 def _words(text: str) -> list[str]:

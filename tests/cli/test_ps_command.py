@@ -12,7 +12,7 @@ import pytest
 import lockstep
 from lockstep.cli.library_flags import LIBRARY_TABLE, PROGRAM_FLAGS, join_arguments, read_library_flags
 from lockstep.cli.main import main
-from lockstep.entry import JoinArguments
+from lockstep.library.join import JoinArguments
 
 
 def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from helpers.ports import free_ports
 from helpers.programs import Finished, Program, start_lockstep
-from lockstep.protocol.ids import ClusterShape, TaskId
-from lockstep.transports.wire.monitor_client import Unreachable, describe
+from lockstep.protocol.core.ids import ClusterShape, TaskId
+from lockstep.transports.control.monitor_client import Unreachable, describe
 
 SMALL_RUN = ("--device=cpu", "--model=lenet", "--batch_size=4", "--num_threads=1")
 

@@ -11,8 +11,8 @@ import pytest
 from cluster.tasks import SMALL_RUN, tasks_of
 from helpers.programs import Finished, run_lockstep
 from helpers.waiting import wait_until
-from lockstep.protocol.ids import ClusterShape, TaskId, server, worker
-from lockstep.runtime.checkpoints import CheckpointFolder, read_manifest
+from lockstep.protocol.core.ids import ClusterShape, TaskId, server, worker
+from lockstep.runtime.checkpoint.folder import CheckpointFolder, read_manifest
 
 TWO_AND_ONE = ClusterShape(2, 1)
 RUN = ("--ps=1", "--workers=1", "--num_warmup_batches=0", "--save_model_steps=2")

@@ -13,7 +13,7 @@ import pytest
 from cluster.tasks import tasks_of
 from helpers.waiting import wait_until
 from lockstep.drill.cluster import DrillCluster
-from lockstep.protocol.ids import ClusterShape, TaskId, server, worker
+from lockstep.protocol.core.ids import ClusterShape, TaskId, server, worker
 
 SHAPE = ClusterShape(2, 2)
 PS0, PS1, CHIEF, W1 = server(0), server(1), worker(0), worker(1)

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from cluster.tasks import SMALL_RUN, tasks_of
 from helpers.programs import processes_mentioning, run_lockstep, start_lockstep
 from helpers.waiting import wait_until
-from lockstep.protocol.ids import ClusterShape, TaskId, server, worker
-from lockstep.transports.wire.monitor_client import describe
+from lockstep.protocol.core.ids import ClusterShape, TaskId, server, worker
+from lockstep.transports.control.monitor_client import describe
 
 pytestmark = pytest.mark.timed
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from cluster.tasks import SMALL_RUN, tasks_of
 from helpers.programs import run_lockstep, start_lockstep
 from helpers.waiting import wait_until
-from lockstep.protocol.ids import ClusterShape, TaskId, server, worker
+from lockstep.protocol.core.ids import ClusterShape, TaskId, server, worker
 
 pytestmark = pytest.mark.timed
 

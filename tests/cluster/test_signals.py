@@ -14,10 +14,10 @@ from cluster.tasks import Tasks, tasks_of
 from helpers.ports import free_port
 from helpers.programs import Finished, start_lockstep
 from helpers.waiting import wait_until
-from lockstep.protocol.ids import CHIEF, ClusterShape, TaskId, server, worker
-from lockstep.runtime.checkpoints import CheckpointFolder, verify
+from lockstep.protocol.core.ids import CHIEF, ClusterShape, TaskId, server, worker
+from lockstep.runtime.checkpoint.folder import CheckpointFolder, verify
 from lockstep.runtime.monitor.reporter import Phase
-from lockstep.transports.wire.monitor_client import Unreachable, describe
+from lockstep.transports.control.monitor_client import Unreachable, describe
 
 SHAPE, PS, W1 = ClusterShape(1, 2), server(0), worker(1)
 FOREVER = "--num_batches=1000000"

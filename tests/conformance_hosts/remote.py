@@ -9,7 +9,7 @@ import threading
 from typing import Any, Final, cast
 
 from conformance_hosts.processes import NodeProcess
-from lockstep.protocol.messages import Ticket
+from lockstep.protocol.core.messages import Ticket
 from lockstep.transports.base import Counters, LinkDownError, PeerAddress, TransportError
 from lockstep.transports.conformance.events import PATIENCE, CaseFailed, EventLog, Heard, PeerHasEnded
 from lockstep.transports.conformance.node import Node

@@ -21,9 +21,9 @@ from helpers.snapshots import (
     wait,
     waiting_worker,
 )
-from lockstep.protocol.causes import Cause
-from lockstep.protocol.reach import Reach, Silence
-from lockstep.protocol.waits import WaitKind
+from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.reach import Reach, Silence
+from lockstep.protocol.core.waits import WaitKind
 
 REFUSED = Silence(Reach.REFUSED, "nothing listens there")
 NO_PACKETS = Silence(Reach.SILENT, "no packet came back")

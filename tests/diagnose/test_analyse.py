@@ -28,8 +28,8 @@ from helpers.snapshots import (
 from lockstep.diagnose.analyse import CAUSES, RULES, analyse, without
 from lockstep.diagnose.evidence import Ended, Evidence
 from lockstep.diagnose.verdict import Diagnosis, Verdict
-from lockstep.protocol.causes import Cause
-from lockstep.protocol.waits import WaitKind
+from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.waits import WaitKind
 
 IDS = [make.__name__ for _, make, _, _ in FAULTY]
 

@@ -6,16 +6,16 @@ import errno
 
 import pytest
 
-from lockstep.protocol.causes import Cause, Reason, Source
-from lockstep.protocol.coordinator import CoordinatorMachine
-from lockstep.protocol.effects import JobEnded, Send
-from lockstep.protocol.events import LinkUp, Received, Tick
-from lockstep.protocol.ids import ClusterShape, TaskId, server, worker
-from lockstep.protocol.journal import Journal
+from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
+from lockstep.protocol.core.causes import Cause, Reason, Source
+from lockstep.protocol.core.effects import JobEnded, Send
+from lockstep.protocol.core.events import LinkUp, Received, Tick
+from lockstep.protocol.core.ids import ClusterShape, TaskId, server, worker
+from lockstep.protocol.core.journal import Journal
+from lockstep.protocol.core.messages import Description, End, Join, Refused, Setting
 from lockstep.protocol.member import MemberMachine
-from lockstep.protocol.messages import Description, End, Join, Refused, Setting
-from lockstep.runtime.evidence import AddressFinding, how_it_ended, proof_of_end
-from lockstep.runtime.failures import failure_of
+from lockstep.runtime.startup.monitor_query import AddressFinding, how_it_ended, proof_of_end
+from lockstep.runtime.task.failures import failure_of
 
 SHAPE = ClusterShape(1, 2)
 LIFE = 7

@@ -17,7 +17,7 @@ from lockstep.diagnose.page import page
 from lockstep.diagnose.text import notice_line, render
 from lockstep.diagnose.verdict import Diagnosis, ReportError, read_diagnosis
 from lockstep.diagnose.views import SnapshotError, read_task
-from lockstep.protocol.causes import Cause
+from lockstep.protocol.core.causes import Cause
 
 IDS = [make.__name__ for _, make, _, _ in FAULTY]
 

@@ -13,7 +13,7 @@ from lockstep.diagnose.analyse import analyse
 from lockstep.diagnose.page import page
 from lockstep.diagnose.text import notice_line, render
 from lockstep.diagnose.verdict import Diagnosis, read_diagnosis
-from lockstep.protocol.causes import CANNOT_HEAL, WARNINGS, Cause
+from lockstep.protocol.core.causes import CANNOT_HEAL, WARNINGS, Cause
 
 
 @pytest.mark.parametrize("faulty", FAULTY, ids=[make.__name__ for _, make, _, _ in FAULTY])

@@ -17,7 +17,7 @@ from helpers.snapshots import PS0, W0
 from helpers.waiting import wait_until
 from lockstep.diagnose.collect import look_at
 from lockstep.drill.cluster import DrillCluster
-from lockstep.protocol.ids import ClusterShape, server, worker
+from lockstep.protocol.core.ids import ClusterShape, server, worker
 from lockstep.runtime.processes import become_subreaper
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from helpers.ports import free_ports
 from helpers.programs import Program
-from lockstep.protocol.ids import ClusterShape, TaskId
+from lockstep.protocol.core.ids import ClusterShape, TaskId
 
 PLAIN = (sys.executable, str(Path(__file__).parents[1] / "helpers" / "plain_lockstep.py"))
 SOURCES = str(Path(__file__).parents[2] / "src")

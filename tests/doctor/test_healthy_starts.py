@@ -12,8 +12,8 @@ import pytest
 from doctor.plain_cluster import plain_cluster
 from helpers.ports import free_port
 from helpers.waiting import wait_until
-from lockstep.protocol.ids import server, worker
-from lockstep.transports.wire.tcp_probe import probe
+from lockstep.protocol.core.ids import server, worker
+from lockstep.transports.control.tcp_probe import probe
 
 pytestmark = pytest.mark.timed
 

@@ -10,7 +10,7 @@ import pytest
 
 from doctor.plain_cluster import SOURCES, plain_cluster
 from helpers.waiting import wait_until
-from lockstep.protocol.ids import server, worker
+from lockstep.protocol.core.ids import server, worker
 
 pytestmark = pytest.mark.timed
 

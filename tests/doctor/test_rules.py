@@ -26,10 +26,10 @@ from lockstep.doctor.machine import MachineFacts, Roots, cuda_of_torch, look_at_
 from lockstep.doctor.needs import PARAMETERS, needs_of
 from lockstep.doctor.rules_machine import MachineRequirements, machine_findings, rdma_findings
 from lockstep.doctor.rules_time import Story, without_early_refusals
-from lockstep.protocol.ids import Role, server, worker
-from lockstep.protocol.messages import Setting
-from lockstep.protocol.reach import Reach
-from lockstep.runtime.start_facts import StartFacts, list_difference, read_start_facts
+from lockstep.protocol.core.ids import Role, server, worker
+from lockstep.protocol.core.messages import Setting
+from lockstep.protocol.core.reach import Reach
+from lockstep.runtime.startup.start_facts import StartFacts, list_difference, read_start_facts
 from lockstep.transports.verbs.devices import RdmaFacts, RdmaPort, RdmaRoots, look_for_rdma
 
 GIB = 1 << 30

@@ -10,7 +10,7 @@ import pytest
 from helpers.programs import run_lockstep
 from lockstep.drill.catalogue import DRILLS, Drill, find
 from lockstep.drill.run import run_drill
-from lockstep.protocol.causes import WARNINGS, Cause, ReportKind
+from lockstep.protocol.core.causes import WARNINGS, Cause, ReportKind
 from lockstep.runtime.processes import become_subreaper
 
 QUICK = ("worker-killed",)

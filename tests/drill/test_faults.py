@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from lockstep.protocol.faults import (
+from lockstep.protocol.core.faults import (
     DropMessage,
     DropTensor,
     EndEarly,
@@ -18,8 +18,8 @@ from lockstep.protocol.faults import (
     parse_faults,
     to_text,
 )
-from lockstep.protocol.ids import server, worker
-from lockstep.protocol.messages import Open, Pull, Ticket
+from lockstep.protocol.core.ids import server, worker
+from lockstep.protocol.core.messages import Open, Pull, Ticket
 
 PS0, W1 = str(server(0)), str(worker(1))
 

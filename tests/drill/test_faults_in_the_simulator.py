@@ -6,9 +6,9 @@ import pytest
 
 from helpers.playing import run_until
 from lockstep.diagnose.analyse import analyse
-from lockstep.protocol.causes import Cause
-from lockstep.protocol.faults import DropMessage, DropTensor, EndEarly, Fault, OddModel, OddSetting, OddVersion
-from lockstep.protocol.ids import server, worker
+from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.faults import DropMessage, DropTensor, EndEarly, Fault, OddModel, OddSetting, OddVersion
+from lockstep.protocol.core.ids import server, worker
 from lockstep.sim.evidence import evidence_of
 from lockstep.sim.planting import plant, with_faults
 from lockstep.sim.scenario import NetworkProfile, Scenario, TrainingProfile

@@ -14,9 +14,9 @@ import pytest
 from helpers.waiting import wait_until
 from lockstep.diagnose.collect import look_at
 from lockstep.drill.cluster import DrillCluster
-from lockstep.protocol.ids import ClusterShape, server, worker
-from lockstep.runtime.notices import EVENTS
+from lockstep.protocol.core.ids import ClusterShape, server, worker
 from lockstep.runtime.processes import become_subreaper
+from lockstep.runtime.watch.reporting import EVENTS
 
 pytestmark = pytest.mark.timed
 

@@ -10,22 +10,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from helpers.ports import free_ports
-from lockstep.protocol.faults import Fault
-from lockstep.protocol.ids import ClusterShape, TaskId
-from lockstep.protocol.messages import Description, Setting
-from lockstep.protocol.recovery import Beginning, RecoveryRules
-from lockstep.runtime.cluster import ClusterSpec
-from lockstep.runtime.failures import failure_of
+from lockstep.protocol.coordinator.recovery import Beginning, RecoveryRules
+from lockstep.protocol.core.faults import Fault
+from lockstep.protocol.core.ids import ClusterShape, TaskId
+from lockstep.protocol.core.messages import Description, Setting
+from lockstep.runtime.checkpoint.resuming import beginning_in
 from lockstep.runtime.monitor.reporter import TaskReporter
-from lockstep.runtime.node import Node, NodeConfig
-from lockstep.runtime.outcome import JobEndedError
-from lockstep.runtime.resuming import beginning_in
-from lockstep.runtime.server_node import MakeStore, ServerNode
-from lockstep.runtime.watchdog import WatchSettings
-from lockstep.runtime.worker_node import WorkerNode
-from lockstep.transports.wire.broadcast import Broadcast
-from lockstep.transports.wire.monitor_service import add_monitor_service
-from lockstep.transports.wire.server import ControlServer
+from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.runtime.task.failures import failure_of
+from lockstep.runtime.task.node import Node, NodeConfig
+from lockstep.runtime.task.outcome import JobEndedError
+from lockstep.runtime.task.server_node import MakeStore, ServerNode
+from lockstep.runtime.task.worker_node import WorkerNode
+from lockstep.runtime.watch.watchdog import WatchSettings
+from lockstep.transports.control.broadcast import Broadcast
+from lockstep.transports.control.monitor_service import add_monitor_service
+from lockstep.transports.control.server import ControlServer
 from lockstep.version import __version__
 
 JOIN_SECONDS = 30.0

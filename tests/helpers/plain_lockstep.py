@@ -18,8 +18,8 @@ import lockstep.version
 
 if TYPE_CHECKING:
     from lockstep.runtime.monitor.reporter import TaskReporter
-    from lockstep.runtime.node import Node
-    from lockstep.runtime.outcome import Outcome
+    from lockstep.runtime.task.node import Node
+    from lockstep.runtime.task.outcome import Outcome
 
 lockstep.version.__version__ = os.environ.get("PLAIN_VERSION", lockstep.version.__version__)
 
@@ -46,10 +46,10 @@ def main(words: Sequence[str]) -> int:
 def run_task(flags: Sequence[str], report_fd: int) -> int:
     from lockstep.cli.bench_task import node_config
     from lockstep.cli.flags import parse_bench
-    from lockstep.protocol.ids import Role
+    from lockstep.protocol.core.ids import Role
     from lockstep.runtime.monitor.reporter import TaskReporter
-    from lockstep.runtime.server_node import ServerNode
-    from lockstep.runtime.worker_node import WorkerNode
+    from lockstep.runtime.task.server_node import ServerNode
+    from lockstep.runtime.task.worker_node import WorkerNode
     from lockstep.terminal import say_over as say
 
     signal.signal(signal.SIGTERM, _stop)
@@ -73,8 +73,8 @@ def run_task(flags: Sequence[str], report_fd: int) -> int:
 
 def _until_the_end(node: Node, reporter: TaskReporter) -> Outcome:
     from lockstep.runtime.monitor.reporter import Phase
-    from lockstep.runtime.outcome import JobEndedError
-    from lockstep.runtime.worker_node import WorkerNode
+    from lockstep.runtime.task.outcome import JobEndedError
+    from lockstep.runtime.task.worker_node import WorkerNode
 
     try:
         node.wait_until_member()

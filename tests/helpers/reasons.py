@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.protocol.causes import Cause, Reason
+from lockstep.protocol.core.causes import Cause, Reason
 
 
 def because(text: str, cause: Cause = Cause.FAILED) -> Reason:

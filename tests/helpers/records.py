@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from lockstep.training.data.records import index_records, read_payload
+from lockstep.benchmark.data.records import index_records, read_payload
 
 
 def read_records(path: Path) -> Iterator[bytes]:

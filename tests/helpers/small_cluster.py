@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from lockstep.protocol.ids import TaskId
-from lockstep.runtime.local_cluster import LocalClusterSpec, run_local_cluster
+from lockstep.protocol.core.ids import TaskId
+from lockstep.runtime.local_cluster.cluster import LocalClusterSpec, run_local_cluster
 from lockstep.runtime.monitor.task_process import REPORT_FD
 
 MONITOR = str(Path(__file__).with_name("small_monitor.py"))

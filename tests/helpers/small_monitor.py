@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from lockstep.protocol.ids import TaskId
-from lockstep.runtime.monitor.run import MonitorSpec, run_monitor
+from lockstep.protocol.core.ids import TaskId
+from lockstep.runtime.monitor.monitor import MonitorSpec, run_monitor
 
 
 def main(arguments: list[str]) -> int:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from lockstep.runtime.monitor.reporter import TaskReporter
 
 if TYPE_CHECKING:
-    from lockstep.runtime.monitor.companion import Companion
+    from lockstep.runtime.monitor.sidecar import Companion
 
 INCARNATION = 0xABCDEF0123456789
 JOB = 0x42
@@ -68,8 +68,8 @@ class SmallTask:
             case "exit":
                 sys.exit(int(value))
             case "companion":
-                from lockstep.protocol.ids import worker
-                from lockstep.runtime.monitor.companion import start_companion  # here, so that others start quickly
+                from lockstep.protocol.core.ids import worker
+                from lockstep.runtime.monitor.sidecar import start_companion  # here, so that others start quickly
 
                 self._companion = start_companion(worker(1), "127.0.0.1", int(value), "0.0.test", 1.0)
                 self._reporter = self._companion.reporter

@@ -14,9 +14,9 @@ from typing import Any
 from lockstep.diagnose.evidence import Ended, Evidence, Seen
 from lockstep.diagnose.monitor_view import read_monitor
 from lockstep.diagnose.views import FORMAT, read_task
-from lockstep.protocol.ids import ClusterShape, TaskId, server, worker
-from lockstep.protocol.reach import NOT_SILENT, Reach, Silence
-from lockstep.protocol.waits import WaitKind
+from lockstep.protocol.core.ids import ClusterShape, TaskId, server, worker
+from lockstep.protocol.core.reach import NOT_SILENT, Reach, Silence
+from lockstep.protocol.core.waits import WaitKind
 
 STEP = 10
 VERSION = "1.0"

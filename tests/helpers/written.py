@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from helpers.waiting import wait_until
-from lockstep.protocol.effects import WriteCheckpoint
-from lockstep.protocol.messages import Layout, OptimizerEntry, ParameterEntry, Saved, Setting
-from lockstep.runtime.checkpoint_writer import CheckpointWriter
-from lockstep.runtime.checkpoints import CheckpointFolder, make_manifest
-from lockstep.runtime.tensor_file import NamedTensor
+from lockstep.protocol.core.effects import WriteCheckpoint
+from lockstep.protocol.core.messages import Layout, OptimizerEntry, ParameterEntry, Saved, Setting
+from lockstep.runtime.checkpoint.folder import CheckpointFolder, make_manifest
+from lockstep.runtime.checkpoint.tensor_file import NamedTensor
+from lockstep.runtime.checkpoint.writer import CheckpointWriter
 
 JOB = 0x1122334455667788
 SETTINGS = (Setting("model", "lenet"), Setting("number of servers", "2"), Setting("number of workers", "2"))

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from helpers.cluster import InProcessCluster, in_process_cluster
-from lockstep.protocol.ids import ClusterShape
-from lockstep.runtime.worker_node import WorkerNode
-from lockstep.training.library.job import Job, JobOptions
-from lockstep.training.shard_store import TorchShardStore
+from lockstep.library.job import Job, JobOptions
+from lockstep.protocol.core.ids import ClusterShape
+from lockstep.runtime.task.worker_node import WorkerNode
+from lockstep.training.server.shard_store import TorchShardStore
 
 BUCKET_BYTES = 2048
 """Small, so that a layer is cut into several buckets and some buckets are shared."""

@@ -11,11 +11,11 @@ from torch import nn
 from helpers.cluster import in_process_cluster
 from helpers.waiting import wait_until
 from library.same_loop import average, loss_of, plain, run_jobs, small_model
-from lockstep.protocol.coordinator import CoordinatorMachine
-from lockstep.protocol.ids import ClusterShape, worker
-from lockstep.protocol.journal import Happening
-from lockstep.training.library.job import Job
-from lockstep.training.shard_store import TorchShardStore
+from lockstep.library.job import Job
+from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
+from lockstep.protocol.core.ids import ClusterShape, worker
+from lockstep.protocol.core.journal import Happening
+from lockstep.training.server.shard_store import TorchShardStore
 
 STEPS = 8
 

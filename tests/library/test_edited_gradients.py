@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from helpers.cluster import InProcessCluster, in_process_cluster
 from helpers.waiting import wait_until
 from library.same_loop import run_jobs
-from lockstep.protocol.ids import ClusterShape
-from lockstep.protocol.journal import Happening
-from lockstep.training.library.changes import digest
-from lockstep.training.library.job import Job, JobOptions
-from lockstep.training.sealed_replica import SealedReplica
-from lockstep.training.shard_store import TorchShardStore
+from lockstep.library.edit_guard import digest
+from lockstep.library.job import Job, JobOptions
+from lockstep.protocol.core.ids import ClusterShape
+from lockstep.protocol.core.journal import Happening
+from lockstep.training.server.shard_store import TorchShardStore
+from lockstep.training.worker.sealed_replica import SealedReplica
 
 ALONE = ClusterShape(1, 1)
 SECONDS = 10.0

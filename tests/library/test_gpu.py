@@ -17,10 +17,10 @@ from torch import nn
 
 from helpers.cluster import in_process_cluster
 from library.same_loop import STEPS, TWO_SERVERS, Loop, in_one_process, on_a_cluster, plain, run_jobs, small_model
-from lockstep.protocol.ids import ClusterShape
-from lockstep.training.library.errors import UsageError
-from lockstep.training.library.job import Job
-from lockstep.training.shard_store import TorchShardStore
+from lockstep.library.errors import UsageError
+from lockstep.library.job import Job
+from lockstep.protocol.core.ids import ClusterShape
+from lockstep.training.server.shard_store import TorchShardStore
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.protocol.recovery import LossPolicy
-from lockstep.training.library.errors import UsageError
-from lockstep.training.library.plain import from_text, to_text
-from lockstep.training.library.settings import Exchange, Keeping, keeping_problems, loss_notice, recovery_rules
+from lockstep.library.errors import UsageError
+from lockstep.library.settings import Exchange, Keeping, keeping_problems, loss_notice, recovery_rules
+from lockstep.library.state_codec import from_text, to_text
+from lockstep.protocol.coordinator.recovery import LossPolicy
 
 PLAIN = Exchange()
 ASYNC = Exchange(synchronous=False)

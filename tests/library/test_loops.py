@@ -26,11 +26,11 @@ from library.same_loop import (
     run_jobs,
     small_model,
 )
-from lockstep.protocol.ids import ClusterShape
-from lockstep.training.library.course import seed_everything
-from lockstep.training.library.job import Job
-from lockstep.training.library.sharding import step_seed
-from lockstep.training.shard_store import TorchShardStore
+from lockstep.library.job import Job
+from lockstep.library.loop_position import seed_everything
+from lockstep.library.sharding import step_seed
+from lockstep.protocol.core.ids import ClusterShape
+from lockstep.training.server.shard_store import TorchShardStore
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:

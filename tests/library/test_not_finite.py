@@ -20,9 +20,9 @@ from library.same_loop import (
     run_jobs,
     small_model,
 )
-from lockstep.runtime.outcome import JobEndedError
-from lockstep.training.library.job import Job, JobOptions
-from lockstep.training.shard_store import TorchShardStore
+from lockstep.library.job import Job, JobOptions
+from lockstep.runtime.task.outcome import JobEndedError
+from lockstep.training.server.shard_store import TorchShardStore
 
 NAMED = "the gradient of '2.weight' contains NaN or infinity on /job:worker/replica:0/task:1 in step 2"
 

@@ -14,7 +14,7 @@ import pytest
 from helpers.programs import LOCKSTEP, Finished, Program
 from helpers.waiting import wait_until
 from library.test_join import ONE_THREAD, hosts
-from lockstep.transports.wire.monitor_client import describe
+from lockstep.transports.control.monitor_client import describe
 
 PROGRAM = (sys.executable, str(Path(__file__).with_name("lasting_program.py")))
 SECONDS = 110.0

@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from helpers.cluster import in_process_cluster
 from library.same_loop import loss_of, run_jobs, small_model
 from lockstep.errors import BadInput
-from lockstep.protocol.ids import ClusterShape
-from lockstep.protocol.messages import Setting
-from lockstep.protocol.recovery import RecoveryRules
-from lockstep.runtime.checkpoints import CheckpointFolder
-from lockstep.runtime.resuming import beginning_in
+from lockstep.library.errors import UsageError
+from lockstep.library.job import Job
+from lockstep.protocol.coordinator.recovery import RecoveryRules
+from lockstep.protocol.core.ids import ClusterShape
+from lockstep.protocol.core.messages import Setting
+from lockstep.runtime.checkpoint.folder import CheckpointFolder
+from lockstep.runtime.checkpoint.resuming import beginning_in
 from lockstep.training.export import export
-from lockstep.training.library.errors import UsageError
-from lockstep.training.library.job import Job
-from lockstep.training.shard_store import TorchShardStore
+from lockstep.training.server.shard_store import TorchShardStore
 
 SHAPE = ClusterShape(2, 2)
 SETTINGS = (Setting("program", "a program of one's own"),)

@@ -10,8 +10,8 @@ from torch import nn
 
 from helpers.cluster import in_process_cluster
 from library.same_loop import STEPS, TWO_SERVERS, assert_same_bits, average, loss_of, run_jobs, small_model
-from lockstep.training.library.job import Job
-from lockstep.training.shard_store import TorchShardStore
+from lockstep.library.job import Job
+from lockstep.training.server.shard_store import TorchShardStore
 
 OVERFLOWS_IN = {1: 1, 4: 0}
 """In step 1 on worker 1, in step 4 on worker 0."""

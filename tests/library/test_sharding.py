@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from lockstep.training.library.errors import UsageError
-from lockstep.training.library.sharding import IterableShard, MapShard, make_shard
+from lockstep.library.errors import UsageError
+from lockstep.library.sharding import IterableShard, MapShard, make_shard
 
 SIZES = {"examples": st.integers(1, 60), "workers": st.integers(1, 5), "batch_size": st.integers(1, 7)}
 

@@ -13,8 +13,8 @@ import pytest
 
 from helpers.ports import free_ports
 from helpers.programs import LOCKSTEP, Program
-from lockstep.protocol.ids import worker
-from lockstep.runtime.checkpoints import CheckpointFolder
+from lockstep.protocol.core.ids import worker
+from lockstep.runtime.checkpoint.folder import CheckpointFolder
 
 PROGRAM = (sys.executable, str(Path(__file__).with_name("endless_program.py")))
 TOLD_SECONDS = 2.0

@@ -21,10 +21,10 @@ from library.same_loop import (
     run_jobs,
     small_model,
 )
-from lockstep.runtime.outcome import JobEndedError
-from lockstep.training.library.errors import UsageError
-from lockstep.training.library.job import Job
-from lockstep.training.shard_store import TorchShardStore
+from lockstep.library.errors import UsageError
+from lockstep.library.job import Job
+from lockstep.runtime.task.outcome import JobEndedError
+from lockstep.training.server.shard_store import TorchShardStore
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:

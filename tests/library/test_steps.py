@@ -11,11 +11,11 @@ import torch
 
 from helpers.cluster import in_process_cluster
 from library.same_loop import plain, run_jobs, small_model
-from lockstep.protocol.ids import ClusterShape
-from lockstep.training.library.errors import UsageError
-from lockstep.training.library.job import Job
-from lockstep.training.library.sharding import MapShard, step_seed
-from lockstep.training.shard_store import TorchShardStore
+from lockstep.library.errors import UsageError
+from lockstep.library.job import Job
+from lockstep.library.sharding import MapShard, step_seed
+from lockstep.protocol.core.ids import ClusterShape
+from lockstep.training.server.shard_store import TorchShardStore
 
 ALONE = ClusterShape(1, 1)
 

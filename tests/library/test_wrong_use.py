@@ -12,11 +12,11 @@ from torch import nn
 
 from helpers.cluster import in_process_cluster
 from library.same_loop import TWO_SERVERS, batch, plain, run_jobs, small_model
-from lockstep.protocol.ids import ClusterShape
-from lockstep.runtime.outcome import JobEndedError
-from lockstep.training.library.errors import UsageError
-from lockstep.training.library.job import Job
-from lockstep.training.shard_store import TorchShardStore
+from lockstep.library.errors import UsageError
+from lockstep.library.job import Job
+from lockstep.protocol.core.ids import ClusterShape
+from lockstep.runtime.task.outcome import JobEndedError
+from lockstep.training.server.shard_store import TorchShardStore
 
 ALONE = ClusterShape(1, 1)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from lockstep.protocol.async_server import AsyncServerMachine
-from lockstep.protocol.coordinator import CoordinatorMachine
-from lockstep.protocol.effects import Effect, Send
-from lockstep.protocol.events import (
+from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
+from lockstep.protocol.coordinator.recovery import Beginning, RecoveryRules
+from lockstep.protocol.core.effects import Effect, Send
+from lockstep.protocol.core.events import (
     BucketApplied,
     Event,
     GradientArrived,
@@ -19,11 +19,10 @@ from lockstep.protocol.events import (
     StepBegun,
     VersionArrived,
 )
-from lockstep.protocol.ids import INITIAL_STEP, ClusterShape, TaskId, server, worker
-from lockstep.protocol.journal import Happening, Journal
-from lockstep.protocol.machine import Machine
-from lockstep.protocol.member import MemberMachine
-from lockstep.protocol.messages import (
+from lockstep.protocol.core.ids import INITIAL_STEP, ClusterShape, TaskId, server, worker
+from lockstep.protocol.core.journal import Happening, Journal
+from lockstep.protocol.core.machine import Machine
+from lockstep.protocol.core.messages import (
     Commit,
     Grant,
     GroupRates,
@@ -37,10 +36,11 @@ from lockstep.protocol.messages import (
     Setting,
     Ticket,
 )
-from lockstep.protocol.plan import Plan, make_plan
-from lockstep.protocol.recovery import Beginning, RecoveryRules
-from lockstep.protocol.server import ServerMachine
-from lockstep.protocol.worker import WorkerMachine
+from lockstep.protocol.core.plan import Plan, make_plan
+from lockstep.protocol.member import MemberMachine
+from lockstep.protocol.server.async_server_machine import AsyncServerMachine
+from lockstep.protocol.server.server_machine import ServerMachine
+from lockstep.protocol.worker.worker_machine import WorkerMachine
 
 Kind = TypeVar("Kind")
 

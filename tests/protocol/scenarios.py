@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from lockstep.protocol.messages import ParameterEntry
+from lockstep.protocol.core.messages import ParameterEntry
 from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, SecondsRange, TrainingProfile
 
 TINY = (ParameterEntry("only", 4, "float32", 0),)

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.protocol.ids import TaskId, server, worker
-from lockstep.protocol.messages import Setting
+from lockstep.protocol.core.ids import TaskId, server, worker
+from lockstep.protocol.core.messages import Setting
 from lockstep.sim.scenario import Kill, Mode, NetworkProfile, Scenario, TrainingProfile, default_parameters
 from lockstep.sim.world import World
 from protocol.scenarios import CUT, TWO_GROUPS, backup_clusters, clusters

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from helpers.reasons import because
-from lockstep.protocol.causes import Cause, Reason
-from lockstep.protocol.collective import CollectiveMachine
-from lockstep.protocol.effects import Effect, JobEnded, PeerLeaves, Send
-from lockstep.protocol.events import CheckpointWritten, LinkUp, PeerGone, PeerLeaving, SignalCame, Tick
-from lockstep.protocol.ids import CHIEF, INITIAL_STEP, TaskId, server, worker
-from lockstep.protocol.journal import Journal
-from lockstep.protocol.leaving import Departure
-from lockstep.protocol.messages import Applied, Commit, End, Leaving, Left, LocalState, Roster, Saved
+from lockstep.protocol.coordinator.recovery import LossPolicy, RecoveryRules
+from lockstep.protocol.core.causes import Cause, Reason
+from lockstep.protocol.core.effects import Effect, JobEnded, PeerLeaves, Send
+from lockstep.protocol.core.events import CheckpointWritten, LinkUp, PeerGone, PeerLeaving, SignalCame, Tick
+from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, TaskId, server, worker
+from lockstep.protocol.core.journal import Journal
+from lockstep.protocol.core.leaving import Departure
+from lockstep.protocol.core.messages import Applied, Commit, End, Leaving, Left, LocalState, Roster, Saved
+from lockstep.protocol.core.timing import SIGNAL_WINDOW_SECONDS
 from lockstep.protocol.phrases import received
-from lockstep.protocol.recovery import LossPolicy, RecoveryRules
-from lockstep.protocol.timing import SIGNAL_WINDOW_SECONDS
+from lockstep.protocol.worker.collective_machine import CollectiveMachine
 from protocol.protocol_rigs import CoordinatorRig, MemberRig, join_of, life, messages_to, only
 
 PS, W0, W1 = server(0), worker(0), worker(1)

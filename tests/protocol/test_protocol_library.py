@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.protocol.effects import Answered, Apply, GiveBack, Send, Serve
-from lockstep.protocol.events import Asked, LinkLost, LinkUp, Prepared, Tick
-from lockstep.protocol.ids import server, worker
-from lockstep.protocol.messages import Answer, Failed, Question, Seal, Setting
+from lockstep.protocol.core.effects import Answered, Apply, GiveBack, Send, Serve
+from lockstep.protocol.core.events import Asked, LinkLost, LinkUp, Prepared, Tick
+from lockstep.protocol.core.ids import server, worker
+from lockstep.protocol.core.messages import Answer, Failed, Question, Seal, Setting
+from lockstep.protocol.core.plan import first_untrained_difference
+from lockstep.protocol.core.timing import QUESTION_SECONDS
 from lockstep.protocol.phrases import waited_for
-from lockstep.protocol.plan import first_untrained_difference
-from lockstep.protocol.timing import QUESTION_SECONDS
 from protocol.protocol_rigs import ServerRig, WorkerRig, layout_of, life, messages_to, only
 
 S0, W0, W1 = server(0), worker(0), worker(1)

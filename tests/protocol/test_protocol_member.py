@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from helpers.reasons import because
-from lockstep.protocol.causes import NO_REASON, Cause
-from lockstep.protocol.effects import BecameMember, JobEnded, Send, StillMissing
-from lockstep.protocol.events import Broken, Finished, LinkLost, LinkUp, PeerGone, Tick
-from lockstep.protocol.ids import INITIAL_STEP, server, worker
+from lockstep.protocol.core.causes import NO_REASON, Cause
+from lockstep.protocol.core.effects import BecameMember, JobEnded, Send, StillMissing
+from lockstep.protocol.core.events import Broken, Finished, LinkLost, LinkUp, PeerGone, Tick
+from lockstep.protocol.core.ids import INITIAL_STEP, server, worker
+from lockstep.protocol.core.messages import Done, End, Failed, Lost, Member, MissingTask, Refused, Roster, View
+from lockstep.protocol.core.timing import REPEAT_SECONDS
 from lockstep.protocol.member import MEMBER_PHASE_TRANSITIONS, MemberPhase, MemberPhaseTrigger
-from lockstep.protocol.messages import Done, End, Failed, Lost, Member, MissingTask, Refused, Roster, View
 from lockstep.protocol.phrases import waited_for
-from lockstep.protocol.timing import REPEAT_SECONDS
 from protocol.protocol_rigs import MemberRig, join_of, life, only
 
 PS, ME = server(0), worker(1)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.protocol.messages import ParameterEntry
-from lockstep.protocol.plan import (
+from lockstep.protocol.core.messages import ParameterEntry
+from lockstep.protocol.core.plan import (
     ALIGNMENT,
     DEFAULT_BUCKET_BYTES,
     ELEMENT_BYTES,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from helpers.reasons import because
-from lockstep.protocol.coordinator import CoordinatorMachine
-from lockstep.protocol.effects import BecameMember, JobEnded, Send, SendPull
-from lockstep.protocol.events import Broken, LinkUp, PeerGone, Received, Tick
-from lockstep.protocol.ids import ClusterShape, TaskId, server, worker
-from lockstep.protocol.journal import Journal
+from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
+from lockstep.protocol.core.effects import BecameMember, JobEnded, Send, SendPull
+from lockstep.protocol.core.events import Broken, LinkUp, PeerGone, Received, Tick
+from lockstep.protocol.core.ids import ClusterShape, TaskId, server, worker
+from lockstep.protocol.core.journal import Journal
+from lockstep.protocol.core.messages import End, Pull, View
 from lockstep.protocol.member import MemberMachine
-from lockstep.protocol.messages import End, Pull, View
-from lockstep.protocol.server import ServerMachine
+from lockstep.protocol.server.server_machine import ServerMachine
 from lockstep.protocol.task import TaskMachine
-from lockstep.protocol.worker import WorkerMachine
+from lockstep.protocol.worker.worker_machine import WorkerMachine
 from protocol.protocol_rigs import JOB, TICKET, join_of, life, only
 
 SHAPE = ClusterShape(1, 1)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lockstep.protocol.async_server import AsyncServerMachine
-from lockstep.protocol.coordinator import CoordinatorMachine
-from lockstep.protocol.effects import Apply, Effect
-from lockstep.protocol.events import GradientArrived, LinkLost, LinkUp, Received, StepBegun, VersionArrived
-from lockstep.protocol.ids import INITIAL_STEP, JobId, TaskId
-from lockstep.protocol.journal import Journal
-from lockstep.protocol.ledger import Ledger, WorkerSide
-from lockstep.protocol.messages import Applied, Commit
-from lockstep.protocol.recovery import Beginning
-from lockstep.protocol.server import ServerMachine
-from lockstep.protocol.timing import RESEND_SECONDS
-from lockstep.protocol.worker import WorkerMachine
+from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
+from lockstep.protocol.coordinator.recovery import Beginning
+from lockstep.protocol.core.effects import Apply, Effect
+from lockstep.protocol.core.events import GradientArrived, LinkLost, LinkUp, Received, StepBegun, VersionArrived
+from lockstep.protocol.core.ids import INITIAL_STEP, JobId, TaskId
+from lockstep.protocol.core.journal import Journal
+from lockstep.protocol.core.messages import Applied, Commit
+from lockstep.protocol.core.timing import RESEND_SECONDS
+from lockstep.protocol.server.async_server_machine import AsyncServerMachine
+from lockstep.protocol.server.ledger import Ledger, WorkerSide
+from lockstep.protocol.server.server_machine import ServerMachine
+from lockstep.protocol.worker.worker_machine import WorkerMachine
 from lockstep.sim.machines import MachineMaker
 from lockstep.sim.scenario import Scenario
 

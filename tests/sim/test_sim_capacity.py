@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.protocol.ids import ClusterShape, server, worker
-from lockstep.protocol.messages import ParameterEntry
+from lockstep.protocol.core.ids import ClusterShape, server, worker
+from lockstep.protocol.core.messages import ParameterEntry
 from lockstep.sim.capacity import PARTS, CapacityCase, enough, growth_cases, measure, server_cases
 from lockstep.sim.nic import Queue, adapters
 

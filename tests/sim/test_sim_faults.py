@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.protocol.causes import Cause
-from lockstep.protocol.faults import (
+from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.faults import (
     BlockCallback,
     BlockLoop,
     Die,
@@ -22,8 +22,7 @@ from lockstep.protocol.faults import (
     SlowStore,
     Stick,
 )
-from lockstep.protocol.ids import server, worker
-from lockstep.sim.draw import DrawnRun, Size
+from lockstep.protocol.core.ids import server, worker
 from lockstep.sim.explore import Played, play, play_seed
 from lockstep.sim.faults import (
     AnyFault,
@@ -36,6 +35,7 @@ from lockstep.sim.faults import (
     parse_fault,
     to_text,
 )
+from lockstep.sim.generate import DrawnRun, Size
 from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, SecondsRange, TrainingProfile
 
 PS0, PS1, W0, W1 = str(server(0)), str(server(1)), str(worker(0)), str(worker(1))

@@ -10,15 +10,18 @@ from types import ModuleType
 
 import pytest
 
-from lockstep.protocol import coordinator, holdings, job, ledger, member, server, worker
-from lockstep.protocol.ids import BucketId, TaskId
-from lockstep.protocol.ids import server as server_id
-from lockstep.protocol.ids import worker as worker_id
-from lockstep.protocol.job import RunningJob
-from lockstep.protocol.machine import State, Trigger, advance
-from lockstep.protocol.messages import Member, ParameterEntry, View
-from lockstep.protocol.recovery import LossPolicy, RecoveryRules
-from lockstep.protocol.server import ServerMachine
+from lockstep.protocol import member
+from lockstep.protocol.coordinator import coordinator_machine, running_job
+from lockstep.protocol.coordinator.recovery import LossPolicy, RecoveryRules
+from lockstep.protocol.coordinator.running_job import RunningJob
+from lockstep.protocol.core.ids import BucketId, TaskId
+from lockstep.protocol.core.ids import server as server_id
+from lockstep.protocol.core.ids import worker as worker_id
+from lockstep.protocol.core.machine import State, Trigger, advance
+from lockstep.protocol.core.messages import Member, ParameterEntry, View
+from lockstep.protocol.server import ledger, server_machine
+from lockstep.protocol.server.server_machine import ServerMachine
+from lockstep.protocol.worker import holdings, worker_machine
 from lockstep.sim.disk import SavedBucket, SavedShard
 from lockstep.sim.kill_points import KillPoint, KillPoints, Moment
 from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, TrainingProfile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.protocol.ids import server, worker
+from lockstep.protocol.core.ids import server, worker
 from lockstep.sim.memory import Cell, GradientTag, SimulatedMemory
 from lockstep.sim.violation import Violation
 

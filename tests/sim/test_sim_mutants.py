@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from lockstep.sim.draw import Size
 from lockstep.sim.explore import play_seed
+from lockstep.sim.generate import Size
 from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, SecondsRange, TrainingProfile
 from lockstep.sim.violation import Violation
 from lockstep.sim.world import World

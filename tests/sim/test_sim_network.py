@@ -8,13 +8,13 @@ from functools import partial
 
 import pytest
 
-from lockstep.protocol.events import Event, LinkLost, LinkUp, Received, TransferEnded
-from lockstep.protocol.ids import ClusterShape, TaskId, server, worker
-from lockstep.protocol.messages import Done
+from lockstep.protocol.core.events import Event, LinkLost, LinkUp, Received, TransferEnded
+from lockstep.protocol.core.ids import ClusterShape, TaskId, server, worker
+from lockstep.protocol.core.messages import Done
 from lockstep.sim.agenda import Agenda
-from lockstep.sim.dice import Dice
 from lockstep.sim.memory import Cell, GradientTag
 from lockstep.sim.network import Link, Network
+from lockstep.sim.rng import Dice
 from lockstep.sim.scenario import NetworkProfile, SecondsRange
 from lockstep.sim.transfers import Copy, Lanes, Parcel, Route, SimulatedLoan
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from lockstep.cli.sim import parse
-from lockstep.protocol.faults import Freeze, SlowSteps
-from lockstep.protocol.ids import worker
-from lockstep.sim.draw import Size, draw_run
+from lockstep.protocol.core.faults import Freeze, SlowSteps
+from lockstep.protocol.core.ids import worker
 from lockstep.sim.explore import play_seed
 from lockstep.sim.faults import parse_fault
+from lockstep.sim.generate import Size, draw_run
 from lockstep.sim.scenario import Mishap
 from lockstep.sim.shrink import Recipe, Shrinker, fewest
 from lockstep.sim.violation import BrokenRule, Rule, Violation, with_story

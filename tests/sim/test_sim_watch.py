@@ -8,13 +8,13 @@ import pytest
 
 from helpers.playing import run_until
 from lockstep.diagnose.analyse import analyse
-from lockstep.protocol.causes import Cause
-from lockstep.protocol.faults import DropMessage, DropTensor
-from lockstep.protocol.ids import server, worker
-from lockstep.sim.draw import DrawnRun
+from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.faults import DropMessage, DropTensor
+from lockstep.protocol.core.ids import server, worker
 from lockstep.sim.evidence import evidence_of
 from lockstep.sim.explore import play
 from lockstep.sim.faults import AnyFault, Pause
+from lockstep.sim.generate import DrawnRun
 from lockstep.sim.planting import plant
 from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, SecondsRange, TrainingProfile
 from lockstep.sim.watch import SimulatedWatchdog

@@ -7,12 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from lockstep.protocol import coordinator, holdings, job, ledger, member, server, worker
-from lockstep.protocol.ids import ClusterShape
-from lockstep.protocol.ids import server as server_id
-from lockstep.protocol.ids import worker as worker_id
-from lockstep.protocol.machine import State, Trigger, advance
-from lockstep.protocol.messages import ParameterEntry, Setting
+from lockstep.protocol import member
+from lockstep.protocol.coordinator import coordinator_machine, running_job
+from lockstep.protocol.core.ids import ClusterShape
+from lockstep.protocol.core.ids import server as server_id
+from lockstep.protocol.core.ids import worker as worker_id
+from lockstep.protocol.core.machine import State, Trigger, advance
+from lockstep.protocol.core.messages import ParameterEntry, Setting
+from lockstep.protocol.server import ledger, server_machine
+from lockstep.protocol.worker import holdings, worker_machine
 from lockstep.sim.network import linked_pairs
 from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, SecondsRange, TrainingProfile
 from lockstep.sim.violation import Violation
@@ -70,7 +73,7 @@ def test_every_row_of_every_table_is_walked_by_some_run(monkeypatch: pytest.Monk
         for table_of, table in (
             (holdings, holdings.HELD_BUCKET_TRANSITIONS),
             (ledger, ledger.SERVED_BUCKET_TRANSITIONS),
-            (job, job.JOB_PHASE_TRANSITIONS),
+            (job, running_job.JOB_PHASE_TRANSITIONS),
             (member, member.MEMBER_PHASE_TRANSITIONS),
         )
         for state, trigger in table

@@ -93,7 +93,7 @@ def test_the_command_refuses_a_transport_that_does_not_exist() -> None:
 
 def test_the_suite_needs_neither_torch_nor_pytest() -> None:
     code = (
-        "import sys; import conformance_hosts.node_host; import lockstep.transports.grpc_stream.transport\n"
+        "import sys; import conformance_hosts.node_host; import lockstep.transports.grpc.transport\n"
         "sys.exit(bool({'torch', 'pytest'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False, cwd=TESTS).returncode == 0

@@ -14,21 +14,21 @@ from hypothesis import strategies as st
 from wire_helpers import PATIENCE
 
 from conformance_hosts.hosts import Here
-from lockstep.protocol.messages import Ticket
+from lockstep.protocol.core.messages import Ticket
 from lockstep.transports import meeting
 from lockstep.transports.base import Move, PeerAddress, TransportError
-from lockstep.transports.clerk import Clerk
 from lockstep.transports.conformance.node import Node, note_for
 from lockstep.transports.conformance.stage import Stage
+from lockstep.transports.control import codec
+from lockstep.transports.control.channels import open_data_channel
+from lockstep.transports.control.server import method_path
 from lockstep.transports.frame_error import FrameError
-from lockstep.transports.grpc_stream import frames, links
-from lockstep.transports.grpc_stream.chunks import CHUNK, FIRST, LAST, Transfer
-from lockstep.transports.grpc_stream.frames import LOAN, Header, Kind
-from lockstep.transports.grpc_stream.sending import Sender
+from lockstep.transports.grpc.chunks import CHUNK, FIRST, LAST, Transfer
 from lockstep.transports.memory import HostRegion
-from lockstep.transports.wire import codec
-from lockstep.transports.wire.channels import open_data_channel
-from lockstep.transports.wire.server import method_path
+from lockstep.transports.stream import frames, links
+from lockstep.transports.stream.frames import LOAN, Header, Kind
+from lockstep.transports.stream.sending import Sender
+from lockstep.transports.timers import Clerk
 
 UNSIGNED = st.integers(0, 2**64 - 1)
 HEADERS = st.builds(

@@ -10,7 +10,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parents[2] / "src" / "lockstep"
 FORKS = """
 import os
-from lockstep.transports.wire.server import ControlServer
+from lockstep.transports.control.server import ControlServer
 
 server = ControlServer("127.0.0.1", 0, threads=2)
 server.start()

@@ -6,8 +6,8 @@ import pytest
 
 from helpers.transports import RUN_HERE
 from lockstep.transports.base import TransportError
+from lockstep.transports.control.server import ControlServer
 from lockstep.transports.registry import make_transport, runs_here
-from lockstep.transports.wire.server import ControlServer
 
 
 def test_each_known_name_gives_a_transport_of_that_name() -> None:

@@ -13,8 +13,8 @@ from lockstep.transports import registry
 from lockstep.transports.base import TransportError
 from lockstep.transports.conformance.events import EventLog
 from lockstep.transports.conformance.stage import Stage
+from lockstep.transports.control.server import ControlServer
 from lockstep.transports.ucx.driver import pause_after, pause_beside_a_device
-from lockstep.transports.wire.server import ControlServer
 
 pytestmark = pytest.mark.skipif(registry.missing_library("grpc+ucx") is not None, reason="NIXL is not installed")
 

@@ -25,8 +25,8 @@ from lockstep.transports.verbs.checks import (
     needs_system_verbs,
 )
 from lockstep.transports.verbs.devices import VERBS_LIBRARY, RdmaFacts, RdmaPort, nixl_packages, system_library
-from lockstep.transports.verbs.looks import Looks, proves_that_there_is_no_path
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions, option_problems, ucx_settings
+from lockstep.transports.verbs.probe_timer import Looks, proves_that_there_is_no_path
 
 PORTS = (
     RdmaPort("mlx5_0", 1, "DOWN", "Ethernet", "mlx5", ("fe80::1",), (0,)),

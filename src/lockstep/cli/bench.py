@@ -13,13 +13,13 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 
+from lockstep.benchmark.settings.config import BenchConfig, LocalCluster, recovery_rules, settings
 from lockstep.cli.flags import check_machine, parse_bench, task_arguments
-from lockstep.launch import LAUNCHED_VARIABLE
-from lockstep.protocol.ids import CHIEF, Role, TaskId, server
-from lockstep.protocol.recovery import LossPolicy
-from lockstep.runtime.cluster import ClusterSpec
+from lockstep.library.launcher import LAUNCHED_VARIABLE
+from lockstep.protocol.coordinator.recovery import LossPolicy
+from lockstep.protocol.core.ids import CHIEF, Role, TaskId, server
+from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.terminal import say
-from lockstep.training.config import BenchConfig, LocalCluster, recovery_rules, settings
 from lockstep.version import __version__
 
 TASK_FLAG = "--lockstep_task="
@@ -69,16 +69,16 @@ def _refuse_a_past_that_cannot_be_used(config: BenchConfig) -> None:
     output = config.output
     if output.train_dir is None or output.from_scratch or not coordinates or not recovery_rules(config).saves:
         return
-    from lockstep.runtime.resuming import refuse_early
+    from lockstep.runtime.checkpoint.resuming import refuse_early
 
     refuse_early(output.train_dir, settings(config))
 
 
 def _run_monitor(config: BenchConfig, argv: Sequence[str], program: Sequence[str]) -> int:
     from lockstep.cli.forming import addresses_of, forming_line
-    from lockstep.runtime.monitor.run import MonitorSpec, run_monitor
+    from lockstep.runtime.monitor.monitor import MonitorSpec, run_monitor
     from lockstep.runtime.monitor.task_process import MARKS, REPORT_FD
-    from lockstep.runtime.start_facts import start_facts
+    from lockstep.runtime.startup.start_facts import start_facts
 
     assert config.cluster is not None
     assert config.task is not None
@@ -104,9 +104,9 @@ def _run_monitor(config: BenchConfig, argv: Sequence[str], program: Sequence[str
 
 def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequence[str]) -> int:
     from lockstep.cli.forming import forming_line
-    from lockstep.runtime.gpu_sharing import shared_gpu
-    from lockstep.runtime.local_cluster import LocalClusterSpec, run_local_cluster
-    from lockstep.runtime.preflight import count_gpus
+    from lockstep.runtime.local_cluster.cluster import LocalClusterSpec, run_local_cluster
+    from lockstep.runtime.local_cluster.gpu_sharing import shared_gpu
+    from lockstep.runtime.startup.preflight import count_gpus
 
     assert config.local is not None
     local = config.local

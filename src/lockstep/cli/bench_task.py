@@ -12,27 +12,27 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from lockstep.benchmark.settings.config import BenchConfig, recovery_rules, settings
 from lockstep.cli.progress import Output
 from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_VERDICT, BadInput
-from lockstep.launch import LAUNCHED_VARIABLE
-from lockstep.protocol.faults import Fault, parse_faults
-from lockstep.protocol.ids import CHIEF, Role
-from lockstep.protocol.journal import Happening
-from lockstep.protocol.recovery import Beginning, LossPolicy, RecoveryRules
+from lockstep.library.launcher import LAUNCHED_VARIABLE
+from lockstep.protocol.coordinator.recovery import Beginning, LossPolicy, RecoveryRules
+from lockstep.protocol.core.faults import Fault, parse_faults
+from lockstep.protocol.core.ids import CHIEF, Role
+from lockstep.protocol.core.journal import Happening
+from lockstep.runtime.checkpoint.resuming import beginning_in
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
-from lockstep.runtime.node import NodeConfig
-from lockstep.runtime.outcome import JobEndedError, Outcome
-from lockstep.runtime.resuming import beginning_in
-from lockstep.runtime.signals import TaskSignals
-from lockstep.runtime.watchdog import WatchSettings
+from lockstep.runtime.task.node import NodeConfig
+from lockstep.runtime.task.outcome import JobEndedError, Outcome
+from lockstep.runtime.task.signals import TaskSignals
+from lockstep.runtime.watch.watchdog import WatchSettings
 from lockstep.terminal import say_over as say
-from lockstep.training.config import BenchConfig, recovery_rules, settings
 
 if TYPE_CHECKING:
-    from lockstep.runtime.collective_node import CollectiveNode
-    from lockstep.runtime.server_node import ServerNode
-    from lockstep.runtime.store import ShardStore
-    from lockstep.runtime.worker_node import WorkerNode
+    from lockstep.runtime.task.collective_node import CollectiveNode
+    from lockstep.runtime.task.server_node import ServerNode
+    from lockstep.runtime.task.store import ShardStore
+    from lockstep.runtime.task.worker_node import WorkerNode
 
 
 FAULTS_VARIABLE = "LOCKSTEP_FAULTS"
@@ -114,7 +114,7 @@ def planted_faults(environ: Mapping[str, str]) -> tuple[Fault, ...]:
 
 def _run_server(config: BenchConfig, reporter: TaskReporter, signals: TaskSignals) -> int:
     def make_store() -> ShardStore:
-        from lockstep.training.benchmark.run import server_store
+        from lockstep.benchmark.training.run import server_store
 
         return server_store(config)
 
@@ -135,7 +135,7 @@ def _serve(
     returning: bool,
 ) -> int | None:
     """Run one incarnation as a server; returns the exit code, or None if the job restarts."""
-    from lockstep.runtime.server_node import ServerNode
+    from lockstep.runtime.task.server_node import ServerNode
 
     node = ServerNode(node_config(config, returning=returning), make_store, say, reporter)
     signals.attach(node)
@@ -144,7 +144,7 @@ def _serve(
         assert config.task is not None
         Output().emit(f"Running parameter server {config.task.index}")
         reporter.phase(Phase.IMPORTING_TORCH)
-        from lockstep.training.shard_store import warm_up
+        from lockstep.training.server.shard_store import warm_up
 
         warm_up()  # while the cluster forms, so that the first bucket does not wait for it
         reporter.phase_after(Phase.IMPORTING_TORCH, Phase.CONNECTING if node.forming else Phase.COMPARING_SETTINGS)
@@ -157,11 +157,11 @@ def _serve(
         outcome = dataclasses.replace(outcome, unsaved=node.tell_unsaved())
         _write_server_trace(config, node)
         if config.output.verbose:
-            from lockstep.training.benchmark.times import server_line
+            from lockstep.benchmark.outputs.times import server_line
 
             Output().emit(server_line(node))
         if config.output.timing_dir is not None:
-            from lockstep.training.benchmark.times import server_times, write_times
+            from lockstep.benchmark.outputs.times import server_times, write_times
 
             write_times(config.output.timing_dir, config.task, server_times(node, config.run.num_warmup_batches))
     finally:
@@ -172,7 +172,7 @@ def _serve(
 def _write_server_trace(config: BenchConfig, node: ServerNode) -> None:
     if config.output.trace_file is None:
         return
-    from lockstep.runtime.trace import TraceWindow, trace_of, trace_path, write_trace
+    from lockstep.runtime.trace.task_trace import TraceWindow, trace_of, trace_path, write_trace
 
     # The newest steps that it saw: with --num_epochs a server does not know the number of the last step.
     records = list(node.journal)
@@ -194,7 +194,7 @@ def _wait_for_the_end(node: ServerNode) -> Outcome:
 
 
 def _run_worker(config: BenchConfig, reporter: TaskReporter, signals: TaskSignals, *, finished: bool) -> int:
-    from lockstep.runtime.worker_node import WorkerNode
+    from lockstep.runtime.task.worker_node import WorkerNode
 
     returning = False
     while True:
@@ -214,8 +214,8 @@ def _run_worker(config: BenchConfig, reporter: TaskReporter, signals: TaskSignal
 def _train(config: BenchConfig, node: WorkerNode) -> int | None:
     """Run one incarnation as a worker; returns the exit code, or None if the job restarts."""
     node.phase(Phase.IMPORTING_TORCH)
-    from lockstep.training.benchmark.run import NoSuchDeviceError, run_worker
-    from lockstep.training.data.errors import BadData, TooManyBadRecords
+    from lockstep.benchmark.data.errors import BadData, TooManyBadRecords
+    from lockstep.benchmark.training.run import NoSuchDeviceError, run_worker
 
     node.phase(Phase.CONNECTING if node.forming else Phase.COMPARING_SETTINGS)
     output = Output()
@@ -238,7 +238,7 @@ def _train(config: BenchConfig, node: WorkerNode) -> int | None:
 
 
 def _run_collective(config: BenchConfig, reporter: TaskReporter, signals: TaskSignals) -> int:
-    from lockstep.runtime.collective_node import CollectiveNode
+    from lockstep.runtime.task.collective_node import CollectiveNode
 
     assert config.cluster is not None
     node = CollectiveNode(
@@ -260,10 +260,10 @@ def _run_collective(config: BenchConfig, reporter: TaskReporter, signals: TaskSi
 
 def _reduce(config: BenchConfig, node: CollectiveNode, reporter: TaskReporter) -> int:
     reporter.phase(Phase.IMPORTING_TORCH)
-    from lockstep.runtime.collective_node import StartRefused
-    from lockstep.training.benchmark.collective import CollectiveLost
-    from lockstep.training.benchmark.run import NoSuchDeviceError, run_collective
-    from lockstep.training.data.errors import BadData, InputLost, TooManyBadRecords
+    from lockstep.benchmark.data.errors import BadData, InputLost, TooManyBadRecords
+    from lockstep.benchmark.training.collective import CollectiveLost
+    from lockstep.benchmark.training.run import NoSuchDeviceError, run_collective
+    from lockstep.runtime.task.collective_node import StartRefused
 
     reporter.phase(Phase.CONNECTING)
     output = Output()
@@ -290,9 +290,9 @@ def run_alone(config: BenchConfig) -> int:
     """Train, or evaluate, in this process, without a cluster."""
     signals = TaskSignals(CHIEF, say, 0.0, signums=(signal.SIGUSR1,))
     signals.install()
-    from lockstep.runtime.collective_node import node_alone
-    from lockstep.training.benchmark.run import NoSuchDeviceError, run_evaluation, run_single
-    from lockstep.training.data.errors import BadData, InputLost, TooManyBadRecords
+    from lockstep.benchmark.data.errors import BadData, InputLost, TooManyBadRecords
+    from lockstep.benchmark.training.run import NoSuchDeviceError, run_evaluation, run_single
+    from lockstep.runtime.task.collective_node import node_alone
 
     output = Output()
     node = node_alone(say, config.output.train_dir or "")

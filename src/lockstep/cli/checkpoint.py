@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.errors import EXIT_FAILED, BadInput, HelpAsked
-from lockstep.runtime.checkpoints import (
+from lockstep.runtime.checkpoint.folder import (
     MANIFEST,
     CheckpointError,
     CheckpointFolder,

@@ -12,12 +12,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from lockstep.benchmark.compare.results import Measurement, Row, as_json, detail_lines, table
+from lockstep.benchmark.compare.runs import CHILD_FLAG, Runner
+from lockstep.benchmark.settings.config import torch_version
 from lockstep.cli.compare_flags import Request, parse_compare
 from lockstep.cli.flags import parse_bench
 from lockstep.errors import EXIT_FAILED
-from lockstep.training.compare.results import Measurement, Row, as_json, detail_lines, table
-from lockstep.training.compare.runs import CHILD_FLAG, Runner
-from lockstep.training.config import torch_version
 from lockstep.version import __version__
 
 if TYPE_CHECKING:
@@ -51,17 +51,17 @@ def _as_interrupt(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
 
 def _run_child(what: str, argv: Sequence[str]) -> int:
     """This process is one of the compared programs."""
-    from lockstep.training.compare.gate import Gate
+    from lockstep.benchmark.compare.start_barrier import Gate
 
     kind, rank, world, patience = what.split(",")
     config = parse_bench(argv, os.environ)
     gate = Gate(sys.stdin, sys.stdout)
     if kind == "ddp":
-        from lockstep.training.compare.ddp_loop import run_ddp
+        from lockstep.benchmark.compare.ddp_loop import run_ddp
 
         run_ddp(config, int(rank), int(world), float(patience), gate)
     else:
-        from lockstep.training.compare.solo_loop import run_solo
+        from lockstep.benchmark.compare.solo_loop import run_solo
 
         run_solo(config, int(rank), gate)
     return 0

@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.benchmark.compare import contestants
+from lockstep.benchmark.compare.contestants import Comparison, all_contestants
+from lockstep.benchmark.settings.config import BenchConfig
 from lockstep.cli.flags import parse_bench
 from lockstep.cli.flags.flag import Flag, Group, Kind, Rows, Status
 from lockstep.cli.flags.help import flag_rows
 from lockstep.cli.flags.parsing import CommandLine, read_command_line
 from lockstep.cli.flags.table import TABLE
 from lockstep.errors import BadInput, HelpAsked
-from lockstep.runtime.cluster import PROTOCOLS
-from lockstep.runtime.preflight import folder_problems
-from lockstep.training.compare import contestants
-from lockstep.training.compare.contestants import Comparison, all_contestants
-from lockstep.training.config import BenchConfig
+from lockstep.runtime.startup.cluster import PROTOCOLS
+from lockstep.runtime.startup.preflight import folder_problems
 
 _ROWS = Rows(Group.OUTPUT)
 _SHARED_GROUPS = {Group.RUN, Group.DEVICES, Group.EXCHANGE, Group.OPTIMIZER, Group.DATA, Group.PRECISION}

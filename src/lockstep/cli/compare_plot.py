@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.training.compare.contestants import ContestantKind
-from lockstep.training.compare.results import Row
+from lockstep.benchmark.compare.contestants import ContestantKind
+from lockstep.benchmark.compare.results import Row
 
 _OURS, _OTHERS, _LIMIT = "#2a6fdb", "#9aa5b1", "#c9ced6"
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from lockstep.errors import BadInput, HelpAsked
 
 if TYPE_CHECKING:
-    from lockstep.training.data.checking import DataSetReport
+    from lockstep.benchmark.data.checking import DataSetReport
 
 _HELP = """\
 Make or check a data set.
@@ -84,8 +84,8 @@ def _whole(values: dict[str, str], name: str, least: int, most: int) -> int:
 
 def _sample(words: list[str]) -> int:
     folder, values = _read(words, "sample", {"pictures": "400", "files": "4", "layout": "tfrecord", "seed": "1234"})
-    from lockstep.training.data.errors import BadData
-    from lockstep.training.data.sample import LAYOUTS, SampleSpec, make_sample
+    from lockstep.benchmark.data.errors import BadData
+    from lockstep.benchmark.data.sample import LAYOUTS, SampleSpec, make_sample
 
     if values["layout"] not in LAYOUTS:
         raise BadInput(f"--layout={values['layout']} is not known; use one of: {', '.join(LAYOUTS)}.")
@@ -110,8 +110,8 @@ def _sample(words: list[str]) -> int:
 def _check(words: list[str]) -> int:
     cores = len(os.sched_getaffinity(0))
     folder, values = _read(words, "check", {"threads": str(cores)})
-    from lockstep.training.data.checking import check_set
-    from lockstep.training.data.errors import BadData
+    from lockstep.benchmark.data.checking import check_set
+    from lockstep.benchmark.data.errors import BadData
 
     threads = _whole(values, "threads", 1, 256)
     with _Bar("checking") as bar:

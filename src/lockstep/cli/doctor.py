@@ -6,6 +6,8 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 
+from lockstep.benchmark.models.catalogue import UnknownModel
+from lockstep.benchmark.settings.config import BenchConfig, settings
 from lockstep.cli.flags import DoctorLine, parse_doctor
 from lockstep.cli.start_checks import job_of, proxies
 from lockstep.doctor.examination import Examination, Order, examine
@@ -13,11 +15,9 @@ from lockstep.doctor.facts import Shared
 from lockstep.doctor.finding import DoctorFinding, FindingKind, in_order
 from lockstep.doctor.host import JobRequirements, look_at_host
 from lockstep.errors import EXIT_BAD_INPUT, BadInput, HelpAsked
-from lockstep.protocol.ids import TaskId
-from lockstep.protocol.messages import Setting
-from lockstep.runtime.cluster import cluster_problems
-from lockstep.training.config import BenchConfig, settings
-from lockstep.training.models.catalogue import UnknownModel
+from lockstep.protocol.core.ids import TaskId
+from lockstep.protocol.core.messages import Setting
+from lockstep.runtime.startup.cluster import cluster_problems
 from lockstep.version import __version__
 
 EXIT_HEALTHY = 0

@@ -40,9 +40,9 @@ def run(argv: Sequence[str]) -> int:
 def _run_monitor(text: str) -> int:
     from lockstep.drill.cluster import TASK_FLAG
     from lockstep.drill.task import TaskPlan
-    from lockstep.runtime.cluster import ClusterSpec
-    from lockstep.runtime.monitor.run import MonitorSpec, run_monitor
+    from lockstep.runtime.monitor.monitor import MonitorSpec, run_monitor
     from lockstep.runtime.monitor.task_process import REPORT_FD
+    from lockstep.runtime.startup.cluster import ClusterSpec
 
     plan = TaskPlan.parse(text)
     spec = ClusterSpec(ps_hosts=plan.ps_hosts, worker_hosts=plan.worker_hosts)

@@ -9,9 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 
-from lockstep.protocol.ids import CHIEF, TaskId
-from lockstep.runtime.cluster import ClusterSpec
-from lockstep.runtime.forming import FormingWatch
+from lockstep.protocol.core.ids import CHIEF, TaskId
+from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.runtime.startup.startup_progress import FormingWatch
 from lockstep.terminal import CLEAR_LINE, say
 
 QUIET_SECONDS = 3.0

@@ -12,7 +12,7 @@ from lockstep.cli.flags.flag import Flag, Group, Kind, Rows, Value
 from lockstep.cli.flags.parsing import CommandLine, read_command_line
 from lockstep.cli.flags.table import TABLE
 from lockstep.errors import BadInput
-from lockstep.training.library.settings import ON_NAN, ON_WORKER_LOSS, REDUCTIONS
+from lockstep.library.settings import ON_NAN, ON_WORKER_LOSS, REDUCTIONS
 from lockstep.transports.verbs.options import RdmaOptions
 
 _ROWS = Rows(Group.EXCHANGE)

@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from lockstep.protocol import coordinator, holdings, ledger, member
+from lockstep.protocol import member
+from lockstep.protocol.coordinator import coordinator_machine
+from lockstep.protocol.server import ledger
+from lockstep.protocol.worker import holdings
 
 _HEAD = """\
 # The state machines of the protocol
@@ -20,10 +23,10 @@ the states above each table. `docs/recovery.md` describes how incarnations of ta
 """
 
 _DRAWN: tuple[tuple[str, str, Any], ...] = (
-    ("The coordinator's phase", "protocol/job.py", coordinator.JOB_PHASE_TRANSITIONS),
+    ("The coordinator's phase", "protocol/coordinator/running_job.py", coordinator_machine.JOB_PHASE_TRANSITIONS),
     ("A task's membership", "protocol/member.py", member.MEMBER_PHASE_TRANSITIONS),
-    ("A bucket on a server", "protocol/ledger.py", ledger.SERVED_BUCKET_TRANSITIONS),
-    ("A bucket on a worker", "protocol/holdings.py", holdings.HELD_BUCKET_TRANSITIONS),
+    ("A bucket on a server", "protocol/server/ledger.py", ledger.SERVED_BUCKET_TRANSITIONS),
+    ("A bucket on a worker", "protocol/worker/holdings.py", holdings.HELD_BUCKET_TRANSITIONS),
 )
 
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from lockstep.errors import BadInput, HelpAsked
 from lockstep.terminal import say
-from lockstep.transports.wire.addresses import AddressError, parse_address, parse_bind
+from lockstep.transports.control.addresses import AddressError, parse_address, parse_bind
 
 if TYPE_CHECKING:
     from lockstep.transports.net.measured import Report
-    from lockstep.transports.net.run import Plan
+    from lockstep.transports.net.measurement import Plan
 
 _HELP = """\
 lockstep net: measure every transport, next to a memory copy, a bare TCP socket,
@@ -144,7 +144,7 @@ def _measure(asked: _Asked) -> int:
     from lockstep.transports.net.contenders import LIMITS
     from lockstep.transports.net.control import Caller, NetError
     from lockstep.transports.net.measured import SIZES
-    from lockstep.transports.net.run import Plan, local_peer
+    from lockstep.transports.net.measurement import Plan, local_peer
 
     sizes = [size for size in SIZES if asked.min_size <= size <= asked.max_size] or [asked.max_size]
     plan = Plan(sizes, asked.rounds, only=asked.only)
@@ -173,7 +173,7 @@ def _measure(asked: _Asked) -> int:
 
 def _with_bar(caller: object, plan: Plan) -> Report:
     from lockstep.transports.net.control import Caller
-    from lockstep.transports.net.run import measure
+    from lockstep.transports.net.measurement import measure
 
     assert isinstance(caller, Caller)
     if not sys.stderr.isatty():

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from lockstep.cli.library_flags import LIBRARY_TABLE, join_arguments, read_library_flags
-from lockstep.entry import JoinArguments, refuse_bad_cluster
 from lockstep.errors import EXIT_FAILED, BadInput, HelpAsked
-from lockstep.protocol.ids import Role, TaskId
-from lockstep.runtime.cluster import ClusterSpec
-from lockstep.runtime.preflight import task_problems
+from lockstep.library.join import JoinArguments, refuse_bad_cluster
+from lockstep.protocol.core.ids import Role, TaskId
+from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.runtime.startup.preflight import task_problems
 from lockstep.terminal import say
 from lockstep.version import __version__
 
@@ -31,7 +31,7 @@ Give it the same lists and choices that your script gives to lockstep.join():
 {flags}
 
 It ends when the job has ended: 0 done, 1 failed, 2 bad input (nothing started),
-130, 129 or 143 ended by a signal (docs/when-a-job-stands-still.md).
+130, 129 or 143 ended by a signal (docs/when-a-job-hangs.md).
 """
 
 
@@ -45,7 +45,7 @@ def run(argv: Sequence[str]) -> int:
     problems = task_problems(cluster)
     if problems:
         raise BadInput(problems)
-    from lockstep.runtime.monitor.run import MonitorSpec, run_monitor
+    from lockstep.runtime.monitor.monitor import MonitorSpec, run_monitor
     from lockstep.runtime.monitor.task_process import REPORT_FD
 
     assert cluster.task is not None
@@ -80,9 +80,9 @@ def _parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ClusterSpec
 
 
 def _run_server(argv: Sequence[str], report_fd: int, environ: Mapping[str, str]) -> int:
-    from lockstep.entry import node_config, serve
+    from lockstep.library.join import node_config, serve
     from lockstep.runtime.monitor.reporter import TaskReporter
-    from lockstep.runtime.signals import TaskSignals
+    from lockstep.runtime.task.signals import TaskSignals
 
     cluster, arguments = _parse(argv, environ)
     assert cluster.task is not None

@@ -10,8 +10,8 @@ from typing import Any
 from lockstep.cli.sim import Asked
 from lockstep.cli.sim_search import progress
 from lockstep.errors import BadInput
-from lockstep.protocol.messages import ParameterEntry
-from lockstep.protocol.plan import ALIGNMENT, aligned
+from lockstep.protocol.core.messages import ParameterEntry
+from lockstep.protocol.core.plan import ALIGNMENT, aligned
 from lockstep.sim.capacity import PARTS, CapacityCase, CapacityMeasurement, enough, growth_cases, measure, server_cases
 from lockstep.sim.pool import parallel
 
@@ -66,7 +66,7 @@ def _parameters(asked: Asked) -> tuple[ParameterEntry, ...]:
             elements % _ROW_ELEMENTS > 0
         )
         return tuple(ParameterEntry(f"p{i}", size, "float32", 0) for i, size in enumerate(sizes))
-    from lockstep.training.models.catalogue import UnknownModel, check_model_name
+    from lockstep.benchmark.models.catalogue import UnknownModel, check_model_name
 
     name = asked.text("model", "resnet50")
     try:
@@ -80,7 +80,7 @@ def parameters_of(model: str) -> tuple[ParameterEntry, ...]:
     """The trained parameters of a model, in its own order. Built without memory for them."""
     import torch
 
-    from lockstep.training.models import build_model, dataset_classes
+    from lockstep.benchmark.models import build_model, dataset_classes
 
     with torch.device("meta"):
         module = build_model(model, "imagenet", dataset_classes("imagenet"))

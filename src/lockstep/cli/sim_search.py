@@ -13,9 +13,9 @@ from typing import Any
 
 from lockstep.cli.sim import Asked
 from lockstep.errors import BadInput
-from lockstep.sim.draw import Size
 from lockstep.sim.explore import Played, play_seed
 from lockstep.sim.faults import AnyFault, parse_fault, to_text
+from lockstep.sim.generate import Size
 from lockstep.sim.pool import parallel
 from lockstep.sim.scenario import Mishap
 from lockstep.sim.shrink import Recipe, Shrinker

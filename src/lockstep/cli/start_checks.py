@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from lockstep.benchmark.settings.config import BenchConfig, recovery_rules
 from lockstep.doctor.finding import DoctorFinding
 from lockstep.doctor.host import JobRequirements, look_at_limits
-from lockstep.protocol.ids import CHIEF, ClusterShape, Role
-from lockstep.training.config import BenchConfig, recovery_rules
+from lockstep.protocol.core.ids import CHIEF, ClusterShape, Role
+from lockstep.transports.control.addresses import parse_address
 from lockstep.transports.verbs.checks import gpudirect_problems
 from lockstep.transports.verbs.options import NO_OPTIONS
-from lockstep.transports.wire.addresses import parse_address
 
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 

@@ -34,9 +34,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _merge(target: Path, sources: list[Path]) -> int:
-    from lockstep.runtime.trace import write_trace
-    from lockstep.runtime.trace_merge import merged, read_trace
-    from lockstep.runtime.trace_page import trace_page
+    from lockstep.runtime.trace.merge import merged, read_trace
+    from lockstep.runtime.trace.page import trace_page
+    from lockstep.runtime.trace.task_trace import write_trace
 
     if target in sources:
         raise BadInput(f"{target} is one of the traces to merge; give another name for the result first.")

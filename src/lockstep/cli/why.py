@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep.errors import BadInput, HelpAsked
-from lockstep.protocol.causes import ReportKind
-from lockstep.protocol.timing import NOTICE_SECONDS, PATIENCE_SECONDS, WHY_ASK_SECONDS, WHY_BUDGET_SECONDS
+from lockstep.protocol.core.causes import ReportKind
+from lockstep.protocol.core.timing import NOTICE_SECONDS, PATIENCE_SECONDS, WHY_ASK_SECONDS, WHY_BUDGET_SECONDS
 from lockstep.terminal import say
 
 _HELP = """\
@@ -59,7 +59,7 @@ def _parse(argv: Sequence[str]) -> _Asked:
 
 
 def _newest_folder() -> str:
-    from lockstep.runtime.run_folder import run_folders
+    from lockstep.runtime.watch.run_folder import run_folders
 
     folders = run_folders()
     if not folders:

@@ -12,8 +12,8 @@ from lockstep.diagnose.summary import health_summary, task_lines, timeline
 from lockstep.diagnose.verdict import Diagnosis, Edge, Verdict
 from lockstep.diagnose.views import TaskView
 from lockstep.errors import EXIT_VERDICT
-from lockstep.protocol.activity import Doing
-from lockstep.protocol.causes import Cause
+from lockstep.protocol.core.activity import Doing
+from lockstep.protocol.core.causes import Cause
 
 Rule = Callable[[Case], Proof | None]
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from lockstep.diagnose.evidence import Evidence, Seen, Waiting, link_between
 from lockstep.diagnose.views import LinkView, MonitorView, TaskView, TensorView
-from lockstep.protocol.causes import Cause
-from lockstep.protocol.reach import NOT_ASKED
-from lockstep.protocol.timing import HEARD_SECONDS, STUCK_SECONDS
-from lockstep.protocol.waits import WaitKind
+from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.reach import NOT_ASKED
+from lockstep.protocol.core.timing import HEARD_SECONDS, STUCK_SECONDS
+from lockstep.protocol.core.waits import WaitKind
 
 IDLE = 0.15
 BUSY = 0.4

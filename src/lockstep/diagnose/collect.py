@@ -14,12 +14,12 @@ from lockstep.diagnose import phrases
 from lockstep.diagnose.evidence import Seen
 from lockstep.diagnose.monitor_view import from_description, read_monitor
 from lockstep.diagnose.views import MonitorView, SnapshotError, TaskView, read_task
-from lockstep.protocol.messages import Description
-from lockstep.protocol.reach import NOT_SILENT, Reach, Silence
-from lockstep.protocol.timing import PROBE_SECONDS
-from lockstep.transports.wire import monitor_client
-from lockstep.transports.wire.monitor_client import Unreachable, fetch_snapshot
-from lockstep.transports.wire.monitor_query import query_monitor_quickly
+from lockstep.protocol.core.messages import Description
+from lockstep.protocol.core.reach import NOT_SILENT, Reach, Silence
+from lockstep.protocol.core.timing import PROBE_SECONDS
+from lockstep.transports.control import monitor_client
+from lockstep.transports.control.monitor_client import Unreachable, fetch_snapshot
+from lockstep.transports.control.monitor_query import query_monitor_quickly
 
 ASKED_AT_ONCE: Final = 128
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from lockstep.diagnose.views import LinkView, MonitorView, TaskView, WaitView
 from lockstep.protocol import phrases
-from lockstep.protocol.activity import Doing, TaskPhase
-from lockstep.protocol.causes import Reason
-from lockstep.protocol.reach import NOT_SILENT, Silence
-from lockstep.protocol.waits import FORMING, TENSORS, WaitKind
+from lockstep.protocol.core.activity import Doing, TaskPhase
+from lockstep.protocol.core.causes import Reason
+from lockstep.protocol.core.reach import NOT_SILENT, Silence
+from lockstep.protocol.core.waits import FORMING, TENSORS, WaitKind
 
 AT_THE_WAIT = frozenset({Doing.WAITING, Doing.STARTING})
 """A worker that says one of these needs parameters to go on."""

@@ -16,7 +16,7 @@ from lockstep.diagnose.verdict import MAX_BYTES as MAX_REPORT_BYTES
 from lockstep.diagnose.verdict import Diagnosis, ReportError, read_diagnosis
 from lockstep.diagnose.views import MAX_BYTES, SnapshotError, TaskView, read_task
 from lockstep.private_files import read_plain
-from lockstep.protocol.reach import NOT_SILENT, Reach, Silence
+from lockstep.protocol.core.reach import NOT_SILENT, Reach, Silence
 
 PATTERN = "*.snapshot.json"
 REPORT = "report.json"

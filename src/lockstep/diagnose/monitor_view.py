@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from lockstep.diagnose.views import MonitorView, SnapshotError, _load, _number, _object, _text, _whole, addresses_in
-from lockstep.protocol.ids import hex64
-from lockstep.protocol.messages import Description
+from lockstep.protocol.core.ids import hex64
+from lockstep.protocol.core.messages import Description
 
 
 def read_monitor(data: bytes) -> MonitorView:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from lockstep.diagnose import phrases
 from lockstep.diagnose.text import render
 from lockstep.diagnose.verdict import Diagnosis, Edge, Span
-from lockstep.protocol.parts import Part
+from lockstep.protocol.core.parts import Part
 
 MAX_NODES = 40
 _COLOURS: Mapping[Part, str] = MappingProxyType(

@@ -6,9 +6,9 @@ from __future__ import annotations
 from lockstep.diagnose import phrases
 from lockstep.diagnose.evidence import Evidence, Seen, is_worker
 from lockstep.diagnose.verdict import Span, TaskLine
-from lockstep.protocol.activity import Doing
-from lockstep.protocol.parts import Part
-from lockstep.protocol.reach import Reach
+from lockstep.protocol.core.activity import Doing
+from lockstep.protocol.core.parts import Part
+from lockstep.protocol.core.reach import Reach
 
 MAX_LINES = 64
 MAX_SPANS = 2000

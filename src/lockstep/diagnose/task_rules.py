@@ -5,10 +5,16 @@ from __future__ import annotations
 from lockstep.diagnose import phrases
 from lockstep.diagnose.case import Case, Proof
 from lockstep.diagnose.views import LinkView
-from lockstep.protocol.causes import Cause
-from lockstep.protocol.reach import NOBODY_THERE, Reach
-from lockstep.protocol.timing import HEARD_SECONDS, LAST_WAIT_SECONDS, STOPPED_SECONDS, UNHEARD_SECONDS, WATCHED_SECONDS
-from lockstep.protocol.waits import WaitKind
+from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.reach import NOBODY_THERE, Reach
+from lockstep.protocol.core.timing import (
+    HEARD_SECONDS,
+    LAST_WAIT_SECONDS,
+    STOPPED_SECONDS,
+    UNHEARD_SECONDS,
+    WATCHED_SECONDS,
+)
+from lockstep.protocol.core.waits import WaitKind
 
 
 def dead(case: Case) -> Proof | None:

@@ -10,10 +10,10 @@ from lockstep.diagnose import phrases
 from lockstep.diagnose.case import HELD_BACK, Case, Proof
 from lockstep.diagnose.evidence import has_come, is_worker
 from lockstep.diagnose.views import MovingView, TaskView
-from lockstep.protocol.causes import Cause
-from lockstep.protocol.journal import Happening
-from lockstep.protocol.timing import SENT_SECONDS, STUCK_SECONDS, UNHEARD_SECONDS
-from lockstep.protocol.waits import WaitKind
+from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.journal import Happening
+from lockstep.protocol.core.timing import SENT_SECONDS, STUCK_SECONDS, UNHEARD_SECONDS
+from lockstep.protocol.core.waits import WaitKind
 
 
 def request_lost(case: Case) -> Proof | None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.diagnose import phrases
-from lockstep.protocol.causes import CANNOT_HEAL, WARNINGS, Cause
-from lockstep.protocol.parts import Part
+from lockstep.protocol.core.causes import CANNOT_HEAL, WARNINGS, Cause
+from lockstep.protocol.core.parts import Part
 
 FORMAT = 1
 """Version of the JSON form. A reader refuses another one in words."""

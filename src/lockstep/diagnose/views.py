@@ -14,11 +14,11 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from lockstep.diagnose import phrases
-from lockstep.protocol.activity import Code, Doing
-from lockstep.protocol.causes import Cause
-from lockstep.protocol.holdings import HeldBucketState
-from lockstep.protocol.parts import Part
-from lockstep.protocol.waits import WaitKind
+from lockstep.protocol.core.activity import Code, Doing
+from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.parts import Part
+from lockstep.protocol.core.waits import WaitKind
+from lockstep.protocol.worker.holdings import HeldBucketState
 
 _Kind = TypeVar("_Kind", bound=StrEnum)
 _Default = TypeVar("_Default")

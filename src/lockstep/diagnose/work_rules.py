@@ -6,11 +6,11 @@ from lockstep.diagnose import phrases
 from lockstep.diagnose.case import BUSY, IDLE, Case, Proof
 from lockstep.diagnose.evidence import is_worker
 from lockstep.diagnose.views import LinkView, MainView, TaskView
-from lockstep.protocol.activity import TRAINING, Code, Doing, TaskPhase
-from lockstep.protocol.causes import Cause
-from lockstep.protocol.holdings import HeldBucketState
-from lockstep.protocol.timing import STUCK_SECONDS
-from lockstep.protocol.waits import WaitKind
+from lockstep.protocol.core.activity import TRAINING, Code, Doing, TaskPhase
+from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.timing import STUCK_SECONDS
+from lockstep.protocol.core.waits import WaitKind
+from lockstep.protocol.worker.holdings import HeldBucketState
 
 FULL = 1 << 20
 """A disk with less room than this is full."""

@@ -8,7 +8,7 @@ from lockstep.doctor.facts import ClusterFacts
 from lockstep.doctor.finding import DoctorFinding, FindingKind, in_order
 from lockstep.doctor.rules_agree import agreement_findings
 from lockstep.doctor.rules_reach import reach_findings
-from lockstep.protocol.ids import TaskId
+from lockstep.protocol.core.ids import TaskId
 
 
 def analyse(case: ClusterFacts) -> list[DoctorFinding]:

@@ -17,13 +17,13 @@ from lockstep.doctor.listening import Inbox, Notes, Stand
 from lockstep.doctor.rules_own import judge_own_address
 from lockstep.doctor.rules_time import Story, without_early_refusals
 from lockstep.doctor.visiting import VisitResult, heard_from, leave_word, look_at, told_at
-from lockstep.protocol.ids import TaskId
-from lockstep.protocol.messages import Setting
-from lockstep.runtime.cluster import ClusterSpec
-from lockstep.runtime.preflight import address_problems, port_problems
-from lockstep.runtime.start_facts import start_facts
-from lockstep.transports.wire.addresses import AddressError, is_local_address, parse_address, resolve
-from lockstep.transports.wire.server import ListenError
+from lockstep.protocol.core.ids import TaskId
+from lockstep.protocol.core.messages import Setting
+from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.runtime.startup.preflight import address_problems, port_problems
+from lockstep.runtime.startup.start_facts import start_facts
+from lockstep.transports.control.addresses import AddressError, is_local_address, parse_address, resolve
+from lockstep.transports.control.server import ListenError
 
 AGAIN_SECONDS: Final = 0.2
 MACHINE_SECONDS: Final = 4.0

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lockstep.doctor.finding import DoctorFinding, FindingKind
-from lockstep.protocol.reach import Reach
-from lockstep.runtime.start_facts import StartFacts
+from lockstep.protocol.core.reach import Reach
+from lockstep.runtime.startup.start_facts import StartFacts
 from lockstep.transports.verbs.devices import RdmaPort
 
 MAX_TEXT = 1000

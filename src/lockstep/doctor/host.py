@@ -9,8 +9,8 @@ from lockstep.doctor.finding import DoctorFinding, FindingKind
 from lockstep.doctor.machine import look_at_data, look_at_machine
 from lockstep.doctor.needs import Needs, needs_of
 from lockstep.doctor.rules_machine import VERBS, MachineRequirements, limit_findings, machine_findings, rdma_findings
-from lockstep.protocol.ids import CHIEF, ClusterShape, Role, TaskId
-from lockstep.runtime.preflight import folder_problems
+from lockstep.protocol.core.ids import CHIEF, ClusterShape, Role, TaskId
+from lockstep.runtime.startup.preflight import folder_problems
 from lockstep.transports.verbs.devices import look_for_rdma
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions
 

@@ -14,14 +14,14 @@ import time
 from typing import Any, Final
 
 from lockstep.doctor.facts import DOCTOR_PHASE, Shared, Visit, shared_to_json, visits_to_json
-from lockstep.protocol.ids import TaskId
-from lockstep.protocol.messages import Description
-from lockstep.runtime.cluster import ClusterSpec
-from lockstep.runtime.start_facts import StartFacts
-from lockstep.transports.wire.addresses import resolve
-from lockstep.transports.wire.broadcast import Broadcast
-from lockstep.transports.wire.monitor_service import add_monitor_service, inbox_handler
-from lockstep.transports.wire.server import ControlServer
+from lockstep.protocol.core.ids import TaskId
+from lockstep.protocol.core.messages import Description
+from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.runtime.startup.start_facts import StartFacts
+from lockstep.transports.control.addresses import resolve
+from lockstep.transports.control.broadcast import Broadcast
+from lockstep.transports.control.monitor_service import add_monitor_service, inbox_handler
+from lockstep.transports.control.server import ControlServer
 
 _THREADS: Final = 48
 _WATCHERS: Final = 8

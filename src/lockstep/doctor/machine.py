@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from lockstep.doctor.facts import DataFolder
-from lockstep.runtime.preflight import visible_gpus
+from lockstep.runtime.startup.preflight import visible_gpus
 from lockstep.transports.verbs.checks import lockable_memory
 
 _NVIDIA_SECONDS: Final = 3.0

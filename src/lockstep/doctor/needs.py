@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from lockstep.protocol.ids import Role
+from lockstep.protocol.core.ids import Role
 
 MEBIBYTE: Final = 1 << 20
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from lockstep.doctor.facts import ClusterFacts
 from lockstep.doctor.finding import DoctorFinding, FindingKind
 from lockstep.doctor.rules_machine import VERBS
-from lockstep.protocol.ids import TaskId
-from lockstep.protocol.setting_names import COUNTS, LOCKSTEP_VERSION, VERSIONS
-from lockstep.runtime.start_facts import StartFacts, list_difference
+from lockstep.protocol.core.ids import TaskId
+from lockstep.protocol.core.setting_names import COUNTS, LOCKSTEP_VERSION, VERSIONS
+from lockstep.runtime.startup.start_facts import StartFacts, list_difference
 from lockstep.transports.verbs.devices import RdmaPort
 
 CLOCK_SECONDS = 2.0

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from lockstep.doctor.facts import DOCTOR_PHASE, OwnPort, Visit
 from lockstep.doctor.finding import DoctorFinding, FindingKind
-from lockstep.protocol.ids import TaskId
-from lockstep.runtime.start_facts import StartFacts, list_difference, setting_differences
+from lockstep.protocol.core.ids import TaskId
+from lockstep.runtime.startup.start_facts import StartFacts, list_difference, setting_differences
 
 
 @dataclass(frozen=True, slots=True)

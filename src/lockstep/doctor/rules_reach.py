@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from lockstep.doctor.facts import DOCTOR_PHASE, ClusterFacts, NameFact, Visit
 from lockstep.doctor.finding import DoctorFinding, FindingKind
-from lockstep.protocol.ids import TaskId
-from lockstep.protocol.reach import Reach
+from lockstep.protocol.core.ids import TaskId
+from lockstep.protocol.core.reach import Reach
 
 _LOST = (Reach.SILENT, Reach.NO_ROUTE, Reach.BROKEN, Reach.REFUSED)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lockstep.doctor.facts import Visit
-from lockstep.protocol.reach import Reach
+from lockstep.protocol.core.reach import Reach
 
 LATE_SECONDS = 1.0
 """Every doctor visits tasks that did not answer again at least this often."""

@@ -8,15 +8,15 @@ from typing import Any
 
 from lockstep.doctor.facts import DOCTOR_PHASE, MAX_ENTRIES, MAX_TEXT, PeerReport, Visit, read_shared, read_visits
 from lockstep.doctor.listening import SERVICE
-from lockstep.protocol.activity import TaskPhase
-from lockstep.protocol.ids import TaskId
-from lockstep.protocol.messages import Description
-from lockstep.protocol.reach import Reach
-from lockstep.protocol.timing import ASK_SECONDS
-from lockstep.runtime.start_facts import read_start_facts
-from lockstep.transports.wire.monitor_client import snapshot_fields, tell
-from lockstep.transports.wire.monitor_query import query_monitor
-from lockstep.transports.wire.tcp_probe import probe
+from lockstep.protocol.core.activity import TaskPhase
+from lockstep.protocol.core.ids import TaskId
+from lockstep.protocol.core.messages import Description
+from lockstep.protocol.core.reach import Reach
+from lockstep.protocol.core.timing import ASK_SECONDS
+from lockstep.runtime.startup.start_facts import read_start_facts
+from lockstep.transports.control.monitor_client import snapshot_fields, tell
+from lockstep.transports.control.monitor_query import query_monitor
+from lockstep.transports.control.tcp_probe import probe
 
 
 @dataclass(frozen=True, slots=True)

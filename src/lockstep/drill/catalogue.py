@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lockstep.errors import EXIT_FAILED, EXIT_VERDICT
-from lockstep.protocol.causes import CANNOT_HEAL, Cause, ReportKind
-from lockstep.protocol.faults import (
+from lockstep.protocol.core.causes import CANNOT_HEAL, Cause, ReportKind
+from lockstep.protocol.core.faults import (
     BlockCallback,
     BlockLoop,
     Callback,
@@ -25,7 +25,7 @@ from lockstep.protocol.faults import (
     SlowStore,
     Stick,
 )
-from lockstep.protocol.ids import server, worker
+from lockstep.protocol.core.ids import server, worker
 
 STEP = 25
 """The step in which most faults strike: by then it is known how long a step takes."""

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lockstep.drill.task import TaskPlan
-from lockstep.protocol.ids import ClusterShape, Role, TaskId
+from lockstep.protocol.core.ids import ClusterShape, Role, TaskId
 from lockstep.runtime import processes
-from lockstep.runtime.local_cluster import ReservedPort
-from lockstep.transports.wire.monitor_client import Unreachable, describe
+from lockstep.runtime.local_cluster.cluster import ReservedPort
+from lockstep.transports.control.monitor_client import Unreachable, describe
 
 MONITOR_FLAG = "--lockstep_monitor="
 TASK_FLAG = "--lockstep_task="

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Self
 
-from lockstep.protocol.ids import TaskId
+from lockstep.protocol.core.ids import TaskId
 
 PROGRAMS: Final = MappingProxyType({"ip": "iproute2", "nft": "nftables"})
 """What this needs, and the Debian package that has it."""

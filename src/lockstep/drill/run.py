@@ -19,12 +19,12 @@ from lockstep.drill.catalogue import STEP, Drill
 from lockstep.drill.cluster import DrillCluster
 from lockstep.drill.hosts import Hosts, HostsError, why_not
 from lockstep.drill.task import TaskPlan, with_faults
-from lockstep.protocol.causes import SPOKEN, WITH_FILES, ReportKind
-from lockstep.protocol.faults import OddModel, OddSetting
-from lockstep.protocol.ids import ClusterShape, TaskId
-from lockstep.protocol.timing import PROMISE_SECONDS, TASKS_LEAVE_SECONDS, VERDICT_SECONDS
-from lockstep.runtime.cluster import DEFAULT_PROTOCOL
-from lockstep.runtime.notices import EVENTS
+from lockstep.protocol.core.causes import SPOKEN, WITH_FILES, ReportKind
+from lockstep.protocol.core.faults import OddModel, OddSetting
+from lockstep.protocol.core.ids import ClusterShape, TaskId
+from lockstep.protocol.core.timing import PROMISE_SECONDS, TASKS_LEAVE_SECONDS, VERDICT_SECONDS
+from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL
+from lockstep.runtime.watch.reporting import EVENTS
 
 START_SECONDS = 60.0
 _POLL = 0.02
@@ -342,7 +342,7 @@ class _Run:
 
 @contextlib.contextmanager
 def _free_port() -> Iterator[int]:
-    from lockstep.runtime.local_cluster import ReservedPort
+    from lockstep.runtime.local_cluster.cluster import ReservedPort
 
     port = ReservedPort()
     try:

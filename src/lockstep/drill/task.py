@@ -13,23 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.errors import EXIT_FAILED, EXIT_VERDICT
-from lockstep.protocol.activity import Doing
-from lockstep.protocol.effects import Apply
-from lockstep.protocol.faults import EndEarly, Fault, OddModel, OddSetting, OddVersion, parse_fault, to_text
-from lockstep.protocol.ids import CHIEF, INITIAL_STEP, Role, TaskId
-from lockstep.protocol.messages import GroupRates, Layout, ParameterEntry, Setting
-from lockstep.protocol.plan import Plan, make_plan
-from lockstep.runtime.cluster import DEFAULT_PROTOCOL, ClusterSpec
-from lockstep.runtime.dump import on_signal
-from lockstep.runtime.failures import failure_of
+from lockstep.protocol.core.activity import Doing
+from lockstep.protocol.core.effects import Apply
+from lockstep.protocol.core.faults import EndEarly, Fault, OddModel, OddSetting, OddVersion, parse_fault, to_text
+from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, Role, TaskId
+from lockstep.protocol.core.messages import GroupRates, Layout, ParameterEntry, Setting
+from lockstep.protocol.core.plan import Plan, make_plan
+from lockstep.runtime.checkpoint.tensor_file import NamedTensor
 from lockstep.runtime.monitor.reporter import Phase, TaskReporter
-from lockstep.runtime.node import NodeConfig
-from lockstep.runtime.outcome import JobEndedError, Outcome
-from lockstep.runtime.server_node import ServerNode
-from lockstep.runtime.store import Done, StoreTimes
-from lockstep.runtime.tensor_file import NamedTensor
-from lockstep.runtime.watchdog import WatchSettings
-from lockstep.runtime.worker_node import WorkerNode
+from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL, ClusterSpec
+from lockstep.runtime.task.failures import failure_of
+from lockstep.runtime.task.node import NodeConfig
+from lockstep.runtime.task.outcome import JobEndedError, Outcome
+from lockstep.runtime.task.server_node import ServerNode
+from lockstep.runtime.task.store import Done, StoreTimes
+from lockstep.runtime.task.worker_node import WorkerNode
+from lockstep.runtime.watch.dump import on_signal
+from lockstep.runtime.watch.watchdog import WatchSettings
 from lockstep.terminal import say
 from lockstep.version import __version__
 

@@ -15,16 +15,38 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from lockstep.protocol import phrases
-from lockstep.protocol.causes import NO_REASON, Cause, Reason
-from lockstep.protocol.effects import BecameMember, Effect, JobEnded, PeerLeaves, Send, StillMissing, ViewChanged
-from lockstep.protocol.events import Broken, Event, Finished, LinkLost, LinkUp, PeerGone, Received, SignalCame, Tick
-from lockstep.protocol.ids import INITIAL_STEP, Incarnation, JobId, Role, TaskId
-from lockstep.protocol.journal import Happening, Journal
-from lockstep.protocol.leaving import Departure
-from lockstep.protocol.machine import advance
-from lockstep.protocol.messages import Done, End, Failed, Join, Leaving, Left, Lost, MissingTask, Refused, Roster, View
-from lockstep.protocol.timing import REPEAT_SECONDS, STALE_ROSTER_SECONDS
-from lockstep.protocol.waits import Wait, WaitKind
+from lockstep.protocol.core.causes import NO_REASON, Cause, Reason
+from lockstep.protocol.core.effects import BecameMember, Effect, JobEnded, PeerLeaves, Send, StillMissing, ViewChanged
+from lockstep.protocol.core.events import (
+    Broken,
+    Event,
+    Finished,
+    LinkLost,
+    LinkUp,
+    PeerGone,
+    Received,
+    SignalCame,
+    Tick,
+)
+from lockstep.protocol.core.ids import INITIAL_STEP, Incarnation, JobId, Role, TaskId
+from lockstep.protocol.core.journal import Happening, Journal
+from lockstep.protocol.core.leaving import Departure
+from lockstep.protocol.core.machine import advance
+from lockstep.protocol.core.messages import (
+    Done,
+    End,
+    Failed,
+    Join,
+    Leaving,
+    Left,
+    Lost,
+    MissingTask,
+    Refused,
+    Roster,
+    View,
+)
+from lockstep.protocol.core.timing import REPEAT_SECONDS, STALE_ROSTER_SECONDS
+from lockstep.protocol.core.waits import Wait, WaitKind
 
 
 class MemberPhase(StrEnum):

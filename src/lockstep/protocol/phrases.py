@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lockstep.protocol.ids import Step, TaskId
-from lockstep.protocol.leaving import Departure
-from lockstep.protocol.messages import Join, MissingTask, ParameterEntry
-from lockstep.protocol.waits import Wait, WaitKind
+from lockstep.protocol.core.ids import Step, TaskId
+from lockstep.protocol.core.leaving import Departure
+from lockstep.protocol.core.messages import Join, MissingTask, ParameterEntry
+from lockstep.protocol.core.waits import Wait, WaitKind
 
 # -- waits --
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from lockstep.protocol.coordinator import CoordinatorMachine
-from lockstep.protocol.effects import Effect, Send
-from lockstep.protocol.events import (
+from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
+from lockstep.protocol.core.effects import Effect, Send
+from lockstep.protocol.core.events import (
     BucketApplied,
     Event,
     GradientArrived,
@@ -19,13 +19,13 @@ from lockstep.protocol.events import (
     TransferEnded,
     VersionArrived,
 )
-from lockstep.protocol.ids import Incarnation, TaskId
-from lockstep.protocol.journal import Journal
-from lockstep.protocol.machine import Machine
+from lockstep.protocol.core.ids import Incarnation, TaskId
+from lockstep.protocol.core.journal import Journal
+from lockstep.protocol.core.machine import Machine
+from lockstep.protocol.core.waits import Wait
 from lockstep.protocol.member import MemberMachine
-from lockstep.protocol.server import ServerMachine
-from lockstep.protocol.waits import Wait
-from lockstep.protocol.worker import WorkerMachine
+from lockstep.protocol.server.server_machine import ServerMachine
+from lockstep.protocol.worker.worker_machine import WorkerMachine
 
 _OF_TENSORS = frozenset({BucketApplied, GradientArrived, Produced, TransferEnded, VersionArrived})
 """Events of single buckets. Only the role takes them, and they are nearly all events there are."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 
-from lockstep.protocol.causes import Reason
-from lockstep.protocol.ids import Incarnation, JobId, Step, TaskId, hex64
-from lockstep.protocol.leaving import Departure
-from lockstep.protocol.parts import Part
+from lockstep.protocol.core.causes import Reason
+from lockstep.protocol.core.ids import Incarnation, JobId, Step, TaskId, hex64
+from lockstep.protocol.core.leaving import Departure
+from lockstep.protocol.core.parts import Part
 from lockstep.protocol.phrases import leaves
 
 # -- how a job ended --

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from lockstep.protocol.events import BucketApplied, Event, GradientArrived, Produced, VersionArrived
-from lockstep.protocol.ids import ClusterShape, Step, TaskId
-from lockstep.protocol.messages import ParameterEntry
-from lockstep.protocol.plan import DEFAULT_BUCKET_BYTES, Plan, make_plan
+from lockstep.protocol.core.events import BucketApplied, Event, GradientArrived, Produced, VersionArrived
+from lockstep.protocol.core.ids import ClusterShape, Step, TaskId
+from lockstep.protocol.core.messages import ParameterEntry
+from lockstep.protocol.core.plan import DEFAULT_BUCKET_BYTES, Plan, make_plan
 from lockstep.sim.pool import no_collections
 from lockstep.sim.scenario import NetworkProfile, Scenario, SecondsRange, TrainingProfile
 from lockstep.sim.server_side import SimulatedServer

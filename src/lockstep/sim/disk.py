@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lockstep.protocol.ids import BucketId, JobId
-from lockstep.protocol.recovery import Beginning
+from lockstep.protocol.coordinator.recovery import Beginning
+from lockstep.protocol.core.ids import BucketId, JobId
 from lockstep.sim.memory import VersionTag
 
 

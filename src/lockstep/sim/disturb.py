@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from lockstep.protocol.ids import TaskId
+from lockstep.protocol.core.ids import TaskId
 from lockstep.sim.task import SimTask
 from lockstep.sim.world import World
 

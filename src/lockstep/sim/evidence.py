@@ -8,11 +8,11 @@ from typing import Any
 from lockstep.diagnose.evidence import Evidence, Seen
 from lockstep.diagnose.views import FORMAT, MonitorView, TaskView, read_task
 from lockstep.protocol import phrases
-from lockstep.protocol.activity import Code, Doing
-from lockstep.protocol.faults import Place
-from lockstep.protocol.ids import TaskId, hex64
-from lockstep.protocol.journal import tensor_states
-from lockstep.protocol.reach import NOT_SILENT, Reach, Silence
+from lockstep.protocol.core.activity import Code, Doing
+from lockstep.protocol.core.faults import Place
+from lockstep.protocol.core.ids import TaskId, hex64
+from lockstep.protocol.core.journal import tensor_states
+from lockstep.protocol.core.reach import NOT_SILENT, Reach, Silence
 from lockstep.sim.network import Link
 from lockstep.sim.server_side import SimulatedServer
 from lockstep.sim.task import SimTask

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from lockstep.protocol.causes import Cause
-from lockstep.protocol.effects import JobEnded
-from lockstep.protocol.faults import (
+from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.effects import JobEnded
+from lockstep.protocol.core.faults import (
     BlockCallback,
     BlockLoop,
     Die,
@@ -27,7 +27,7 @@ from lockstep.protocol.faults import (
     SlowStore,
     Stick,
 )
-from lockstep.protocol.ids import Role, TaskId
+from lockstep.protocol.core.ids import Role, TaskId
 from lockstep.sim.faults import AnyFault, Crash, LoseConnection, Partition, Pause, StartLate
 from lockstep.sim.planting import Planted
 from lockstep.sim.scenario import Scenario

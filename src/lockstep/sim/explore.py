@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from lockstep.protocol.errors import ProtocolError
-from lockstep.sim.draw import DrawnRun, Size, draw_run
+from lockstep.protocol.core.errors import ProtocolError
 from lockstep.sim.expect import RunEnding, judge
 from lockstep.sim.faults import AnyFault, end_of
+from lockstep.sim.generate import DrawnRun, Size, draw_run
 from lockstep.sim.machines import MachineMaker
 from lockstep.sim.planting import plant, with_faults
 from lockstep.sim.scenario import Mishap

@@ -1,4 +1,4 @@
-"""Faults as data: those of a real cluster (``protocol/faults.py``), and those that only a simulated one can be given.
+"""Faults as data: those of a real cluster (``protocol/core/faults.py``), and those that only a simulated one can be given.
 
 The first begin at a *step*; the second at a virtual *time*, which hits any moment of a step. Both have the same printed
 form, one line of JSON, so that a plan can travel on a command line.
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import get_args, get_type_hints
 
-from lockstep.protocol import faults as shared
-from lockstep.protocol.faults import Fault
+from lockstep.protocol.core import faults as shared
+from lockstep.protocol.core.faults import Fault
 
 
 @dataclass(frozen=True, slots=True)

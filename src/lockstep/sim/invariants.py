@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lockstep.protocol.coordinator import CoordinatorMachine
-from lockstep.protocol.effects import Apply
-from lockstep.protocol.ids import INITIAL_STEP, ClusterShape, JobId, Step, TaskId, worker
-from lockstep.protocol.server import ServerMachine
+from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
+from lockstep.protocol.core.effects import Apply
+from lockstep.protocol.core.ids import INITIAL_STEP, ClusterShape, JobId, Step, TaskId, worker
+from lockstep.protocol.core.waits import WaitKind
+from lockstep.protocol.server.server_machine import ServerMachine
 from lockstep.protocol.task import TaskMachine
-from lockstep.protocol.waits import WaitKind
 from lockstep.sim.oracle import Oracle
 from lockstep.sim.task import SimTask
 from lockstep.sim.violation import Rule, Violation

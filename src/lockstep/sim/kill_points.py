@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from lockstep.protocol.events import SignalCame
-from lockstep.protocol.ids import INITIAL_STEP, Step, TaskId
-from lockstep.protocol.leaving import Departure
+from lockstep.protocol.core.events import SignalCame
+from lockstep.protocol.core.ids import INITIAL_STEP, Step, TaskId
+from lockstep.protocol.core.leaving import Departure
 from lockstep.sim import disturb
 from lockstep.sim.task import SimTask
 from lockstep.sim.world import World

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from lockstep.protocol.async_server import AsyncServerMachine
-from lockstep.protocol.coordinator import CoordinatorMachine
-from lockstep.protocol.ids import Incarnation, JobId, Role, TaskId
-from lockstep.protocol.journal import Journal
+from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
+from lockstep.protocol.coordinator.recovery import Beginning
+from lockstep.protocol.core.ids import Incarnation, JobId, Role, TaskId
+from lockstep.protocol.core.journal import Journal
+from lockstep.protocol.core.messages import Join, Setting
 from lockstep.protocol.member import MemberMachine
-from lockstep.protocol.messages import Join, Setting
-from lockstep.protocol.recovery import Beginning
-from lockstep.protocol.server import ServerMachine
+from lockstep.protocol.server.async_server_machine import AsyncServerMachine
+from lockstep.protocol.server.server_machine import ServerMachine
 from lockstep.protocol.task import TaskMachine
-from lockstep.protocol.worker import WorkerMachine
+from lockstep.protocol.worker.worker_machine import WorkerMachine
 from lockstep.sim.scenario import Scenario
 
 JOURNAL_ROWS = 5000

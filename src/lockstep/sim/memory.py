@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from lockstep.protocol.ids import BucketId, Incarnation, Step, TaskId
+from lockstep.protocol.core.ids import BucketId, Incarnation, Step, TaskId
 from lockstep.sim.violation import Rule, Violation
 
 

@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from lockstep.protocol.events import Event, LinkLost, LinkUp, Received
-from lockstep.protocol.ids import ClusterShape, Incarnation, TaskId
-from lockstep.protocol.messages import Message
+from lockstep.protocol.core.events import Event, LinkLost, LinkUp, Received
+from lockstep.protocol.core.ids import ClusterShape, Incarnation, TaskId
+from lockstep.protocol.core.messages import Message
 from lockstep.sim.agenda import Agenda
-from lockstep.sim.dice import Dice
+from lockstep.sim.network_faults import Chance, Weather
 from lockstep.sim.nic import adapters
+from lockstep.sim.rng import Dice
 from lockstep.sim.scenario import Mishap, NetworkProfile
-from lockstep.sim.weather import Chance, Weather
 
 Deliver = Callable[[TaskId, Event], None]
 Pair = tuple[TaskId, TaskId]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lockstep.protocol.ids import ClusterShape, TaskId
+from lockstep.protocol.core.ids import ClusterShape, TaskId
 
 
 @dataclass(slots=True)

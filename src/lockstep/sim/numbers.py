@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 
-from lockstep.protocol.ids import BucketId, Step, TaskId
+from lockstep.protocol.core.ids import BucketId, Step, TaskId
 from lockstep.sim.violation import Rule, Violation
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 
-from lockstep.protocol.effects import Apply
-from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, Step, TaskId
-from lockstep.protocol.messages import GroupRates
+from lockstep.protocol.core.effects import Apply
+from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, Step, TaskId
+from lockstep.protocol.core.messages import GroupRates
 from lockstep.sim.memory import Cell, GradientTag, VersionTag
 from lockstep.sim.numbers import Numbers
 from lockstep.sim.scenario import Scenario

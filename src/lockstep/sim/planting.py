@@ -10,9 +10,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from lockstep.protocol.causes import own_error
-from lockstep.protocol.events import Broken
-from lockstep.protocol.faults import (
+from lockstep.protocol.core.causes import own_error
+from lockstep.protocol.core.events import Broken
+from lockstep.protocol.core.faults import (
     BlockCallback,
     BlockLoop,
     Die,
@@ -29,8 +29,8 @@ from lockstep.protocol.faults import (
     SlowStore,
     Stick,
 )
-from lockstep.protocol.ids import Step, TaskId
-from lockstep.protocol.messages import Message, Setting
+from lockstep.protocol.core.ids import Step, TaskId
+from lockstep.protocol.core.messages import Message, Setting
 from lockstep.sim import disturb
 from lockstep.sim.faults import AnyFault, Crash, LoseConnection, Partition, Pause, StartLate
 from lockstep.sim.scenario import Scenario

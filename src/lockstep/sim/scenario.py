@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from lockstep.protocol.ids import ClusterShape, TaskId
-from lockstep.protocol.messages import ParameterEntry, Setting
-from lockstep.protocol.recovery import LossPolicy, RecoveryRules
+from lockstep.protocol.coordinator.recovery import LossPolicy, RecoveryRules
+from lockstep.protocol.core.ids import ClusterShape, TaskId
+from lockstep.protocol.core.messages import ParameterEntry, Setting
 
 
 class Mode(StrEnum):
@@ -115,7 +115,7 @@ class Mishap:
     """One thing that went wrong on the way from ``task`` to ``peer``: at the ``number``-th chance for it there."""
 
     kind: str
-    """``late``, ``doubled``, ``reset``, ``failed`` or ``ghost``; see ``weather.py``."""
+    """``late``, ``doubled``, ``reset``, ``failed`` or ``ghost``; see ``network_faults.py``."""
     task: str
     peer: str
     number: int

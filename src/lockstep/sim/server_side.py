@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.protocol.effects import (
+from lockstep.protocol.core.effects import (
     Apply,
     BecameMember,
     Effect,
@@ -15,7 +15,7 @@ from lockstep.protocol.effects import (
     SendVersion,
     WriteCheckpoint,
 )
-from lockstep.protocol.events import (
+from lockstep.protocol.core.events import (
     BucketApplied,
     CheckpointWritten,
     GradientArrived,
@@ -23,15 +23,15 @@ from lockstep.protocol.events import (
     ShardSaved,
     VersionArrived,
 )
-from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, JobId, Step, TaskId
-from lockstep.protocol.messages import Grant, Layout, Saved
-from lockstep.protocol.plan import Plan
+from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, JobId, Step, TaskId
+from lockstep.protocol.core.messages import Grant, Layout, Saved
+from lockstep.protocol.core.plan import Plan
+from lockstep.sim.context import SimulationContext, ticket_for
 from lockstep.sim.disk import SavedBucket, SavedShard
 from lockstep.sim.memory import Cell, GradientTag, VersionTag
 from lockstep.sim.numbers import mixed
 from lockstep.sim.oracle import Oracle
 from lockstep.sim.scenario import SecondsRange
-from lockstep.sim.surroundings import SimulationContext, ticket_for
 from lockstep.sim.transfers import Copy, Lanes, Parcel, SimulatedLoan
 from lockstep.sim.violation import Rule, Violation
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from lockstep.protocol.ids import TaskId
-from lockstep.sim.draw import Size, draw_run
+from lockstep.protocol.core.ids import TaskId
 from lockstep.sim.explore import Played, play
 from lockstep.sim.faults import AnyFault, to_text
+from lockstep.sim.generate import Size, draw_run
 from lockstep.sim.machines import MachineMaker
 from lockstep.sim.scenario import Mishap
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lockstep.protocol.effects import JobEnded
-from lockstep.protocol.events import Event
-from lockstep.protocol.ids import INITIAL_STEP, Incarnation, Step, TaskId
+from lockstep.protocol.core.effects import JobEnded
+from lockstep.protocol.core.events import Event
+from lockstep.protocol.core.ids import INITIAL_STEP, Incarnation, Step, TaskId
 from lockstep.protocol.task import TaskMachine
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from lockstep.protocol.events import TransferEnded
-from lockstep.protocol.ids import BucketId, TaskId
+from lockstep.protocol.core.events import TransferEnded
+from lockstep.protocol.core.ids import BucketId, TaskId
 from lockstep.sim.memory import Cell, Tag
 from lockstep.sim.network import Link, Network, SimulatedLinkEnd
-from lockstep.sim.weather import Chance
+from lockstep.sim.network_faults import Chance
 
 
 @dataclass(frozen=True, slots=True)

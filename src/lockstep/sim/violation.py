@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from lockstep.protocol.errors import ProtocolError
+from lockstep.protocol.core.errors import ProtocolError
 
 
 class Rule(StrEnum):

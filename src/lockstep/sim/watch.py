@@ -12,12 +12,12 @@ from functools import partial
 
 from lockstep.diagnose.analyse import analyse
 from lockstep.diagnose.verdict import Verdict
-from lockstep.protocol import coordinator
-from lockstep.protocol.causes import Cause, Reason, Source
-from lockstep.protocol.effects import JobEnded
-from lockstep.protocol.events import Broken, BucketApplied, Event, Prepared, Produced, Sealed, StepBegun
-from lockstep.protocol.ids import TaskId
-from lockstep.protocol.timing import FIRST_STEPS_FACTOR, PATIENCE_SECONDS, PROMISE_SECONDS
+from lockstep.protocol.coordinator import coordinator_machine
+from lockstep.protocol.core.causes import Cause, Reason, Source
+from lockstep.protocol.core.effects import JobEnded
+from lockstep.protocol.core.events import Broken, BucketApplied, Event, Prepared, Produced, Sealed, StepBegun
+from lockstep.protocol.core.ids import TaskId
+from lockstep.protocol.core.timing import FIRST_STEPS_FACTOR, PATIENCE_SECONDS, PROMISE_SECONDS
 from lockstep.sim.evidence import evidence_of
 from lockstep.sim.world import World
 
@@ -72,7 +72,7 @@ class SimulatedWatchdog:
         machine = home.machine.coordinator
         assert machine is not None
         still = world.agenda.now - self._progress_at
-        running = machine.phase is coordinator.JobPhase.RUNNING
+        running = machine.phase is coordinator_machine.JobPhase.RUNNING
         if not self._ended and running and still >= PROMISE_SECONDS:
             self._judge(still)
         world.agenda.after(LOOK_EVERY, self._look)

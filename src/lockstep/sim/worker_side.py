@@ -6,20 +6,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from lockstep.protocol.activity import Doing
-from lockstep.protocol.effects import BecameMember, Effect, SendGradient, SendPull, VersionReady
-from lockstep.protocol.events import Finished, Prepared, Produced, Sealed, StateTaken, StepBegun
-from lockstep.protocol.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, JobId, Step, TaskId
-from lockstep.protocol.messages import GroupRates, Layout, ParameterEntry, Pull
-from lockstep.protocol.plan import Plan
+from lockstep.protocol.core.activity import Doing
+from lockstep.protocol.core.effects import BecameMember, Effect, SendGradient, SendPull, VersionReady
+from lockstep.protocol.core.events import Finished, Prepared, Produced, Sealed, StateTaken, StepBegun
+from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, JobId, Step, TaskId
+from lockstep.protocol.core.messages import GroupRates, Layout, ParameterEntry, Pull
+from lockstep.protocol.core.plan import Plan
+from lockstep.sim.context import SimulationContext, ticket_for
 from lockstep.sim.memory import Cell, VersionTag
+from lockstep.sim.network_faults import Chance
 from lockstep.sim.numbers import mixed
 from lockstep.sim.oracle import Oracle
 from lockstep.sim.scenario import SecondsRange
 from lockstep.sim.server_side import SimulatedServer
-from lockstep.sim.surroundings import SimulationContext, ticket_for
 from lockstep.sim.transfers import Copy, Lanes, Parcel, Route, SimulatedLoan
-from lockstep.sim.weather import Chance
 
 
 class SimulatedWorker:

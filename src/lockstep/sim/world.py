@@ -13,8 +13,8 @@ from functools import partial
 from typing import Protocol
 
 from lockstep.protocol import phrases
-from lockstep.protocol.causes import Cause, Reason
-from lockstep.protocol.effects import (
+from lockstep.protocol.core.causes import Cause, Reason
+from lockstep.protocol.core.effects import (
     Apply,
     BecameMember,
     Effect,
@@ -24,14 +24,14 @@ from lockstep.protocol.effects import (
     StillMissing,
     ViewChanged,
 )
-from lockstep.protocol.errors import ProtocolError
-from lockstep.protocol.events import Event, GradientArrived, LinkUp, PeerGone, Tick
-from lockstep.protocol.ids import BucketId, Incarnation, JobId, Role, Step, TaskId
-from lockstep.protocol.messages import Member
-from lockstep.protocol.server import ServerMachine
-from lockstep.protocol.timing import REPEAT_SECONDS
+from lockstep.protocol.core.errors import ProtocolError
+from lockstep.protocol.core.events import Event, GradientArrived, LinkUp, PeerGone, Tick
+from lockstep.protocol.core.ids import BucketId, Incarnation, JobId, Role, Step, TaskId
+from lockstep.protocol.core.messages import Member
+from lockstep.protocol.core.timing import REPEAT_SECONDS
+from lockstep.protocol.server.server_machine import ServerMachine
 from lockstep.sim.agenda import Agenda
-from lockstep.sim.dice import Dice
+from lockstep.sim.context import SimulationContext
 from lockstep.sim.disk import Disk
 from lockstep.sim.invariants import Invariants
 from lockstep.sim.machines import MachineMaker
@@ -39,9 +39,9 @@ from lockstep.sim.memory import SimulatedMemory
 from lockstep.sim.network import Network, Traffic
 from lockstep.sim.numbers import Numbers
 from lockstep.sim.oracle import Oracle, make_oracle
+from lockstep.sim.rng import Dice
 from lockstep.sim.scenario import Kill, Scenario, SecondsRange
 from lockstep.sim.server_side import SimulatedServer
-from lockstep.sim.surroundings import SimulationContext
 from lockstep.sim.task import SimTask
 from lockstep.sim.violation import Rule, Violation, with_story
 from lockstep.sim.worker_side import SimulatedWorker

@@ -12,10 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lockstep.runtime.checkpoints import CheckpointError, Manifest, verify
-from lockstep.training.local_state import DESCRIPTION
-from lockstep.training.shard_file import ShardFiles
+from lockstep.runtime.checkpoint.folder import CheckpointError, Manifest, verify
+from lockstep.training.server.shard_file import ShardFiles
 from lockstep.training.tensors import torch_dtype
+from lockstep.training.worker.local_state import DESCRIPTION
 
 FINAL_NAME = "final.safetensors"
 

@@ -7,8 +7,8 @@ import warnings
 import torch
 from torch import Tensor
 
-from lockstep.protocol.messages import ParameterEntry
-from lockstep.protocol.plan import ELEMENT_BYTES, Plan
+from lockstep.protocol.core.messages import ParameterEntry
+from lockstep.protocol.core.plan import ELEMENT_BYTES, Plan
 
 _DTYPES: tuple[tuple[str, torch.dtype], ...] = (
     ("float32", torch.float32),

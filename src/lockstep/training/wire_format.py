@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lockstep.protocol.plan import Bucket
+from lockstep.protocol.core.plan import Bucket
 from lockstep.training.tensors import torch_dtype
 
 _WIDE = "float32"

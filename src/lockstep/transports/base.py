@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
-from lockstep.protocol.causes import Reason
-from lockstep.protocol.messages import Ticket
+from lockstep.protocol.core.causes import Reason
+from lockstep.protocol.core.messages import Ticket
 
 TransferId = int
 

@@ -7,7 +7,7 @@ import secrets
 import threading
 from collections.abc import Callable
 
-from lockstep.protocol.messages import Ticket
+from lockstep.protocol.core.messages import Ticket
 from lockstep.transports.base import PeerAddress
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.memory import HostRegion

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
-from lockstep.protocol.ids import hex64
-from lockstep.protocol.timing import CONNECT_SECONDS, MATCH_SECONDS
+from lockstep.protocol.core.ids import hex64
+from lockstep.protocol.core.timing import CONNECT_SECONDS, MATCH_SECONDS
 from lockstep.transports.base import LinkState, PeerAddress, TransportError
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.lifecycle import OPEN

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import TypeVar
 
-from lockstep.protocol.messages import Ticket
+from lockstep.protocol.core.messages import Ticket
 from lockstep.transports.base import PeerAddress, Region, TransportError
 from lockstep.transports.grants import Grants
 from lockstep.transports.memory import HostRegion, allocate_memory, checked_buffer

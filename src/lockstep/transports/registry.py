@@ -17,7 +17,7 @@ from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions
 
 if TYPE_CHECKING:
     # Callers that only need names must not wait until gRPC is imported.
-    from lockstep.transports.wire.server import ControlServer
+    from lockstep.transports.control.server import ControlServer
 
 
 class TransportFactory(Protocol):
@@ -33,7 +33,7 @@ class TransportFactory(Protocol):
 
 _WHERE: Final = {
     "auto": "lockstep.transports.auto.transport:AutoTransport",
-    "grpc": "lockstep.transports.grpc_stream.transport:GrpcTransport",
+    "grpc": "lockstep.transports.grpc.transport:GrpcTransport",
     "grpc+shm": "lockstep.transports.shm.transport:ShmTransport",
     "grpc+ucx": "lockstep.transports.ucx.transport:UcxTransport",
     "grpc+verbs": "lockstep.transports.verbs.transport:VerbsTransport",

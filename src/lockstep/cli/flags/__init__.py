@@ -10,15 +10,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from lockstep.benchmark.settings.config import BenchConfig, resolved
+from lockstep.benchmark.settings.rules import problems
 from lockstep.cli.flags.build import build_config
 from lockstep.cli.flags.parsing import check_against_table, read_command_line
 from lockstep.cli.flags.table import EXCLUSIVE, TABLE
 from lockstep.errors import BadInput, HelpAsked
-from lockstep.protocol.ids import CHIEF, Role, TaskId
-from lockstep.runtime.cluster import cluster_problems
-from lockstep.runtime.preflight import count_gpus, folder_problems, task_problems
-from lockstep.training.config import BenchConfig, resolved
-from lockstep.training.rules import problems
+from lockstep.protocol.core.ids import CHIEF, Role, TaskId
+from lockstep.runtime.startup.cluster import cluster_problems
+from lockstep.runtime.startup.preflight import count_gpus, folder_problems, task_problems
 
 __all__ = ["BadInput", "DoctorLine", "HelpAsked", "check_machine", "parse_bench", "parse_doctor", "task_arguments"]
 
@@ -54,8 +54,8 @@ def _with_data_set(config: BenchConfig, named: bool) -> tuple[BenchConfig, list[
     if folder is None or (config.task is not None and config.task.role is Role.SERVER):
         return config, []
     try:
-        from lockstep.training.data.errors import BadData
-        from lockstep.training.data.opening import recognised
+        from lockstep.benchmark.data.errors import BadData
+        from lockstep.benchmark.data.open_dataset import recognised
     except ImportError as missing:
         need = f"--data_dir needs the package {missing.name!r}; install it with 'pip install lockstep-torch[data]'."
         return config, [need]

@@ -7,14 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from lockstep.cli.flags.flag import Value
-from lockstep.cli.flags.parsing import CommandLine
-from lockstep.errors import BadInput
-from lockstep.launch import TOKEN_VARIABLE
-from lockstep.protocol.ids import Role, TaskId
-from lockstep.protocol.plan import ALIGNMENT
-from lockstep.runtime.cluster import ClusterSpec
-from lockstep.training.config import (
+from lockstep.benchmark.settings.config import (
     COLLECTIVE_UPDATES,
     COMPILED_BUCKET_BYTES,
     MEBIBYTE,
@@ -26,7 +19,14 @@ from lockstep.training.config import (
     OutputConfig,
     RunLength,
 )
-from lockstep.training.features import DataConfig, EvaluationConfig, PrecisionConfig, ScheduleConfig
+from lockstep.benchmark.settings.features import DataConfig, EvaluationConfig, PrecisionConfig, ScheduleConfig
+from lockstep.cli.flags.flag import Value
+from lockstep.cli.flags.parsing import CommandLine
+from lockstep.errors import BadInput
+from lockstep.library.launcher import TOKEN_VARIABLE
+from lockstep.protocol.core.ids import Role, TaskId
+from lockstep.protocol.core.plan import ALIGNMENT
+from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.transports.verbs.options import RdmaOptions
 
 _T = TypeVar("_T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from lockstep.protocol.causes import Cause
+from lockstep.protocol.core.causes import Cause
 
 REMEDIES: Mapping[Cause, str] = MappingProxyType(
     {

@@ -9,7 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from lockstep.errors import EXIT_FAILED
-from lockstep.protocol.timing import ANSWERED_FOR_SECONDS, SAME_SIGNAL_SECONDS, TELL_SECONDS
+from lockstep.protocol.core.timing import ANSWERED_FOR_SECONDS, SAME_SIGNAL_SECONDS, TELL_SECONDS
 from lockstep.runtime.monitor.oom import OomWitness, find_counters
 from lockstep.runtime.processes import SignalInbox, process_facts, signal_name, wait_readable
 

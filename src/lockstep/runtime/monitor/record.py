@@ -8,10 +8,10 @@ import time
 from collections import deque
 from typing import Final
 
-from lockstep.protocol.messages import Description
-from lockstep.protocol.timing import WATCHER_GONE_SECONDS
+from lockstep.protocol.core.messages import Description
+from lockstep.protocol.core.timing import WATCHER_GONE_SECONDS
 from lockstep.runtime.monitor.reporter import Phase, Report
-from lockstep.transports.wire.broadcast import Broadcast
+from lockstep.transports.control.broadcast import Broadcast
 
 _HISTORY: Final = 64
 

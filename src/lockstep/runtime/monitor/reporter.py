@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass, replace
 from typing import Final
 
-from lockstep.protocol.activity import TaskPhase as Phase
+from lockstep.protocol.core.activity import TaskPhase as Phase
 from lockstep.runtime.processes import read_available
 
 MAX_LINE_BYTES: Final = 4096

@@ -11,9 +11,9 @@ from lockstep.diagnose.views import FORMAT
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.stack import StackTaker
 from lockstep.runtime.processes import process_facts
-from lockstep.runtime.start_facts import StartFacts
-from lockstep.transports.wire.monitor_service import add_monitor_service, snapshot_handler
-from lockstep.transports.wire.server import ControlServer
+from lockstep.runtime.startup.start_facts import StartFacts
+from lockstep.transports.control.monitor_service import add_monitor_service, snapshot_handler
+from lockstep.transports.control.server import ControlServer
 
 _MAX_WATCHERS: Final = 1024
 _QUESTIONS: Final = 16

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lockstep.runtime import processes
-from lockstep.runtime.monitor import keeper
+from lockstep.runtime.monitor import reaper
 from lockstep.runtime.monitor.reporter import MAX_LINE_BYTES, LineBuffer, Report, ReportReader
 
 REPORT_FD: Final = "{report_fd}"
@@ -54,7 +54,7 @@ class TaskProcess:
         argv = [part.replace(REPORT_FD, str(report_writer)) for part in words]
         try:
             self._keeper = subprocess.Popen(
-                keeper.keeper_command(*inherited, argv, holds=takes_signals),
+                reaper.keeper_command(*inherited, argv, holds=takes_signals),
                 stdin=subprocess.DEVNULL,
                 pass_fds=inherited,
                 start_new_session=True,
@@ -65,16 +65,16 @@ class TaskProcess:
 
     def ask_to_end(self, signum: int) -> None:
         """Send the signal itself to a task that takes it, else SIGTERM: Python responds to SIGINT with a traceback."""
-        self._command(keeper.SIGNALS[signal.Signals(signum)] if self._takes_signals else keeper.ASK)
+        self._command(reaper.SIGNALS[signal.Signals(signum)] if self._takes_signals else reaper.ASK)
 
     def ask_for_files(self) -> bool:
         """Send SIGUSR1 to a task that takes it; whether this one does. It would kill any other."""
         if self._takes_signals:
-            self._command(keeper.SIGNALS[signal.SIGUSR1])
+            self._command(reaper.SIGNALS[signal.SIGUSR1])
         return self._takes_signals
 
     def kill(self) -> None:
-        self._command(keeper.KILL)
+        self._command(reaper.KILL)
 
     def _command(self, command: bytes) -> None:
         try:

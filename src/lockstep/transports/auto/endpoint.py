@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from lockstep.protocol.causes import Reason, link_down
+from lockstep.protocol.core.causes import Reason, link_down
 from lockstep.transports.auto.tickets import ticket_for
 from lockstep.transports.base import (
     Counters,

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final
 
-from lockstep.protocol.messages import Ticket
+from lockstep.protocol.core.messages import Ticket
 from lockstep.transports.auto.endpoint import AutoEndpoint, ManyRegion, Path
 from lockstep.transports.auto.tickets import NAME, pack_addresses, pack_tickets, unpack_addresses
 from lockstep.transports.base import (
@@ -18,12 +18,12 @@ from lockstep.transports.base import (
     Transport,
     TransportError,
 )
-from lockstep.transports.clerk import Clerk
-from lockstep.transports.grpc_stream.transport import GrpcTransport
+from lockstep.transports.control.server import ControlServer
+from lockstep.transports.grpc.transport import GrpcTransport
 from lockstep.transports.registry import runs_here
 from lockstep.transports.shm.transport import ShmTransport
+from lockstep.transports.timers import Clerk
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions
-from lockstep.transports.wire.server import ControlServer
 
 VERBS: Final = "grpc+verbs"
 _OPEN: Final = (LinkState.CONNECTING, LinkState.UP)

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import psutil
 
-from lockstep.protocol.timing import PROMISE_SECONDS
+from lockstep.protocol.core.timing import PROMISE_SECONDS
 from lockstep.transports.base import LinkDownError
 from lockstep.transports.conformance.events import CaseFailed
 from lockstep.transports.conformance.stage import Pair, Stage, Victim, Way, require, wait_until

@@ -11,12 +11,12 @@ import struct
 import zlib
 from typing import Final, Protocol
 
-from lockstep.protocol.causes import Reason
-from lockstep.protocol.messages import Ticket
+from lockstep.protocol.core.causes import Reason
+from lockstep.protocol.core.messages import Ticket
 from lockstep.transports.base import Counters, Endpoint, Loan, Move, PeerAddress, Region
 from lockstep.transports.conformance.events import EventLog, Heard
+from lockstep.transports.control.server import ControlServer
 from lockstep.transports.registry import make_transport
-from lockstep.transports.wire.server import ControlServer
 
 _PLACE: Final = struct.Struct("<QQQ")
 _BLOCK_BYTES: Final = 1_048_573

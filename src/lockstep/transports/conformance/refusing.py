@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lockstep.protocol.messages import Ticket
+from lockstep.protocol.core.messages import Ticket
 from lockstep.transports.base import LinkDownError, Move, PeerAddress, TransportError
 from lockstep.transports.conformance.events import CaseFailed
 from lockstep.transports.conformance.node import note_for

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
 
-from lockstep.protocol.messages import Ticket
+from lockstep.protocol.core.messages import Ticket
 from lockstep.transports.conformance.events import PATIENCE, CaseFailed, Heard
 from lockstep.transports.conformance.node import Node, SuiteNode, note_for
 

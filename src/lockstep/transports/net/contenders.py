@@ -18,12 +18,12 @@ from queue import SimpleQueue
 from typing import Any, Final, Protocol
 
 from lockstep.transports.base import PeerAddress
-from lockstep.transports.grpc_stream.chunks import CHUNK_BYTES
+from lockstep.transports.control.channels import open_data_channel
+from lockstep.transports.control.server import method_path
+from lockstep.transports.grpc.chunks import CHUNK_BYTES
 from lockstep.transports.net.control import CALL_SECONDS, Caller, NetError
 from lockstep.transports.net.links import LinkEnd, pack_ticket, unpack_ticket
 from lockstep.transports.ucx.agent import Agent, load_nixl
-from lockstep.transports.wire.channels import open_data_channel
-from lockstep.transports.wire.server import method_path
 
 COPY, TCP, BARE_GRPC, BARE_NIXL = "memory copy", "TCP socket", "bare grpcio", "bare NIXL"
 SHM, SHM_LEND, GRPC, UCX, VERBS = "grpc+shm", "grpc+shm lend", "grpc", "grpc+ucx", "grpc+verbs"

@@ -7,12 +7,12 @@ import time
 from collections import deque
 from typing import Any, Final
 
-from lockstep.protocol.causes import Reason
-from lockstep.protocol.messages import Ticket
+from lockstep.protocol.core.causes import Reason
+from lockstep.protocol.core.messages import Ticket
 from lockstep.transports.base import Endpoint, Loan, Move, PeerAddress, Region
+from lockstep.transports.control.server import ControlServer
 from lockstep.transports.net.control import NetError
 from lockstep.transports.registry import make_transport
-from lockstep.transports.wire.server import ControlServer
 
 WAIT_SECONDS: Final = 60.0
 

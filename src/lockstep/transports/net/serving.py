@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from lockstep.transports.base import PeerAddress, TransportError
+from lockstep.transports.control.server import ControlServer
 from lockstep.transports.net.control import NetError, answer_calls
 from lockstep.transports.net.links import LinkEnd, pack_ticket, unpack_ticket
 from lockstep.transports.net.measured import describe_machine
 from lockstep.transports.quiet_grpc import grpc
 from lockstep.transports.ucx.agent import Agent, AgentError, load_nixl
-from lockstep.transports.wire.server import ControlServer
 from lockstep.version import __version__
 
 MAX_BYTES: Final = 1 << 30

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from lockstep.protocol.causes import link_down
+from lockstep.protocol.core.causes import link_down
 from lockstep.transports.base import EndpointEvents, LinkState, Move, PeerAddress, TransferId, TransportError
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grants import Grants
@@ -29,7 +29,7 @@ from lockstep.transports.shm.frames import (
 from lockstep.transports.shm.memory import SharedRegion
 from lockstep.transports.shm.receiving import Landing
 from lockstep.transports.shm.sending import Desk, Transfer, copy_source
-from lockstep.transports.shm.signals import Frame, Signals, close_descriptors
+from lockstep.transports.shm.signal_socket import Frame, Signals, close_descriptors
 from lockstep.transports.shm.tokens import Tokens
 
 NAME: Final = "grpc+shm"

@@ -21,7 +21,7 @@ from lockstep.transports.base import PeerAddress, TransportError
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.shm.frames import pack_hello, unpack_hello
 from lockstep.transports.shm.memory import make_memory_file, map_file
-from lockstep.transports.shm.signals import Signals
+from lockstep.transports.shm.signal_socket import Signals
 from lockstep.transports.shm.tokens import Tokens
 
 _CHALLENGE_BYTES: Final = 16

@@ -10,7 +10,7 @@ from lockstep.transports.base import Move, TransferId
 from lockstep.transports.memory import HostRegion
 from lockstep.transports.shm.frames import LOAN, Kind, Offer, pack_number, pack_offer, pack_region
 from lockstep.transports.shm.memory import SharedRegion
-from lockstep.transports.shm.signals import Signals
+from lockstep.transports.shm.signal_socket import Signals
 from lockstep.transports.shm.tokens import TOKENS, Tokens
 
 _WAITING = -1

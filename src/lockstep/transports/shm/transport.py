@@ -6,20 +6,20 @@ import threading
 import time
 from contextlib import ExitStack
 
-from lockstep.protocol.messages import Ticket
-from lockstep.protocol.timing import CONNECT_SECONDS
+from lockstep.protocol.core.messages import Ticket
+from lockstep.protocol.core.timing import CONNECT_SECONDS
 from lockstep.transports.base import EndpointEvents, NoPathError, PeerAddress, Region
+from lockstep.transports.control.server import ControlServer
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.meeting import Meeting
 from lockstep.transports.regions import Regions
-from lockstep.transports.shm.door import Door, knock
 from lockstep.transports.shm.endpoint import NAME, Connected, ShmEndpoint
 from lockstep.transports.shm.frames import pack_fault
 from lockstep.transports.shm.handshake import Self, Visitor, greet, introduce, welcome
 from lockstep.transports.shm.host import Place, check_same_host, make_place, unpack_place
+from lockstep.transports.shm.listener import Door, knock
 from lockstep.transports.shm.memory import SharedRegion
 from lockstep.transports.shm.tokens import make_tokens
-from lockstep.transports.wire.server import ControlServer
 
 
 class ShmTransport:

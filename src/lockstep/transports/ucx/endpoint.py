@@ -11,15 +11,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from lockstep.protocol.ids import hex64
+from lockstep.protocol.core.ids import hex64
 from lockstep.transports.base import EndpointEvents, Move, PeerAddress, TransferId
-from lockstep.transports.clerk import Clerk
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grants import Grant, Grants
-from lockstep.transports.grpc_stream.frames import LOAN, Header, pack, pack_fault, unpack
-from lockstep.transports.grpc_stream.life import StreamLife
-from lockstep.transports.grpc_stream.sending import Sender
 from lockstep.transports.memory import HostRegion, check_move
+from lockstep.transports.stream.frames import LOAN, Header, pack, pack_fault, unpack
+from lockstep.transports.stream.sending import Sender
+from lockstep.transports.stream.stream_life import StreamLife
+from lockstep.transports.timers import Clerk
 from lockstep.transports.ucx.agent import Agent, AgentError, Nixl
 from lockstep.transports.ucx.driver import Driver, pause_after
 from lockstep.transports.ucx.frames import MAX_METADATA_BYTES, Kind

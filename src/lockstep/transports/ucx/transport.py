@@ -6,15 +6,15 @@ import threading
 from itertools import count
 from typing import ClassVar
 
-from lockstep.protocol.messages import Ticket
+from lockstep.protocol.core.messages import Ticket
 from lockstep.transports.base import EndpointEvents, PeerAddress, Region
-from lockstep.transports.clerk import Clerk
-from lockstep.transports.grpc_stream.links import StreamLinks
+from lockstep.transports.control.server import ControlServer
 from lockstep.transports.memory import GpuRegion
 from lockstep.transports.regions import Regions
+from lockstep.transports.stream.links import StreamLinks
+from lockstep.transports.timers import Clerk
 from lockstep.transports.ucx.agent import Nixl, load_nixl
 from lockstep.transports.ucx.endpoint import NAME, UcxEndpoint, agent_name
-from lockstep.transports.wire.server import ControlServer
 
 
 class UcxTransport:

@@ -9,17 +9,17 @@ from collections.abc import Iterable
 from typing import ClassVar, Final
 
 from lockstep.transports.base import EndpointEvents, PeerAddress
-from lockstep.transports.clerk import Clerk
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grants import Grants
-from lockstep.transports.grpc_stream import frames as stream
-from lockstep.transports.grpc_stream.frames import Header, pack, unpack
-from lockstep.transports.grpc_stream.life import CannotMeet
+from lockstep.transports.stream import frames as stream
+from lockstep.transports.stream.frames import Header, pack, unpack
+from lockstep.transports.stream.stream_life import CannotMeet
+from lockstep.transports.timers import Clerk
 from lockstep.transports.ucx.agent import Agent, AgentError, Nixl
 from lockstep.transports.ucx.driver import pause_beside_a_device
 from lockstep.transports.ucx.endpoint import UcxEndpoint
 from lockstep.transports.ucx.frames import MAX_METADATA_BYTES, Kind
-from lockstep.transports.verbs.looks import LOOK_SECONDS, Looks, proves_that_there_is_no_path
+from lockstep.transports.verbs.probe_timer import LOOK_SECONDS, Looks, proves_that_there_is_no_path
 
 NAME: Final = "grpc+verbs"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from lockstep.transports.base import EndpointEvents, PeerAddress, Region, TransportError
+from lockstep.transports.control.server import ControlServer
 from lockstep.transports.ucx.agent import Nixl, load_nixl
 from lockstep.transports.ucx.transport import UcxTransport
 from lockstep.transports.verbs.checks import gpudirect_problems, needs_system_verbs, usable_port
@@ -12,7 +13,6 @@ from lockstep.transports.verbs.devices import look_for_rdma
 from lockstep.transports.verbs.endpoint import NAME, VerbsEndpoint
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions, ucx_settings
 from lockstep.transports.verbs.provider import nixl_with_system_verbs
-from lockstep.transports.wire.server import ControlServer
 
 
 class VerbsTransport(UcxTransport):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from lockstep.benchmark.settings.config import COLLECTIVE_UPDATES, VARIABLE_UPDATES, WIRE_DTYPES, ExchangeConfig
 from lockstep.cli.flags.flag import Flag, Group, Kind, Rows
-from lockstep.runtime.cluster import ON_STALL, ON_WORKER_LOSS, PROTOCOLS, ClusterSpec
-from lockstep.training.config import COLLECTIVE_UPDATES, VARIABLE_UPDATES, WIRE_DTYPES, ExchangeConfig
+from lockstep.runtime.startup.cluster import ON_STALL, ON_WORKER_LOSS, PROTOCOLS, ClusterSpec
 
 _SPEC = ClusterSpec()
 _EXCHANGE = ExchangeConfig()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from lockstep.benchmark.data.names import RESIZE_METHODS
+from lockstep.benchmark.settings.config import DATA_NAMES, BenchConfig
+from lockstep.benchmark.settings.features import DataConfig, EvaluationConfig, PrecisionConfig
 from lockstep.cli.flags.flag import Flag, Group, Kind, Rows
-from lockstep.training.config import DATA_NAMES, BenchConfig
-from lockstep.training.data.names import RESIZE_METHODS
-from lockstep.training.features import DataConfig, EvaluationConfig, PrecisionConfig
 
 _BENCH = BenchConfig()
 _OF_DATA = DataConfig()

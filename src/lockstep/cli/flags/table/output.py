@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from lockstep.benchmark.settings.config import OutputConfig
 from lockstep.cli.flags.flag import Flag, Group, Kind, Rows
-from lockstep.training.config import OutputConfig
 
 _OUT = OutputConfig()
 _OUTPUT = Rows(Group.OUTPUT)

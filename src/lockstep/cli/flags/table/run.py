@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.cli.flags.flag import Flag, Group, Kind, Rows
-from lockstep.training.config import (
+from lockstep.benchmark.settings.config import (
     DATA_FORMATS,
     DEVICES,
     OPTIMIZERS,
@@ -12,6 +11,7 @@ from lockstep.training.config import (
     OptimizerConfig,
     RunLength,
 )
+from lockstep.cli.flags.flag import Flag, Group, Kind, Rows
 
 _BENCH = BenchConfig()
 _LENGTH = RunLength()

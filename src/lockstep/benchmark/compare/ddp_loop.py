@@ -1,0 +1,75 @@
+"""PyTorch's own DistributedDataParallel around our model: gloo on CPUs, NCCL on GPUs.
+
+A plain loop, as in its documentation, with the settings that make it fastest here: gradients are views of its buckets,
+the graph does not change, and buffers are not sent (Lockstep does not send them either).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+from torch import distributed
+from torch._C._distributed_c10d import TCPStore  # torch.distributed has it too, but does not declare it
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.benchmark.compare.solo_loop import timed
+from lockstep.benchmark.compare.start_barrier import Gate
+from lockstep.benchmark.settings.config import BenchConfig
+from lockstep.benchmark.training.job import BenchJob
+from lockstep.benchmark.training.run import choose_device, set_up_torch
+from lockstep.benchmark.training.updates import LocalUpdates
+
+LOOPBACK = "127.0.0.1"
+
+
+def run_ddp(config: BenchConfig, rank: int, world: int, patience: float, gate: Gate) -> None:
+    """Train as one of ``world`` ranks; ``patience``: seconds that a collective call may take."""
+    set_up_torch(config)
+    device = choose_device(config)
+    if device.type == "cuda":
+        if torch.cuda.device_count() < world:
+            found = torch.cuda.device_count()
+            gate.tell_result({"cannot": f"NCCL needs one GPU for each of the {world} workers, but there are {found}"})
+            return
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    _join(rank, world, patience, "nccl" if device.type == "cuda" else "gloo", gate)
+    try:
+        gate.tell_result({"seconds": _train(config, rank, device, gate)})
+    finally:
+        distributed.destroy_process_group()
+
+
+def _join(rank: int, world: int, patience: float, backend: str, gate: Gate) -> None:
+    """Rank 0 holds the store, on a port that the system picks; the others receive its number."""
+    limit = timedelta(seconds=patience)
+    if rank == 0:
+        store = TCPStore(LOOPBACK, 0, world, True, limit, wait_for_workers=False)
+        gate.tell_port(store.port)
+    else:
+        store = TCPStore(LOOPBACK, gate.hear_port(), world, False, limit)
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limit)
+
+
+def _train(config: BenchConfig, rank: int, device: torch.device, gate: Gate) -> float:
+    job = BenchJob(config, rank, [device])
+    updates = LocalUpdates(job)
+    job.model = DistributedDataParallel(
+        job.model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+        static_graph=True,
+        broadcast_buffers=False,
+    )
+
+    def one_step(step: int) -> None:
+        updates.begin(step, job.rates(step))
+        job.forward().backward()
+        updates.end()
+
+    def begin() -> None:
+        gate.pass_through()
+        distributed.barrier()
+
+    return timed(config, one_step, device, begin)

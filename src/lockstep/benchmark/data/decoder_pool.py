@@ -1,0 +1,133 @@
+"""The decoding processes, as the training sees them: lines go in, lines come out, and none outlives the training."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from lockstep.benchmark.data.errors import InputLost
+from lockstep.runtime.processes import signal_name
+
+_PIPE_BYTES = 1 << 20
+_CLOSE_SECONDS = 5.0
+_READ_BYTES = 1 << 16
+_CODE = (
+    # The images are spread over processes already, so threads inside libraries would only get in the way.
+    "import os, sys; os.environ.update(OMP_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1');"
+    "sys.path.insert(0, sys.argv[1]);"
+    "parent = int(sys.argv[2]);"
+    "from lockstep.runtime.processes import die_with_parent; parent and die_with_parent(parent);"
+    "from lockstep.benchmark.data.decoding import main; sys.exit(main())"
+)
+
+
+class Child:
+    """One process. Neither writing to it nor reading from it blocks."""
+
+    def __init__(self, descriptor: int) -> None:
+        """``descriptor`` is the shared memory, which the process inherits under the same number."""
+        root = str(Path(__file__).resolve().parents[3])
+        # The kernel's parent-death signal is tied to the thread that started the child; the end of the pipe is
+        # not, and works in every case except a child that hangs in a read.
+        parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _CODE, root, str(parent)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(descriptor,),
+            bufsize=0,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.input = self._process.stdin.fileno()
+        self.out = self._process.stdout.fileno()
+        for end in (self.input, self.out):
+            os.set_blocking(end, False)
+            with contextlib.suppress(OSError):  # a limit of this system; the pipe is then smaller
+                fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        self._unsent = bytearray()
+        self._unread = b""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, line: bytes) -> None:
+        """Send a line, now or as soon as there is room in the pipe."""
+        self._unsent += line
+        self.flush()
+
+    def flush(self) -> None:
+        """Write pending lines as far as there is room."""
+        while self._unsent:
+            try:
+                written = os.write(self.input, self._unsent)
+            except BlockingIOError:
+                return
+            except BrokenPipeError:
+                raise InputLost(self._death()) from None
+            del self._unsent[:written]
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._unsent)
+
+    def lines(self) -> Iterator[bytes]:
+        """The complete lines received so far; InputLost if the process has ended."""
+        while True:
+            try:
+                data = os.read(self.out, _READ_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                raise InputLost(self._death())
+            *whole, self._unread = (self._unread + data).split(b"\n")
+            yield from whole
+
+    def _death(self) -> str:
+        try:
+            code = self._process.wait(_CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"input process {self.pid} closed its pipe"
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
+        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
+        return f"input process {self.pid} {how}{hint}; images can no longer be decoded"
+
+    def end_input(self) -> None:
+        """Let the process end after its current work."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def reap(self) -> None:
+        """Wait for the process to end, and kill it if it does not."""
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        try:
+            self._process.wait(_CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it is stuck in the kernel, on a disk or a mount
+                self._process.wait(_CLOSE_SECONDS)
+
+
+def wait_for_lines(children: list[Child], seconds: float) -> list[Child]:
+    """Block until a child has sent something; meanwhile, flush pending lines to children that have room."""
+    poller = select.poll()
+    by_descriptor = {}
+    for child in children:
+        poller.register(child.out, select.POLLIN)
+        by_descriptor[child.out] = child
+        if child.has_unsent:
+            poller.register(child.input, select.POLLOUT)
+    events = poller.poll(max(0.0, seconds) * 1000)
+    for child in children:
+        child.flush()
+    return [by_descriptor[descriptor] for descriptor, _ in events if descriptor in by_descriptor]

@@ -1,0 +1,1 @@
+"""What a run prints and writes: lines, logs, summaries, traces."""

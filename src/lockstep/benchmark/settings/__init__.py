@@ -1,0 +1,1 @@
+"""What a benchmark run is, and what can be wrong with it. Torch-free."""

@@ -1,0 +1,395 @@
+"""``lockstep.join``: how your script becomes a task of a cluster.
+
+Besides ``cli`` this is the only place that hands the environment on: torchrun, srun or mpirun starts the script, not a
+command of ours. Reading what they left there is a pure function in ``library/launcher.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInput
+from lockstep.library.launcher import TOKEN_VARIABLE, Launch, launched_by
+from lockstep.library.settings import (
+    ON_NAN,
+    Exchange,
+    Keeping,
+    exchange_problems,
+    keeping_problems,
+    library_settings,
+    loss_notice,
+    recovery_rules,
+)
+from lockstep.protocol.coordinator.recovery import Beginning
+from lockstep.protocol.core.ids import CHIEF, Role, TaskId
+from lockstep.protocol.core.timing import GRACE_SECONDS, REJOIN_SECONDS, STALL_AFTER_SECONDS, STARTUP_SECONDS
+from lockstep.runtime.checkpoint.resuming import beginning_in
+from lockstep.runtime.monitor.sidecar import CompanionError, start_companion
+from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL, ON_STALL, ClusterSpec, cluster_problems
+from lockstep.runtime.startup.preflight import protocol_problems
+from lockstep.runtime.startup.rendezvous import RendezvousError, RendezvousSpec, free_port, meet
+from lockstep.runtime.task.failures import failure_of
+from lockstep.runtime.task.node import NodeConfig
+from lockstep.runtime.task.outcome import JobEndedError, Outcome
+from lockstep.runtime.task.signals import TaskSignals
+from lockstep.runtime.watch.watchdog import WatchSettings
+from lockstep.terminal import say
+from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions
+from lockstep.version import __version__
+
+if TYPE_CHECKING:
+    from lockstep.library.job import Job, JobOptions
+    from lockstep.runtime.monitor.reporter import TaskReporter
+    from lockstep.runtime.monitor.sidecar import Companion
+    from lockstep.runtime.task.store import ShardStore
+
+P = ParamSpec("P")
+Given = TypeVar("Given")
+Result = TypeVar("Result")
+
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinArguments:
+    """The keyword arguments of ``lockstep.join``, which ``lockstep ps`` has as flags; docs/library.md explains each."""
+
+    ps_hosts: Sequence[str] = ()
+    worker_hosts: Sequence[str] = ()
+    job_name: str = ""
+    task_index: int = 0
+    servers: int = 1
+    address: str | None = None
+    server_protocol: str = DEFAULT_PROTOCOL
+    synchronous: bool = True
+    reduction: str = "mean"
+    replicas_to_aggregate: int | None = None
+    on_nan: str = "report"
+    bucket_mb: float = 4.0
+    startup_timeout: float = STARTUP_SECONDS
+    stall_after: float = STALL_AFTER_SECONDS
+    on_stall: str = "abort"
+    bind: str | None = None
+    job_token: str = field(default="", repr=False)
+    rdma: RdmaOptions = NO_OPTIONS
+    train_dir: str | None = None
+    save_model_secs: float = 0
+    save_model_steps: int | None = None
+    max_ckpts_to_keep: int = 5
+    from_scratch: bool = False
+    on_worker_loss: str | None = None
+    rejoin_timeout: float = REJOIN_SECONDS
+    grace: float = GRACE_SECONDS
+
+    @property
+    def launched(self) -> bool:
+        """Whether a launcher assigns the roles."""
+        return not self.job_name
+
+    @property
+    def keeping(self) -> Keeping:
+        return Keeping(
+            train_dir=self.train_dir or "",
+            save_model_secs=float(self.save_model_secs),
+            save_model_steps=self.save_model_steps or 0,
+            max_ckpts_to_keep=self.max_ckpts_to_keep,
+            from_scratch=self.from_scratch,
+            on_worker_loss=self.on_worker_loss or "",
+        )
+
+    @property
+    def exchange(self) -> Exchange:
+        return Exchange(
+            synchronous=self.synchronous,
+            reduction=self.reduction,
+            replicas_to_aggregate=self.replicas_to_aggregate,
+        )
+
+    def spec(self, environ: Mapping[str, str]) -> ClusterSpec:
+        """The cluster, without which of its tasks this is."""
+        return ClusterSpec(
+            ps_hosts=tuple(self.ps_hosts),
+            worker_hosts=tuple(self.worker_hosts),
+            protocol=self.server_protocol,
+            bind=self.bind,
+            startup_timeout=self.startup_timeout,
+            stall_after=self.stall_after,
+            on_stall=self.on_stall,
+            rejoin_timeout=self.rejoin_timeout,
+            grace=self.grace,
+            token=self.job_token or environ.get(TOKEN_VARIABLE, ""),
+            rdma=self.rdma,
+        )
+
+
+def _takes(given: Callable[P, Given]) -> Callable[[Callable[[Given], Result]], Callable[P, Result]]:
+    """Let a function take, one by one, what its only parameter is made of: each option is written once."""
+
+    def decorate(function: Callable[[Given], Result]) -> Callable[P, Result]:
+        returns = inspect.signature(function).return_annotation
+        signature = inspect.signature(given).replace(return_annotation=returns)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> Result:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}() {error}") from None
+            return function(given(*args, **kwargs))
+
+        call.__annotations__ = {name: each.annotation for name, each in signature.parameters.items()}
+        call.__annotations__["return"] = returns
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        del call.__wrapped__
+        return call
+
+    return decorate
+
+
+@_takes(JoinArguments)
+def join(arguments: JoinArguments) -> Job:
+    """Become one task of a cluster. Blocks until all tasks have joined, ``startup_timeout`` seconds at most.
+
+    ``ps_hosts``, ``worker_hosts``, ``job_name`` and ``task_index`` describe the cluster, as the flags of that name do;
+    without them it is what torchrun, srun or mpirun started: the first ``servers`` ranks serve, the others train.
+    In a process that serves, this call does not return: it serves until the job has ended and then exits.
+
+    Returns the job, to be used in a ``with`` block or closed. Raises BadInput if the request cannot be met (a script
+    that does not catch it ends with the explanation and exit code 2), and JobEndedError if the cluster did not form.
+    """
+    try:
+        return join_with(arguments, os.environ)
+    except BadInput:
+        _end_with_the_sentence()
+        raise
+
+
+def _end_with_the_sentence() -> None:
+    """Make a script that does not catch ``BadInput`` end as a command does: with its sentences and exit code 2."""
+    otherwise = sys.excepthook
+
+    def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(error, BadInput):
+            otherwise(kind, error, trace)
+            return
+        for sentence in error.sentences:
+            say(sentence)
+        raise SystemExit(EXIT_BAD_INPUT)
+
+    sys.excepthook = end
+
+
+def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
+    """``join`` with a given environment."""
+    _refuse_bad_choices(arguments)
+    cluster = _cluster(arguments, environ)
+    refuse_bad_cluster(cluster, arguments)
+    _refuse(protocol_problems(cluster))
+    config = node_config(cluster, arguments.exchange, arguments.keeping, launched=arguments.launched)
+    listen = cluster.listen_address()
+    assert cluster.task is not None
+    serves = cluster.task.role is Role.SERVER
+    signals = TaskSignals(cluster.task, say, cluster.grace, interrupts_others=serves)
+    signals.install(only_defaults=True)
+    try:
+        companion = start_companion(cluster.task, listen.host, listen.port, __version__)
+    except CompanionError as error:
+        signals.close()
+        raise BadInput(str(error)) from None
+    signals.on_forced = companion.reporter.ended
+    if serves:
+        _serve_and_leave(config, companion, signals)
+    from lockstep.library.job import JobOptions
+
+    options = JobOptions(on_nan=arguments.on_nan, bucket_bytes=round(arguments.bucket_mb * MEBIBYTE))
+    return _join_as_worker(config, companion, options, signals)
+
+
+def refuse_bad_cluster(cluster: ClusterSpec, arguments: JoinArguments) -> None:
+    """BadInput with a sentence for each choice that this cluster cannot have."""
+    workers = cluster.shape.workers
+    problems = list(exchange_problems(arguments.exchange, workers))
+    problems += keeping_problems(arguments.keeping, arguments.exchange, workers, launched=arguments.launched)
+    _refuse(cluster_problems(cluster) + problems)
+
+
+def node_config(cluster: ClusterSpec, exchange: Exchange, keeping: Keeping, *, launched: bool = False) -> NodeConfig:
+    """What the runtime needs to know about a job of the library. BadInput if its ``train_dir`` is refused."""
+    workers = cluster.shape.workers
+    rules = recovery_rules(
+        keeping, exchange, workers, cluster.rejoin_timeout, launched=launched, grace_seconds=cluster.grace
+    )
+    settings = library_settings(cluster, exchange, rules)
+    resumes = bool(keeping.train_dir) and cluster.task == cluster.shape.coordinator
+    if cluster.task == CHIEF and (notice := loss_notice(rules, exchange, workers, launched=launched)):
+        say(notice)
+    return NodeConfig(
+        tell_paths=True,
+        cluster=cluster,
+        settings=settings,
+        synchronous=exchange.synchronous,
+        eager=False,
+        summed=exchange.reduction == "sum",
+        aggregate=exchange.aggregate(workers),
+        watch=WatchSettings(on_stall=cluster.on_stall),
+        recovery=rules,
+        beginning=beginning_in(keeping.train_dir, settings, say, from_scratch=keeping.from_scratch)
+        if resumes
+        else Beginning(),
+        train_dir=keeping.train_dir,
+        checkpoints_kept=keeping.max_ckpts_to_keep,
+    )
+
+
+def _refuse_bad_choices(arguments: JoinArguments) -> None:
+    sentences = []
+    if arguments.on_nan not in ON_NAN:
+        sentences.append(f"on_nan={arguments.on_nan!r} is not known; use one of: {', '.join(ON_NAN)}.")
+    nbytes = round(arguments.bucket_mb * MEBIBYTE)
+    if nbytes < 64 or nbytes % 64:
+        sentences.append(
+            f"bucket_mb={arguments.bucket_mb:g} is not a whole number of 64-byte lines; give, for example, 4."
+        )
+    if arguments.on_stall not in ON_STALL:
+        sentences.append(f"on_stall={arguments.on_stall!r} is not known; use one of: {', '.join(ON_STALL)}.")
+    if arguments.job_name not in ("", "ps", "worker"):
+        sentences.append(f"job_name={arguments.job_name!r} is not known; use 'ps' or 'worker'.")
+    if bool(arguments.job_name) != bool(arguments.ps_hosts or arguments.worker_hosts):
+        sentences.append("job_name, ps_hosts and worker_hosts belong together; give all of them, or none.")
+    _refuse(sentences)
+
+
+def _refuse(sentences: Sequence[str]) -> None:
+    if sentences:
+        raise BadInput(sentences)
+
+
+# -- where the cluster is --
+
+
+def _cluster(arguments: JoinArguments, environ: Mapping[str, str]) -> ClusterSpec:
+    spec = arguments.spec(environ)
+    if arguments.job_name:
+        return spec.for_task(TaskId(Role(arguments.job_name), arguments.task_index))
+    launch = launched_by(environ, arguments.address)
+    if launch is None:
+        raise BadInput(
+            "this process does not know its cluster; start it with torchrun, srun or mpirun, or give lockstep.join() "
+            "ps_hosts, worker_hosts, job_name and task_index."
+        )
+    return _gather(spec, launch, arguments.servers)
+
+
+def _gather(spec: ClusterSpec, launch: Launch, servers: int) -> ClusterSpec:
+    if not 1 <= servers < launch.world:
+        raise BadInput(
+            f"{launch.launcher} started {launch.world} processes, and servers={servers} leaves "
+            f"{max(0, launch.world - servers)} to train; start at least one more process than there are servers."
+        )
+    meeting = RendezvousSpec(
+        rank=launch.rank,
+        world=launch.world,
+        address=launch.address,
+        timeout=spec.startup_timeout,
+        version=__version__,
+        token=spec.token,
+    )
+    with contextlib.closing(free_port()) as held:
+        try:
+            hosts = meet(meeting, held.getsockname()[1], say)
+        except RendezvousError as error:
+            raise BadInput(str(error)) from None
+    is_server = launch.rank < servers
+    task = TaskId(Role.SERVER if is_server else Role.WORKER, launch.rank if is_server else launch.rank - servers)
+    return spec.with_hosts(hosts[:servers], hosts[servers:]).for_task(task)
+
+
+# -- the two roles --
+
+
+def _serve_and_leave(config: NodeConfig, companion: Companion, signals: TaskSignals) -> None:
+    """Serve until the job has ended, then exit: the lines after the call are for workers."""
+    outcome = Outcome(False)
+    try:
+        outcome = serve(config, companion.reporter, signals)
+    finally:
+        companion.close(outcome.exit_code(EXIT_FAILED))
+    if not outcome.ok and outcome.departure is None:
+        say(outcome.sentence())
+    # 0 even if the last version is in no checkpoint, which was reported: the workers have the model, and a launcher
+    # that sees one process fail ends them all before they have saved it.
+    raise SystemExit(outcome.exit_code(EXIT_FAILED))
+
+
+def serve(config: NodeConfig, reporter: TaskReporter, signals: TaskSignals) -> Outcome:
+    """Run one server of a job, from its start to its end."""
+    from lockstep.runtime.task.server_node import ServerNode
+
+    def make_store() -> ShardStore:
+        from lockstep.training.server.piece_pool import fitting_helpers
+        from lockstep.training.server.shard_store import TorchShardStore
+
+        return TorchShardStore(helpers=fitting_helpers(config.cluster))
+
+    node = ServerNode(config, make_store, say, reporter)
+    signals.attach(node)
+    try:
+        node.start()
+        from lockstep.training.server.shard_store import warm_up
+
+        warm_up()  # while the cluster forms
+
+        node.wait_until_member()
+        outcome = node.wait_until_ended()
+        node.see_others_off()
+        return dataclasses.replace(outcome, unsaved=node.tell_unsaved())
+    except JobEndedError as ended:
+        return ended.outcome
+    except BaseException as error:
+        if node.outcome is None:
+            node.fail(failure_of(error, f"was ended by {type(error).__name__}"))
+        raise
+    finally:
+        for line in dropped_lines(node.machine.coordinator):
+            say(line)
+        node.close()
+
+
+def dropped_lines(coordinator: object) -> list[str]:
+    """Backup workers: which worker's gradients were left out, and how often."""
+    dropped: Mapping[TaskId, int] = getattr(coordinator, "dropped", {})
+    return [f"{task} was left out of {count} steps (backup workers)" for task, count in sorted(dropped.items())]
+
+
+def _join_as_worker(config: NodeConfig, companion: Companion, options: JobOptions, signals: TaskSignals) -> Job:
+    from lockstep.library.atexit import close_before_threads_end, end_by_signal
+    from lockstep.library.job import Job
+    from lockstep.runtime.task.worker_node import WorkerNode
+
+    node = WorkerNode(config, say, companion.reporter)
+    signals.attach(node)
+    end_by_signal()
+
+    def leave() -> None:
+        companion.close(EXIT_FAILED if node.outcome is None else node.outcome.exit_code(EXIT_FAILED))
+        signals.close()
+
+    try:
+        node.start()
+        node.wait_until_member()
+    except BaseException:
+        node.close()
+        leave()
+        raise
+    job = Job(node, options, say, leave)
+    close_before_threads_end(job)
+    return job

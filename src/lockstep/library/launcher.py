@@ -1,0 +1,132 @@
+"""What launchers leave in the environment of the processes they start: torchrun, Slurm's srun, Open MPI's mpirun.
+
+Everything here is a pure function of a mapping; ``entry`` and ``cli`` pass the environment in. Each launcher sets the
+rank and the number of processes; where rank 0 is, each states in its own way, or not at all.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from lockstep.errors import BadInput
+from lockstep.transports.control.addresses import Address, AddressError, parse_address
+
+Environment = Mapping[str, str]
+
+TOKEN_VARIABLE = "LOCKSTEP_JOB_TOKEN"
+"""The secret that all tasks of a job share, where no argument or flag gives it."""
+
+LAUNCHED_VARIABLE = "LOCKSTEP_LAUNCHED"
+"""Set for the tasks of a local cluster: the launcher shows the progress of their start, and ends them together."""
+
+FIRST_PORT, LAST_PORT = 20000, 32000
+"""Ports that are derived from a job's number lie here: below those that the system gives to connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One process among those that a launcher started; ``address`` is where rank 0 gathers them."""
+
+    launcher: str
+    rank: int
+    world: int
+    address: Address
+
+
+def launched_by(environ: Environment, address: str | None = None) -> Launch | None:
+    """Which launcher started this process, if any. BadInput if its variables make no sense.
+
+    ``address``: where rank 0 is, if the script specifies it.
+    """
+    for launcher, rank, world, find in _LAUNCHERS:
+        if rank in environ and world in environ:
+            place = (_whole(environ, rank), _whole(environ, world))
+            if not 0 <= place[0] < place[1]:
+                raise BadInput(
+                    f"{rank}={place[0]} is not below {world}={place[1]}; start the processes with {launcher}."
+                )
+            return Launch(launcher, *place, _given(address) if address else find(environ, place[1]))
+    return None
+
+
+def _whole(environ: Environment, name: str) -> int:
+    text = environ[name].strip()
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise BadInput(f"the variable {name} should hold a number, but holds {environ[name]!r}; unset it.")
+    return int(text)
+
+
+def _given(address: str) -> Address:
+    try:
+        return parse_address(address)
+    except AddressError as error:
+        raise BadInput(f"lockstep.join(address=...): {error}") from None
+
+
+def _master(environ: Environment) -> Address | None:
+    """MASTER_ADDR and MASTER_PORT, as torchrun sets them and as people set them by hand. Port + 1, because torch itself
+    uses the port."""
+    if "MASTER_ADDR" not in environ or "MASTER_PORT" not in environ:
+        return None
+    return Address(environ["MASTER_ADDR"].strip(), _whole(environ, "MASTER_PORT") + 1)
+
+
+def _torchrun(environ: Environment, world: int) -> Address:  # noqa: ARG001 - all launchers have one signature
+    found = _master(environ)
+    if found is None:
+        raise BadInput(
+            "RANK and WORLD_SIZE are set without MASTER_ADDR and MASTER_PORT; start with torchrun, or set both."
+        )
+    return found
+
+
+def _slurm(environ: Environment, world: int) -> Address:  # noqa: ARG001
+    found = _master(environ)
+    if found is not None:
+        return found
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
+    first = first_node(nodes)
+    if first is None:
+        raise BadInput(
+            "Slurm's variables do not say on which nodes this step runs (SLURM_STEP_NODELIST); start with srun, or "
+            "give lockstep.join(address='HOST:PORT') the address of rank 0."
+        )
+    number = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
+    return Address(first, _port_for(number))
+
+
+def _open_mpi(environ: Environment, world: int) -> Address:
+    found = _master(environ)
+    if found is not None:
+        return found
+    job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid")
+    if environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "").strip() == str(world) and job:
+        return Address("127.0.0.1", _port_for(job))
+    raise BadInput(
+        "mpirun does not tell its processes where rank 0 runs; add -x MASTER_ADDR=HOST -x MASTER_PORT=PORT to it, or "
+        "give lockstep.join(address='HOST:PORT')."
+    )
+
+
+def _port_for(job: str) -> int:
+    """The same for every process of a job, and most likely different for each job on a machine."""
+    return FIRST_PORT + zlib.crc32(job.encode()) % (LAST_PORT - FIRST_PORT)
+
+
+def first_node(nodes: str) -> str | None:
+    """The first host of a list in Slurm's notation: ``gpu[03-07,12],login1`` gives gpu03."""
+    match = re.match(r"([A-Za-z0-9_.-]+)(?:\[([0-9]+)[^\]]*\]([A-Za-z0-9_.-]*))?", nodes.strip())
+    if match is None:
+        return None
+    stem, number, rest = match.groups()
+    return stem if number is None else f"{stem}{number}{rest or ''}"
+
+
+_LAUNCHERS: tuple[tuple[str, str, str, Callable[[Environment, int], Address]], ...] = (
+    ("torchrun", "RANK", "WORLD_SIZE", _torchrun),
+    ("srun", "SLURM_PROCID", "SLURM_NTASKS", _slurm),
+    ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", _open_mpi),
+)

@@ -1,0 +1,89 @@
+"""Which parts of a model are trained, under which names, and what must be equal from the start."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lockstep.library.errors import UsageError
+from lockstep.library.optimizers import KnownOptimizer
+from lockstep.protocol.core.messages import Setting
+from lockstep.training.tensors import dtype_name
+from lockstep.training.worker.binding import Trained
+
+_COMPILED = "_orig_mod."
+"""The prefix that torch.compile adds to names; one worker may compile while another does not."""
+
+
+def named_tensors(models: Sequence[nn.Module]) -> Iterator[tuple[str, str, Tensor]]:
+    """Kind, name and tensor of every parameter and buffer, in the model's order, shared ones once."""
+    for index, model in enumerate(models):
+        prefix = f"{index}." if len(models) > 1 else ""
+        for name, parameter in model.named_parameters():
+            yield "parameter", prefix + name.replace(_COMPILED, ""), parameter
+        for name, buffer in model.named_buffers():
+            yield "buffer", prefix + name.replace(_COMPILED, ""), buffer
+
+
+def trained_parameters(models: Sequence[nn.Module], optimizers: Sequence[KnownOptimizer]) -> list[Trained]:
+    """All parameters of all optimizers, in the model's order; parameters outside the model come last."""
+    groups = _groups_of(optimizers)
+    found: dict[int, Trained] = {}
+    for kind, name, tensor in named_tensors(models):
+        if kind == "parameter" and id(tensor) in groups and id(tensor) not in found:
+            assert isinstance(tensor, nn.Parameter)
+            found[id(tensor)] = Trained(name, tensor, groups[id(tensor)])
+    for known in optimizers:
+        for group in known.optimizer.param_groups:
+            for index, tensor in enumerate(group["params"]):
+                if id(tensor) not in found:
+                    name = f"(not in the model).{groups[id(tensor)]}.{index}"
+                    found[id(tensor)] = Trained(name, tensor, groups[id(tensor)])
+    for one in found.values():
+        _check(one)
+    if not found:
+        raise UsageError("the optimizer has no parameters; give it those of the model that you wrap")
+    return list(found.values())
+
+
+def _groups_of(optimizers: Sequence[KnownOptimizer]) -> dict[int, int]:
+    groups: dict[int, int] = {}
+    for known in optimizers:
+        for number, group in zip(known.groups, known.optimizer.param_groups, strict=True):
+            for tensor in group["params"]:
+                if id(tensor) in groups:
+                    raise UsageError("a parameter belongs to two optimizers; give each parameter to only one of them")
+                groups[id(tensor)] = number
+    return groups
+
+
+def _check(one: Trained) -> None:
+    try:
+        dtype_name(one.parameter.dtype)
+    except KeyError:
+        raise UsageError(
+            f"parameter {one.name!r} has dtype {one.parameter.dtype}, which cannot be trained; convert it to float32, "
+            "float64, float16 or bfloat16 before job.wrap()"
+        ) from None
+    if one.parameter.is_meta or isinstance(one.parameter, nn.UninitializedParameter):
+        raise UsageError(f"parameter {one.name!r} has no values yet; run one batch through the model before job.wrap()")
+
+
+def untrained_digests(models: Sequence[nn.Module], trained: Sequence[Trained]) -> tuple[Setting, ...]:
+    """A digest of every tensor that no optimizer changes."""
+    ours = {id(one.parameter) for one in trained}
+    return tuple(
+        Setting(f"{kind} {name!r}", _digest(tensor))
+        for kind, name, tensor in named_tensors(models)
+        if id(tensor) not in ours
+    )
+
+
+def _digest(tensor: Tensor) -> str:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    raw = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    shape = f"{tuple(tensor.shape)} {tensor.dtype} ".encode()
+    return hashlib.sha256(shape + raw).hexdigest()[:16]

@@ -1,0 +1,143 @@
+"""What all tasks of a library job must agree on, servers included. Torch-free: a server starts without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lockstep.benchmark.settings.config import torch_version
+from lockstep.protocol.coordinator.recovery import LossPolicy, RecoveryRules
+from lockstep.protocol.core.messages import Setting
+from lockstep.protocol.core.setting_names import LOCKSTEP_VERSION, SERVERS, TORCH_VERSION, WORKERS
+from lockstep.protocol.core.timing import GRACE_SECONDS
+from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.version import __version__
+
+REDUCTIONS = ("mean", "sum")
+ON_NAN = ("report", "skip", "stop")
+"""What to do with a step in which a gradient contains NaN or infinity."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange:
+    """How the gradients of all workers are combined into one step."""
+
+    synchronous: bool = True
+    reduction: str = "mean"
+    replicas_to_aggregate: int | None = None
+
+    def aggregate(self, workers: int) -> int | None:
+        """None if every worker contributes to every step."""
+        return None if self.replicas_to_aggregate in (None, workers) else self.replicas_to_aggregate
+
+
+def exchange_problems(exchange: Exchange, workers: int) -> Iterator[str]:
+    """What is wrong with this choice, one sentence per problem."""
+    count = exchange.replicas_to_aggregate
+    if exchange.reduction not in REDUCTIONS:
+        yield f"reduction={exchange.reduction!r} is not known; use one of: {', '.join(REDUCTIONS)}."
+    if count is not None and not 1 <= count <= workers:
+        yield (
+            f"replicas_to_aggregate={count} is not possible with {workers} workers; give a number from 1 to {workers}."
+        )
+    if count is not None and not exchange.synchronous:
+        yield "replicas_to_aggregate only applies to synchronous training; omit it when training asynchronously."
+    if exchange.reduction == "sum" and not exchange.synchronous:
+        yield "asynchronous training applies each gradient on its own; omit reduction='sum'."
+
+
+ON_WORKER_LOSS = (LossPolicy.WAIT.value, LossPolicy.ABORT.value)
+"""What your own program may ask for; only the benchmark can continue without a worker."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Keeping:
+    """What a job writes to disk, and what it does when it loses a worker."""
+
+    train_dir: str = ""
+    save_model_secs: float = 0.0
+    save_model_steps: int = 0
+    max_ckpts_to_keep: int = 5
+    from_scratch: bool = False
+    """Begin at step 0; whatever ``train_dir`` holds is set aside."""
+    on_worker_loss: str = ""
+    """Empty: wait for the worker if it can come back."""
+
+
+def _why_no_recovery(exchange: Exchange, workers: int, *, launched: bool) -> str:
+    """Why a lost worker cannot rejoin such a job; empty if it can."""
+    if not exchange.synchronous:
+        return "asynchronous training has no common step to go back to"
+    if exchange.aggregate(workers) is not None:
+        return "with backup workers (replicas_to_aggregate), steps may have completed without this worker"
+    if launched:
+        return "torchrun, srun and mpirun give a restarted process a different address"
+    return ""
+
+
+def keeping_problems(keeping: Keeping, exchange: Exchange, workers: int, *, launched: bool) -> Iterator[str]:
+    """What is wrong with this choice, one sentence per problem."""
+    lost, why = keeping.on_worker_loss, _why_no_recovery(exchange, workers, launched=launched)
+    if lost not in ("", *ON_WORKER_LOSS):
+        yield f"on_worker_loss={lost!r} is not known here; use one of: {', '.join(ON_WORKER_LOSS)}."
+    elif lost == LossPolicy.WAIT and why:
+        yield f"on_worker_loss='wait' is not possible: {why}; omit it, and the loss of a worker ends the job."
+    if keeping.train_dir and (why := _why_no_recovery(exchange, workers, launched=False)):
+        yield f"train_dir={keeping.train_dir!r} cannot be used: {why}; omit it and save the model yourself."
+    if (keeping.save_model_secs or keeping.save_model_steps) and not keeping.train_dir:
+        yield "save_model_secs and save_model_steps say how often to save, but not where; add train_dir."
+    if keeping.from_scratch and not keeping.train_dir:
+        yield "from_scratch sets aside what train_dir holds; add train_dir, or omit from_scratch."
+    if keeping.save_model_secs and keeping.save_model_steps:
+        yield "save_model_secs and save_model_steps cannot both be given; choose one."
+    if min(keeping.save_model_secs, keeping.save_model_steps, keeping.max_ckpts_to_keep) < 0:
+        yield "save_model_secs, save_model_steps and max_ckpts_to_keep must not be negative; give 0 or more."
+
+
+def recovery_rules(
+    keeping: Keeping,
+    exchange: Exchange,
+    workers: int,
+    rejoin_seconds: float,
+    *,
+    launched: bool,
+    grace_seconds: float = GRACE_SECONDS,
+) -> RecoveryRules:
+    """What a library job does about lost workers and checkpoints. The loss of a server ends it."""
+    why = _why_no_recovery(exchange, workers, launched=launched)
+    policy = LossPolicy(keeping.on_worker_loss or (LossPolicy.ABORT if why else LossPolicy.WAIT))
+    return RecoveryRules(
+        on_worker_loss=policy,
+        rejoin_seconds=rejoin_seconds,
+        grace_seconds=grace_seconds,
+        save_steps=keeping.save_model_steps,
+        save_seconds=keeping.save_model_secs,
+        saves_last=bool(keeping.train_dir),
+    )
+
+
+def loss_notice(rules: RecoveryRules, exchange: Exchange, workers: int, *, launched: bool) -> str:
+    """What the chief prints at the start about losing a worker; empty if the job waits for a lost worker."""
+    if rules.takes_back:
+        return ""
+    why = _why_no_recovery(exchange, workers, launched=launched)
+    return f"the loss of a worker ends this job: {why or 'on_worker_loss is abort'} (docs/recovery.md)"
+
+
+def library_settings(cluster: ClusterSpec, exchange: Exchange, rules: RecoveryRules) -> tuple[Setting, ...]:
+    """These are compared when a task joins; the first that differs is named."""
+    shape = cluster.shape
+    values: dict[str, object] = {
+        LOCKSTEP_VERSION: __version__,
+        TORCH_VERSION: torch_version(),
+        "program": "your own program (lockstep.join, lockstep ps)",
+        SERVERS: shape.servers,
+        WORKERS: shape.workers,
+        "server_protocol": cluster.protocol,
+        "cross_replica_sync": exchange.synchronous,
+        "reduction": exchange.reduction,
+        "replicas_to_aggregate": exchange.replicas_to_aggregate or shape.workers,
+        "on_worker_loss": rules.on_worker_loss.value,
+        "train_dir": "given" if rules.saves_last else "not given",
+    }
+    return tuple(Setting(name, str(value)) for name, value in values.items())

@@ -1,0 +1,129 @@
+"""What a job does when a task is lost, and what it keeps for that: the rules, and the workers' local states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+from lockstep.protocol.core.causes import Reason
+from lockstep.protocol.core.ids import INITIAL_STEP, Incarnation, Step, TaskId, worker
+from lockstep.protocol.core.messages import LocalState
+from lockstep.protocol.core.timing import GRACE_SECONDS, REJOIN_SECONDS
+
+
+class LossPolicy(StrEnum):
+    """What becomes of a job that loses a worker, spelled as in ``--on_worker_loss``."""
+
+    WAIT = "wait"
+    """The others wait for it to be started again; it computes the open step anew."""
+    SHRINK = "shrink"
+    """The others go on without it, and take it back between two steps."""
+    ABORT = "abort"
+    """The job ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryRules:
+    """What one job does about losses and checkpoints."""
+
+    on_worker_loss: LossPolicy = LossPolicy.ABORT
+    rejoin_seconds: float = REJOIN_SECONDS
+    returns: bool = False
+    """A job that loses a server begins again from its newest checkpoint; else it ends."""
+    save_steps: int = 0
+    save_seconds: float = 0.0
+    grace_seconds: float = GRACE_SECONDS
+    """How long a job that is asked to end may take to finish its step and to save it."""
+    saves_last: bool = False
+    """The last version goes into a checkpoint before the job ends."""
+
+    @property
+    def saves(self) -> bool:
+        return bool(self.save_steps or self.save_seconds or self.saves_last)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether workers must tell their local state in every step."""
+        return self.saves or self.on_worker_loss is not LossPolicy.ABORT
+
+    @property
+    def takes_back(self) -> bool:
+        """Whether a lost worker may join the running job again."""
+        return self.on_worker_loss is not LossPolicy.ABORT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """Where a job begins: at the beginning, or with a checkpoint of version ``start``."""
+
+    start: Step = INITIAL_STEP
+    checkpoint: str = ""
+    states: Mapping[int, bytes] = field(default_factory=lambda: MappingProxyType({}))
+    """The workers' local states before ``start``, by index."""
+
+    def state_of(self, index: int) -> bytes:
+        """A worker that the checkpoint does not know begins with the chief's."""
+        return self.states.get(index, self.states.get(0, b""))
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A worker that was lost: which incarnation, since when, and why."""
+
+    incarnation: Incarnation
+    since: float
+    reason: Reason
+
+
+class LocalStates:
+    """What each worker had before its steps, for the steps with which its next incarnation may have to begin."""
+
+    def __init__(self, beginning: Beginning, workers: int) -> None:
+        self._known: dict[TaskId, dict[Step, LocalState]] = {worker(index): {} for index in range(workers)}
+        if beginning.start > INITIAL_STEP:
+            for task, states in self._known.items():
+                states[beginning.start] = LocalState(beginning.start, beginning.state_of(task.index))
+
+    def note(self, task: TaskId, state: LocalState) -> bool:
+        """Keep it; False where it says "the same as before" and what was before has not come (it is said again)."""
+        states = self._known[task]
+        if state.same and state.step - 1 not in states:
+            return False
+        states[state.step] = states[state.step - 1] if state.same else state
+        return True
+
+    def has(self, task: TaskId, step: Step) -> bool:
+        return step in self._known[task]
+
+    def of(self, task: TaskId, step: Step) -> bytes:
+        """The state of a worker before ``step``; empty: as it is built."""
+        state = self._known[task].get(step)
+        return b"" if state is None else state.data
+
+    def stuck_at(self, task: TaskId, step: Step) -> str:
+        """Why another incarnation of a worker could not begin with ``step``; empty where it could."""
+        state = self._known[task].get(step)
+        return "" if state is None else state.stuck
+
+    def newest_of(self, task: TaskId) -> bytes:
+        """Its last known one, for a worker without which steps were made."""
+        states = self._known[task]
+        return states[max(states)].data if states else b""
+
+    def set(self, task: TaskId, step: Step, data: bytes) -> None:
+        self._known[task] = {step: LocalState(step, data)}
+
+    def forget_stuck_after(self, task: TaskId, step: Step) -> None:
+        """A worker was lost that can begin again with ``step`` but not with a later one: nothing may be committed that
+        would make ``step`` unavailable. Its next incarnation, or this one if it is alive after all, sends it again."""
+        states = self._known[task]
+        for known in [one for one, state in states.items() if one > step and state.stuck]:
+            del states[known]
+
+    def forget_before(self, step: Step) -> None:
+        """All but the newest of each: a worker without which steps are made may come back to it."""
+        for states in self._known.values():
+            for old in [known for known in states if known < step and known != max(states)]:
+                del states[old]

@@ -1,0 +1,376 @@
+"""The steps of a running job, as its coordinator keeps them: what is committed, who was lost, what is saved, the end.
+
+``coordinator.py`` adds how the cluster forms, and the door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+from lockstep.protocol import phrases
+from lockstep.protocol.coordinator.losses import Losses
+from lockstep.protocol.coordinator.recovery import Beginning, LocalStates, RecoveryRules
+from lockstep.protocol.coordinator.saving import Saving
+from lockstep.protocol.core.causes import Cause, Reason
+from lockstep.protocol.core.effects import Effect, Send
+from lockstep.protocol.core.ids import INITIAL_STEP, ClusterShape, Incarnation, JobId, Step, TaskId
+from lockstep.protocol.core.journal import Happening, Journal
+from lockstep.protocol.core.leaving import Departure, Leavers, Shutdown
+from lockstep.protocol.core.machine import advance
+from lockstep.protocol.core.messages import (
+    Applied,
+    Commit,
+    Contributors,
+    Done,
+    End,
+    Join,
+    Leaving,
+    Left,
+    LocalState,
+    Lost,
+    Member,
+    MissingTask,
+    Roster,
+    Seal,
+    View,
+)
+from lockstep.protocol.core.timing import REPEAT_SECONDS
+from lockstep.protocol.server.ledger import NOTHING_TO_APPLY
+
+
+class JobPhase(StrEnum):
+    FORMING = "forming"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class JobPhaseTrigger(StrEnum):
+    COMPLETE = "the last task joined"
+    END = "all workers finished, or a task failed"
+
+
+JOB_PHASE_TRANSITIONS: Mapping[tuple[JobPhase, JobPhaseTrigger], JobPhase] = MappingProxyType(
+    {
+        (JobPhase.FORMING, JobPhaseTrigger.COMPLETE): JobPhase.RUNNING,
+        (JobPhase.FORMING, JobPhaseTrigger.END): JobPhase.ENDED,
+        (JobPhase.RUNNING, JobPhaseTrigger.END): JobPhase.ENDED,
+    }
+)
+
+
+class RunningJob:
+    """Commits, losses, checkpoints and the end of one job."""
+
+    def __init__(
+        self,
+        shape: ClusterShape,
+        job: JobId,
+        token: str,
+        journal: Journal,
+        now: float,
+        *,
+        aggregate: int | None = None,
+        rules: RecoveryRules | None = None,
+        beginning: Beginning | None = None,
+    ) -> None:
+        """``aggregate``: a step is made of the first N workers that seal it; None: of all of them."""
+        self.rules = rules or RecoveryRules()
+        self.beginning = beginning or Beginning()
+        start = self.beginning.start
+        self.states = LocalStates(self.beginning, shape.workers)
+        self.saving = Saving(self.rules, shape.server_ids(), start, now)
+        self.losses = Losses(self.rules, shape)
+        self.leavers = Leavers()
+        self.shutdown: Shutdown | None = None
+        self._number = 0
+        self._ending: Step | None = None
+        """After how many steps all workers have finished."""
+        self._saved_last = False
+        self.shape = shape
+        self.aggregate = aggregate
+        self.dropped: dict[TaskId, int] = {}
+        """How many steps were made without each worker (backup workers)."""
+        self._sealed: dict[TaskId, Step] = {}
+        self.decision = Contributors(INITIAL_STEP, ())
+        """Who makes the newest step that was decided (backup workers)."""
+        self.job = job
+        self.phase = JobPhase.FORMING
+        self.committed: Step = start - 1
+        self.end: End | None = None
+        self._token = token
+        self._journal = journal
+        self._since = now
+        self._joined: dict[TaskId, Join] = {}
+        self._applied = dict.fromkeys(shape.server_ids(), start - 1)
+        self._applied_since = now
+        """Since when every server has applied the step after the last committed one, if they have."""
+        self._done: dict[TaskId, Step] = {}
+        self._findings: dict[TaskId, MissingTask] = {}
+        self._roster_at = now
+
+    def _is_member(self, peer: TaskId, incarnation: Incarnation) -> bool:
+        join = self._joined.get(peer)
+        return join is not None and join.incarnation == incarnation
+
+    def _new_view(self, now: float) -> list[Effect]:
+        self._number += 1
+        self._journal.record(now, Happening.VIEW)
+        there = [task for task in self.shape.tasks() if not self.losses.is_away(task)]
+        members = self._members()
+        return [Send(task, self._view(task, members)) for task in there]
+
+    def _members(self) -> tuple[Member, ...]:
+        return tuple(Member(str(task), self._joined[task].incarnation) for task in self.shape.tasks())
+
+    def _view(self, task: TaskId, members: tuple[Member, ...]) -> View:
+        """The view for this task: it begins with the step after the last committed one."""
+        start = max(self.committed + 1, INITIAL_STEP)
+        state = self.states.of(task, start) if task in self.shape.worker_ids() else b""
+        return View(self.job, self._number, members, start, state, self.beginning.checkpoint)
+
+    # -- running --
+
+    def _on_applied(self, peer: TaskId, message: Applied, now: float) -> list[Effect]:
+        if peer not in self._applied:
+            return []
+        if message.step <= self.committed:
+            known: list[Effect] = [Send(peer, self._commit_for(peer))]
+            return [*known, Send(peer, self.decision)] if self.decision.step > self.committed else known
+        self._applied[peer] = max(self._applied[peer], message.step)
+        self._applied_since = now
+        return self._commit_if_complete(now)
+
+    def _on_state(self, peer: TaskId, state: LocalState, now: float) -> list[Effect]:
+        if peer not in self.shape.worker_ids() or state.step <= self.committed or not self.states.note(peer, state):
+            return []
+        return self._commit_if_complete(now)
+
+    def _commit_if_complete(self, now: float) -> list[Effect]:
+        """A step is committed when every server has applied it and every worker could be restarted after it."""
+        complete = min(self._applied.values())
+        effects: list[Effect] = []
+        while self.committed < complete and self._states_are_there(self.committed + 1):
+            # Servers without a bucket have "applied" them all.
+            self.committed = complete if complete == NOTHING_TO_APPLY else self.committed + 1
+            self._journal.record(now, Happening.COMMITTED, self.committed)
+            self.states.forget_before(self.committed + 1)
+            effects += self._take_back_the_waiting(now)
+            if self.saving.is_due(self.committed + 1, now, possible=self._can_begin_with(self.committed + 1)):
+                self._begin_saving(now)
+            effects += self._tell_servers()
+        return effects + self._end_if_possible(now)
+
+    def _states_are_there(self, step: Step) -> bool:
+        if not self.rules.keeps_states or step == INITIAL_STEP or self.aggregate is not None:
+            return True
+        return all(self.states.has(task, step + 1) for task in self.losses.active())
+
+    def _lacking_states(self) -> list[TaskId]:
+        """The workers for whose state the next commit waits: every server has applied that step."""
+        step = self.committed + 1
+        if min(self._applied.values()) < step or self._states_are_there(step):
+            return []
+        return [task for task in self.losses.active() if not self.states.has(task, step + 1)]
+
+    def _can_begin_with(self, step: Step) -> bool:
+        """Whether a job could begin with the workers' states before ``step``."""
+        return not any(self.states.stuck_at(task, step) for task in self.losses.active())
+
+    def _begin_saving(self, now: float) -> None:
+        version = self.committed + 1
+        states = tuple((task.index, self.states.of(task, version)) for task in self.shape.worker_ids())
+        self.saving.begin(version, states, now)
+
+    def _tell_servers(self) -> list[Effect]:
+        return [Send(task, self._commit_for(task)) for task in self.shape.server_ids()]
+
+    def _commit_for(self, server: TaskId) -> Commit:
+        save = self.saving.version == self.committed + 1 and self.saving.lacks(server)
+        return Commit(self.committed, save, self.losses.change, self.losses.contributors())
+
+    def _on_seal(self, peer: TaskId, seal: Seal, now: float) -> list[Effect]:
+        """The first workers that seal a step make it; decided once, for all servers alike."""
+        if self.aggregate is None or seal.step <= self.decision.step:
+            return []
+        self._sealed[peer] = seal.step
+        here = sorted(task.index for task, step in self._sealed.items() if step == seal.step)
+        if len(here) < self.aggregate:
+            return []
+        self.decision = Contributors(seal.step, tuple(here))
+        for task in self.shape.worker_ids():
+            if task.index not in here:
+                self.dropped[task] = self.dropped.get(task, 0) + 1
+                self._journal.record(now, Happening.DROPPED, seal.step, peer=task, cause="not among the first to seal")
+        return [Send(task, self.decision) for task in self.shape.server_ids()]
+
+    def _on_done(self, peer: TaskId, message: Done, now: float) -> list[Effect]:
+        self._done[peer] = message.steps
+        if any(task not in self._done for task in self.losses.active()):
+            return []
+        self._ending = max(self._done.values())
+        return self._end_if_possible(now)
+
+    def _end_if_possible(self, now: float) -> list[Effect]:
+        """All workers have finished. What is being saved is written first, and the last version too."""
+        steps = self._ending
+        if steps is None or self.end is not None or self.saving.version is not None:
+            return []
+        if self.rules.saves_last and not self._saved_last:
+            if self.committed < steps - 1:
+                return []
+            self._saved_last = True
+            if self.saving.last != steps and self.committed == steps - 1:
+                self._begin_saving(now)
+                return self._tell_servers()
+        return self._finish(End(True, "", steps), now)
+
+    # -- losses: a worker's may be healed, a server's takes everybody back to a checkpoint --
+
+    def _on_lost(self, lost: Lost, now: float) -> list[Effect]:
+        task = TaskId.parse(lost.task)
+        if not lost.lives:
+            return self._on_loss(task, lost.incarnation, lost.reason, now)
+        known = self.losses.found_again(task, lost.incarnation)
+        return self._tell_of_losses(now) if known else []
+
+    def _on_loss(self, task: TaskId, incarnation: Incarnation, reason: Reason, now: float) -> list[Effect]:
+        known = self._joined.get(task)
+        if self.end is not None or (incarnation and known is not None and known.incarnation != incarnation):
+            return []
+        if self.losses.is_lost(task) or task in self._done:
+            return []  # known, or it has done all its work
+        if self.shutdown is not None:
+            return self._finish_shutdown(now)  # the step can no longer be finished
+        is_server = task in self._applied
+        if self.rules.returns if is_server else self.rules.takes_back:
+            if self.phase is JobPhase.FORMING:
+                self._joined.pop(task, None)
+                return []
+            if is_server:
+                return self._finish(End(False, str(task), self._steps_seen(), reason, again=True), now)
+            return self._lose_worker(task, reason, now)
+        return self._finish_badly(task, self._steps_seen(), reason, now)
+
+    def _lose_worker(self, task: TaskId, reason: Reason, now: float) -> list[Effect]:
+        self._journal.record(now, Happening.LOST, self._steps_seen(), peer=task, cause=reason.text)
+        start = max(self.committed + 1, INITIAL_STEP)
+        if stuck := self.states.stuck_at(task, start):
+            reason = reason.worded(phrases.cannot_be_taken_back(reason.text, stuck))
+            return self._finish_badly(task, self._steps_seen(), reason, now)
+        self.states.forget_stuck_after(task, start)
+        begun = self.committed >= INITIAL_STEP
+        changed = self.losses.lose(task, self._joined[task].incarnation, reason, now, may_shrink=begun)
+        effects = self._tell_of_losses(now)
+        if not changed:
+            return effects
+        effects += [*self._tell_servers(), *self._commit_if_complete(now)]
+        self._ending = max(self._done.values()) if self._done and not self._unfinished() else None
+        return effects + self._end_if_possible(now)
+
+    def _unfinished(self) -> list[TaskId]:
+        return [task for task in self.losses.active() if task not in self._done]
+
+    def _tell_of_losses(self, now: float) -> list[Effect]:
+        self._roster_at = now + REPEAT_SECONDS
+        roster = Roster(self.losses.missing(now))
+        return [Send(task, roster) for task in self.shape.tasks() if not self.losses.is_lost(task)]
+
+    def _take_back(self, peer: TaskId, join: Join, now: float) -> list[Effect]:
+        """Another incarnation of a worker is here. It takes part at once, or after this step if others went on."""
+        former = self._joined[peer].incarnation
+        self._joined[peer] = join
+        self._journal.record(now, Happening.JOINED, peer=peer)
+        if not self.losses.come_back(peer, former):
+            return []
+        return [*self._new_view(now), *self._tell_of_losses(now)]
+
+    def _take_back_the_waiting(self, now: float) -> list[Effect]:
+        """Between two steps: workers that came back take part in the next one."""
+        back = self.losses.take_in()
+        for task in back:
+            self.states.set(task, self.committed + 1, self.states.newest_of(task))
+        return self._new_view(now) if back else []
+
+    # -- tasks that leave because of a signal --
+
+    def _on_leaving(self, peer: TaskId, incarnation: Incarnation, said: Leaving, now: float) -> list[Effect]:
+        departure = Departure.of(said.signal)
+        if departure is None:
+            return []
+        if not self._is_member(peer, incarnation) or self.leavers.is_gone(peer, incarnation):
+            return [Send(peer, Left(str(peer), departure))]
+        if self.end is not None:
+            return [Send(peer, self.end)]
+        if departure.ends_the_job:
+            reason = Reason(Cause.STOPPED, phrases.received(departure))
+            return self._finish(End(False, str(peer), self._steps_seen(), reason, departure=departure), now)
+        if not self.leavers.note(peer, incarnation, now):
+            return []
+        told: list[Effect] = [Send(task, Left(str(peer), departure)) for task in self._present() if task != peer]
+        if peer == self.shape.coordinator:
+            return told + self._shut_down(now)
+        return told + self._let_go([(peer, incarnation)], now) if self.phase is JobPhase.FORMING else told
+
+    def _let_go(self, leavers: list[tuple[TaskId, Incarnation]], now: float) -> list[Effect]:
+        """It is not the whole job that ends: these are lost."""
+        effects: list[Effect] = []
+        for task, incarnation in leavers:
+            self.leavers.dismiss(task, incarnation)
+            effects.append(Send(task, Left(str(task), Departure.SIGTERM)))
+            reason = Reason(Cause.DEAD, phrases.left(Departure.SIGTERM))
+            effects += self._on_loss(task, incarnation, reason, now)
+        return effects
+
+    def _shut_down(self, now: float) -> list[Effect]:
+        self.shutdown = Shutdown(self.committed + 1, now + self.rules.grace_seconds)
+        if self.phase is JobPhase.FORMING or not self.rules.saves or self.losses.is_waiting:
+            return self._finish_shutdown(now)
+        self.saving.owe(now)
+        return self._end_if_saved(now)
+
+    def _end_if_saved(self, now: float) -> list[Effect]:
+        if self.shutdown is None or self.end is not None or self.saving.version is not None:
+            return []
+        return self._finish_shutdown(now) if self.saving.last >= self.shutdown.version else []
+
+    def _finish_shutdown(self, now: float) -> list[Effect]:
+        assert self.shutdown is not None
+        text = phrases.ended_the_job(Departure.SIGTERM)
+        if self.rules.saves and self.saving.last >= max(0, self.shutdown.version):
+            text = phrases.saved_before_the_end(text, self.saving.last)
+        elif self.rules.saves:
+            text = phrases.not_saved_before_the_end(text)
+        reason, coordinator = Reason(Cause.STOPPED, text), str(self.shape.coordinator)
+        return self._finish(End(False, coordinator, self._steps_seen(), reason, departure=Departure.SIGTERM), now)
+
+    def _on_tick_of_leavers(self, now: float) -> list[Effect]:
+        if self.shutdown is not None:
+            over = now >= self.shutdown.deadline
+            return self._finish_shutdown(now) if over else []
+        return self._let_go(self.leavers.overdue(now), now)
+
+    def _deadline_of_leavers(self) -> float | None:
+        return self.leavers.deadline() if self.shutdown is None else self.shutdown.deadline
+
+    # -- the end --
+
+    def _finish_badly(self, culprit: TaskId, step: Step, reason: Reason, now: float) -> list[Effect]:
+        if self.end is not None:
+            return []
+        return self._finish(End(False, str(culprit), step, reason), now)
+
+    def _finish(self, end: End, now: float) -> list[Effect]:
+        self.phase = advance(JOB_PHASE_TRANSITIONS, self.phase, JobPhaseTrigger.END)
+        self.end = end
+        self._journal.record(now, Happening.ENDED, end.step, cause=end.reason.text)
+        return [Send(task, end) for task in self._present()]
+
+    def _present(self) -> list[TaskId]:
+        """Those that joined, without who was let go."""
+        joined = self._joined
+        return [t for t in self.shape.tasks() if t in joined and not self.leavers.is_gone(t, joined[t].incarnation)]
+
+    def _steps_seen(self) -> Step:
+        return self.committed + 1

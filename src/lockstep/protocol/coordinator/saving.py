@@ -1,0 +1,86 @@
+"""When a checkpoint is due, and what has come of the one that is being written.
+
+A version is saved on every server after the step before is committed and before anything is applied to it, so all
+shards of a checkpoint are of one version. Writing goes on beside training, one checkpoint at a time.
+"""
+
+from __future__ import annotations
+
+from lockstep.protocol.coordinator.recovery import RecoveryRules
+from lockstep.protocol.core.effects import WriteCheckpoint
+from lockstep.protocol.core.ids import INITIAL_STEP, TaskId
+from lockstep.protocol.core.messages import Saved
+from lockstep.protocol.core.timing import REPEAT_SECONDS, SAVE_AGAIN_SECONDS
+
+States = tuple[tuple[int, bytes], ...]
+
+
+class Saving:
+    """The coordinator's book of checkpoints."""
+
+    def __init__(self, rules: RecoveryRules, servers: tuple[TaskId, ...], start: int, now: float) -> None:
+        self._rules = rules
+        self._servers = servers
+        self.version: int | None = None
+        """The version that is being saved."""
+        self.last: int = start if start > INITIAL_STEP else INITIAL_STEP
+        """The newest version that is in a checkpoint."""
+        self._last_at = now
+        self._owed_at: float | None = None
+        self._shards: dict[TaskId, Saved] = {}
+        self._states: States = ()
+        self._since = now
+        self.repeat_at: float | None = None
+
+    def is_due(self, version: int, now: float, *, possible: bool = True) -> bool:
+        """Whether ``version``, whose step is being committed, is to be saved. ``possible``: a job could begin with it;
+        else a later one takes its turn."""
+        by_steps = bool(self._rules.save_steps) and version > 0 and version % self._rules.save_steps == 0
+        by_time = bool(self._rules.save_seconds) and now - self._last_at >= self._rules.save_seconds
+        owed = self._owed_at is not None and now >= self._owed_at
+        if not (by_steps or by_time or owed):
+            return False
+        if self.version is not None or not possible:
+            self._owed_at = now  # the one before is still being written; then the next version takes its turn
+            return False
+        return True
+
+    def owe(self, now: float) -> None:
+        """Save the next version that is committed, whenever the one before was."""
+        self._owed_at = now
+
+    def begin(self, version: int, states: States, now: float) -> None:
+        self.version, self._states, self._shards = version, states, {}
+        self._owed_at, self._last_at, self._since = None, now, now
+        self.repeat_at = now + REPEAT_SECONDS
+
+    def lacks(self, server: TaskId) -> bool:
+        """Whether this server has not said that its shard is on disk."""
+        return self.version is not None and server not in self._shards
+
+    def missing(self) -> tuple[TaskId, ...]:
+        return tuple(server for server in self._servers if self.lacks(server))
+
+    @property
+    def since(self) -> float:
+        return self._since
+
+    def on_saved(self, server: TaskId, saved: Saved, now: float) -> WriteCheckpoint | None:
+        """A shard is on disk; with the last one the checkpoint can be made, also to clear away what failed."""
+        if saved.version != self.version or server not in self._servers or server in self._shards:
+            return None
+        self._shards[server] = saved
+        if self.missing():
+            return None
+        self.repeat_at = None
+        self._since = now
+        return WriteCheckpoint(saved.version, tuple(self._shards[task] for task in self._servers), self._states)
+
+    def on_written(self, version: int, problem: str, now: float) -> None:
+        if version != self.version:
+            return
+        self.version, self._states, self.repeat_at = None, (), None
+        if problem:
+            self._owed_at = now + SAVE_AGAIN_SECONDS
+        else:
+            self.last = version

@@ -1,0 +1,216 @@
+"""What a machine asks for. Frozen, so that tests can compare lists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.protocol.core.causes import NO_REASON, Reason
+from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, JobId, Step, TaskId
+from lockstep.protocol.core.leaving import Departure
+from lockstep.protocol.core.messages import (
+    Answer,
+    GroupRates,
+    Layout,
+    Member,
+    Message,
+    MissingTask,
+    Question,
+    Saved,
+    Ticket,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a control message; one to this task itself is handed back as an event."""
+
+    peer: TaskId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class SendPull:
+    """Send the server a ``Pull`` with the ticket of this worker's parameter arena for this link."""
+
+    peer: TaskId
+    version: int
+    have: tuple[BucketId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SendGradient:
+    """Start the transfer of a gradient bucket to its server."""
+
+    peer: TaskId
+    step: Step
+    bucket: BucketId
+    edition: int
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class SendVersion:
+    """Start the transfer of a parameter bucket, from the store's slot ``slot``, into the worker's region."""
+
+    peer: TaskId
+    version: int
+    bucket: BucketId
+    slot: int
+    ticket: Ticket
+    in_place: bool = False
+    """Lend the slot itself instead of copying it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Make the plan of this layout and the memory for it; ``Prepared`` follows."""
+
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class GrantRegion:
+    """Give this worker a region for its gradients and send it the ``Grant``."""
+
+    peer: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Reduce the gradients of ``contributors`` in this order and write the next version from slot to slot.
+
+    ``arrivals`` are the numbers of their gradients; the sum is divided by ``replicas``. Where ``values`` is set, as at
+    ``INITIAL_STEP``, the one gradient is the value itself. ``without`` are the parameters that have no gradient on any
+    contributor: the optimizer leaves them alone.
+    """
+
+    step: Step
+    bucket: BucketId
+    contributors: tuple[TaskId, ...]
+    arrivals: tuple[int, ...]
+    replicas: int
+    rates: tuple[GroupRates, ...]
+    from_slot: int
+    to_slot: int
+    without: tuple[int, ...] = ()
+    values: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Let the store answer this worker's question, and send it the ``Answer``."""
+
+    peer: TaskId
+    question: Question
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer to a question of this worker's training loop."""
+
+    peer: TaskId
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """This arrival is not wanted (a duplicate, stale, or replaced by a later edition): its memory may be reused."""
+
+    arrival: int
+
+
+@dataclass(frozen=True, slots=True)
+class VersionReady:
+    """Version ``version`` of ``bucket`` is in this worker's arena."""
+
+    bucket: BucketId
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class BecameMember:
+    """The cluster is complete and this task belongs to it. ``start``, ``state``, ``checkpoint``: as in ``View``."""
+
+    job: JobId
+    members: tuple[Member, ...]
+    start: Step = INITIAL_STEP
+    state: bytes = b""
+    checkpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewChanged:
+    """A member has another incarnation now: these are the members."""
+
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SaveShard:
+    """Keep version ``version`` of the whole shard, before the next update, and write it; ``ShardSaved`` follows."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteCheckpoint:
+    """All shards are on disk: make a checkpoint of them, with the workers' states by index; ``CheckpointWritten``."""
+
+    version: int
+    shards: tuple[Saved, ...]
+    states: tuple[tuple[int, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StillMissing:
+    """The cluster is not complete: who is missing, as the coordinator sees it."""
+
+    missing: tuple[MissingTask, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """The job is over on this task: leave. ``culprit`` and ``reason`` are set where it ended badly.
+
+    ``again``: begin another incarnation, from the newest checkpoint.
+    """
+
+    ok: bool
+    culprit: str
+    step: Step
+    reason: Reason = NO_REASON
+    again: bool = False
+    departure: Departure | None = None
+    """The signal that ended it here; the exit code follows from it."""
+    alone: bool = False
+    """It was this task's own departure, and the job may go on without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLeaves:
+    """Another task received a signal and leaves."""
+
+    peer: TaskId
+    departure: Departure
+
+
+Effect = (
+    Send
+    | SendPull
+    | SendGradient
+    | SendVersion
+    | Prepare
+    | GrantRegion
+    | Apply
+    | GiveBack
+    | Serve
+    | Answered
+    | VersionReady
+    | BecameMember
+    | ViewChanged
+    | SaveShard
+    | WriteCheckpoint
+    | StillMissing
+    | JobEnded
+    | PeerLeaves
+)

@@ -1,0 +1,171 @@
+"""A bounded ring of what happened, with its cause: always on, cheap, formatted only when read."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import islice
+from types import MappingProxyType
+
+from lockstep.protocol.core.ids import BucketId, Role, Step, TaskId
+
+
+class Happening(StrEnum):
+    """What a record tells. The first six are the states of a tensor, in their order."""
+
+    REQUESTED = "requested"
+    REQUEST_SEEN = "request seen"
+    PRODUCED = "produced"
+    IN_FLIGHT = "in flight"
+    ARRIVED = "arrived"
+    CONSUMED = "consumed"
+    SENT = "sent"
+    DROPPED = "dropped"
+    SEALED = "sealed"
+    OPENED = "opened"
+    COMMITTED = "committed"
+    JOINED = "joined"
+    VIEW = "view"
+    LINK_UP = "link up"
+    LINK_LOST = "link lost"
+    REPEATED = "repeated"
+    LOST = "lost"
+    ENDED = "ended"
+
+
+Row = tuple[float, Happening, Step, BucketId, TaskId | None, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One row of the journal, named."""
+
+    at: float
+    happening: Happening
+    step: Step
+    bucket: BucketId
+    peer: TaskId | None
+    cause: str
+
+
+PROGRESS = frozenset(
+    {
+        Happening.PRODUCED,
+        Happening.IN_FLIGHT,
+        Happening.ARRIVED,
+        Happening.CONSUMED,
+        Happening.SENT,
+        Happening.SEALED,
+        Happening.COMMITTED,
+        Happening.JOINED,
+        Happening.VIEW,
+    }
+)
+"""What moves a job on. Requests that are repeated, refusals and links that come and go do not."""
+
+NO_BUCKET: BucketId = -1
+NO_STEP: Step = -2
+DEFAULT_CAPACITY = 20_000
+
+
+class Journal:
+    """The last ``capacity`` happenings of one task."""
+
+    def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
+        self._rows: deque[Row] = deque(maxlen=capacity)
+        self.total = 0
+
+    def record(
+        self,
+        now: float,
+        happening: Happening,
+        step: Step = NO_STEP,
+        bucket: BucketId = NO_BUCKET,
+        peer: TaskId | None = None,
+        cause: str = "",
+    ) -> None:
+        """Append one happening; the oldest falls out when the ring is full."""
+        self.total += 1
+        self._rows.append((now, happening, step, bucket, peer, cause))
+
+    def __iter__(self) -> Iterator[Record]:
+        # A copy first: the loop's thread may append while another thread reads.
+        return (Record(*row) for row in list(self._rows))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def since(self, number: int) -> tuple[list[Row], int]:
+        """The rows after the first ``number`` ones, as far as they are still kept, and how many there were so far."""
+        while True:
+            total = self.total
+            newest = reversed(self._rows)
+            try:
+                newest_first = list(islice(newest, max(0, total - number)))
+            except RuntimeError:
+                continue  # the loop's thread appended a row since the line above: read again
+            newest_first.reverse()
+            return newest_first, total
+
+    @staticmethod
+    def newest_progress(rows: Sequence[Row]) -> Record | None:
+        """The newest row that moves the job on."""
+        return next((Record(*row) for row in reversed(rows) if row[1] in PROGRESS), None)
+
+
+@dataclass(slots=True)
+class TensorStates:
+    """What one task has seen of one tensor: each state with the time at which it came last, and how often."""
+
+    kind: str
+    """``gradient`` or ``parameter``."""
+    number: int
+    """The step of a gradient, the version of a parameter."""
+    bucket: BucketId
+    """``NO_BUCKET``: what was said of all buckets of this peer at once (a request names the step, not each bucket)."""
+    peer: TaskId | None
+    times: dict[Happening, float] = field(default_factory=dict)
+    counts: dict[Happening, int] = field(default_factory=dict)
+    cause: str = ""
+
+
+_OF_GRADIENTS: Mapping[Role, tuple[Happening, ...]] = MappingProxyType(
+    {
+        Role.WORKER: (
+            Happening.REQUEST_SEEN,
+            Happening.PRODUCED,
+            Happening.IN_FLIGHT,
+            Happening.SENT,
+            Happening.REPEATED,
+        ),
+        Role.SERVER: (Happening.OPENED, Happening.ARRIVED, Happening.CONSUMED, Happening.REPEATED),
+    }
+)
+_OF_PARAMETERS: Mapping[Role, tuple[Happening, ...]] = MappingProxyType(
+    {
+        Role.WORKER: (Happening.REQUESTED, Happening.ARRIVED),
+        Role.SERVER: (Happening.REQUEST_SEEN, Happening.PRODUCED, Happening.IN_FLIGHT, Happening.SENT),
+    }
+)
+_NAMED: Mapping[Happening, Happening] = MappingProxyType({Happening.OPENED: Happening.REQUESTED})
+"""A server that opens a step asks for the gradients of it."""
+
+
+def tensor_states(records: Iterable[Record], role: Role, first: Step, limit: int) -> list[TensorStates]:
+    """What became of each tensor from step ``first`` on, the newest ``limit`` of them."""
+    found: dict[tuple[str, int, BucketId, TaskId | None], TensorStates] = {}
+    for record in records:
+        gradient = record.happening in _OF_GRADIENTS[role]
+        parameter = record.happening in _OF_PARAMETERS[role]
+        if not (gradient or parameter) or record.step < (first if gradient else first + 1):
+            continue
+        kind = "gradient" if gradient else "parameter"
+        key = (kind, record.step, record.bucket, record.peer)
+        states = found.setdefault(key, TensorStates(kind, record.step, record.bucket, record.peer))
+        happening = _NAMED.get(record.happening, record.happening)
+        states.times[happening] = record.at
+        states.counts[happening] = states.counts.get(happening, 0) + 1
+        states.cause = record.cause or states.cause
+    return list(found.values())[-limit:]

@@ -1,0 +1,451 @@
+"""What crosses the wire between two tasks: one frozen dataclass a message.
+
+Each is idempotent: receiving it twice, or late, changes nothing the second time. The two *requests* are
+``Open`` (a server asks a worker for its gradients of a step) and ``Pull`` (a worker asks a server for a version of
+its parameters); the one that asks repeats the request until it is satisfied, and lists in ``have`` what it holds.
+
+The codec (``transports/control/codec.py``) maps each class by name to a message of ``contract.proto``; a field is an
+int, str, bytes, bool, float, an enum of texts, a tuple of one of those, or (a tuple of) another dataclass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.protocol.core.causes import NO_REASON, Reason, ReportKind
+from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, JobId, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting that must be equal on all tasks."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One task of a view, and its incarnation."""
+
+    task: str
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class MissingTask:
+    """A task that has not joined: where it should be, what was found there, since when (seconds), how often tried."""
+
+    task: str
+    address: str
+    finding: str
+    seconds: float
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransportAddress:
+    """What ``Transport.address`` of one transport of a task published."""
+
+    transport: str
+    address: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message on a link, in both directions: who I am, which incarnation, of which job (0: not known yet)."""
+
+    task: str
+    incarnation: Incarnation
+    job: JobId
+    version: str
+    token: str
+    transports: tuple[TransportAddress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a monitor says of its task; ``exit_code`` counts once ``exited`` is set (-9: killed by signal 9)."""
+
+    task: str
+    host: str
+    monitor_pid: int
+    pid: int
+    incarnation: Incarnation
+    phase: str
+    phase_seconds: float
+    task_address: str
+    exited: bool
+    exit_code: int
+    version: str
+    job: JobId
+    leaver: str = ""
+    leaving: int = 0
+    """This task received this signal (``leaving.Departure``), as this monitor or its task knows; 0: none did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Any task to the coordinator: this incarnation is here, with these settings."""
+
+    task: str
+    incarnation: Incarnation
+    token: str
+    host: str
+    pid: int
+    settings: tuple[Setting, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Coordinator to those that joined: who is still missing, or was lost and is waited for."""
+
+    missing: tuple[MissingTask, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Coordinator to all: the cluster is complete; these are its members. A later number replaces an earlier one.
+
+    The rest is for the one that it is sent to: the step it begins with (``INITIAL_STEP``: the chief brings the initial
+    parameters), the small local state that a worker had before that step (empty: as it is built), and the checkpoint
+    that the servers begin with (empty: none).
+    """
+
+    job: JobId
+    number: int
+    members: tuple[Member, ...]
+    start: Step = INITIAL_STEP
+    state: bytes = b""
+    checkpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Coordinator to one task, or a called task to its caller: you cannot take part, and why."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterEntry:
+    """One parameter of the model, as the plan needs it."""
+
+    name: str
+    elements: int
+    dtype: str
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerEntry:
+    """One parameter group: the optimizer's class name and its plain settings, as JSON."""
+
+    kind: str
+    options: str
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Chief to each server, and each worker to each server: the parameter list and the plan's hash.
+
+    The hashes are compared; the lists are there to name the first difference. ``untrained`` has a digest of each
+    tensor of the model that no optimizer changes (frozen parameters, buffers): the servers never send those, so they
+    must be equal from the start. ``start`` and ``checkpoint`` are those of the sender's ``View``.
+    """
+
+    plan_hash: str
+    bucket_bytes: int
+    parameters: tuple[ParameterEntry, ...]
+    optimizers: tuple[OptimizerEntry, ...]
+    untrained: tuple[Setting, ...] = ()
+    start: Step = INITIAL_STEP
+    checkpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a peer must know to reach a region: plain numbers, a short name and a short key."""
+
+    transport: str
+    region: int
+    nbytes: int
+    address: int
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Server to worker: you may write your gradients here (one region for this pair of lives)."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Server to worker: step ``step`` is open, send me your gradients; I have those of ``have`` already."""
+
+    step: Step
+    have: tuple[BucketId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Worker to server: send me version ``version`` of your buckets; I have those of ``have`` already."""
+
+    version: int
+    have: tuple[BucketId, ...]
+    ticket: Ticket
+    in_place: bool = False
+    """Lend them: this worker computes with them where they are, and gives them back once it has the next version."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRates:
+    """Numbers of one parameter group that may change from step to step (learning rate, momentum, ...)."""
+
+    names: tuple[str, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Chief to each server: with these numbers step ``step`` is applied."""
+
+    step: Step
+    groups: tuple[GroupRates, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Edition:
+    """A bucket was sent ``edition`` times again after it had been edited; only that one counts."""
+
+    bucket: BucketId
+    edition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """Worker to server: my gradients of ``step`` are final; the buckets of ``absent`` have none.
+
+    Buckets that are not in ``editions`` count in their first edition, number 0. ``without`` are parameters (numbers of
+    the plan) that have no gradient although their bucket has one; there it is zero. ``void``: nobody's gradients of
+    this step may be applied (this worker found infinity in its own). ``values``: the chief's buckets are not gradients
+    but the next parameters themselves. ``occasion`` says what the worker was doing; all workers must say the same.
+    """
+
+    step: Step
+    absent: tuple[BucketId, ...]
+    editions: tuple[Edition, ...]
+    without: tuple[int, ...] = ()
+    void: bool = False
+    values: bool = False
+    occasion: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Contributors:
+    """Coordinator to servers: step ``step`` is made of the gradients of these workers (their indices) and no others."""
+
+    step: Step
+    workers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Worker to server, outside of the steps: ``what`` in words that the server's store knows, with its bytes."""
+
+    number: int
+    what: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Server to worker: the answer to its question ``number``; ``problem`` is set where there is none."""
+
+    number: int
+    data: bytes
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """Server to coordinator: all my buckets are at version ``step + 1``."""
+
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Coordinator to servers: step ``step`` is complete on every server.
+
+    ``save``: version ``step + 1`` goes into a checkpoint, before anything is applied to it. ``workers``: the following
+    steps are made of the gradients of these (empty: of everybody's); the greatest ``change`` counts.
+    """
+
+    step: Step
+    save: bool = False
+    change: int = 0
+    workers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LocalState:
+    """Worker to coordinator: what I had beside the parameters before ``step``; ``same``: as a step earlier.
+
+    ``stuck``: why another incarnation of this worker could not begin with that step; empty where it could.
+    """
+
+    step: Step
+    data: bytes
+    same: bool = False
+    stuck: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Server to coordinator: my shard of version ``version`` is in this file; ``problem`` is set where it is not."""
+
+    version: int
+    file: str
+    nbytes: int
+    digest: str
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Any task to the coordinator: this incarnation of ``task`` is over, and why; ``lives``: it is not, after all."""
+
+    task: str
+    incarnation: Incarnation
+    reason: Reason
+    lives: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Worker to coordinator and servers: I have finished, after ``steps`` steps."""
+
+    steps: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Any task to the coordinator: I cannot go on. ``culprit`` is the task that broke, if not the sender."""
+
+    culprit: str
+    step: Step
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Coordinator to all: the job has ended, well or with the first real error.
+
+    ``again``: begin another incarnation, and with it the job again, from the newest checkpoint.
+    """
+
+    ok: bool
+    culprit: str
+    step: Step
+    reason: Reason = NO_REASON
+    again: bool = False
+    departure: int = 0
+    """The signal of the task that ended it for all (``leaving.Departure``); 0: none did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Any task to the coordinator: I received this signal (``leaving.Departure``) and leave."""
+
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Coordinator to all others: this task received this signal and leaves. To the task itself: you may go."""
+
+    task: str
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Either end of a link, every second. Never counts as progress."""
+
+    sent_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Coordinator to all: what it has found out about a wait that is longer than usual, for everybody to print.
+
+    ``diagnosis`` is the whole of it as JSON (``diagnose/verdict.py``).
+    """
+
+    kind: ReportKind
+    text: str
+    diagnosis: bytes
+
+
+Message = (
+    Hello
+    | Description
+    | Join
+    | Roster
+    | LocalState
+    | Saved
+    | Lost
+    | View
+    | Refused
+    | Layout
+    | Grant
+    | Open
+    | Pull
+    | Rates
+    | Seal
+    | Applied
+    | Commit
+    | Done
+    | Failed
+    | End
+    | Leaving
+    | Left
+    | Heartbeat
+    | Report
+    | Contributors
+    | Question
+    | Answer
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A message with its sender, the sender's incarnation, and the job (0: not known yet)."""
+
+    job: JobId
+    sender: str
+    incarnation: Incarnation
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class GradientNote:
+    """Travels with a gradient bucket: arrives only after all its bytes are there."""
+
+    step: Step
+    bucket: BucketId
+    edition: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VersionNote:
+    """Travels with a parameter bucket: arrives only after all its bytes are there."""
+
+    version: int
+    bucket: BucketId
+
+
+Note = GradientNote | VersionNote

@@ -1,0 +1,67 @@
+"""Who waits for whom, for what, since when. The log line, the watchdog and ``lockstep why`` all read this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lockstep.protocol.core.ids import BucketId, Step, TaskId
+from lockstep.protocol.core.keys import TensorKey
+
+NO_BUCKET: BucketId = -1
+
+
+class WaitKind(StrEnum):
+    """What is waited for."""
+
+    GRADIENT = "gradient"
+    PARAMETER = "parameter"
+    SUM = "allreduce"
+    """A bucket's sum over all workers, without servers."""
+    OWN_STEP = "own step"
+    """A process alone: its own computation."""
+    CONNECTION = "connection"
+    JOINING = "joining"
+    """A task that has not joined yet."""
+    COMPLETE = "complete"
+    """The cluster, by a task that has joined."""
+    COMMIT = "commit"
+    APPLIED = "applied"
+    """A server's message that a step is applied."""
+    STATE = "state"
+    """What a worker takes into the next step."""
+    SHARD = "shard"
+    """A server's part of a checkpoint."""
+    RETURN = "return"
+    """A worker that was lost."""
+    ANSWER = "answer"
+    """The answer to a question outside of the steps."""
+    END = "end"
+    """The end of the job."""
+    OTHER = "other"
+    """A wait of a kind that this version does not know."""
+
+
+TENSORS = frozenset({WaitKind.GRADIENT, WaitKind.PARAMETER, WaitKind.SUM})
+FORMING = frozenset({WaitKind.JOINING, WaitKind.CONNECTION, WaitKind.COMPLETE})
+"""What is waited for while a cluster forms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """``waiter`` needs something of ``on`` to go on with ``step``; ``state`` tells people what the waiter knows of it.
+
+    ``key`` and ``bucket``: the tensor, where it is one. ``detail`` names what is asked for in words, where the kind
+    alone does not.
+    """
+
+    waiter: TaskId
+    on: TaskId
+    kind: WaitKind
+    step: Step
+    since: float
+    deadline: float
+    state: str
+    key: TensorKey | None = None
+    bucket: BucketId = NO_BUCKET
+    detail: str = ""

@@ -1,0 +1,93 @@
+"""What a server writes down: what has arrived for each bucket, by sender, and what each worker has asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, Step, TaskId
+from lockstep.protocol.core.messages import Layout, Pull, Seal
+
+NOTHING_TO_APPLY: Step = 1 << 62
+"""The step that a server without a bucket reports as applied, once and for all."""
+
+
+class ServedBucketState(StrEnum):
+    COLLECTING = "collecting"
+    COMPLETE = "complete"
+    APPLYING = "applying"
+
+
+class ServedBucketTrigger(StrEnum):
+    COMPLETE = "last gradient arrived"
+    REOPEN = "a gradient is missing again"
+    APPLY = "applying began"
+    APPLIED = "next version made"
+
+
+SERVED_BUCKET_TRANSITIONS: Mapping[tuple[ServedBucketState, ServedBucketTrigger], ServedBucketState] = MappingProxyType(
+    {
+        (ServedBucketState.COLLECTING, ServedBucketTrigger.COMPLETE): ServedBucketState.COMPLETE,
+        (ServedBucketState.COMPLETE, ServedBucketTrigger.REOPEN): ServedBucketState.COLLECTING,
+        (ServedBucketState.COMPLETE, ServedBucketTrigger.APPLY): ServedBucketState.APPLYING,
+        (ServedBucketState.APPLYING, ServedBucketTrigger.APPLIED): ServedBucketState.COLLECTING,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One sender's gradient of a bucket: which edition, and the number under which the task keeps it."""
+
+    edition: int
+    number: int
+
+
+NO_GRADIENT = Arrival(-1, -1)
+"""The sender has said that it has no gradient for this bucket in this step."""
+
+
+def sealed_edition(seal: Seal | None, step: Step, bucket: BucketId) -> int | None:
+    """Which edition of a bucket a worker has sealed: that of ``NO_GRADIENT`` for none at all, None without its seal."""
+    if seal is None or seal.step != step:
+        return None
+    if bucket in seal.absent:
+        return NO_GRADIENT.edition
+    return next((e.edition for e in seal.editions if e.bucket == bucket), 0)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What has arrived for one bucket in its current step, by sender and never anonymously."""
+
+    bucket: BucketId
+    version: int = INITIAL_STEP
+    state: ServedBucketState = ServedBucketState.COLLECTING
+    arrived: dict[TaskId, Arrival] = field(default_factory=dict)
+    readers: list[int] = field(default_factory=lambda: [0, 0])
+    """How many transfers read each slot."""
+
+    def slot_of(self, version: int) -> int:
+        return version % 2
+
+
+@dataclass(slots=True)
+class WorkerSide:
+    """What this server knows of one worker."""
+
+    id: TaskId
+    incarnation: Incarnation = 0
+    linked: bool = False
+    layout: Layout | None = None
+    granted: bool = False
+    pull: Pull | None = None
+    pulled: dict[BucketId, tuple[float, int]] = field(default_factory=dict)
+    """Buckets already started for this pull: when, and how often."""
+    flying: dict[tuple[int, BucketId], int] = field(default_factory=dict)
+    """(version, bucket) of transfers that are not over, and the slot each reads."""
+    seal: Seal | None = None
+    done: Step | None = None
+    since: float = 0.0
+    repeat_at: float = 0.0

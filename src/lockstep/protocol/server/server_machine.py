@@ -1,0 +1,513 @@
+"""The machine of one server: it counts gradients by sender and says when a bucket may move on.
+
+Each bucket of the shard is at a version *v* and collects the gradients of step *v*::
+
+    COLLECTING  not every contributor's gradient is here
+    COMPLETE    all are here; applying waits for the rates, the seals, the commit of the step before, or for a reader of
+                the slot that the next version will overwrite
+    APPLYING    the store reduces and updates, out of place
+
+and back to COLLECTING at version *v+1*. The store has two slots a bucket: version *v* stays readable in one while
+*v+1* is written to the other, until step *v* is committed; a worker that lost its life in the middle of a step can
+compute it again.
+
+Versions start at -1: the chief's initial parameters travel as its gradient of step -1.
+"""
+
+from __future__ import annotations
+
+from lockstep.protocol import phrases
+from lockstep.protocol.core.causes import Cause, Reason
+from lockstep.protocol.core.effects import Apply, Effect, GiveBack, GrantRegion, Prepare, Send, Serve
+from lockstep.protocol.core.events import (
+    BucketApplied,
+    Event,
+    GradientArrived,
+    LinkLost,
+    LinkUp,
+    Prepared,
+    Received,
+    ShardSaved,
+    Tick,
+    TransferEnded,
+)
+from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, ClusterShape, Incarnation, Step, TaskId, worker
+from lockstep.protocol.core.journal import Happening, Journal
+from lockstep.protocol.core.machine import advance
+from lockstep.protocol.core.messages import (
+    Commit,
+    Contributors,
+    Done,
+    GroupRates,
+    Layout,
+    Open,
+    Pull,
+    Question,
+    Rates,
+    Seal,
+)
+from lockstep.protocol.core.plan import first_difference, first_untrained_difference
+from lockstep.protocol.core.timing import REPEAT_SECONDS
+from lockstep.protocol.server.ledger import (
+    NO_GRADIENT,
+    NOTHING_TO_APPLY,
+    SERVED_BUCKET_TRANSITIONS,
+    Arrival,
+    Ledger,
+    ServedBucketState,
+    ServedBucketTrigger,
+    WorkerSide,
+    sealed_edition,
+)
+from lockstep.protocol.server.shard import Shard
+
+
+class ServerMachine(Shard):
+    """One server's shard in synchronous training."""
+
+    def __init__(
+        self,
+        task: TaskId,
+        shape: ClusterShape,
+        journal: Journal,
+        *,
+        eager: bool,
+        summed: bool = False,
+        aggregate: int | None = None,
+        any_rates: bool = False,
+    ) -> None:
+        """``summed``: gradients are added up, not averaged. ``aggregate``: how many workers make a step, if not all.
+        ``any_rates``: the rates of a step may come from any worker, since the chief may be away.
+        """
+        super().__init__(task, shape, journal, aggregate)
+        self._any_rates = any_rates or aggregate is not None
+        self.eager = eager
+        self.summed = summed
+        self._layout: Layout | None = None
+        self._prepared = False
+        self._rates: dict[Step, tuple[GroupRates, ...]] = {INITIAL_STEP: ()}
+        self._coordinator: Incarnation = 0
+
+    # -- the door --
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case GradientArrived():
+                return self._on_gradient_arrived(event, now)
+            case TransferEnded():
+                return self._on_transfer_ended(event, now)
+            case BucketApplied():
+                return self._on_bucket_applied(event, now)
+            case Received():
+                return self._on_received(event, now)
+            case LinkUp():
+                return self._on_link_up(event, now)
+            case LinkLost():
+                return self._on_link_lost(event, now)
+            case Prepared():
+                return self._on_prepared(event, now)
+            case ShardSaved():
+                return self._on_shard_saved(event)
+            case Tick():
+                return self._on_tick(now)
+            case _:
+                return []
+
+    def _on_received(self, event: Received, now: float) -> list[Effect]:
+        message = event.message
+        if isinstance(message, Commit):
+            return self._on_commit(event, message, now)
+        if isinstance(message, Contributors):
+            return self._on_contributors(event, message, now)
+        side = self._workers.get(event.peer)
+        if side is None or event.incarnation != side.incarnation:
+            return []
+        match message:
+            case Pull():
+                return self._on_pull(side, message, now)
+            case Rates():
+                return self._on_rates(side, message, now)
+            case Seal():
+                return self._on_seal(side, message, now)
+            case Layout():
+                return self._on_layout(side, message, now)
+            case Done():
+                return self._on_done(side, message, now)
+            case Question():
+                return [Serve(side.id, message)]
+            case _:
+                return []
+
+    # -- getting ready --
+
+    def _on_link_up(self, event: LinkUp, now: float) -> list[Effect]:
+        if event.peer == self.shape.coordinator:
+            self._coordinator = event.incarnation
+            return self._say_what_is_unheard(now)
+        side = self._workers.get(event.peer)
+        if side is None:
+            return []
+        effects: list[Effect] = []
+        if side.incarnation not in (0, event.incarnation):
+            effects = self._forget_life(side)
+        side.linked, side.incarnation, side.since = True, event.incarnation, now
+        self._journal.record(now, Happening.LINK_UP, peer=event.peer)
+        return effects
+
+    def _forget_life(self, side: WorkerSide) -> list[Effect]:
+        """Another incarnation of this worker. What the former one delivered stays, where nothing is edited afterwards:
+        the same step, computed again, has the same gradients. Elsewhere its seal is missing, and it must deliver anew.
+        """
+        side.layout, side.granted, side.seal, side.done = None, False, None, None
+        if self.eager:
+            return []
+        effects: list[Effect] = []
+        for ledger in self._ledgers.values():
+            effects += self._take_out(ledger, side.id)
+        return effects
+
+    def _take_out(self, ledger: Ledger, sender: TaskId) -> list[Effect]:
+        """What this sender delivered no longer counts."""
+        if ledger.state is ServedBucketState.APPLYING or sender not in ledger.arrived:
+            return []
+        effects = self._give_back(ledger, sender)
+        del ledger.arrived[sender]
+        if ledger.state is ServedBucketState.COMPLETE:
+            ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.REOPEN)
+        return effects
+
+    def _on_link_lost(self, event: LinkLost, now: float) -> list[Effect]:
+        side = self._workers.get(event.peer)
+        if side is None or not side.linked:
+            return []
+        effects: list[Effect] = []
+        for ledger in self._lose_link(side, event, now):
+            effects += self._apply_if_possible(ledger, now)
+        return effects
+
+    def _on_layout(self, side: WorkerSide, layout: Layout, now: float) -> list[Effect]:
+        side.layout = layout
+        if side.id == CHIEF and self._layout is None:
+            self._layout = layout
+            return [Prepare(layout)]
+        return self._admit(side, now) if self._prepared else []
+
+    def _on_prepared(self, event: Prepared, now: float) -> list[Effect]:
+        if self._prepared:
+            return []
+        assert self._layout is not None
+        self._prepared = True
+        start = self._layout.start
+        self._ledgers = {b.id: Ledger(b.id, start) for b in event.plan.buckets_of(self.task.index)}
+        if start > INITIAL_STEP:
+            # The shard comes from a checkpoint: every task knows what was done before.
+            self.step, self.committed, self._applied = start, start - 1, start - 1
+        effects: list[Effect] = []
+        for side in self._workers.values():
+            if side.layout is not None and side.linked:
+                effects += self._admit(side, now)
+        if not self._ledgers:
+            # More servers than buckets: this one holds nothing, and must not delay any task.
+            self._applied = NOTHING_TO_APPLY
+            effects += self._say_what_is_unheard(now)
+        return effects
+
+    def _admit(self, side: WorkerSide, now: float) -> list[Effect]:
+        """This worker's model is the chief's: give it memory and tell it which step is open."""
+        assert self._layout is not None
+        assert side.layout is not None
+        if side.layout.plan_hash != self._layout.plan_hash:
+            difference = first_difference(self._layout.parameters, side.layout.parameters)
+            text = phrases.model_differs(side.id, difference)
+            return self._break(side.id, Reason(Cause.MISMATCH, text, peer=str(CHIEF)), now)
+        untrained = first_untrained_difference(self._layout.untrained, side.layout.untrained)
+        if untrained is not None:
+            text = phrases.starts_with_another_model(untrained)
+            return self._break(side.id, Reason(Cause.MISMATCH, text, peer=str(CHIEF)), now)
+        side.granted = True
+        effects: list[Effect] = [GrantRegion(side.id)]
+        if self.contributes(side.id, self.step):
+            effects.append(self._open(side, now))
+        return effects
+
+    def _open(self, side: WorkerSide, now: float) -> Send:
+        step = self._expected_step(side)
+        side.repeat_at = now + REPEAT_SECONDS
+        self._journal.record(now, Happening.OPENED, step, peer=side.id)
+        return Send(side.id, Open(step, self._have(side)))
+
+    def _have(self, side: WorkerSide) -> tuple[BucketId, ...]:
+        return tuple(
+            b for b, ledger in self._ledgers.items() if ledger.version > self.step or side.id in ledger.arrived
+        )
+
+    # -- gradients come in --
+
+    def _on_gradient_arrived(self, event: GradientArrived, now: float) -> list[Effect]:
+        ledger = self._ledgers.get(event.bucket)
+        refusal = self._why_refused(event, ledger)
+        if ledger is None or refusal is not None:
+            self._drop(event.peer, event.step, event.bucket, refusal or "not mine", now)
+            return [GiveBack(event.arrival)]
+        effects = self._give_back(ledger, event.peer)
+        ledger.arrived[event.peer] = Arrival(event.edition, event.arrival)
+        self._workers[event.peer].since = now
+        self._journal.record(now, Happening.ARRIVED, event.step, event.bucket, event.peer)
+        return effects + self._apply_if_possible(ledger, now)
+
+    def _drop(self, sender: TaskId, step: Step, bucket: BucketId, why: str, now: float) -> None:
+        self.dropped[sender] = self.dropped.get(sender, 0) + 1
+        self._journal.record(now, Happening.DROPPED, step, bucket, sender, why)
+
+    def _give_back(self, ledger: Ledger, sender: TaskId) -> list[Effect]:
+        """What this sender delivered before is replaced."""
+        former = ledger.arrived.get(sender, NO_GRADIENT)
+        return [] if former is NO_GRADIENT else [GiveBack(former.number)]
+
+    def _why_refused(self, event: GradientArrived, ledger: Ledger | None) -> str | None:
+        side = self._workers.get(event.peer)
+        if ledger is None or side is None:
+            return "not a bucket of this server, or not a worker"
+        if event.incarnation != side.incarnation:
+            return "of another life of this worker"
+        if event.step != ledger.version:
+            return f"of step {event.step}; this bucket is in step {ledger.version}"
+        if not self.contributes(event.peer, event.step):
+            return "does not contribute to this step"
+        if ledger.state is ServedBucketState.APPLYING:
+            return "a duplicate; the step is being applied"
+        known = ledger.arrived.get(event.peer)
+        if known is not None and known.edition >= event.edition:
+            return "a duplicate"
+        final = sealed_edition(side.seal, event.step, event.bucket)
+        if final is not None and event.edition != final:
+            return f"edition {event.edition}; edition {final} was sealed"
+        return None
+
+    def _on_seal(self, side: WorkerSide, seal: Seal, now: float) -> list[Effect]:
+        if seal.step != self.step or side.seal == seal:
+            return []
+        side.seal = seal
+        self._journal.record(now, Happening.SEALED, seal.step, peer=side.id)
+        effects = self._refuse_other_occasion(side, seal, now)
+        if not self.contributes(side.id, seal.step):
+            return effects
+        for ledger in self._ledgers.values():
+            if ledger.version == seal.step and ledger.state is not ServedBucketState.APPLYING:
+                effects += self._keep_only_sealed(ledger, side)
+        return effects + self._apply_all_possible(now)
+
+    def _refuse_other_occasion(self, side: WorkerSide, seal: Seal, now: float) -> list[Effect]:
+        """Gradients of two optimizers, or of two places in the program, must not be averaged."""
+        for other in self._workers.values():
+            known = other.seal
+            if known is not None and known.step == seal.step and known.occasion != seal.occasion:
+                text = phrases.other_calls(seal.step, seal.occasion, other.id, known.occasion)
+                return self._break(side.id, Reason(Cause.OUT_OF_STEP, text, peer=str(other.id)), now)
+        return []
+
+    def _keep_only_sealed(self, ledger: Ledger, side: WorkerSide) -> list[Effect]:
+        """An edition that was replaced goes back at once: its sender may need that memory to send the final one."""
+        final = sealed_edition(side.seal, ledger.version, ledger.bucket)
+        known = ledger.arrived.get(side.id)
+        if final == NO_GRADIENT.edition:
+            effects = self._give_back(ledger, side.id)
+            ledger.arrived[side.id] = NO_GRADIENT
+            return effects
+        if known is None or known.edition == final:
+            return []
+        effects = self._give_back(ledger, side.id)
+        del ledger.arrived[side.id]
+        if ledger.state is ServedBucketState.COMPLETE:
+            ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.REOPEN)
+        return effects
+
+    def _on_rates(self, side: WorkerSide, rates: Rates, now: float) -> list[Effect]:
+        # A server without a bucket applies nothing, and would keep the rates of every step forever.
+        if side.id != CHIEF and not self._any_rates:
+            return []
+        if not self._ledgers or rates.step < self.step or rates.step in self._rates:
+            return []
+        self._rates[rates.step] = rates.groups
+        return self._apply_all_possible(now)
+
+    # -- a bucket moves on --
+
+    def _apply_all_possible(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for ledger in self._ledgers.values():
+            effects += self._apply_if_possible(ledger, now)
+        return effects
+
+    def _apply_if_possible(self, ledger: Ledger, now: float) -> list[Effect]:
+        if ledger.state is ServedBucketState.APPLYING:
+            return []
+        step = ledger.version
+        if not self._decided(step):
+            return []
+        members = self.contributors(step)
+        if ledger.state is ServedBucketState.COLLECTING:
+            if len(ledger.arrived) < len(members) or not all(m in ledger.arrived for m in members):
+                return []
+            ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.COMPLETE)
+        if ledger.state is not ServedBucketState.COMPLETE or not self._may_apply(ledger):
+            return []
+        ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.APPLY)
+        self._journal.record(now, Happening.CONSUMED, step, ledger.bucket)
+        giving = tuple(m for m in members if ledger.arrived[m] is not NO_GRADIENT)
+        arrivals = tuple(ledger.arrived[m].number for m in giving)
+        slots = (ledger.slot_of(step), ledger.slot_of(step + 1))
+        seals = self._seals_of(members, step)
+        if any(seal.void for seal in seals):
+            nothing = Apply(step, ledger.bucket, (), (), 1, self._rates[step], *slots)
+            return [*(GiveBack(number) for number in arrivals), nothing]
+        values = any(seal.values for seal in seals)
+        replicas = 1 if self.summed or values else len(members)
+        without = self._without_gradient(seals, ledger)
+        return [Apply(step, ledger.bucket, giving, arrivals, replicas, self._rates[step], *slots, without, values)]
+
+    def _seals_of(self, members: tuple[TaskId, ...], step: Step) -> list[Seal]:
+        if self.eager or step == INITIAL_STEP:
+            return []
+        return [seal for m in members if (seal := self._workers[m].seal) is not None and seal.step == step]
+
+    def _without_gradient(self, seals: list[Seal], ledger: Ledger) -> tuple[int, ...]:
+        """The parameters that have no gradient on any worker; empty where the whole bucket is absent."""
+        partial = [set(seal.without) for seal in seals if ledger.bucket not in seal.absent]
+        return tuple(sorted(set.intersection(*partial))) if partial else ()
+
+    # -- who contributes, where that is not everybody --
+
+    def _on_contributors(self, event: Received, message: Contributors, now: float) -> list[Effect]:
+        ours = (self.shape.coordinator, self._coordinator)
+        if (event.peer, event.incarnation) != ours or message.step in self._fixed or message.step < self.step:
+            return []
+        members = tuple(worker(index) for index in message.workers)
+        self._fixed[message.step] = members
+        effects: list[Effect] = []
+        for ledger in self._ledgers.values():
+            if ledger.version != message.step:
+                continue
+            for sender in [task for task in ledger.arrived if task not in members]:
+                effects += self._give_back(ledger, sender)
+                del ledger.arrived[sender]
+                self._drop(sender, message.step, ledger.bucket, "does not contribute to this step", now)
+        return effects + self._apply_all_possible(now)
+
+    def _may_apply(self, ledger: Ledger) -> bool:
+        step = ledger.version
+        if step == INITIAL_STEP:
+            return True
+        return (
+            step in self._rates
+            and self.committed >= step - 1
+            and ledger.readers[ledger.slot_of(step + 1)] == 0
+            and (self.eager or self._sealed(ledger))
+        )
+
+    def _sealed(self, ledger: Ledger) -> bool:
+        """Every contributor has sealed the step, and what it sealed is what is here."""
+        return all(
+            ledger.arrived[member].edition == sealed_edition(self._workers[member].seal, ledger.version, ledger.bucket)
+            for member in self.contributors(ledger.version)
+        )
+
+    def _on_bucket_applied(self, event: BucketApplied, now: float) -> list[Effect]:
+        ledger = self._ledgers[event.bucket]
+        ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.APPLIED)
+        ledger.version = event.step + 1
+        ledger.arrived.clear()
+        self._journal.record(now, Happening.PRODUCED, ledger.version, event.bucket)
+        effects: list[Effect] = []
+        for side in self._workers.values():
+            effects += self._deliver(side, ledger, now)
+        return effects + self._move_on_if_whole(now)
+
+    def _move_on_if_whole(self, now: float) -> list[Effect]:
+        if any(ledger.version <= self.step for ledger in self._ledgers.values()):
+            return []
+        self._applied, self._applied_at = self.step, now
+        self._rates.pop(self.step, None)
+        self._fixed.pop(self.step, None)
+        self.step += 1
+        effects = self._say_what_is_unheard(now)
+        for side in self._workers.values():
+            side.since = now
+            if side.granted:
+                effects.append(self._open(side, now))
+        return effects
+
+    def _on_transfer_ended(self, event: TransferEnded, now: float) -> list[Effect]:
+        ledger = self._transfer_over(event, now)
+        return [] if ledger is None else self._apply_if_possible(ledger, now)
+
+    # -- the coordinator --
+
+    def _on_commit(self, event: Received, commit: Commit, now: float) -> list[Effect]:
+        ours = (self.shape.coordinator, self._coordinator)
+        if (event.peer, event.incarnation) != ours:
+            return []
+        # Before anything is applied to the version that is to be saved, or reduced over others than it should be.
+        effects = self._save(commit.step + 1) if commit.save else []
+        if commit.change > self._change:
+            effects += self._change_contributors(commit, now)
+        if commit.step <= self.committed:
+            return effects
+        self.committed = commit.step
+        self._journal.record(now, Happening.COMMITTED, commit.step)
+        if self.committed >= self.step - 1:
+            self._applied_at = None
+        return effects + self._apply_all_possible(now)
+
+    def _change_contributors(self, commit: Commit, now: float) -> list[Effect]:
+        """The job goes on without a lost worker, or takes one back. What was applied stays applied."""
+        self._change = commit.change
+        before = self._everybody
+        self._everybody = tuple(worker(index) for index in commit.workers) or self.shape.worker_ids()
+        effects: list[Effect] = []
+        for ledger in self._ledgers.values():
+            for gone in set(before) - set(self._everybody):
+                effects += self._take_out(ledger, gone)
+            if ledger.state is ServedBucketState.COMPLETE and not all(w in ledger.arrived for w in self._everybody):
+                ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.REOPEN)
+        for side in self._workers.values():
+            if side.granted and side.id in self._everybody and side.id not in before:
+                effects.append(self._open(side, now))
+        return effects + self._apply_all_possible(now)
+
+    # -- the end, and time --
+
+    def _on_done(self, side: WorkerSide, done: Done, now: float) -> list[Effect]:
+        side.done = done.steps
+        self._journal.record(now, Happening.ENDED, done.steps, peer=side.id, cause="this worker has finished")
+        return self._out_of_step(now)
+
+    def _on_tick(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if self._repeat_at is not None and now >= self._repeat_at:
+            effects += self._say_what_is_unheard(now)
+        for side in self._workers.values():
+            if not side.granted or now < side.repeat_at:
+                continue
+            side.repeat_at = now + REPEAT_SECONDS
+            if self._owed_buckets(side):
+                self._journal.record(now, Happening.REPEATED, self._expected_step(side), peer=side.id)
+                effects.append(self._open(side, now))
+        return effects + self._out_of_step(now)
+
+    def next_deadline(self) -> float | None:
+        # Whether anything is owed is looked at when the time has come: this is asked after every event.
+        due = [side.repeat_at for side in self._workers.values() if side.granted]
+        if self._repeat_at is not None:
+            due.append(self._repeat_at)
+        return min(due, default=None)
+
+    def check(self) -> None:
+        super().check()
+        for ledger in self._ledgers.values():
+            assert ledger.version - self.step in (0, 1), (
+                f"bucket {ledger.bucket} is at {ledger.version}, step {self.step}"
+            )
+        if self._ledgers:
+            assert self.committed < self.step, "a step was committed before this shard finished it"
+            assert not self._unheard() or self._repeat_at is not None, "what the coordinator must know is not repeated"

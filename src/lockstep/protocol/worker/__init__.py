@@ -1,0 +1,1 @@
+"""The machines of a worker, with servers and without."""

@@ -1,0 +1,98 @@
+"""What a worker has: each bucket with its state, and what it knows of each server.
+
+Step *s* needs every bucket at version *s* and yields a gradient that turns it into version *s+1*::
+
+    WANTED    no version yet (only before version 0 has come)
+    HELD      the version of the current step is here; backward has not filled the gradient yet
+    PRODUCED  the gradient is filled, but may not leave: the server has not opened the step, or a former
+              transfer of this bucket is not over
+    OFFERED   a transfer was started; the server has not confirmed that it has it
+    CONFIRMED the server has it (or it has no gradient in this step)
+
+and from the last three it goes back to HELD when the next version arrives, since a server can make that only
+out of every gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, Step, TaskId
+from lockstep.protocol.core.messages import Ticket
+
+
+class HeldBucketState(StrEnum):
+    WANTED = "wanted"
+    HELD = "held"
+    PRODUCED = "produced"
+    OFFERED = "offered"
+    CONFIRMED = "confirmed"
+
+
+class HeldBucketTrigger(StrEnum):
+    ARRIVE = "version arrived"
+    PRODUCE = "gradient produced"
+    SKIP = "no gradient"
+    START = "transfer started"
+    FAIL = "transfer or link failed"
+    CONFIRM = "server has it"
+
+
+HELD_BUCKET_TRANSITIONS: Mapping[tuple[HeldBucketState, HeldBucketTrigger], HeldBucketState] = MappingProxyType(
+    {
+        (HeldBucketState.WANTED, HeldBucketTrigger.ARRIVE): HeldBucketState.HELD,
+        # The chief's initial parameters leave before any version is here.
+        (HeldBucketState.WANTED, HeldBucketTrigger.PRODUCE): HeldBucketState.PRODUCED,
+        # Where steps complete without this worker, a version may be replaced before it was used.
+        (HeldBucketState.HELD, HeldBucketTrigger.ARRIVE): HeldBucketState.HELD,
+        (HeldBucketState.HELD, HeldBucketTrigger.PRODUCE): HeldBucketState.PRODUCED,
+        (HeldBucketState.HELD, HeldBucketTrigger.SKIP): HeldBucketState.CONFIRMED,
+        # Taken back before the seal.
+        (HeldBucketState.PRODUCED, HeldBucketTrigger.SKIP): HeldBucketState.CONFIRMED,
+        (HeldBucketState.OFFERED, HeldBucketTrigger.SKIP): HeldBucketState.CONFIRMED,
+        (HeldBucketState.CONFIRMED, HeldBucketTrigger.SKIP): HeldBucketState.CONFIRMED,
+        (HeldBucketState.PRODUCED, HeldBucketTrigger.PRODUCE): HeldBucketState.PRODUCED,
+        (HeldBucketState.PRODUCED, HeldBucketTrigger.START): HeldBucketState.OFFERED,
+        (HeldBucketState.PRODUCED, HeldBucketTrigger.CONFIRM): HeldBucketState.CONFIRMED,
+        (HeldBucketState.PRODUCED, HeldBucketTrigger.ARRIVE): HeldBucketState.HELD,
+        # Edited after it left: it must be sent again.
+        (HeldBucketState.OFFERED, HeldBucketTrigger.PRODUCE): HeldBucketState.PRODUCED,
+        (HeldBucketState.OFFERED, HeldBucketTrigger.FAIL): HeldBucketState.PRODUCED,
+        (HeldBucketState.OFFERED, HeldBucketTrigger.CONFIRM): HeldBucketState.CONFIRMED,
+        (HeldBucketState.OFFERED, HeldBucketTrigger.ARRIVE): HeldBucketState.HELD,
+        (HeldBucketState.CONFIRMED, HeldBucketTrigger.PRODUCE): HeldBucketState.PRODUCED,
+        (HeldBucketState.CONFIRMED, HeldBucketTrigger.ARRIVE): HeldBucketState.HELD,
+    }
+)
+
+
+@dataclass(slots=True)
+class HeldBucket:
+    """One bucket as this worker has it."""
+
+    id: BucketId
+    server: TaskId
+    state: HeldBucketState = HeldBucketState.WANTED
+    version: int = INITIAL_STEP
+    edition: int = -1
+    busy: bool = False
+    offered_at: float = 0.0
+    offers: int = 0
+
+
+@dataclass(slots=True)
+class ServerSide:
+    """What this worker knows of one server."""
+
+    id: TaskId
+    incarnation: Incarnation = 0
+    linked: bool = False
+    grant: Ticket | None = None
+    open_step: Step = INITIAL_STEP - 1
+    buckets: list[HeldBucket] = field(default_factory=list)
+    awaited: int = 0
+    since: float = 0.0
+    repeat_at: float = 0.0

@@ -1,0 +1,495 @@
+"""The machine of one worker: what becomes of each bucket in a step.
+
+The states of a bucket are in ``holdings.py``. The requests: ``Open`` of a server asks for gradients, ``Pull`` of this
+machine asks for parameters. Both are repeated until satisfied, so a lost message delays a step and never ends it.
+"""
+
+from __future__ import annotations
+
+from lockstep.protocol import phrases
+from lockstep.protocol.core.effects import Effect, Send, SendGradient, SendPull, VersionReady
+from lockstep.protocol.core.errors import LocalProtocolError, RemoteProtocolError
+from lockstep.protocol.core.events import (
+    Asked,
+    Event,
+    Finished,
+    LinkLost,
+    LinkUp,
+    Prepared,
+    Produced,
+    Received,
+    Sealed,
+    StateTaken,
+    StepBegun,
+    Tick,
+    TransferEnded,
+    VersionArrived,
+)
+from lockstep.protocol.core.ids import (
+    CHIEF,
+    INITIAL_STEP,
+    BucketId,
+    Step,
+    TaskId,
+    server,
+)
+from lockstep.protocol.core.journal import Happening, Journal
+from lockstep.protocol.core.keys import TensorKey, parameter_name
+from lockstep.protocol.core.machine import advance
+from lockstep.protocol.core.messages import (
+    Answer,
+    Done,
+    Edition,
+    Grant,
+    GroupRates,
+    Layout,
+    LocalState,
+    Open,
+    Rates,
+    Seal,
+)
+from lockstep.protocol.core.plan import Plan
+from lockstep.protocol.core.timing import REPEAT_SECONDS, RESEND_SECONDS
+from lockstep.protocol.core.waits import Wait, WaitKind
+from lockstep.protocol.worker.holdings import (
+    HELD_BUCKET_TRANSITIONS,
+    HeldBucket,
+    HeldBucketState,
+    HeldBucketTrigger,
+    ServerSide,
+)
+from lockstep.protocol.worker.questions import Questions
+
+COORDINATOR = server(0)
+"""Where there are workers of this kind there is a server, and the coordinator runs on the first one."""
+
+
+class WorkerMachine:
+    """One worker's side of every step."""
+
+    def __init__(
+        self,
+        task: TaskId,
+        servers: int,
+        journal: Journal,
+        *,
+        eager: bool,
+        may_lag: bool = False,
+        tells_state: bool = False,
+    ) -> None:
+        """``eager``: nothing is edited after backward, so a bucket may be applied before this worker's seal.
+
+        ``may_lag``: steps may complete without this worker (backup workers); it then goes on with the newest version.
+        ``tells_state``: its local state goes to the coordinator with each seal, for its next incarnation.
+        """
+        self.task = task
+        self.eager = eager
+        self.may_lag = may_lag
+        self.questions = Questions()
+        self.step: Step = INITIAL_STEP
+        self._journal = journal
+        self._layout: Layout | None = None
+        self._servers = {server(i): ServerSide(server(i)) for i in range(servers)}
+        self._buckets: list[HeldBucket] = []
+        self._target = INITIAL_STEP
+        self._rates: tuple[GroupRates, ...] = ()
+        self._seal: dict[TaskId, Seal] = {}
+        self._done: Done | None = None
+        self._tells_state = tells_state
+        self._newest_state: bytes | None = None
+        self._states: dict[Step, LocalState] = {}
+        """Local states that the coordinator has not confirmed."""
+
+    # -- the door --
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Produced():
+                return self._on_produced(event, now)
+            case VersionArrived():
+                return self._on_version_arrived(event, now)
+            case TransferEnded():
+                return self._on_transfer_ended(event, now)
+            case Received():
+                return self._on_received(event, now)
+            case StepBegun():
+                return self._on_step_begun(event, now)
+            case Sealed():
+                return self._on_sealed(event, now)
+            case StateTaken():
+                return self._on_state_taken(event)
+            case LinkUp():
+                return self._on_link_up(event, now)
+            case LinkLost():
+                return self._on_link_lost(event, now)
+            case Tick():
+                return self._on_tick(now)
+            case Prepared():
+                return self._on_prepared(event, now)
+            case Finished():
+                return self._on_finished(event, now)
+            case Asked():
+                return self.questions.ask(event.peer, event.question, now)
+            case _:
+                return []
+
+    # -- the training loop speaks --
+
+    def _on_prepared(self, event: Prepared, now: float) -> list[Effect]:
+        """The model is known: announce it to every server and ask for the version of the first step."""
+        assert event.layout is not None
+        self._layout = event.layout
+        self._adopt(event.plan)
+        self._target = max(event.layout.start, 0)
+        self.step = event.layout.start - 1 if event.layout.start > INITIAL_STEP else INITIAL_STEP
+        effects: list[Effect] = []
+        for peer in self._servers.values():
+            peer.since, peer.awaited = now, len(peer.buckets)
+            if peer.linked:
+                effects += self._statements(peer, now)
+        return effects
+
+    def _adopt(self, plan: Plan) -> None:
+        for bucket in plan.buckets:
+            mine = HeldBucket(bucket.id, server(bucket.server))
+            self._buckets.append(mine)
+            self._servers[mine.server].buckets.append(mine)
+
+    def _on_step_begun(self, event: StepBegun, now: float) -> list[Effect]:
+        if event.step != self.step + 1 and not (self.may_lag and event.step == self._target > self.step):
+            raise LocalProtocolError(f"{self.task} began step {event.step} after step {self.step}")
+        self.step = event.step
+        # The rates of this step may come only with its seal; until then there are none, not those of the step before.
+        self._rates = ()
+        self._seal.clear()
+        for bucket in self._buckets:
+            bucket.edition = -1
+        effects: list[Effect] = []
+        if event.rates:
+            effects += self._send_rates(event.rates)
+        # A former incarnation may have delivered its gradients of the first two steps of this one: servers may
+        # have applied them already, and the next version would come at once, into memory that is computed with. So it
+        # is asked for when the step is sealed.
+        assert self._layout is not None
+        alone = not self._tells_state or self.step > self._layout.start + 1
+        if self.eager and alone:
+            effects += self._ask_for(self.step + 1, now)
+        return effects
+
+    def _on_produced(self, event: Produced, now: float) -> list[Effect]:
+        bucket = self._buckets[event.bucket]
+        if event.step != self.step:
+            raise LocalProtocolError(f"bucket {event.bucket} of step {event.step} was produced in step {self.step}")
+        if event.step != INITIAL_STEP and bucket.version != event.step:
+            raise LocalProtocolError(
+                f"bucket {event.bucket} produced a gradient of step {event.step} from version {bucket.version}"
+            )
+        self._refuse_change(bucket, "produced again")
+        bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.PRODUCE)
+        bucket.edition += 1
+        bucket.offers = 0
+        self._journal.record(now, Happening.PRODUCED, event.step, event.bucket, bucket.server)
+        return self._start_if_possible(bucket, now)
+
+    def _on_sealed(self, event: Sealed, now: float) -> list[Effect]:
+        if event.step != self.step:
+            raise LocalProtocolError(f"{self.task} sealed step {event.step} in step {self.step}")
+        absent = set(event.absent)
+        for bucket in self._buckets:
+            if bucket.id in absent and bucket.version == event.step:
+                self._refuse_change(bucket, "taken back")
+                bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.SKIP)
+        effects: list[Effect] = []
+        if event.rates:
+            effects += self._send_rates(event.rates)
+        if not self.eager or absent:
+            effects += self._send_seals(event, absent)
+        self._journal.record(now, Happening.SEALED, event.step)
+        if self._tells_state and event.state is not None:
+            effects += self._tell_state(LocalState(event.step + 1, event.state))
+        return effects + self._ask_for(max(self.step + 1, self._newest_open()), now)
+
+    def _on_state_taken(self, event: StateTaken) -> list[Effect]:
+        if event.step > self.step + 1:
+            raise LocalProtocolError(f"{self.task} told its state before step {event.step} in step {self.step}")
+        return self._tell_state(LocalState(event.step, event.data, stuck=event.stuck)) if self._tells_state else []
+
+    def _tell_state(self, state: LocalState) -> list[Effect]:
+        """What the next incarnation of this worker would need; most models have little, and many never change it."""
+        same = not state.stuck and state.data == self._newest_state
+        self._newest_state = None if state.stuck else state.data
+        self._states[state.step] = LocalState(state.step, b"", same=True) if same else state
+        return [Send(COORDINATOR, self._states[state.step])] if self._servers[COORDINATOR].linked else []
+
+    def _refuse_change(self, bucket: HeldBucket, how: str) -> None:
+        """What has left may have been applied already, unless the servers wait for the seal."""
+        if self.eager and bucket.edition >= 0:
+            raise LocalProtocolError(f"bucket {bucket.id} of step {self.step} was {how} after it may have been applied")
+
+    def _send_seals(self, event: Sealed, absent: set[BucketId]) -> list[Effect]:
+        for peer in self._servers.values():
+            self._seal[peer.id] = Seal(
+                self.step,
+                tuple(b.id for b in peer.buckets if b.id in absent),
+                tuple(Edition(b.id, b.edition) for b in peer.buckets if b.edition > 0),
+                event.without,
+                event.void,
+                event.values,
+                event.occasion,
+            )
+        return [Send(peer.id, self._seal[peer.id]) for peer in self._servers.values() if peer.linked]
+
+    def _send_rates(self, rates: tuple[GroupRates, ...]) -> list[Effect]:
+        self._rates = rates
+        return [Send(peer.id, Rates(self.step, rates)) for peer in self._servers.values() if peer.linked]
+
+    def _on_finished(self, event: Finished, now: float) -> list[Effect]:
+        self._done = Done(event.steps)
+        self._journal.record(now, Happening.ENDED, event.steps, cause="this worker has finished")
+        return [Send(peer.id, self._done) for peer in self._servers.values() if peer.linked]
+
+    # -- asking for parameters --
+
+    def _ask_for(self, version: int, now: float) -> list[Effect]:
+        if version <= self._target:
+            return []
+        self._target = version
+        effects: list[Effect] = []
+        for peer in self._servers.values():
+            peer.awaited, peer.since = len(peer.buckets), now
+            if peer.linked:
+                effects.append(self._pull(peer, now))
+        return effects
+
+    def _newest_open(self) -> Step:
+        return max(peer.open_step for peer in self._servers.values()) if self.may_lag else INITIAL_STEP
+
+    def _catch_up(self, now: float) -> list[Effect]:
+        """The others went on without this worker, and the version it waits for is gone: ask for the newest instead."""
+        waiting = any(peer.awaited for peer in self._servers.values())
+        return self._ask_for(self._newest_open(), now) if waiting else []
+
+    def _pull(self, peer: ServerSide, now: float) -> SendPull:
+        peer.repeat_at = now + REPEAT_SECONDS
+        have = tuple(b.id for b in peer.buckets if b.version >= self._target)
+        self._journal.record(now, Happening.REQUESTED, self._target, peer=peer.id)
+        return SendPull(peer.id, self._target, have)
+
+    def _on_version_arrived(self, event: VersionArrived, now: float) -> list[Effect]:
+        refusal = self._why_refused(event)
+        if refusal is not None:
+            self._journal.record(now, Happening.DROPPED, event.version, event.bucket, event.peer, refusal)
+            return []
+        bucket = self._buckets[event.bucket]
+        bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.ARRIVE)
+        bucket.version = event.version
+        self._servers[bucket.server].awaited -= 1
+        self._journal.record(now, Happening.ARRIVED, event.version, event.bucket, event.peer)
+        return [VersionReady(event.bucket, event.version)]
+
+    def _why_refused(self, event: VersionArrived) -> str | None:
+        if not 0 <= event.bucket < len(self._buckets) or self._buckets[event.bucket].server != event.peer:
+            return "not a bucket of this server"
+        if event.version != self._target or self._buckets[event.bucket].version >= event.version:
+            return "stale version"
+        return None
+
+    # -- handing gradients over --
+
+    def _start_if_possible(self, bucket: HeldBucket, now: float) -> list[Effect]:
+        peer = self._servers[bucket.server]
+        if (
+            bucket.state is not HeldBucketState.PRODUCED
+            or bucket.busy
+            or not peer.linked
+            or peer.grant is None
+            or peer.open_step != self.step
+        ):
+            return []
+        bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.START)
+        bucket.busy, bucket.offered_at = True, now
+        bucket.offers += 1
+        self._journal.record(now, Happening.IN_FLIGHT, self.step, bucket.id, peer.id)
+        return [SendGradient(peer.id, self.step, bucket.id, bucket.edition, peer.grant)]
+
+    def _on_transfer_ended(self, event: TransferEnded, now: float) -> list[Effect]:
+        bucket = self._buckets[event.bucket]
+        bucket.busy = False
+        if event.ok:
+            self._journal.record(now, Happening.SENT, event.number, event.bucket, event.peer)
+        elif bucket.state is HeldBucketState.OFFERED and event.number == self.step:
+            bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.FAIL)
+        return self._start_if_possible(bucket, now)
+
+    def _on_received(self, event: Received, now: float) -> list[Effect]:
+        peer = self._servers.get(event.peer)
+        if peer is None or event.incarnation != peer.incarnation:
+            return []
+        match event.message:
+            case Open():
+                return self._on_open(peer, event.message, now)
+            case Grant(ticket=ticket):
+                peer.grant = ticket
+                return self._start_all(peer, now)
+            case Answer() as answer:
+                return self.questions.on_answer(event.peer, answer)
+            case _:
+                return []
+
+    def _on_open(self, peer: ServerSide, message: Open, now: float) -> list[Effect]:
+        if message.step < peer.open_step:
+            self._journal.record(now, Happening.DROPPED, message.step, peer=peer.id, cause="stale open")
+            return []
+        # A worker that comes back begins with steps that some servers may have applied already.
+        start = INITIAL_STEP if self._layout is None else self._layout.start
+        if message.step > max(self.step + 1, start + 2) and not self.may_lag:
+            raise RemoteProtocolError(peer.id, phrases.opened_too_early(peer.id, message.step, self.task, self.step))
+        peer.open_step = message.step
+        self._journal.record(now, Happening.REQUEST_SEEN, message.step, peer=peer.id)
+        # The step before that was applied, so the one before it was committed, and for that the states were needed.
+        for known in [step for step in self._states if step < message.step]:
+            del self._states[known]
+        if message.step != self.step:
+            return self._catch_up(now)
+        self._note_what_it_has(peer, message, now)
+        return self._start_all(peer, now)
+
+    def _note_what_it_has(self, peer: ServerSide, message: Open, now: float) -> None:
+        have = set(message.have)
+        for bucket in peer.buckets:
+            if (
+                bucket.id in have
+                and bucket.edition == 0
+                and bucket.state in (HeldBucketState.PRODUCED, HeldBucketState.OFFERED)
+            ):
+                bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.CONFIRM)
+            elif bucket.id not in have and bucket.state is HeldBucketState.OFFERED and not bucket.busy:
+                patience = RESEND_SECONDS * 2 ** (bucket.offers - 1)
+                if now - bucket.offered_at >= patience:
+                    bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.FAIL)
+                    self._journal.record(now, Happening.REPEATED, self.step, bucket.id, peer.id, "asked for again")
+
+    def _start_all(self, peer: ServerSide, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for bucket in peer.buckets:
+            effects += self._start_if_possible(bucket, now)
+        return effects
+
+    # -- links and time --
+
+    def _on_link_up(self, event: LinkUp, now: float) -> list[Effect]:
+        peer = self._servers.get(event.peer)
+        if peer is None:
+            return []
+        peer.linked, peer.incarnation = True, event.incarnation
+        self._journal.record(now, Happening.LINK_UP, peer=event.peer)
+        asked = self.questions.on_link_up(event.peer, now)
+        return asked + self._statements(peer, now) if self._layout is not None else asked
+
+    def _statements(self, peer: ServerSide, now: float) -> list[Effect]:
+        """All that this server must know of this worker. Idempotent, so it is simply sent again on every new link."""
+        assert self._layout is not None
+        effects: list[Effect] = [self._pull(peer, now)]
+        if peer.grant is None:
+            effects.insert(0, Send(peer.id, self._layout))
+        if self._rates:
+            effects.append(Send(peer.id, Rates(self.step, self._rates)))
+        if peer.id in self._seal:
+            effects.append(Send(peer.id, self._seal[peer.id]))
+        if self._done is not None:
+            effects.append(Send(peer.id, self._done))
+        if peer.id == COORDINATOR:
+            effects += [Send(peer.id, self._states[step]) for step in sorted(self._states)]
+        return effects
+
+    def _on_link_lost(self, event: LinkLost, now: float) -> list[Effect]:
+        peer = self._servers.get(event.peer)
+        if peer is None or not peer.linked:
+            return []
+        peer.linked, peer.grant, peer.open_step = False, None, INITIAL_STEP - 1
+        self._journal.record(now, Happening.LINK_LOST, peer=event.peer, cause=event.reason)
+        for bucket in peer.buckets:
+            bucket.busy = False
+            if bucket.state is HeldBucketState.OFFERED:
+                bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.FAIL)
+        return []
+
+    def _on_tick(self, now: float) -> list[Effect]:
+        effects = self.questions.on_tick(now)
+        for peer in self._servers.values():
+            if self._needs(peer) and now >= peer.repeat_at:
+                effects += self._statements(peer, now)
+        return effects
+
+    def _needs(self, peer: ServerSide) -> bool:
+        """Whether this server can be asked and owes something: buckets, or (one without buckets too) its grant."""
+        if not peer.linked or self._layout is None:
+            return False
+        if peer.awaited > 0 or peer.grant is None:
+            return True
+        # Another server may owe a bucket because the coordinator has not received a state, and cannot commit.
+        waiting = any(other.awaited for other in self._servers.values())
+        return waiting and bool(self._states) and peer.id == COORDINATOR
+
+    def next_deadline(self) -> float | None:
+        due = [peer.repeat_at for peer in self._servers.values() if self._needs(peer)]
+        asked = self.questions.next_deadline()
+        return min(due if asked is None else [*due, asked], default=None)
+
+    # -- what others may ask --
+
+    def holds(self, version: int) -> bool:
+        """Whether every bucket is at ``version`` or newer."""
+        return all(peer.awaited == 0 for peer in self._servers.values()) and self._target >= version
+
+    def waits(self) -> list[Wait]:
+        found: list[Wait] = []
+        for peer in self._servers.values():
+            if not peer.awaited:
+                continue
+            missing = next(b for b in peer.buckets if b.version < self._target)
+            key = TensorKey(peer.id, peer.incarnation, self.task, parameter_name(missing.id))
+            found.append(
+                Wait(
+                    self.task,
+                    peer.id,
+                    WaitKind.PARAMETER,
+                    self._target - 1,
+                    peer.since,
+                    peer.repeat_at,
+                    phrases.buckets_outstanding(phrases.requested(), peer.awaited)
+                    if peer.linked
+                    else phrases.not_connected(),
+                    key,
+                    missing.id,
+                )
+            )
+        return found + self.questions.waits(self.task, self.step)
+
+    def snapshot(self) -> dict[str, object]:
+        return {
+            "task": str(self.task),
+            "step": self.step,
+            "wants_version": self._target,
+            "buckets": [
+                {"id": b.id, "server": b.server.index, "state": b.state.value, "version": b.version, "busy": b.busy}
+                for b in self._buckets
+            ],
+            "servers": [
+                {"task": str(p.id), "linked": p.linked, "open_step": p.open_step, "awaited": p.awaited}
+                for p in self._servers.values()
+            ],
+        }
+
+    def check(self) -> None:
+        for peer in self._servers.values():
+            missing = sum(1 for b in peer.buckets if b.version < self._target)
+            assert peer.awaited == missing, f"{peer.id}: {peer.awaited} awaited, {missing} missing"
+            assert not (self._needs(peer) and peer.repeat_at <= 0), f"{peer.id}: a wait without a deadline"
+        for bucket in self._buckets:
+            assert bucket.version <= self._target, f"bucket {bucket.id} is ahead of what was asked for"
+
+
+def is_chief(task: TaskId) -> bool:
+    """Whether initial parameters and rates come from this task."""
+    return task == CHIEF

@@ -1,0 +1,159 @@
+"""The side of a node that is looked at: snapshot, watchdog, reports, and the faults that a drill has planted."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lockstep.protocol.core.causes import ReportKind
+from lockstep.protocol.core.effects import Effect, JobEnded, Send
+from lockstep.protocol.core.events import Event
+from lockstep.protocol.core.faults import Fault
+from lockstep.protocol.core.ids import Incarnation, JobId, TaskId
+from lockstep.protocol.core.journal import Journal
+from lockstep.protocol.core.leaving import Departure
+from lockstep.protocol.core.machine import WholeTask
+from lockstep.protocol.core.messages import End, Report
+from lockstep.protocol.core.plan import Plan
+from lockstep.runtime.monitor.reporter import TaskReporter
+from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.runtime.task.injection import Injector
+from lockstep.runtime.task.loop import TaskLoop
+from lockstep.runtime.task.outcome import Outcome
+from lockstep.runtime.task.peers import PeerKeeper
+from lockstep.runtime.watch.reporting import Publisher
+from lockstep.runtime.watch.snapshot import StoreStatus, snapshot_of
+from lockstep.runtime.watch.status import MainThread, Sampler
+from lockstep.runtime.watch.watchdog import Watchdog, WatchSettings
+
+
+class Observed:
+    """What ``Node`` adds to itself so that others can see what it does. It makes no decision of the protocol."""
+
+    task: TaskId
+    incarnation: Incarnation
+    job: JobId
+    journal: Journal
+    machine: WholeTask
+    loop: TaskLoop
+    peers: dict[TaskId, PeerKeeper]
+    outcome: Outcome | None
+    _reporter: TaskReporter
+    _member: threading.Event
+    winding_up = False
+    """The main thread has heard that the job is over, and closes everything."""
+    on_departure: Callable[[Departure], None] = staticmethod(lambda _departure: None)
+    """Called when a signal, of whichever task, has ended the job here; must not block."""
+
+    def _begin_observing(
+        self, say: Callable[[str], None], settings: WatchSettings, folder: str, faults: tuple[Fault, ...]
+    ) -> None:
+        """Once everything else of the node is made, and before it starts."""
+        self.sampler = Sampler(self, time.monotonic())
+        self._publisher = Publisher(self, say, folder)
+        self.watchdog = Watchdog(self, settings, self._publisher)
+        self.faults: Injector | None = None
+        if faults:
+            self.faults = Injector(self.task, faults, lambda name: self._publisher.note(ReportKind.INJECTED, text=name))
+
+    # -- what a snapshot shows --
+
+    main: MainThread
+
+    @property
+    def phase_now(self) -> str:
+        return self._reporter.report.phase
+
+    @property
+    def known_plan(self) -> Plan | None:
+        """The plan, once it is made."""
+        return None
+
+    @property
+    def store_status(self) -> StoreStatus | None:
+        """What the thread of a server's store does; None on a worker."""
+        return None
+
+    @property
+    def store_native_id(self) -> int:
+        return 0
+
+    @property
+    def folder(self) -> str:
+        """The folder of the run, or the one in which it will be made."""
+        return str(self._publisher.folder.nearest)
+
+    @property
+    def forming(self) -> bool:
+        """The cluster is not complete yet."""
+        return not self._member.is_set()
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        raise NotImplementedError
+
+    @property
+    def leaving(self) -> bool:
+        raise NotImplementedError
+
+    def post(self, event: Event) -> None:
+        raise NotImplementedError
+
+    def abandon(self, outcome: Outcome) -> None:
+        raise NotImplementedError
+
+    def can_recover(self, task: TaskId) -> bool:
+        raise NotImplementedError
+
+    def beat(self) -> None:
+        """Tell the monitor that this task's threads run."""
+        self._reporter.beat()
+
+    def usual(self) -> float:
+        """How long a wait may be before it is looked into."""
+        return self.watchdog.threshold()
+
+    def snapshot(self) -> dict[str, Any]:
+        """The state of this task as plain JSON values."""
+        return snapshot_of(self)
+
+    def _snapshot_json(self) -> bytes:
+        return json.dumps(self.snapshot()).encode()
+
+    # -- reports --
+
+    def report_received(self, peer: TaskId, report: Report) -> None:  # noqa: ARG002 - it says itself whose it is
+        """The coordinator has found something out; on a link's thread."""
+        self.watchdog.heard(report)
+
+    def dump(self, why: str) -> None:
+        """Write snapshot and journal of this task to the folder of the run."""
+        self.watchdog.dump(why)
+
+    def _tell_departure(self, outcome: Outcome) -> None:
+        """The monitor knows of an end by a signal, and who sees to it that this process ends."""
+        if outcome.departure is not None:
+            self._reporter.leaves(outcome.culprit, outcome.departure)
+            self.on_departure(outcome.departure)
+
+    def write_files(self, why: str) -> None:
+        """The same for a person who asked for it, who is told where to find it."""
+        self._publisher.dump(why, tells=True)
+
+    def _before(self, effect: Effect) -> None:
+        """An effect is about to be carried out; on the loop's thread."""
+        # Plain comparisons of types, because this is asked for every effect.
+        kind = type(effect)
+        if kind is Send:
+            assert isinstance(effect, Send)
+            if type(end := effect.message) is End and not (end.ok or end.again or end.departure):
+                self.watchdog.job_ends(end.culprit, end.step, end.reason)
+        elif kind is JobEnded:
+            assert isinstance(effect, JobEnded)
+            if not (effect.ok or effect.again or effect.departure):
+                self.watchdog.job_ends(effect.culprit, effect.step, effect.reason)
+        if self.faults is not None:
+            self.faults.in_loop(self.machine.role.step)

@@ -1,0 +1,222 @@
+"""The one loop of a task: it feeds events to the machines and carries out their effects, one event after the other.
+
+Any thread may post an event; none of them ever waits for the loop. Nothing that the loop does may block: transfers are
+started, messages queued, and heavy work is handed to the store's thread.
+
+The loop has a thread. To wake it takes longer than most events do, and a step has several for each bucket, so whoever
+brings one of those may carry it out at once (``do``) where nothing else is under way. The order in which a thread's
+events are carried out is that in which it brought them, either way.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from lockstep.protocol.core.causes import Cause, Reason, own_error
+from lockstep.protocol.core.effects import Effect
+from lockstep.protocol.core.errors import ProtocolError, RemoteProtocolError
+from lockstep.protocol.core.events import Broken, Event, Tick
+from lockstep.protocol.core.machine import WholeTask
+from lockstep.protocol.core.timing import BOOKS_SECONDS
+from lockstep.protocol.core.waits import Wait
+from lockstep.runtime import phrases
+
+Clock = Callable[[], float]
+CarryOut = Callable[[Effect], None]
+_Work = Callable[[], None]
+_T = TypeVar("_T")
+_JOIN_SECONDS = 5.0
+LOOK_SECONDS = 0.25
+"""How often the loop's thread looks when the next deadline is: one may have come with an event that another thread has
+carried out. Deadlines are of seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What the machines said of themselves at one moment; made on the loop, never changed, read by any thread."""
+
+    waits: tuple[Wait, ...] = ()
+    snapshot: Mapping[str, object] = field(default_factory=dict)
+
+
+class TaskLoop:
+    """Runs the machines of one task."""
+
+    def __init__(self, machine: WholeTask, carry_out: CarryOut, clock: Clock = time.monotonic) -> None:
+        self.machine = machine
+        self.clock = clock
+        self._carry_out = carry_out
+        self._busy_with: Event | _Work | None = None
+        self._busy_since = 0.0
+        self._busy_ident = 0
+        self._turn = threading.Lock()
+        """Whoever holds it runs the machines. Only the loop's own thread ever waits for it."""
+        self._count = threading.Lock()
+        self._open = 1
+        """What was brought and is not done yet; the start of the machines is the first."""
+        self._queue: queue.SimpleQueue[Event | _Work | None] = queue.SimpleQueue()
+        self.books = Books()
+        """As of half a second ago at most, unless the loop stands still."""
+        self._books_at = 0.0
+        self._thread = threading.Thread(target=self._run, name=f"loop {machine.task.short}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, event: Event) -> None:
+        """Hand an event to the machines; returns at once."""
+        self._put(event)
+
+    def call(self, work: _Work) -> None:
+        """Run something short on the loop's thread."""
+        self._put(work)
+
+    def do(self, item: Event | _Work) -> None:
+        """Carry it out here and now if the loop has nothing to do, else as ``post`` and ``call``.
+
+        For callers that hold no lock which an effect may need; they never wait. The main thread always posts:
+        signals may take it out of whatever it does, and no event must be carried out by half.
+        """
+        with self._count:
+            mine = not self._open and not _on_main_thread() and self._turn.acquire(blocking=False)
+            self._open += 1
+        if not mine:
+            self._queue.put(item)
+            return
+        try:
+            self._work_on(item)
+        finally:
+            self._turn.release()
+
+    def _put(self, item: Event | _Work | None) -> None:
+        with self._count:
+            self._open += 1
+        self._queue.put(item)
+
+    @property
+    def busy(self) -> tuple[float, str]:
+        """Since when the loop is in one and the same event, and in which; (0, "") while it waits for the next."""
+        item, since = self._busy_with, self._busy_since
+        return (since, getattr(item, "__qualname__", type(item).__name__)) if item is not None else (0.0, "")
+
+    @property
+    def ident(self) -> int:
+        """The thread that is in an event, or was the last to be in one."""
+        return self._busy_ident or self._thread.ident or 0
+
+    def queued(self) -> int:
+        """How many events wait."""
+        return self._queue.qsize()
+
+    def read_books(self) -> Books:
+        """Only for what runs on the loop already."""
+        return Books(tuple(self.machine.waits()), self.machine.snapshot())
+
+    def _publish(self, now: float) -> None:
+        self._books_at, self.books = now, self.read_books()
+
+    def ask(self, read: Callable[[], _T], seconds: float) -> _T | None:
+        """What ``read`` gives on the loop; None where the loop does not come to it in time. Never from the loop."""
+        answer: list[_T] = []
+        done = threading.Event()
+
+        def work() -> None:
+            answer.append(read())
+            done.set()
+
+        self.call(work)
+        return answer[0] if done.wait(seconds) else None
+
+    def settle(self, seconds: float) -> None:
+        """Wait until all that was posted so far has been carried out; not from the loop itself."""
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            settled = threading.Event()
+            self.call(settled.set)
+            settled.wait(seconds)
+
+    def stop(self) -> None:
+        """End the thread after what is queued. May be called twice, and from the loop itself."""
+        self._put(None)  # it stays open: nobody does anything here from now on
+        if threading.current_thread() is not self._thread and self._thread.ident is not None:
+            self._thread.join(_JOIN_SECONDS)
+
+    def _run(self) -> None:
+        with self._turn:
+            for effect in self.machine.start(self.clock()):
+                self._carry_out(effect)
+            self._done()
+        while (item := self._next_item()) is not None:
+            with self._turn:
+                self._work_on(item)
+
+    def _work_on(self, item: Event | _Work) -> None:
+        now = self.clock()
+        if now - self._books_at >= BOOKS_SECONDS:
+            self._publish(now)
+        self._busy_since, self._busy_ident = now, threading.get_ident()
+        self._busy_with = item
+        self._guarded(item)
+        self._busy_with = None
+        self._done()
+
+    def _done(self) -> None:
+        with self._count:
+            self._open -= 1
+
+    def _next_item(self) -> Event | _Work | None:
+        if not self._queue.empty():
+            return self._queue.get()  # this thread alone takes from it
+        while True:
+            with self._turn:
+                deadline = self.machine.next_deadline()
+                if (now := self.clock()) - self._books_at >= BOOKS_SECONDS:
+                    self._publish(now)
+            patience = math.inf if deadline is None else deadline - self.clock()
+            if patience <= 0:
+                with self._count:
+                    self._open += 1
+                return Tick()
+            try:
+                return self._queue.get(timeout=min(patience, LOOK_SECONDS))
+            except queue.Empty:
+                continue
+
+    def _guarded(self, item: Event | _Work) -> None:
+        """A defect in one event must end the job with its reason, not this thread in silence."""
+        try:
+            self._handle(item)
+        except RemoteProtocolError as error:
+            # Who broke the rule is the first question: not this task, which has only found it out.
+            broken = Reason(Cause.FAILED, str(error), peer=str(self.machine.task))
+            self._handle(Broken(error.peer, self.machine.role.step, broken))
+        except ProtocolError as error:
+            self._handle(self._broken(str(error)))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job is told and ends
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{last.filename.rsplit('/', 1)[-1]}:{last.lineno}"
+            self._handle(self._broken(phrases.error_in_the_loop(error, where)))
+
+    def _broken(self, text: str) -> Broken:
+        return Broken(self.machine.task, self.machine.role.step, own_error(text))
+
+    def _handle(self, item: Event | _Work) -> None:
+        if callable(item):
+            item()
+        else:
+            self.handle(item)
+
+    def handle(self, event: Event) -> None:
+        """Give the machines an event now. Only for work that runs on the loop's thread already."""
+        for effect in self.machine.handle(event, self.clock()):
+            self._carry_out(effect)
+
+
+def _on_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident

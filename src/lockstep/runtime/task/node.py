@@ -1,0 +1,485 @@
+"""One task: its machines, its loop, its links, its memory. Roles add what they do with it.
+
+Nothing here is global, so any number of nodes can live in one process (most tests do that).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
+from lockstep.protocol.coordinator.recovery import Beginning, RecoveryRules
+from lockstep.protocol.core.causes import Cause, Reason
+from lockstep.protocol.core.effects import BecameMember, Effect, JobEnded, PeerLeaves, Send, StillMissing, ViewChanged
+from lockstep.protocol.core.events import Broken, Event, PeerGone
+from lockstep.protocol.core.faults import Fault
+from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, JobId, Role, Step, TaskId
+from lockstep.protocol.core.journal import Journal
+from lockstep.protocol.core.messages import (
+    Envelope,
+    GradientNote,
+    Hello,
+    Join,
+    Member,
+    Message,
+    MissingTask,
+    Refused,
+    Setting,
+    TransportAddress,
+    VersionNote,
+)
+from lockstep.protocol.core.reach import Reach
+from lockstep.protocol.core.timing import LEAVE_SECONDS, QUIET_SECONDS, SAY_SECONDS, SETTLE_SECONDS
+from lockstep.protocol.member import MemberMachine
+from lockstep.protocol.server.server_machine import ServerMachine
+from lockstep.protocol.task import TaskMachine
+from lockstep.protocol.worker.worker_machine import WorkerMachine
+from lockstep.runtime import phrases
+from lockstep.runtime.monitor.reporter import Phase, TaskReporter
+from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.runtime.startup.start_facts import StartFacts, start_facts
+from lockstep.runtime.task.discovery import Prober, Search
+from lockstep.runtime.task.introspection import Observed
+from lockstep.runtime.task.loop import TaskLoop
+from lockstep.runtime.task.outcome import JobEndedError, Outcome, outcome_of
+from lockstep.runtime.task.peers import PeerKeeper
+from lockstep.runtime.trace.traffic import Traffic
+from lockstep.runtime.watch.status import MainThread
+from lockstep.runtime.watch.watchdog import WatchSettings
+from lockstep.transports.base import Loan, Transport
+from lockstep.transports.control.link import ControlLink, LinkEvents, serve_links
+from lockstep.transports.control.monitor_service import snapshot_handler
+from lockstep.transports.control.server import ControlServer
+from lockstep.transports.registry import make_transport, stays_on_one_host
+from lockstep.version import __version__
+
+Say = Callable[[str], None]
+LEFT_LOOK_SECONDS = 0.2
+LOOKS_FOR_NOBODY = 3
+"""So many looks that find nobody at the coordinator's address tell that the job is over."""
+MOST_SAID = 5
+"""So many missing tasks get a line of their own; the others are only named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConfig:
+    """What a node is told once."""
+
+    cluster: ClusterSpec
+    settings: tuple[Setting, ...]
+    synchronous: bool = True
+    eager: bool = True
+    """Apply a bucket as soon as all gradients of it are there. Only where nothing edits gradients after backward."""
+    summed: bool = False
+    """Gradients are added up and applied once, instead of averaged."""
+    aggregate: int | None = None
+    """How many workers make a step, where that is not all of them (backup workers; not with ``eager``)."""
+
+    tell_paths: bool = False
+    """Say which path each link takes, and at the end what went over it."""
+    watch: WatchSettings = field(default_factory=WatchSettings)
+    run_folder: str = ""
+    """Where reports and journals go; empty: a folder of the job under the temporary directory."""
+    faults: tuple[Fault, ...] = ()
+    """What a drill plants in this task."""
+    version: str = __version__
+    recovery: RecoveryRules = field(default_factory=RecoveryRules)
+    beginning: Beginning = field(default_factory=Beginning)
+    """What the job begins with; counts on the coordinator's task."""
+    train_dir: str = ""
+    """Where checkpoints are; empty: nowhere."""
+    checkpoints_kept: int = 5
+    returning: bool = False
+    """A life after the first one of this process: the others may still be in theirs."""
+    finished: bool = False
+    """A former life of this task had done all its work: where nobody is left, the job is over."""
+
+    @property
+    def task(self) -> TaskId:
+        assert self.cluster.task is not None
+        return self.cluster.task
+
+
+class Node(Observed):
+    """What servers and workers have in common."""
+
+    machine: TaskMachine
+
+    def __init__(self, config: NodeConfig, say: Say, reporter: TaskReporter) -> None:
+        self.config = config
+        self.task = config.task
+        self.incarnation: Incarnation = secrets.randbits(63) + 1
+        self.job: JobId = 0
+        self.journal = Journal()
+        self.main = MainThread()
+        self.outcome: Outcome | None = None
+        self._say = say
+        self._reporter = reporter
+        self._member = threading.Event()
+        self._decided = threading.Event()
+        """Set once it is clear whether this task becomes a member."""
+        self._lives: dict[TaskId, Incarnation] = {}
+        self._former: set[tuple[TaskId, Incarnation]] = set()
+        self.start_step: Step = INITIAL_STEP
+        """The step that this task begins with, once it is a member; ``INITIAL_STEP``: with the chief's parameters."""
+        self.local_state = b""
+        """What a worker had before that step; empty: as it is built."""
+        self.checkpoint = ""
+        """The checkpoint that the job began with."""
+        self._ended = threading.Event()
+        self._said_at: dict[str, float] = {}
+        self._closed = False
+        self.refused = False
+        """The transport that was asked for cannot be used here: bad input, and no failure of a task."""
+        self.traffic = Traffic()
+        self._server = self._listen()
+        self.transport: Transport = make_transport(
+            config.cluster.protocol, self._server, str(self.task), self.incarnation, config.cluster.rdma
+        )
+        self.machine = self._make_machine(time.monotonic())
+        self.loop = TaskLoop(self.machine, self._carry_out)
+        self.peers = {peer: self._make_keeper(peer) for peer in self._linked_tasks()}
+        self._prober = Prober(self) if self.machine.coordinator is not None else None
+        dialed = [keeper for keeper in self.peers.values() if keeper.dials]
+        tasks = len(config.cluster.shape.tasks())
+        self._search = Search(dialed, self.start_facts, self._say_missing, lambda: self.leaving, tasks)
+        self._begin_observing(say, config.watch, config.run_folder, config.faults)
+        serve_links(self._server, self._on_hello, self._on_link)
+        self._server.add_handlers("Task", {"Snapshot": snapshot_handler(self._snapshot_json)})
+
+    # -- making of --
+
+    def _listen(self) -> ControlServer:
+        listen = self.config.cluster.listen_address()
+        own = self.config.cluster.address_of(self.task)
+        links = len(self.config.cluster.shape.tasks())
+        return ControlServer(listen.host, 0, threads=8 + 3 * links, advertised_host=own.rsplit(":", 1)[0].strip("[]"))
+
+    def _make_machine(self, now: float) -> TaskMachine:
+        spec = self.config.cluster
+        shape = spec.shape
+        join = Join(
+            str(self.task), self.incarnation, spec.token, socket.gethostname(), os.getpid(), self.config.settings
+        )
+        rules = self.config.recovery
+        deadline = now + spec.startup_timeout
+        member = MemberMachine(self.task, shape.coordinator, join, deadline, self.journal, now, returns=rules.returns)
+        coordinator = None
+        if self.task == shape.coordinator:
+            job = secrets.randbits(63) + 1
+            coordinator = CoordinatorMachine(
+                shape,
+                job,
+                spec.token,
+                self.journal,
+                now,
+                aggregate=self.config.aggregate,
+                rules=rules,
+                beginning=self.config.beginning,
+            )
+        return TaskMachine(self.incarnation, member, self._make_role(), coordinator, self.journal)
+
+    def _make_role(self) -> WorkerMachine | ServerMachine:
+        raise NotImplementedError
+
+    def _linked_tasks(self) -> Sequence[TaskId]:
+        """Workers are linked with every server, servers with everybody they serve and with the coordinator."""
+        shape = self.config.cluster.shape
+        if self.task.role is Role.WORKER:
+            return shape.server_ids()
+        if self.task == shape.coordinator:
+            return tuple(task for task in shape.tasks() if task != self.task)
+        return (shape.coordinator, *shape.worker_ids())
+
+    def _make_keeper(self, peer: TaskId) -> PeerKeeper:
+        dials = self.task.role is Role.WORKER or peer == self.config.cluster.shape.coordinator
+        cluster = self.config.cluster
+        return PeerKeeper(self, peer, cluster.address_of(peer), dials, len(cluster.shape.tasks()))
+
+    # -- life --
+
+    def start(self) -> None:
+        """Listen, tell the monitor where, and look for the others."""
+        self._server.start()
+        self._reporter.ready(self._server.address, self.incarnation, self.job)
+        self._reporter.phase(Phase.CONNECTING)
+        self.loop.start()
+        for keeper in self.peers.values():
+            keeper.returning = self.config.returning
+            keeper.start()
+        if self._prober is not None:
+            self._prober.start()
+        self._search.start()
+        self.watchdog.start()
+
+    def wait_until_member(self) -> None:
+        """Block until the cluster is complete; JobEndedError where it never is. Says whom it waits for."""
+        # Meanwhile the search, and the coordinator's roster, say who is missing.
+        while not self._decided.wait(LEFT_LOOK_SECONDS if self.config.finished else None):
+            if self._others_have_left():
+                self._say(f"{self.task} had done all its work in its former life, and the job is over")
+                self.abandon(Outcome(True))
+        self.raise_if_ended()
+
+    def _others_have_left(self) -> bool:
+        """Whether nothing listens where the coordinator was, or its own end is told there."""
+        keeper = self.peers[self.config.cluster.shape.coordinator]
+        found = keeper.finding.description
+        gone = keeper.finding.answer is Reach.REFUSED and keeper.attempts >= LOOKS_FOR_NOBODY
+        return gone or (found is not None and found.exited)
+
+    def wait_until_ended(self) -> Outcome:
+        """Block until the job is over on this task."""
+        self._ended.wait()
+        assert self.outcome is not None
+        return self.outcome
+
+    def see_others_off(self) -> None:
+        """After the end: wait, bounded, until the others have heard of it and closed their links. For the coordinator's
+        task, whose word it is: on a busy machine the word may still be on its way when this task is done."""
+        self.winding_up = True
+        deadline = time.monotonic() + LEAVE_SECONDS
+        # The other servers wait for workers only: two that wait for each other would both wait until the deadline.
+        all_of_them = self.task == self.cluster.shape.coordinator
+        others = [keeper for task, keeper in self.peers.items() if all_of_them or task.role is Role.WORKER]
+        while any(keeper.linked for keeper in others) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def fail(self, reason: Reason) -> Outcome:
+        """This task cannot go on: tell everybody, and wait (bounded) for the job to end."""
+        self.dump("failed")
+        self.loop.post(Broken(self.task, self.machine.role.step, reason))
+        if not self._ended.wait(LEAVE_SECONDS):
+            self.outcome = Outcome(False, str(self.task), self.machine.role.step, reason)
+        assert self.outcome is not None
+        return self.outcome
+
+    def abandon(self, outcome: Outcome) -> None:
+        """End here without the coordinator, which is silent."""
+        self.loop.call(lambda: self._end(outcome))
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        return self.config.cluster
+
+    def can_recover(self, task: TaskId) -> bool:
+        """Whether the job goes on after the loss of this task."""
+        rules = self.config.recovery
+        if task.role is Role.WORKER:
+            return rules.takes_back
+        # While a worker joins it may be another life of one that the running job waits for.
+        return rules.returns or (rules.takes_back and self.forming)
+
+    def start_facts(self) -> StartFacts:
+        """What this task was started with."""
+        return start_facts(self.config.cluster, self.config.version, self.config.settings)
+
+    def raise_if_ended(self) -> None:
+        """JobEndedError once the job is over."""
+        if self.outcome is not None:
+            raise JobEndedError(self.outcome)
+
+    def close(self) -> None:
+        """Leave: flush what is queued, free links, memory, port and threads. May be called twice."""
+        if self._closed:
+            return
+        self._closed = self.winding_up = True
+        if self._prober is not None:
+            self._prober.close()
+        self._search.close()
+        self.watchdog.close()
+        # The word that the job is over wakes this task before it has gone out to the others: links stay open till then.
+        self.loop.settle(SETTLE_SECONDS)
+        for keeper in self.peers.values():
+            keeper.begin_closing()
+        for keeper in self.peers.values():
+            keeper.close()
+        if self.config.tell_paths and self.task.role is Role.WORKER:
+            for line in self.traffic.lines():
+                self._say(f"{self.task.short} {line}")
+        self.loop.stop()
+        self.transport.close()
+        self._free()
+        self._server.stop(0.5)
+
+    def _free(self) -> None:
+        """Roles free their memory here, after the last transfer."""
+
+    # -- what keepers and links need --
+
+    def hello(self) -> Hello:
+        published = TransportAddress(self.transport.name, self.transport.address())
+        return Hello(
+            str(self.task), self.incarnation, self.job, self.config.version, self.config.cluster.token, (published,)
+        )
+
+    def envelope(self, message: Message) -> Envelope:
+        return Envelope(self.job, str(self.task), self.incarnation, message)
+
+    def post(self, event: Event) -> None:
+        self.loop.post(event)
+
+    def do(self, event: Event) -> None:
+        self.loop.do(event)
+
+    def refuse(self, peer: TaskId, reason: str) -> None:
+        """What was asked for is what is used, or the run does not start."""
+        protocol = self.config.cluster.protocol
+        self.refused = True
+        why = phrases.cannot_use_protocol(protocol, peer, reason, one_host=stays_on_one_host(protocol))
+        self.abandon(Outcome(False, str(self.task), INITIAL_STEP, Reason(Cause.NO_PATH, why, peer=str(peer))))
+
+    def linked(self, peer: TaskId, path: str) -> None:
+        self.tell_path(f"{self.task.short} to {peer.short}: {path}")
+
+    def tell_path(self, sentence: str) -> None:
+        """Say how tensors travel, where such things are said."""
+        if self.config.tell_paths:
+            self._say(sentence)
+
+    def tensors_in(self, bucket: BucketId) -> int:
+        plan = self.known_plan
+        return len(plan.buckets[bucket].pieces) if plan is not None and 0 <= bucket < len(plan.buckets) else 0
+
+    def gradient_lent(self, peer: TaskId, incarnation: Incarnation, note: GradientNote, loan: Loan) -> None:  # noqa: ARG002
+        """Only servers take gradients."""
+        loan.release()
+
+    def version_lent(self, peer: TaskId, note: VersionNote, loan: Loan) -> None:  # noqa: ARG002
+        """Only workers take parameters."""
+        loan.release()
+
+    def _on_hello(self, hello: Hello) -> Hello | Refused:
+        refusal = self._why_refused(hello)
+        return self.hello() if refusal is None else Refused(refusal)
+
+    @property
+    def leaving(self) -> bool:
+        """The job is over on this task."""
+        return self.outcome is not None or self._closed
+
+    def _why_refused(self, hello: Hello) -> Reason | None:
+        """``Cause.UNKNOWN``: for now; asking again later may help."""
+        if self.leaving:
+            return Reason(Cause.UNKNOWN, phrases.has_left(self.task))
+        if hello.version != self.config.version:
+            text = phrases.versions_differ(self.task, self.config.version, hello.task, hello.version)
+            return Reason(Cause.MISMATCH, text)
+        if hello.token != self.config.cluster.token:
+            return Reason(Cause.MISMATCH, phrases.tokens_differ(hello.task, self.task))
+        try:
+            keeper = self.peers.get(TaskId.parse(hello.task))
+        except ValueError as error:
+            return Reason(Cause.WIRING, str(error))
+        if keeper is None:
+            return Reason(Cause.WIRING, phrases.link_not_expected(self.task, hello.task))
+        if self.job and hello.job and hello.job != self.job:
+            return Reason(Cause.UNKNOWN, phrases.jobs_differ(hello.task, hello.job, self.task, self.job))
+        if keeper.has_other_life(hello.incarnation):
+            return Reason(Cause.DUPLICATE_TASK, phrases.taken_by_another(hello.task))
+        return self._of_another_life(keeper.peer, hello.incarnation)
+
+    def _of_another_life(self, peer: TaskId, incarnation: Incarnation) -> Reason | None:
+        """A member that comes back as another process has lost what its former life held; a worker may get it back."""
+        known = self._lives.get(peer, incarnation)
+        if known == incarnation:
+            return None
+        rules = self.config.recovery
+        if rules.takes_back and peer.role is Role.WORKER:
+            if (peer, incarnation) in self._former:
+                return Reason(Cause.LEFTOVER_SERVER, phrases.place_taken(peer))
+            # The coordinator decides; the others wait for its word.
+            knows = self.machine.coordinator is not None
+            return None if knows else Reason(Cause.UNKNOWN, phrases.not_told_of_life(self.task, peer))
+        self.post(PeerGone(peer, Reason(Cause.STALE_INCARNATION, phrases.former_life_gone(known)), known))
+        if rules.returns:
+            return Reason(Cause.UNKNOWN, phrases.yet_to_leave(self.task))
+        return Reason(Cause.LEFTOVER_SERVER, phrases.runs_with_another_life(peer))
+
+    def _on_link(self, hello: Hello, link: ControlLink) -> LinkEvents:
+        return self.peers[TaskId.parse(hello.task)].accept(hello, link)
+
+    # -- effects --
+
+    def _carry_out(self, effect: Effect) -> None:
+        self._before(effect)
+        match effect:
+            case Send(peer=peer, message=message):
+                if (keeper := self.peers.get(peer)) is not None:
+                    keeper.send(message)
+            case BecameMember(job=job, members=members):
+                self.job = job
+                self.start_step, self.local_state, self.checkpoint = effect.start, effect.state, effect.checkpoint
+                self._lives = {TaskId.parse(member.task): member.incarnation for member in members}
+                self._reporter.ready(self._server.address, self.incarnation, job)
+                self._reporter.phase_unless_importing(Phase.COMPARING_SETTINGS)
+                self._member.set()
+                self._decided.set()
+            case ViewChanged(members=members):
+                self._on_view_changed(members)
+            case StillMissing(missing=missing):
+                self._say_missing(missing)
+            case JobEnded():
+                self._end(outcome_of(effect))
+            case PeerLeaves(peer=peer, departure=departure):
+                self._say(phrases.peer_leaves(self.task, peer, departure))
+            case _:
+                self._carry_out_role(effect)
+
+    def _carry_out_role(self, effect: Effect) -> None:
+        raise NotImplementedError
+
+    def _on_view_changed(self, members: tuple[Member, ...]) -> None:
+        for member in members:
+            task = TaskId.parse(member.task)
+            known = self._lives.get(task, member.incarnation)
+            if known != member.incarnation:
+                self._former.add((task, known))
+                self._lives[task] = member.incarnation
+                self._said_at.pop(member.task, None)
+                self._say(f"{self.task}: {task} has come back, in another life; the job goes on with it")
+
+    def _end(self, outcome: Outcome) -> None:
+        if self.outcome is None:
+            self.outcome = outcome
+            if not outcome.ok:
+                # At once, and not when this task has wound up: whoever looks at it wants to know now.
+                self._say(outcome.sentence())
+            if not outcome.ok and not outcome.again:
+                self._reporter.failed(outcome.reason.text)
+            self._tell_departure(outcome)
+        self._ended.set()
+        self._decided.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Roles wake whoever waits in the training loop."""
+
+    # -- what is said --
+
+    def _say_missing(self, missing: Sequence[MissingTask]) -> None:
+        now = time.monotonic()
+        due = [one for one in missing if self._is_due(one, now)]
+        for one in due[:MOST_SAID]:
+            found = f"{one.address} {one.finding} (tried {one.attempts} times)"
+            lost = f"{self.task}: {one.task} is lost: it {one.finding}"
+            self._say(lost if self._was_member(one) else f"{self.task} is waiting for {one.task}: {found}")
+        if rest := due[MOST_SAID:]:
+            names = ", ".join(TaskId.parse(one.task).short for one in rest)
+            self._say(f"{self.task} is waiting for {len(rest)} more: {names}")
+        self._said_at.update(dict.fromkeys((one.task for one in due), now))
+
+    def _is_due(self, one: MissingTask, now: float) -> bool:
+        if now - self._said_at.get(one.task, 0.0) < SAY_SECONDS:
+            return False
+        return self._was_member(one) or (one.attempts > 0 and one.seconds >= QUIET_SECONDS)
+
+    def _was_member(self, one: MissingTask) -> bool:
+        """Not one that has yet to come but a member that was lost, which is worth a word at once."""
+        return not one.address and not self.forming

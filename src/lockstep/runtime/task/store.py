@@ -1,0 +1,67 @@
+"""What a server's loop needs from the code that knows tensors: memory in, next version out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from lockstep.protocol.core.effects import Apply
+from lockstep.protocol.core.messages import Layout
+from lockstep.protocol.core.plan import Plan
+from lockstep.runtime.checkpoint.tensor_file import NamedTensor
+
+Done = Callable[[Exception | None], None]
+"""Called with the error of an update, or None if it succeeded."""
+
+
+@dataclass(slots=True)
+class StoreTimes:
+    """Where the time of a store's thread has gone so far, in seconds."""
+
+    reduce: float = 0.0
+    update: float = 0.0
+    buckets: int = 0
+
+
+class ShardStore(Protocol):
+    """Holds one server's shard in two slots and makes versions. Called on one thread, never on the loop's."""
+
+    @property
+    def times(self) -> StoreTimes:
+        """Where its time has gone. Read on any thread."""
+
+    def spare_bytes(self, plan: Plan) -> int:
+        """How many bytes it needs for itself behind each of the two slots."""
+
+    def prepare(self, layout: Layout, plan: Plan, server: int, slots: tuple[memoryview, memoryview]) -> None:
+        """The plan is known; ``slots`` are the two copies of the shard."""
+
+    def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
+        """Reduce ``gradients`` (in this order) and write the next version of the bucket, here or, later, on a GPU.
+
+        ``done`` is called once, on any thread. The gradients stay readable until then. Where the readers of the version
+        wait for the GPU themselves, it is called once everything is queued there.
+        """
+
+    def links_changed(self) -> None:
+        """A worker has joined, perhaps in a new incarnation: memory that it lent before no longer needs to be kept."""
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes that it holds beside the two slots, by purpose. Called on any thread."""
+
+    def snapshot(self, version: int) -> list[NamedTensor]:
+        """A copy of the whole shard at this version, optimizers included, that later updates do not touch."""
+
+    def restore(self, folder: Path, shards: Sequence[str], slot: int) -> None:
+        """Fill slot ``slot`` and the optimizers from the files of a checkpoint, of whatever number of servers.
+
+        ValueError with a sentence if they are incomplete.
+        """
+
+    def answer(self, what: str, data: bytes) -> bytes:
+        """Answer a worker's question; ValueError with a sentence if that is not possible."""
+
+    def close(self) -> None:
+        """No more updates come: wait for those that were begun, and free everything."""

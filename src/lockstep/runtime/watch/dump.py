@@ -1,0 +1,38 @@
+"""What a task writes to the folder of the run, its snapshot and journal, and the signal that asks for it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lockstep.protocol.core.ids import TaskId
+
+SNAPSHOT_SUFFIX = ".snapshot.json"
+
+
+def file_name(task: TaskId) -> str:
+    """``worker-1.snapshot.json``."""
+    return f"{task.role.value}-{task.index}{SNAPSHOT_SUFFIX}"
+
+
+def dump_bytes(snapshot: Mapping[str, Any], journal: list[dict[str, Any]], why: str) -> bytes:
+    """The content of a dump: the snapshot with the journal in it, and why it was written."""
+    return json.dumps({**snapshot, "why": why, "journal": journal}).encode()
+
+
+def on_signal(signum: int, act: Callable[[], None]) -> None:
+    """Call ``act`` on a thread of its own whenever ``signum`` comes. Call this before any other thread is started.
+
+    A Python signal handler would run on the main thread, which is just the one that may be stuck.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signum})
+
+    def wait() -> None:
+        while True:
+            signal.sigwait({signum})
+            act()
+
+    threading.Thread(target=wait, name="dump on a signal", daemon=True).start()

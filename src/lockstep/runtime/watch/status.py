@@ -1,0 +1,263 @@
+"""What a task knows of itself: where its training thread is, and what moved lately.
+
+``MainThread`` is told by whoever trains; telling costs one assignment. ``Sampler`` looks from outside, twice a second,
+at what the kernel and the links count: a thread that says "computing" and uses no processor does not compute.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from lockstep.protocol.core.activity import Code, Doing
+from lockstep.protocol.core.ids import Role, Step, TaskId
+from lockstep.protocol.core.journal import Happening, Journal
+from lockstep.protocol.core.timing import CPU_WINDOW_SECONDS, KERNEL_SECONDS
+from lockstep.runtime.task.peers import PeerKeeper
+from lockstep.runtime.watch.kernel_tcp import Counted, count_by_host
+
+MAX_FRAMES = 16
+STEPS_KEPT = 64
+KERNEL_PAUSES = 200
+"""A look at the kernel's connections costs at most a two-hundredth of the time."""
+STEPS_TO_KNOW = 3
+"""So many steps must be done before it is known how long one takes."""
+
+
+class MainThread:
+    """Where the training thread of a task is, in its own words. Any thread may read it."""
+
+    def __init__(self) -> None:
+        self._now: tuple[Doing, str, float] = (Doing.STARTING, "", time.monotonic())
+        self.ident = 0
+        self.native_id = 0
+
+    def enter(self, doing: Doing, detail: str = "") -> None:
+        """This thread now does this."""
+        ident = threading.get_ident()
+        if ident != self.ident:
+            self.ident, self.native_id = ident, threading.get_native_id()
+        self._now = (doing, detail, time.monotonic())
+
+    @contextmanager
+    def during(self, doing: Doing, detail: str = "") -> Iterator[None]:
+        """The same for a block; afterwards it does what it did before."""
+        before = self._now
+        self.enter(doing, detail)
+        try:
+            yield
+        finally:
+            self._now = (before[0], before[1], time.monotonic())
+
+    @property
+    def doing(self) -> Doing:
+        return self._now[0]
+
+    def now(self) -> tuple[Doing, str, float]:
+        """What, a detail (a file, a version), and since when."""
+        return self._now
+
+
+def frames_of(ident: int | None, limit: int = MAX_FRAMES) -> list[str]:
+    """The Python stack of a thread of this process, the innermost line first: ``function (file:line)``."""
+    frame: FrameType | None = sys._current_frames().get(ident or 0)
+    lines: list[str] = []
+    while frame is not None and len(lines) < limit:
+        code = frame.f_code
+        lines.append(f"{code.co_name} ({short_path(code.co_filename)}:{frame.f_lineno})")
+        frame = frame.f_back
+    return lines
+
+
+@functools.lru_cache(maxsize=4096)
+def short_path(path: str) -> str:
+    """A file as an import names it: ``torch/nn/modules/conv.py``; as it is where it lies on no search path."""
+    roots = sorted((root for root in sys.path if root and path.startswith(f"{root}/")), key=len, reverse=True)
+    return path[len(roots[0]) + 1 :] if roots else path
+
+
+_DEVICE = ("torch/cuda/", "torch/_C", "synchronize (", "torch/autograd/graph.py")
+_OURS = ("lockstep/transports/", "lockstep/runtime/")
+_PLAIN = ("threading.py:", "queue.py:", "selectors.py:", "socket.py:")
+
+
+def whose_code(frames: list[str]) -> Code:
+    """Whose code a stack is in, judged by its innermost line that is not of the standard library's waiting."""
+    for line in frames:
+        if any(part in line for part in _DEVICE):
+            return Code.DEVICE
+        if any(part in line for part in _PLAIN):
+            continue
+        return Code.COMMUNICATION if any(part in line for part in _OURS) else Code.USER
+    return Code.UNKNOWN
+
+
+def thread_cpu(native_id: int) -> float:
+    """Seconds for which one thread of this process had work, on a processor or in the queue for one; -1: not known.
+
+    The time in the queue counts, because on a busy machine a thread that computes gets only a share of a processor.
+    """
+    try:
+        ran, queued, _ = Path(f"/proc/self/task/{native_id}/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return -1.0
+    return (int(ran) + int(queued)) / 1e9
+
+
+def bytes_written() -> int:
+    """Bytes that this process has written to disks so far; -1 where the kernel does not count them."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError:
+        return -1
+    return next((int(line.split()[1]) for line in lines if line.startswith("write_bytes:")), -1)
+
+
+class Sampled(Protocol):
+    """What a sampler looks at."""
+
+    task: TaskId
+    journal: Journal
+    main: MainThread
+    peers: dict[TaskId, PeerKeeper]
+
+    @property
+    def store_native_id(self) -> int: ...
+
+
+@dataclass(slots=True)
+class _Sample:
+    at: float
+    main: float
+    store: float
+    moved: dict[TaskId, int] = field(default_factory=dict)
+
+
+class Sampler:
+    """Keeps a few seconds of what was counted, and the durations of the last steps."""
+
+    def __init__(self, node: Sampled, now: float) -> None:
+        self._node = node
+        self._samples: deque[_Sample] = deque(maxlen=12)
+        self._kernel: deque[tuple[float, dict[str, Counted]]] = deque(maxlen=10)
+        self._kernel_at = 0.0
+        self._seen = 0
+        self._written = -1
+        self._written_at = now
+        self._step_ends: deque[tuple[Step, float]] = deque(maxlen=STEPS_KEPT)
+        self.progress_at = now
+        self.progress = "started"
+
+    def sample(self, now: float) -> None:
+        """Look once. Call it about twice a second."""
+        node = self._node
+        main, store = thread_cpu(node.main.native_id), thread_cpu(node.store_native_id)
+        moved = {peer: keeper.bytes_moved() for peer, keeper in node.peers.items() if keeper.linked}
+        self._samples.append(_Sample(now, main, store, moved))
+        self._read_journal()
+        if node.main.doing is Doing.CHECKPOINT:
+            written = bytes_written()
+            if written != self._written:
+                self._written, self._written_at = written, now
+        else:
+            self._written_at = now
+
+    def _read_journal(self) -> None:
+        marker = Happening.SEALED if self._node.task.role is Role.WORKER else Happening.COMMITTED
+        fresh, self._seen = self._node.journal.since(self._seen)
+        for row in [row for row in fresh if row[1] is marker and row[4] is None]:
+            if not self._step_ends or row[2] > self._step_ends[-1][0]:
+                self._step_ends.append((row[2], row[0]))
+        newest = self._node.journal.newest_progress(fresh)
+        if newest is not None:
+            self.progress_at, self.progress = newest.at, f"{newest.happening.value}, step {newest.step}"
+
+    def _window(self) -> tuple[_Sample, _Sample] | None:
+        if len(self._samples) < 2:
+            return None
+        last = self._samples[-1]
+        first = next((s for s in self._samples if last.at - s.at <= CPU_WINDOW_SECONDS + 0.6), last)
+        return (first, last) if last.at - first.at >= 0.75 * CPU_WINDOW_SECONDS else None
+
+    def main_cpu(self) -> float:
+        """Share of a processor that the training thread used in the last two seconds; -1 where it is not known."""
+        window = self._window()
+        if window is None or window[0].main < 0 or window[1].main < 0:
+            return -1.0
+        return max(0.0, window[1].main - window[0].main) / (window[1].at - window[0].at)
+
+    def store_cpu(self) -> float:
+        """The same for the thread that updates a server's shard."""
+        window = self._window()
+        if window is None or window[0].store < 0 or window[1].store < 0:
+            return -1.0
+        return max(0.0, window[1].store - window[0].store) / (window[1].at - window[0].at)
+
+    def moved(self, peer: TaskId) -> int:
+        """Bytes that went over the link with ``peer`` in the last two seconds, in either direction."""
+        window = self._window()
+        if window is None or peer not in window[0].moved or peer not in window[1].moved:
+            return 0
+        return max(0, window[1].moved[peer] - window[0].moved[peer])
+
+    def sample_kernel(self, now: float) -> None:
+        """Ask the kernel about this process' connections; only while something stands still.
+
+        It tells of every connection of the machine. Where there are thousands, that takes long, and it is asked seldom.
+        """
+        if now < self._kernel_at:
+            return
+        began = time.perf_counter()
+        self._kernel.append((now, count_by_host()))
+        self._kernel_at = now + max(KERNEL_SECONDS, KERNEL_PAUSES * (time.perf_counter() - began))
+
+    def forget_kernel(self) -> None:
+        """Steps go on: what was counted before belongs to another time."""
+        self._kernel.clear()
+        self._kernel_at = 0.0
+
+    def kernel_facts(self, host: str) -> dict[str, float]:
+        """What moved on the connections with ``host`` since the look before, and for how long that was watched."""
+        if not self._kernel:
+            return {"watched": 0.0, "waiting": 0, "segments_in": 0, "acknowledged": 0}
+        (began, first), (ended, last) = self._kernel[0], self._kernel[-1]
+        before, now = first.get(host, Counted()), last.get(host, Counted())
+        return {
+            "watched": ended - began,
+            "waiting": now.waiting,
+            "segments_in": max(0, now.segments_in - before.segments_in),
+            "acknowledged": max(0, now.acknowledged - before.acknowledged),
+        }
+
+    def written_ago(self, now: float) -> float:
+        """Seconds since this process last wrote a byte, while it writes a checkpoint."""
+        return now - self._written_at
+
+    def step_seconds(self) -> list[float]:
+        """Durations of the last steps, the oldest first."""
+        ends = list(self._step_ends)
+        return [later[1] - earlier[1] for earlier, later in pairwise(ends) if later[0] == earlier[0] + 1]
+
+    def last_step_at(self) -> float:
+        """When a step last ended here; 0 before the first."""
+        return self._step_ends[-1][1] if self._step_ends else 0.0
+
+    def steps_done(self) -> int:
+        return self._step_ends[-1][0] + 1 if self._step_ends else 0
+
+    def usual(self, floor: float, first: float) -> float:
+        """How long a wait may be before it is longer than usual: from the slower ones of the last steps."""
+        steps = sorted(self.step_seconds())
+        if len(steps) < STEPS_TO_KNOW:
+            return first
+        return max(floor, 1.5 * steps[int(0.9 * (len(steps) - 1))] + 0.5)

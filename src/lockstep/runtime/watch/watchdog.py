@@ -1,0 +1,377 @@
+"""Looks for waits that are longer than usual, finds out why, and says so; on a thread of its own in every task.
+
+The coordinator's task looks for all and tells everybody. A task that does not hear of it looks by itself. Nothing
+here runs while steps go on as usual, but one short look at counters, twice a second.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from lockstep.diagnose.analyse import analyse
+from lockstep.diagnose.collect import collect, fetch_stack
+from lockstep.diagnose.evidence import Ended, Evidence, Seen
+from lockstep.diagnose.monitor_view import from_description
+from lockstep.diagnose.verdict import Diagnosis, Verdict
+from lockstep.diagnose.views import read_task
+from lockstep.protocol.core.activity import Doing
+from lockstep.protocol.core.causes import LOSSES, Cause, Reason, ReportKind, Source
+from lockstep.protocol.core.events import Broken, Event, PeerGone
+from lockstep.protocol.core.ids import TaskId
+from lockstep.protocol.core.messages import Report
+from lockstep.protocol.core.reach import NOT_ASKED
+from lockstep.protocol.core.timing import (
+    AFTER_COORDINATOR_SECONDS,
+    ASK_ALL_SECONDS,
+    ASK_STACK_SECONDS,
+    COORDINATOR_UNHEARD_SECONDS,
+    FIRST_STEPS_FACTOR,
+    FIRST_STEPS_NOTICE_SECONDS,
+    HEARTBEAT_SECONDS,
+    NOTICE_SECONDS,
+    OWN_LOOK_SECONDS,
+    PATIENCE_SECONDS,
+    TICK_SECONDS,
+    VERDICT_AGAIN_SECONDS,
+    WATCHDOG_JOIN_SECONDS,
+)
+from lockstep.protocol.core.waits import WaitKind
+from lockstep.runtime import phrases
+from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.runtime.task.outcome import Outcome
+from lockstep.runtime.watch.reporting import Publisher
+from lockstep.runtime.watch.snapshot import Shown, snapshot_of
+from lockstep.runtime.watch.status import STEPS_TO_KNOW
+from lockstep.version import __version__
+
+FORMING_LOOK_PER_TASK = 0.1
+"""While a cluster starts, its machines are busy: the larger it is, the longer from look to look."""
+FORMING_PATIENCE_PER_TASK = 0.5
+SMALL_CLUSTER = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchSettings:
+    """How a watchdog behaves; the times are for tests to scale, a person sets ``on_stall`` and ``--stall_after``."""
+
+    on_stall: str = "abort"
+    """``report``: say it and go on waiting. ``abort``: end the job at a verdict that cannot heal, and at a stall."""
+    tick: float = TICK_SECONDS
+    notice: float = NOTICE_SECONDS
+    """No wait that is shorter is ever spoken of."""
+    first_steps: float = FIRST_STEPS_NOTICE_SECONDS
+    """The same before it is known how long a step takes."""
+    patience: float = PATIENCE_SECONDS
+    ask: float = ASK_ALL_SECONDS
+    """How long an answer is waited for when all tasks are asked."""
+
+
+class Watched(Shown, Protocol):
+    """What a watchdog needs of its node."""
+
+    @property
+    def cluster(self) -> ClusterSpec: ...
+
+    @property
+    def leaving(self) -> bool: ...
+
+    @property
+    def forming(self) -> bool: ...
+
+    def post(self, event: Event) -> None: ...
+
+    def beat(self) -> None: ...
+
+    def abandon(self, outcome: Outcome) -> None: ...
+
+    def can_recover(self, task: TaskId) -> bool:
+        """Whether the job goes on after the loss of this task."""
+
+
+@dataclass(slots=True)
+class _Episode:
+    """One time of standing still, from the first long wait to the next progress."""
+
+    began: float
+    notices: int = 0
+    notice_at: float = 0.0
+    stalled: bool = False
+
+
+class Watchdog:
+    """One task's watchdog."""
+
+    def __init__(self, node: Watched, settings: WatchSettings, publisher: Publisher) -> None:
+        self._node = node
+        self._settings = settings
+        self._publisher = publisher
+        self._episode: _Episode | None = None
+        self._said: dict[tuple[Cause, frozenset[str]], float] = {}
+        self._report_at = 0.0
+        self._started = time.monotonic()
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closing = False
+        self._ended = False
+        self._look_at = 0.0
+        self._beat_at = 0.0
+        self._thread = threading.Thread(target=self._run, name=f"watchdog {node.task.short}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread after what it still has to say."""
+        self._closing = True
+        self._inbox.put(None)
+        if self._thread.ident is not None and threading.current_thread() is not self._thread:
+            self._thread.join(WATCHDOG_JOIN_SECONDS)
+        self._publisher.folder.close()
+
+    # -- other threads speak --
+
+    def heard(self, report: Report) -> None:
+        """The coordinator has found something out; on a link's thread, so it is only noted here."""
+        self._report_at = time.monotonic()
+        self._inbox.put(lambda: self._publisher.pass_on(report))
+
+    def job_ends(self, culprit: str, step: int, reason: Reason) -> None:
+        """The job is about to end badly; on the loop's thread. Everybody is told why before it is told that."""
+        if self._ended or reason.reported or time.monotonic() - self._report_at < 1.0:
+            self._ended = True
+            return
+        self._ended = True
+        diagnosis = analyse(self._evidence_at_hand(Ended(culprit, step, reason)))
+        if self._leads():
+            self._publisher.tell_peers(ReportKind.VERDICT, diagnosis, self._node.peers)
+        self._inbox.put(lambda: self._publisher.publish(ReportKind.VERDICT, diagnosis))
+
+    def dump(self, why: str) -> None:
+        """Write this task's files; from any thread that may block."""
+        self._publisher.dump(why)
+
+    # -- its own thread --
+
+    def _run(self) -> None:
+        while not self._closing:
+            try:
+                work = self._inbox.get(timeout=self._settings.tick)
+            except queue.Empty:
+                self._tick(time.monotonic())
+                continue
+            if work is not None:
+                work()
+        while not self._inbox.empty():
+            if (work := self._inbox.get()) is not None:
+                work()
+
+    def _tick(self, now: float) -> None:
+        node = self._node
+        node.sampler.sample(now)
+        if now - self._beat_at >= HEARTBEAT_SECONDS:
+            self._beat_at = now
+            node.beat()
+            self._publisher.folder.hold()
+        if node.leaving:
+            return
+        longest = self._longest_wait(now)
+        if longest is None:
+            if self._episode is not None:
+                self._episode = None
+                node.sampler.forget_kernel()
+            return
+        node.sampler.sample_kernel(now)
+        if self._episode is None:
+            self._episode = _Episode(now)
+        if now >= self._look_at and self._decides(now, self._episode):
+            self._look(now, self._episode)
+            # In a large cluster, or where many do not answer, a look takes long: leave time in between.
+            pause = FORMING_LOOK_PER_TASK * self._tasks() if self._node.forming else 0.0
+            self._look_at = time.monotonic() + max(pause, min(5.0, time.monotonic() - now))
+
+    def threshold(self) -> float:
+        """How long a wait must be before it is looked into."""
+        if self._node.forming:
+            return self._settings.notice
+        return self._node.sampler.usual(self._settings.notice, self._settings.first_steps)
+
+    def _longest_wait(self, now: float) -> float | None:
+        """The longest wait of this task, if it is longer than usual."""
+        node, threshold = self._node, self.threshold()
+        if now - max(self._started, node.sampler.last_step_at()) < threshold:
+            return None
+        doing, _, since = node.main.now()
+        longest = 0.0
+        for wait in node.loop.books.waits:
+            seconds = now - wait.since
+            if wait.kind is WaitKind.PARAMETER:
+                # A worker asks early; it waits only once its training thread has come to the wait.
+                seconds = min(seconds, now - since) if doing is Doing.WAITING else 0.0
+            longest = max(longest, seconds)
+        store = node.store_status
+        if store is not None and store.since:
+            # A server that updates waits for nobody, but everybody waits for it.
+            longest = max(longest, now - store.since)
+        return longest if longest >= threshold else None
+
+    def _decides(self, now: float, episode: _Episode) -> bool:
+        """Whether this task looks itself: it is the coordinator's, or that one is silent."""
+        if self._leads():
+            return True
+        if self._node.forming and now - episode.began < self._patience_while_forming():
+            return False
+        if not self._hears_coordinator(now):
+            return True
+        if self._report_at >= episode.began - OWN_LOOK_SECONDS:
+            # The coordinator has spoken of this; what it says holds, unless it does not end what it should.
+            return now - self._node.sampler.progress_at >= self._stall_after()
+        return now - episode.began >= OWN_LOOK_SECONDS
+
+    def _patience_while_forming(self) -> float:
+        """In a large cluster everybody misses somebody at first; if all asked all, nothing else would be done."""
+        return FORMING_PATIENCE_PER_TASK * max(0, self._tasks() - SMALL_CLUSTER)
+
+    def _tasks(self) -> int:
+        """Of the whole cluster: a worker is linked with the servers only, and yet all others start beside it."""
+        return len(self._node.cluster.shape.tasks())
+
+    def _leads(self) -> bool:
+        return self._node.task == self._node.cluster.shape.coordinator
+
+    def _hears_coordinator(self, now: float) -> bool:
+        keeper = self._node.peers.get(self._node.cluster.shape.coordinator)
+        return keeper is not None and keeper.linked and keeper.seconds_unheard(now) < COORDINATOR_UNHEARD_SECONDS
+
+    def _look(self, now: float, episode: _Episode) -> None:
+        forming = self._node.forming
+        diagnosis = self._with_stack(self.evidence())
+        verdict = diagnosis.verdict
+        if verdict is None or self._node.leaving or forming != self._node.forming:
+            return
+        patient = verdict.warning or verdict.cause is Cause.NEVER_STARTED or not verdict.proven
+        if verdict.cause in LOSSES and self._node.can_recover(TaskId.parse(verdict.culprit)):
+            patient = True
+            self._report_loss(verdict)
+        if not patient:
+            self._say_verdict(now, diagnosis, verdict)
+        elif now - episode.notice_at >= 10.0 * 2 ** (episode.notices - 1) or episode.notices == 0:
+            episode.notices += 1
+            episode.notice_at = now
+            self._say(ReportKind.NOTICE, diagnosis, quiet=self._node.forming)
+        still = time.monotonic() - self._node.sampler.progress_at
+        if self._node.machine.awaited:
+            return  # a lost task is waited for, which everybody says; --rejoin_timeout ends that
+        if still >= self._stall_after() and not (episode.stalled or self._node.forming or verdict.warning):
+            episode.stalled = True
+            self._say(ReportKind.STALL, diagnosis)
+            self._end(Source.STALL, verdict)
+
+    def _report_loss(self, verdict: Verdict) -> None:
+        """A life is over, and the job is not: the machines know what to do, if they have not heard of it already."""
+        culprit = TaskId.parse(verdict.culprit)
+        keeper = self._node.peers.get(culprit)
+        if keeper is not None and not keeper.linked and keeper.known_life:
+            reason = Reason(verdict.cause, phrases.without_name(verdict.what, culprit), Source.VERDICT)
+            self._node.post(PeerGone(culprit, reason, keeper.known_life))
+
+    def _stall_after(self) -> float:
+        """``--stall_after``, or longer where steps are; before the first ones are done a job may compile and load."""
+        cluster = self._node.cluster
+        late = 0.0 if self._leads() or not self._hears_coordinator(time.monotonic()) else AFTER_COORDINATOR_SECONDS
+        if self._first_steps():
+            return max(cluster.stall_after, cluster.startup_timeout) + late
+        return max(cluster.stall_after, 2 * self.threshold()) + late
+
+    def _first_steps(self) -> bool:
+        """Not enough steps are done to know how long one takes."""
+        return len(self._node.sampler.step_seconds()) < STEPS_TO_KNOW
+
+    def _say_verdict(self, now: float, diagnosis: Diagnosis, verdict: Verdict) -> None:
+        key = (verdict.cause, verdict.pair())
+        if now - self._said.get(key, -VERDICT_AGAIN_SECONDS) < VERDICT_AGAIN_SECONDS:
+            return
+        self._said[key] = now
+        self._say(ReportKind.VERDICT, diagnosis)
+        if not verdict.heals:
+            self._end(Source.VERDICT, verdict)
+
+    def _say(self, kind: ReportKind, diagnosis: Diagnosis, quiet: bool = False) -> None:
+        if self._leads() and not quiet:
+            self._publisher.tell_peers(kind, diagnosis, self._node.peers)
+        self._publisher.publish(kind, diagnosis, quiet=quiet)
+
+    def _end(self, source: Source, verdict: Verdict) -> None:
+        if self._settings.on_stall != "abort" or self._node.machine.awaited:
+            return
+        reason = Reason(verdict.cause, verdict.what, source, verdict.peer, verdict.host, verdict.pid)
+        culprit = TaskId.parse(verdict.culprit)
+        if verdict.cause is Cause.LEFTOVER_SERVER and self._node.forming and self._node.can_recover(culprit):
+            return  # this may be another life of a task that the job waits for; the coordinator knows
+        coordinator = self._node.peers.get(self._node.cluster.shape.coordinator)
+        self._node.post(Broken(culprit, verdict.step, reason))
+        if coordinator is not None and coordinator.seconds_unheard(time.monotonic()) >= COORDINATOR_UNHEARD_SECONDS:
+            self._node.abandon(Outcome(False, verdict.culprit, verdict.step, reason))
+
+    # -- evidence --
+
+    def evidence(self) -> Evidence:
+        """Everybody's snapshot, collected now."""
+        cluster = self._node.cluster
+        own = read_task(json.dumps(snapshot_of(self._node)).encode())
+        addresses = {str(task): cluster.address_of(task) for task in self._asked()}
+        found = collect(addresses, self._settings.ask, {str(self._node.task): own})
+        return self._evidence(found)
+
+    def _asked(self) -> Sequence[TaskId]:
+        """Everybody; but while a large cluster forms all are busy enough without being asked by all, so each asks
+        those that it is linked with, and the coordinator asks everybody."""
+        node = self._node
+        if node.peers and node.forming and not self._leads() and self._tasks() > SMALL_CLUSTER:
+            return (node.task, *node.peers)
+        return node.cluster.shape.tasks()
+
+    def look_now(self) -> Diagnosis:
+        """What can be proven at this moment, by a thread that may wait."""
+        return self._with_stack(replace(self.evidence(), floor=0.0))
+
+    def _evidence(self, found: Mapping[str, Seen]) -> Evidence:
+        threshold = self.threshold()
+        patience = max(self._settings.patience, threshold)
+        if self._first_steps():
+            patience *= FIRST_STEPS_FACTOR
+        return Evidence(
+            tasks=found,
+            asker=str(self._node.task),
+            version=__version__,
+            floor=min(threshold, self._settings.notice) * 0.75,
+            patience=patience,
+            time=time.time(),
+        )
+
+    def _with_stack(self, evidence: Evidence) -> Diagnosis:
+        """Analyse; where the culprit cannot speak for itself, its monitor gives its stack."""
+        diagnosis = analyse(evidence)
+        verdict = diagnosis.verdict
+        seen = None if verdict is None else evidence.tasks.get(verdict.culprit)
+        if verdict is None or seen is None or seen.view is not None or seen.monitor is None or seen.monitor.exited:
+            return diagnosis
+        stack = fetch_stack(seen.address, ASK_STACK_SECONDS)
+        return replace(diagnosis, verdict=replace(verdict, stack=stack or verdict.stack))
+
+    def _evidence_at_hand(self, end: Ended) -> Evidence:
+        """What this task knows without asking anybody: on the loop's thread nothing may wait."""
+        own = read_task(json.dumps(snapshot_of(self._node, on_loop=True)).encode())
+        found = {str(self._node.task): Seen(task=str(self._node.task), view=own)}
+        for peer, keeper in self._node.peers.items():
+            described = keeper.finding.description
+            monitor = None if described is None else from_description(described)
+            found[str(peer)] = Seen(task=str(peer), address=keeper.front, monitor=monitor, silence=NOT_ASKED)
+        return replace(self._evidence(found), end=end, floor=0.0)
+
+
+__all__ = ["WatchSettings", "Watchdog", "Watched"]

@@ -1,0 +1,88 @@
+"""What the simulated half of every task shares: clock, random draws, network, memory and the oracles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from lockstep.protocol.core.events import Event
+from lockstep.protocol.core.ids import Incarnation, JobId, TaskId
+from lockstep.protocol.core.messages import ParameterEntry, Ticket
+from lockstep.protocol.core.plan import Plan, make_plan
+from lockstep.sim.agenda import Agenda
+from lockstep.sim.disk import Disk
+from lockstep.sim.memory import SimulatedMemory
+from lockstep.sim.network import Link, Network
+from lockstep.sim.numbers import Numbers
+from lockstep.sim.oracle import Oracle
+from lockstep.sim.rng import Dice
+from lockstep.sim.scenario import Scenario
+from lockstep.sim.task import SimTask
+from lockstep.sim.transfers import Route
+from lockstep.sim.violation import Rule, Violation
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationContext:
+    """Everything around the machines of one run."""
+
+    scenario: Scenario
+    agenda: Agenda
+    dice: Dice
+    network: Network
+    memory: SimulatedMemory
+    oracles: Mapping[JobId, Oracle]
+    disk: Disk
+    numbers: Numbers | None
+    """None where no step is computed again."""
+    incarnations: Mapping[TaskId, Incarnation]
+    tasks: Mapping[TaskId, SimTask]
+    handle: Callable[[TaskId, Event], None]
+    """Hand an event to the machines of a task; nothing happens if it has left."""
+    plans: dict[tuple[tuple[ParameterEntry, ...], int], Plan] = field(default_factory=dict)
+
+    def lives(self, task: TaskId) -> bool:
+        return self.tasks[task].lives
+
+    def job_of(self, task: TaskId) -> JobId:
+        """The job that this task is a member of, or would be."""
+        coordinator = self.tasks[self.scenario.shape.coordinator].machine.coordinator
+        assert coordinator is not None
+        return self.tasks[task].machine.member.job or coordinator.job
+
+    def after(self, task: TaskId, seconds: float, action: Callable[[], None]) -> None:
+        """Work of this task takes time; what is left of it ends with the task, and waits while it is frozen."""
+        worker = self.tasks[task]
+
+        def act_if_alive() -> None:
+            # A task that was started again is another one: the work of its former incarnation is gone.
+            if worker.lives:
+                worker.act(action)
+
+        self.agenda.after(seconds, act_if_alive)
+
+    def plan(self, parameters: tuple[ParameterEntry, ...], bucket_bytes: int) -> Plan:
+        """Every task computes the same one, so it is computed once."""
+        key = (parameters, bucket_bytes)
+        if key not in self.plans:
+            self.plans[key] = make_plan(parameters, self.scenario.servers, bucket_bytes)
+        return self.plans[key]
+
+    def route(self, sender: TaskId, receiver: TaskId, ticket: Ticket) -> Route | None:
+        """The way of a new transfer; a ticket of another session of the link would write into freed memory.
+
+        None where the machines do not know of the end of the link yet, because their task is behind or frozen.
+        """
+        link = self.network.link(sender, receiver)
+        if not link.carries(sender, ticket.region):
+            if self.tasks[sender].behind:
+                return None
+            raise Violation(
+                Rule.STALE_TICKET, f"{sender} uses a ticket of session {ticket.region} in session {link.session}"
+            )
+        return Route(link, link.session, sender, receiver)
+
+
+def ticket_for(link: Link, nbytes: int) -> Ticket:
+    """A ticket is good for one session of a link."""
+    return Ticket("simulated", link.session, nbytes, 0, b"")

@@ -1,0 +1,1 @@
+"""A server's shard: reducing gradients and making the next version."""

@@ -1,0 +1,118 @@
+"""The one gRPC server of a process; services and data planes add their handlers to it before it starts."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from lockstep.transports.control.addresses import Address
+from lockstep.transports.control.channels import server_options
+from lockstep.transports.quiet_grpc import grpc
+
+PACKAGE: Final = "lockstep"
+
+
+class ListenError(Exception):
+    """The server cannot listen at this address; the text says why."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"cannot listen at {address}: {reason}")
+        self.address = address
+
+
+class PortTaken(ListenError):  # noqa: N818  # reads as the finding it is
+    """Another socket already listens there."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address, "the port is taken by another process")
+
+
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    """Finds the handler of a call by its full method name."""
+
+    def __init__(self) -> None:
+        self.by_method: dict[str, grpc.RpcMethodHandler] = {}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        return self.by_method.get(handler_call_details.method)
+
+
+class ControlServer:
+    """Listens from construction on (so that ``port`` is known), and answers from ``start`` on.
+
+    Every running call holds one thread, and a stream is a call that runs until it ends. Calls beyond ``threads`` are
+    refused at once with a reason instead of waiting silently for a thread.
+    """
+
+    def __init__(self, host: str, port: int, *, threads: int, advertised_host: str | None = None) -> None:
+        address = str(Address(host, port))
+        _check_free(host, port, address)
+        self._handlers = _Handlers()
+        self._started = False
+        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rpc")
+        self._server = grpc.server(self._pool, options=server_options(), maximum_concurrent_rpcs=threads)
+        self._server.add_generic_rpc_handlers((self._handlers,))
+        try:
+            self.port: int = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            self._pool.shutdown(wait=False)
+            raise ListenError(address, str(error)) from error
+        self.host = advertised_host or host
+        self.threads = threads
+
+    @property
+    def address(self) -> str:
+        """``host:port`` under which peers reach this server."""
+        return str(Address(self.host, self.port))
+
+    def add_handlers(self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
+        """Serve these methods of ``service`` (``Task`` or ``Monitor``). Only before ``start``."""
+        if self._started:
+            raise RuntimeError(f"handlers of {service} must be added before the server starts")
+        for method, handler in handlers.items():
+            name = method_path(service, method)
+            if name in self._handlers.by_method:
+                raise RuntimeError(f"{name} already has a handler")
+            self._handlers.by_method[name] = handler
+
+    def start(self) -> None:
+        """Answer calls from now on."""
+        self._started = True
+        self._server.start()
+
+    def stop(self, grace: float) -> None:
+        """Refuse new calls, give running ones ``grace`` seconds, cut them off, and free the port and the threads."""
+        if not self._started:
+            # gRPC only frees the port of a running server; this one has no methods.
+            self._handlers.by_method.clear()
+            self.start()
+        self._server.stop(grace).wait(grace + 5.0)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def method_path(service: str, method: str) -> str:
+    """The full name by which a client calls a method."""
+    return f"/{PACKAGE}.{service}/{method}"
+
+
+def _check_free(host: str, port: int, address: str) -> None:
+    """Raise a plain reason why gRPC would fail to bind; gRPC itself prints to stderr and raises a vague error."""
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise ListenError(address, f"the name does not resolve ({error.strerror})") from error
+    family, kind, protocol, _, where = infos[0]
+    with socket.socket(family, kind, protocol) as attempt:
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            attempt.bind(where)
+            attempt.listen(1)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortTaken(address) from error
+            if error.errno == errno.EADDRNOTAVAIL:
+                raise ListenError(address, "this machine has no such address") from error
+            raise ListenError(address, error.strerror or str(error)) from error

@@ -1,0 +1,73 @@
+"""One end of a ``grpc`` data link, whichever side dialed.
+
+Two threads serve it: a thread of gRPC pulls frames out of the ``Sender``, and the endpoint's thread reads the peer's
+frames and lands them. Callbacks come from either, one at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lockstep.transports.base import EndpointEvents, Move, PeerAddress, TransferId
+from lockstep.transports.frame_error import FrameError
+from lockstep.transports.grants import Grants
+from lockstep.transports.grpc.chunks import CHUNK, Transfer
+from lockstep.transports.grpc.receiving import Landing
+from lockstep.transports.memory import check_move
+from lockstep.transports.stream.frames import Header
+from lockstep.transports.stream.sending import Sender
+from lockstep.transports.stream.stream_life import StreamLife
+from lockstep.transports.timers import Clerk
+
+NAME: Final = "grpc"
+
+
+class GrpcEndpoint(StreamLife[Transfer]):
+    """Moves ranges of regions to one incarnation of one peer."""
+
+    def __init__(self, peer: PeerAddress, grants: Grants, events: EndpointEvents, clerk: Clerk) -> None:
+        super().__init__(peer, events, clerk, Sender(self._on_left))
+        self._landing = Landing(grants, peer)
+
+    def start(self, move: Move) -> TransferId:
+        source = check_move(NAME, move)
+        data = source.buffer[move.offset : move.offset + move.nbytes]
+        with self._lock:
+            self._cycle.refuse_if_over()
+            transfer = Transfer(next(self._cycle.numbers), move, data)
+            self._unsettled[transfer.number] = transfer
+            self.sender.add(transfer)
+        return transfer.number
+
+    def cancel(self, transfer: TransferId) -> None:
+        with self._lock:
+            unsettled = self._unsettled.get(transfer)
+        if unsettled is not None and self.sender.remove(unsettled):
+            self._clerk.soon(lambda: self._fail(transfer, "cancelled"))
+
+    @property
+    def transport(self) -> str:
+        return NAME
+
+    @property
+    def lends_in_place(self) -> bool:
+        return False
+
+    def bytes_under_way(self) -> int:
+        with self._lock:
+            sending = sum(t.begun for t in self._unsettled.values() if not t.left)
+        return sending + self._landing.bytes_landed()
+
+    def path(self) -> str:
+        return f"gRPC stream to {self.peer.address.decode(errors='replace')}"
+
+    def _stop_landing(self) -> None:
+        self._landing.close()
+
+    def _obey(self, header: Header, payload: memoryview) -> None:
+        if header.kind != CHUNK:
+            raise FrameError(f"a frame of kind {header.kind} does not belong here")
+        arrival = self._landing.take(header, payload)
+        if arrival is not None:
+            lent = arrival.data if arrival.loan else None
+            self._deliver(arrival.number, arrival.note, arrival.data.nbytes, lent)

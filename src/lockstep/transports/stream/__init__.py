@@ -1,0 +1,1 @@
+"""What every transport with a gRPC stream between its two ends shares."""

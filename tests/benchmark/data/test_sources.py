@@ -1,0 +1,167 @@
+"""Data sets: what is recognised, what is refused and in which words."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.benchmark.data.cifar import cifar_source, read_batch, read_pickle
+from lockstep.benchmark.data.digits import digits_source
+from lockstep.benchmark.data.errors import BadData
+from lockstep.benchmark.data.example import PictureExample, encode_example
+from lockstep.benchmark.data.open_dataset import kind_of, open_source, recognised
+from lockstep.benchmark.data.pictures import PictureSource
+from lockstep.benchmark.data.records import framed
+from lockstep.benchmark.data.tfrecords import TFRecordSource, missing_files, record_files
+
+
+def _cifar_batch(folder: Path, name: str, count: int = 4) -> None:
+    rng = np.random.default_rng(len(name))
+    content = {
+        b"batch_label": b"training",
+        b"data": rng.integers(0, 256, (count, 3072), np.uint8),
+        b"labels": list(range(count)),
+        b"filenames": [b"a.png"] * count,
+    }
+    (folder / name).write_bytes(pickle.dumps(content, protocol=2))
+
+
+def _cifar(folder: Path) -> None:
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        _cifar_batch(folder, name)
+
+
+def _records(folder: Path, name: str, labels: list[int]) -> None:
+    payloads = [encode_example(PictureExample(b"jpeg", label)) for label in labels]
+    (folder / name).write_bytes(b"".join(framed(payload) for payload in payloads))
+
+
+def test_cifar_has_its_pictures_in_the_right_order_of_axes(tmp_path: Path) -> None:
+    _cifar(tmp_path)
+    source = cifar_source(tmp_path, "train")
+    assert source.pixels.shape == (20, 32, 32, 3)
+    raw = np.random.default_rng(len("data_batch_1")).integers(0, 256, (4, 3072), np.uint8)
+    assert source.pixels[0, 1, 2].tolist() == [raw[0, 34], raw[0, 1024 + 34], raw[0, 2048 + 34]]
+    assert len(cifar_source(tmp_path, "validation")) == 4
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("touch evil",)
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_a_pickle_that_wants_to_run_something_is_refused_by_name(
+    tmp_path: Path, protocol: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(pickle.dumps({b"data": _Evil()}, protocol=protocol))
+    with pytest.raises(BadData, match=r"data_batch_1 is refused: it asks for (posix|os)\.system"):
+        read_batch(path)
+    assert not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize("value", [{b"data": {1, 2}}, {b"data": np.array([object()])}, [1 + 2j]])
+def test_a_pickle_of_anything_but_plain_values_is_refused(value: object) -> None:
+    with pytest.raises(pickle.UnpicklingError):
+        read_pickle(pickle.dumps(value, protocol=2))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no pickle", pickle.dumps([1]), pickle.dumps({b"data": np.zeros((2, 3072), np.uint8)})]
+)
+def test_a_file_that_is_no_batch_is_refused_in_one_sentence(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(content)
+    with pytest.raises(BadData, match=r"data_batch_1 .*unpack the archive again\.") as caught:
+        read_batch(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_digits_are_split_four_to_one_and_complete() -> None:
+    train, held_out = digits_source("train"), digits_source("validation")
+    assert (len(train), len(held_out)) == (1438, 359)
+    assert sorted(set(train.labels.tolist())) == list(range(10))
+    assert train.pixels.max() == 255
+
+
+def test_digits_are_those_of_scikit_learn() -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    theirs = datasets.load_digits()
+    ours = digits_source("validation")
+    assert ours.labels.tolist() == theirs.target[4::5].tolist()
+    assert np.array_equal(ours.pixels[..., 0] // 15, (theirs.images[4::5] * 255 // 16) // 15)
+
+
+def test_tfrecords_know_every_record_of_every_file(tmp_path: Path) -> None:
+    _records(tmp_path, "train-00000-of-00002", [1, 2])
+    _records(tmp_path, "train-00001-of-00002", [3])
+    source = TFRecordSource(tmp_path, "train")
+    assert len(source) == 3
+    assert {Path(source.reference(index).path).name for index in range(3)} == {
+        "train-00000-of-00002",
+        "train-00001-of-00002",
+    }
+
+
+def test_an_empty_folder_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="does not hold a known data set"):
+        open_source("imagenet", str(tmp_path))
+
+
+def test_a_missing_part_names_the_pattern_that_was_looked_for(tmp_path: Path) -> None:
+    _records(tmp_path, "train-00000-of-00001", [1])
+    with pytest.raises(BadData, match=r"matching: .*/validation-\*-of-\*"):
+        open_source("imagenet", str(tmp_path), "validation")
+
+
+def test_files_without_a_single_record_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "train-00000-of-00001").touch()
+    with pytest.raises(BadData, match="contain no records"):
+        open_source("imagenet", str(tmp_path))
+
+
+def test_missing_shards_are_named(tmp_path: Path) -> None:
+    _records(tmp_path, "train-00001-of-00003", [1])
+    assert missing_files(record_files(tmp_path, "train")) == ["train-00000-of-00003", "train-00002-of-00003"]
+
+
+def test_a_wrong_data_name_is_refused_with_the_right_one(tmp_path: Path) -> None:
+    _cifar(tmp_path)
+    with pytest.raises(BadData, match=r"holds the Python batches of CIFAR-10; give --data_name=cifar10"):
+        recognised(str(tmp_path), "imagenet")
+
+
+def test_sets_are_recognised_by_content_and_not_by_the_folders_name(tmp_path: Path) -> None:
+    folder = tmp_path / "imagenet"
+    folder.mkdir()
+    assert kind_of(folder) is None
+    _cifar(folder)
+    assert kind_of(folder) == "cifar10"
+
+
+def test_a_folder_that_does_not_exist_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match="does not exist"):
+        recognised(str(tmp_path / "nowhere"), None)
+
+
+def test_pictures_count_their_classes_by_name_in_both_parts(tmp_path: Path) -> None:
+    for part, names in (("train", ("cat", "dog", "owl")), ("val", ("cat", "owl"))):
+        for name in names:
+            (tmp_path / part / name).mkdir(parents=True)
+            (tmp_path / part / name / "1.jpg").write_bytes(b"x")
+    source = PictureSource(tmp_path, "validation")
+    assert source.classes == 3
+    assert [source.reference(index).label for index in range(2)] == [0, 2]
+
+
+def test_a_class_that_is_only_evaluated_is_refused(tmp_path: Path) -> None:
+    for place in ("train/cat", "val/cat", "val/emu"):
+        (tmp_path / place).mkdir(parents=True)
+    with pytest.raises(BadData, match="lacks: emu"):
+        PictureSource(tmp_path, "validation")
