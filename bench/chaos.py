@@ -25,8 +25,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.ids import CHIEF, ClusterShape, TaskId, server
-from lockstep.runtime.monitor.reporter import Phase
 from lockstep.transports.control.monitor_client import Unreachable, describe, fetch_snapshot
 
 SHAPE = ClusterShape(2, 3)
@@ -102,9 +102,9 @@ class Cluster:
             return 0.0
         after = 0.0
         for here, following in itertools.pairwise(phases):
-            if here["phase"] == Phase.STARTING.value:
+            if here["phase"] == TaskPhase.STARTING.value:
                 after = 0.0  # another life
-            if here["phase"] == Phase.IMPORTING_TORCH.value:
+            if here["phase"] == TaskPhase.IMPORTING_TORCH.value:
                 after = float(following["began_seconds_ago"])
         return after
 

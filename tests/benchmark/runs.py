@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lockstep.benchmark.outputs.observers import Observer
+from lockstep.benchmark.outputs.observers import RunObserver
 from lockstep.benchmark.training.job import BenchJob
 from lockstep.benchmark.training.loop import BenchResult, train
 from lockstep.benchmark.training.run import choose_devices, single_updates
@@ -36,7 +36,7 @@ class Ran:
         return {name: value.detach().clone() for name, value in self.job.towers.models[tower].named_parameters()}
 
 
-def run(*flags: str, steps: int = 3, base: tuple[str, ...] = BASE, observer: Observer | None = None) -> Ran:
+def run(*flags: str, steps: int = 3, base: tuple[str, ...] = BASE, observer: RunObserver | None = None) -> Ran:
     """Train so many steps with these flags."""
     length = () if any(flag.startswith("--num_epochs") for flag in flags) else (f"--num_batches={steps}",)
     config = parse_bench([*base, *length, *flags], {})

@@ -16,7 +16,7 @@ from PIL import Image
 from benchmark.runs import BASE, NoProgress, Ran, run
 from lockstep.benchmark.data.device_batches import BatchFeed
 from lockstep.benchmark.data.pipeline import DecodePipeline
-from lockstep.benchmark.outputs.observers import Observer
+from lockstep.benchmark.outputs.observers import RunObserver
 from lockstep.benchmark.training.inputs import input_patience
 from lockstep.benchmark.training.job import BenchJob
 from lockstep.benchmark.training.run import choose_devices, run_single, set_up_torch
@@ -31,7 +31,7 @@ RATE = "--init_learning_rate=0.05"
 Probe = Callable[[Ran], object]
 
 
-class Counts(Observer):
+class Counts(RunObserver):
     """Counts steps, and looks at the input while its processes live."""
 
     def __init__(self) -> None:

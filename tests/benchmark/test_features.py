@@ -60,7 +60,8 @@ def test_16_bit_arithmetic_is_used_and_stays_near_the_32_bit_result(flag: str) -
 
 
 def test_an_automatic_scale_skips_the_step_halves_and_rises_again() -> None:
-    scale = LossScale(PrecisionConfig(use_fp16=True, auto_loss_scale=True, raise_every=2))
+    precision = PrecisionConfig(use_fp16=True, auto_loss_scale=True, raise_every=2)
+    scale = LossScale(precision.first_scale, precision.raised_every)
     assert [scale.note(finite) for finite in (True, False, True, True)] == [True, False, True, True]
     assert scale.factor == 128 / 2 * 2
     assert scale.skipped == 1

@@ -9,7 +9,7 @@ from lockstep.benchmark.settings.config import BenchConfig
 from lockstep.benchmark.settings.config import settings as run_settings
 from lockstep.benchmark.settings.rules import problems
 from lockstep.cli.flags import BadInput, HelpAsked, parse_bench
-from lockstep.cli.flags.flag import Kind
+from lockstep.cli.flags.flag import FlagKind
 from lockstep.cli.flags.table import TABLE
 
 FLAGS = st.sampled_from(TABLE)
@@ -20,11 +20,11 @@ WORDS = st.sampled_from(
 VALUES = WORDS | st.text(max_size=12) | st.integers().map(str) | st.floats().map(str)
 
 
-LIKELY: dict[Kind, st.SearchStrategy[str]] = {
-    Kind.WHOLE: st.integers(-1, 9).map(str),
-    Kind.NUMBER: st.floats(-0.1, 2.0).map(str),
-    Kind.SWITCH: st.booleans().map(str),
-    Kind.HOSTS: st.lists(st.sampled_from(["h:1", "h:2", "[::1]:3"]), max_size=3).map(",".join),
+LIKELY: dict[FlagKind, st.SearchStrategy[str]] = {
+    FlagKind.WHOLE: st.integers(-1, 9).map(str),
+    FlagKind.NUMBER: st.floats(-0.1, 2.0).map(str),
+    FlagKind.SWITCH: st.booleans().map(str),
+    FlagKind.HOSTS: st.lists(st.sampled_from(["h:1", "h:2", "[::1]:3"]), max_size=3).map(",".join),
 }
 
 

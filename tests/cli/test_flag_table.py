@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.cli.flags import BadInput, parse_bench
-from lockstep.cli.flags.flag import TITLES, Flag, Group, Kind, Status
+from lockstep.cli.flags.flag import TITLES, Flag, FlagKind, Group, Status
 from lockstep.cli.flags.table import EXCLUSIVE, TABLE
 from lockstep.cli.flags.values import read_value
 
@@ -214,7 +214,7 @@ def test_no_flag_is_declared_twice() -> None:
 
 
 def test_no_name_reads_as_the_opposite_of_another_switch() -> None:
-    switches = {f"no{flag.name}" for flag in TABLE if flag.kind is Kind.SWITCH}
+    switches = {f"no{flag.name}" for flag in TABLE if flag.kind is FlagKind.SWITCH}
     assert not switches & set(BY_NAME)
 
 
@@ -236,20 +236,20 @@ def test_a_row_is_complete(flag: Flag) -> None:
     assert flag.help
     assert bool(flag.reason) == (flag.status is not Status.WORKS)
     assert not flag.reason or flag.reason.endswith(".")
-    assert bool(flag.choices) == (flag.kind is Kind.CHOICE)
-    assert flag.kind is not Kind.CHOICE or flag.default in flag.choices
-    assert flag.default is None or flag.kind is Kind.SECRET or read_value(flag, flag.default_text()) == flag.default
+    assert bool(flag.choices) == (flag.kind is FlagKind.CHOICE)
+    assert flag.kind is not FlagKind.CHOICE or flag.default in flag.choices
+    assert flag.default is None or flag.kind is FlagKind.SECRET or read_value(flag, flag.default_text()) == flag.default
 
 
 def _another_value(flag: Flag) -> str:
     """Any value but the default."""
-    if flag.kind is Kind.SWITCH:
+    if flag.kind is FlagKind.SWITCH:
         return str(not flag.default)
-    if flag.kind is Kind.CHOICE:
+    if flag.kind is FlagKind.CHOICE:
         return next(choice for choice in flag.choices if choice != flag.default)
-    if flag.kind in (Kind.WHOLE, Kind.NUMBER):
+    if flag.kind in (FlagKind.WHOLE, FlagKind.NUMBER):
         number = float(flag.default) if isinstance(flag.default, (int, float)) else 0.0
-        return "7" if flag.kind is Kind.WHOLE else ("0.25" if number != 0.25 else "0.5")
+        return "7" if flag.kind is FlagKind.WHOLE else ("0.25" if number != 0.25 else "0.5")
     return "something"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from lockstep.cli import net
 from lockstep.errors import BadInput
-from lockstep.transports.net.measured import Measured, Report
+from lockstep.transports.net.measured import Measured, MeasurementReport
 
 BAD = {
     "--pigeon": "'--pigeon' is not understood",
@@ -63,7 +63,7 @@ def test_a_short_run_measures_every_path_and_its_limit(tmp_path: Path) -> None:
 
 
 def test_ratios_are_taken_at_the_largest_size_that_both_have() -> None:
-    report = Report("a", "b")
+    report = MeasurementReport("a", "b")
     report.rows = [
         Measured("p", 10, [4.0, 1.0, 9.0]),
         Measured("q", 10, [8.0, 8.0, 8.0]),

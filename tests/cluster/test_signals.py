@@ -14,9 +14,9 @@ from cluster.tasks import Tasks, tasks_of
 from helpers.ports import free_port
 from helpers.programs import Finished, start_lockstep
 from helpers.waiting import wait_until
+from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.ids import CHIEF, ClusterShape, TaskId, server, worker
 from lockstep.runtime.checkpoint.folder import CheckpointFolder, verify
-from lockstep.runtime.monitor.reporter import Phase
 from lockstep.transports.control.monitor_client import Unreachable, describe
 
 SHAPE, PS, W1 = ClusterShape(1, 2), server(0), worker(1)
@@ -55,7 +55,7 @@ def imports_torch(tasks: Tasks, task: TaskId, *, member: bool) -> bool:
     except Unreachable:
         return False
     known = bool(found.job if member else found.task_address)
-    return known and found.phase == Phase.IMPORTING_TORCH
+    return known and found.phase == TaskPhase.IMPORTING_TORCH
 
 
 def importing(tasks: Tasks, environment: dict[str, str]) -> None:

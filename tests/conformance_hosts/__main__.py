@@ -7,11 +7,11 @@ import sys
 
 from conformance_hosts.forks import Forks
 from conformance_hosts.hosts import Forked, There
-from lockstep.transports.conformance import Outcome, run_suite
+from lockstep.transports.conformance import CaseOutcome, run_suite
 from lockstep.transports.registry import known_transports
 
 
-def _line(outcome: Outcome) -> str:
+def _line(outcome: CaseOutcome) -> str:
     verdict = "FAILED" if outcome.failure else "ok"
     line = f"{verdict:6}  {outcome.seconds:6.2f} s  {outcome.case.title}\n"
     return line + (f"        {outcome.failure}\n" if outcome.failure else "")

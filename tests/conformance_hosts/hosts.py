@@ -9,13 +9,13 @@ from conformance_hosts.forks import Forks
 from conformance_hosts.processes import ForkedProcess, HostedProcess, LocalProcess, NodeProcess
 from conformance_hosts.remote import RemoteNode
 from lockstep.transports.conformance.events import PATIENCE
-from lockstep.transports.conformance.stage import Victim
+from lockstep.transports.conformance.stage import RemoteVictim
 
 LOOPBACK: Final = "127.0.0.1"
 
 
-def _victim(task: str, incarnation: int, process: NodeProcess) -> Victim:
-    return cast(Victim, RemoteNode(task, incarnation, process))  # it forwards what it does not have itself
+def _victim(task: str, incarnation: int, process: NodeProcess) -> RemoteVictim:
+    return cast(RemoteVictim, RemoteNode(task, incarnation, process))  # it forwards what it does not have itself
 
 
 class Here:
@@ -24,7 +24,7 @@ class Here:
     elsewhere = False
     own_address = LOOPBACK
 
-    def start(self, transport: str, task: str, incarnation: int) -> Victim:
+    def start(self, transport: str, task: str, incarnation: int) -> RemoteVictim:
         return _victim(task, incarnation, LocalProcess(transport, task, incarnation))
 
 
@@ -37,7 +37,7 @@ class Forked:
     def __init__(self, forks: Forks) -> None:
         self._forks = forks
 
-    def start(self, transport: str, task: str, incarnation: int) -> Victim:
+    def start(self, transport: str, task: str, incarnation: int) -> RemoteVictim:
         return _victim(task, incarnation, ForkedProcess(self._forks, transport, task, incarnation))
 
 
@@ -53,5 +53,5 @@ class There:
         with socket.create_connection((host, int(port)), timeout=PATIENCE) as probe:
             self.own_address = str(probe.getsockname()[0])
 
-    def start(self, transport: str, task: str, incarnation: int) -> Victim:
+    def start(self, transport: str, task: str, incarnation: int) -> RemoteVictim:
         return _victim(task, incarnation, HostedProcess(self._address, transport, task, incarnation))

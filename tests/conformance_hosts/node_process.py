@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from conformance_hosts.remote import pack, unpack
 from lockstep.transports.base import TransportError
 from lockstep.transports.conformance.events import EventLog, Heard
-from lockstep.transports.conformance.node import Node
+from lockstep.transports.conformance.node import LocalNode
 
 
 class _Lines:
@@ -40,7 +40,7 @@ class _TellingLog(EventLog):
         self._out.write({"heard": pack(heard)})
 
 
-def _carry_out(node: Node, line: str) -> dict[str, Any]:
+def _carry_out(node: LocalNode, line: str) -> dict[str, Any]:
     content = json.loads(line)
     try:
         result = getattr(node, content["call"])(*[unpack(argument) for argument in content["arguments"]])
@@ -52,7 +52,7 @@ def _carry_out(node: Node, line: str) -> dict[str, Any]:
 def main() -> None:
     transport, task, incarnation, *host = sys.argv[1:]
     out = _Lines(sys.stdout)
-    node = Node(transport, task, int(incarnation), *host)
+    node = LocalNode(transport, task, int(incarnation), *host)
     node.log = _TellingLog(task, out)
     for line in sys.stdin:
         out.write(_carry_out(node, line))

@@ -12,7 +12,7 @@ from conformance_hosts.processes import NodeProcess
 from lockstep.protocol.core.messages import Ticket
 from lockstep.transports.base import Counters, LinkDownError, PeerAddress, TransportError
 from lockstep.transports.conformance.events import PATIENCE, CaseFailed, EventLog, Heard, PeerHasEnded
-from lockstep.transports.conformance.node import Node
+from lockstep.transports.conformance.node import LocalNode
 
 _PLAIN: Final = {"Ticket": Ticket, "PeerAddress": PeerAddress, "Counters": Counters, "Heard": Heard}
 _ERRORS: Final = {"TransportError": TransportError, "LinkDownError": LinkDownError, "gone": PeerHasEnded}
@@ -39,7 +39,7 @@ def unpack(value: Any) -> Any:
 
 
 class RemoteNode:
-    """Has the methods of ``Node``; each call waits for its answer with a deadline."""
+    """Has the methods of ``LocalNode``; each call waits for its answer with a deadline."""
 
     def __init__(self, task: str, incarnation: int, process: NodeProcess) -> None:
         self.task = task
@@ -56,7 +56,7 @@ class RemoteNode:
         return self._process.pid
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or not callable(getattr(Node, name, None)):
+        if name.startswith("_") or not callable(getattr(LocalNode, name, None)):
             raise AttributeError(name)
         return lambda *arguments: self._call(name, *arguments)
 

@@ -23,7 +23,7 @@ from conformance_hosts.hosts import Here
 from lockstep.transports.base import LinkDownError, TransportError
 from lockstep.transports.conformance.events import CaseFailed, Heard, PeerHasEnded
 from lockstep.transports.conformance.node import SuiteNode
-from lockstep.transports.conformance.stage import Pair, Stage, Victim, Way, wait_until
+from lockstep.transports.conformance.stage import Pair, RemoteVictim, Stage, Way, wait_until
 from lockstep.transports.registry import known_transports
 
 SLOT_BYTES: Final = 1 << 20
@@ -51,12 +51,12 @@ class _Trouble:
         self._dice = dice
         self._soaked = soaked
         self._lock = threading.Lock()
-        self._victim: Victim | None = None
+        self._victim: RemoteVictim | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trouble", daemon=True)
         self._thread.start()
 
-    def aim_at(self, victim: Victim | None) -> None:
+    def aim_at(self, victim: RemoteVictim | None) -> None:
         with self._lock:
             self._victim = victim
 
@@ -122,7 +122,7 @@ def _nothing_left(process: psutil.Process, before: tuple[int, int] | None) -> No
         )
 
 
-def _bury(victim: Victim) -> None:
+def _bury(victim: RemoteVictim) -> None:
     """Let go of its process and pipes."""
     with suppress(CaseFailed):
         victim.kill()

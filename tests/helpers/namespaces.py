@@ -52,7 +52,7 @@ class Host:
         self.hosts_file("")
 
 
-class Network(drill_hosts.Network):
+class Network(drill_hosts.HostNetwork):
     """Hosts by name, each with its addresses (with prefix length), on one bridge."""
 
     def __init__(self, hosts: Mapping[str, Sequence[str]]) -> None:

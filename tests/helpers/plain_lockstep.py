@@ -72,14 +72,14 @@ def run_task(flags: Sequence[str], report_fd: int) -> int:
 
 
 def _until_the_end(node: Node, reporter: TaskReporter) -> Outcome:
-    from lockstep.runtime.monitor.reporter import Phase
+    from lockstep.protocol.core.activity import TaskPhase
     from lockstep.runtime.task.outcome import JobEndedError
     from lockstep.runtime.task.worker_node import WorkerNode
 
     try:
         node.wait_until_member()
         os.write(1, b"formed\n")
-        reporter.phase(Phase.TRAINING)
+        reporter.phase(TaskPhase.TRAINING)
         if isinstance(node, WorkerNode) and not os.environ.get("PLAIN_HOLD"):
             node.finish(0)
         return node.wait_until_ended()

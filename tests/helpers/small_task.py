@@ -3,7 +3,7 @@
 ``FD`` is the descriptor for reports, or ``-``. Actions, done in order: ``phase=NAME``, ``ready=ADDRESS``,
 ``say=TEXT``, ``complain=TEXT`` (stderr), ``tty`` (say whether stdout is a terminal), ``child`` (a process of its own
 session that stays), ``deaf`` (ignore SIGTERM), ``polite`` (exit 0 when asked to end), ``hang``, ``wait=FILE`` (until
-the file exists), ``kill=SIGNAL`` (itself), ``exit=CODE``, ``companion=PORT`` (start one), ``close=CODE`` (its end),
+the file exists), ``kill=SIGNAL`` (itself), ``exit=CODE``, ``sidecar=PORT`` (start one), ``close=CODE`` (its end),
 ``fork`` (a child that holds what this task has open, and stays).
 """
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from lockstep.runtime.monitor.reporter import TaskReporter
 
 if TYPE_CHECKING:
-    from lockstep.runtime.monitor.sidecar import Companion
+    from lockstep.runtime.monitor.sidecar import Sidecar
 
 INCARNATION = 0xABCDEF0123456789
 JOB = 0x42
@@ -32,7 +32,7 @@ class SmallTask:
 
     def __init__(self, descriptor: str) -> None:
         self._reporter = TaskReporter.none() if descriptor == "-" else TaskReporter(int(descriptor))
-        self._companion: Companion | None = None
+        self._sidecar: Sidecar | None = None
 
     def do(self, action: str, value: str) -> None:
         match action:
@@ -67,15 +67,15 @@ class SmallTask:
                 os.kill(os.getpid(), signal.Signals[value])
             case "exit":
                 sys.exit(int(value))
-            case "companion":
+            case "sidecar":
                 from lockstep.protocol.core.ids import worker
-                from lockstep.runtime.monitor.sidecar import start_companion  # here, so that others start quickly
+                from lockstep.runtime.monitor.sidecar import start_sidecar  # here, so that others start quickly
 
-                self._companion = start_companion(worker(1), "127.0.0.1", int(value), "0.0.test", 1.0)
-                self._reporter = self._companion.reporter
+                self._sidecar = start_sidecar(worker(1), "127.0.0.1", int(value), "0.0.test", 1.0)
+                self._reporter = self._sidecar.reporter
             case "close":
-                assert self._companion is not None
-                self._companion.close(int(value))
+                assert self._sidecar is not None
+                self._sidecar.close(int(value))
             case _:
                 raise ValueError(f"unknown action {action!r}")
 

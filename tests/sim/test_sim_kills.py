@@ -95,7 +95,7 @@ def transitions_of_a_step(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[TaskId,
             found.setdefault((now.task, now.event), set()).add(row)
         return advance(table, state, trigger)
 
-    modules: tuple[ModuleType, ...] = (worker, server, job, coordinator, member)
+    modules: tuple[ModuleType, ...] = (worker_machine, server_machine, running_job, coordinator_machine, member)
     for module in modules:
         monkeypatch.setattr(module, "advance", watching)
     world.run()

@@ -13,7 +13,7 @@ from lockstep.protocol.core.ids import ClusterShape, TaskId, server, worker
 from lockstep.protocol.core.messages import Done
 from lockstep.sim.agenda import Agenda
 from lockstep.sim.memory import Cell, GradientTag
-from lockstep.sim.network import Link, Network
+from lockstep.sim.network import Link, SimulatedNetwork
 from lockstep.sim.rng import Dice
 from lockstep.sim.scenario import NetworkProfile, SecondsRange
 from lockstep.sim.transfers import Copy, Lanes, Parcel, Route, SimulatedLoan
@@ -25,7 +25,7 @@ PS, W = server(0), worker(0)
 class Wire:
     """One link between a server and a worker, and what each end was told."""
 
-    network: Network
+    network: SimulatedNetwork
     agenda: Agenda
     told: dict[TaskId, list[Event]] = field(default_factory=lambda: {PS: [], W: []})
 
@@ -54,7 +54,9 @@ def wire(seed: int = 1, profile: NetworkProfile | None = None) -> Wire:
     def deliver(task: TaskId, event: Event) -> None:
         made.told[task].append(event)
 
-    network = Network(ClusterShape(1, 1), profile or NetworkProfile(), Dice(seed), agenda, deliver, {PS: 1, W: 2})
+    network = SimulatedNetwork(
+        ClusterShape(1, 1), profile or NetworkProfile(), Dice(seed), agenda, deliver, {PS: 1, W: 2}
+    )
     made = Wire(network, agenda)
     made.link.open()
     return made

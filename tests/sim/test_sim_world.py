@@ -59,7 +59,7 @@ def test_every_row_of_every_table_is_walked_by_some_run(monkeypatch: pytest.Monk
         walked.add((type(state).__module__, state.value, trigger.value))
         return advance(table, state, trigger)
 
-    for module in (worker, server, coordinator, job, member):
+    for module in (worker_machine, server_machine, coordinator_machine, running_job, member):
         monkeypatch.setattr(module, "advance", watching)
     for seed in range(20):
         run(seed, mode=Mode.SEALED if seed % 2 else Mode.EAGER, training=SLOW if seed < 10 else RICH)
@@ -73,7 +73,7 @@ def test_every_row_of_every_table_is_walked_by_some_run(monkeypatch: pytest.Monk
         for table_of, table in (
             (holdings, holdings.HELD_BUCKET_TRANSITIONS),
             (ledger, ledger.SERVED_BUCKET_TRANSITIONS),
-            (job, running_job.JOB_PHASE_TRANSITIONS),
+            (running_job, running_job.JOB_PHASE_TRANSITIONS),
             (member, member.MEMBER_PHASE_TRANSITIONS),
         )
         for state, trigger in table

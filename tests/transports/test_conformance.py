@@ -14,7 +14,7 @@ import pytest
 
 from conformance_hosts.hosts import Here
 from helpers.transports import RUN_HERE
-from lockstep.transports.conformance import CASES, Case, run_case
+from lockstep.transports.conformance import CASES, SuiteCase, run_case
 from rdma.lab.network import working_folder
 
 TESTS = Path(__file__).parents[1]
@@ -28,7 +28,7 @@ TRANSPORTS = [pytest.param(name, marks=pytest.mark.slow if name == SLOWER else (
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
-def test_the_transport_keeps_the_rule_that(case: Case, transport: str) -> None:
+def test_the_transport_keeps_the_rule_that(case: SuiteCase, transport: str) -> None:
     run_case(case, transport, Here())
 
 
@@ -36,7 +36,7 @@ def test_the_transport_keeps_the_rule_that(case: Case, transport: str) -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("transport", RUN_HERE)
 @pytest.mark.parametrize("case", [case for case in CASES if case.large], ids=lambda case: case.name)
-def test_the_transport_keeps_the_large_rule_that(case: Case, transport: str) -> None:
+def test_the_transport_keeps_the_large_rule_that(case: SuiteCase, transport: str) -> None:
     run_case(case, transport, Here())
 
 

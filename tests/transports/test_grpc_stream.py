@@ -17,16 +17,16 @@ from conformance_hosts.hosts import Here
 from lockstep.protocol.core.messages import Ticket
 from lockstep.transports import meeting
 from lockstep.transports.base import Move, PeerAddress, TransportError
-from lockstep.transports.conformance.node import Node, note_for
+from lockstep.transports.conformance.node import LocalNode, note_for
 from lockstep.transports.conformance.stage import Stage
 from lockstep.transports.control import codec
 from lockstep.transports.control.channels import open_data_channel
 from lockstep.transports.control.server import method_path
 from lockstep.transports.frame_error import FrameError
-from lockstep.transports.grpc.chunks import CHUNK, FIRST, LAST, Transfer
+from lockstep.transports.grpc.chunks import CHUNK, FIRST, LAST, ChunkedTransfer
 from lockstep.transports.memory import HostRegion
 from lockstep.transports.stream import frames, links
-from lockstep.transports.stream.frames import LOAN, Header, Kind
+from lockstep.transports.stream.frames import LOAN, FrameKind, Header
 from lockstep.transports.stream.sending import Sender
 from lockstep.transports.timers import Clerk
 
@@ -75,7 +75,7 @@ def test_a_frame_that_was_cut_short_is_refused(header: Header, payload: bytes, c
 class RawPeer:
     """Speaks the data stream to a node without our endpoint, so it can break every rule."""
 
-    def __init__(self, node: Node, hello: bytes) -> None:
+    def __init__(self, node: LocalNode, hello: bytes) -> None:
         self._more = threading.Semaphore(0)
         self._frames: list[bytes | None] = []
         self._channel = open_data_channel(node.address().address.decode())
@@ -113,10 +113,10 @@ RAW = PeerAddress("/raw", 77, b"127.0.0.1:1")
 
 
 @contextmanager
-def raw_link(node: Node) -> Iterator[tuple[RawPeer, int]]:
+def raw_link(node: LocalNode) -> Iterator[tuple[RawPeer, int]]:
     link = node.connect(RAW, False)
     peer = RawPeer(node, frames.pack_hello(RAW.task, RAW.incarnation, node.incarnation))
-    assert peer.answer()[0] == Kind.HELLO
+    assert peer.answer()[0] == FrameKind.HELLO
     node.log.wait("up", link=link)
     try:
         yield peer, link
@@ -142,8 +142,8 @@ def chunk(ticket: Ticket, data: bytes, **changes: Any) -> bytes:
         ({"flags": LAST}, "out of order"),
         ({"note_bytes": 9}, "shorter than its note"),
         ({"kind": 99}, "a frame of kind 99"),
-        ({"kind": Kind.HELLO}, "a frame of kind 1"),
-        ({"kind": Kind.RELEASE}, "transfer 1 is not a loan"),
+        ({"kind": FrameKind.HELLO}, "a frame of kind 1"),
+        ({"kind": FrameKind.RELEASE}, "transfer 1 is not a loan"),
     ],
 )
 def test_a_peer_that_breaks_the_rules_is_cut_off_with_the_reason_and_touches_no_memory(
@@ -157,7 +157,7 @@ def test_a_peer_that_breaks_the_rules_is_cut_off_with_the_reason_and_touches_no_
     with raw_link(node) as (peer, link):
         peer.send(chunk(ticket, b"12345678", **changes))
         kind, text = peer.answer()
-        assert kind == Kind.FAULT
+        assert kind == FrameKind.FAULT
         assert reason in text
         assert reason in node.log.wait("lost", link=link)[0].text
     # A transfer that ends too early has landed what it brought; all others must leave memory alone.
@@ -193,14 +193,14 @@ def test_a_loan_of_a_raw_peer_is_released_with_its_number(stage: Stage) -> None:
         node.log.wait("lent")
         node.release(0)
         header, _ = frames.unpack(next(peer._answers))
-        assert (header.kind, header.transfer) == (Kind.RELEASE, 42)
+        assert (header.kind, header.transfer) == (FrameKind.RELEASE, 42)
 
 
 def test_a_stranger_is_refused_with_a_reason(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "MATCH_SECONDS", 0.2)
     node = stage.node("/node")
     peer = RawPeer(node, frames.pack_hello("/stranger", 5, node.incarnation))
-    assert peer.answer() == (Kind.FAULT, "/node does not expect /stranger in incarnation 0000000000000005")
+    assert peer.answer() == (FrameKind.FAULT, "/node does not expect /stranger in incarnation 0000000000000005")
     peer.close()
 
 
@@ -208,7 +208,7 @@ def test_a_second_stream_of_the_same_life_is_refused(stage: Stage) -> None:
     node = stage.node("/node")
     with raw_link(node) as (_, link):
         second = RawPeer(node, frames.pack_hello(RAW.task, RAW.incarnation, node.incarnation))
-        assert second.answer() == (Kind.FAULT, "/node already has a link with this incarnation of /raw")
+        assert second.answer() == (FrameKind.FAULT, "/node already has a link with this incarnation of /raw")
         second.close()
         assert node.state(link) == "up"
 
@@ -309,27 +309,27 @@ def test_a_clerk_runs_errands_in_time_and_not_those_taken_back() -> None:
     clerk.close()
 
 
-def _waiting_transfer(number: int, urgency: int) -> Transfer:
+def _waiting_transfer(number: int, urgency: int) -> ChunkedTransfer:
     ticket, data = Ticket("grpc", 1, 64, 0, b"12345678"), memoryview(bytearray(8))
     move = Move(HostRegion(1, data, None, lambda _: None), 0, 8, ticket, 0, b"note", urgency)
-    return Transfer(number, move, data)
+    return ChunkedTransfer(number, move, data)
 
 
-def _order_of(sender: Sender[Transfer]) -> list[int]:
+def _order_of(sender: Sender[ChunkedTransfer]) -> list[int]:
     sender.flow()
     sent = sender.frames()
     return [frames.unpack(next(sent))[0].transfer for _ in range(len(sender._bulk))]
 
 
 def test_transfers_that_wait_leave_by_urgency_and_then_in_the_order_of_the_calls() -> None:
-    sender: Sender[Transfer] = Sender()
+    sender: Sender[ChunkedTransfer] = Sender()
     for number, urgency in ((1, 0), (2, 5), (3, 5), (4, 1), (5, 9)):
         sender.add(_waiting_transfer(number, urgency))
     assert _order_of(sender) == [5, 2, 3, 4, 1]
 
 
 def test_a_transfer_that_has_begun_is_not_overtaken() -> None:
-    sender: Sender[Transfer] = Sender()
+    sender: Sender[ChunkedTransfer] = Sender()
     begun = _waiting_transfer(1, 0)
     begun.begun = 4
     sender.add(begun)

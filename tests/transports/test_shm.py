@@ -15,7 +15,7 @@ import pytest
 from conformance_hosts.hosts import Here
 from lockstep.transports.base import NoPathError, PeerAddress, TransportError, loan_ticket
 from lockstep.transports.conformance.events import EventLog
-from lockstep.transports.conformance.node import Node
+from lockstep.transports.conformance.node import LocalNode
 from lockstep.transports.conformance.stage import Stage, wait_until
 from lockstep.transports.shm.host import make_place, unpack_place
 from lockstep.transports.shm.memory import map_file
@@ -74,7 +74,7 @@ def test_a_loan_is_read_in_the_lenders_memory() -> None:
         pair.a.fill(region, 0, MIB, 5)
         pair.a.start(pair.a_link, region, 0, MIB, loan_ticket("grpc+shm", MIB), 0, b"x" * 24, True)
         pair.b.log.wait("lent")
-        assert isinstance(pair.b, Node)
+        assert isinstance(pair.b, LocalNode)
         loan = pair.b.loans[0]
         assert bytes(loan.buffer[:64]) == bytes(pair.a.region(region).buffer[:64])
         pair.a.region(region).buffer[:64] = b"!" * 64  # what the lender must not do, and the proof that it is the same

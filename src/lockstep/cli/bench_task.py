@@ -17,11 +17,12 @@ from lockstep.cli.progress import Output
 from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_VERDICT, BadInput
 from lockstep.library.launcher import LAUNCHED_VARIABLE
 from lockstep.protocol.coordinator.recovery import Beginning, LossPolicy, RecoveryRules
+from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.faults import Fault, parse_faults
 from lockstep.protocol.core.ids import CHIEF, Role
 from lockstep.protocol.core.journal import Happening
 from lockstep.runtime.checkpoint.resuming import beginning_in
-from lockstep.runtime.monitor.reporter import Phase, TaskReporter
+from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.task.node import NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError, Outcome
 from lockstep.runtime.task.signals import TaskSignals
@@ -50,7 +51,7 @@ def run_task(config: BenchConfig, report_fd: int, *, finished: bool = False, lat
     signals = TaskSignals(config.task, say, config.cluster.grace)
     signals.install()
     reporter = TaskReporter(report_fd)
-    reporter.phase(Phase.IMPORTING_TORCH)
+    reporter.phase(TaskPhase.IMPORTING_TORCH)
     try:
         if config.exchange.is_collective:
             return _run_collective(config, reporter, signals)
@@ -143,11 +144,13 @@ def _serve(
         node.start()
         assert config.task is not None
         Output().emit(f"Running parameter server {config.task.index}")
-        reporter.phase(Phase.IMPORTING_TORCH)
+        reporter.phase(TaskPhase.IMPORTING_TORCH)
         from lockstep.training.server.shard_store import warm_up
 
         warm_up()  # while the cluster forms, so that the first bucket does not wait for it
-        reporter.phase_after(Phase.IMPORTING_TORCH, Phase.CONNECTING if node.forming else Phase.COMPARING_SETTINGS)
+        reporter.phase_after(
+            TaskPhase.IMPORTING_TORCH, TaskPhase.CONNECTING if node.forming else TaskPhase.COMPARING_SETTINGS
+        )
         outcome = _wait_for_the_end(node)
         if node.refused:
             return EXIT_BAD_INPUT
@@ -213,11 +216,11 @@ def _run_worker(config: BenchConfig, reporter: TaskReporter, signals: TaskSignal
 
 def _train(config: BenchConfig, node: WorkerNode) -> int | None:
     """Run one incarnation as a worker; returns the exit code, or None if the job restarts."""
-    node.phase(Phase.IMPORTING_TORCH)
+    node.phase(TaskPhase.IMPORTING_TORCH)
     from lockstep.benchmark.data.errors import BadData, TooManyBadRecords
     from lockstep.benchmark.training.run import NoSuchDeviceError, run_worker
 
-    node.phase(Phase.CONNECTING if node.forming else Phase.COMPARING_SETTINGS)
+    node.phase(TaskPhase.CONNECTING if node.forming else TaskPhase.COMPARING_SETTINGS)
     output = Output()
     try:
         run_worker(config, node, output.emit, output.make_progress)
@@ -259,13 +262,13 @@ def _run_collective(config: BenchConfig, reporter: TaskReporter, signals: TaskSi
 
 
 def _reduce(config: BenchConfig, node: CollectiveNode, reporter: TaskReporter) -> int:
-    reporter.phase(Phase.IMPORTING_TORCH)
+    reporter.phase(TaskPhase.IMPORTING_TORCH)
     from lockstep.benchmark.data.errors import BadData, InputLost, TooManyBadRecords
     from lockstep.benchmark.training.collective import CollectiveLost
     from lockstep.benchmark.training.run import NoSuchDeviceError, run_collective
     from lockstep.runtime.task.collective_node import StartRefused
 
-    reporter.phase(Phase.CONNECTING)
+    reporter.phase(TaskPhase.CONNECTING)
     output = Output()
     try:
         run_collective(config, node, output.emit, output.make_progress)
@@ -282,7 +285,7 @@ def _reduce(config: BenchConfig, node: CollectiveNode, reporter: TaskReporter) -
         return _exit_code(ended.outcome)
     finally:
         output.close()
-    reporter.phase(Phase.ENDED)
+    reporter.phase(TaskPhase.ENDED)
     return 0
 
 

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.benchmark.compare.results import Measurement, Row, as_json, detail_lines, table
 from lockstep.benchmark.compare.runs import CHILD_FLAG, Runner
-from lockstep.benchmark.settings.config import torch_version
 from lockstep.cli.compare_flags import Request, parse_compare
 from lockstep.cli.flags import parse_bench
 from lockstep.errors import EXIT_FAILED
-from lockstep.version import __version__
+from lockstep.version import __version__, torch_version
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress

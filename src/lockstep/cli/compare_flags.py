@@ -13,7 +13,7 @@ from lockstep.benchmark.compare import contestants
 from lockstep.benchmark.compare.contestants import Comparison, all_contestants
 from lockstep.benchmark.settings.config import BenchConfig
 from lockstep.cli.flags import parse_bench
-from lockstep.cli.flags.flag import Flag, Group, Kind, Rows, Status
+from lockstep.cli.flags.flag import Flag, FlagKind, Group, Rows, Status
 from lockstep.cli.flags.help import flag_rows
 from lockstep.cli.flags.parsing import CommandLine, read_command_line
 from lockstep.cli.flags.table import TABLE
@@ -30,23 +30,29 @@ DEFAULT_SERVERS, DEFAULT_WORKERS = 1, 2
 MAX_REPEATS = 100
 
 OWN_FLAGS: tuple[Flag, ...] = (
-    _ROWS.works("repeats", Kind.WHOLE, 3, "rounds; each measures every contestant once, in turns", upstream=False),
+    _ROWS.works("repeats", FlagKind.WHOLE, 3, "rounds; each measures every contestant once, in turns", upstream=False),
     _ROWS.works(
         "protocols",
-        Kind.LIST,
+        FlagKind.LIST,
         PROTOCOLS,
         "which of Lockstep's transports (--server_protocol) to measure",
         upstream=False,
     ),
-    _ROWS.works("only", Kind.LIST, (), f"measure only these: {', '.join(_KINDS)}", upstream=False),
-    _ROWS.works("run_timeout", Kind.NUMBER, 600.0, "seconds that one run may take", upstream=False),
+    _ROWS.works("only", FlagKind.LIST, (), f"measure only these: {', '.join(_KINDS)}", upstream=False),
+    _ROWS.works("run_timeout", FlagKind.NUMBER, 600.0, "seconds that one run may take", upstream=False),
     _ROWS.works(
-        "tf_cnn_benchmarks", Kind.TEXT, None, "folder of a copy of tf_cnn_benchmarks, to measure it too", upstream=False
+        "tf_cnn_benchmarks",
+        FlagKind.TEXT,
+        None,
+        "folder of a copy of tf_cnn_benchmarks, to measure it too",
+        upstream=False,
     ),
-    _ROWS.works("tf_python", Kind.TEXT, None, "a Python that has TensorFlow, for tf_cnn_benchmarks", upstream=False),
-    _ROWS.works("json", Kind.TEXT, None, "file for all numbers (JSON)", upstream=False),
-    _ROWS.works("plot", Kind.TEXT, None, "file for a plot of the rates (PNG); needs matplotlib", upstream=False),
-    _ROWS.works("verbose", Kind.SWITCH, False, "show where the time of a step goes", upstream=False),
+    _ROWS.works(
+        "tf_python", FlagKind.TEXT, None, "a Python that has TensorFlow, for tf_cnn_benchmarks", upstream=False
+    ),
+    _ROWS.works("json", FlagKind.TEXT, None, "file for all numbers (JSON)", upstream=False),
+    _ROWS.works("plot", FlagKind.TEXT, None, "file for a plot of the rates (PNG); needs matplotlib", upstream=False),
+    _ROWS.works("verbose", FlagKind.SWITCH, False, "show where the time of a step goes", upstream=False),
 )
 
 SHARED_FLAGS: tuple[Flag, ...] = tuple(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lockstep.cli.flags.build import RDMA_FLAGS, rdma_options
-from lockstep.cli.flags.flag import Flag, Group, Kind, Rows, Value
+from lockstep.cli.flags.flag import Flag, FlagKind, Group, Rows, Value
 from lockstep.cli.flags.parsing import CommandLine, read_command_line
 from lockstep.cli.flags.table import TABLE
 from lockstep.errors import BadInput
@@ -40,7 +40,7 @@ _SHARED = (
 _OWN = (
     _ROWS.works(
         "reduction",
-        Kind.CHOICE,
+        FlagKind.CHOICE,
         "mean",
         "how the workers' gradients are combined: their mean, or their sum",
         choices=REDUCTIONS,
@@ -48,14 +48,14 @@ _OWN = (
     ),
     _ROWS.works(
         "replicas_to_aggregate",
-        Kind.WHOLE,
+        FlagKind.WHOLE,
         None,
         "backup workers: a step consists of the first N workers that finish it (default: all)",
         upstream=False,
     ),
     _ROWS.works(
         "on_worker_loss",
-        Kind.CHOICE,
+        FlagKind.CHOICE,
         "wait",
         "when a worker is lost: wait until it is started again, or end the job (default: wait if it can rejoin)",
         choices=ON_WORKER_LOSS,
@@ -64,11 +64,13 @@ _OWN = (
 )
 
 PROGRAM_FLAGS = (
-    _ROWS.works("servers", Kind.WHOLE, 1, "with a launcher: how many of the first ranks are servers", upstream=False),
-    _ROWS.works("bucket_mb", Kind.NUMBER, 4.0, "bucket size in MiB: how much is sent at once", upstream=False),
+    _ROWS.works(
+        "servers", FlagKind.WHOLE, 1, "with a launcher: how many of the first ranks are servers", upstream=False
+    ),
+    _ROWS.works("bucket_mb", FlagKind.NUMBER, 4.0, "bucket size in MiB: how much is sent at once", upstream=False),
     _ROWS.works(
         "on_nan",
-        Kind.CHOICE,
+        FlagKind.CHOICE,
         "report",
         "a NaN or an infinity in a gradient: report the first and go on, skip the step, or end the job",
         choices=ON_NAN,
@@ -109,7 +111,7 @@ def cluster_flags(argv: Sequence[str]) -> tuple[dict[str, Value | RdmaOptions], 
     """
     table = (*LIBRARY_TABLE, *PROGRAM_FLAGS)
     known = {flag.name for flag in table}
-    switches = {flag.name for flag in table if flag.kind is Kind.SWITCH}
+    switches = {flag.name for flag in table if flag.kind is FlagKind.SWITCH}
     ours: list[str] = []
     rest: list[str] = []
     words = list(argv)

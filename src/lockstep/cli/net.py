@@ -17,8 +17,8 @@ from lockstep.terminal import say
 from lockstep.transports.control.addresses import AddressError, parse_address, parse_bind
 
 if TYPE_CHECKING:
-    from lockstep.transports.net.measured import Report
-    from lockstep.transports.net.measurement import Plan
+    from lockstep.transports.net.measured import MeasurementReport
+    from lockstep.transports.net.measurement import MeasurementPlan
 
 _HELP = """\
 lockstep net: measure every transport, next to a memory copy, a bare TCP socket,
@@ -144,10 +144,10 @@ def _measure(asked: _Asked) -> int:
     from lockstep.transports.net.contenders import LIMITS
     from lockstep.transports.net.control import Caller, NetError
     from lockstep.transports.net.measured import SIZES
-    from lockstep.transports.net.measurement import Plan, local_peer
+    from lockstep.transports.net.measurement import MeasurementPlan, local_peer
 
     sizes = [size for size in SIZES if asked.min_size <= size <= asked.max_size] or [asked.max_size]
-    plan = Plan(sizes, asked.rounds, only=asked.only)
+    plan = MeasurementPlan(sizes, asked.rounds, only=asked.only)
     with ExitStack() as opened:
         try:
             if asked.target:
@@ -171,7 +171,7 @@ def _measure(asked: _Asked) -> int:
     return 0
 
 
-def _with_bar(caller: object, plan: Plan) -> Report:
+def _with_bar(caller: object, plan: MeasurementPlan) -> MeasurementReport:
     from lockstep.transports.net.control import Caller
     from lockstep.transports.net.measurement import measure
 
@@ -191,7 +191,7 @@ def _with_bar(caller: object, plan: Plan) -> Report:
 # -- the table --
 
 
-def table(report: Report) -> str:
+def table(report: MeasurementReport) -> str:
     """The numbers for people."""
     from lockstep.transports.net.contenders import LIMITS
 
@@ -208,7 +208,7 @@ def table(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _block(report: Report, title: str, show: object) -> list[str]:
+def _block(report: MeasurementReport, title: str, show: object) -> list[str]:
     assert callable(show)
     sizes = report.sizes()
     lines = ["", f"{title:<36}" + "".join(f"{in_units(size):>10}" for size in sizes)]

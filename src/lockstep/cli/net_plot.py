@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from lockstep.transports.net.measured import Report
+from lockstep.transports.net.measured import MeasurementReport
 
 _LIMIT_STYLE = "--"
 
 
-def draw(report: Report, path: str) -> None:
+def draw(report: MeasurementReport, path: str) -> None:
     """Write a PNG."""
     import matplotlib
 

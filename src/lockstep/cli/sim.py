@@ -74,7 +74,7 @@ _OF_CAPACITY_TOO = ("enough", "growth", "plot", "shared_hosts")
 
 
 @dataclass(slots=True)
-class Asked:
+class SimRequest:
     """The parsed command line."""
 
     numbers: dict[str, float] = field(default_factory=dict)
@@ -117,11 +117,11 @@ def run(argv: Sequence[str]) -> int:
     return run_capacity(asked)
 
 
-def parse(argv: Sequence[str]) -> Asked:
+def parse(argv: Sequence[str]) -> SimRequest:
     """Parse a command line; BadInput says what is wrong with it."""
     if not argv or any(word in ("-h", "--help") for word in argv):
         raise HelpAsked(_HELP)
-    asked = Asked()
+    asked = SimRequest()
     words = list(argv)
     while words:
         name, value = _take(words)
@@ -167,7 +167,7 @@ def _number(name: str, text: str) -> float:
     return float(value) if kind is float else value
 
 
-def _refuse_mixtures(asked: Asked) -> None:
+def _refuse_mixtures(asked: SimRequest) -> None:
     given = asked.given()
     if asked.searches:
         odd = sorted(given & {*_OF_CAPACITY, *_OF_CAPACITY_TOO})

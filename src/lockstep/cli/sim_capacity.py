@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lockstep.cli.sim import Asked
+from lockstep.cli.sim import SimRequest
 from lockstep.cli.sim_search import progress
 from lockstep.errors import BadInput
 from lockstep.protocol.core.messages import ParameterEntry
@@ -21,7 +21,7 @@ _MOST_SERVERS = 256
 _ROW_ELEMENTS = 1 << 18
 
 
-def run_capacity(asked: Asked) -> int:
+def run_capacity(asked: SimRequest) -> int:
     """Measure what was requested and print it; returns the exit code."""
     searching = asked.text("ps") == SEARCH
     case = _case(asked, 1 if searching else asked.servers(2))
@@ -41,7 +41,7 @@ def run_capacity(asked: Asked) -> int:
 # -- the case --
 
 
-def _case(asked: Asked, servers: int) -> CapacityCase:
+def _case(asked: SimRequest, servers: int) -> CapacityCase:
     return CapacityCase(
         workers=asked.whole("workers", 8),
         servers=servers,
@@ -58,7 +58,7 @@ def _case(asked: Asked, servers: int) -> CapacityCase:
     )
 
 
-def _parameters(asked: Asked) -> tuple[ParameterEntry, ...]:
+def _parameters(asked: SimRequest) -> tuple[ParameterEntry, ...]:
     """The real list of a built-in model, or that many MiB in rows of 1 MiB."""
     if "model_mb" in asked.numbers:
         elements = max(1, int(asked.number("model_mb", 0.0) * MEBIBYTE / 4))
@@ -94,7 +94,7 @@ def parameters_of(model: str) -> tuple[ParameterEntry, ...]:
 # -- measuring --
 
 
-def _measure_all(asked: Asked, cases: Sequence[CapacityCase], what: str) -> list[CapacityMeasurement]:
+def _measure_all(asked: SimRequest, cases: Sequence[CapacityCase], what: str) -> list[CapacityMeasurement]:
     measured: list[CapacityMeasurement] = []
     with progress(len(cases), what) as step:
         for one in parallel(measure, [(case,) for case in cases], asked.whole("processes", 2)):
@@ -103,7 +103,7 @@ def _measure_all(asked: Asked, cases: Sequence[CapacityCase], what: str) -> list
     return measured
 
 
-def _report(asked: Asked, case: CapacityCase) -> dict[str, Any]:
+def _report(asked: SimRequest, case: CapacityCase) -> dict[str, Any]:
     grown = {} if asked.text("growth", "yes") == "no" else growth_cases(case)
     # The point that all three series share is measured once.
     cases = list(dict.fromkeys([case, *(one for series in grown.values() for one in series)]))
@@ -115,7 +115,7 @@ def _report(asked: Asked, case: CapacityCase) -> dict[str, Any]:
     }
 
 
-def _search(asked: Asked, case: CapacityCase) -> dict[str, Any]:
+def _search(asked: SimRequest, case: CapacityCase) -> dict[str, Any]:
     most = min(_MOST_SERVERS, max(1, len(case.plan().buckets)))
     rows = _measure_all(asked, server_cases(case, most), "simulating")
     share = asked.number("enough", 0.95)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep.cli.sim import Asked
+from lockstep.cli.sim import SimRequest
 from lockstep.errors import BadInput
 from lockstep.sim.explore import Played, play_seed
 from lockstep.sim.faults import AnyFault, parse_fault, to_text
@@ -50,7 +50,7 @@ class Tally:
             self.slowest_verdict = max(self.slowest_verdict, played.ending.still)
 
 
-def run_search(asked: Asked) -> int:
+def run_search(asked: SimRequest) -> int:
     """Play what was asked for; returns the exit code."""
     size = Size(asked.whole("workers", 8), asked.servers(2), asked.whole("steps", 3))
     faults = _faults(asked)
@@ -59,7 +59,7 @@ def run_search(asked: Asked) -> int:
     return _run_many(asked, size, faults)
 
 
-def _faults(asked: Asked) -> tuple[AnyFault, ...] | None:
+def _faults(asked: SimRequest) -> tuple[AnyFault, ...] | None:
     given = asked.texts.get("fault")
     if given is None:
         return None
@@ -69,7 +69,7 @@ def _faults(asked: Asked) -> tuple[AnyFault, ...] | None:
         raise BadInput(f"--fault: {error}.") from error
 
 
-def _mishaps(asked: Asked) -> tuple[Mishap, ...] | None:
+def _mishaps(asked: SimRequest) -> tuple[Mishap, ...] | None:
     given = asked.texts.get("mishap")
     if given is None:
         return None
@@ -82,7 +82,7 @@ def _mishaps(asked: Asked) -> tuple[Mishap, ...] | None:
 # -- one run --
 
 
-def _run_one(asked: Asked, size: Size, faults: tuple[AnyFault, ...] | None) -> int:
+def _run_one(asked: SimRequest, size: Size, faults: tuple[AnyFault, ...] | None) -> int:
     seed, mishaps = asked.whole("seed", 0), _mishaps(asked)
     try:
         if mishaps is None:
@@ -135,7 +135,7 @@ def _one_as_json(played: Played) -> dict[str, Any]:
 # -- many runs --
 
 
-def _run_many(asked: Asked, size: Size, faults: tuple[AnyFault, ...] | None) -> int:
+def _run_many(asked: SimRequest, size: Size, faults: tuple[AnyFault, ...] | None) -> int:
     first, count = asked.whole("first", 0), asked.whole("seeds", 100)
     tally = Tally(size)
     jobs = [(seed, size, faults) for seed in range(first, first + count)]
@@ -151,7 +151,7 @@ def _run_many(asked: Asked, size: Size, faults: tuple[AnyFault, ...] | None) -> 
     return 1 if tally.failures else 0
 
 
-def _shrunk(asked: Asked, tally: Tally) -> list[tuple[Played, Recipe]]:
+def _shrunk(asked: SimRequest, tally: Tally) -> list[tuple[Played, Recipe]]:
     found: list[tuple[Played, Recipe]] = []
     for played in tally.failures[:SHOWN_FAILURES]:
         if asked.text("shrink", "yes") == "no":
@@ -210,7 +210,7 @@ def _tally_as_json(tally: Tally, recipes: Iterable[tuple[Played, Recipe]]) -> di
     }
 
 
-def _write(asked: Asked, fields: dict[str, Any], text: str) -> None:
+def _write(asked: SimRequest, fields: dict[str, Any], text: str) -> None:
     target = asked.text("json")
     if target and target != "-":
         Path(target).write_text(json.dumps(fields, indent=1) + "\n")

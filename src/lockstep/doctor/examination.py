@@ -14,7 +14,7 @@ from lockstep.doctor.analysis import analyse
 from lockstep.doctor.facts import ClusterFacts, NameFact, OwnPort, PeerReport, Shared, Visit
 from lockstep.doctor.finding import DoctorFinding, FindingKind, in_order
 from lockstep.doctor.listening import Inbox, Notes, Stand
-from lockstep.doctor.rules_own import judge_own_address
+from lockstep.doctor.rules_own_address import judge_own_address
 from lockstep.doctor.rules_time import Story, without_early_refusals
 from lockstep.doctor.visiting import VisitResult, heard_from, leave_word, look_at, told_at
 from lockstep.protocol.core.ids import TaskId

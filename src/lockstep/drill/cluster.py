@@ -98,7 +98,7 @@ class DrillCluster:
             time.sleep(0.02)
 
     def kill_monitor(self, place: int) -> None:
-        """SIGKILL a monitor; its keeper ends the task."""
+        """SIGKILL a monitor; its reaper ends the task."""
         self._processes[place].kill()
         self._processes[place].wait()
 

@@ -63,7 +63,7 @@ def set_firewall(namespace: str, *rules: str) -> None:
     _run([*run_prefix(namespace), "nft", "-f", "-"], "flush ruleset\n" + (chain if rules else ""))
 
 
-class Network:
+class HostNetwork:
     """Hosts by name, each with its addresses (with prefix length), on one bridge. Use it in a ``with`` block."""
 
     def __init__(self, hosts: Mapping[str, Sequence[str]]) -> None:
@@ -104,7 +104,7 @@ class Network:
         self.close()
 
 
-class Hosts(Network):
+class Hosts(HostNetwork):
     """One host per task of a drill."""
 
     def __init__(self, tasks: Sequence[TaskId]) -> None:

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.errors import EXIT_FAILED, EXIT_VERDICT
-from lockstep.protocol.core.activity import Doing
+from lockstep.protocol.core.activity import Doing, TaskPhase
 from lockstep.protocol.core.effects import Apply
 from lockstep.protocol.core.faults import EndEarly, Fault, OddModel, OddSetting, OddVersion, parse_fault, to_text
 from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, Role, TaskId
 from lockstep.protocol.core.messages import GroupRates, Layout, ParameterEntry, Setting
 from lockstep.protocol.core.plan import Plan, make_plan
 from lockstep.runtime.checkpoint.tensor_file import NamedTensor
-from lockstep.runtime.monitor.reporter import Phase, TaskReporter
+from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL, ClusterSpec
 from lockstep.runtime.task.failures import failure_of
 from lockstep.runtime.task.node import NodeConfig
@@ -232,7 +232,7 @@ def train(node: WorkerNode, plan: TaskPlan) -> None:
     if node.task == CHIEF:
         node.offer_initial()
     node.wait_version(0)
-    node.phase(Phase.TRAINING)
+    node.phase(TaskPhase.TRAINING)
     if node.task == CHIEF:
         Path(plan.folder, "training").touch()  # for readers that cannot ask over the network
     rates = (GroupRates(("lr",), (0.1,)),) if node.task == CHIEF else ()

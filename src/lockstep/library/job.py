@@ -25,12 +25,12 @@ from lockstep.library.parameters import trained_parameters, untrained_digests
 from lockstep.library.program_state import ProgramState
 from lockstep.library.sharding import Collate, DataShard, IterableShard, MapShard, make_shard
 from lockstep.library.state_codec import Stateful
+from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.causes import Reason, own_error
 from lockstep.protocol.core.ids import CHIEF, Step
 from lockstep.protocol.core.leaving import Departure
 from lockstep.protocol.core.messages import GroupRates
 from lockstep.protocol.core.plan import DEFAULT_BUCKET_BYTES
-from lockstep.runtime.monitor.reporter import Phase
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.worker.binding import BindingOptions
@@ -141,7 +141,7 @@ class Job:
             untrained=untrained_digests(self._models, trained),
         )
         hold = len(self._optimizers) > 1 or not self._node.config.synchronous
-        self._node.phase(Phase.COMPARING_SETTINGS)
+        self._node.phase(TaskPhase.COMPARING_SETTINGS)
         try:
             self._replica = SealedReplica(self._node, trained, entries, options, hold=hold)
         except ValueError as error:
@@ -155,7 +155,7 @@ class Job:
         self._watch.remember(self._replica.step)
         self._misuse = MisuseWatch(self._models, self._replica)
         self._hook_state()
-        self._node.phase(Phase.TRAINING)
+        self._node.phase(TaskPhase.TRAINING)
 
     def _hook_state(self) -> None:
         """Saving and loading in the middle of training: the state is on the servers."""

@@ -33,7 +33,7 @@ from lockstep.protocol.coordinator.recovery import Beginning
 from lockstep.protocol.core.ids import CHIEF, Role, TaskId
 from lockstep.protocol.core.timing import GRACE_SECONDS, REJOIN_SECONDS, STALL_AFTER_SECONDS, STARTUP_SECONDS
 from lockstep.runtime.checkpoint.resuming import beginning_in
-from lockstep.runtime.monitor.sidecar import CompanionError, start_companion
+from lockstep.runtime.monitor.sidecar import SidecarError, start_sidecar
 from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL, ON_STALL, ClusterSpec, cluster_problems
 from lockstep.runtime.startup.preflight import protocol_problems
 from lockstep.runtime.startup.rendezvous import RendezvousError, RendezvousSpec, free_port, meet
@@ -49,7 +49,7 @@ from lockstep.version import __version__
 if TYPE_CHECKING:
     from lockstep.library.job import Job, JobOptions
     from lockstep.runtime.monitor.reporter import TaskReporter
-    from lockstep.runtime.monitor.sidecar import Companion
+    from lockstep.runtime.monitor.sidecar import Sidecar
     from lockstep.runtime.task.store import ShardStore
 
 P = ParamSpec("P")
@@ -201,17 +201,17 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     signals = TaskSignals(cluster.task, say, cluster.grace, interrupts_others=serves)
     signals.install(only_defaults=True)
     try:
-        companion = start_companion(cluster.task, listen.host, listen.port, __version__)
-    except CompanionError as error:
+        sidecar = start_sidecar(cluster.task, listen.host, listen.port, __version__)
+    except SidecarError as error:
         signals.close()
         raise BadInput(str(error)) from None
-    signals.on_forced = companion.reporter.ended
+    signals.on_forced = sidecar.reporter.ended
     if serves:
-        _serve_and_leave(config, companion, signals)
+        _serve_and_leave(config, sidecar, signals)
     from lockstep.library.job import JobOptions
 
     options = JobOptions(on_nan=arguments.on_nan, bucket_bytes=round(arguments.bucket_mb * MEBIBYTE))
-    return _join_as_worker(config, companion, options, signals)
+    return _join_as_worker(config, sidecar, options, signals)
 
 
 def refuse_bad_cluster(cluster: ClusterSpec, arguments: JoinArguments) -> None:
@@ -316,13 +316,13 @@ def _gather(spec: ClusterSpec, launch: Launch, servers: int) -> ClusterSpec:
 # -- the two roles --
 
 
-def _serve_and_leave(config: NodeConfig, companion: Companion, signals: TaskSignals) -> None:
+def _serve_and_leave(config: NodeConfig, sidecar: Sidecar, signals: TaskSignals) -> None:
     """Serve until the job has ended, then exit: the lines after the call are for workers."""
     outcome = Outcome(False)
     try:
-        outcome = serve(config, companion.reporter, signals)
+        outcome = serve(config, sidecar.reporter, signals)
     finally:
-        companion.close(outcome.exit_code(EXIT_FAILED))
+        sidecar.close(outcome.exit_code(EXIT_FAILED))
     if not outcome.ok and outcome.departure is None:
         say(outcome.sentence())
     # 0 even if the last version is in no checkpoint, which was reported: the workers have the model, and a launcher
@@ -370,17 +370,17 @@ def dropped_lines(coordinator: object) -> list[str]:
     return [f"{task} was left out of {count} steps (backup workers)" for task, count in sorted(dropped.items())]
 
 
-def _join_as_worker(config: NodeConfig, companion: Companion, options: JobOptions, signals: TaskSignals) -> Job:
+def _join_as_worker(config: NodeConfig, sidecar: Sidecar, options: JobOptions, signals: TaskSignals) -> Job:
     from lockstep.library.atexit import close_before_threads_end, end_by_signal
     from lockstep.library.job import Job
     from lockstep.runtime.task.worker_node import WorkerNode
 
-    node = WorkerNode(config, say, companion.reporter)
+    node = WorkerNode(config, say, sidecar.reporter)
     signals.attach(node)
     end_by_signal()
 
     def leave() -> None:
-        companion.close(EXIT_FAILED if node.outcome is None else node.outcome.exit_code(EXIT_FAILED))
+        sidecar.close(EXIT_FAILED if node.outcome is None else node.outcome.exit_code(EXIT_FAILED))
         signals.close()
 
     try:

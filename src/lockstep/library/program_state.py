@@ -143,7 +143,7 @@ def _places_of_buffers(models: Sequence[nn.Module]) -> list[tuple[dict[str, Tens
 
 
 def _describe(models: Sequence[nn.Module], trained: Sequence[Trained]) -> dict[str, list[list[object]]]:
-    """Names and shapes, in the format of ``training/worker/local_state.py``; buffers in the order in which they are packed."""
+    """Names and shapes, as in ``training/worker/local_state.py``; buffers in the order in which they are packed."""
     saved = {
         f"{index}.{name}" if len(models) > 1 else name for index, m in enumerate(models) for name in m.state_dict()
     }

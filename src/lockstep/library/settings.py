@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lockstep.benchmark.settings.config import torch_version
 from lockstep.protocol.coordinator.recovery import LossPolicy, RecoveryRules
 from lockstep.protocol.core.messages import Setting
 from lockstep.protocol.core.setting_names import LOCKSTEP_VERSION, SERVERS, TORCH_VERSION, WORKERS
 from lockstep.protocol.core.timing import GRACE_SECONDS
 from lockstep.runtime.startup.cluster import ClusterSpec
-from lockstep.version import __version__
+from lockstep.version import __version__, torch_version
 
 REDUCTIONS = ("mean", "sum")
 ON_NAN = ("report", "skip", "stop")

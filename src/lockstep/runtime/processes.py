@@ -1,6 +1,6 @@
 """What Linux offers so that no process outlives the one that started it.
 
-Standard library only and quick to import: the keeper of a task (``monitor/keeper.py``) runs on this file alone,
+Standard library only and quick to import: the reaper of a task (``monitor/reaper.py``) runs on this file alone,
 without site-packages.
 
 Three mechanisms are used together, because each has a gap:

@@ -12,7 +12,7 @@ from lockstep.protocol.core.plan import Plan, make_plan
 from lockstep.sim.agenda import Agenda
 from lockstep.sim.disk import Disk
 from lockstep.sim.memory import SimulatedMemory
-from lockstep.sim.network import Link, Network
+from lockstep.sim.network import Link, SimulatedNetwork
 from lockstep.sim.numbers import Numbers
 from lockstep.sim.oracle import Oracle
 from lockstep.sim.rng import Dice
@@ -29,7 +29,7 @@ class SimulationContext:
     scenario: Scenario
     agenda: Agenda
     dice: Dice
-    network: Network
+    network: SimulatedNetwork
     memory: SimulatedMemory
     oracles: Mapping[JobId, Oracle]
     disk: Disk

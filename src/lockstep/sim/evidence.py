@@ -9,7 +9,7 @@ from lockstep.diagnose.evidence import Evidence, Seen
 from lockstep.diagnose.views import FORMAT, MonitorView, TaskView, read_task
 from lockstep.protocol import phrases
 from lockstep.protocol.core.activity import Code, Doing
-from lockstep.protocol.core.faults import Place
+from lockstep.protocol.core.faults import FaultPlace
 from lockstep.protocol.core.ids import TaskId, hex64
 from lockstep.protocol.core.journal import tensor_states
 from lockstep.protocol.core.reach import NOT_SILENT, Reach, Silence
@@ -24,7 +24,7 @@ JUST_NOW = 0.5
 WATCHED = 2.0
 HEARTBEAT_BYTES = 100
 NOTHING_LISTENS = Silence(Reach.REFUSED, "nothing listens there")
-_DETAIL = {Place.INPUT.value: "a file of the input", Place.CHECKPOINT.value: "a checkpoint"}
+_DETAIL = {FaultPlace.INPUT.value: "a file of the input", FaultPlace.CHECKPOINT.value: "a checkpoint"}
 
 
 def evidence_of(world: World, patience: float = 3.0) -> Evidence:
@@ -106,7 +106,7 @@ def _snapshot(world: World, name: TaskId, task: SimTask, now: float) -> dict[str
 def _main(side: SimulatedWorker, now: float) -> dict[str, Any]:
     doing, since = side.doing
     # A slow step uses the processor; one that is stuck does not.
-    in_device = doing == Place.DEVICE.value
+    in_device = doing == FaultPlace.DEVICE.value
     return {
         "doing": Doing.COMPUTING.value if in_device else doing,
         "detail": _DETAIL.get(doing, ""),

@@ -18,10 +18,10 @@ from lockstep.protocol.core.faults import (
     DropMessage,
     DropTensor,
     EndEarly,
+    FaultPlace,
     Freeze,
     OddModel,
     OddSetting,
-    Place,
     Raise,
     SlowSteps,
     SlowStore,
@@ -36,11 +36,11 @@ from lockstep.sim.watch import SimulatedWatchdog
 from lockstep.sim.world import World
 
 _STUCK_AT = {
-    Place.USER_CODE.value: Cause.USER_CODE,
-    Place.INPUT.value: Cause.INPUT_STARVED,
-    Place.CHECKPOINT.value: Cause.CHECKPOINT_STUCK,
-    Place.DEVICE.value: Cause.DEVICE_CALL,
-    Place.BEFORE_PRODUCING.value: Cause.DEADLOCK,
+    FaultPlace.USER_CODE.value: Cause.USER_CODE,
+    FaultPlace.INPUT.value: Cause.INPUT_STARVED,
+    FaultPlace.CHECKPOINT.value: Cause.CHECKPOINT_STUCK,
+    FaultPlace.DEVICE.value: Cause.DEVICE_CALL,
+    FaultPlace.BEFORE_PRODUCING.value: Cause.DEADLOCK,
 }
 
 _WHILE_FORMING = (Cause.COMMUNICATION, Cause.NEVER_STARTED)
@@ -48,7 +48,7 @@ _WHILE_FORMING = (Cause.COMMUNICATION, Cause.NEVER_STARTED)
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedEnding:
     """What a verdict about one fault may say. ``heals``: it ends, or the protocol makes up for it."""
 
     tasks: frozenset[str]
@@ -58,18 +58,18 @@ class Expected:
     """How long it delays the job, where it ends."""
 
 
-def expected_of(fault: AnyFault, scenario: Scenario) -> Expected:
+def expected_of(fault: AnyFault, scenario: Scenario) -> ExpectedEnding:
     """What one fault leads to in this scenario."""
     both = frozenset({fault.task, getattr(fault, "peer", fault.task)})
     causes, seconds = _causes(fault)
     if isinstance(fault, EndEarly):
-        return Expected(both, causes, heals=not scenario.mode.synchronous)
+        return ExpectedEnding(both, causes, heals=not scenario.mode.synchronous)
     if isinstance(fault, DropTensor) and not scenario.mode.synchronous and TaskId.parse(fault.task).role is Role.SERVER:
         # Without synchronisation a value is sent once on a link: it may have changed meanwhile.
-        return Expected(both, causes, heals=False)
+        return ExpectedEnding(both, causes, heals=False)
     if isinstance(fault, StartLate):
-        return Expected(both, causes, heals=0 <= fault.seconds < scenario.startup_timeout)
-    return Expected(both, causes, 0 <= seconds < scenario.stall_after, max(seconds, 0.0))
+        return ExpectedEnding(both, causes, heals=0 <= fault.seconds < scenario.startup_timeout)
+    return ExpectedEnding(both, causes, 0 <= seconds < scenario.stall_after, max(seconds, 0.0))
 
 
 def _causes(fault: AnyFault) -> tuple[frozenset[Cause], float]:
@@ -141,7 +141,7 @@ def judge(world: World, planted: Planted, watch: SimulatedWatchdog) -> RunEnding
     return RunEnding(False, first.reason.cause.value, first.culprit, first.reason.text, still)
 
 
-def _to_blame(expected: Sequence[Expected], scenario: Scenario) -> list[Expected]:
+def _to_blame(expected: Sequence[ExpectedEnding], scenario: Scenario) -> list[ExpectedEnding]:
     """What may end the job: what does not heal; and the rest together, if it delays the job for too long."""
     together = sum(one.seconds for one in expected if one.heals)
     return [one for one in expected if not one.heals or together >= scenario.stall_after]
@@ -157,7 +157,7 @@ def _refuse_false_completion(world: World, watch: SimulatedWatchdog) -> None:
     world.check_completion()
 
 
-def _is_explained(outcome: JobEnded, to_blame: Sequence[Expected]) -> bool:
+def _is_explained(outcome: JobEnded, to_blame: Sequence[ExpectedEnding]) -> bool:
     named = {outcome.culprit, outcome.reason.peer}
     return any(outcome.reason.cause in one.causes and named & one.tasks for one in to_blame)
 
@@ -167,7 +167,7 @@ def _follows(outcome: JobEnded, explained: Set[str]) -> bool:
     return outcome.culprit in explained and outcome.reason.cause in (Cause.DEAD, Cause.NEVER_STARTED)
 
 
-def _unexplained(who: str, outcome: JobEnded, planted: Sequence[Expected]) -> str:
+def _unexplained(who: str, outcome: JobEnded, planted: Sequence[ExpectedEnding]) -> str:
     listed = "; ".join(f"{sorted(c.value for c in one.causes)} of {sorted(one.tasks)}" for one in planted)
     return (
         f"{who} that the job ended for another reason than what was planted: {outcome.reason.cause.value}: "

@@ -1,4 +1,4 @@
-"""Faults as data: those of a real cluster (``protocol/core/faults.py``), and those that only a simulated one can be given.
+"""Faults as data: those of a real cluster (``protocol/core/faults.py``), and those of a simulated one.
 
 The first begin at a *step*; the second at a virtual *time*, which hits any moment of a step. Both have the same printed
 form, one line of JSON, so that a plan can travel on a command line.

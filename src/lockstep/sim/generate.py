@@ -14,10 +14,10 @@ from lockstep.protocol.core.faults import (
     DropMessage,
     DropTensor,
     EndEarly,
+    FaultPlace,
     Freeze,
     OddModel,
     OddSetting,
-    Place,
     Raise,
     SlowSteps,
     SlowStore,
@@ -179,7 +179,7 @@ def _crash(random: Random, scenario: Scenario) -> AnyFault:
 
 
 def _stick(random: Random, scenario: Scenario) -> AnyFault:
-    place = random.choice((Place.USER_CODE, Place.INPUT, Place.DEVICE)).value
+    place = random.choice((FaultPlace.USER_CODE, FaultPlace.INPUT, FaultPlace.DEVICE)).value
     seconds = random.choice((_length(random), 1000.0))
     return Stick(_worker(random, scenario), place, _step(random, scenario), seconds)
 

@@ -31,7 +31,7 @@ _SURVIVAL_SALT = 31
 
 
 @dataclass(slots=True)
-class Traffic:
+class SimulatedTraffic:
     """What became of the messages of a run; tests check whether their network was as bad as intended."""
 
     sent: int = 0
@@ -68,7 +68,7 @@ class Link:
 
     __slots__ = ("_ends", "_lossless", "_network", "closed", "cut", "cut_at", "session")
 
-    def __init__(self, pair: Pair, network: Network) -> None:
+    def __init__(self, pair: Pair, network: SimulatedNetwork) -> None:
         self.session = 0
         self.cut = True
         self.cut_at = 0.0
@@ -217,7 +217,7 @@ class Link:
         self.closed = self._lossless = False
 
 
-class Network:
+class SimulatedNetwork:
     """All links of a cluster."""
 
     def __init__(
@@ -235,7 +235,7 @@ class Network:
         self.agenda = agenda
         self.deliver = deliver
         self.incarnations = incarnations
-        self.traffic = Traffic()
+        self.traffic = SimulatedTraffic()
         self.weather = Weather(profile, dice, mishaps)
         self.adapters = adapters(shape, shared=profile.shared_hosts)
         self.loses_message: Callable[[TaskId, TaskId, Message], bool] | None = None

@@ -19,11 +19,11 @@ from lockstep.protocol.core.faults import (
     DropMessage,
     DropTensor,
     EndEarly,
+    FaultPlace,
     Freeze,
     OddModel,
     OddSetting,
     OddVersion,
-    Place,
     Raise,
     SlowSteps,
     SlowStore,
@@ -154,7 +154,7 @@ class Planted:
         elif isinstance(fault, SlowSteps) and isinstance(side, SimulatedWorker):
             side.slowed = (fault.step, fault.seconds)
         elif isinstance(fault, Stick) and isinstance(side, SimulatedWorker):
-            side.stuck[fault.step] = (Place(fault.place).value, fault.seconds)
+            side.stuck[fault.step] = (FaultPlace(fault.place).value, fault.seconds)
         else:
             raise ValueError(f"{type(fault).__name__} does not happen to {fault.task}")
 

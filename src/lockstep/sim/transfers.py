@@ -16,7 +16,7 @@ from functools import partial
 from lockstep.protocol.core.events import TransferEnded
 from lockstep.protocol.core.ids import BucketId, TaskId
 from lockstep.sim.memory import Cell, Tag
-from lockstep.sim.network import Link, Network, SimulatedLinkEnd
+from lockstep.sim.network import Link, SimulatedLinkEnd, SimulatedNetwork
 from lockstep.sim.network_faults import Chance
 
 
@@ -52,7 +52,7 @@ class Parcel:
 class SimulatedTransfer:
     """What copies and loans have in common: the sender is notified of the end once, unless its link is lost before."""
 
-    def __init__(self, network: Network, route: Route, parcel: Parcel) -> None:
+    def __init__(self, network: SimulatedNetwork, route: Route, parcel: Parcel) -> None:
         self.network = network
         self.route = route
         self.parcel = parcel
@@ -110,7 +110,7 @@ class Copy(SimulatedTransfer):
 
     def __init__(
         self,
-        network: Network,
+        network: SimulatedNetwork,
         route: Route,
         parcel: Parcel,
         source: Cell,
@@ -252,7 +252,12 @@ class SimulatedLoan(SimulatedTransfer):
     """The receiver reads the sender's own cell until it has released every loan of it."""
 
     def __init__(
-        self, network: Network, route: Route, parcel: Parcel, source: Cell, on_lent: Callable[[SimulatedLoan], None]
+        self,
+        network: SimulatedNetwork,
+        route: Route,
+        parcel: Parcel,
+        source: Cell,
+        on_lent: Callable[[SimulatedLoan], None],
     ) -> None:
         super().__init__(network, route, parcel)
         self.source = source

@@ -36,7 +36,7 @@ from lockstep.sim.disk import Disk
 from lockstep.sim.invariants import Invariants
 from lockstep.sim.machines import MachineMaker
 from lockstep.sim.memory import SimulatedMemory
-from lockstep.sim.network import Network, Traffic
+from lockstep.sim.network import SimulatedNetwork, SimulatedTraffic
 from lockstep.sim.numbers import Numbers
 from lockstep.sim.oracle import Oracle, make_oracle
 from lockstep.sim.rng import Dice
@@ -79,7 +79,7 @@ class RunResult:
     """The tasks that each task last reported as missing."""
     dropped: int
     """Gradients that servers refused: duplicates, stale ones, those of other incarnations."""
-    traffic: Traffic
+    traffic: SimulatedTraffic
 
     @property
     def ok(self) -> bool:
@@ -101,7 +101,7 @@ class World:
         self.interrupter: Interrupter | None = None
         shape = scenario.shape
         self.incarnations: dict[TaskId, Incarnation] = {task: self.dice.incarnation() for task in shape.tasks()}
-        self.network = Network(
+        self.network = SimulatedNetwork(
             shape, scenario.network, self.dice, self.agenda, self.handle, self.incarnations, scenario.mishaps
         )
         self.network.lives = lambda task: self.tasks[task].lives

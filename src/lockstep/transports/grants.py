@@ -13,7 +13,7 @@ from lockstep.transports.frame_error import FrameError
 from lockstep.transports.memory import HostRegion
 
 
-class Grant:
+class RegionGrant:
     """One incarnation of one peer may write into one region, until the grant ends.
 
     Bytes land under ``lock`` and only while ``live``: once ``end`` has returned, nothing lands through it any more.
@@ -62,7 +62,7 @@ class Grants:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_place: dict[tuple[int, str], Grant] = {}
+        self._by_place: dict[tuple[int, str], RegionGrant] = {}
 
     def give(self, transport: str, region: HostRegion, peer: PeerAddress) -> Ticket:
         """Grant ``region`` to this incarnation of the peer, and end the grant of an earlier incarnation there."""
@@ -72,10 +72,10 @@ class Grants:
             if grant is None or grant.incarnation != peer.incarnation:
                 if grant is not None:
                     grant.end()
-                grant = self._by_place[place] = Grant(region, peer)
+                grant = self._by_place[place] = RegionGrant(region, peer)
         return Ticket(transport, region.number, region.nbytes, 0, grant.key)
 
-    def check(self, peer: PeerAddress, region: int, key: bytes, offset: int, nbytes: int) -> Grant:
+    def check(self, peer: PeerAddress, region: int, key: bytes, offset: int, nbytes: int) -> RegionGrant:
         """The grant that lets ``peer`` write this range of ``region``; ``FrameError`` if it has none."""
         with self._lock:
             grant = self._by_place.get((region, peer.task))

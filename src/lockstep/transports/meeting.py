@@ -38,7 +38,7 @@ Visit = TypeVar("Visit")
 
 
 @dataclass(slots=True)
-class Expected(Generic[AnyEndpoint, Visit]):
+class ExpectedVisitor(Generic[AnyEndpoint, Visit]):
     """An endpoint, and the visit that it waits for if it accepts (None: give up)."""
 
     endpoint: AnyEndpoint
@@ -53,14 +53,14 @@ class Meeting(Generic[AnyEndpoint, Visit]):
         self._task = task
         self._incarnation = incarnation
         self._arrivals = threading.Condition()
-        self._expected: dict[_Incarnation, Expected[AnyEndpoint, Visit]] = {}
+        self._expected: dict[_Incarnation, ExpectedVisitor[AnyEndpoint, Visit]] = {}
         self._endpoints: list[AnyEndpoint] = []
         self._closed = False
 
-    def add(self, endpoint: AnyEndpoint, dials: bool) -> Expected[AnyEndpoint, Visit]:
+    def add(self, endpoint: AnyEndpoint, dials: bool) -> ExpectedVisitor[AnyEndpoint, Visit]:
         """Take part in a link; an endpoint that does not dial is expected to be visited."""
         peer = endpoint.peer
-        expected: Expected[AnyEndpoint, Visit] = Expected(endpoint)
+        expected: ExpectedVisitor[AnyEndpoint, Visit] = ExpectedVisitor(endpoint)
         with self._arrivals:
             if self._closed:
                 raise TransportError("this transport is closed: make another one")
@@ -90,7 +90,7 @@ class Meeting(Generic[AnyEndpoint, Visit]):
         return first
 
     @contextmanager
-    def visit(self, expected: Expected[AnyEndpoint, Visit]) -> Iterator[Visit]:
+    def visit(self, expected: ExpectedVisitor[AnyEndpoint, Visit]) -> Iterator[Visit]:
         """Wait for the peer, on the endpoint's thread, and be its only link until the end of the ``with`` block.
         ``FrameError`` if the peer does not come."""
         endpoint = expected.endpoint
@@ -110,7 +110,7 @@ class Meeting(Generic[AnyEndpoint, Visit]):
                 if self._expected.get((peer.task, peer.incarnation)) is expected:
                     del self._expected[peer.task, peer.incarnation]
 
-    def match(self, task: str, incarnation: int, meant: int) -> Expected[AnyEndpoint, Visit]:
+    def match(self, task: str, incarnation: int, meant: int) -> ExpectedVisitor[AnyEndpoint, Visit]:
         """The endpoint that waits for this visitor; the text of a ``FrameError`` is what the visitor reads.
         ``meant``: which incarnation of this task it looks for."""
         if meant != self._incarnation:

@@ -7,11 +7,11 @@ import pytest
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.effects import Apply, Effect, GiveBack, GrantRegion, Prepare, Send, SendVersion
 from lockstep.protocol.core.events import LinkLost, LinkUp, Prepared, Tick, TransferEnded
-from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, TaskId, server, worker
+from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, NOTHING_TO_APPLY, TaskId, server, worker
 from lockstep.protocol.core.messages import Applied, Commit, Contributors, Done, Edition, Failed, Open, Rates, Seal
 from lockstep.protocol.core.timing import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.phrases import waited_for
-from lockstep.protocol.server.ledger import NOTHING_TO_APPLY, ServedBucketState
+from lockstep.protocol.server.ledger import ServedBucketState
 from protocol.protocol_rigs import RATES, TICKET, ServerRig, layout_of, life, messages_to, only, plan_of
 
 W0, W1 = worker(0), worker(1)

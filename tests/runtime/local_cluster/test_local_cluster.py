@@ -105,7 +105,7 @@ def test_a_task_that_ends_because_of_the_first_failure_is_not_taken_for_it(scrip
 
 
 def tasks_running(script: str, action: str) -> list[int]:
-    """The processes of tasks themselves, not of their monitors and keepers."""
+    """The processes of tasks themselves, not of their monitors and reapers."""
     commands = {pid: command_line(pid) for pid in processes_mentioning(script)}
     return [pid for pid, command in commands.items() if command[1:2] == [script] and action in command]
 

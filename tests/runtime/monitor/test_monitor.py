@@ -22,7 +22,7 @@ from helpers.programs import Program, alive, processes_mentioning
 from helpers.waiting import wait_until
 from lockstep.protocol.core.ids import TaskId, worker
 from lockstep.protocol.core.messages import Description
-from lockstep.runtime.monitor.reaper import Keeper
+from lockstep.runtime.monitor.reaper import Reaper
 from lockstep.runtime.monitor.task_process import REPORT_FD
 from lockstep.runtime.processes import STOP_SIGNALS, SignalInbox
 from lockstep.transports.control.monitor_client import Unreachable, describe, fetch_stack, watch
@@ -214,7 +214,7 @@ def test_a_frozen_task_is_ended_too(script: str) -> None:
 def test_the_task_dies_with_its_monitor_and_so_does_all_that_it_started(script: str) -> None:
     with monitored(script, "child", "phase=training", "hang") as monitor:
         pid = monitor.wait_for_phase("training").pid
-        wait_until(lambda: len(monitor.left()) >= 4, 10, "monitor, keeper, task and its child run")
+        wait_until(lambda: len(monitor.left()) >= 4, 10, "monitor, reaper, task and its child run")
         monitor.program.signal(signal.SIGKILL)
         monitor.program.wait(5)
         wait_until(lambda: not alive(pid), 1.0, "the task is gone")
@@ -224,12 +224,12 @@ def test_the_task_dies_with_its_monitor_and_so_does_all_that_it_started(script: 
 def test_nothing_is_left_when_the_keeper_is_killed(script: str) -> None:
     with monitored(script, "child", "phase=training", "hang", linger=0.0) as monitor:
         pid = monitor.wait_for_phase("training").pid
-        wait_until(lambda: len(monitor.left()) >= 4, 10, "monitor, keeper, task and its child run")
-        keeper = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        os.kill(keeper, signal.SIGKILL)
+        wait_until(lambda: len(monitor.left()) >= 4, 10, "monitor, reaper, task and its child run")
+        reaper = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(reaper, signal.SIGKILL)
         finished = monitor.program.wait(10)
         assert finished.code == 1
-        assert "its keeper was killed" in finished.stderr
+        assert "its reaper was killed" in finished.stderr
         assert monitor.left() == []
 
 
@@ -321,7 +321,7 @@ def test_ctrl_c_in_the_moment_of_the_start_is_not_lost(script: str) -> None:
     """Between fork and exec a task is not itself yet; a request to end that comes then must reach it all the same."""
     with SignalInbox(STOP_SIGNALS), open(os.devnull, "wb") as nothing:
         for _ in range(5):
-            keeper = Keeper(os.getpid(), nothing.fileno(), nothing.fileno(), nothing.fileno())
-            task = keeper._start([sys.executable, script, "-", "hang"])
+            reaper = Reaper(os.getpid(), nothing.fileno(), nothing.fileno(), nothing.fileno())
+            task = reaper._start([sys.executable, script, "-", "hang"])
             os.kill(task, signal.SIGTERM)
             assert os.waitstatus_to_exitcode(os.waitpid(task, 0)[1]) == -signal.SIGTERM

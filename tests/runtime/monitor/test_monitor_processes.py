@@ -87,11 +87,12 @@ def test_a_guarded_program_starts_with_pythons_signal_changes_undone() -> None:
 
 
 def test_the_monitor_is_free_of_torch_and_the_keeper_of_everything_installed() -> None:
-    monitor = "import sys, lockstep.runtime.monitor.monitor, lockstep.runtime.local_cluster.cluster; print('torch' in sys.modules)"
+    modules = "lockstep.runtime.monitor.monitor, lockstep.runtime.local_cluster.cluster"
+    monitor = f"import sys, {modules}; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", monitor], timeout=30) == b"False\n"
-    keeper = processes.python_without_site(
-        "from lockstep.runtime.monitor import keeper; "
+    reaper = processes.python_without_site(
+        "from lockstep.runtime.monitor import reaper; "
         "print([m for m in sys.modules.values() if 'site-packages' in (getattr(m, '__file__', '') or '') "
         "and not m.__name__.startswith('lockstep')])"
     )
-    assert subprocess.check_output(keeper, timeout=30) == b"[]\n"
+    assert subprocess.check_output(reaper, timeout=30) == b"[]\n"

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from lockstep.protocol.core.activity import TaskPhase
 from lockstep.runtime.monitor.reporter import (
     MAX_LINE_BYTES,
     LineBuffer,
-    Phase,
-    Report,
+    TaskReport,
     TaskReporter,
     decode_report,
     encode_report,
@@ -27,22 +27,22 @@ def pipe() -> Iterator[tuple[int, int]]:
     os.close(writer)
 
 
-def read_reports(reader: int) -> list[Report | None]:
+def read_reports(reader: int) -> list[TaskReport | None]:
     return [decode_report(line) for line in LineBuffer(MAX_LINE_BYTES).feed(os.read(reader, 1 << 20))]
 
 
 def test_every_line_carries_the_whole_state(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     reporter = TaskReporter(writer)
-    reporter.phase(Phase.IMPORTING_TORCH)
+    reporter.phase(TaskPhase.IMPORTING_TORCH)
     reporter.ready("127.0.0.1:4000", incarnation=2**64 - 1)
-    reporter.phase(Phase.TRAINING)
+    reporter.phase(TaskPhase.TRAINING)
     reporter.joined(job=7)
     assert read_reports(reader) == [
-        Report("importing torch"),
-        Report("importing torch", "127.0.0.1:4000", 2**64 - 1),
-        Report("training", "127.0.0.1:4000", 2**64 - 1),
-        Report("training", "127.0.0.1:4000", 2**64 - 1, job=7),
+        TaskReport("importing torch"),
+        TaskReport("importing torch", "127.0.0.1:4000", 2**64 - 1),
+        TaskReport("training", "127.0.0.1:4000", 2**64 - 1),
+        TaskReport("training", "127.0.0.1:4000", 2**64 - 1, job=7),
     ]
 
 
@@ -53,24 +53,24 @@ def test_a_task_never_waits_for_a_frozen_monitor_and_catches_up_later(pipe: tupl
         reporter.phase(f"phase {number}")
     assert os.read(reader, 1 << 20)
     reporter.ready("127.0.0.1:4000", incarnation=5)
-    assert read_reports(reader)[-1] == Report("phase 4999", "127.0.0.1:4000", 5)
+    assert read_reports(reader)[-1] == TaskReport("phase 4999", "127.0.0.1:4000", 5)
 
 
 def test_a_monitor_that_is_gone_is_no_error_for_the_task() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     reporter = TaskReporter(writer)
-    reporter.phase(Phase.TRAINING)
+    reporter.phase(TaskPhase.TRAINING)
     assert reporter.report.phase == "training"
     reporter.close()
     reporter.close()
-    reporter.phase(Phase.FINISHING)
+    reporter.phase(TaskPhase.FINISHING)
 
 
 def test_without_a_monitor_the_reporter_only_remembers() -> None:
     reporter = TaskReporter.none()
     reporter.ready("here:1", incarnation=3, job=4)
-    assert reporter.report == Report("starting", "here:1", 3, 4)
+    assert reporter.report == TaskReport("starting", "here:1", 3, 4)
 
 
 def test_the_descriptor_is_not_passed_on_to_programs_that_the_task_starts(pipe: tuple[int, int]) -> None:
@@ -82,7 +82,7 @@ def test_the_descriptor_is_not_passed_on_to_programs_that_the_task_starts(pipe: 
 
 @pytest.mark.parametrize("character", ["a", "\0", "ü", "\N{WATER BUFFALO}", "\ud800"])
 def test_the_longest_texts_still_fit_in_one_line(character: str) -> None:
-    report = Report(character * 10_000, character * 10_000, 2**64 - 1, 2**64 - 1, -9)
+    report = TaskReport(character * 10_000, character * 10_000, 2**64 - 1, 2**64 - 1, -9)
     line = encode_report(report)
     assert len(line) <= MAX_LINE_BYTES
     decoded = decode_report(line)
@@ -116,9 +116,9 @@ def test_an_overlong_line_is_dropped_and_the_next_one_is_read() -> None:
 
 def test_who_imports_torch_is_not_said_to_be_further_because_the_cluster_is() -> None:
     reporter = TaskReporter.none()
-    reporter.phase(Phase.IMPORTING_TORCH)
-    reporter.phase_unless_importing(Phase.COMPARING_SETTINGS)
+    reporter.phase(TaskPhase.IMPORTING_TORCH)
+    reporter.phase_unless_importing(TaskPhase.COMPARING_SETTINGS)
     assert reporter.report.phase == "importing torch"
-    reporter.phase(Phase.CONNECTING)
-    reporter.phase_unless_importing(Phase.COMPARING_SETTINGS)
+    reporter.phase(TaskPhase.CONNECTING)
+    reporter.phase_unless_importing(TaskPhase.COMPARING_SETTINGS)
     assert reporter.report.phase == "comparing settings"

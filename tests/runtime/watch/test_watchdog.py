@@ -20,7 +20,7 @@ from lockstep.diagnose.views import read_task
 from lockstep.drill.task import PlainStore, TaskPlan, train
 from lockstep.protocol.core.activity import Doing
 from lockstep.protocol.core.causes import Source
-from lockstep.protocol.core.faults import DropMessage, Place, Stick
+from lockstep.protocol.core.faults import DropMessage, FaultPlace, Stick
 from lockstep.protocol.core.ids import ClusterShape, Role, server, worker
 from lockstep.protocol.core.journal import Happening, Journal, tensor_states
 from lockstep.runtime.task.injection import Injector
@@ -70,7 +70,7 @@ def test_a_snapshot_shows_links_waits_steps_and_the_training_thread(tmp_path: Pa
 @pytest.mark.timed
 def test_a_stall_ends_the_job_on_every_task_and_leaves_the_report(tmp_path: Path) -> None:
     """A training thread that sleeps may come back, so it is reported; after --stall_after the job ends."""
-    faults = (Stick(str(worker(1)), Place.USER_CODE, 8, 4.0),)
+    faults = (Stick(str(worker(1)), FaultPlace.USER_CODE, 8, 4.0),)
     settings = dataclasses.replace(QUICK, patience=30.0)
     with in_process_cluster(
         SHAPE, PlainStore, run_folder=str(tmp_path), watch=settings, faults=faults, stall_after=1.5
@@ -89,7 +89,7 @@ def test_a_stall_ends_the_job_on_every_task_and_leaves_the_report(tmp_path: Path
 
 @pytest.mark.timed
 def test_with_on_stall_report_the_job_goes_on_when_it_can(tmp_path: Path) -> None:
-    faults = (Stick(str(worker(1)), Place.USER_CODE, 8, 2.0),)
+    faults = (Stick(str(worker(1)), FaultPlace.USER_CODE, 8, 2.0),)
     settings = dataclasses.replace(QUICK, on_stall="report")
     with in_process_cluster(
         SHAPE, PlainStore, run_folder=str(tmp_path), watch=settings, faults=faults, stall_after=1.0

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from helpers.cluster import in_process_cluster
-from lockstep.benchmark.settings.features import PrecisionConfig
 from lockstep.protocol.coordinator.recovery import LossPolicy, RecoveryRules
 from lockstep.protocol.core.ids import ClusterShape
 from lockstep.protocol.core.messages import GroupRates, OptimizerEntry
@@ -36,7 +35,7 @@ def normalised(device: torch.device = CPU) -> nn.Module:
 
 
 def state_of(*models: nn.Module, device: torch.device = CPU) -> WorkerState:
-    return WorkerState(models, [device], LossScale(PrecisionConfig()))
+    return WorkerState(models, [device], LossScale())
 
 
 def buffers_of(model: nn.Module) -> list[Tensor]:

@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lockstep.benchmark.outputs.observers import Observer
+from lockstep.benchmark.outputs.observers import RunObserver
 from lockstep.benchmark.training.job import BenchJob
 from lockstep.protocol.core.plan import Plan
 
 
-class PlanFile(Observer):
+class PlanFile(RunObserver):
     """Writes the plan once it is known; a single process has parameters but no plan."""
 
     def __init__(self, path: str, plan: Plan | None) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import psutil
 import torch
 
-from lockstep.benchmark.outputs.observers import Observer, StepFacts
-from lockstep.benchmark.settings.config import BenchConfig, torch_version
+from lockstep.benchmark.outputs.observers import RunObserver, StepFacts
+from lockstep.benchmark.settings.config import BenchConfig
 from lockstep.benchmark.training.evaluation import Evaluated
 from lockstep.benchmark.training.job import BenchJob
-from lockstep.version import __version__
+from lockstep.version import __version__, torch_version
 
 METRICS = "metric.log"
 RUN = "benchmark_run.log"
@@ -24,7 +24,7 @@ _TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 _SECRET = ("token",)
 
 
-class MetricLog(Observer):
+class MetricLog(RunObserver):
     """``metric.log`` gets one line per number; ``benchmark_run.log`` says once what ran, and where."""
 
     def __init__(self, folder: str, test_id: str | None) -> None:

@@ -26,7 +26,7 @@ class StepFacts:
     accuracy: Accuracy | None
 
 
-class Observer:
+class RunObserver:
     """Does nothing; real observers override what they need."""
 
     def started(self, job: BenchJob) -> None:
@@ -56,10 +56,10 @@ class Observer:
         """Write whatever is still pending."""
 
 
-class Observers(Observer):
+class Observers(RunObserver):
     """All of them together."""
 
-    def __init__(self, members: Sequence[Observer]) -> None:
+    def __init__(self, members: Sequence[RunObserver]) -> None:
         self._members = tuple(members)
 
     def started(self, job: BenchJob) -> None:
@@ -90,6 +90,6 @@ class Observers(Observer):
     def close(self) -> None:
         self._tell(lambda one: one.close())
 
-    def _tell(self, call: Callable[[Observer], None]) -> None:
+    def _tell(self, call: Callable[[RunObserver], None]) -> None:
         for one in self._members:
             call(one)

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from lockstep.benchmark.outputs.graph_file import PlanFile
 from lockstep.benchmark.outputs.metric_log import MetricLog
-from lockstep.benchmark.outputs.observers import Observer, Observers
+from lockstep.benchmark.outputs.observers import Observers, RunObserver
 from lockstep.benchmark.outputs.tracing import TraceObserver
 from lockstep.benchmark.settings.config import BenchConfig
 from lockstep.benchmark.training.job import BenchJob
+from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.ids import CHIEF
-from lockstep.runtime.monitor.reporter import Phase
 from lockstep.runtime.task.collective_node import CollectiveNode
 from lockstep.runtime.task.worker_node import WorkerNode
 
 
-class _PhaseTeller(Observer):
+class _PhaseTeller(RunObserver):
     """Reports the worker's progress to the monitor, so that a status line says "training" and not "warming up"."""
 
     def __init__(self, node: WorkerNode | CollectiveNode) -> None:
         self._node = node
 
     def started(self, job: BenchJob) -> None:  # noqa: ARG002
-        self._node.phase(Phase.WARMING_UP)
+        self._node.phase(TaskPhase.WARMING_UP)
 
     def warmed_up(self) -> None:
-        self._node.phase(Phase.TRAINING)
+        self._node.phase(TaskPhase.TRAINING)
 
 
 def observers_of(job: BenchJob, node: WorkerNode | CollectiveNode | None) -> Observers:
     """All observers in this process."""
     output = job.config.output
-    members: list[Observer] = [] if node is None else [_PhaseTeller(node)]
+    members: list[RunObserver] = [] if node is None else [_PhaseTeller(node)]
     if output.trace_file is not None:
         members.append(TraceObserver(job, node))
     if job.config.task in (None, CHIEF):
@@ -47,7 +47,7 @@ def observers_of(job: BenchJob, node: WorkerNode | CollectiveNode | None) -> Obs
     return Observers(members)
 
 
-def evaluation_events(config: BenchConfig) -> list[Observer]:
+def evaluation_events(config: BenchConfig) -> list[RunObserver]:
     """Observers of evaluations only, during training or instead of it."""
     if config.evaluation.folder is None:
         return []

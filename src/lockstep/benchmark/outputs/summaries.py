@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.benchmark.outputs.event_file import EventFile
-from lockstep.benchmark.outputs.observers import Observer, StepFacts
+from lockstep.benchmark.outputs.observers import RunObserver, StepFacts
 from lockstep.benchmark.training.evaluation import Evaluated
 from lockstep.benchmark.training.inputs import Batch
 from lockstep.benchmark.training.job import BenchJob
@@ -25,7 +25,7 @@ _SMALLEST = 1e-30
 _PICTURES = 3
 
 
-class Summaries(Observer):
+class Summaries(RunObserver):
     """Writes event files. With servers, gradients are sent while backward runs, so histograms show parameters only."""
 
     def __init__(self, job: BenchJob, folder: str, verbosity: int, every: int) -> None:
@@ -78,7 +78,7 @@ class Summaries(Observer):
         self._events.close()
 
 
-class EvaluationEvents(Observer):
+class EvaluationEvents(RunObserver):
     """``--eval_dir``: the accuracy of each evaluation, for TensorBoard. The first evaluation creates the file."""
 
     def __init__(self, folder: str) -> None:

@@ -100,8 +100,8 @@ def _from(moments: Moments, first: int) -> dict[str, tuple[float, float]]:
 
 def _links(node: Node) -> list[dict[str, Any]]:
     found = []
-    for peer, keeper in node.peers.items():
-        connection = keeper.connection
+    for peer, reaper in node.peers.items():
+        connection = reaper.connection
         if connection is None or connection.endpoint is None:
             continue
         counters = connection.endpoint.counters()

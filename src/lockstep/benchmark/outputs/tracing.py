@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from lockstep.benchmark.outputs.observers import Observer
+from lockstep.benchmark.outputs.observers import RunObserver
 from lockstep.benchmark.training.job import BenchJob
 from lockstep.protocol.core.plan import Plan
 from lockstep.runtime.task.collective_node import CollectiveNode
@@ -17,7 +17,7 @@ from lockstep.runtime.trace.task_trace import Span, TraceWindow, trace_of, trace
 _PARTS_OF_A_STEP = 3
 
 
-class TraceObserver(Observer):
+class TraceObserver(RunObserver):
     """Keeps the newest steps that the journal still has, and writes them at the end."""
 
     def __init__(self, job: BenchJob, node: WorkerNode | CollectiveNode | None) -> None:

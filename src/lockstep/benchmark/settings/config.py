@@ -7,7 +7,6 @@ wrong with a run is in ``benchmark/settings/rules.py``.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.messages import Setting
 from lockstep.protocol.core.setting_names import LOCKSTEP_VERSION, SERVERS, TORCH_VERSION, WORKERS
 from lockstep.runtime.startup.cluster import ClusterSpec
-from lockstep.version import __version__
+from lockstep.version import __version__, torch_version
 
 DTYPE = "float32"
 """The type of parameters and gradients."""
@@ -292,14 +291,3 @@ def recovery_rules(config: BenchConfig) -> RecoveryRules:
         save_seconds=float(output.save_model_secs),
         saves_last=output.train_dir is not None,
     )
-
-
-@functools.cache
-def torch_version() -> str:
-    """The installed torch version without its build (a server's CPU build and a worker's CUDA build are equal)."""
-    import importlib.metadata  # here, because a process that only starts others does not need it
-
-    try:
-        return importlib.metadata.version("torch").partition("+")[0]
-    except importlib.metadata.PackageNotFoundError:
-        return "none"

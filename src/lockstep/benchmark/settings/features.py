@@ -89,6 +89,11 @@ class PrecisionConfig:
             return self.loss_scale
         return 128.0 if self.use_fp16 else 1.0
 
+    @property
+    def raised_every(self) -> int:
+        """After how many good steps the factor doubles; 0: never."""
+        return self.raise_every if self.auto_loss_scale else 0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleConfig:

@@ -1,8 +1,8 @@
 """Modes without servers: workers reduce gradients among themselves, with torch.distributed's own algorithms.
 
 Gradients are packed into buckets in the order in which backward produces them, and each bucket is reduced while
-backward continues. This worker's node (``runtime/task/collective_node.py``) is notified of what was handed over and what
-came back; its watchdog and ``lockstep why`` compare the records of all workers and name the one that is behind.
+backward continues. This worker's node (``runtime/task/collective_node.py``) is notified of what was handed over and
+what came back; its watchdog and ``lockstep why`` compare the records of all workers and name the one that is behind.
 Torch's global process group is not used.
 """
 

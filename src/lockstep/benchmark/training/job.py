@@ -76,7 +76,7 @@ class BenchJob:
         self.memory_format = self._memory_format()
         self.towers = Towers(self.model, devices, independent=config.exchange.variable_update == "independent")
         stages = self._compile() if config.devices.compile else []
-        self.scale = LossScale(config.precision)
+        self.scale = LossScale(config.precision.first_scale, config.precision.raised_every)
         self.towers.hook_gradients(self.scale, config.optimizer.gradient_clip)
         self.trained = in_groups_of_stages(trained_parameters(self.model), stages)
         self._rate = Rate(config.schedule, config.optimizer.init_learning_rate, self.spec.default_learning_rate)

@@ -19,7 +19,7 @@ from lockstep.benchmark.outputs.metrics import (
     total_lines,
     total_speed,
 )
-from lockstep.benchmark.outputs.observers import Observer, StepFacts
+from lockstep.benchmark.outputs.observers import RunObserver, StepFacts
 from lockstep.benchmark.training.evaluation import Evaluation
 from lockstep.benchmark.training.job import BenchJob
 from lockstep.benchmark.training.updates import Updates
@@ -51,16 +51,16 @@ class BenchResult:
 
 
 def train(
-    job: BenchJob, updates: Updates, emit: Emit, progress: Progress, observer: Observer | None = None
+    job: BenchJob, updates: Updates, emit: Emit, progress: Progress, observer: RunObserver | None = None
 ) -> BenchResult:
     """Run the whole job on this worker."""
-    loop = _Loop(job, updates, emit, progress, observer or Observer())
+    loop = _Loop(job, updates, emit, progress, observer or RunObserver())
     loop.warm_up()
     return loop.timed_steps()
 
 
 class _Loop:
-    def __init__(self, job: BenchJob, updates: Updates, emit: Emit, progress: Progress, observer: Observer) -> None:
+    def __init__(self, job: BenchJob, updates: Updates, emit: Emit, progress: Progress, observer: RunObserver) -> None:
         self._job = job
         self._updates = updates
         self._emit = emit

@@ -6,7 +6,7 @@ import sys
 import textwrap
 from collections import Counter
 
-from lockstep.cli.flags.flag import TITLES, Flag, Group, Kind, Status
+from lockstep.cli.flags.flag import TITLES, Flag, FlagKind, Group, Status
 from lockstep.cli.flags.table import EXCLUSIVE, TABLE
 
 _INTRODUCTION = """\
@@ -55,7 +55,7 @@ def _item(text: str) -> str:
 
 def _description(flag: Flag) -> str:
     star = "" if flag.upstream else " \\*"
-    default = f" (default `{flag.default_text()}`)" if flag.default_text() and flag.kind is not Kind.SECRET else ""
+    default = f" (default `{flag.default_text()}`)" if flag.default_text() and flag.kind is not FlagKind.SECRET else ""
     usage, sentences = flag.usage(), [flag.help]
     if len(usage) > _WIDTH // 2:
         usage = f"--{flag.name}={flag.kind.value}"

@@ -8,7 +8,7 @@ from enum import StrEnum
 Value = str | int | float | bool | tuple[str, ...] | None
 
 
-class Kind(StrEnum):
+class FlagKind(StrEnum):
     """How the text of a value is read; help shows the enum's value in its place."""
 
     TEXT = "TEXT"
@@ -69,7 +69,7 @@ class Flag:
     """
 
     name: str
-    kind: Kind
+    kind: FlagKind
     default: Value
     group: Group
     help: str
@@ -89,9 +89,9 @@ class Flag:
 
     def usage(self) -> str:
         """How it is written, with its kind of value: ``--model=TEXT``, ``--[no]eval``."""
-        if self.kind is Kind.SWITCH:
+        if self.kind is FlagKind.SWITCH:
             return f"--[no]{self.name}"
-        if self.kind is Kind.CHOICE:
+        if self.kind is FlagKind.CHOICE:
             return f"--{self.name}={'|'.join(choice for choice in self.choices if choice)}"
         return f"--{self.name}={self.kind.value}"
 
@@ -118,7 +118,7 @@ class Rows:
     def works(
         self,
         name: str,
-        kind: Kind,
+        kind: FlagKind,
         default: Value,
         help: str,  # noqa: A002 - the field's own name
         *,
@@ -144,11 +144,11 @@ class Rows:
             upstream=upstream,
         )
 
-    def notice(self, name: str, kind: Kind, default: Value, help: str, reason: str, *choices: str) -> Flag:  # noqa: A002
+    def notice(self, name: str, kind: FlagKind, default: Value, help: str, reason: str, *choices: str) -> Flag:  # noqa: A002
         """A flag that is accepted and does nothing here; ``reason`` says why."""
         return self._other(Status.NOTICE, name, kind, default, help, reason, choices)
 
-    def refused(self, name: str, kind: Kind, default: Value, help: str, reason: str, *choices: str) -> Flag:  # noqa: A002
+    def refused(self, name: str, kind: FlagKind, default: Value, help: str, reason: str, *choices: str) -> Flag:  # noqa: A002
         """A flag whose effect Lockstep does not have; ``reason`` says why and what to do instead."""
         return self._other(Status.REFUSED, name, kind, default, help, reason, choices)
 
@@ -156,7 +156,7 @@ class Rows:
         self,
         status: Status,
         name: str,
-        kind: Kind,
+        kind: FlagKind,
         default: Value,
         help: str,  # noqa: A002
         reason: str,

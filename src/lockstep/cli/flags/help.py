@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from lockstep.cli.flags.flag import TITLES, Flag, Group, Kind, Status
+from lockstep.cli.flags.flag import TITLES, Flag, FlagKind, Group, Status
 from lockstep.cli.flags.table import TABLE
 from lockstep.cli.flags.values import did_you_mean, nearest
 from lockstep.errors import BadInput
@@ -73,7 +73,7 @@ def flag_rows(flags: Iterable[Flag]) -> Iterator[str]:
     """One row of help per flag."""
     for flag in flags:
         default = flag.default_text()
-        shown = "" if flag.same_as or flag.kind is Kind.SECRET or not default else f" ({default})"
+        shown = "" if flag.same_as or flag.kind is FlagKind.SECRET or not default else f" ({default})"
         usage = f"  {flag.usage()}"
         if len(usage) > _WIDTH:
             usage = f"  --{flag.name}={flag.kind.value}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lockstep.cli.flags.flag import Flag, Kind, Status, Value, value_text
+from lockstep.cli.flags.flag import Flag, FlagKind, Status, Value, value_text
 from lockstep.cli.flags.values import FALSE_WORDS, TRUE_WORDS, BadValue, did_you_mean, nearest, read_value, unquoted
 
 
@@ -33,7 +33,7 @@ class Given:
 
     def __str__(self) -> str:
         """For messages: as the user wrote it, except for secrets."""
-        shown = "..." if self.flag.kind is Kind.SECRET else value_text(self.value)
+        shown = "..." if self.flag.kind is FlagKind.SECRET else value_text(self.value)
         return f"--{self.spelling}={shown}"
 
 
@@ -107,7 +107,7 @@ def _read_word(line: CommandLine, word: str, previous: str, following: str | Non
         line.mistakes.append(_unknown(name, line.flags, line.command))
         # The value of an unknown flag is not a separate mistake.
         return int(not equals and following is not None and not following.startswith("-"))
-    if flag.kind is Kind.SWITCH:
+    if flag.kind is FlagKind.SWITCH:
         _read_switch(line, flag, name, text if equals else None, switched_off)
         return 0
     if equals:
@@ -125,7 +125,7 @@ def _find(name: str, flags: Mapping[str, Flag]) -> tuple[Flag | None, bool]:
     flag = flags.get(name)
     if flag is None and name.startswith("no"):
         opposite = flags.get(name[2:])
-        if opposite is not None and opposite.kind is Kind.SWITCH:
+        if opposite is not None and opposite.kind is FlagKind.SWITCH:
             return opposite, True
     return flag, False
 
@@ -155,7 +155,7 @@ def _store(line: CommandLine, flag: Flag, spelling: str, text: str) -> None:
 def _stray(word: str, previous: str, flags: Mapping[str, Flag]) -> str:
     name = previous.removeprefix("--")
     flag, _off = _find(name, flags) if previous.startswith("--") else (None, False)
-    if flag is not None and flag.kind is Kind.SWITCH and unquoted(word).lower() in TRUE_WORDS | FALSE_WORDS:
+    if flag is not None and flag.kind is FlagKind.SWITCH and unquoted(word).lower() in TRUE_WORDS | FALSE_WORDS:
         return f"{word!r} after {previous} would be ignored; write --{flag.name}={unquoted(word)}."
     bare = word.lstrip("-").partition("=")[0]
     if word.startswith("-") and _find(bare, flags)[0] is not None:

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 
-from lockstep.cli.flags.flag import Flag, Kind, Value
+from lockstep.cli.flags.flag import Flag, FlagKind, Value
 
 TRUE_WORDS = frozenset({"true", "t", "yes", "y", "on", "1"})
 FALSE_WORDS = frozenset({"false", "f", "no", "n", "off", "0"})
@@ -97,13 +97,13 @@ def _list(_flag: Flag, text: str) -> Value:
     return tuple(entry.strip() for entry in text.split(",")) if text else ()
 
 
-_READERS: dict[Kind, Callable[[Flag, str], Value]] = {
-    Kind.TEXT: _text,
-    Kind.SECRET: _text,
-    Kind.WHOLE: _whole,
-    Kind.NUMBER: _number,
-    Kind.SWITCH: _switch,
-    Kind.CHOICE: _choice,
-    Kind.HOSTS: _list,
-    Kind.LIST: _list,
+_READERS: dict[FlagKind, Callable[[Flag, str], Value]] = {
+    FlagKind.TEXT: _text,
+    FlagKind.SECRET: _text,
+    FlagKind.WHOLE: _whole,
+    FlagKind.NUMBER: _number,
+    FlagKind.SWITCH: _switch,
+    FlagKind.CHOICE: _choice,
+    FlagKind.HOSTS: _list,
+    FlagKind.LIST: _list,
 }

@@ -15,7 +15,7 @@ from lockstep.protocol.coordinator.recovery import Beginning, LocalStates, Recov
 from lockstep.protocol.coordinator.saving import Saving
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.effects import Effect, Send
-from lockstep.protocol.core.ids import INITIAL_STEP, ClusterShape, Incarnation, JobId, Step, TaskId
+from lockstep.protocol.core.ids import INITIAL_STEP, NOTHING_TO_APPLY, ClusterShape, Incarnation, JobId, Step, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.leaving import Departure, Leavers, Shutdown
 from lockstep.protocol.core.machine import advance
@@ -37,7 +37,6 @@ from lockstep.protocol.core.messages import (
     View,
 )
 from lockstep.protocol.core.timing import REPEAT_SECONDS
-from lockstep.protocol.server.ledger import NOTHING_TO_APPLY
 
 
 class JobPhase(StrEnum):

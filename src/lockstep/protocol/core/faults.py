@@ -21,7 +21,7 @@ from lockstep.protocol.core.ids import Step, TaskId
 from lockstep.protocol.core.messages import Applied, Commit, Message, Open, Pull, Rates, Seal
 
 
-class Place(StrEnum):
+class FaultPlace(StrEnum):
     """Where a training thread can get stuck."""
 
     USER_CODE = "user code"
@@ -113,7 +113,7 @@ class Stick:
     """The training thread of ``task`` is stuck at ``place`` for ``seconds``, in ``step``. ``detail``: a file."""
 
     task: str
-    place: str = Place.USER_CODE.value
+    place: str = FaultPlace.USER_CODE.value
     step: Step = 0
     seconds: float = 60.0
     detail: str = ""

@@ -20,6 +20,8 @@ BucketId = int
 
 INITIAL_STEP: Step = -1
 """The step that turns nothing into version 0: the chief's initial parameters travel as its gradient."""
+NOTHING_TO_APPLY: Step = 1 << 62
+"""The step that a server without a bucket reports as applied, once and for all."""
 
 
 class Role(StrEnum):

@@ -191,13 +191,13 @@ TELL_SECONDS: Final = 1.0
 LEFTOVER_GRACE_SECONDS: Final = 0.5
 """How long what a task left behind may take to end by itself."""
 LEFTOVER_SECONDS: Final = 5.0
-"""How long a keeper tries to kill the rest: a process inside a kernel call cannot be killed."""
-KEEPER_SECONDS: Final = 8.0
-"""How long a monitor waits for its keeper."""
+"""How long a reaper tries to kill the rest: a process inside a kernel call cannot be killed."""
+REAPER_SECONDS: Final = 8.0
+"""How long a monitor waits for its reaper."""
 FORMER_SECONDS: Final = 10.0
-"""How long a companion waits for that of a former incarnation of its task to release the address."""
-COMPANION_CLOSE_SECONDS: Final = 5.0
-"""How long a program that leaves waits for its companion."""
+"""How long a sidecar waits for that of a former incarnation of its task to release the address."""
+SIDECAR_CLOSE_SECONDS: Final = 5.0
+"""How long a program that leaves waits for its sidecar."""
 MONITOR_SECONDS: Final = 7.0
 """How long a monitor may take to end when asked to, beside the grace of its task."""
 KILL_SECONDS: Final = 1.0
@@ -396,13 +396,13 @@ def _ending() -> _Rules:
             "a cluster waits longer for a monitor than that one for its task",
             MONITOR_SECONDS > STOP_SECONDS + LEFTOVER_GRACE_SECONDS,
         ),
-        ("a monitor waits longer than its keeper", KEEPER_SECONDS > LEFTOVER_SECONDS),
-        ("a keeper kills what is left before it gives up", LEFTOVER_SECONDS > LEFTOVER_GRACE_SECONDS),
-        ("a cluster waits longer for what is left than a keeper", CLEAN_UP_SECONDS > LEFTOVER_SECONDS),
+        ("a monitor waits longer than its reaper", REAPER_SECONDS > LEFTOVER_SECONDS),
+        ("a reaper kills what is left before it gives up", LEFTOVER_SECONDS > LEFTOVER_GRACE_SECONDS),
+        ("a cluster waits longer for what is left than a reaper", CLEAN_UP_SECONDS > LEFTOVER_SECONDS),
         ("a cluster waits longer for what is left than for its monitors", CLEAN_UP_SECONDS > MONITOR_SECONDS),
         ("who asks twice is less patient", KILL_SECONDS < MONITOR_SECONDS),
         ("a failure is answered for longer than a quiet end", TELL_SECONDS < ANSWERED_FOR_SECONDS <= LINGER_SECONDS),
         ("a failure is answered for until peers have asked", ANSWERED_FOR_SECONDS >= 2 * HEARTBEAT_SECONDS),
-        ("a companion waits until that of a former life has gone", FORMER_SECONDS > LINGER_SECONDS),
-        ("a program waits for its companion while that one lingers", COMPANION_CLOSE_SECONDS > LINGER_SECONDS),
+        ("a sidecar waits until that of a former life has gone", FORMER_SECONDS > LINGER_SECONDS),
+        ("a program waits for its sidecar while that one lingers", SIDECAR_CLOSE_SECONDS > LINGER_SECONDS),
     )

@@ -10,9 +10,6 @@ from types import MappingProxyType
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, Step, TaskId
 from lockstep.protocol.core.messages import Layout, Pull, Seal
 
-NOTHING_TO_APPLY: Step = 1 << 62
-"""The step that a server without a bucket reports as applied, once and for all."""
-
 
 class ServedBucketState(StrEnum):
     COLLECTING = "collecting"

@@ -31,7 +31,17 @@ from lockstep.protocol.core.events import (
     Tick,
     TransferEnded,
 )
-from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, ClusterShape, Incarnation, Step, TaskId, worker
+from lockstep.protocol.core.ids import (
+    CHIEF,
+    INITIAL_STEP,
+    NOTHING_TO_APPLY,
+    BucketId,
+    ClusterShape,
+    Incarnation,
+    Step,
+    TaskId,
+    worker,
+)
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.machine import advance
 from lockstep.protocol.core.messages import (
@@ -50,7 +60,6 @@ from lockstep.protocol.core.plan import first_difference, first_untrained_differ
 from lockstep.protocol.core.timing import REPEAT_SECONDS
 from lockstep.protocol.server.ledger import (
     NO_GRADIENT,
-    NOTHING_TO_APPLY,
     SERVED_BUCKET_TRANSITIONS,
     Arrival,
     Ledger,

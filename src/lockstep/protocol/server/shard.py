@@ -11,13 +11,13 @@ from lockstep.protocol import phrases
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.effects import Effect, SaveShard, Send, SendVersion
 from lockstep.protocol.core.events import LinkLost, ShardSaved, TransferEnded
-from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, ClusterShape, Step, TaskId
+from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, NOTHING_TO_APPLY, BucketId, ClusterShape, Step, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.keys import TensorKey, gradient_name
 from lockstep.protocol.core.messages import Applied, Failed, Message, Pull, Saved
 from lockstep.protocol.core.timing import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.core.waits import Wait, WaitKind
-from lockstep.protocol.server.ledger import NOTHING_TO_APPLY, Ledger, ServedBucketState, WorkerSide
+from lockstep.protocol.server.ledger import Ledger, ServedBucketState, WorkerSide
 
 
 class Shard:

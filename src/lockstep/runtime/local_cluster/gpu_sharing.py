@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Final
 
-from lockstep.runtime.monitor.reaper import keeper_command
+from lockstep.runtime.monitor.reaper import reaper_command
 
 CONTROL: Final = "nvidia-cuda-mps-control"
 PIPES: Final = "CUDA_MPS_PIPE_DIRECTORY"
@@ -65,14 +65,14 @@ def shared_gpu(environment: MutableMapping[str, str], say: Say) -> Iterator[None
 
 @contextlib.contextmanager
 def _daemon(environment: Mapping[str, str], folder: Path) -> Iterator[str]:
-    """A daemon that runs for the length of this block, under a keeper; yields why it did not start, or nothing."""
+    """A daemon that runs for the length of this block, under a reaper; yields why it did not start, or nothing."""
     commands, ending = os.pipe()
     status, telling = os.pipe()
-    # The keeper closes the last pipe, on which a task would send reports.
+    # The reaper closes the last pipe, on which a task would send reports.
     unread, report = os.pipe()
     with (folder / "output").open("wb") as output:
-        keeper = subprocess.Popen(
-            keeper_command(commands, telling, report, [CONTROL, "-f"]),
+        reaper = subprocess.Popen(
+            reaper_command(commands, telling, report, [CONTROL, "-f"]),
             pass_fds=(commands, telling, report),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -82,22 +82,22 @@ def _daemon(environment: Mapping[str, str], folder: Path) -> Iterator[str]:
     for descriptor in (commands, telling, report, unread):
         os.close(descriptor)
     try:
-        yield _when_up(keeper, folder)
+        yield _when_up(reaper, folder)
         _ask_to_end(environment)
     finally:
-        os.close(ending)  # the keeper kills what is left
+        os.close(ending)  # the reaper kills what is left
         os.close(status)
         try:
-            keeper.wait(END_SECONDS)
+            reaper.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            keeper.kill()
-            keeper.wait(END_SECONDS)
+            reaper.kill()
+            reaper.wait(END_SECONDS)
 
 
-def _when_up(keeper: subprocess.Popen[bytes], folder: Path) -> str:
+def _when_up(reaper: subprocess.Popen[bytes], folder: Path) -> str:
     deadline = time.monotonic() + START_SECONDS
     while not (folder / "control").exists():
-        if keeper.poll() is not None:
+        if reaper.poll() is not None:
             lines = (folder / "output").read_text(errors="replace").strip().splitlines()
             return lines[-1] if lines else "it ended at once"
         if time.monotonic() > deadline:

@@ -82,8 +82,8 @@ class Stopping:
 # -- reporting it --
 
 
-class Observer:
-    """Observes one task from outside until its end. A monitor and a companion have one each."""
+class TaskObserver:
+    """Observes one task from outside until its end. A monitor and a sidecar have one each."""
 
     def __init__(self, name: str, record: TaskRecord) -> None:
         self._name = name

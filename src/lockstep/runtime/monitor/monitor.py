@@ -1,7 +1,7 @@
 """The monitor: the small process that a person starts, with the task as its child.
 
 ``run_monitor`` listens at the task's address at once, then starts the task, and from then on is one loop over
-descriptors: signals from outside, the keeper's status lines, the task's own reports. gRPC's threads only read the
+descriptors: signals from outside, the reaper's status lines, the task's own reports. gRPC's threads only read the
 record.
 """
 
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED
+from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.ids import TaskId
-from lockstep.protocol.core.timing import KEEPER_SECONDS, LINGER_SECONDS, STOP_SECONDS
+from lockstep.protocol.core.timing import LINGER_SECONDS, REAPER_SECONDS, STOP_SECONDS
 from lockstep.runtime import processes
-from lockstep.runtime.monitor.exit import Action, Observer, Stopping, exit_code_after, linger
+from lockstep.runtime.monitor.exit import Action, Stopping, TaskObserver, exit_code_after, linger
 from lockstep.runtime.monitor.record import TaskRecord
-from lockstep.runtime.monitor.reporter import Phase
 from lockstep.runtime.monitor.service import MonitorService
 from lockstep.runtime.monitor.task_process import FINISHED, LATER, TaskProcess
 from lockstep.runtime.startup.start_facts import StartFacts
@@ -98,7 +98,7 @@ class _Monitor:
         self._inbox = inbox
         after_term: dict[int, float] = {} if spec.grace is None else {signal.SIGTERM: spec.grace + spec.stop_seconds}
         self._stopping = Stopping(spec.stop_seconds, after_term)
-        self._observer = Observer(str(spec.task), record)
+        self._observer = TaskObserver(str(spec.task), record)
         self._task = TaskProcess(spec.command, takes_signals=spec.takes_signals)
         self._reports_open = True
 
@@ -130,9 +130,9 @@ class _Monitor:
         raise AssertionError("the last incarnation returns")
 
     def _start_again(self) -> None:
-        finished = self._record.report.phase == Phase.FINISHING.value
-        self._task.close(KEEPER_SECONDS)
-        processes.end_descendants(0.0, KEEPER_SECONDS)
+        finished = self._record.report.phase == TaskPhase.FINISHING.value
+        self._task.close(REAPER_SECONDS)
+        processes.end_descendants(0.0, REAPER_SECONDS)
         self._record.on_restarted()
         marks = (FINISHED, LATER) if finished else (LATER,)
         self._task = TaskProcess(self._spec.command, marks, takes_signals=self._spec.takes_signals)
@@ -195,8 +195,8 @@ class _Monitor:
             say(self._observer.death(exit_code))
 
     def _leave_nothing(self) -> None:
-        self._task.close(KEEPER_SECONDS)
-        left = [facts.pid for facts in processes.end_descendants(0.0, KEEPER_SECONDS)]
+        self._task.close(REAPER_SECONDS)
+        left = [facts.pid for facts in processes.end_descendants(0.0, REAPER_SECONDS)]
         stuck = sorted({*left, *self._task.news.stuck})
         if stuck:
             pids = ", ".join(map(str, stuck))

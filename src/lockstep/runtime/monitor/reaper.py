@@ -1,12 +1,12 @@
-"""The keeper: the parent of a task, which leaves nothing of it behind.
+"""The reaper: the parent of a task, which leaves nothing of it behind.
 
 It stands between the monitor and the task because the monitor may be killed too, by a signal that it cannot handle.
-The keeper is a bare interpreter with one thread. It starts the task in its own session, reports its exit code, and ends
+The reaper is a bare interpreter with one thread. It starts the task in its own session, reports its exit code, and ends
 every descendant of the task, whatever happens to the monitor:
 
 * task ended: its code goes to the monitor, then leftover processes are ended;
 * monitor gone (the command pipe ends): the task and everything it started are killed;
-* keeper killed: the kernel kills the task (parent death signal), and the monitor, a subreaper as well, ends the rest.
+* reaper killed: the kernel kills the task (parent death signal), and the monitor, a subreaper as well, ends the rest.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KILL: Final = b"k"
 HELD: Final = (*processes.STOP_SIGNALS, signal.SIGUSR1)
 
 
-class Keeper:
+class Reaper:
     """Starts one task and stays until nothing of it is left."""
 
     def __init__(self, monitor_pid: int, commands: int, status: int, report: int, *, holds: bool = False) -> None:
@@ -64,24 +64,24 @@ class Keeper:
         return 1 if stuck else 0
 
     def _start(self, command: Sequence[str]) -> int:
-        keeper = os.getpid()
-        # Until exec the new process has the keeper's handlers, which would swallow a request to end.
+        reaper = os.getpid()
+        # Until exec the new process has the reaper's handlers, which would swallow a request to end.
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
         task = os.fork()
         if task != 0:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
             return task
         try:
-            self._become_task(keeper, command)
+            self._become_task(reaper, command)
         except OSError as error:
             self._tell(failed=f"cannot start {command[0]}: {error.strerror}")
         finally:
             os._exit(127)
 
-    def _become_task(self, keeper: int, command: Sequence[str]) -> None:
+    def _become_task(self, reaper: int, command: Sequence[str]) -> None:
         # Its own session: Ctrl-C in a terminal reaches only the monitor, which decides what the task receives.
         os.setsid()
-        processes.die_with_parent(keeper)
+        processes.die_with_parent(reaper)
         processes.let_read_stacks(self._monitor_pid)
         signal.set_wakeup_fd(-1)
         processes.restore_signals()
@@ -91,7 +91,7 @@ class Keeper:
         os.execvp(command[0], list(command))
 
     def _keep(self, inbox: processes.SignalInbox) -> None:
-        """Until the task has ended. The keeper ignores stop signals to itself: they belong to the monitor."""
+        """Until the task has ended. The reaper ignores stop signals to itself: they belong to the monitor."""
         watched = {self._commands, inbox.fileno()}
         while not self._ended:
             ready = processes.wait_readable(watched, None)
@@ -131,13 +131,13 @@ class Keeper:
 def main(arguments: Sequence[str]) -> int:
     """Arguments: the monitor's pid, the descriptors of commands, status and report, ``holds``, the task's command."""
     monitor_pid, commands, status, report, holds = (int(text) for text in arguments[:5])
-    return Keeper(monitor_pid, commands, status, report, holds=bool(holds)).run(arguments[5:])
+    return Reaper(monitor_pid, commands, status, report, holds=bool(holds)).run(arguments[5:])
 
 
-def keeper_command(
+def reaper_command(
     commands: int, status: int, report: int, command: Sequence[str], *, holds: bool = False
 ) -> list[str]:
-    """What the monitor runs to start a keeper."""
-    code = "from lockstep.runtime.monitor import keeper; sys.exit(keeper.main(sys.argv[2:]))"
+    """What the monitor runs to start a reaper."""
+    code = "from lockstep.runtime.monitor import reaper; sys.exit(reaper.main(sys.argv[2:]))"
     descriptors = (str(commands), str(status), str(report), str(int(holds)))
     return processes.python_without_site(code, str(os.getpid()), *descriptors, *command)

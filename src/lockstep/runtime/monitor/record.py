@@ -8,9 +8,10 @@ import time
 from collections import deque
 from typing import Final
 
+from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.messages import Description
 from lockstep.protocol.core.timing import WATCHER_GONE_SECONDS
-from lockstep.runtime.monitor.reporter import Phase, Report
+from lockstep.runtime.monitor.reporter import TaskReport
 from lockstep.transports.control.broadcast import Broadcast
 
 _HISTORY: Final = 64
@@ -56,7 +57,7 @@ class TaskRecord:
         self._monitor_pid = monitor_pid
         self._host = socket.gethostname()
         self._pid = 0
-        self._report = Report()
+        self._report = TaskReport()
         self._exit_code: int | None = None
         self._signum = 0
         self._since = time.monotonic()
@@ -64,7 +65,7 @@ class TaskRecord:
         self._stopped_since: float | None = None
         self.out_of_memory: str | None = None
         """Evidence that the kernel killed the task for lack of memory; set by the monitor's loop after its end."""
-        self._history: deque[tuple[str, float]] = deque([(Phase.STARTING.value, self._since)], maxlen=_HISTORY)
+        self._history: deque[tuple[str, float]] = deque([(TaskPhase.STARTING.value, self._since)], maxlen=_HISTORY)
 
     @property
     def pid(self) -> int:
@@ -77,7 +78,7 @@ class TaskRecord:
         return self._exit_code
 
     @property
-    def report(self) -> Report:
+    def report(self) -> TaskReport:
         """The task's latest report."""
         return self._report
 
@@ -86,7 +87,7 @@ class TaskRecord:
             self._pid = pid
         self.changed.notify()
 
-    def on_report(self, report: Report) -> None:
+    def on_report(self, report: TaskReport) -> None:
         with self._lock:
             self._heard_at = time.monotonic()
             if report == self._report:
@@ -121,7 +122,7 @@ class TaskRecord:
         """Returns the number of this change, to ask ``changed.everyone_has`` for."""
         with self._lock:
             self._exit_code = exit_code
-            self._enter(Phase.ENDED.value)
+            self._enter(TaskPhase.ENDED.value)
         self.changed.notify()
         return self.changed.number
 
@@ -129,10 +130,10 @@ class TaskRecord:
         """The task is about to be restarted: the reports of its former incarnation no longer count."""
         with self._lock:
             self._pid = 0
-            self._report = Report()
+            self._report = TaskReport()
             self._heard_at = time.monotonic()
             self._stopped_since = None
-            self._enter(Phase.STARTING.value)
+            self._enter(TaskPhase.STARTING.value)
         self.changed.notify()
 
     def _enter(self, phase: str) -> None:

@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass, replace
 from typing import Final
 
-from lockstep.protocol.core.activity import TaskPhase as Phase
+from lockstep.protocol.core.activity import TaskPhase
 from lockstep.runtime.processes import read_available
 
 MAX_LINE_BYTES: Final = 4096
@@ -31,10 +31,10 @@ MAX_LEAVER: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What a task has reported so far. Only a task whose monitor is a companion reports ``exit_code``."""
+class TaskReport:
+    """What a task has reported so far. Only a task whose monitor is a sidecar reports ``exit_code``."""
 
-    phase: str = Phase.STARTING.value
+    phase: str = TaskPhase.STARTING.value
     task_address: str = ""
     incarnation: int = 0
     job: int = 0
@@ -46,7 +46,7 @@ class Report:
     """Which task received which signal, if that ends the job."""
 
 
-def encode_report(report: Report) -> bytes:
+def encode_report(report: TaskReport) -> bytes:
     """One line. Long texts are truncated so that it always fits."""
     fields = {
         "phase": report.phase[:MAX_TEXT],
@@ -61,12 +61,12 @@ def encode_report(report: Report) -> bytes:
     return json.dumps(fields, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
-def decode_report(line: bytes) -> Report | None:
+def decode_report(line: bytes) -> TaskReport | None:
     """Read a line back; None for anything else (a library's stray write to the descriptor)."""
     try:
         fields = json.loads(line)
         exit_code = fields["exit_code"]
-        return Report(
+        return TaskReport(
             phase=str(fields["phase"])[:MAX_TEXT],
             task_address=str(fields["task_address"])[:MAX_TEXT],
             incarnation=int(fields["incarnation"], 16) & (2**64 - 1),
@@ -108,7 +108,7 @@ class ReportReader:
         self._lines = LineBuffer(MAX_LINE_BYTES)
         os.set_blocking(fd, False)
 
-    def read(self) -> tuple[list[Report], bool]:
+    def read(self) -> tuple[list[TaskReport], bool]:
         """The task's reports since the last call, and whether more may come later."""
         data = read_available(self._fd, MAX_LINE_BYTES * 16)
         if data is None:
@@ -122,7 +122,7 @@ class TaskReporter:
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
-        self._report = Report()
+        self._report = TaskReport()
         self._lock = threading.Lock()
         if fd is not None:
             os.set_inheritable(fd, False)
@@ -134,22 +134,22 @@ class TaskReporter:
         return cls(None)
 
     @property
-    def report(self) -> Report:
+    def report(self) -> TaskReport:
         """The latest state."""
         return self._report
 
-    def phase(self, phase: Phase | str) -> None:
+    def phase(self, phase: TaskPhase | str) -> None:
         """The task is now doing this."""
         self._tell(phase=str(phase))
 
-    def phase_after(self, former: Phase, phase: Phase) -> None:
+    def phase_after(self, former: TaskPhase, phase: TaskPhase) -> None:
         """``former`` is over and the task is now doing this, unless another thread has got further meanwhile."""
         if self._report.phase == str(former):
             self.phase(phase)
 
-    def phase_unless_importing(self, phase: Phase) -> None:
+    def phase_unless_importing(self, phase: TaskPhase) -> None:
         """The cluster has got this far. A task that is importing torch is still doing that, and reports its end."""
-        if self._report.phase != Phase.IMPORTING_TORCH.value:
+        if self._report.phase != TaskPhase.IMPORTING_TORCH.value:
             self.phase(phase)
 
     def ready(self, task_address: str, incarnation: int, job: int = 0) -> None:
@@ -174,8 +174,8 @@ class TaskReporter:
         self._tell(leaver=leaver[:MAX_LEAVER], leaving=signum)
 
     def ended(self, exit_code: int) -> None:
-        """The task ends with this code. Report it last, to a companion only (a parent sees it anyway)."""
-        self._tell(phase=Phase.ENDED.value, exit_code=exit_code)
+        """The task ends with this code. Report it last, to a sidecar only (a parent sees it anyway)."""
+        self._tell(phase=TaskPhase.ENDED.value, exit_code=exit_code)
 
     def close(self) -> None:
         """Report nothing more; for a script that goes on after its job."""
@@ -200,9 +200,8 @@ __all__ = [
     "MAX_REASON",
     "MAX_TEXT",
     "LineBuffer",
-    "Phase",
-    "Report",
     "ReportReader",
+    "TaskReport",
     "TaskReporter",
     "decode_report",
     "encode_report",

@@ -1,6 +1,6 @@
 """A monitor for your own script: the task starts it when it joins, not the other way round.
 
-The companion is a child of the task. It listens at the task's address, reads its reports, and answers for it. It sees
+The sidecar is a child of the task. It listens at the task's address, reads its reports, and answers for it. It sees
 the task's death through a process descriptor, and learns how the task died from the kernel where that is possible for
 processes other than the parent (Linux 6.15 and newer, or while the dead process is not yet reaped). It ends soon after
 the task, or with the job.
@@ -23,9 +23,9 @@ from types import TracebackType
 from typing import Final
 
 from lockstep.protocol.core.ids import TaskId
-from lockstep.protocol.core.timing import ASK_SECONDS, COMPANION_CLOSE_SECONDS, FORMER_SECONDS, LINGER_SECONDS
+from lockstep.protocol.core.timing import ASK_SECONDS, FORMER_SECONDS, LINGER_SECONDS, SIDECAR_CLOSE_SECONDS
 from lockstep.runtime import processes
-from lockstep.runtime.monitor.exit import Observer, linger
+from lockstep.runtime.monitor.exit import TaskObserver, linger
 from lockstep.runtime.monitor.monitor import why_not_listening
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.reporter import ReportReader, TaskReporter
@@ -38,7 +38,7 @@ UNKNOWN_EXIT_CODE: Final = 255
 """Reported for a task that ended without reporting its code, on a system where only its parent learns it."""
 
 START_SECONDS: Final = 30.0
-"""A companion listens after a fraction of a second; on a machine that is starting a hundred of them it takes longer."""
+"""A sidecar listens after a fraction of a second; on a machine that is starting a hundred of them it takes longer."""
 
 _RETRY_SECONDS: Final = 0.1
 _TICK_SECONDS: Final = 0.5
@@ -48,12 +48,12 @@ _PIDFD_GET_INFO: Final = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
 _PIDFD_INFO_EXIT: Final = 1 << 3
 
 
-class CompanionError(Exception):
-    """The companion cannot do its work; the text is one plain sentence with a remedy."""
+class SidecarError(Exception):
+    """The sidecar cannot do its work; the text is one plain sentence with a remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompanionSpec:
+class SidecarSpec:
     """Which task to answer for, and where."""
 
     task: str
@@ -63,8 +63,8 @@ class CompanionSpec:
     linger_seconds: float = LINGER_SECONDS
 
 
-class Companion:
-    """The task's handle on its companion. Report through ``reporter``; call ``close`` when the job has ended."""
+class Sidecar:
+    """The task's handle on its sidecar. Report through ``reporter``; call ``close`` when the job has ended."""
 
     def __init__(self, process: subprocess.Popen[bytes], reporter: TaskReporter) -> None:
         self._process = process
@@ -75,16 +75,16 @@ class Companion:
         return self._process.pid
 
     def close(self, exit_code: int = 0) -> None:
-        """Report how the job ended for this task, and wait for the companion to end. May be called twice."""
+        """Report how the job ended for this task, and wait for the sidecar to end. May be called twice."""
         self.reporter.ended(exit_code)
         self.reporter.close()
         try:
-            self._process.wait(COMPANION_CLOSE_SECONDS)
+            self._process.wait(SIDECAR_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
-    def __enter__(self) -> Companion:
+    def __enter__(self) -> Sidecar:
         return self
 
     def __exit__(
@@ -93,11 +93,9 @@ class Companion:
         self.close(0 if kind is None else 1)
 
 
-def start_companion(
-    task: TaskId, host: str, port: int, version: str, linger_seconds: float = LINGER_SECONDS
-) -> Companion:
-    """Start a companion for this process; returns once it listens. Raises ``CompanionError``."""
-    spec = CompanionSpec(task=str(task), host=host, port=port, version=version, linger_seconds=linger_seconds)
+def start_sidecar(task: TaskId, host: str, port: int, version: str, linger_seconds: float = LINGER_SECONDS) -> Sidecar:
+    """Start a sidecar for this process; returns once it listens. Raises ``SidecarError``."""
+    spec = SidecarSpec(task=str(task), host=host, port=port, version=version, linger_seconds=linger_seconds)
     report_reader, report_writer = os.pipe()
     ready_reader, ready_writer = os.pipe()
     code = (
@@ -123,29 +121,29 @@ def start_companion(
         process.kill()
         process.wait()
         reporter.close()
-        raise CompanionError(problem)
+        raise SidecarError(problem)
     processes.let_read_stacks(process.pid)
-    return Companion(process, reporter)
+    return Sidecar(process, reporter)
 
 
 def _wait_until_ready(reader: int) -> str:
-    """Why the companion cannot listen; empty if it does."""
+    """Why the sidecar cannot listen; empty if it does."""
     try:
         os.set_blocking(reader, False)
         if not processes.wait_readable({reader}, START_SECONDS):
-            return f"the companion process did not start within {START_SECONDS:g} s; is the machine overloaded?"
+            return f"the sidecar process did not start within {START_SECONDS:g} s; is the machine overloaded?"
         said = processes.read_available(reader)
     finally:
         os.close(reader)
     if said is None:
-        return "the companion process ended before it listened; its error is in the lines above"
+        return "the sidecar process ended before it listened; its error is in the lines above"
     return said.decode(errors="replace").strip().removeprefix("ready")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The companion process. Arguments: the task's pid, the descriptors for reports and for "ready", the spec."""
+    """The sidecar process. Arguments: the task's pid, the descriptors for reports and for "ready", the spec."""
     task_pid, report_reader, ready_writer = (int(text) for text in arguments[:3])
-    spec = CompanionSpec(**json.loads(arguments[3]))
+    spec = SidecarSpec(**json.loads(arguments[3]))
     # Batch systems signal every process of a job. This one must live until it has reported the end.
     with processes.SignalInbox((*processes.STOP_SIGNALS, signal.SIGUSR1), until_exit=True) as inbox:
         record = TaskRecord(spec.task, spec.version, os.getpid())
@@ -158,14 +156,14 @@ def main(arguments: Sequence[str]) -> int:
         try:
             os.write(ready_writer, b"ready\n")
             os.close(ready_writer)
-            _Companion(spec, record, inbox, task_pid, report_reader).run()
+            _Sidecar(spec, record, inbox, task_pid, report_reader).run()
         finally:
             service.close()
     return 0
 
 
-def _listen(spec: CompanionSpec, record: TaskRecord) -> MonitorService:
-    """The companion of this task's former incarnation may still answer there; it is gone within seconds."""
+def _listen(spec: SidecarSpec, record: TaskRecord) -> MonitorService:
+    """The sidecar of this task's former incarnation may still answer there; it is gone within seconds."""
     deadline = time.monotonic() + FORMER_SECONDS
     silent = 0
     while True:
@@ -180,7 +178,7 @@ def _listen(spec: CompanionSpec, record: TaskRecord) -> MonitorService:
             time.sleep(_RETRY_SECONDS)
 
 
-def _is_of_a_former_life(spec: CompanionSpec) -> bool | None:
+def _is_of_a_former_life(spec: SidecarSpec) -> bool | None:
     """Whether the listener there answers for this very task, whose process has ended; None if nobody answers."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(spec.host, spec.host)
     try:
@@ -192,11 +190,11 @@ def _is_of_a_former_life(spec: CompanionSpec) -> bool | None:
     return found.task == spec.task and ended
 
 
-class _Companion:
+class _Sidecar:
     """The loop, from the first report to the end of the linger."""
 
     def __init__(
-        self, spec: CompanionSpec, record: TaskRecord, inbox: processes.SignalInbox, task_pid: int, report_fd: int
+        self, spec: SidecarSpec, record: TaskRecord, inbox: processes.SignalInbox, task_pid: int, report_fd: int
     ) -> None:
         self._spec = spec
         self._record = record
@@ -204,7 +202,7 @@ class _Companion:
         self._task_pid = task_pid
         self._report_fd = report_fd
         self._reports = ReportReader(report_fd)
-        self._observer = Observer(spec.task, record)
+        self._observer = TaskObserver(spec.task, record)
         self._job_ended = False
 
     def run(self) -> None:

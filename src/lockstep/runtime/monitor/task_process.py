@@ -1,4 +1,4 @@
-"""The monitor's handle on its task: started through a keeper, asked to end, killed, never left behind."""
+"""The monitor's handle on its task: started through a reaper, asked to end, killed, never left behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 
 from lockstep.runtime import processes
 from lockstep.runtime.monitor import reaper
-from lockstep.runtime.monitor.reporter import MAX_LINE_BYTES, LineBuffer, Report, ReportReader
+from lockstep.runtime.monitor.reporter import MAX_LINE_BYTES, LineBuffer, ReportReader, TaskReport
 
 REPORT_FD: Final = "{report_fd}"
 """In a command, this text is replaced by the number of the descriptor for ``TaskReporter``."""
@@ -26,7 +26,7 @@ MARKS: Final = (FINISHED, LATER)
 
 @dataclass(slots=True)
 class KeeperNews:
-    """What the keeper has reported so far."""
+    """What the reaper has reported so far."""
 
     pid: int = 0
     exit_code: int | None = None
@@ -53,8 +53,8 @@ class TaskProcess:
         words = [part for part in command if part not in MARKS or part in marks]
         argv = [part.replace(REPORT_FD, str(report_writer)) for part in words]
         try:
-            self._keeper = subprocess.Popen(
-                reaper.keeper_command(*inherited, argv, holds=takes_signals),
+            self._reaper = subprocess.Popen(
+                reaper.reaper_command(*inherited, argv, holds=takes_signals),
                 stdin=subprocess.DEVNULL,
                 pass_fds=inherited,
                 start_new_session=True,
@@ -80,17 +80,17 @@ class TaskProcess:
         try:
             os.write(self._commands, command)
         except BrokenPipeError:
-            return  # the keeper is gone, and the task with it
+            return  # the reaper is gone, and the task with it
 
     def read_status(self) -> KeeperNews:
-        """Read what the keeper reports; call it when ``status_fd`` is readable."""
+        """Read what the reaper reports; call it when ``status_fd`` is readable."""
         data = processes.read_available(self.status_fd)
         if data is None:
             self.news.gone = True
             if self.news.exit_code is None:
-                # Only a SIGKILL ends a keeper before its task, and the kernel then kills the task.
+                # Only a SIGKILL ends a reaper before its task, and the kernel then kills the task.
                 self.news.exit_code = -9
-                self.news.problem = self.news.problem or "its keeper was killed, and the kernel killed it after that"
+                self.news.problem = self.news.problem or "its reaper was killed, and the kernel killed it after that"
             return self.news
         for line in self._status_lines.feed(data):
             self._on_news(json.loads(line))
@@ -107,17 +107,17 @@ class TaskProcess:
             case {"stuck": list(pids)}:
                 self.news.stuck = tuple(int(pid) for pid in pids)
 
-    def read_reports(self) -> tuple[list[Report], bool]:
+    def read_reports(self) -> tuple[list[TaskReport], bool]:
         """The task's reports since the last call, and whether more may come later."""
         return self._reports.read()
 
     def close(self, seconds: float) -> None:
-        """Wait for the keeper, which ends what the task left behind; kill it if that takes longer than ``seconds``."""
+        """Wait for the reaper, which ends what the task left behind; kill it if that takes longer than ``seconds``."""
         os.close(self._commands)
         try:
-            self._keeper.wait(seconds)
+            self._reaper.wait(seconds)
         except subprocess.TimeoutExpired:
-            self._keeper.kill()
-            self._keeper.wait()
+            self._reaper.kill()
+            self._reaper.wait()
         os.close(self.status_fd)
         os.close(self.report_fd)

@@ -13,7 +13,6 @@ from typing import Final
 
 from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.ids import TaskId
-from lockstep.runtime.monitor.reporter import Phase
 from lockstep.runtime.startup.monitor_query import AddressFinding, ask_seconds, look
 
 ASK_EVERY: Final = 1.0
@@ -21,7 +20,7 @@ ASK_EVERY_PER_TASK: Final = 0.1
 """Large clusters are asked less often: each question costs both sides a few milliseconds."""
 ASKED_AT_ONCE: Final = 4
 NAMES_SHOWN: Final = 6
-STARTED: Final = frozenset({Phase.WARMING_UP, Phase.TRAINING, Phase.FINISHING, Phase.ENDED})
+STARTED: Final = frozenset({TaskPhase.WARMING_UP, TaskPhase.TRAINING, TaskPhase.FINISHING, TaskPhase.ENDED})
 _MISSING: Final = "missing"
 
 
@@ -51,7 +50,7 @@ class Board:
 
     def groups(self) -> dict[str, list[TaskId]]:
         """Tasks by what they do, in the order of a start; missing ones come last."""
-        order = [phase.value for phase in Phase]
+        order = [phase.value for phase in TaskPhase]
         found: dict[str, list[TaskId]] = {}
         for task in self._tasks:
             found.setdefault(self._phases.get(task, _MISSING), []).append(task)

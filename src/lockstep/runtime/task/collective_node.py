@@ -1,7 +1,8 @@
 """A worker of a mode without servers: it answers questions about itself, watches its own waits, and finds the others.
 
 The bytes of these modes move inside torch.distributed. What a node adds is that somebody can be asked: the books of
-``protocol/worker/collective_machine.py``, a snapshot for ``lockstep why``, and a watchdog that compares the books of all workers.
+``protocol/worker/collective_machine.py``, a snapshot for ``lockstep why``, and a watchdog that compares the books of
+all workers.
 There are no links between these nodes, so every worker looks for itself, and each ends by itself with the same verdict.
 """
 
@@ -16,7 +17,7 @@ from dataclasses import replace
 from lockstep.diagnose.collect import collect
 from lockstep.diagnose.evidence import Seen
 from lockstep.diagnose.text import notice_line
-from lockstep.protocol.core.activity import Doing
+from lockstep.protocol.core.activity import Doing, TaskPhase
 from lockstep.protocol.core.causes import Cause, Reason, ReportKind, Source, own_error
 from lockstep.protocol.core.effects import Effect, JobEnded
 from lockstep.protocol.core.events import (
@@ -48,7 +49,7 @@ from lockstep.protocol.core.timing import (
 )
 from lockstep.protocol.worker.collective_machine import CollectiveMachine
 from lockstep.runtime import phrases
-from lockstep.runtime.monitor.reporter import Phase, TaskReporter
+from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.startup.start_facts import first_setting_difference, list_difference, start_facts
 from lockstep.runtime.startup.startup_query import ask_start
@@ -136,7 +137,7 @@ class CollectiveNode(Observed):
         if self._server is not None:
             self._server.start()
             self._reporter.ready(self._server.address, self.incarnation, self.job)
-        self._reporter.phase(Phase.CONNECTING)
+        self._reporter.phase(TaskPhase.CONNECTING)
         self.loop.start()
         self._neighbours.start()
         self.watchdog.start()
@@ -204,7 +205,7 @@ class CollectiveNode(Observed):
 
     # -- the training thread speaks --
 
-    def phase(self, phase: Phase) -> None:
+    def phase(self, phase: TaskPhase) -> None:
         """Tell the monitor where the training loop is."""
         self._reporter.phase(phase)
 
@@ -242,7 +243,7 @@ class CollectiveNode(Observed):
         self.between_steps()
 
     def finishing(self) -> None:
-        self._reporter.phase(Phase.FINISHING)
+        self._reporter.phase(TaskPhase.FINISHING)
         self.main.enter(Doing.FINISHING)
         self.post(Finished(self._step + 1))
 

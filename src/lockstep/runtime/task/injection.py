@@ -21,8 +21,8 @@ from lockstep.protocol.core.faults import (
     DropMessage,
     DropTensor,
     Fault,
+    FaultPlace,
     Freeze,
-    Place,
     Raise,
     SlowSteps,
     SlowStore,
@@ -130,11 +130,11 @@ class Injector:
 
     def _stick(self, fault: Stick, victim: Victim, step: Step) -> None:
         match fault.place:
-            case Place.BEFORE_PRODUCING:
+            case FaultPlace.BEFORE_PRODUCING:
                 victim.wait_version(step + 1)
-            case Place.USER_CODE:
+            case FaultPlace.USER_CODE:
                 user_code_that_waits(fault.seconds)
-            case Place.DEVICE:
+            case FaultPlace.DEVICE:
                 synchronize(fault.seconds)
             case place:
                 with victim.main.during(Doing(place), fault.detail):

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
 from lockstep.protocol.coordinator.recovery import Beginning, RecoveryRules
+from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.effects import BecameMember, Effect, JobEnded, PeerLeaves, Send, StillMissing, ViewChanged
 from lockstep.protocol.core.events import Broken, Event, PeerGone
@@ -41,7 +42,7 @@ from lockstep.protocol.server.server_machine import ServerMachine
 from lockstep.protocol.task import TaskMachine
 from lockstep.protocol.worker.worker_machine import WorkerMachine
 from lockstep.runtime import phrases
-from lockstep.runtime.monitor.reporter import Phase, TaskReporter
+from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.startup.start_facts import StartFacts, start_facts
 from lockstep.runtime.task.discovery import Prober, Search
@@ -208,7 +209,7 @@ class Node(Observed):
         """Listen, tell the monitor where, and look for the others."""
         self._server.start()
         self._reporter.ready(self._server.address, self.incarnation, self.job)
-        self._reporter.phase(Phase.CONNECTING)
+        self._reporter.phase(TaskPhase.CONNECTING)
         self.loop.start()
         for keeper in self.peers.values():
             keeper.returning = self.config.returning
@@ -418,7 +419,7 @@ class Node(Observed):
                 self.start_step, self.local_state, self.checkpoint = effect.start, effect.state, effect.checkpoint
                 self._lives = {TaskId.parse(member.task): member.incarnation for member in members}
                 self._reporter.ready(self._server.address, self.incarnation, job)
-                self._reporter.phase_unless_importing(Phase.COMPARING_SETTINGS)
+                self._reporter.phase_unless_importing(TaskPhase.COMPARING_SETTINGS)
                 self._member.set()
                 self._decided.set()
             case ViewChanged(members=members):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from lockstep.protocol.coordinator.recovery import LossPolicy
+from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.effects import (
     Apply,
     Effect,
@@ -49,7 +50,7 @@ from lockstep.protocol.server.server_machine import ServerMachine
 from lockstep.runtime import phrases
 from lockstep.runtime.checkpoint.folder import CheckpointFolder, make_manifest, verify
 from lockstep.runtime.checkpoint.writer import CheckpointWriter
-from lockstep.runtime.monitor.reporter import Phase, TaskReporter
+from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.task.failures import failure_of
 from lockstep.runtime.task.node import Node, NodeConfig, Say
 from lockstep.runtime.task.store import ShardStore, StoreTimes
@@ -192,7 +193,7 @@ class ServerNode(Node):
             case WriteCheckpoint():
                 self._write_checkpoint(effect)
             case Prepare(layout=layout):
-                self._reporter.phase_unless_importing(Phase.RECEIVING_PARAMETERS)
+                self._reporter.phase_unless_importing(TaskPhase.RECEIVING_PARAMETERS)
                 self._work.put(lambda: self._prepare(layout))
 
     def _apply(self, effect: Apply) -> None:
@@ -272,7 +273,7 @@ class ServerNode(Node):
         if layout.start > INITIAL_STEP:
             self._restore(layout)
         self._plan, self._slots, self._layout = plan, slots, layout
-        self._reporter.phase(Phase.TRAINING)
+        self._reporter.phase(TaskPhase.TRAINING)
         self.loop.post(Prepared(plan))
 
     def _restore(self, layout: Layout) -> None:

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from lockstep.protocol.core.activity import Doing
+from lockstep.protocol.core.activity import Doing, TaskPhase
 from lockstep.protocol.core.effects import Answered, Effect, SendGradient, SendPull, VersionReady
 from lockstep.protocol.core.events import (
     Asked,
@@ -27,7 +27,7 @@ from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Step, TaskId
 from lockstep.protocol.core.messages import Answer, GradientNote, GroupRates, Layout, Pull, Question, VersionNote
 from lockstep.protocol.core.plan import Plan
 from lockstep.protocol.worker.worker_machine import WorkerMachine
-from lockstep.runtime.monitor.reporter import Phase, TaskReporter
+from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.task.node import Node, NodeConfig, Say
 from lockstep.transports.base import Loan, Region
 from lockstep.transports.memory import resident_bytes
@@ -125,7 +125,7 @@ class WorkerNode(Node):
         """The model is known. ``on_version`` is called on the loop's thread for each bucket; it must not block."""
         assert self.plan is not None, "allocate first"
         self._on_version = on_version
-        self._reporter.phase(Phase.RECEIVING_PARAMETERS)
+        self._reporter.phase(TaskPhase.RECEIVING_PARAMETERS)
         self.loop.post(Prepared(self.plan, layout))
 
     def offer_initial(self) -> None:
@@ -239,14 +239,14 @@ class WorkerNode(Node):
 
     def finish(self, steps: Step) -> None:
         """This worker has done all its steps; wait until the whole job has ended, and raise if it ended badly."""
-        self._reporter.phase(Phase.FINISHING)
+        self._reporter.phase(TaskPhase.FINISHING)
         self.main.enter(Doing.FINISHING)
         self.loop.post(Finished(steps))
         outcome = self.wait_until_ended()
         if not outcome.ok:
             self.raise_if_ended()
 
-    def phase(self, phase: Phase) -> None:
+    def phase(self, phase: TaskPhase) -> None:
         """Tell the monitor where the training loop is."""
         self._reporter.phase(phase)
 

@@ -7,17 +7,16 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from lockstep.benchmark.settings.features import PrecisionConfig
-
 LARGEST = 2.0**24
 
 
 class LossScale:
     """A factor. With ``auto_loss_scale``: halved on infinity (that step is skipped), doubled after many good steps."""
 
-    def __init__(self, precision: PrecisionConfig) -> None:
-        self.factor = precision.first_scale
-        self._raise_every = precision.raise_every if precision.auto_loss_scale else 0
+    def __init__(self, factor: float = 1.0, raise_every: int = 0) -> None:
+        """``raise_every``: how many good steps double the factor; 0: it never changes."""
+        self.factor = factor
+        self._raise_every = raise_every
         self._good = 0
         self.skipped = 0
 

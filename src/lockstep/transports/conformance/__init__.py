@@ -7,7 +7,7 @@ some, and a command that runs all cases.
 from __future__ import annotations
 
 from lockstep.transports.conformance.events import CaseFailed
-from lockstep.transports.conformance.stage import NodeHosts, Victim
-from lockstep.transports.conformance.suite import CASES, Case, Outcome, run_case, run_suite
+from lockstep.transports.conformance.stage import NodeHosts, RemoteVictim
+from lockstep.transports.conformance.suite import CASES, CaseOutcome, SuiteCase, run_case, run_suite
 
-__all__ = ["CASES", "Case", "CaseFailed", "NodeHosts", "Outcome", "Victim", "run_case", "run_suite"]
+__all__ = ["CASES", "CaseFailed", "CaseOutcome", "NodeHosts", "RemoteVictim", "SuiteCase", "run_case", "run_suite"]

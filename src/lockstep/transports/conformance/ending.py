@@ -11,7 +11,7 @@ import psutil
 from lockstep.protocol.core.timing import PROMISE_SECONDS
 from lockstep.transports.base import LinkDownError
 from lockstep.transports.conformance.events import CaseFailed
-from lockstep.transports.conformance.stage import Pair, Stage, Victim, Way, require, wait_until
+from lockstep.transports.conformance.stage import Pair, RemoteVictim, Stage, Way, require, wait_until
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -285,7 +285,7 @@ def a_late_write_of_a_former_life_never_lands(stage: Stage) -> None:
     )
 
 
-def _fill_in_next_life(stage: Stage, pair: Pair, new: Victim, target_region: int) -> int:
+def _fill_in_next_life(stage: Stage, pair: Pair, new: RemoteVictim, target_region: int) -> int:
     """The new incarnation writes into the same memory; returns the digest of what is there then."""
     a_link, b_link = stage.join(pair.a, new)
     source = new.allocate(32 * MIB)

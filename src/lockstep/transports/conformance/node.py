@@ -1,7 +1,7 @@
 """One task of the suite: a transport with its server, regions and links, driven by plain numbers.
 
-Cases call the same methods whether the node is in this process (``Node``) or in a separate one that can be killed and
-frozen (``stage.Victim``).
+Cases call the same methods whether the node is in this process (``LocalNode``) or in a separate one that can be killed
+and frozen (``stage.RemoteVictim``).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class SuiteNode(Protocol):
 class _Owner:
     """Implements EndpointEvents for one link of a node."""
 
-    def __init__(self, node: Node, link: int) -> None:
+    def __init__(self, node: LocalNode, link: int) -> None:
         self._node = node
         self._link = link
 
@@ -97,7 +97,7 @@ class _Owner:
         self._tell(Heard("lost", self._link, text=reason.text))
 
 
-class Node:
+class LocalNode:
     """A node in this process."""
 
     def __init__(self, transport: str, task: str, incarnation: int, host: str = "127.0.0.1") -> None:

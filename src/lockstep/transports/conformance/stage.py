@@ -11,10 +11,10 @@ from typing import Protocol
 
 from lockstep.protocol.core.messages import Ticket
 from lockstep.transports.conformance.events import PATIENCE, CaseFailed, Heard
-from lockstep.transports.conformance.node import Node, SuiteNode, note_for
+from lockstep.transports.conformance.node import LocalNode, SuiteNode, note_for
 
 
-class Victim(SuiteNode, Protocol):
+class RemoteVictim(SuiteNode, Protocol):
     """A node in a separate process."""
 
     @property
@@ -35,7 +35,7 @@ class NodeHosts(Protocol):
     def own_address(self) -> str:
         """The address of this machine at which they reach the nodes of this process."""
 
-    def start(self, transport: str, task: str, incarnation: int) -> Victim:
+    def start(self, transport: str, task: str, incarnation: int) -> RemoteVictim:
         """A new node, which its ``close`` ends."""
 
 
@@ -89,7 +89,7 @@ class Way:
 class Pair:
     """Two nodes with a link that is up; ``a`` dialed and runs in this process."""
 
-    a: Node
+    a: LocalNode
     a_link: int
     b: SuiteNode
     b_link: int
@@ -135,13 +135,13 @@ class Stage:
     def _new_threads(self) -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread not in self._threads_before]
 
-    def node(self, task: str) -> Node:
+    def node(self, task: str) -> LocalNode:
         """A node in this process, in a new incarnation."""
-        node = Node(self.transport, task, next(self._incarnations), self._own_address)
+        node = LocalNode(self.transport, task, next(self._incarnations), self._own_address)
         self._nodes.callback(node.close)
         return node
 
-    def victim(self, task: str) -> Victim:
+    def victim(self, task: str) -> RemoteVictim:
         """A node in a process of its own, in a new incarnation."""
         if self._hosts is None:
             raise ValueError("this stage has no hosts for nodes in processes of their own; give it some")
@@ -163,7 +163,7 @@ class Stage:
         elsewhere = self._hosts is not None and self._hosts.elsewhere
         return self._pair_with(self.victim("/suite/b") if elsewhere else self.node("/suite/b"))
 
-    def pair_with_victim(self) -> tuple[Pair, Victim]:
+    def pair_with_victim(self) -> tuple[Pair, RemoteVictim]:
         """A node in this process, and one that can be killed or frozen."""
         victim = self.victim("/suite/b")
         return self._pair_with(victim), victim

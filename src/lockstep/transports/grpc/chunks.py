@@ -21,7 +21,7 @@ LAST: Final = 2
 
 
 @dataclass(slots=True, eq=False)
-class Transfer:
+class ChunkedTransfer:
     """One write or loan that has not been settled yet."""
 
     number: TransferId

@@ -11,8 +11,8 @@ from typing import Final
 from lockstep.transports.base import EndpointEvents, Move, PeerAddress, TransferId
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grants import Grants
-from lockstep.transports.grpc.chunks import CHUNK, Transfer
-from lockstep.transports.grpc.receiving import Landing
+from lockstep.transports.grpc.chunks import CHUNK, ChunkedTransfer
+from lockstep.transports.grpc.receiving import ChunkLanding
 from lockstep.transports.memory import check_move
 from lockstep.transports.stream.frames import Header
 from lockstep.transports.stream.sending import Sender
@@ -22,19 +22,19 @@ from lockstep.transports.timers import Clerk
 NAME: Final = "grpc"
 
 
-class GrpcEndpoint(StreamLife[Transfer]):
+class GrpcEndpoint(StreamLife[ChunkedTransfer]):
     """Moves ranges of regions to one incarnation of one peer."""
 
     def __init__(self, peer: PeerAddress, grants: Grants, events: EndpointEvents, clerk: Clerk) -> None:
         super().__init__(peer, events, clerk, Sender(self._on_left))
-        self._landing = Landing(grants, peer)
+        self._landing = ChunkLanding(grants, peer)
 
     def start(self, move: Move) -> TransferId:
         source = check_move(NAME, move)
         data = source.buffer[move.offset : move.offset + move.nbytes]
         with self._lock:
             self._cycle.refuse_if_over()
-            transfer = Transfer(next(self._cycle.numbers), move, data)
+            transfer = ChunkedTransfer(next(self._cycle.numbers), move, data)
             self._unsettled[transfer.number] = transfer
             self.sender.add(transfer)
         return transfer.number

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from lockstep.transports.base import PeerAddress
 from lockstep.transports.frame_error import FrameError
-from lockstep.transports.grants import Grant, Grants
+from lockstep.transports.grants import Grants, RegionGrant
 from lockstep.transports.grpc.chunks import FIRST, LAST
 from lockstep.transports.stream.frames import LOAN, Header
 
@@ -21,14 +21,14 @@ class _Incoming:
     """The transfer whose chunks are coming in."""
 
     number: int
-    grant: Grant
+    grant: RegionGrant
     begin: int
     total: int
     received: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ChunkArrival:
     """A transfer whose bytes are all in place."""
 
     number: int
@@ -37,7 +37,7 @@ class Arrival:
     loan: bool
 
 
-class Landing:
+class ChunkLanding:
     """Puts the chunks of one peer in place. Once ``close`` has returned, none of them lands any more."""
 
     def __init__(self, grants: Grants, peer: PeerAddress) -> None:
@@ -56,7 +56,7 @@ class Landing:
         current = self._current
         return 0 if current is None else current.received
 
-    def take(self, header: Header, payload: memoryview) -> Arrival | None:
+    def take(self, header: Header, payload: memoryview) -> ChunkArrival | None:
         """Put one chunk in place; the whole transfer if this was its last chunk."""
         if header.note_bytes > len(payload):
             raise FrameError("a chunk is shorter than its note")
@@ -91,9 +91,9 @@ class Landing:
             raise FrameError(f"a chunk of transfer {header.transfer} came out of order")
         return incoming
 
-    def _complete(self, incoming: _Incoming, header: Header, note: bytes) -> Arrival:
+    def _complete(self, incoming: _Incoming, header: Header, note: bytes) -> ChunkArrival:
         if incoming.received != incoming.total:
             raise FrameError(f"transfer {incoming.number} ended after {incoming.received} of {incoming.total} bytes")
         self._current = None
         data = incoming.grant.region.buffer[incoming.begin : incoming.begin + incoming.total]
-        return Arrival(incoming.number, note, data, bool(header.flags & LOAN))
+        return ChunkArrival(incoming.number, note, data, bool(header.flags & LOAN))

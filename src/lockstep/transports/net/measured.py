@@ -67,7 +67,7 @@ class Ratio:
 
 
 @dataclass(slots=True)
-class Report:
+class MeasurementReport:
     """One run."""
 
     here: str

@@ -25,7 +25,7 @@ from lockstep.transports.net.contenders import (
     TcpSocket,
 )
 from lockstep.transports.net.control import Caller, NetError
-from lockstep.transports.net.measured import Measured, Report, describe_machine
+from lockstep.transports.net.measured import Measured, MeasurementReport, describe_machine
 from lockstep.transports.registry import missing_library
 from lockstep.transports.ucx.agent import AgentError
 from lockstep.version import __version__
@@ -34,7 +34,7 @@ IN_FLIGHT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MeasurementPlan:
     """What to measure."""
 
     sizes: Sequence[int]
@@ -61,9 +61,9 @@ def local_peer() -> Iterator[Caller]:
                 process.kill()
 
 
-def measure(caller: Caller, plan: Plan, progress: Callable[[int, int, str], None]) -> Report:
+def measure(caller: Caller, plan: MeasurementPlan, progress: Callable[[int, int, str], None]) -> MeasurementReport:
     """Run the plan with this peer; ``progress`` is called with what is done, the total, and what is next."""
-    report = Report(describe_machine(), caller.call("hello", version=__version__))
+    report = MeasurementReport(describe_machine(), caller.call("hello", version=__version__))
     with ExitStack() as opened:
         contenders = _open_all(caller, plan, report, opened)
         if not contenders:
@@ -81,7 +81,7 @@ def measure(caller: Caller, plan: Plan, progress: Callable[[int, int, str], None
     return report
 
 
-def _open_all(caller: Caller, plan: Plan, report: Report, opened: ExitStack) -> list[Contender]:
+def _open_all(caller: Caller, plan: MeasurementPlan, report: MeasurementReport, opened: ExitStack) -> list[Contender]:
     nbytes = max(plan.sizes)
     contenders: list[Contender] = []
 

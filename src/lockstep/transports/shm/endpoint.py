@@ -18,8 +18,8 @@ from lockstep.transports.loan import HeldLoan
 from lockstep.transports.memory import check_move
 from lockstep.transports.shm.frames import (
     LOAN,
-    Kind,
     Offer,
+    SignalKind,
     pack_fault,
     pack_number,
     text_of,
@@ -27,8 +27,8 @@ from lockstep.transports.shm.frames import (
     unpack_offer,
 )
 from lockstep.transports.shm.memory import SharedRegion
-from lockstep.transports.shm.receiving import Landing
-from lockstep.transports.shm.sending import Desk, Transfer, copy_source
+from lockstep.transports.shm.receiving import OfferLanding
+from lockstep.transports.shm.sending import Desk, SharedTransfer, copy_source
 from lockstep.transports.shm.signal_socket import Frame, Signals, close_descriptors
 from lockstep.transports.shm.tokens import Tokens
 
@@ -67,7 +67,7 @@ class ShmEndpoint:
         self._cycle = Lifecycle(peer.task)
         self._lock = self._cycle.lock  # the desk
         self._desk = Desk(tokens)
-        self._landing = Landing(grants, peer)
+        self._landing = OfferLanding(grants, peer)
         self._jobs: deque[Callable[[], None]] = deque()
         self._signals: Signals | None = None
         self.attach = self._cycle.attach
@@ -96,7 +96,7 @@ class ShmEndpoint:
         source = check_move(NAME, move)
         with self._lock:
             self._cycle.refuse_if_over()
-            transfer = Transfer(next(self._cycle.numbers), move, source)
+            transfer = SharedTransfer(next(self._cycle.numbers), move, source)
             must_pump = self._desk.add(transfer)
         if must_pump:
             self._do_soon(self._pump)
@@ -173,17 +173,17 @@ class ShmEndpoint:
 
     def _obey(self, data: bytes, descriptors: list[int]) -> None:
         kind = data[0]
-        if kind == Kind.OFFER:
+        if kind == SignalKind.OFFER:
             self._on_offer(unpack_offer(data))
-        elif kind in (Kind.DONE, Kind.DROPPED):
-            self._on_answer(unpack_number(data), delivered=kind == Kind.DONE)
-        elif kind == Kind.REGION:
+        elif kind in (SignalKind.DONE, SignalKind.DROPPED):
+            self._on_answer(unpack_number(data), delivered=kind == SignalKind.DONE)
+        elif kind == SignalKind.REGION:
             self._landing.learn(data, descriptors)
-        elif kind == Kind.FORGET:
+        elif kind == SignalKind.FORGET:
             self._landing.forget(unpack_number(data))
-        elif kind == Kind.GOODBYE:
+        elif kind == SignalKind.GOODBYE:
             raise _Ended("closed by the peer")
-        elif kind == Kind.FAULT:
+        elif kind == SignalKind.FAULT:
             raise _Ended(f"{self.peer.task} cut this end off: {text_of(data)}")
         else:
             raise FrameError(f"a frame of kind {kind} does not belong here")
@@ -199,10 +199,10 @@ class ShmEndpoint:
         if signals.peer_is_gone():
             raise EOFError  # offers of a dead peer are no longer taken
         if not self._peer_tokens.take(offer.token):
-            signals.send(pack_number(Kind.DROPPED, offer.transfer))
+            signals.send(pack_number(SignalKind.DROPPED, offer.transfer))
             return
         self._cycle.count_received(offer.nbytes, loan)
-        done = pack_number(Kind.DONE, offer.transfer)
+        done = pack_number(SignalKind.DONE, offer.transfer)
         if loan:
             self._events.on_lent(offer.note, HeldLoan(view, lambda: signals.send(done)))
         else:
@@ -241,7 +241,7 @@ class ShmEndpoint:
                 if transfer.number not in self._desk.unsettled:  # cancelled meanwhile
                     self._desk.let_go(transfer)
 
-    def _tell_sent(self, transfer: Transfer) -> None:
+    def _tell_sent(self, transfer: SharedTransfer) -> None:
         self._cycle.count_sent(transfer.move.nbytes, transfer.move.loan)
         self._events.on_sent(transfer.number)
 
@@ -259,7 +259,7 @@ class ShmEndpoint:
                 self._events.on_lost(link_down(reason))
         finally:
             if self._signals is not None:
-                self._signals.send(bytes([Kind.GOODBYE]))
+                self._signals.send(bytes([SignalKind.GOODBYE]))
                 self.attach(lambda: None)
                 self._signals.close()
                 self._peer_tokens.close()

@@ -17,7 +17,7 @@ MAX_FRAME_BYTES: Final = MAX_NOTE_BYTES + 4096
 _MAX_TEXT_BYTES: Final = 2048
 
 
-class Kind(IntEnum):
+class SignalKind(IntEnum):
     """What a frame is."""
 
     HELLO = 1  # who I am, whom I mean, and what I read in your challenge
@@ -55,7 +55,7 @@ class Offer(NamedTuple):
 def pack_offer(offer: Offer) -> bytes:
     *fields, note = offer
     flags, token, *places = fields
-    return _OFFER.pack(Kind.OFFER, flags, len(note), token, *places) + note
+    return _OFFER.pack(SignalKind.OFFER, flags, len(note), token, *places) + note
 
 
 def unpack_offer(frame: bytes) -> Offer:
@@ -70,7 +70,7 @@ def unpack_offer(frame: bytes) -> Offer:
 
 
 def pack_region(number: int, nbytes: int) -> bytes:
-    return _REGION.pack(Kind.REGION, number, nbytes)
+    return _REGION.pack(SignalKind.REGION, number, nbytes)
 
 
 def unpack_region(frame: bytes) -> tuple[int, int]:
@@ -80,7 +80,7 @@ def unpack_region(frame: bytes) -> tuple[int, int]:
     return number, nbytes
 
 
-def pack_number(kind: Kind, number: int) -> bytes:
+def pack_number(kind: SignalKind, number: int) -> bytes:
     """A frame that only names a transfer or a region."""
     return _NUMBER.pack(kind, number)
 
@@ -92,13 +92,13 @@ def unpack_number(frame: bytes) -> int:
 
 
 def pack_hello(content: dict[str, Any]) -> bytes:
-    return bytes([Kind.HELLO]) + json.dumps(content).encode()
+    return bytes([SignalKind.HELLO]) + json.dumps(content).encode()
 
 
 def unpack_hello(frame: bytes) -> dict[str, Any]:
-    if frame[:1] == bytes([Kind.FAULT]):
+    if frame[:1] == bytes([SignalKind.FAULT]):
         raise FrameError(text_of(frame))
-    if frame[:1] != bytes([Kind.HELLO]):
+    if frame[:1] != bytes([SignalKind.HELLO]):
         raise FrameError("a signal socket must begin with a hello")
     try:
         content = json.loads(frame[1:])
@@ -110,7 +110,7 @@ def unpack_hello(frame: bytes) -> dict[str, Any]:
 
 
 def pack_fault(reason: str) -> bytes:
-    return bytes([Kind.FAULT]) + reason.encode()[:_MAX_TEXT_BYTES]
+    return bytes([SignalKind.FAULT]) + reason.encode()[:_MAX_TEXT_BYTES]
 
 
 def text_of(frame: bytes) -> str:

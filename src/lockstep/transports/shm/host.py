@@ -14,7 +14,7 @@ from lockstep.transports.base import NoPathError
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HostPlace:
     """Where a task runs: its host and boot, its network namespace, its user, its door and the key to it."""
 
     host: str
@@ -28,26 +28,26 @@ class Place:
         return json.dumps(asdict(self)).encode()
 
 
-def unpack_place(address: bytes) -> Place:
+def unpack_place(address: bytes) -> HostPlace:
     """What ``pack`` packed; ValueError for anything else."""
     content = json.loads(address)
-    place = Place(**content) if isinstance(content, dict) else None
+    place = HostPlace(**content) if isinstance(content, dict) else None
     if place is None or not isinstance(place.user, int):
         raise ValueError("this is not the address of a task on this host")
     return place
 
 
-def make_place() -> Place:
+def make_place() -> HostPlace:
     """The place of a task of this process, with a new door."""
     boot = network = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     with suppress(OSError):
         network = os.readlink("/proc/self/ns/net")
-    return Place(socket.gethostname(), boot, network, os.getuid(), secrets.token_hex(16), secrets.token_hex(16))
+    return HostPlace(socket.gethostname(), boot, network, os.getuid(), secrets.token_hex(16), secrets.token_hex(16))
 
 
-def check_same_host(task: str, ours: Place, theirs: Place) -> None:
+def check_same_host(task: str, ours: HostPlace, theirs: HostPlace) -> None:
     """``NoPathError`` says why the two cannot share memory. Only mapping proves that they can."""
     if (theirs.boot or theirs.host) != (ours.boot or ours.host):
         raise NoPathError(f"{task} runs on another host ({theirs.host}, this is {ours.host})")
@@ -57,6 +57,6 @@ def check_same_host(task: str, ours: Place, theirs: Place) -> None:
         raise NoPathError(f"{task} runs as another user ({theirs.user}, this one as {ours.user})")
 
 
-def door_address(place: Place) -> bytes:
+def door_address(place: HostPlace) -> bytes:
     """The name of the door's socket; abstract, so that no file is left behind."""
     return b"\0lockstep-" + place.door.encode()

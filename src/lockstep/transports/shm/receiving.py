@@ -20,7 +20,7 @@ _COPY_BYTES: Final = 4 << 20
 """After each of these, a copy checks whether the link is still up."""
 
 
-class Landing:
+class OfferLanding:
     """The incoming transfers of one peer. Used only by the endpoint's thread."""
 
     def __init__(self, grants: Grants, peer: PeerAddress) -> None:

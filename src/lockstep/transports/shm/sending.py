@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from lockstep.transports.base import Move, TransferId
 from lockstep.transports.memory import HostRegion
-from lockstep.transports.shm.frames import LOAN, Kind, Offer, pack_number, pack_offer, pack_region
+from lockstep.transports.shm.frames import LOAN, Offer, SignalKind, pack_number, pack_offer, pack_region
 from lockstep.transports.shm.memory import SharedRegion
 from lockstep.transports.shm.signal_socket import Signals
 from lockstep.transports.shm.tokens import TOKENS, Tokens
@@ -17,7 +17,7 @@ _WAITING = -1
 
 
 @dataclass(slots=True, eq=False)
-class Transfer:
+class SharedTransfer:
     """One write or loan that the peer has not answered yet."""
 
     number: TransferId
@@ -37,19 +37,19 @@ class Desk:
     """Offers transfers in the order of the calls. All methods are called under the endpoint's lock and never block."""
 
     def __init__(self, tokens: Tokens) -> None:
-        self.unsettled: dict[TransferId, Transfer] = {}
-        self.waiting: deque[Transfer] = deque()
+        self.unsettled: dict[TransferId, SharedTransfer] = {}
+        self.waiting: deque[SharedTransfer] = deque()
         self._tokens = tokens
         self._free = list(range(TOKENS))
         self._known: set[int] = set()
         self._signals: Signals | None = None
-        self.copying: Transfer | None = None
+        self.copying: SharedTransfer | None = None
 
     def open(self, signals: Signals) -> None:
         """The peer is there."""
         self._signals = signals
 
-    def add(self, transfer: Transfer) -> bool:
+    def add(self, transfer: SharedTransfer) -> bool:
         """Take a transfer; True if it has to wait for something that ``pump`` can do."""
         self.unsettled[transfer.number] = transfer
         if not self.waiting and self._may_offer() and isinstance(transfer.source, SharedRegion):
@@ -61,7 +61,7 @@ class Desk:
     def _may_offer(self) -> bool:
         return self._signals is not None and bool(self._free)
 
-    def pump(self) -> Transfer | None:
+    def pump(self) -> SharedTransfer | None:
         """Offer what may be offered; the transfer at the head if its source must be copied first."""
         while self.waiting and self._may_offer():
             transfer = self.waiting[0]
@@ -77,7 +77,7 @@ class Desk:
             self.waiting.popleft()
         return None
 
-    def _offer(self, transfer: Transfer, source: SharedRegion, offset: int) -> None:
+    def _offer(self, transfer: SharedTransfer, source: SharedRegion, offset: int) -> None:
         assert self._signals is not None
         if source.number not in self._known:
             self._known.add(source.number)
@@ -107,9 +107,9 @@ class Desk:
         """A region is closed: the peer can unmap it."""
         if region in self._known and self._signals is not None:
             self._known.discard(region)
-            self._signals.send(pack_number(Kind.FORGET, region))
+            self._signals.send(pack_number(SignalKind.FORGET, region))
 
-    def answered(self, number: TransferId) -> Transfer | None:
+    def answered(self, number: TransferId) -> SharedTransfer | None:
         """The peer has finished this transfer; None if it never had it."""
         transfer = self.unsettled.get(number)
         if transfer is None or transfer.waiting:
@@ -119,7 +119,7 @@ class Desk:
         self.let_go(transfer)
         return transfer
 
-    def let_go(self, transfer: Transfer) -> None:
+    def let_go(self, transfer: SharedTransfer) -> None:
         """Free what was allocated for this transfer alone."""
         if self.copying is transfer:
             self.copying = None
@@ -127,7 +127,7 @@ class Desk:
             self.forget(transfer.copied.number)
             transfer.copied.close()
 
-    def give_up(self, transfer: Transfer) -> bool:
+    def give_up(self, transfer: SharedTransfer) -> bool:
         """Try to take a transfer back; True if the peer will certainly not deliver it."""
         if transfer.given_up:
             return False
@@ -141,7 +141,7 @@ class Desk:
         return transfer.given_up
 
 
-def copy_source(transfer: Transfer, into: SharedRegion) -> None:
+def copy_source(transfer: SharedTransfer, into: SharedRegion) -> None:
     """Copy private memory to where the peer can map it, without the interpreter's lock."""
     move = transfer.move
     if move.nbytes:

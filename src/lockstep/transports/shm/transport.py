@@ -16,7 +16,7 @@ from lockstep.transports.regions import Regions
 from lockstep.transports.shm.endpoint import NAME, Connected, ShmEndpoint
 from lockstep.transports.shm.frames import pack_fault
 from lockstep.transports.shm.handshake import Self, Visitor, greet, introduce, welcome
-from lockstep.transports.shm.host import Place, check_same_host, make_place, unpack_place
+from lockstep.transports.shm.host import HostPlace, check_same_host, make_place, unpack_place
 from lockstep.transports.shm.listener import Door, knock
 from lockstep.transports.shm.memory import SharedRegion
 from lockstep.transports.shm.tokens import make_tokens
@@ -28,7 +28,7 @@ class ShmTransport:
     def __init__(self, server: ControlServer, task: str, incarnation: int) -> None:  # noqa: ARG002 - as for all transports
         self._task = task
         self._incarnation = incarnation
-        self._place: Place = make_place()
+        self._place: HostPlace = make_place()
         self._regions = Regions(NAME, self._forget)
         self._meeting: Meeting[ShmEndpoint, Visitor] = Meeting(task, incarnation)
         self._door = Door(self._place, task, self._admit)
@@ -82,7 +82,7 @@ class ShmTransport:
         threading.Thread(target=endpoint.run, args=(talk,), name=name, daemon=True).start()
         return endpoint
 
-    def _check(self, peer: PeerAddress) -> Place:
+    def _check(self, peer: PeerAddress) -> HostPlace:
         try:
             there = unpack_place(peer.address)
         except (ValueError, TypeError) as error:
@@ -105,7 +105,7 @@ class ShmTransport:
 # --- connecting, on the endpoint's thread -------------------------------------------------------------------------
 
 
-def _dial(endpoint: ShmEndpoint, there: Place, me: Self) -> Connected:
+def _dial(endpoint: ShmEndpoint, there: HostPlace, me: Self) -> Connected:
     signals = knock(there, endpoint.peer.task)
     endpoint.attach(signals.wake)
     try:

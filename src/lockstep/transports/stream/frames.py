@@ -23,7 +23,7 @@ _PAYLOAD_TAG: Final = 0x12
 PREFIX_BYTES: Final = _FRAME.size
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame is. The other numbers belong to the transports."""
 
     HELLO = 1  # payload: who I am and whom I mean
@@ -84,15 +84,15 @@ _HELLO: Final = struct.Struct("<QQ")
 
 def pack_hello(task: str, incarnation: int, peer_incarnation: int) -> bytes:
     """The first frame of each side: who I am, and which incarnation of you I mean."""
-    return pack(Header(Kind.HELLO), _HELLO.pack(incarnation, peer_incarnation), task.encode())
+    return pack(Header(FrameKind.HELLO), _HELLO.pack(incarnation, peer_incarnation), task.encode())
 
 
 def unpack_hello(frame: bytes) -> tuple[str, int, int]:
     """Task, incarnation, and the incarnation it means; ``FrameError`` also for frames of another kind."""
     header, payload = unpack(frame)
-    if header.kind == Kind.FAULT:
+    if header.kind == FrameKind.FAULT:
         raise FrameError(text_of(payload))
-    if header.kind != Kind.HELLO or not _HELLO.size < len(payload) <= MAX_TEXT_BYTES:
+    if header.kind != FrameKind.HELLO or not _HELLO.size < len(payload) <= MAX_TEXT_BYTES:
         raise FrameError("a data stream must begin with a hello")
     incarnation, peer_incarnation = _HELLO.unpack_from(payload)
     return text_of(payload[_HELLO.size :]), incarnation, peer_incarnation
@@ -100,7 +100,7 @@ def unpack_hello(frame: bytes) -> tuple[str, int, int]:
 
 def pack_fault(reason: str, flags: int = 0) -> bytes:
     """The frame that tells the peer which rule it broke, or that there is no path."""
-    return pack(Header(Kind.FAULT, flags), reason.encode()[:MAX_TEXT_BYTES])
+    return pack(Header(FrameKind.FAULT, flags), reason.encode()[:MAX_TEXT_BYTES])
 
 
 def text_of(payload: memoryview) -> str:

@@ -14,7 +14,7 @@ from lockstep.transports.control.channels import open_data_channel
 from lockstep.transports.control.reasons import explain
 from lockstep.transports.control.server import ControlServer, method_path
 from lockstep.transports.frame_error import FrameError
-from lockstep.transports.meeting import Expected, Meeting, MeetingEndpoint
+from lockstep.transports.meeting import ExpectedVisitor, Meeting, MeetingEndpoint
 from lockstep.transports.quiet_grpc import grpc
 from lockstep.transports.stream.frames import pack_fault, pack_hello, unpack_hello
 from lockstep.transports.stream.sending import Sender
@@ -98,7 +98,7 @@ class StreamLinks(Generic[AnyEndpoint]):
 
     # --- the accepting end ---------------------------------------------------------------------------------------
 
-    def _accept(self, expected: Expected[AnyEndpoint, _Stream]) -> str:
+    def _accept(self, expected: ExpectedVisitor[AnyEndpoint, _Stream]) -> str:
         """Wait for the peer's stream and converse on it; on the endpoint's thread."""
         endpoint = expected.endpoint
         try:

@@ -16,7 +16,7 @@ from lockstep.transports.frame_error import FrameError
 from lockstep.transports.lifecycle import Lifecycle
 from lockstep.transports.loan import HeldLoan
 from lockstep.transports.quiet_grpc import grpc
-from lockstep.transports.stream.frames import NO_PATH, Header, Kind, pack, pack_fault, text_of, unpack
+from lockstep.transports.stream.frames import NO_PATH, FrameKind, Header, pack, pack_fault, text_of, unpack
 from lockstep.transports.stream.sending import Sender
 from lockstep.transports.timers import Clerk
 
@@ -94,7 +94,7 @@ class StreamLife(Generic[AnyTransfer]):
     def close(self) -> None:
         before = self._cycle.close()
         self._stop_landing()
-        self.sender.end(pack(Header(Kind.GOODBYE)))
+        self.sender.end(pack(Header(FrameKind.GOODBYE)))
         if before is LinkState.CONNECTING:
             self._cycle.interrupt()
         if self._cycle.on_own_thread:
@@ -152,12 +152,12 @@ class StreamLife(Generic[AnyTransfer]):
 
     def _on_frame(self, frame: bytes) -> None:
         header, payload = unpack(frame)
-        if header.kind == Kind.GOODBYE:
+        if header.kind == FrameKind.GOODBYE:
             raise _Ended("closed by the peer")
-        if header.kind == Kind.FAULT:
+        if header.kind == FrameKind.FAULT:
             self._end_cause = Cause.NO_PATH if header.flags & NO_PATH else Cause.LINK_DOWN
             raise _Ended(f"{self.peer.task} cut this end off: {text_of(payload)}")
-        if header.kind == Kind.RELEASE:
+        if header.kind == FrameKind.RELEASE:
             self._on_release(header.transfer)
         else:
             self._obey(header, payload)
@@ -173,7 +173,7 @@ class StreamLife(Generic[AnyTransfer]):
             if lent is None:
                 self._events.on_arrived(note, nbytes)
                 return
-            frame = pack(Header(Kind.RELEASE, transfer=number))
+            frame = pack(Header(FrameKind.RELEASE, transfer=number))
             self._events.on_lent(note, HeldLoan(lent, lambda: self.sender.add_urgent(frame)))
 
     def _on_release(self, number: TransferId) -> None:

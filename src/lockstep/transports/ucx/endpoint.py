@@ -14,7 +14,7 @@ from typing import ClassVar, Final
 from lockstep.protocol.core.ids import hex64
 from lockstep.transports.base import EndpointEvents, Move, PeerAddress, TransferId
 from lockstep.transports.frame_error import FrameError
-from lockstep.transports.grants import Grant, Grants
+from lockstep.transports.grants import Grants, RegionGrant
 from lockstep.transports.memory import HostRegion, check_move
 from lockstep.transports.stream.frames import LOAN, Header, pack, pack_fault, unpack
 from lockstep.transports.stream.sending import Sender
@@ -22,7 +22,7 @@ from lockstep.transports.stream.stream_life import StreamLife
 from lockstep.transports.timers import Clerk
 from lockstep.transports.ucx.agent import Agent, AgentError, Nixl
 from lockstep.transports.ucx.driver import Driver, pause_after
-from lockstep.transports.ucx.frames import MAX_METADATA_BYTES, Kind
+from lockstep.transports.ucx.frames import MAX_METADATA_BYTES, UcxFrameKind
 
 NAME: Final = "grpc+ucx"
 _Place = tuple[int, bytes]
@@ -30,7 +30,7 @@ _Place = tuple[int, bytes]
 
 
 @dataclass(slots=True, eq=False)
-class Transfer:
+class UcxTransfer:
     """One write or loan that has not been settled yet."""
 
     number: TransferId
@@ -71,7 +71,7 @@ class Transfer:
         )
 
 
-class UcxEndpoint(StreamLife[Transfer]):
+class UcxEndpoint(StreamLife[UcxTransfer]):
     """Writes ranges of regions into the memory of one incarnation of one peer."""
 
     name: ClassVar[str] = NAME
@@ -90,7 +90,7 @@ class UcxEndpoint(StreamLife[Transfer]):
         self._landing_ended = False
         self._addresses: dict[_Place, tuple[int, int | None]] = {}
         self._asked: set[_Place] = set()
-        self._incoming: dict[TransferId, Grant] = {}
+        self._incoming: dict[TransferId, RegionGrant] = {}
 
     @property
     def transport(self) -> str:
@@ -110,22 +110,22 @@ class UcxEndpoint(StreamLife[Transfer]):
         source = check_move(self.name, move)
         with self._lock:
             self._cycle.refuse_if_over()
-            transfer = Transfer(next(self._cycle.numbers), move, source, self._addresses)
+            transfer = UcxTransfer(next(self._cycle.numbers), move, source, self._addresses)
             self._unsettled[transfer.number] = transfer
             driver = self._driver
             if driver is not None:
                 self._hand_over(driver, transfer)
         return transfer.number
 
-    def _hand_over(self, driver: Driver, transfer: Transfer) -> None:
+    def _hand_over(self, driver: Driver, transfer: UcxTransfer) -> None:
         """Under the lock, so that transfers reach the driver in the order of the calls."""
         if transfer.target not in self._asked:
             self._asked.add(transfer.target)
-            self.sender.add_urgent(pack(transfer.header(Kind.ASK)))
+            self.sender.add_urgent(pack(transfer.header(UcxFrameKind.ASK)))
         source = transfer.source
         if source.nbytes:
             driver.do(lambda agent: agent.register(source.number, source.address, source.nbytes, source.device))
-        self.sender.add_urgent(pack(transfer.header(Kind.START)))
+        self.sender.add_urgent(pack(transfer.header(UcxFrameKind.START)))
         driver.write(transfer)
 
     def cancel(self, transfer: TransferId) -> None:
@@ -134,19 +134,19 @@ class UcxEndpoint(StreamLife[Transfer]):
             if known is None or known.cancelled or known.left:
                 return
             known.cancelled = True
-        self.sender.add_urgent(pack(known.header(Kind.STOP)))
+        self.sender.add_urgent(pack(known.header(UcxFrameKind.STOP)))
         if self._driver is not None:
             self._driver.nudge()
         self._clerk.soon(lambda: self._fail(transfer, "cancelled"))
 
-    def _on_written(self, transfer: Transfer) -> None:
+    def _on_written(self, transfer: UcxTransfer) -> None:
         """All bytes are in the peer's memory; on the driver's thread."""
         with self._lock:
             if transfer.cancelled or transfer.number not in self._unsettled:
                 return
             transfer.left = True
         note = transfer.move.note
-        self.sender.add_urgent(pack(transfer.header(Kind.NOTE, len(note)), note))
+        self.sender.add_urgent(pack(transfer.header(UcxFrameKind.NOTE, len(note)), note))
         self._on_left(transfer)
 
     def _on_broken(self, reason: str) -> None:
@@ -165,9 +165,9 @@ class UcxEndpoint(StreamLife[Transfer]):
         """Exchange what the agents need to find each other."""
         try:
             agent = Agent(self._nixl, self._agent_name)
-            self.sender.add_urgent(pack(Header(Kind.AGENT), agent.connection()))
+            self.sender.add_urgent(pack(Header(UcxFrameKind.AGENT), agent.connection()))
             header, payload = unpack(next(iter(incoming), b""))
-            if header.kind != Kind.AGENT or len(payload) > MAX_METADATA_BYTES:
+            if header.kind != UcxFrameKind.AGENT or len(payload) > MAX_METADATA_BYTES:
                 raise FrameError(f"a link of {self.name} must begin with the metadata of NIXL")
             agent.meet(bytes(payload))
             self._prove(agent, incoming)
@@ -187,16 +187,16 @@ class UcxEndpoint(StreamLife[Transfer]):
         """Check that bytes do arrive, before the link is up. Not needed here: UCX finds a path wherever gRPC does."""
 
     def _obey(self, header: Header, payload: memoryview) -> None:
-        if header.kind == Kind.NOTE:
+        if header.kind == UcxFrameKind.NOTE:
             self._on_note(header, payload)
-        elif header.kind == Kind.START:
+        elif header.kind == UcxFrameKind.START:
             self._on_start(header)
-        elif header.kind == Kind.STOP:
+        elif header.kind == UcxFrameKind.STOP:
             if self._incoming.pop(header.transfer, None) is not None:
                 self._drive().expect(-1)
-        elif header.kind == Kind.ASK:
+        elif header.kind == UcxFrameKind.ASK:
             self._on_ask(header)
-        elif header.kind == Kind.REGION:
+        elif header.kind == UcxFrameKind.REGION:
             self._on_region(header, payload)
         else:
             raise FrameError(f"a frame of kind {header.kind} does not belong here")
@@ -206,13 +206,13 @@ class UcxEndpoint(StreamLife[Transfer]):
             raise FrameError("a frame came before NIXL was ready")
         return self._driver
 
-    def _granted(self, header: Header) -> Grant:
+    def _granted(self, header: Header) -> RegionGrant:
         return self._grants.check(self.peer, header.region, header.key, header.offset, header.total)
 
     def _on_ask(self, header: Header) -> None:
         region = self._granted(header).region
         gpu = 0 if region.device is None else region.device + 1
-        answer = Header(Kind.REGION, region=header.region, key=header.key, offset=region.address, total=gpu)
+        answer = Header(UcxFrameKind.REGION, region=header.region, key=header.key, offset=region.address, total=gpu)
 
         def tell(agent: Agent) -> None:
             if not region.nbytes:

@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import Final
 
 
-class Kind(IntEnum):
+class UcxFrameKind(IntEnum):
     """Kinds of this transport; the lower numbers are those of every stream."""
 
     AGENT = 16

@@ -18,7 +18,7 @@ from lockstep.transports.timers import Clerk
 from lockstep.transports.ucx.agent import Agent, AgentError, Nixl
 from lockstep.transports.ucx.driver import pause_beside_a_device
 from lockstep.transports.ucx.endpoint import UcxEndpoint
-from lockstep.transports.ucx.frames import MAX_METADATA_BYTES, Kind
+from lockstep.transports.ucx.frames import MAX_METADATA_BYTES, UcxFrameKind
 from lockstep.transports.verbs.probe_timer import LOOK_SECONDS, Looks, proves_that_there_is_no_path
 
 NAME: Final = "grpc+verbs"
@@ -63,9 +63,9 @@ class VerbsEndpoint(UcxEndpoint):
         address = ctypes.addressof(view)
         try:
             agent.register(_PROBE_REGION, address, len(memory))
-            self.sender.add_urgent(pack(Header(Kind.PROBE, offset=address), agent.metadata_of(_PROBE_REGION)))
+            self.sender.add_urgent(pack(Header(UcxFrameKind.PROBE, offset=address), agent.metadata_of(_PROBE_REGION)))
             header, payload = unpack(next(iter(incoming), b""))
-            if header.kind != Kind.PROBE or len(payload) > MAX_METADATA_BYTES:
+            if header.kind != UcxFrameKind.PROBE or len(payload) > MAX_METADATA_BYTES:
                 raise FrameError(f"a link of {NAME} must begin with a probe")
             agent.meet(bytes(payload))
             self._exchange(agent, address, header.offset, memory, incoming)
@@ -93,11 +93,11 @@ class VerbsEndpoint(UcxEndpoint):
 
     def _in_vain(self, frozen: float, found: str, incoming: Iterable[bytes]) -> CannotMeet:
         """Notify the peer, and learn whether it could look as well: an end that could not run has proven nothing."""
-        self.sender.add_urgent(pack(Header(Kind.IN_VAIN, total=round(frozen * 1000))))
+        self.sender.add_urgent(pack(Header(UcxFrameKind.IN_VAIN, total=round(frozen * 1000))))
         header, _ = unpack(next(iter(incoming), b""))
-        if header.kind not in (Kind.IN_VAIN, stream.Kind.FAULT):
+        if header.kind not in (UcxFrameKind.IN_VAIN, stream.FrameKind.FAULT):
             return CannotMeet(f"{found}, although {self.peer.task} goes on")  # the bytes came through just too late
-        theirs = header.total / 1000 if header.kind == Kind.IN_VAIN else 0.0
+        theirs = header.total / 1000 if header.kind == UcxFrameKind.IN_VAIN else 0.0
         if proves_that_there_is_no_path(frozen, theirs):
             return self._unreachable(found)
         return CannotMeet(

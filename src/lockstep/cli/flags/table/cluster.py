@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstep.benchmark.settings.config import COLLECTIVE_UPDATES, VARIABLE_UPDATES, WIRE_DTYPES, ExchangeConfig
-from lockstep.cli.flags.flag import Flag, Group, Kind, Rows
+from lockstep.cli.flags.flag import Flag, FlagKind, Group, Rows
 from lockstep.runtime.startup.cluster import ON_STALL, ON_WORKER_LOSS, PROTOCOLS, ClusterSpec
 
 _SPEC = ClusterSpec()
@@ -18,21 +18,21 @@ _ALL_REDUCE_KNOB = "it tunes TensorFlow's all-reduce; here gradients are sent to
 CLUSTER_FLAGS: tuple[Flag, ...] = (
     _CLUSTER.works(
         "ps",
-        Kind.WHOLE,
+        FlagKind.WHOLE,
         None,
         "with --workers: run a whole cluster on this machine, with N servers",
         upstream=False,
     ),
     _CLUSTER.works(
         "workers",
-        Kind.WHOLE,
+        FlagKind.WHOLE,
         None,
         "with --ps: run a whole cluster on this machine, with N workers",
         upstream=False,
     ),
     _CLUSTER.works(
         "job_name",
-        Kind.CHOICE,
+        FlagKind.CHOICE,
         "",
         "which kind of task this process is; without it and --ps: a single process",
         choices=("ps", "worker", ""),
@@ -40,28 +40,28 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
     ),
     _CLUSTER.works(
         "task_index",
-        Kind.WHOLE,
+        FlagKind.WHOLE,
         0,
         "this task's index among its kind, from 0; worker 0 is the chief",
         needs="job_name",
     ),
     _CLUSTER.works(
         "ps_hosts",
-        Kind.HOSTS,
+        FlagKind.HOSTS,
         _SPEC.ps_hosts,
         "addresses of all servers, the same list on every task",
         needs="job_name",
     ),
     _CLUSTER.works(
         "worker_hosts",
-        Kind.HOSTS,
+        FlagKind.HOSTS,
         _SPEC.worker_hosts,
         "addresses of all workers, the same list on every task",
         needs="job_name",
     ),
     _CLUSTER.works(
         "bind",
-        Kind.TEXT,
+        FlagKind.TEXT,
         _SPEC.bind,
         "address to listen on (host or host:port), if it is not the one in the list",
         needs="job_name",
@@ -69,7 +69,7 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
     ),
     _CLUSTER.works(
         "server_protocol",
-        Kind.CHOICE,
+        FlagKind.CHOICE,
         _SPEC.protocol,
         "how tensors are sent; auto: shared memory on one host, RDMA between hosts that have it, else gRPC",
         choices=PROTOCOLS,
@@ -77,70 +77,70 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
     ),
     _CLUSTER.works(
         "rdma_device",
-        Kind.TEXT,
+        FlagKind.TEXT,
         None,
         "with grpc+verbs: the RDMA device, NAME or NAME:PORT; default: the first active port",
         upstream=False,
     ),
     _CLUSTER.works(
         "rdma_gid_index",
-        Kind.WHOLE,
+        FlagKind.WHOLE,
         None,
         "with grpc+verbs: which of the port's GIDs to use (RoCE: address and version); default: the best one",
         upstream=False,
     ),
     _CLUSTER.works(
         "rdma_traffic_class",
-        Kind.WHOLE,
+        FlagKind.WHOLE,
         None,
         "with grpc+verbs: traffic class of the packets (RoCE: the byte with DSCP and ECN), 0 to 255",
         upstream=False,
     ),
     _CLUSTER.works(
         "rdma_service_level",
-        Kind.WHOLE,
+        FlagKind.WHOLE,
         None,
         "with grpc+verbs: service level (InfiniBand) or priority (RoCE), 0 to 15",
         upstream=False,
     ),
     _CLUSTER.works(
         "rdma_timeout",
-        Kind.NUMBER,
+        FlagKind.NUMBER,
         None,
         "with grpc+verbs: seconds until the device resends a packet that was not acknowledged",
         upstream=False,
     ),
     _CLUSTER.works(
         "rdma_retry_count",
-        Kind.WHOLE,
+        FlagKind.WHOLE,
         None,
         "with grpc+verbs: how often the device resends before the connection counts as broken, 0 to 7",
         upstream=False,
     ),
     _CLUSTER.works(
         "rdma_gpudirect",
-        Kind.SWITCH,
+        FlagKind.SWITCH,
         False,
         "with grpc+verbs: the device accesses GPU memory directly, not through the host (untested)",
         upstream=False,
     ),
     _CLUSTER.works(
         "startup_timeout",
-        Kind.NUMBER,
+        FlagKind.NUMBER,
         _SPEC.startup_timeout,
         "seconds to wait for all tasks to join",
         upstream=False,
     ),
     _CLUSTER.works(
         "stall_after",
-        Kind.NUMBER,
+        FlagKind.NUMBER,
         _SPEC.stall_after,
         "seconds without progress or a proven cause after which a run counts as stalled",
         upstream=False,
     ),
     _CLUSTER.works(
         "on_stall",
-        Kind.CHOICE,
+        FlagKind.CHOICE,
         _SPEC.on_stall,
         "after a stall, or a failure that cannot recover: only report it, or end the job (exit code 3)",
         choices=ON_STALL,
@@ -148,21 +148,21 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
     ),
     _CLUSTER.works(
         "rejoin_timeout",
-        Kind.NUMBER,
+        FlagKind.NUMBER,
         _SPEC.rejoin_timeout,
         "seconds to wait for a lost task to come back",
         upstream=False,
     ),
     _CLUSTER.works(
         "grace",
-        Kind.NUMBER,
+        FlagKind.NUMBER,
         _SPEC.grace,
         "seconds that a job may take to finish and save its step after SIGTERM (to all tasks, or to server 0)",
         upstream=False,
     ),
     _CLUSTER.works(
         "on_worker_loss",
-        Kind.CHOICE,
+        FlagKind.CHOICE,
         _SPEC.on_worker_loss,
         "when a worker is lost: wait for its restart, continue without it until it rejoins (shrink), or end (abort)",
         choices=ON_WORKER_LOSS,
@@ -170,28 +170,28 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
     ),
     _CLUSTER.works(
         "restarts",
-        Kind.WHOLE,
+        FlagKind.WHOLE,
         _SPEC.restarts,
         "how often a monitor restarts its task after a signal has killed it",
         upstream=False,
     ),
     _CLUSTER.works(
         "job_token",
-        Kind.SECRET,
+        FlagKind.SECRET,
         _SPEC.token,
         "secret shared by all tasks of a job; use the variable LOCKSTEP_JOB_TOKEN to keep it out of process lists",
         upstream=False,
     ),
     _CLUSTER.refused(
         "controller_host",
-        Kind.TEXT,
+        FlagKind.TEXT,
         None,
         "the task that drives distributed_all_reduce",
         "Lockstep has no separate controller task, not even in that mode; leave it out.",
     ),
     _CLUSTER.refused(
         "horovod_device",
-        Kind.CHOICE,
+        FlagKind.CHOICE,
         "",
         "device for Horovod's exchange",
         "Horovod is a separate system and is not used here; leave it out and use --ps_hosts and --worker_hosts.",
@@ -204,7 +204,7 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
 EXCHANGE_FLAGS: tuple[Flag, ...] = (
     _ROWS.works(
         "variable_update",
-        Kind.CHOICE,
+        FlagKind.CHOICE,
         _EXCHANGE.variable_update,
         "where parameters live and how gradients reach them",
         choices=VARIABLE_UPDATES,
@@ -217,20 +217,20 @@ EXCHANGE_FLAGS: tuple[Flag, ...] = (
     ),
     _ROWS.works(
         "cross_replica_sync",
-        Kind.SWITCH,
+        FlagKind.SWITCH,
         _EXCHANGE.cross_replica_sync,
         "every step waits for the gradients of all workers; without it, each worker proceeds at its own pace",
     ),
     _ROWS.works(
         "local_parameter_device",
-        Kind.CHOICE,
+        FlagKind.CHOICE,
         _EXCHANGE.local_parameter_device,
         "where a server keeps and updates its parameters; the CPU if it has no GPU, or with --device=cpu",
         choices=("cpu", "gpu"),
     ),
     _ROWS.works(
         "wire_dtype",
-        Kind.CHOICE,
+        FlagKind.CHOICE,
         _EXCHANGE.wire_dtype,
         "the type in which gradients are sent to a server; 16-bit types halve the bytes and lose precision",
         choices=WIRE_DTYPES,
@@ -239,7 +239,7 @@ EXCHANGE_FLAGS: tuple[Flag, ...] = (
     ),
     _ROWS.works(
         "bucket_mb",
-        Kind.NUMBER,
+        FlagKind.NUMBER,
         None,
         "size in MiB of the buckets in which tensors are sent; default: 4, up to 64 if all tasks share one host's "
         "memory, 128 with --compile",
@@ -247,7 +247,7 @@ EXCHANGE_FLAGS: tuple[Flag, ...] = (
     ),
     _ROWS.refused(
         "staged_vars",
-        Kind.SWITCH,
+        FlagKind.SWITCH,
         False,
         "compute with the previous step's parameters",
         "computation always uses the newest parameters here; leave it out, or use --variable_consistency=relaxed "
@@ -255,14 +255,14 @@ EXCHANGE_FLAGS: tuple[Flag, ...] = (
     ),
     _ROWS.works(
         "variable_consistency",
-        Kind.CHOICE,
+        FlagKind.CHOICE,
         _EXCHANGE.variable_consistency,
         "relaxed: apply a step's gradients at the end of the next step (in the modes without servers)",
         choices=("strong", "relaxed"),
     ),
     _ROWS.works(
         "all_reduce_spec",
-        Kind.CHOICE,
+        FlagKind.CHOICE,
         _EXCHANGE.all_reduce_spec or "",
         "which all-reduce to use; collective: NCCL on GPUs and gloo on CPUs",
         choices=("", "collective", "nccl", "gloo"),
@@ -271,14 +271,14 @@ EXCHANGE_FLAGS: tuple[Flag, ...] = (
     ),
     _ROWS.works(
         "gradient_repacking",
-        Kind.WHOLE,
+        FlagKind.WHOLE,
         _EXCHANGE.gradient_repacking,
         "pack gradients into N pieces; 0: by --bucket_mb",
         only_with=("variable_update", COLLECTIVE_UPDATES),
     ),
     _ROWS.works(
         "collective_port",
-        Kind.WHOLE,
+        FlagKind.WHOLE,
         _EXCHANGE.collective_port,
         "port on which worker 0 listens for the others; default: its own port plus one",
         only_with=("variable_update", COLLECTIVE_UPDATES),
@@ -286,16 +286,16 @@ EXCHANGE_FLAGS: tuple[Flag, ...] = (
     ),
     _ROWS.refused(
         "hierarchical_copy",
-        Kind.SWITCH,
+        FlagKind.SWITCH,
         False,
         "copy between the GPUs of a worker in two stages",
         "the GPUs of a worker send their gradients directly to its first GPU; leave it out.",
     ),
-    _ROWS.notice("compact_gradient_transfer", Kind.SWITCH, True, "send 16-bit gradients", _ALL_REDUCE_KNOB),
-    _ROWS.notice("agg_small_grads_max_bytes", Kind.WHOLE, 0, "combine gradients below this size", _ALL_REDUCE_KNOB),
-    _ROWS.notice("agg_small_grads_max_group", Kind.WHOLE, 10, "combine at most N gradients", _ALL_REDUCE_KNOB),
-    _ROWS.notice("allreduce_merge_scope", Kind.WHOLE, 1, "merge N all-reduce calls", _ALL_REDUCE_KNOB),
+    _ROWS.notice("compact_gradient_transfer", FlagKind.SWITCH, True, "send 16-bit gradients", _ALL_REDUCE_KNOB),
+    _ROWS.notice("agg_small_grads_max_bytes", FlagKind.WHOLE, 0, "combine gradients below this size", _ALL_REDUCE_KNOB),
+    _ROWS.notice("agg_small_grads_max_group", FlagKind.WHOLE, 10, "combine at most N gradients", _ALL_REDUCE_KNOB),
+    _ROWS.notice("allreduce_merge_scope", FlagKind.WHOLE, 1, "merge N all-reduce calls", _ALL_REDUCE_KNOB),
     _ROWS.notice(
-        "network_topology", Kind.CHOICE, "dgx1", "how the GPUs are wired", _ALL_REDUCE_KNOB, "dgx1", "gcp_v100"
+        "network_topology", FlagKind.CHOICE, "dgx1", "how the GPUs are wired", _ALL_REDUCE_KNOB, "dgx1", "gcp_v100"
     ),
 )

@@ -1,4 +1,4 @@
-"""The companion of a program of one's own: the task starts it, and it sees how the task ends."""
+"""The sidecar of a program of one's own: the task starts it, and it sees how the task ends."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from helpers.waiting import wait_until
 from lockstep.protocol.core.ids import worker
 from lockstep.protocol.core.messages import Description
 from lockstep.runtime.monitor import sidecar
-from lockstep.runtime.monitor.sidecar import UNKNOWN_EXIT_CODE, CompanionError, start_companion
+from lockstep.runtime.monitor.sidecar import UNKNOWN_EXIT_CODE, SidecarError, start_sidecar
 from lockstep.transports.control.monitor_client import Unreachable, describe, fetch_stack
 
 pytestmark = pytest.mark.timed
 
 
 def own_program(port: int, *actions: str) -> Program:
-    """A program that starts its companion first."""
-    return Program([sys.executable, str(helpers.small_task.__file__), "-", f"companion={port}", *actions])
+    """A program that starts its sidecar first."""
+    return Program([sys.executable, str(helpers.small_task.__file__), "-", f"sidecar={port}", *actions])
 
 
 def described(port: int, condition: Callable[[Description], bool], what: str) -> Description:
@@ -43,24 +43,24 @@ def described(port: int, condition: Callable[[Description], bool], what: str) ->
     return description
 
 
-def companions(port: int) -> list[int]:
+def sidecars(port: int) -> list[int]:
     return processes_mentioning(f'"port": {port}')
 
 
-def test_a_companion_describes_the_program_that_started_it() -> None:
+def test_a_sidecar_describes_the_program_that_started_it() -> None:
     port = free_port()
     with own_program(port, "ready=10.0.0.1:5", "phase=training", "hang") as program:
         found = described(port, lambda found: found.phase == "training", "training")
         assert found.pid == program.pid
         assert (found.task, found.task_address) == ("/job:worker/replica:0/task:1", "10.0.0.1:5")
-        assert companions(port) == [found.monitor_pid]
+        assert sidecars(port) == [found.monitor_pid]
         snapshot = json.loads(fetch_stack(f"127.0.0.1:{port}", 5.0))
         assert (snapshot["process"]["pid"], snapshot["process"]["state"]) == (program.pid, "sleeping")
         assert "SmallTask.do (" in snapshot["stack"]["text"]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV])
-def test_the_death_of_the_program_is_told_with_its_signal_and_the_companion_leaves(signum: int) -> None:
+def test_the_death_of_the_program_is_told_with_its_signal_and_the_sidecar_leaves(signum: int) -> None:
     port = free_port()
     with own_program(port, "phase=training", "hang") as program:
         described(port, lambda found: found.phase == "training", "training")
@@ -69,7 +69,7 @@ def test_the_death_of_the_program_is_told_with_its_signal_and_the_companion_leav
         found = described(port, lambda found: found.exited, "the death")
         assert found.exit_code == -signum
         assert f"(pid {program.pid}) was killed by {signal.Signals(signum).name}" in program.stderr()
-        wait_until(lambda: companions(port) == [], 10, "the companion is gone")
+        wait_until(lambda: sidecars(port) == [], 10, "the sidecar is gone")
         program.wait(1)
 
 
@@ -82,7 +82,7 @@ def test_the_death_of_a_program_that_was_reaped_at_once_is_told() -> None:
         found = described(port, lambda found: found.exited, "the death")
         # Kernels before 6.15 tell the exit code of the reaped to nobody.
         assert found.exit_code in (-signal.SIGKILL, UNKNOWN_EXIT_CODE)
-        wait_until(lambda: companions(port) == [], 10, "the companion is gone")
+        wait_until(lambda: sidecars(port) == [], 10, "the sidecar is gone")
 
 
 def test_a_death_is_seen_though_a_child_holds_everything_open() -> None:
@@ -92,7 +92,7 @@ def test_a_death_is_seen_though_a_child_holds_everything_open() -> None:
         described(port, lambda found: found.phase == "training", "training")
         program.signal(signal.SIGKILL)
         described(port, lambda found: found.exited, "the death")
-        (child,) = processes_mentioning(f"companion={port}")
+        (child,) = processes_mentioning(f"sidecar={port}")
         os.kill(child, signal.SIGKILL)
 
 
@@ -100,7 +100,7 @@ def test_a_program_that_says_how_it_ends_is_quoted_and_may_go_on() -> None:
     port = free_port()
     with own_program(port, "phase=training", "close=0", "say=still here", "hang") as program:
         program.wait_for("still here", 15)
-        assert companions(port) == []
+        assert sidecars(port) == []
         assert program.running()
 
 
@@ -109,11 +109,11 @@ def test_a_program_that_fails_after_joining_is_told_by_its_exit_code() -> None:
     with own_program(port, "phase=training", "exit=3") as program:
         found = described(port, lambda found: found.exited, "the end")
         assert found.exit_code == 3
-        wait_until(lambda: companions(port) == [], 10, "the companion is gone")
+        wait_until(lambda: sidecars(port) == [], 10, "the sidecar is gone")
         assert program.wait(5).code == 3
 
 
-def test_signals_to_all_processes_of_a_job_do_not_end_the_companion_before_the_program() -> None:
+def test_signals_to_all_processes_of_a_job_do_not_end_the_sidecar_before_the_program() -> None:
     port = free_port()
     with own_program(port, "deaf", "phase=training", "hang") as program:
         found = described(port, lambda found: found.phase == "training", "training")
@@ -127,17 +127,17 @@ def test_signals_to_all_processes_of_a_job_do_not_end_the_companion_before_the_p
 def test_a_taken_port_is_refused_with_a_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(CompanionError, match=f"cannot listen at 127.0.0.1:{port} .*the port is taken by process"):
-            start_companion(worker(1), "127.0.0.1", port, "0")
-    assert companions(port) == []
+        with pytest.raises(SidecarError, match=f"cannot listen at 127.0.0.1:{port} .*the port is taken by process"):
+            start_sidecar(worker(1), "127.0.0.1", port, "0")
+    assert sidecars(port) == []
 
 
-def test_leaving_the_block_ends_the_companion() -> None:
+def test_leaving_the_block_ends_the_sidecar() -> None:
     port = free_port()
-    with start_companion(worker(0), "127.0.0.1", port, "1.2.3") as mine:
+    with start_sidecar(worker(0), "127.0.0.1", port, "1.2.3") as mine:
         assert describe(f"127.0.0.1:{port}", 5.0).pid == os.getpid()
-        assert companions(port) == [mine.pid]
-    assert companions(port) == []
+        assert sidecars(port) == [mine.pid]
+    assert sidecars(port) == []
     mine.close()
 
 
