@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from benchmark.runs import BASE, NoProgress, Ran, run
-from lockstep.benchmark.data.device_batches import BatchFeed
+from lockstep.benchmark.data.device_batches import DeviceBatches
 from lockstep.benchmark.data.pipeline import DecodePipeline
 from lockstep.benchmark.outputs.observers import RunObserver
 from lockstep.benchmark.training.inputs import input_patience
@@ -42,7 +42,7 @@ class Counts(RunObserver):
     def gradients(self, job: BenchJob, step: int) -> None:
         self.steps += 1
         (stream,) = job._inputs
-        if isinstance(stream, BatchFeed) and isinstance(stream.batches, DecodePipeline):
+        if isinstance(stream, DeviceBatches) and isinstance(stream.batches, DecodePipeline):
             self.processes = len(stream.batches.pids)
             self.slots = stream.batches._slots.shape.slots
 

@@ -14,7 +14,7 @@ from lockstep.protocol.core.ids import ClusterShape, TaskId, server, worker
 from lockstep.protocol.core.journal import Journal
 from lockstep.protocol.core.messages import Description, End, Join, Refused, Setting
 from lockstep.protocol.member import MemberMachine
-from lockstep.runtime.startup.monitor_query import AddressFinding, how_it_ended, proof_of_end
+from lockstep.runtime.startup.address_finding import AddressFinding, how_it_ended, proof_of_end
 from lockstep.runtime.task.failures import failure_of
 
 SHAPE = ClusterShape(1, 2)

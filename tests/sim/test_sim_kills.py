@@ -149,9 +149,9 @@ def test_killed_at_every_event_of_a_run_the_job_ends_with_the_same_numbers(task:
 
 
 def drawn_kills(seed: int, scenario: Scenario = PLAIN) -> list[KillPoint]:
-    dice = random.Random(seed)
-    moments = [dice.choice(undisturbed(scenario)[1]) for _ in range(dice.randint(2, 5))]
-    return [KillPoint(moment.task, moment.event, dice.random() < 0.5) for moment in moments]
+    rng = random.Random(seed)
+    moments = [rng.choice(undisturbed(scenario)[1]) for _ in range(rng.randint(2, 5))]
+    return [KillPoint(moment.task, moment.event, rng.random() < 0.5) for moment in moments]
 
 
 @pytest.mark.parametrize("seed", range(60))

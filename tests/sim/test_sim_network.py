@@ -14,7 +14,7 @@ from lockstep.protocol.core.messages import Done
 from lockstep.sim.agenda import Agenda
 from lockstep.sim.memory import Cell, GradientTag
 from lockstep.sim.network import Link, SimulatedNetwork
-from lockstep.sim.rng import Dice
+from lockstep.sim.rng import SeededRandom
 from lockstep.sim.scenario import NetworkProfile, SecondsRange
 from lockstep.sim.transfers import Copy, Lanes, Parcel, Route, SimulatedLoan
 
@@ -55,7 +55,7 @@ def wire(seed: int = 1, profile: NetworkProfile | None = None) -> Wire:
         made.told[task].append(event)
 
     network = SimulatedNetwork(
-        ClusterShape(1, 1), profile or NetworkProfile(), Dice(seed), agenda, deliver, {PS: 1, W: 2}
+        ClusterShape(1, 1), profile or NetworkProfile(), SeededRandom(seed), agenda, deliver, {PS: 1, W: 2}
     )
     made = Wire(network, agenda)
     made.link.open()

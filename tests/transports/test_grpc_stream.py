@@ -28,7 +28,7 @@ from lockstep.transports.memory import HostRegion
 from lockstep.transports.stream import frames, links
 from lockstep.transports.stream.frames import LOAN, FrameKind, Header
 from lockstep.transports.stream.sending import Sender
-from lockstep.transports.timers import Clerk
+from lockstep.transports.timers import TimerThread
 
 UNSIGNED = st.integers(0, 2**64 - 1)
 HEADERS = st.builds(
@@ -298,15 +298,15 @@ def test_a_closed_transport_makes_no_links(stage: Stage) -> None:
 def test_a_clerk_runs_errands_in_time_and_not_those_taken_back() -> None:
     done: list[str] = []
     finished = threading.Event()
-    clerk = Clerk("clerk")
-    clerk.later(0.05, lambda: done.append("later"))
-    clerk.later(0.01, lambda: done.append("taken back")).cancel()
-    clerk.soon(lambda: done.append("soon"))
-    clerk.later(0.1, finished.set)
+    timers = TimerThread("timers")
+    timers.later(0.05, lambda: done.append("later"))
+    timers.later(0.01, lambda: done.append("taken back")).cancel()
+    timers.soon(lambda: done.append("soon"))
+    timers.later(0.1, finished.set)
     assert finished.wait(PATIENCE)
     assert done == ["soon", "later"]
-    clerk.close()
-    clerk.close()
+    timers.close()
+    timers.close()
 
 
 def _waiting_transfer(number: int, urgency: int) -> ChunkedTransfer:

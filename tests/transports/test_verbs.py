@@ -26,7 +26,7 @@ from lockstep.transports.verbs.checks import (
 )
 from lockstep.transports.verbs.devices import VERBS_LIBRARY, RdmaFacts, RdmaPort, nixl_packages, system_library
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions, option_problems, ucx_settings
-from lockstep.transports.verbs.probe_timer import Looks, proves_that_there_is_no_path
+from lockstep.transports.verbs.probe_timer import ProbeTimer, proves_that_there_is_no_path
 
 PORTS = (
     RdmaPort("mlx5_0", 1, "DOWN", "Ethernet", "mlx5", ("fe80::1",), (0,)),
@@ -203,10 +203,10 @@ def test_libraries_are_never_loaded_from_a_folder_that_somebody_else_could_have_
     assert another.parent.stat().st_mode & 0o777 == 0o700
 
 
-def look_for(seconds: float, gaps: dict[float, float]) -> Looks:
+def look_for(seconds: float, gaps: dict[float, float]) -> ProbeTimer:
     """Look until it is over, or for that many seconds; ``gaps``: when, and for how long, nothing runs."""
     now = 0.0
-    looks = Looks(now)
+    looks = ProbeTimer(now)
     while now < seconds and not looks.over(now):
         now += looks.pause
         for at in [at for at in gaps if at <= now]:
@@ -229,6 +229,6 @@ def test_who_was_kept_from_running_has_proven_nothing(gaps: dict[float, float]) 
 
 
 def test_the_longer_a_probe_is_looked_for_the_less_of_the_processor_that_takes() -> None:
-    assert Looks(0.0).pause == 0.001
+    assert ProbeTimer(0.0).pause == 0.001
     assert look_for(0.5, {}).pause == pytest.approx(0.025, rel=0.1)
     assert look_for(4.0, {}).pause == 0.05

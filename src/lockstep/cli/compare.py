@@ -50,19 +50,19 @@ def _as_interrupt(signum: int, frame: FrameType | None) -> None:  # noqa: ARG001
 
 def _run_child(what: str, argv: Sequence[str]) -> int:
     """This process is one of the compared programs."""
-    from lockstep.benchmark.compare.start_barrier import Gate
+    from lockstep.benchmark.compare.start_barrier import StartBarrier
 
     kind, rank, world, patience = what.split(",")
     config = parse_bench(argv, os.environ)
-    gate = Gate(sys.stdin, sys.stdout)
+    barrier = StartBarrier(sys.stdin, sys.stdout)
     if kind == "ddp":
         from lockstep.benchmark.compare.ddp_loop import run_ddp
 
-        run_ddp(config, int(rank), int(world), float(patience), gate)
+        run_ddp(config, int(rank), int(world), float(patience), barrier)
     else:
         from lockstep.benchmark.compare.solo_loop import run_solo
 
-        run_solo(config, int(rank), gate)
+        run_solo(config, int(rank), barrier)
     return 0
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from lockstep.protocol.core.ids import CHIEF, TaskId
 from lockstep.runtime.startup.cluster import ClusterSpec
-from lockstep.runtime.startup.startup_progress import FormingWatch
+from lockstep.runtime.startup.startup_progress import StartupProgress
 from lockstep.terminal import CLEAR_LINE, say
 
 QUIET_SECONDS = 3.0
@@ -61,7 +61,7 @@ def forming_line(addresses: dict[TaskId, str]) -> Iterator[None]:
     display = FormingDisplay()
     # On a terminal the chief shows its own bar as soon as it trains, and two live lines would overwrite each other.
     until = (CHIEF,) if display.live else tuple(addresses)
-    watch = FormingWatch(addresses, until, display.show, display.over)
+    watch = StartupProgress(addresses, until, display.show, display.over)
     watch.start()
     try:
         yield

@@ -16,7 +16,7 @@ from lockstep.diagnose.monitor_view import from_description, read_monitor
 from lockstep.diagnose.views import MonitorView, SnapshotError, TaskView, read_task
 from lockstep.protocol.core.messages import Description
 from lockstep.protocol.core.reach import NOT_SILENT, Reach, Silence
-from lockstep.protocol.core.timing import PROBE_SECONDS
+from lockstep.protocol.core.timing import PROBE_ALL_SECONDS
 from lockstep.transports.control import monitor_client
 from lockstep.transports.control.monitor_client import Unreachable, fetch_snapshot
 from lockstep.transports.control.monitor_query import query_monitor_quickly
@@ -39,7 +39,7 @@ def collect(
             task: pool.submit(look_at, task, address, seconds, (known or {}).get(task))
             for task, address in addresses.items()
         }
-        wait(asked.values(), timeout=3 * seconds + PROBE_SECONDS)
+        wait(asked.values(), timeout=3 * seconds + PROBE_ALL_SECONDS)
         late = Silence(Reach.MUTE, phrases.late())
         return {
             task: future.result()
@@ -76,7 +76,7 @@ def _view_of(description: Description, snapshot: bytes) -> MonitorView:
 
 def _ask_task(address: str, seconds: float) -> tuple[TaskView | None, Silence]:
     try:
-        return read_task(fetch_snapshot(address, "Task", seconds, PROBE_SECONDS)), NOT_SILENT
+        return read_task(fetch_snapshot(address, "Task", seconds, PROBE_ALL_SECONDS)), NOT_SILENT
     except Unreachable as error:
         return None, error.silence
     except SnapshotError as error:

@@ -21,7 +21,7 @@ LANES = 1 << 16
 """Values per number of a digest: few enough to be computed in little memory."""
 
 
-class ChangeWatch:
+class EditGuard:
     """Remembers the parameters' bits when they arrive, and compares them before the next step."""
 
     def __init__(self, bound: Sequence[Bound]) -> None:

@@ -14,9 +14,9 @@ from torch import nn
 
 from lockstep.errors import EXIT_FAILED
 from lockstep.library.atexit import why_it_left
-from lockstep.library.edit_guard import ChangeWatch
+from lockstep.library.edit_guard import EditGuard
 from lockstep.library.errors import UsageError
-from lockstep.library.loop_position import Course
+from lockstep.library.loop_position import LoopTracker
 from lockstep.library.misuse import MisuseWatch
 from lockstep.library.optimizer_proxy import unwrap_optimizer, wrap_optimizer
 from lockstep.library.optimizer_state import RemoteState
@@ -61,11 +61,11 @@ class Job:
         self._optimizers: list[KnownOptimizer] = []
         self._models: list[nn.Module] = []
         self._state: RemoteState | None = None
-        self._watch: ChangeWatch | None = None
+        self._watch: EditGuard | None = None
         self._handles: list[Any] = []
         self._loaded = False
         self._misuse: MisuseWatch | None = None
-        self._course = Course(node, say)
+        self._course = LoopTracker(node, say)
         self._closed = False
         self._process = os.getpid()
         self.not_finite_steps = 0
@@ -151,7 +151,7 @@ class Job:
         self._course.begin(state, self._optimizers, self._replica.step)
         self.missed_steps = 0 if self._node.keeps_state else self._replica.step
         self._state = RemoteState(self._node, self._replica.plan, self._replica.bound_parameters())
-        self._watch = ChangeWatch(self._replica.bound_parameters())
+        self._watch = EditGuard(self._replica.bound_parameters())
         self._watch.remember(self._replica.step)
         self._misuse = MisuseWatch(self._models, self._replica)
         self._hook_state()

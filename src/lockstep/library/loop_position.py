@@ -36,7 +36,7 @@ def seed_everything(seed: int) -> None:
         numpy.random.seed(seed & 0xFFFFFFFF)
 
 
-class Course:
+class LoopTracker:
     """One worker's progress through its program."""
 
     def __init__(self, node: WorkerNode, say: Callable[[str], None]) -> None:

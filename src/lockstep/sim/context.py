@@ -15,7 +15,7 @@ from lockstep.sim.memory import SimulatedMemory
 from lockstep.sim.network import Link, SimulatedNetwork
 from lockstep.sim.numbers import Numbers
 from lockstep.sim.oracle import Oracle
-from lockstep.sim.rng import Dice
+from lockstep.sim.rng import SeededRandom
 from lockstep.sim.scenario import Scenario
 from lockstep.sim.task import SimTask
 from lockstep.sim.transfers import Route
@@ -28,7 +28,7 @@ class SimulationContext:
 
     scenario: Scenario
     agenda: Agenda
-    dice: Dice
+    rng: SeededRandom
     network: SimulatedNetwork
     memory: SimulatedMemory
     oracles: Mapping[JobId, Oracle]

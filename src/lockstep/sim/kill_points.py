@@ -77,7 +77,7 @@ class KillPoints:
         if KillPoint(self.now.task, self.now.event, effects_done) not in self._kills or task.outcome is not None:
             return False
         self.killed += 1
-        disturb.crash(self._world, task, restart_after=self._world.dice.seconds(self._world.scenario.restart))
+        disturb.crash(self._world, task, restart_after=self._world.rng.seconds(self._world.scenario.restart))
         return True
 
     def _job_has_ended(self) -> bool:

@@ -18,9 +18,9 @@ from lockstep.protocol.core.events import Event, LinkLost, LinkUp, Received
 from lockstep.protocol.core.ids import ClusterShape, Incarnation, TaskId
 from lockstep.protocol.core.messages import Message
 from lockstep.sim.agenda import Agenda
-from lockstep.sim.network_faults import Chance, Weather
+from lockstep.sim.network_faults import Chance, NetworkFaults
 from lockstep.sim.nic import adapters
-from lockstep.sim.rng import Dice
+from lockstep.sim.rng import SeededRandom
 from lockstep.sim.scenario import Mishap, NetworkProfile
 
 Deliver = Callable[[TaskId, Event], None]
@@ -47,7 +47,7 @@ class SimulatedLinkEnd:
     task: TaskId
     peer: TaskId
     place: int
-    """Where its draws come from (see ``Dice``)."""
+    """Where its draws come from (see ``SeededRandom``)."""
     up: bool = False
     was_up: bool = False
     held: list[Event] = field(default_factory=list)
@@ -77,8 +77,8 @@ class Link:
         self._network = network
         one, other = pair
         self._ends = {
-            one: SimulatedLinkEnd(one, other, network.dice.place()),
-            other: SimulatedLinkEnd(other, one, network.dice.place()),
+            one: SimulatedLinkEnd(one, other, network.rng.place()),
+            other: SimulatedLinkEnd(other, one, network.rng.place()),
         }
 
     def end(self, task: TaskId) -> SimulatedLinkEnd:
@@ -171,7 +171,7 @@ class Link:
         if not self.cut or self._lossless:
             return True
         end.survivals += 1
-        return self._network.dice.at(end.place + _SURVIVAL_SALT, end.survivals) < 0.5
+        return self._network.rng.at(end.place + _SURVIVAL_SALT, end.survivals) < 0.5
 
     def break_by_chance(self, way: SimulatedLinkEnd) -> None:
         """Links break at messages and transfers rather than at fixed times: that is where it matters."""
@@ -188,7 +188,7 @@ class Link:
         delays = [self._lose_later(end, reason) for end in self.ends()]
         first = self.ends()[0]
         first.delays += 1
-        again = network.dice.seconds_at(network.profile.reopen, first.place, first.delays)
+        again = network.rng.seconds_at(network.profile.reopen, first.place, first.delays)
         network.agenda.after(max(delays) + again, self.open)
 
     def _lose_later(self, end: SimulatedLinkEnd, reason: str, not_before: float = 0.0) -> float:
@@ -224,19 +224,19 @@ class SimulatedNetwork:
         self,
         shape: ClusterShape,
         profile: NetworkProfile,
-        dice: Dice,
+        rng: SeededRandom,
         agenda: Agenda,
         deliver: Deliver,
         incarnations: Mapping[TaskId, Incarnation],
         mishaps: tuple[Mishap, ...] | None = None,
     ) -> None:
         self.profile = profile
-        self.dice = dice
+        self.rng = rng
         self.agenda = agenda
         self.deliver = deliver
         self.incarnations = incarnations
         self.traffic = SimulatedTraffic()
-        self.weather = Weather(profile, dice, mishaps)
+        self.network_faults = NetworkFaults(profile, rng, mishaps)
         self.adapters = adapters(shape, shared=profile.shared_hosts)
         self.loses_message: Callable[[TaskId, TaskId, Message], bool] | None = None
         self.loses_tensor: Callable[[TaskId, TaskId, int, int], bool] | None = None
@@ -258,13 +258,13 @@ class SimulatedNetwork:
     # -- time on the way --
 
     def strikes(self, kind: Chance, way: SimulatedLinkEnd) -> Mishap | None:
-        weather = self.weather
-        return None if weather.fair else weather.strikes(kind, way, self.agenda.now)
+        network_faults = self.network_faults
+        return None if network_faults.fair else network_faults.strikes(kind, way, self.agenda.now)
 
     def delay(self, way: SimulatedLinkEnd, *, blockable: bool = True) -> float:
         """How long something small takes to the end of this way."""
         way.delays += 1
-        seconds = self.dice.seconds_at(self.profile.latency, way.place, way.delays)
+        seconds = self.rng.seconds_at(self.profile.latency, way.place, way.delays)
         late = self.strikes(Chance.LATE, way)
         if late is not None:
             seconds = late.seconds

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from lockstep.protocol.core.ids import TaskId
-from lockstep.sim.rng import Dice
+from lockstep.sim.rng import SeededRandom
 from lockstep.sim.scenario import Mishap, NetworkProfile
 
 
@@ -44,13 +44,13 @@ class WayLike(Protocol):
     def chances(self) -> dict[str, int]: ...
 
 
-class Weather:
+class NetworkFaults:
     """Decides, chance by chance, what goes wrong."""
 
-    def __init__(self, profile: NetworkProfile, dice: Dice, planned: Iterable[Mishap] | None) -> None:
+    def __init__(self, profile: NetworkProfile, rng: SeededRandom, planned: Iterable[Mishap] | None) -> None:
         self.happened: list[Mishap] = []
         self._profile = profile
-        self._dice = dice
+        self._rng = rng
         self._by_plan = planned is not None
         self._planned = {(m.kind, m.task, m.peer, m.number): m for m in planned or ()}
         self._resets = 0
@@ -84,8 +84,8 @@ class Weather:
             return None
         if kind is Chance.RESET and self._resets >= self._profile.max_resets:
             return None
-        if self._dice.at(way.place + _SALT[kind], number) >= odds:
+        if self._rng.at(way.place + _SALT[kind], number) >= odds:
             return None
         self._resets += kind is Chance.RESET
-        seconds = self._dice.seconds_at(self._profile.late, way.place - 1, number) if kind is Chance.LATE else 0.0
+        seconds = self._rng.seconds_at(self._profile.late, way.place - 1, number) if kind is Chance.LATE else 0.0
         return Mishap(kind.value, way.peer.short, way.task.short, number, round(seconds, 3))

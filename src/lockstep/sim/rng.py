@@ -15,7 +15,7 @@ _TABLE = 1 << 14
 _STRIDE = 7919
 
 
-class Dice:
+class SeededRandom:
     """Random draws in the simulator's terms.
 
     What happens on a link, or to the work of a task, is drawn by *place*: the n-th draw of a place is the same whatever

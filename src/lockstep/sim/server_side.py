@@ -65,7 +65,7 @@ class SimulatedServer:
         """The optimizer's state, which an update changes in place."""
         self._copies: dict[tuple[BucketId, int], list[Copy]] = {}
         self._lanes = Lanes()
-        self._place = around.dice.place()
+        self._place = around.rng.place()
         self._draws = 0
         self.store_free_at = 0.0
         self.store_busy = 0.0
@@ -109,7 +109,7 @@ class SimulatedServer:
 
     def _seconds(self, span: SecondsRange) -> float:
         self._draws += 1
-        return self._around.dice.seconds_at(span, self._place, self._draws)
+        return self._around.rng.seconds_at(span, self._place, self._draws)
 
     # -- memory --
 

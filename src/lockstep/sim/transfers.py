@@ -236,7 +236,7 @@ class Copy(SimulatedTransfer):
         self._lanes.leave(self)
 
     def _report(self) -> None:
-        if self.network.weather.fair and not self.network.profile.torn:
+        if self.network.network_faults.fair and not self.network.profile.torn:
             self._arrive()
             return
         self.later(self._arrive)

@@ -44,7 +44,7 @@ class SimulatedWorker:
         self._editions: dict[BucketId, int] = {}
         self._reading: dict[BucketId, Cell] = {}
         self._lanes = Lanes()
-        self._place = around.dice.place()
+        self._place = around.rng.place()
         self._draws = 0
         self.slowed: tuple[Step, float] | None = None
         """From which step on steps are slower, and by how much (a planted fault)."""
@@ -119,10 +119,10 @@ class SimulatedWorker:
         return self._around.oracles[self._job]
 
     def _seconds(self, span: SecondsRange) -> float:
-        return self._around.dice.seconds_at(span, self._place, self._next_draw())
+        return self._around.rng.seconds_at(span, self._place, self._next_draw())
 
     def _chance(self, probability: float) -> bool:
-        return probability > 0 and self._around.dice.at(self._place, self._next_draw()) < probability
+        return probability > 0 and self._around.rng.at(self._place, self._next_draw()) < probability
 
     def _next_draw(self) -> int:
         self._draws += 1
@@ -214,7 +214,7 @@ class SimulatedWorker:
         """The order in which backward fills them."""
         if self._around.scenario.training.in_order:
             return buckets
-        return sorted(buckets, key=lambda _: self._around.dice.at(self._place, self._next_draw()))
+        return sorted(buckets, key=lambda _: self._around.rng.at(self._place, self._next_draw()))
 
     def _rates_to_say(self, *, at_seal: bool) -> tuple[GroupRates, ...]:
         scenario = self._around.scenario

@@ -39,7 +39,7 @@ from lockstep.sim.memory import SimulatedMemory
 from lockstep.sim.network import SimulatedNetwork, SimulatedTraffic
 from lockstep.sim.numbers import Numbers
 from lockstep.sim.oracle import Oracle, make_oracle
-from lockstep.sim.rng import Dice
+from lockstep.sim.rng import SeededRandom
 from lockstep.sim.scenario import Kill, Scenario, SecondsRange
 from lockstep.sim.server_side import SimulatedServer
 from lockstep.sim.task import SimTask
@@ -92,7 +92,7 @@ class World:
     def __init__(self, scenario: Scenario, maker: MachineMaker | None = None) -> None:
         self.scenario = scenario
         self.agenda = Agenda()
-        self.dice = Dice(scenario.seed)
+        self.rng = SeededRandom(scenario.seed)
         self.tasks: dict[TaskId, SimTask] = {}
         self.watching: Watching | None = None
         """Called with every event that a machine handles; for measurements."""
@@ -100,9 +100,9 @@ class World:
         """Called with each step that a task begins; planted faults wait there."""
         self.interrupter: Interrupter | None = None
         shape = scenario.shape
-        self.incarnations: dict[TaskId, Incarnation] = {task: self.dice.incarnation() for task in shape.tasks()}
+        self.incarnations: dict[TaskId, Incarnation] = {task: self.rng.incarnation() for task in shape.tasks()}
         self.network = SimulatedNetwork(
-            shape, scenario.network, self.dice, self.agenda, self.handle, self.incarnations, scenario.mishaps
+            shape, scenario.network, self.rng, self.agenda, self.handle, self.incarnations, scenario.mishaps
         )
         self.network.lives = lambda task: self.tasks[task].lives
         self.network.admits = self._admits
@@ -112,7 +112,7 @@ class World:
         self.around = SimulationContext(
             scenario,
             self.agenda,
-            self.dice,
+            self.rng,
             self.network,
             SimulatedMemory(),
             self._oracles,
@@ -122,12 +122,12 @@ class World:
             self.tasks,
             self.handle,
         )
-        self.job = self.dice.incarnation()
+        self.job = self.rng.incarnation()
         self.servers: dict[TaskId, SimulatedServer] = {}
         self._maker = maker or MachineMaker()
         late = dict(scenario.late_starts)
         for task in shape.tasks():
-            self.make_life(task, self.dice.seconds(scenario.start) + late.get(task, 0.0))
+            self.make_life(task, self.rng.seconds(scenario.start) + late.get(task, 0.0))
         self._remaining = len(self.tasks)
         self._restarting = 0
         """Tasks that have left and will come back, in a run that recovers."""
@@ -195,7 +195,7 @@ class World:
         self._plan_tick(name, task)
         for peer, link in self.network.links_of(name):
             if self.tasks[peer].lives:
-                self.agenda.after(self.dice.seconds(SecondsRange(0.0, 0.3)), link.open)
+                self.agenda.after(self.rng.seconds(SecondsRange(0.0, 0.3)), link.open)
 
     def handle(self, name: TaskId, event: Event) -> None:
         """The only way into the machines of a task; a loop that is busy or frozen handles the event later."""
@@ -345,7 +345,7 @@ class World:
         if not task.left:
             self.leave(task, orderly=True)
             self._tell_gone(task, "was started again", Cause.STALE_INCARNATION)
-            self.restart_after(task.machine.task, self.dice.seconds(self.scenario.restart))
+            self.restart_after(task.machine.task, self.rng.seconds(self.scenario.restart))
 
     def _gives_up(self, task: SimTask) -> bool:
         """Whether this task, which never became a member, gave up on its own while the coordinator goes on."""
@@ -391,9 +391,9 @@ class World:
         self._restarting -= self.scenario.recovers
         self._remaining += 1
         self.around.memory.forget(name)
-        self.incarnations[name] = self.dice.incarnation()
+        self.incarnations[name] = self.rng.incarnation()
         if name == self.scenario.shape.coordinator:
-            self.job = self.dice.incarnation()
+            self.job = self.rng.incarnation()
         before = self.tasks[name].lives_before + 1
         task = self.make_life(name, self.agenda.now)
         task.lives_before = before
@@ -417,7 +417,7 @@ class World:
         name = task.machine.task
         gone = PeerGone(name, Reason(cause, how, exit_code=task.exit_code), task.machine.incarnation)
         for peer, _ in self.network.links_of(name):
-            self.agenda.after(self.dice.seconds(GONE), partial(self._tell_of_end, self.tasks[peer], gone))
+            self.agenda.after(self.rng.seconds(GONE), partial(self._tell_of_end, self.tasks[peer], gone))
 
     def _tell_of_end(self, task: SimTask, gone: PeerGone) -> None:
         name = task.machine.task

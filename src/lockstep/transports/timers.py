@@ -9,8 +9,8 @@ from collections.abc import Callable
 from itertools import count
 
 
-class Errand:
-    """A job for the clerk; ``cancel`` takes it back if it has not begun."""
+class Timer:
+    """A job for the timers; ``cancel`` takes it back if it has not begun."""
 
     def __init__(self, job: Callable[[], None]) -> None:
         self._job: Callable[[], None] | None = job
@@ -24,24 +24,24 @@ class Errand:
             job()
 
 
-class Clerk:
+class TimerThread:
     """Runs errands one after another, each no earlier than it is due. Errands must not block."""
 
     def __init__(self, name: str) -> None:
         self._wake = threading.Condition()
         self._order = count()
-        self._due: list[tuple[float, int, Errand]] = []
+        self._due: list[tuple[float, int, Timer]] = []
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def soon(self, job: Callable[[], None]) -> Errand:
+    def soon(self, job: Callable[[], None]) -> Timer:
         """Run ``job`` as soon as possible, after earlier requests."""
         return self.later(0.0, job)
 
-    def later(self, seconds: float, job: Callable[[], None]) -> Errand:
+    def later(self, seconds: float, job: Callable[[], None]) -> Timer:
         """Run ``job`` after ``seconds``."""
-        errand = Errand(job)
+        errand = Timer(job)
         with self._wake:
             heapq.heappush(self._due, (time.monotonic() + seconds, next(self._order), errand))
             self._wake.notify()
@@ -59,7 +59,7 @@ class Clerk:
         while (errand := self._next()) is not None:
             errand.run()
 
-    def _next(self) -> Errand | None:
+    def _next(self) -> Timer | None:
         with self._wake:
             while True:
                 wait = self._due[0][0] - time.monotonic() if self._due else None

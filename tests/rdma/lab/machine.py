@@ -25,7 +25,7 @@ from typing import Any, Final
 from rdma.lab.image import Image
 
 BOOT_SECONDS: Final = 120.0
-PROBE_SECONDS: Final = 8.0
+PROBE_ALL_SECONDS: Final = 8.0
 BOOTS: Final = 4
 OFF_SECONDS: Final = 5.0
 MEMORY: Final = 3072
@@ -48,7 +48,7 @@ def accelerator(image: Image) -> str:
         return "tcg"
     command = _emulator("kvm", image, "lab.probe=1", memory=1024)
     try:
-        done = subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=PROBE_ALL_SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return "tcg"
     return "kvm" if b"lab: the kernel runs" in done.stdout else "tcg"

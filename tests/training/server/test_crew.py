@@ -11,7 +11,7 @@ import torch
 
 from lockstep.protocol.core.ids import Role, TaskId
 from lockstep.runtime.startup.cluster import ClusterSpec
-from lockstep.training.server.piece_pool import Crew, fitting_helpers
+from lockstep.training.server.piece_pool import PiecePool, fitting_helpers
 
 SECONDS = 20.0
 HERE = ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4")
@@ -21,7 +21,7 @@ HERE = ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4")
 @pytest.mark.parametrize("helpers", [0, 1, 3])
 def test_every_piece_is_done_once(pieces: int, helpers: int) -> None:
     done: list[int] = []
-    with contextlib.closing(Crew(helpers)) as crew:
+    with contextlib.closing(PiecePool(helpers)) as crew:
         for _ in range(20):
             done.clear()
             crew.work_off(pieces, lambda piece, _thread: done.append(piece))
@@ -35,7 +35,7 @@ def test_helpers_work_at_the_same_time_and_know_their_numbers() -> None:
         together.wait(SECONDS)
         seen.add((thread, threading.current_thread().name))
 
-    with contextlib.closing(Crew(2)) as crew:
+    with contextlib.closing(PiecePool(2)) as crew:
         crew.work_off(3, work)
     own = threading.current_thread().name
     assert seen == {(0, own), (1, "store helper 1"), (2, "store helper 2")}
@@ -50,7 +50,7 @@ def test_an_error_is_raised_and_the_crew_goes_on(where: str) -> None:
         if (thread > 0) is (where == "in a helper"):
             raise ValueError("no such piece")
 
-    with contextlib.closing(Crew(1)) as crew:
+    with contextlib.closing(PiecePool(1)) as crew:
         with pytest.raises(ValueError, match="no such piece"):
             crew.work_off(2, work)
         done: list[int] = []
@@ -60,7 +60,7 @@ def test_an_error_is_raised_and_the_crew_goes_on(where: str) -> None:
 
 def test_threads_start_with_work_and_end_with_the_crew() -> None:
     before = threading.active_count()
-    crew = Crew(2)
+    crew = PiecePool(2)
     crew.work_off(1, lambda _piece, _thread: None)
     assert threading.active_count() == before, "one piece needs no helper"
     crew.work_off(8, lambda _piece, _thread: None)

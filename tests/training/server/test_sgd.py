@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lockstep.runtime.task.store import StoreTimes
-from lockstep.training.server.piece_pool import Crew
+from lockstep.training.server.piece_pool import PiecePool
 from lockstep.training.server.sgd import PIECE_BYTES, is_plain_sgd, next_version, scratch_elements
 
 PIECE = PIECE_BYTES // 4
@@ -29,8 +29,8 @@ def _gradients(workers: int, elements: int, step: int) -> list[torch.Tensor]:
 
 
 @pytest.fixture(name="crew", params=[0, 2], ids=["alone", "with helpers"])
-def _crew(request: pytest.FixtureRequest) -> Iterator[Crew]:
-    with contextlib.closing(Crew(request.param)) as crew:
+def _crew(request: pytest.FixtureRequest) -> Iterator[PiecePool]:
+    with contextlib.closing(PiecePool(request.param)) as crew:
         yield crew
 
 
@@ -38,7 +38,7 @@ def _crew(request: pytest.FixtureRequest) -> Iterator[Crew]:
 @pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("elements", SIZES)
 def test_three_steps_have_the_bits_of_torch(
-    options: dict[str, float | bool], workers: int, elements: int, crew: Crew
+    options: dict[str, float | bool], workers: int, elements: int, crew: PiecePool
 ) -> None:
     start = torch.randn(elements, generator=torch.Generator().manual_seed(7))
     theirs = torch.nn.Parameter(start.clone(), requires_grad=False)
@@ -67,7 +67,7 @@ def test_a_mean_over_more_workers_than_sent_one_and_narrow_gradients() -> None:
     start, gradient = torch.ones(32), torch.full((32,), 3.0)
     new = torch.empty(32)
     optimizer = torch.optim.SGD([torch.nn.Parameter(start, requires_grad=False)], lr=1.0)
-    next_version(optimizer, start, new, [gradient.bfloat16()], 2, torch.empty(32), Crew(0), StoreTimes())
+    next_version(optimizer, start, new, [gradient.bfloat16()], 2, torch.empty(32), PiecePool(0), StoreTimes())
     assert torch.equal(new, torch.full((32,), -0.5))
 
 

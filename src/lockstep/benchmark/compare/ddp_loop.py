@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import TCPStore  # torch.distributed has it too,
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.benchmark.compare.solo_loop import timed
-from lockstep.benchmark.compare.start_barrier import Gate
+from lockstep.benchmark.compare.start_barrier import StartBarrier
 from lockstep.benchmark.settings.config import BenchConfig
 from lockstep.benchmark.training.job import BenchJob
 from lockstep.benchmark.training.run import choose_device, set_up_torch
@@ -23,36 +23,38 @@ from lockstep.benchmark.training.updates import LocalUpdates
 LOOPBACK = "127.0.0.1"
 
 
-def run_ddp(config: BenchConfig, rank: int, world: int, patience: float, gate: Gate) -> None:
+def run_ddp(config: BenchConfig, rank: int, world: int, patience: float, barrier: StartBarrier) -> None:
     """Train as one of ``world`` ranks; ``patience``: seconds that a collective call may take."""
     set_up_torch(config)
     device = choose_device(config)
     if device.type == "cuda":
         if torch.cuda.device_count() < world:
             found = torch.cuda.device_count()
-            gate.tell_result({"cannot": f"NCCL needs one GPU for each of the {world} workers, but there are {found}"})
+            barrier.tell_result(
+                {"cannot": f"NCCL needs one GPU for each of the {world} workers, but there are {found}"}
+            )
             return
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
-    _join(rank, world, patience, "nccl" if device.type == "cuda" else "gloo", gate)
+    _join(rank, world, patience, "nccl" if device.type == "cuda" else "gloo", barrier)
     try:
-        gate.tell_result({"seconds": _train(config, rank, device, gate)})
+        barrier.tell_result({"seconds": _train(config, rank, device, barrier)})
     finally:
         distributed.destroy_process_group()
 
 
-def _join(rank: int, world: int, patience: float, backend: str, gate: Gate) -> None:
+def _join(rank: int, world: int, patience: float, backend: str, barrier: StartBarrier) -> None:
     """Rank 0 holds the store, on a port that the system picks; the others receive its number."""
     limit = timedelta(seconds=patience)
     if rank == 0:
         store = TCPStore(LOOPBACK, 0, world, True, limit, wait_for_workers=False)
-        gate.tell_port(store.port)
+        barrier.tell_port(store.port)
     else:
-        store = TCPStore(LOOPBACK, gate.hear_port(), world, False, limit)
+        store = TCPStore(LOOPBACK, barrier.hear_port(), world, False, limit)
     distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limit)
 
 
-def _train(config: BenchConfig, rank: int, device: torch.device, gate: Gate) -> float:
+def _train(config: BenchConfig, rank: int, device: torch.device, barrier: StartBarrier) -> float:
     job = BenchJob(config, rank, [device])
     updates = LocalUpdates(job)
     job.model = DistributedDataParallel(
@@ -69,7 +71,7 @@ def _train(config: BenchConfig, rank: int, device: torch.device, gate: Gate) -> 
         updates.end()
 
     def begin() -> None:
-        gate.pass_through()
+        barrier.pass_through()
         distributed.barrier()
 
     return timed(config, one_step, device, begin)

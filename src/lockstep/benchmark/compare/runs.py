@@ -58,7 +58,7 @@ class Runner:
             case ContestantKind.TF_CNN:
                 return self._tf_cnn(programs, deadline)
 
-    # -- programs of ours that talk through a gate --
+    # -- programs of ours that talk through a barrier --
 
     def _start(self, programs: Programs, kind: str, rank: int, world: int, threads: int) -> Program:
         patience = self.comparison.run_timeout

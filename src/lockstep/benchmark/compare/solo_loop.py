@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import torch
 
-from lockstep.benchmark.compare.start_barrier import Gate
+from lockstep.benchmark.compare.start_barrier import StartBarrier
 from lockstep.benchmark.settings.config import BenchConfig
 from lockstep.benchmark.training.job import BenchJob
 from lockstep.benchmark.training.run import choose_device, set_up_torch
 from lockstep.benchmark.training.updates import LocalUpdates
 
 
-def run_solo(config: BenchConfig, rank: int, gate: Gate) -> None:
+def run_solo(config: BenchConfig, rank: int, barrier: StartBarrier) -> None:
     """Train alone; the seconds of the timed steps are the result."""
     set_up_torch(config)
     job = BenchJob(config, rank, [choose_device(config)])
@@ -25,8 +25,8 @@ def run_solo(config: BenchConfig, rank: int, gate: Gate) -> None:
         job.forward().backward()
         updates.end()
 
-    seconds = timed(config, one_step, job.device, gate.pass_through)
-    gate.tell_result({"seconds": seconds})
+    seconds = timed(config, one_step, job.device, barrier.pass_through)
+    barrier.tell_result({"seconds": seconds})
 
 
 def timed(

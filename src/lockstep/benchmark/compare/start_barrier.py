@@ -11,7 +11,7 @@ from typing import Any, TextIO
 PORT, READY, GO, RESULT = "port", "ready", "go", "result"
 
 
-class Gate:
+class StartBarrier:
     """The program's end."""
 
     def __init__(self, given: TextIO, told: TextIO) -> None:

@@ -29,7 +29,7 @@ _CODE = (
 )
 
 
-class Child:
+class DecoderProcess:
     """One process. Neither writing to it nor reading from it blocks."""
 
     def __init__(self, descriptor: int) -> None:
@@ -118,7 +118,7 @@ class Child:
                 self._process.wait(_CLOSE_SECONDS)
 
 
-def wait_for_lines(children: list[Child], seconds: float) -> list[Child]:
+def wait_for_lines(children: list[DecoderProcess], seconds: float) -> list[DecoderProcess]:
     """Block until a child has sent something; meanwhile, flush pending lines to children that have room."""
     poller = select.poll()
     by_descriptor = {}

@@ -11,7 +11,7 @@ _HALF_RANGE = 127.5
 MLPERF_MEANS = (123.68, 116.78, 103.94)
 
 
-class BatchFeed:
+class DeviceBatches:
     """Turns pixels into a model's input: floats between -1 and 1, or with the channel means subtracted (``--ml_perf``).
 
     For a GPU the batches' memory is pinned, and pixels are copied as bytes and become floats there.

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lockstep.benchmark.data.decoder_pool import Child, wait_for_lines
+from lockstep.benchmark.data.decoder_pool import DecoderProcess, wait_for_lines
 from lockstep.benchmark.data.errors import BadData, InputLost, TooManyBadRecords
 from lockstep.benchmark.data.jobs import DecodeJob, DecodeResult, Sample, SetUp
 from lockstep.benchmark.data.order import EpochSample, Order
@@ -116,10 +116,10 @@ class DecodePipeline:
         self._slots = Slots(shape)
         self._free = list(range(shape.slots))
         self._used: int | None = None
-        self._children: list[Child] = []
+        self._children: list[DecoderProcess] = []
         try:
             for number in range(options.processes):
-                child = Child(self._slots.descriptor)
+                child = DecoderProcess(self._slots.descriptor)
                 self._children.append(child)
                 child.send(SetUp(self._slots.descriptor, shape, number, source.classes, how).to_line())
         except BaseException:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lockstep.benchmark.data.arrays import ArrayBatches
-from lockstep.benchmark.data.device_batches import BatchFeed
+from lockstep.benchmark.data.device_batches import DeviceBatches
 from lockstep.benchmark.data.open_dataset import open_source
 from lockstep.benchmark.data.order import OnceThrough, Order, SameAgain, TrainingOrder
 from lockstep.benchmark.data.pipeline import Batches, DecodePipeline, InputOptions
@@ -138,7 +138,7 @@ def _feed(config: BenchConfig, source: Source, order: Order, plan: InputPlan, *,
             on_bad=plan.say,
         )
         batches = DecodePipeline(source, order, how, options, plan.first_step)
-    return BatchFeed(batches, plan.device, plan.memory_format, subtract_means=asked.ml_perf)
+    return DeviceBatches(batches, plan.device, plan.memory_format, subtract_means=asked.ml_perf)
 
 
 def input_patience(config: BenchConfig) -> float:

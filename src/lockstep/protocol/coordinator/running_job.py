@@ -1,6 +1,6 @@
 """The steps of a running job, as its coordinator keeps them: what is committed, who was lost, what is saved, the end.
 
-``coordinator.py`` adds how the cluster forms, and the door.
+``coordinator_machine.py`` adds how the cluster forms, and the door.
 """
 
 from __future__ import annotations

@@ -108,12 +108,12 @@ LAST_WAIT_SECONDS: Final = 10.0
 
 ASK_SECONDS: Final = 1.0
 """How long a monitor may take to answer; a sound one takes some milliseconds."""
-KNOCK_SECONDS: Final = 1.0
+PROBE_SECONDS: Final = 1.0
 """How long a plain connection may take: one lost packet is sent again within a second."""
 GREETING_SECONDS: Final = 0.7
 """How long a program may take to show what it is, once it has accepted a connection."""
-PROBE_SECONDS: Final = 0.4
-"""The same as a knock where all tasks are asked at once, and people wait for the answer."""
+PROBE_ALL_SECONDS: Final = 0.4
+"""The same as a probe where all tasks are asked at once, and people wait for the answer."""
 WHY_ASK_SECONDS: Final = 0.4
 """How long ``lockstep why`` waits for one answer: all of them together must keep its promise."""
 WHY_BUDGET_SECONDS: Final = 1.7
@@ -207,8 +207,8 @@ CLEAN_UP_SECONDS: Final = 8.0
 
 
 def look_seconds() -> float:
-    """How long it takes at most to ask all tasks: a knock, two questions to a monitor, one to its task."""
-    return 3 * ASK_ALL_SECONDS + PROBE_SECONDS
+    """How long it takes at most to ask all tasks: a probe, two questions to a monitor, one to its task."""
+    return 3 * ASK_ALL_SECONDS + PROBE_ALL_SECONDS
 
 
 def broken_rules() -> tuple[str, ...]:
@@ -221,7 +221,7 @@ _Rules = tuple[tuple[str, bool], ...]
 
 
 def _promises() -> _Rules:
-    silent_culprit = ASK_ALL_SECONDS + PROBE_SECONDS + ASK_STACK_SECONDS
+    silent_culprit = ASK_ALL_SECONDS + PROBE_ALL_SECONDS + ASK_STACK_SECONDS
     return (
         (
             "a long wait, a tick and a look keep the promise",
@@ -255,7 +255,7 @@ def _promises() -> _Rules:
         ("a start and a return take longer than a stall", min(STARTUP_SECONDS, REJOIN_SECONDS) > STALL_AFTER_SECONDS),
         (
             "`lockstep why` has asked everybody within its budget",
-            3 * WHY_ASK_SECONDS + PROBE_SECONDS <= WHY_BUDGET_SECONDS,
+            3 * WHY_ASK_SECONDS + PROBE_ALL_SECONDS <= WHY_BUDGET_SECONDS,
         ),
         ("the budget of `lockstep why` keeps its promise of 2 s", WHY_BUDGET_SECONDS < 2.0),
     )
@@ -287,9 +287,9 @@ def _hearing() -> _Rules:
             COORDINATOR_UNHEARD_SECONDS > 2 * HEARTBEAT_SECONDS,
         ),
         ("the coordinator no longer counts as heard when others decide", COORDINATOR_UNHEARD_SECONDS >= HEARD_SECONDS),
-        ("a gone peer was looked at after its last heartbeat", GONE_SECONDS >= HEARTBEAT_SECONDS + KNOCK_SECONDS),
+        ("a gone peer was looked at after its last heartbeat", GONE_SECONDS >= HEARTBEAT_SECONDS + PROBE_SECONDS),
         ("a slow monitor has longer than a silent one", SLOW_SECONDS > GONE_SECONDS),
-        ("a slow monitor is asked several times", SLOW_SECONDS >= 5 * (KNOCK_SECONDS + ASK_SECONDS + GREETING_SECONDS)),
+        ("a slow monitor is asked several times", SLOW_SECONDS >= 5 * (PROBE_SECONDS + ASK_SECONDS + GREETING_SECONDS)),
         ("a lost task is known before the job counts as stalled", SLOW_SECONDS < STALL_AFTER_SECONDS),
         ("the message that the job is over comes before a peer has left early", LEFT_SECONDS > SETTLE_SECONDS),
         ("a watcher comes back within the time after which it is gone", WATCHER_GONE_SECONDS > PUSH_SECONDS),
@@ -328,16 +328,16 @@ def _evidence() -> _Rules:
 
 
 def _asking() -> _Rules:
-    one = KNOCK_SECONDS + ASK_SECONDS
+    one = PROBE_SECONDS + ASK_SECONDS
     return (
         (
             "a task with a stuck loop still answers those who ask all",
             min(ASK_ALL_SECONDS, WHY_ASK_SECONDS) > LOOP_ANSWER_SECONDS,
         ),
-        ("a knock is no longer than a question", max(KNOCK_SECONDS, GREETING_SECONDS) <= ASK_SECONDS),
+        ("a probe is no longer than a question", max(PROBE_SECONDS, GREETING_SECONDS) <= ASK_SECONDS),
         (
-            "where all are asked, a knock is no longer than a question",
-            min(ASK_ALL_SECONDS, WHY_ASK_SECONDS) >= PROBE_SECONDS,
+            "where all are asked, a probe is no longer than a question",
+            min(ASK_ALL_SECONDS, WHY_ASK_SECONDS) >= PROBE_ALL_SECONDS,
         ),
         ("who asks all is less patient than who asks one", ASK_ALL_SECONDS <= ASK_SECONDS),
         ("a comparison of host lists has ended before the next", INQUIRY_SECONDS + one < COMPARE_SECONDS),
@@ -356,7 +356,7 @@ def _opening() -> _Rules:
         ("who dials a stream waits longer than the other end for its match", CONNECT_SECONDS > MATCH_SECONDS),
         ("a first dial ends before the other end stops to listen for its hello", DIAL_SECONDS < HELLO_SECONDS),
         ("a last dial gives the other end its whole time", LONGEST_DIAL_SECONDS > HELLO_SECONDS),
-        ("a dial is longer than the questions before it", DIAL_SECONDS > KNOCK_SECONDS + ASK_SECONDS),
+        ("a dial is longer than the questions before it", DIAL_SECONDS > PROBE_SECONDS + ASK_SECONDS),
         ("a last dial ends before a start does", LONGEST_DIAL_SECONDS < STARTUP_SECONDS),
         ("a link is cut and closed within the time to wind up", FLUSH_SECONDS + CUT_SECONDS <= WIND_UP_SECONDS),
     )

@@ -1,6 +1,6 @@
 """Which tasks are up, which are missing, and what each one does while a cluster forms: one line that anyone can read.
 
-``Board`` composes the line and is pure; ``FormingWatch`` asks the monitors, in the process whose output people read.
+``Board`` composes the line and is pure; ``StartupProgress`` asks the monitors, in the process whose output people read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.ids import TaskId
-from lockstep.runtime.startup.monitor_query import AddressFinding, ask_seconds, look
+from lockstep.runtime.startup.address_finding import AddressFinding, ask_seconds, look
 
 ASK_EVERY: Final = 1.0
 ASK_EVERY_PER_TASK: Final = 0.1
@@ -79,7 +79,7 @@ def _names(tasks: list[TaskId]) -> str:
     return shown if len(tasks) <= NAMES_SHOWN else f"{shown} and {len(tasks) - NAMES_SHOWN} more"
 
 
-class FormingWatch:
+class StartupProgress:
     """Asks every monitor repeatedly until the cluster has formed, and shows the line after each round."""
 
     def __init__(

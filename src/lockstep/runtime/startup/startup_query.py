@@ -12,7 +12,7 @@ from typing import Any
 from lockstep.protocol.core.ids import Role, TaskId
 from lockstep.protocol.core.timing import INQUIRY_SECONDS
 from lockstep.runtime import phrases
-from lockstep.runtime.startup.monitor_query import AddressFinding
+from lockstep.runtime.startup.address_finding import AddressFinding
 from lockstep.runtime.startup.start_facts import StartFacts, list_difference, read_start_facts
 from lockstep.transports.control.monitor_client import snapshot_fields
 from lockstep.transports.control.tcp_probe import probe

@@ -1,6 +1,6 @@
 """Finds out, while the cluster forms, what is at the address of each task that is missing.
 
-The coordinator looks for every task that has not joined (``Prober``), any other task for those that it must reach
+The coordinator looks for every task that has not joined (``Discovery``), any other task for those that it must reach
 itself (``Search``). Both report not only that a task is missing but why, as far as others know: a task that is up is
 asked what *it* sees, and the command lines are compared.
 """
@@ -19,8 +19,8 @@ from lockstep.protocol.core.messages import MissingTask
 from lockstep.protocol.core.reach import Reach
 from lockstep.protocol.core.timing import ASK_AFTER_SECONDS, COMPARE_SECONDS, SEARCH_JOIN_SECONDS, SEARCH_SECONDS
 from lockstep.protocol.task import TaskMachine
+from lockstep.runtime.startup.address_finding import AddressFinding, ask_seconds, look
 from lockstep.runtime.startup.cluster import ClusterSpec
-from lockstep.runtime.startup.monitor_query import AddressFinding, ask_seconds, look
 from lockstep.runtime.startup.start_facts import StartFacts
 from lockstep.runtime.startup.startup_query import ask_start, difference_with_any, why_it_does_not_come
 from lockstep.runtime.task.loop import TaskLoop
@@ -48,7 +48,7 @@ class _Config(Protocol):
 
 
 class Coordinating(Protocol):
-    """What the prober needs from its node."""
+    """What discovery needs from its node."""
 
     machine: TaskMachine
     loop: TaskLoop
@@ -61,7 +61,7 @@ class Coordinating(Protocol):
     def post(self, event: Event) -> None: ...
 
 
-class Prober:
+class Discovery:
     """Looks at the addresses of missing tasks every second and passes the findings to the coordinator."""
 
     def __init__(self, node: Coordinating) -> None:
@@ -77,7 +77,7 @@ class Prober:
         self._asked_at: dict[TaskId, float] = {}
         self._may_ask: frozenset[TaskId] = frozenset()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="prober", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="discovery", daemon=True)
 
     def start(self) -> None:
         self._thread.start()

@@ -45,7 +45,7 @@ from lockstep.runtime import phrases
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.startup.start_facts import StartFacts, start_facts
-from lockstep.runtime.task.discovery import Prober, Search
+from lockstep.runtime.task.discovery import Discovery, Search
 from lockstep.runtime.task.introspection import Observed
 from lockstep.runtime.task.loop import TaskLoop
 from lockstep.runtime.task.outcome import JobEndedError, Outcome, outcome_of
@@ -146,7 +146,7 @@ class Node(Observed):
         self.machine = self._make_machine(time.monotonic())
         self.loop = TaskLoop(self.machine, self._carry_out)
         self.peers = {peer: self._make_keeper(peer) for peer in self._linked_tasks()}
-        self._prober = Prober(self) if self.machine.coordinator is not None else None
+        self._discovery = Discovery(self) if self.machine.coordinator is not None else None
         dialed = [keeper for keeper in self.peers.values() if keeper.dials]
         tasks = len(config.cluster.shape.tasks())
         self._search = Search(dialed, self.start_facts, self._say_missing, lambda: self.leaving, tasks)
@@ -214,8 +214,8 @@ class Node(Observed):
         for keeper in self.peers.values():
             keeper.returning = self.config.returning
             keeper.start()
-        if self._prober is not None:
-            self._prober.start()
+        if self._discovery is not None:
+            self._discovery.start()
         self._search.start()
         self.watchdog.start()
 
@@ -291,8 +291,8 @@ class Node(Observed):
         if self._closed:
             return
         self._closed = self.winding_up = True
-        if self._prober is not None:
-            self._prober.close()
+        if self._discovery is not None:
+            self._discovery.close()
         self._search.close()
         self.watchdog.close()
         # The word that the job is over wakes this task before it has gone out to the others: links stay open till then.

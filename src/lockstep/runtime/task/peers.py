@@ -28,8 +28,7 @@ from lockstep.protocol.core.timing import (
     SLOW_SECONDS,
 )
 from lockstep.runtime import phrases
-from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL
-from lockstep.runtime.startup.monitor_query import (
+from lockstep.runtime.startup.address_finding import (
     AddressFinding,
     ask_seconds,
     left_early,
@@ -37,6 +36,7 @@ from lockstep.runtime.startup.monitor_query import (
     proof_of_end,
     with_lack_of_memory,
 )
+from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL
 from lockstep.runtime.task.connection import Connection, NodeSide
 from lockstep.transports.control.link import ControlLink, dial_link
 from lockstep.transports.control.tcp_probe import probe

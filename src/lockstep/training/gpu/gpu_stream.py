@@ -26,7 +26,7 @@ DRAIN_SECONDS = 3.0
 _POLL_SECONDS = 0.01
 
 
-class GpuLane:
+class GpuStream:
     """One stream, and the thread that waits for it."""
 
     def __init__(self, device: torch.device) -> None:

@@ -39,7 +39,7 @@ def fitting_helpers(cluster: ClusterSpec) -> int:
     return max(1, min(share, MOST_THREADS)) - 1
 
 
-class _Heap:
+class _Pieces:
     """Pieces, each of which is processed by the thread that takes it."""
 
     def __init__(self, pieces: int, work: Work) -> None:
@@ -59,17 +59,17 @@ class _Heap:
             self.finished.release()
 
 
-class Crew:
+class PiecePool:
     """``helpers``: the number of threads besides the caller's. They start with their first work."""
 
     def __init__(self, helpers: int) -> None:
         self.size = 1 + helpers
-        self._orders: SimpleQueue[_Heap | None] = SimpleQueue()
+        self._orders: SimpleQueue[_Pieces | None] = SimpleQueue()
         self._helpers: list[threading.Thread] = []
 
     def work_off(self, pieces: int, work: Work) -> None:
         """Process all pieces; an error is raised once no thread is working any more."""
-        heap = _Heap(pieces, work)
+        heap = _Pieces(pieces, work)
         called = min(self.size - 1, pieces - 1)
         self._start(called)
         for _ in range(called):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lockstep.runtime.task.store import StoreTimes
-from lockstep.training.server.piece_pool import Crew
+from lockstep.training.server.piece_pool import PiecePool
 
 PIECE_BYTES = 1 << 20
 """Measured: below this, the calls cost more than the cache saves; above it, nothing is gained."""
@@ -68,7 +68,7 @@ def next_version(
     gradients: Sequence[Tensor],
     count: int,
     scratch: Tensor,
-    crew: Crew,
+    crew: PiecePool,
     times: StoreTimes,
 ) -> None:
     """Write to ``new`` what a step from ``old`` gives, with the mean ``((g0 + g1) + g2) / count``.
@@ -98,7 +98,7 @@ def next_version(
     crew.work_off(len(before), update)
 
 
-def scratch_elements(bucket: Tensor, crew: Crew) -> int:
+def scratch_elements(bucket: Tensor, crew: PiecePool) -> int:
     """What ``next_version`` needs for a bucket: one piece per thread that has one to process."""
     elements = PIECE_BYTES // bucket.element_size()
     pieces = -(-bucket.numel() // elements)

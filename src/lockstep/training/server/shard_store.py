@@ -24,11 +24,11 @@ from lockstep.protocol.core.messages import Layout, OptimizerEntry
 from lockstep.protocol.core.plan import Bucket, Plan
 from lockstep.runtime.checkpoint.tensor_file import NamedTensor
 from lockstep.runtime.task.store import Done, StoreTimes
-from lockstep.training.gpu.gpu_stream import GpuLane
+from lockstep.training.gpu.gpu_stream import GpuStream
 from lockstep.training.gpu.shared_events import spare_bytes
 from lockstep.training.server.bare_optimizer import keep_compiler_out, step
 from lockstep.training.server.optimizer_state import PieceState, pack, put_together, take_apart, unpack
-from lockstep.training.server.piece_pool import Crew
+from lockstep.training.server.piece_pool import PiecePool
 from lockstep.training.server.rates import set_numbers
 from lockstep.training.server.sgd import is_plain_sgd, mean_of, next_version, scratch_elements
 from lockstep.training.server.shard_file import STATE, VALUE, PieceName, ShardFiles, named
@@ -93,8 +93,8 @@ class TorchShardStore:
         arrive. ``helpers``: threads that take part in updates on a CPU."""
         self._wire = wire or WireFormat()
         self._device = device or torch.device("cpu")
-        self._lane = GpuLane(self._device) if self._device.type == "cuda" else None
-        self._crew = Crew(helpers)
+        self._lane = GpuStream(self._device) if self._device.type == "cuda" else None
+        self._crew = PiecePool(helpers)
         self._held: dict[BucketId, _Held] = {}
         self._incoming: dict[BucketId, bytearray] = {}
         self._names: tuple[str, ...] = ()

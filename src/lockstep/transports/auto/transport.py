@@ -22,7 +22,7 @@ from lockstep.transports.control.server import ControlServer
 from lockstep.transports.grpc.transport import GrpcTransport
 from lockstep.transports.registry import runs_here
 from lockstep.transports.shm.transport import ShmTransport
-from lockstep.transports.timers import Clerk
+from lockstep.transports.timers import TimerThread
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions
 
 VERBS: Final = "grpc+verbs"
@@ -46,7 +46,7 @@ class AutoTransport:
 
     def __init__(self, server: ControlServer, task: str, incarnation: int, options: RdmaOptions = NO_OPTIONS) -> None:
         self._paths: Sequence[Transport] = paths_of(server, task, incarnation, options)
-        self._clerk = Clerk(f"auto-clerk-{task}")
+        self._timers = TimerThread(f"auto-timers-{task}")
         self._lock = threading.Lock()
         self._regions: list[ManyRegion] = []
         self._endpoints: list[AutoEndpoint] = []
@@ -86,7 +86,7 @@ class AutoTransport:
         except ValueError as error:
             raise NoPathError(f"{peer.task} published an address that is not readable: {error}") from error
         paths = [Path(path, addresses.get(path.name)) for path in self._paths]
-        endpoint = AutoEndpoint(peer, paths, events, self._clerk.soon)
+        endpoint = AutoEndpoint(peer, paths, events, self._timers.soon)
         with self._lock:
             if self._closed:
                 raise TransportError("this transport is closed: make another one")
@@ -102,6 +102,6 @@ class AutoTransport:
             endpoint.close()
         for region in self._regions:
             region.close()
-        self._clerk.close()
+        self._timers.close()
         for path in self._paths:
             path.close()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from lockstep.protocol.core.messages import Description
 from lockstep.protocol.core.reach import Reach, Silence
-from lockstep.protocol.core.timing import ASK_SECONDS, KNOCK_SECONDS
+from lockstep.protocol.core.timing import ASK_SECONDS, PROBE_SECONDS
 from lockstep.transports.control.channels import open_channel
 from lockstep.transports.control.codec import WireError, decode_description, decode_snapshot
 from lockstep.transports.control.reasons import explain, why_no_answer
@@ -49,7 +49,7 @@ def describe_with_snapshot(address: str, timeout: float, probe_seconds: float) -
             return found, b""
 
 
-def fetch_snapshot(address: str, service: str, timeout: float, probe_seconds: float = KNOCK_SECONDS) -> bytes:
+def fetch_snapshot(address: str, service: str, timeout: float, probe_seconds: float = PROBE_SECONDS) -> bytes:
     """The JSON snapshot of a ``Monitor`` or a ``Task`` at ``host:port``. Raises ``Unreachable``."""
     with open_channel(address) as channel:
         return _ask(channel, address, service, "Snapshot", timeout, decode_snapshot, probe_seconds)
@@ -64,7 +64,7 @@ def snapshot_fields(address: str, service: str) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-def fetch_stack(address: str, timeout: float, probe_seconds: float = KNOCK_SECONDS) -> bytes:
+def fetch_stack(address: str, timeout: float, probe_seconds: float = PROBE_SECONDS) -> bytes:
     """The JSON snapshot of a monitor with the Python stack of its task. Raises ``Unreachable``."""
     with open_channel(address) as channel:
         return _ask(channel, address, "Monitor", "Stack", timeout, decode_snapshot, probe_seconds)
@@ -87,7 +87,7 @@ def _ask(
     method: str,
     timeout: float,
     read: Callable[[bytes], Answer],
-    probe_seconds: float = KNOCK_SECONDS,
+    probe_seconds: float = PROBE_SECONDS,
 ) -> Answer:
     """``probe_seconds``: how long it may take to find out why there was no answer."""
     try:

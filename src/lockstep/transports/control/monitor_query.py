@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lockstep.protocol.core.messages import Description
 from lockstep.protocol.core.reach import Reach
-from lockstep.protocol.core.timing import ASK_SECONDS, PROBE_SECONDS
+from lockstep.protocol.core.timing import ASK_SECONDS, PROBE_ALL_SECONDS
 from lockstep.transports import phrases
 from lockstep.transports.control.monitor_client import Unreachable, describe, describe_with_snapshot
 from lockstep.transports.control.tcp_probe import Probe, probe, probe_program
@@ -45,11 +45,11 @@ def query_monitor_quickly(address: str, seconds: float) -> MonitorAnswer:
 
     Another program is not asked what it is, and a slow name server takes no more time than all questions together.
     """
-    probed = probe(address, min(PROBE_SECONDS, seconds), lookup_seconds=3 * seconds + PROBE_SECONDS)
+    probed = probe(address, min(PROBE_ALL_SECONDS, seconds), lookup_seconds=3 * seconds + PROBE_ALL_SECONDS)
     if not probed.is_open:
         return MonitorAnswer(probed)
     try:
-        return MonitorAnswer(_A_MONITOR, *describe_with_snapshot(address, seconds, PROBE_SECONDS))
+        return MonitorAnswer(_A_MONITOR, *describe_with_snapshot(address, seconds, PROBE_ALL_SECONDS))
     except Unreachable as error:
         return MonitorAnswer(Probe(error.reach, _why(error, seconds)))
 

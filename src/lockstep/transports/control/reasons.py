@@ -7,7 +7,7 @@ so each names the address and what was found there.
 from __future__ import annotations
 
 from lockstep.protocol.core.reach import Reach, Silence
-from lockstep.protocol.core.timing import KNOCK_SECONDS
+from lockstep.protocol.core.timing import PROBE_SECONDS
 from lockstep.transports import phrases
 from lockstep.transports.control.tcp_probe import REFUSED, Probe, probe
 from lockstep.transports.quiet_grpc import grpc
@@ -22,7 +22,7 @@ def explain(error: grpc.RpcError, address: str, seconds: float | None = None) ->
 
 
 def why_no_answer(
-    error: grpc.RpcError, address: str, seconds: float | None, probe_seconds: float = KNOCK_SECONDS
+    error: grpc.RpcError, address: str, seconds: float | None, probe_seconds: float = PROBE_SECONDS
 ) -> Silence:
     """``explain`` as a value. ``probe_seconds``: how long a connection attempt may take; 0 leaves it out."""
     code, details = error.code(), error.details() or ""

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, replace
 
 from lockstep.protocol.core.reach import Reach, Silence
-from lockstep.protocol.core.timing import GREETING_SECONDS, KNOCK_SECONDS
+from lockstep.protocol.core.timing import GREETING_SECONDS, PROBE_SECONDS
 from lockstep.transports.control.addresses import (
     Address,
     AddressError,
@@ -55,7 +55,7 @@ class Probe:
 REFUSED = Probe(Reach.REFUSED, "refuses connections; nothing listens there")
 
 
-def probe(address: str, seconds: float = KNOCK_SECONDS, lookup_seconds: float | None = None) -> Probe:
+def probe(address: str, seconds: float = PROBE_SECONDS, lookup_seconds: float | None = None) -> Probe:
     """Try a plain TCP connection to every IP address of ``host:port``. Blocks for about ``seconds`` at most.
 
     ``lookup_seconds``: how long the name server may take, if that differs.

@@ -17,7 +17,7 @@ from lockstep.transports.memory import check_move
 from lockstep.transports.stream.frames import Header
 from lockstep.transports.stream.sending import Sender
 from lockstep.transports.stream.stream_life import StreamLife
-from lockstep.transports.timers import Clerk
+from lockstep.transports.timers import TimerThread
 
 NAME: Final = "grpc"
 
@@ -25,8 +25,8 @@ NAME: Final = "grpc"
 class GrpcEndpoint(StreamLife[ChunkedTransfer]):
     """Moves ranges of regions to one incarnation of one peer."""
 
-    def __init__(self, peer: PeerAddress, grants: Grants, events: EndpointEvents, clerk: Clerk) -> None:
-        super().__init__(peer, events, clerk, Sender(self._on_left))
+    def __init__(self, peer: PeerAddress, grants: Grants, events: EndpointEvents, timers: TimerThread) -> None:
+        super().__init__(peer, events, timers, Sender(self._on_left))
         self._landing = ChunkLanding(grants, peer)
 
     def start(self, move: Move) -> TransferId:
@@ -43,7 +43,7 @@ class GrpcEndpoint(StreamLife[ChunkedTransfer]):
         with self._lock:
             unsettled = self._unsettled.get(transfer)
         if unsettled is not None and self.sender.remove(unsettled):
-            self._clerk.soon(lambda: self._fail(transfer, "cancelled"))
+            self._timers.soon(lambda: self._fail(transfer, "cancelled"))
 
     @property
     def transport(self) -> str:

@@ -10,7 +10,7 @@ from lockstep.transports.control.server import ControlServer
 from lockstep.transports.grpc.endpoint import NAME, GrpcEndpoint
 from lockstep.transports.regions import Regions
 from lockstep.transports.stream.links import StreamLinks
-from lockstep.transports.timers import Clerk
+from lockstep.transports.timers import TimerThread
 
 
 class GrpcTransport:
@@ -18,9 +18,9 @@ class GrpcTransport:
 
     def __init__(self, server: ControlServer, task: str, incarnation: int) -> None:
         self._server = server
-        self._clerk = Clerk(f"grpc-clerk-{task}")
+        self._timers = TimerThread(f"grpc-timers-{task}")
         self._regions = Regions(NAME)
-        self._links: StreamLinks[GrpcEndpoint] = StreamLinks(server, "Data", task, incarnation, self._clerk)
+        self._links: StreamLinks[GrpcEndpoint] = StreamLinks(server, "Data", task, incarnation, self._timers)
 
     @property
     def name(self) -> str:
@@ -39,7 +39,7 @@ class GrpcTransport:
         return self._regions.grant(region, peer)
 
     def connect(self, peer: PeerAddress, dials: bool, events: EndpointEvents) -> GrpcEndpoint:
-        endpoint = GrpcEndpoint(peer, self._regions.grants, events, self._clerk)
+        endpoint = GrpcEndpoint(peer, self._regions.grants, events, self._timers)
         talk = self._links.open(endpoint, dials)
         thread = threading.Thread(target=endpoint.run, args=(talk,), name=f"grpc-data-{peer.task}", daemon=True)
         thread.start()
@@ -48,4 +48,4 @@ class GrpcTransport:
     def close(self) -> None:
         self._links.close()
         self._regions.close()
-        self._clerk.close()
+        self._timers.close()

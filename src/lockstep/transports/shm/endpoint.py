@@ -28,7 +28,7 @@ from lockstep.transports.shm.frames import (
 )
 from lockstep.transports.shm.memory import SharedRegion
 from lockstep.transports.shm.receiving import OfferLanding
-from lockstep.transports.shm.sending import Desk, SharedTransfer, copy_source
+from lockstep.transports.shm.sending import SendQueue, SharedTransfer, copy_source
 from lockstep.transports.shm.signal_socket import Frame, Signals, close_descriptors
 from lockstep.transports.shm.tokens import Tokens
 
@@ -66,7 +66,7 @@ class ShmEndpoint:
         self._stage = stage
         self._cycle = Lifecycle(peer.task)
         self._lock = self._cycle.lock  # the desk
-        self._desk = Desk(tokens)
+        self._desk = SendQueue(tokens)
         self._landing = OfferLanding(grants, peer)
         self._jobs: deque[Callable[[], None]] = deque()
         self._signals: Signals | None = None

@@ -28,7 +28,7 @@ _CHALLENGE_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Self:
+class ThisEnd:
     """This end, and what it presents: the descriptor of its tokens, and a challenge."""
 
     task: str
@@ -38,7 +38,7 @@ class Self:
     expected: str
 
 
-def introduce(task: str, incarnation: int, tokens: int, kept: ExitStack) -> Self:
+def introduce(task: str, incarnation: int, tokens: int, kept: ExitStack) -> ThisEnd:
     """This end with a fresh challenge; ``kept`` closes the descriptors."""
     challenge = make_memory_file(_CHALLENGE_BYTES, "a challenge")
     kept.callback(os.close, challenge)
@@ -46,11 +46,11 @@ def introduce(task: str, incarnation: int, tokens: int, kept: ExitStack) -> Self
     value = secrets.token_bytes(_CHALLENGE_BYTES)
     with map_file(challenge, _CHALLENGE_BYTES, writable=True) as memory:
         memory[:] = value
-    return Self(task, incarnation, tokens, challenge, value.hex())
+    return ThisEnd(task, incarnation, tokens, challenge, value.hex())
 
 
 @dataclass(frozen=True, slots=True)
-class Visitor:
+class IncomingPeer:
     """A dialer that has identified itself; the acceptor closes its descriptors."""
 
     signals: Signals
@@ -64,7 +64,7 @@ class Visitor:
         _close(self.descriptors)
 
 
-def greet(signals: Signals, me: Self, peer: PeerAddress, secret: str, deadline: float) -> Tokens:
+def greet(signals: Signals, me: ThisEnd, peer: PeerAddress, secret: str, deadline: float) -> Tokens:
     """The dialer's part, once connected; returns the peer's tokens. ``FrameError`` says what went wrong."""
     signals.send(_hello(me, peer.incarnation, secret, ""), [me.challenge, me.tokens])
     answer, descriptors = _next(signals, deadline, peer.task)
@@ -81,17 +81,17 @@ def greet(signals: Signals, me: Self, peer: PeerAddress, secret: str, deadline: 
     return tokens
 
 
-def listen_to(signals: Signals, deadline: float) -> Visitor:
+def listen_to(signals: Signals, deadline: float) -> IncomingPeer:
     """The acceptor's first part: find out who the visitor is."""
     content, descriptors = _next(signals, deadline, "the visitor")
     task, life, meant, secret = (content.get(name) for name in ("task", "life", "meant", "secret"))
     if not (isinstance(task, str) and isinstance(life, int) and isinstance(meant, int) and isinstance(secret, str)):
         _close(descriptors)
         raise FrameError("a hello does not say who sent it")
-    return Visitor(signals, task, life, meant, secret, descriptors)
+    return IncomingPeer(signals, task, life, meant, secret, descriptors)
 
 
-def welcome(visitor: Visitor, me: Self, deadline: float) -> Tokens:
+def welcome(visitor: IncomingPeer, me: ThisEnd, deadline: float) -> Tokens:
     """The acceptor's second part; returns the peer's tokens."""
     signals = visitor.signals
     seen, tokens = _look_at(visitor.descriptors)
@@ -111,11 +111,11 @@ def check_user(connection: socket.socket, task: str) -> None:
         raise FrameError(f"{task} belongs to another user ({user}); run all tasks of a job as the same user")
 
 
-def _hello(me: Self, meant: int, secret: str, seen: str) -> bytes:
+def _hello(me: ThisEnd, meant: int, secret: str, seen: str) -> bytes:
     return pack_hello({"task": me.task, "life": me.incarnation, "meant": meant, "secret": secret, "seen": seen})
 
 
-def _check(content: dict[str, Any], me: Self, task: str) -> None:
+def _check(content: dict[str, Any], me: ThisEnd, task: str) -> None:
     if content.get("seen") != me.expected:
         raise FrameError(f"{task} does not see the same memory as this task; they do not share a host")
 

@@ -12,15 +12,15 @@ from collections.abc import Callable
 from lockstep.protocol.core.timing import HELLO_SECONDS
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.shm.frames import pack_fault
-from lockstep.transports.shm.handshake import Visitor, check_user, listen_to
+from lockstep.transports.shm.handshake import IncomingPeer, check_user, listen_to
 from lockstep.transports.shm.host import HostPlace, door_address
 from lockstep.transports.shm.signal_socket import Signals
 
 
-class Door:
+class SignalListener:
     """Accepts connections until it is closed. ``admit`` runs on a separate thread per visitor and may wait."""
 
-    def __init__(self, place: HostPlace, task: str, admit: Callable[[Visitor], None]) -> None:
+    def __init__(self, place: HostPlace, task: str, admit: Callable[[IncomingPeer], None]) -> None:
         self._admit = admit
         self._task = task
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
@@ -60,7 +60,7 @@ class Door:
         os.close(self._stop)
 
 
-def knock(place: HostPlace, task: str) -> Signals:
+def connect(place: HostPlace, task: str) -> Signals:
     """Connect to the door of a peer; ``FrameError`` says why not."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:

@@ -33,7 +33,7 @@ class SharedTransfer:
         return self.token == _WAITING
 
 
-class Desk:
+class SendQueue:
     """Offers transfers in the order of the calls. All methods are called under the endpoint's lock and never block."""
 
     def __init__(self, tokens: Tokens) -> None:

@@ -15,9 +15,9 @@ from lockstep.transports.meeting import Meeting
 from lockstep.transports.regions import Regions
 from lockstep.transports.shm.endpoint import NAME, Connected, ShmEndpoint
 from lockstep.transports.shm.frames import pack_fault
-from lockstep.transports.shm.handshake import Self, Visitor, greet, introduce, welcome
+from lockstep.transports.shm.handshake import IncomingPeer, ThisEnd, greet, introduce, welcome
 from lockstep.transports.shm.host import HostPlace, check_same_host, make_place, unpack_place
-from lockstep.transports.shm.listener import Door, knock
+from lockstep.transports.shm.listener import SignalListener, connect
 from lockstep.transports.shm.memory import SharedRegion
 from lockstep.transports.shm.tokens import make_tokens
 
@@ -30,8 +30,8 @@ class ShmTransport:
         self._incarnation = incarnation
         self._place: HostPlace = make_place()
         self._regions = Regions(NAME, self._forget)
-        self._meeting: Meeting[ShmEndpoint, Visitor] = Meeting(task, incarnation)
-        self._door = Door(self._place, task, self._admit)
+        self._meeting: Meeting[ShmEndpoint, IncomingPeer] = Meeting(task, incarnation)
+        self._door = SignalListener(self._place, task, self._admit)
 
     @property
     def name(self) -> str:
@@ -95,7 +95,7 @@ class ShmTransport:
             self._door.close()
         self._regions.close()
 
-    def _admit(self, visitor: Visitor) -> None:
+    def _admit(self, visitor: IncomingPeer) -> None:
         """A visitor has identified itself: hand it to the endpoint that waits for it. On the visitor's thread."""
         if visitor.secret != self._place.secret:
             raise FrameError(f"this is not the {self._task} that the visitor means")
@@ -105,8 +105,8 @@ class ShmTransport:
 # --- connecting, on the endpoint's thread -------------------------------------------------------------------------
 
 
-def _dial(endpoint: ShmEndpoint, there: HostPlace, me: Self) -> Connected:
-    signals = knock(there, endpoint.peer.task)
+def _dial(endpoint: ShmEndpoint, there: HostPlace, me: ThisEnd) -> Connected:
+    signals = connect(there, endpoint.peer.task)
     endpoint.attach(signals.wake)
     try:
         return Connected(signals, greet(signals, me, endpoint.peer, there.secret, time.monotonic() + CONNECT_SECONDS))
@@ -115,7 +115,7 @@ def _dial(endpoint: ShmEndpoint, there: HostPlace, me: Self) -> Connected:
         raise
 
 
-def _welcome(endpoint: ShmEndpoint, visitor: Visitor, me: Self) -> Connected:
+def _welcome(endpoint: ShmEndpoint, visitor: IncomingPeer, me: ThisEnd) -> Connected:
     """The peer has come: prove that memory is shared."""
     signals = visitor.signals
     endpoint.attach(signals.wake)

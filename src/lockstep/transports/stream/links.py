@@ -18,7 +18,7 @@ from lockstep.transports.meeting import ExpectedVisitor, Meeting, MeetingEndpoin
 from lockstep.transports.quiet_grpc import grpc
 from lockstep.transports.stream.frames import pack_fault, pack_hello, unpack_hello
 from lockstep.transports.stream.sending import Sender
-from lockstep.transports.timers import Clerk
+from lockstep.transports.timers import TimerThread
 
 
 @dataclass(slots=True)
@@ -44,12 +44,12 @@ AnyEndpoint = TypeVar("AnyEndpoint", bound=StreamEndpoint)
 class StreamLinks(Generic[AnyEndpoint]):
     """All links of one transport of one task, each on a stream of ``Task.<method>``."""
 
-    def __init__(self, server: ControlServer, method: str, task: str, incarnation: int, clerk: Clerk) -> None:
+    def __init__(self, server: ControlServer, method: str, task: str, incarnation: int, timers: TimerThread) -> None:
         """``server`` must not have been started yet."""
         self._method = method
         self._task = task
         self._incarnation = incarnation
-        self._clerk = clerk
+        self._timers = timers
         self._meeting: Meeting[AnyEndpoint, _Stream] = Meeting(task, incarnation)
         server.add_handlers("Task", {method: grpc.stream_stream_rpc_method_handler(self._serve)})
 
@@ -81,7 +81,7 @@ class StreamLinks(Generic[AnyEndpoint]):
                 late.set()
                 call.cancel()
 
-            deadline = self._clerk.later(CONNECT_SECONDS, give_up)
+            deadline = self._timers.later(CONNECT_SECONDS, give_up)
             try:
                 _check_hello(next(call, b""), peer, self._incarnation)
                 deadline.cancel()
@@ -110,7 +110,7 @@ class StreamLinks(Generic[AnyEndpoint]):
 
     def _serve(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """A stream came in; this thread of gRPC is the sender of its endpoint from here on."""
-        silence = self._clerk.later(HELLO_SECONDS, context.cancel)
+        silence = self._timers.later(HELLO_SECONDS, context.cancel)
         try:
             first = next(incoming, b"")
         except grpc.RpcError:

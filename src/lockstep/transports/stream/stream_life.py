@@ -18,7 +18,7 @@ from lockstep.transports.loan import HeldLoan
 from lockstep.transports.quiet_grpc import grpc
 from lockstep.transports.stream.frames import NO_PATH, FrameKind, Header, pack, pack_fault, text_of, unpack
 from lockstep.transports.stream.sending import Sender
-from lockstep.transports.timers import Clerk
+from lockstep.transports.timers import TimerThread
 
 
 class CannotMeet(Exception):  # noqa: N818  # nobody's error: there is no path between the two
@@ -56,11 +56,11 @@ AnyTransfer = TypeVar("AnyTransfer", bound=Unsettled)
 class StreamLife(Generic[AnyTransfer]):
     """One end of a link. The transport calls ``run`` on a thread of the endpoint's own."""
 
-    def __init__(self, peer: PeerAddress, events: EndpointEvents, clerk: Clerk, sender: Sender[Any]) -> None:
+    def __init__(self, peer: PeerAddress, events: EndpointEvents, timers: TimerThread, sender: Sender[Any]) -> None:
         self.peer = peer
         self.sender = sender
         self._events = events
-        self._clerk = clerk
+        self._timers = timers
         self._cycle = Lifecycle(peer.task)
         self._lock = self._cycle.lock  # unsettled transfers
         self._telling = threading.RLock()  # one callback at a time, and none after close
@@ -98,7 +98,7 @@ class StreamLife(Generic[AnyTransfer]):
         if before is LinkState.CONNECTING:
             self._cycle.interrupt()
         if self._cycle.on_own_thread:
-            self._clerk.later(FLUSH_SECONDS, self._cut_if_open)
+            self._timers.later(FLUSH_SECONDS, self._cut_if_open)
             return
         if not self._cycle.ended.wait(FLUSH_SECONDS):
             self._cycle.interrupt()
@@ -141,7 +141,7 @@ class StreamLife(Generic[AnyTransfer]):
         """Send the peer what it did wrong, and wait until it has read that, or give up."""
         self._stop_landing()
         self.sender.end(pack_fault(reason, flags))
-        cut = self._clerk.later(FLUSH_SECONDS, self._cut_if_open)
+        cut = self._timers.later(FLUSH_SECONDS, self._cut_if_open)
         try:
             for _ in incoming:
                 pass

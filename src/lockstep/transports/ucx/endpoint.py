@@ -19,7 +19,7 @@ from lockstep.transports.memory import HostRegion, check_move
 from lockstep.transports.stream.frames import LOAN, Header, pack, pack_fault, unpack
 from lockstep.transports.stream.sending import Sender
 from lockstep.transports.stream.stream_life import StreamLife
-from lockstep.transports.timers import Clerk
+from lockstep.transports.timers import TimerThread
 from lockstep.transports.ucx.agent import Agent, AgentError, Nixl
 from lockstep.transports.ucx.driver import Driver, pause_after
 from lockstep.transports.ucx.frames import MAX_METADATA_BYTES, UcxFrameKind
@@ -79,9 +79,9 @@ class UcxEndpoint(StreamLife[UcxTransfer]):
     """How long the driver waits before it polls again."""
 
     def __init__(
-        self, peer: PeerAddress, grants: Grants, events: EndpointEvents, clerk: Clerk, nixl: Nixl, own_name: str
+        self, peer: PeerAddress, grants: Grants, events: EndpointEvents, timers: TimerThread, nixl: Nixl, own_name: str
     ) -> None:
-        super().__init__(peer, events, clerk, Sender())
+        super().__init__(peer, events, timers, Sender())
         self._grants = grants
         self._nixl = nixl
         self._agent_name = own_name
@@ -137,7 +137,7 @@ class UcxEndpoint(StreamLife[UcxTransfer]):
         self.sender.add_urgent(pack(known.header(UcxFrameKind.STOP)))
         if self._driver is not None:
             self._driver.nudge()
-        self._clerk.soon(lambda: self._fail(transfer, "cancelled"))
+        self._timers.soon(lambda: self._fail(transfer, "cancelled"))
 
     def _on_written(self, transfer: UcxTransfer) -> None:
         """All bytes are in the peer's memory; on the driver's thread."""
@@ -152,7 +152,7 @@ class UcxEndpoint(StreamLife[UcxTransfer]):
     def _on_broken(self, reason: str) -> None:
         """NIXL has lost the peer; the stream may not have noticed yet."""
         self.sender.end(pack_fault(f"NIXL has lost the connection: {reason}"))
-        self._clerk.later(0.5, self._cut_if_open)
+        self._timers.later(0.5, self._cut_if_open)
 
     def forget(self, region: int) -> None:
         """A region of this task is closed."""

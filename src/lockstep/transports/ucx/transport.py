@@ -12,7 +12,7 @@ from lockstep.transports.control.server import ControlServer
 from lockstep.transports.memory import GpuRegion
 from lockstep.transports.regions import Regions
 from lockstep.transports.stream.links import StreamLinks
-from lockstep.transports.timers import Clerk
+from lockstep.transports.timers import TimerThread
 from lockstep.transports.ucx.agent import Nixl, load_nixl
 from lockstep.transports.ucx.endpoint import NAME, UcxEndpoint, agent_name
 
@@ -28,10 +28,10 @@ class UcxTransport:
         self._server = server
         self._task = task
         self._incarnation = incarnation
-        self._clerk = Clerk(f"ucx-clerk-{task}")
+        self._timers = TimerThread(f"ucx-timers-{task}")
         self._agents = count(1)
         self._regions = Regions(self.name, self._forget)
-        self._links: StreamLinks[UcxEndpoint] = StreamLinks(server, self.service, task, incarnation, self._clerk)
+        self._links: StreamLinks[UcxEndpoint] = StreamLinks(server, self.service, task, incarnation, self._timers)
 
     @classmethod
     def load_libraries(cls) -> None:
@@ -70,9 +70,9 @@ class UcxTransport:
         return endpoint
 
     def _make_endpoint(self, peer: PeerAddress, events: EndpointEvents, name: str) -> UcxEndpoint:
-        return UcxEndpoint(peer, self._regions.grants, events, self._clerk, self._nixl, name)
+        return UcxEndpoint(peer, self._regions.grants, events, self._timers, self._nixl, name)
 
     def close(self) -> None:
         self._links.close()
         self._regions.close()
-        self._clerk.close()
+        self._timers.close()

@@ -14,12 +14,12 @@ from lockstep.transports.grants import Grants
 from lockstep.transports.stream import frames as stream
 from lockstep.transports.stream.frames import Header, pack, unpack
 from lockstep.transports.stream.stream_life import CannotMeet
-from lockstep.transports.timers import Clerk
+from lockstep.transports.timers import TimerThread
 from lockstep.transports.ucx.agent import Agent, AgentError, Nixl
 from lockstep.transports.ucx.driver import pause_beside_a_device
 from lockstep.transports.ucx.endpoint import UcxEndpoint
 from lockstep.transports.ucx.frames import MAX_METADATA_BYTES, UcxFrameKind
-from lockstep.transports.verbs.probe_timer import LOOK_SECONDS, Looks, proves_that_there_is_no_path
+from lockstep.transports.verbs.probe_timer import LOOK_SECONDS, ProbeTimer, proves_that_there_is_no_path
 
 NAME: Final = "grpc+verbs"
 
@@ -40,13 +40,13 @@ class VerbsEndpoint(UcxEndpoint):
         peer: PeerAddress,
         grants: Grants,
         events: EndpointEvents,
-        clerk: Clerk,
+        timers: TimerThread,
         nixl: Nixl,
         own_name: str,
         port: str,
     ) -> None:
         """``port``: the device and its port, as UCX names them."""
-        super().__init__(peer, grants, events, clerk, nixl, own_name)
+        super().__init__(peer, grants, events, timers, nixl, own_name)
         self.port = port
 
     def path(self) -> str:
@@ -77,7 +77,7 @@ class VerbsEndpoint(UcxEndpoint):
     def _exchange(self, agent: Agent, address: int, remote: int, memory: mmap.mmap, incoming: Iterable[bytes]) -> None:
         """Return once bytes have crossed in both directions; ``CannotMeet`` says why they have not."""
         handle = agent.begin_write(address + _HALF, remote, len(_PROBE))
-        looks = Looks(time.monotonic())
+        looks = ProbeTimer(time.monotonic())
         sent = False
         while not (sent and memory[: len(_PROBE)] == _PROBE):
             if sent:

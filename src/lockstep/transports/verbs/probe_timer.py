@@ -16,7 +16,7 @@ PROOF_SECONDS: Final = 1.0
 """An end that was kept from running for longer than this, in total, has proven nothing."""
 
 
-class Looks:
+class ProbeTimer:
     """Counts the looks of one end. Times are those of a monotonic clock."""
 
     def __init__(self, now: float) -> None:

@@ -41,7 +41,7 @@ class VerbsTransport(UcxTransport):
         return super().register_gpu(address, nbytes, device)
 
     def _make_endpoint(self, peer: PeerAddress, events: EndpointEvents, name: str) -> VerbsEndpoint:
-        return VerbsEndpoint(peer, self._regions.grants, events, self._clerk, self._nixl, name, self._port)
+        return VerbsEndpoint(peer, self._regions.grants, events, self._timers, self._nixl, name, self._port)
 
 
 def _nixl_for(options: RdmaOptions) -> tuple[str, Nixl]:
