@@ -30,7 +30,8 @@ def run_ddp(config: BenchConfig, rank: int, world: int, patience: float, barrier
     if device.type == "cuda":
         if torch.cuda.device_count() < world:
             found = torch.cuda.device_count()
-            barrier.tell_result(
+            cannot = f"NCCL needs one GPU for each of the {world} workers, but there are {found}"
+            barrier.tell_result({"cannot": cannot})
                 {"cannot": f"NCCL needs one GPU for each of the {world} workers, but there are {found}"}
             )
             return
