@@ -18,7 +18,7 @@ from lockstep.protocol.core.ids import ClusterShape, server, worker
 from lockstep.runtime.processes import become_subreaper
 from lockstep.runtime.watch.reporting import EVENTS
 
-pytestmark = pytest.mark.timed
+pytestmark = [pytest.mark.timed, pytest.mark.alone]
 
 STEPS = 2000
 STOPS = 6

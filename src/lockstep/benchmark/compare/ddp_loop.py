@@ -32,8 +32,6 @@ def run_ddp(config: BenchConfig, rank: int, world: int, patience: float, barrier
             found = torch.cuda.device_count()
             cannot = f"NCCL needs one GPU for each of the {world} workers, but there are {found}"
             barrier.tell_result({"cannot": cannot})
-                {"cannot": f"NCCL needs one GPU for each of the {world} workers, but there are {found}"}
-            )
             return
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
