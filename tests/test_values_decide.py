@@ -80,8 +80,8 @@ OUR_OWN_FORMATS = {
 }
 
 FOLDERS = {
-    "training/data": "data sets and their files",
-    "training/models": "names of models and layers",
+    "benchmark/data": "data sets and their files",
+    "benchmark/models": "names of models and layers",
     "transports/conformance": "a suite of tests: it asks for words, and decides nothing by them",
 }
 

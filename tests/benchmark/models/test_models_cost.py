@@ -69,7 +69,7 @@ LOOSER_THAN_4_PERCENT = {
     ("imagenet", "googlenet"): 0.06,  # the paper's table is rounded row by row
 }
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "models.md"
 
 
 def on_meta(name: str, dataset: str, num_classes: int) -> nn.Module:

@@ -200,7 +200,7 @@ for version in range(int(sys.argv[3]), 100000):
 @pytest.mark.timeout(240)
 def test_a_kill_during_the_write_never_costs_a_checkpoint_that_was_complete(tmp_path: Path) -> None:
     dice = random.Random(7)
-    here = str(Path(__file__).parents[1])
+    here = str(Path(__file__).parents[2])
     complete = version = 0
     for _ in range(50):
         out = tmp_path / "out"
