@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Tests start hundreds of processes: none of them compiles the same files again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-slow test-drills test-soak test-rdma test-rdma-short lint types unit bench clean
 
@@ -18,22 +20,19 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# Tests marked timed measure how soon something is said: they have the machine to themselves, and only they get a second
-# try (tests/helpers/second_try.py). The others share the machine.
-QUICK := not slow and not drill and not soak and not rdma
+# Two tests at a time: most of what clusters do in tests is waiting. Those marked alone have the machine to themselves,
+# and those marked timed get a second try (tests/helpers/second_try.py).
 unit: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist=worksteal -m '$(QUICK) and not timed'
-	$(BIN)/python -m pytest -q -m '$(QUICK) and timed'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist=worksteal
 
 test-slow: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist=worksteal -m 'slow and not rdma and not timed'
-	$(BIN)/python -m pytest -q -m 'slow and not rdma and timed'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist=worksteal -m 'slow and not rdma and not alone'
+	$(BIN)/python -m pytest -q -m 'slow and not rdma and alone'
 
-# Every drill, with and without sentences, two at a time: most of each is waiting, and the times still hold. Then a rough
-# run in which nothing may be said, by itself.
+# Every drill, with and without sentences; then a rough run in which nothing may be said.
 test-drills: $(STAMP)
-	$(BIN)/python -m pytest -q -n 2 -m drill --deselect tests/drill/test_no_alarm.py
-	$(BIN)/python -m pytest -q -m drill tests/drill/test_no_alarm.py
+	$(BIN)/python -m pytest -q -n 2 -m 'drill and not alone' tests/drill
+	$(BIN)/python -m pytest -q -m 'drill and alone' tests/drill
 
 # Every mis-configuration in network namespaces, transfers under random kills: for a quiet machine.
 test-soak: $(STAMP)

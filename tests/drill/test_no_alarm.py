@@ -18,7 +18,7 @@ from lockstep.protocol.ids import ClusterShape, server, worker
 from lockstep.runtime.notices import EVENTS
 from lockstep.runtime.processes import become_subreaper
 
-pytestmark = pytest.mark.timed
+pytestmark = [pytest.mark.timed, pytest.mark.alone]
 
 STEPS = 2000
 STOPS = 6

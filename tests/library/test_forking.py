@@ -17,7 +17,7 @@ MORE = 3.0
 """Seconds that a case may take more than without us. A data loader waits 5 s for each child that does not leave."""
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-pytestmark = [pytest.mark.timed, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.timed, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(240)]
 
 
 def seconds_of(finished: Finished) -> dict[str, float]:
@@ -43,9 +43,7 @@ def run_with_and_without_us(cases: tuple[str, ...]) -> tuple[Finished, dict[str,
     "cases",
     [
         ("loader:2:fork", "loader:4:fork", "process:fork", "fork:at-once", "fork:in-order", "fork:training", "command"),
-        pytest.param(
-            ("loader:2:spawn", "loader:2:forkserver", "process:spawn", "process:forkserver"), marks=pytest.mark.slow
-        ),
+        ("loader:2:spawn", "loader:2:forkserver", "process:spawn", "process:forkserver"),
     ],
     ids=["forked", "started anew"],
 )
