@@ -25,7 +25,7 @@ def test_an_address_where_nobody_answers_is_bad_input_with_the_reason() -> None:
     (port,) = free_ports(1)
     finished = run_lockstep("why", f"127.0.0.1:{port}", timeout=20)
     assert finished.code == 2
-    assert "connection refused: nothing listens" in finished.stderr
+    assert "connection refused: nothing is listening" in finished.stderr
     assert "Traceback" not in finished.stderr
 
 
@@ -58,7 +58,7 @@ def test_the_files_of_a_dead_cluster_are_analysed_and_damage_is_named(tmp_path: 
     assert finished.code == 3
     fields = json.loads(finished.stdout)
     assert fields["verdict"]["culprit"] == "/job:worker/replica:0/task:1"
-    assert fields["problems"][0].startswith("worker-0.snapshot.json is left out: it is not JSON")
+    assert fields["problems"][0].startswith("worker-0.snapshot.json is ignored: it is not JSON")
     assert "Traceback" not in finished.stderr
 
 

@@ -1,4 +1,4 @@
-"""Rules about a task that is not there, or not the one that was meant: proof comes from its monitor."""
+"""Rules about a task that is missing, or is not the expected one: the proof comes from its monitor."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lockstep.protocol.waits import WaitKind
 
 
 def dead(case: Case) -> Proof | None:
-    """Its monitor tells how it ended; or neither it nor its monitor is there any more."""
+    """Its monitor reports how it ended; or both it and its monitor are gone."""
     monitor, silence = case.monitor, case.seen.monitor_silence
     if case.waiting.kind is WaitKind.END and case.waiting.wait.seconds < LAST_WAIT_SECONDS:
-        return None  # tasks leave one after the other; the word that it is over may still be on its way
+        return None  # tasks leave one after another; the message that the job is over may still be in flight
     if monitor is not None and monitor.exited and monitor.out_of_memory is None and _is_meant(case):
         how = phrases.how_it_ended(monitor.exit_code)
         what = phrases.ended(case.on, how, monitor.reason if monitor.exit_code > 0 else "")
@@ -44,13 +44,13 @@ def frozen(case: Case) -> Proof | None:
     monitor = case.monitor
     if monitor is None or monitor.exited or monitor.stopped < STOPPED_SECONDS:
         return None
-    what = phrases.is_stopped(case.on, monitor.pid, monitor.host)
+    what = phrases.is_stopped(case.on, monitor.pid, monitor.host, monitor.stopped)
     said = phrases.kernel_has_it_stopped(monitor.state, monitor.stopped)
     return Proof(Cause.FROZEN, what, (said,), seconds=monitor.stopped, stack=monitor.stack)
 
 
 def holds_the_interpreter(case: Case) -> Proof | None:
-    """The process runs and its monitor answers, but no thread of the task does: native code lets none of them run."""
+    """The process runs and its monitor answers, but no thread of the task does: native code blocks them all."""
     monitor, (mine, _) = case.monitor, case.links()
     if case.view is not None or monitor is None or monitor.exited or monitor.stopped >= 0 or not _is_meant(case):
         return None
@@ -59,7 +59,7 @@ def holds_the_interpreter(case: Case) -> Proof | None:
         return None
     if case.seen.silence.reach is not Reach.MUTE:
         return None
-    what = phrases.native_code_holds_all_threads(case.on, monitor.pid)
+    what = phrases.native_code_holds_all_threads(case.on, monitor.pid, monitor.host)
     said = phrases.only_its_monitor_answers(monitor.state, case.seen.silence.text)
     return Proof(Cause.DEVICE_CALL, what, (said,), seconds=unheard, stack=monitor.stack)
 
@@ -102,7 +102,7 @@ def stale_incarnation(case: Case) -> Proof | None:
 
 
 def leftover_server(case: Case) -> Proof | None:
-    """What answers at the address belongs to a job that was running before this one began."""
+    """The task at that address belongs to a job that was running before this one began."""
     monitor, job = case.monitor, case.evidence.job()
     if monitor is None or monitor.exited or not case.forming or not _is_meant(case):
         return None
@@ -133,7 +133,7 @@ def out_of_step(case: Case) -> Proof | None:
 
 
 def link_down(case: Case) -> Proof | None:
-    """Neither end hears the other, and at least one of the two is known to live; or no packet comes back at all."""
+    """Neither end hears the other, and at least one of them is known to be alive; or no packet comes back at all."""
     mine, theirs = case.links()
     if case.waiting.kind is WaitKind.SUM:
         return _no_packets(case)
@@ -150,7 +150,7 @@ def link_down(case: Case) -> Proof | None:
 
 
 def _no_packets(case: Case, seconds: float = -1.0) -> Proof | None:
-    """Workers without servers have no link of ours between them; but whether a host answers at all is seen."""
+    """Workers without servers have no link of ours between them, but whether a host answers at all can be seen."""
     if not _gives_no_packets(case):
         return None
     return Proof(Cause.LINK_DOWN, phrases.no_packet_comes_back(case.on), (_found_there(case),), seconds=seconds)
@@ -178,14 +178,14 @@ def _both_ways(case: Case, mine: LinkView, theirs: LinkView) -> Proof | None:
 
 
 def _kernel_knows(mine: LinkView, theirs: LinkView) -> bool:
-    """Both kernels were watched long enough for their counters to prove something."""
+    """Both kernels were watched long enough for their counters to be proof."""
     return min(mine.watched, theirs.watched) >= WATCHED_SECONDS
 
 
 def _lost_between(sender: LinkView, receiver: LinkView) -> bool:
-    """What the sender's kernel has sent is not acknowledged, and the receiver's kernel has got nothing.
+    """What the sender's kernel sent is not acknowledged, and the receiver's kernel received nothing.
 
-    A kernel acknowledges for its process, however little of the processor that one gets: a task that is only slow, or
+    A kernel acknowledges on behalf of its process, however little CPU time that gets: a task that is merely slow, or
     stopped, does not look like this.
     """
     return sender.waiting > 0 and receiver.segments_in == 0
@@ -208,10 +208,10 @@ def _who_hears(case: Case) -> list[str]:
 
 
 def _deaf_end(mine: LinkView, theirs: LinkView) -> LinkView | None:
-    """The end that gets nothing while the other one still gets packets.
+    """The end that receives nothing while the other still receives packets.
 
-    Over TCP both ends soon hear nothing new, since answers are missing; but the kernel of the end that is reached still
-    counts the segments that the other one sends again and again.
+    Over TCP both ends soon receive nothing new, since acknowledgements are missing; but the kernel of the end that can
+    be reached still counts the segments that the other end retransmits.
     """
     if max(mine.heard, theirs.heard) < UNHEARD_SECONDS or not (mine.up and theirs.up and _kernel_knows(mine, theirs)):
         return None

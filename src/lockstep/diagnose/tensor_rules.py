@@ -1,7 +1,7 @@
 """Rules about one tensor between two tasks that both answer: what did each side see of it?
 
-This is what the reporters of the original system had to do by hand: put the requests that one side sent beside those
-that the other side saw.
+Users of the original system had to do this by hand: compare the requests that one side sent with those that the
+other side saw.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _never_saw_it(case: Case, view: TaskView) -> str:
 
 
 def commit_lost(case: Case) -> Proof | None:
-    """A server's word to the coordinator, or its answer, is lost between two servers."""
+    """A server's message to the coordinator, or the answer, was lost between two servers."""
     view = case.view
     if case.waiting.kind is not WaitKind.COMMIT or view is None or not case.link_is_sound():
         return None
@@ -63,7 +63,7 @@ def commit_lost(case: Case) -> Proof | None:
     if any(server.step <= case.step for server in servers):
         return None
     if any(wait.kind is WaitKind.STATE for wait in view.waits):
-        return None  # a worker has yet to tell what it takes into the next step
+        return None  # a worker has not yet sent its state for the next step
     said = (phrases.every_server_has_applied(case.step), phrases.has_committed(case.on, view.committed))
     if view.committed >= case.step:
         return Proof(Cause.ANSWER_LOST, phrases.commit_is_lost(case.step, case.waiter, case.on), said)
@@ -99,7 +99,7 @@ def _has_arrived(case: Case, receiver: TaskView) -> bool:
 
 
 def _moving(case: Case) -> MovingView | None:
-    """The transfer of what is waited for, where it is still under way."""
+    """The transfer of the missing tensor, where it is still in progress."""
     link = None if case.view is None else case.view.links.get(case.waiter)
     for moving in () if link is None else link.moving:
         if moving.step == case.number and moving.bucket == case.bucket:
@@ -108,7 +108,7 @@ def _moving(case: Case) -> MovingView | None:
 
 
 def _held_back(case: Case) -> bool:
-    """The sender's kernel still holds bytes for the receiver's host: they are on their way, however slowly."""
+    """The sender's kernel still holds bytes for the receiver's host: they are in flight, however slowly."""
     _, theirs = case.links()
     return theirs is not None and theirs.waiting >= HELD_BACK
 
@@ -132,7 +132,7 @@ def slow_link(case: Case) -> Proof | None:
 
 
 def transfer_stands(case: Case) -> Proof | None:
-    """A transfer was started, nothing of it moves, and both ends are well: it hangs in the transport."""
+    """A transfer was started, no byte of it moves, and both ends are well: it hangs in the transport."""
     moving = _standing(case)
     if moving is None or _by_rdma(case):
         return None
@@ -142,10 +142,10 @@ def transfer_stands(case: Case) -> Proof | None:
 
 
 def rdma_down(case: Case) -> Proof | None:
-    """The same by RDMA, which moves bytes without either program's help: what stands still there is the fabric.
+    """The same over RDMA, which moves bytes without the help of either program: there the fabric is stuck.
 
-    The devices try again in silence, some of them for ever; only the two tasks' heartbeats, which go by TCP, show that
-    both of them are well.
+    The devices retry silently, some of them forever; only the two tasks' heartbeats, which use TCP, show that both of
+    them are well.
     """
     moving = _standing(case)
     if moving is None or not _by_rdma(case):
@@ -156,7 +156,7 @@ def rdma_down(case: Case) -> Proof | None:
 
 
 def _standing(case: Case) -> MovingView | None:
-    """The transfer of what is waited for, where no byte of it moves although both ends are well."""
+    """The transfer of the missing tensor, where no byte of it moves although both ends are well."""
     moving, (mine, theirs) = _moving(case), case.links()
     if moving is None or mine is None or theirs is None or not (case.link_is_sound() and case.nobody_is_stuck()):
         return None
@@ -170,7 +170,7 @@ def _by_rdma(case: Case) -> bool:
 
 
 def sum_stands(case: Case) -> Proof | None:
-    """Every worker has handed the bucket over, and torch.distributed does not bring its sum to an end."""
+    """Every worker has handed the bucket over, and torch.distributed does not complete its sum."""
     if case.waiting.kind is not WaitKind.SUM or case.waiting.wait.seconds < case.evidence.patience:
         return None
     if not has_come(case.evidence, case.waiting):

@@ -1,4 +1,4 @@
-"""Rules about a task that answers: where its training thread, its loop or its store stands."""
+"""Rules about a task that answers: what its training thread, its loop or its store is doing."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from lockstep.protocol.timing import STUCK_SECONDS
 from lockstep.protocol.waits import WaitKind
 
 FULL = 1 << 20
-"""A disk with less room than this is full."""
+"""A disk with less free space than this is full."""
 SETTLED = 0.6
-"""A thread must have waited for this part of the patience before its waiting proves anything."""
+"""A thread must have waited for this share of the patience before its waiting proves anything."""
 QUEUED = 1000
-"""A loop with this many events before it is behind."""
+"""A loop with this many queued events is overloaded."""
 
 
 def _training(case: Case) -> MainView | None:
-    """The training thread of the worker that is waited for, if it is what everybody waits for."""
+    """The training thread of the worker that is waited for, unless it is waiting itself."""
     view = case.view
     if view is None or view.main is None or not is_worker(case.on) or view.main.doing is Doing.WAITING:
         return None
@@ -120,7 +120,7 @@ def store_stuck(case: Case) -> Proof | None:
     if store is None or store.busy < case.evidence.patience or not 0 <= store.cpu < IDLE:
         return None
     if case.view is not None and case.view.phase == TaskPhase.IMPORTING_TORCH:
-        return None  # another thread of it imports, and this one waits for that: on a slow machine for long
+        return None  # another of its threads imports torch, and this one waits for that: on a slow machine, for long
     if store.where is Code.DEVICE:
         cause, what = Cause.DEVICE_CALL, phrases.update_stands_in_a_device_call(case.on, store.doing)
     else:
@@ -130,7 +130,7 @@ def store_stuck(case: Case) -> Proof | None:
 
 
 def callback_stuck(case: Case) -> Proof | None:
-    """A callback of a link blocks: nothing more comes in on it. The first of the three reports was of this kind."""
+    """A callback of a link blocks: nothing more is received on it. The first of the three reports was of this kind."""
     for view, peer in ((case.view, case.waiter), (case.waiter_view, case.on)):
         if view is None:
             continue
@@ -151,7 +151,7 @@ def _blocked(view: TaskView, link: LinkView) -> Proof:
 
 
 def deadlock(case: Case) -> Proof | None:
-    """Two or more tasks wait for one another, or a worker waits for what can only be made of its own gradient."""
+    """Tasks wait for each other, or a worker waits for parameters that need its own gradient."""
     view = case.view
     if case.cycle and case.waiting.wait.seconds >= case.evidence.patience:
         return Proof(Cause.DEADLOCK, phrases.wait_for_one_another(case.cycle), (phrases.each_says_so_itself(),))
@@ -163,7 +163,7 @@ def deadlock(case: Case) -> Proof | None:
     ):
         return None
     if view.main.seconds < SETTLED * case.evidence.patience or view.loop_queued:
-        return None  # it has just come to the wait; its gradients may be on their way to its own loop
+        return None  # it has only just begun to wait; its gradients may be on their way to its own loop
     bucket = view.buckets.get(case.bucket)
     if bucket is None or bucket.state is not BucketState.HELD or view.wants_version <= case.step:
         return None

@@ -152,14 +152,14 @@ class CollectiveNode(Observed):
             self.raise_if_ended()
             self.post(Awaited(tuple(TaskId.parse(task) for task in missing)))
             now = time.monotonic()
-            words = "; ".join(f"{task} ({why})" for task, why in list(missing.items())[:MOST_NAMED])
+            named = list(missing.items())
             if now >= deadline:
-                text = phrases.workers_missing(self.cluster.startup_timeout, words)
+                text = phrases.workers_missing(self.cluster.startup_timeout, phrases.listed(named[:MOST_NAMED]))
                 reason = Reason(Cause.NEVER_STARTED, text)
                 raise JobEndedError(Outcome(False, next(iter(missing)), -1, reason))
             if now - said_at >= SAY_SECONDS:
                 said_at = now
-                self._say(f"{self.task} waits for {len(missing)} of {len(self._others())} workers: {words}")
+                self._say(phrases.waits_for_workers(self.task, len(self._others()), named, MOST_NAMED))
             self._left.wait(min(LOOK_SECONDS, max(0.05, deadline - now)))
         self._compare()
 
@@ -266,8 +266,8 @@ class CollectiveNode(Observed):
             self.dump("failed")
             reason = own_error(phrases.cannot_reduce(problem, known))
             return self._ended_by(Outcome(False, str(self.task), self._step, reason))
-        verdict = replace(verdict, evidence=(*verdict.evidence, f"{self.task}: torch.distributed says: {problem}"))
-        self._publisher.publish(ReportKind.VERDICT, replace(diagnosis, verdict=verdict))
+        verdict = replace(verdict, evidence=(*verdict.evidence, phrases.collective_failed(self.task, problem)))
+        self.watchdog.report(ReportKind.VERDICT, replace(diagnosis, verdict=verdict, ends=True))
         reason = Reason(verdict.cause, verdict.what, Source.VERDICT, verdict.peer, verdict.host, verdict.pid)
         return self._ended_by(Outcome(False, verdict.culprit, verdict.step, reason))
 
@@ -323,7 +323,7 @@ class CollectiveNode(Observed):
 
     def _see_to_the_end(self) -> None:
         if not self._left.wait(GIVE_UP_SECONDS):
-            self._say(f"{self.task} does not come back from {self.main.doing}; its process is ended")
+            self._say(phrases.does_not_return(self.task, self.main.doing))
             self._give_up()
 
 

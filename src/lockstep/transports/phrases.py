@@ -1,4 +1,4 @@
-"""What the transports say to people, one function a sentence. Nothing reads these back."""
+"""What the transports tell people, one function per sentence. Nothing reads these back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 
 
 def unresolved(address: str, why: str) -> str:
-    return f"name does not resolve: {address} ({why})"
+    return f"the name does not resolve: {address} ({why})"
 
 
 def silent(address: str, seconds: float) -> str:
@@ -14,7 +14,7 @@ def silent(address: str, seconds: float) -> str:
 
 
 def refused(address: str) -> str:
-    return f"connection refused: nothing listens at {address}"
+    return f"connection refused: nothing is listening at {address}"
 
 
 def cannot_connect(address: str, why: str) -> str:
@@ -23,4 +23,4 @@ def cannot_connect(address: str, why: str) -> str:
 
 def mute(address: str, seconds: float | None) -> str:
     within = "" if seconds is None else f" within {seconds:g} s"
-    return f"no answer{within}: {address} accepts connections but says nothing"
+    return f"no answer{within}: {address} accepts connections but sends nothing"

@@ -43,6 +43,8 @@ class Report:
     leaver: str = ""
     leaving: int = 0
     """Which task it knows to have received which signal, where that ends the job."""
+    printed: int = 0
+    """How many whole reports it has printed."""
 
 
 def encode_report(report: Report) -> bytes:
@@ -56,6 +58,7 @@ def encode_report(report: Report) -> bytes:
         "reason": report.reason,
         "leaver": report.leaver,
         "leaving": report.leaving,
+        "printed": report.printed,
     }
     return json.dumps(fields, ensure_ascii=False).encode(errors="replace") + b"\n"
 
@@ -74,6 +77,7 @@ def decode_report(line: bytes) -> Report | None:
             reason=str(fields.get("reason", ""))[:MAX_REASON],
             leaver=str(fields.get("leaver", ""))[:MAX_LEAVER],
             leaving=int(fields.get("leaving", 0)) & 0xFF,
+            printed=int(fields.get("printed", 0)) & 0xFFFF,
         )
     except (ValueError, TypeError, KeyError):
         return None
@@ -154,6 +158,10 @@ class TaskReporter:
     def leaves(self, leaver: str, signum: int) -> None:
         """This task, I or another one, received a signal that ends the job."""
         self._tell(leaver=leaver[:MAX_LEAVER], leaving=signum)
+
+    def printed(self) -> None:
+        """A whole report is on my terminal."""
+        self._tell(printed=self._report.printed + 1)
 
     def ended(self, exit_code: int) -> None:
         """I end with this code; to be said last, where the monitor is a companion (a parent sees it anyway)."""
