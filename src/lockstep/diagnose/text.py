@@ -29,8 +29,7 @@ def lead_line(diagnosis: Diagnosis, *, remedy: bool = True) -> str:
     verdict = diagnosis.verdict
     if verdict is None:
         return phrases.lead(diagnosis.summary, "", "")
-    said = phrases.lead(verdict.stuck, verdict.what, verdict.remedy if remedy else "")
-    return phrases.and_the_job_ends(said) if diagnosis.ends else said
+    return phrases.lead(verdict.stuck, verdict.what, verdict.remedy if remedy else "", ends=diagnosis.ends)
 
 
 def render(kind: str, diagnosis: Diagnosis) -> str:

@@ -60,7 +60,7 @@ def wait_line(wait: Wait, now: float) -> str:
 
 
 def buckets_outstanding(asked: str, count: int) -> str:
-    return f"{asked}, {count} buckets outstanding"
+    return f"{asked}, {count} {'bucket' if count == 1 else 'buckets'} outstanding"
 
 
 def asked_for() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from lockstep.diagnose import phrases as said
 from lockstep.diagnose.page import page
@@ -49,7 +50,7 @@ class Publisher:
 
     def say_again(self, kind: ReportKind, diagnosis: Diagnosis, copy: str) -> None:
         """One line instead of a report that was printed before and still holds."""
-        line = said.printed_before(lead_line(diagnosis), copy)
+        line = said.printed_before(lead_line(diagnosis, remedy=False), copy)
         self._say(said.no_progress_for_too_long(line) if kind is ReportKind.STALL else line)
 
     def say_where(self, copy: str) -> None:
@@ -89,6 +90,12 @@ class Publisher:
         }
         folder = self._write_all(files, kind)
         return f"{folder}/{REPORT}.txt" if folder else ""
+
+    def write_if_first(self, kind: ReportKind, diagnosis: Diagnosis) -> str:
+        """As ``write``, unless the folder of the run has a report already: that one came first, and stays."""
+        folder = self._write_all({}, kind)
+        path = f"{folder}/{REPORT}.txt"
+        return path if folder and Path(path).exists() else self.write(kind, diagnosis)
 
     def dump(self, why: str, *, tells: bool = False) -> None:
         """Write this task's snapshot and journal. ``tells``: print where, to a person who asked for it."""

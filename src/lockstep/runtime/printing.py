@@ -19,7 +19,13 @@ from lockstep.diagnose.verdict import Diagnosis, ReportError, read_diagnosis
 from lockstep.protocol.causes import WITH_FILES, Cause, ReportKind
 from lockstep.protocol.ids import TaskId
 from lockstep.protocol.messages import Description, Printed, Report
-from lockstep.protocol.timing import ASK_ALL_SECONDS, PRINTED_AFTER_SECONDS, PRINTED_SECONDS, VERDICT_SECONDS
+from lockstep.protocol.timing import (
+    ASK_ALL_SECONDS,
+    PRINTED_AFTER_SECONDS,
+    PRINTED_SECONDS,
+    VERDICT_AGAIN_SECONDS,
+    VERDICT_SECONDS,
+)
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.notices import Publisher
 from lockstep.runtime.outcome import Outcome
@@ -30,7 +36,8 @@ ASK_AGAIN_SECONDS = 0.25
 MOST_ASKED = 3
 """In a large cluster a task asks only the first few before it: otherwise all would ask all."""
 
-Key = tuple[Cause, frozenset[str]]
+Key = tuple[Cause, str]
+"""Of a fault: its cause and its culprit. Who waits for the culprit may change from look to look."""
 
 
 class Printer(Protocol):
@@ -77,8 +84,9 @@ class Printing:
         self._publisher = publisher
         self._ask_monitor = ask
         self._unprinted: list[_Unprinted] = []
-        self._printed: set[Key] = set()
-        """Reports that were printed, here or elsewhere, since the job last made progress."""
+        self._printed: dict[Key, float] = {}
+        """Faults whose report was printed, here or elsewhere, since the job last made progress; and when this task
+        last printed a line about each."""
         self._heard_at = -VERDICT_SECONDS
         """When the coordinator last sent ``Printed``."""
         self._culprits: set[str] = set()
@@ -102,10 +110,15 @@ class Printing:
 
     # -- reports --
 
-    def found(self, kind: ReportKind, diagnosis: Diagnosis) -> None:
-        """This task has found something out."""
+    def found(self, kind: ReportKind, diagnosis: Diagnosis, *, brief: bool = False) -> None:
+        """This task has found something out. ``brief``: most likely others have reported what it follows from."""
         if diagnosis.verdict is not None:
             self._culprits.add(diagnosis.verdict.culprit)
+        if brief:
+            copy = self._publisher.write_if_first(kind, diagnosis)
+            self._publisher.note(kind, diagnosis)
+            self._publisher.say_again(kind, diagnosis, copy)
+            return
         before, known = self._before(diagnosis), _key(diagnosis) in self._printed
         if not before and not known:
             self._print(kind, diagnosis)
@@ -114,11 +127,12 @@ class Printing:
         self._publisher.note(kind, diagnosis)
         now = time.monotonic()
         if known:
-            self._publisher.say_again(kind, diagnosis, copy)
+            self._say_again(kind, diagnosis, copy)
             self._tell_printed(kind, diagnosis)
         elif not before:
             self._publisher.say_where(copy)
         elif now - self._heard_at < VERDICT_SECONDS:
+            self._printed[_key(diagnosis)] = now
             self._publisher.say_printed(diagnosis, self._node.cluster.shape.coordinator, copy)
         else:
             until = now + PRINTED_SECONDS + (PRINTED_AFTER_SECONDS if len(before) > 1 else 0.0)
@@ -138,7 +152,7 @@ class Printing:
             self._culprits.add(diagnosis.verdict.culprit)
         copy = self._publisher.write(report.kind, diagnosis)
         if _key(diagnosis) in self._printed:
-            self._publisher.say_again(report.kind, diagnosis, copy)
+            self._say_again(report.kind, diagnosis, copy)
             return
         coordinator, until = self._node.cluster.shape.coordinator, time.monotonic() + PRINTED_SECONDS
         self._unprinted.append(_Unprinted(report.kind, diagnosis, copy, until, [coordinator], asks=False))
@@ -202,14 +216,21 @@ class Printing:
 
     def _leave_to(self, one: _Unprinted, printer: TaskId) -> None:
         self._unprinted.remove(one)
-        self._printed.add(_key(one.diagnosis))
+        self._printed[_key(one.diagnosis)] = time.monotonic()
         self._publisher.say_printed(one.diagnosis, printer, one.copy)
 
     def _print(self, kind: ReportKind, diagnosis: Diagnosis) -> None:
-        self._printed.add(_key(diagnosis))
+        self._printed[_key(diagnosis)] = time.monotonic()
         self._publisher.say_report(kind, diagnosis)
         self._node.report_printed()
         self._tell_printed(kind, diagnosis)
+
+    def _say_again(self, kind: ReportKind, diagnosis: Diagnosis, copy: str) -> None:
+        """One line for a fault that still holds, now and then, and when the job ends because of it."""
+        now, key = time.monotonic(), _key(diagnosis)
+        if diagnosis.ends or kind is ReportKind.STALL or now - self._printed[key] >= VERDICT_AGAIN_SECONDS / 2:
+            self._printed[key] = now
+            self._publisher.say_again(kind, diagnosis, copy)
 
     def _tell_printed(self, kind: ReportKind, diagnosis: Diagnosis) -> None:
         if self._node.task == self._node.cluster.shape.coordinator:
@@ -218,4 +239,4 @@ class Printing:
 
 def _key(diagnosis: Diagnosis) -> Key:
     verdict = diagnosis.verdict
-    return (Cause.UNKNOWN, frozenset()) if verdict is None else (verdict.cause, verdict.pair())
+    return (Cause.UNKNOWN, "") if verdict is None else (verdict.cause, verdict.culprit)

@@ -6,7 +6,9 @@ While steps go on as usual, all that runs here is one short look at counters, tw
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import queue
 import threading
 import time
@@ -37,8 +39,10 @@ from lockstep.protocol.timing import (
     NOTICE_SECONDS,
     OWN_LOOK_SECONDS,
     PATIENCE_SECONDS,
+    STOPPED_SECONDS,
     TICK_SECONDS,
     VERDICT_AGAIN_SECONDS,
+    VERDICT_SECONDS,
     WATCHDOG_JOIN_SECONDS,
 )
 from lockstep.protocol.waits import WaitKind
@@ -124,6 +128,10 @@ class Watchdog:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closing = False
         self._ended = False
+        self._paused_at = -VERDICT_SECONDS
+        """When this task last found that it had been stopped itself."""
+        self._idle_since = math.inf
+        """Since when its thread waits for work; infinity while it does some."""
         self._look_at = 0.0
         self._beat_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"watchdog {node.task.short}", daemon=True)
@@ -151,18 +159,27 @@ class Watchdog:
 
     def job_ends(self, culprit: str, step: int, reason: Reason) -> None:
         """The job is about to end badly; on the loop's thread. The others receive the reason before the end."""
-        recent = time.monotonic() - self._report_at < 1.0
-        if self._ended or reason.reported or recent:
-            if recent:
-                self._printing.will_explain(culprit)
-            self._ended = True
-            return
+        recent, ended = time.monotonic() - self._report_at < 1.0, self._ended
         self._ended = True
+        if ended or reason.reported:
+            return
+        if recent:
+            self._printing.will_explain(culprit)
+            return
         self._printing.will_explain(culprit)
         diagnosis = analyse(self._evidence_at_hand(Ended(culprit, step, reason)))
         if self._leads():
             self._publisher.tell_peers(ReportKind.VERDICT, diagnosis, self._node.peers)
-        self.report(ReportKind.VERDICT, diagnosis)
+        brief = self._was_stopped() and not self._leads()
+        self._inbox.put(lambda: self._printing.found(ReportKind.VERDICT, diagnosis, brief=brief))
+
+    def _was_stopped(self) -> bool:
+        """Whether this task was stopped itself just now: then the others have reported it, and what this task finds
+        only follows from it. A thread that waits for less than a tick is away longer only if its process is."""
+        now = time.monotonic()
+        if now - self._idle_since >= STOPPED_SECONDS:
+            self._paused_at = now
+        return now - self._paused_at < VERDICT_SECONDS
 
     def report(self, kind: ReportKind, diagnosis: Diagnosis) -> None:
         """Print and write what was found elsewhere than here; returns at once."""
@@ -182,14 +199,16 @@ class Watchdog:
         # A task that leaves still waits, for seconds, until the report is printed; its links stay open for that.
         while not self._closing or self._printing.pending or not self._inbox.empty():
             tick = min(PENDING_TICK, self._settings.tick) if self._printing.pending else self._settings.tick
-            try:
+            self._idle_since = time.monotonic()
+            work: Callable[[], None] | None = None
+            with contextlib.suppress(queue.Empty):
                 work = self._inbox.get(timeout=tick)
-            except queue.Empty:
-                if not self._closing:
-                    self._tick(time.monotonic())
-            else:
-                if work is not None:
-                    work()
+            self._was_stopped()
+            self._idle_since = math.inf
+            if work is not None:
+                work()
+            elif not self._closing:
+                self._tick(time.monotonic())
             self._printing.settle(time.monotonic())
 
     def _tick(self, now: float) -> None:

@@ -17,8 +17,10 @@ def _sentence(text: str) -> str:
     return "" if not text else f"{text[:1].upper()}{text[1:]}{'' if text[-1] in '.!?' else '.'}"
 
 
-def lead(stuck: str, what: str, remedy: str) -> str:
-    return " ".join(part for part in (_sentence(stuck), _sentence(what), remedy) if part)
+def lead(stuck: str, what: str, remedy: str, *, ends: bool = False) -> str:
+    """``ends``: so the job ends."""
+    parts = (_sentence(stuck), _sentence(what), "The job ends." if ends else "", remedy)
+    return " ".join(part for part in parts if part)
 
 
 def missing(kind: WaitKind, on: str, step: int, bucket: int, names: Sequence[str], what: str) -> str:
@@ -106,10 +108,6 @@ def no_progress_for_too_long(lead: str) -> str:
     return f"No progress within --stall_after. {lead}"
 
 
-def and_the_job_ends(lead: str) -> str:
-    return f"{lead} The job ends."
-
-
 # -- what each side saw --
 
 
@@ -137,7 +135,7 @@ def does_not_answer(task: str, why: str) -> str:
 
 
 def monitor_of(task: str, pid: int, host: str, phase: str, state: str) -> str:
-    return f"monitor of {_named(task)}: process {pid} on {host}, {phase}, {state}"
+    return f"monitor of {_named(task)}: process {pid} on {host}, {phase}{', ' if state else ''}{state}"
 
 
 def monitor_does_not_answer(task: str, why: str) -> str:
