@@ -25,7 +25,7 @@ def test_an_address_where_nobody_answers_is_bad_input_with_the_reason() -> None:
     (port,) = free_ports(1)
     finished = run_lockstep("why", f"127.0.0.1:{port}", timeout=20)
     assert finished.code == 2
-    assert "connection refused: nothing is listening" in finished.stderr
+    assert "connection refused: nothing listens" in finished.stderr
     assert "Traceback" not in finished.stderr
 
 

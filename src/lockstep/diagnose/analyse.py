@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from lockstep.diagnose import phrases, task_rules, tensor_rules, work_rules
-from lockstep.diagnose.case import Case, Proof
-from lockstep.diagnose.evidence import Chains, Ending, Evidence, Waiting, find_chains
+from lockstep.diagnose.case import WaitCase, Proof
+from lockstep.diagnose.evidence import Chains, ChainEnd, Evidence, Waiting, find_chains
 from lockstep.diagnose.summary import health_summary, task_lines, timeline
 from lockstep.diagnose.verdict import Diagnosis, Edge, Verdict
 from lockstep.diagnose.views import TaskView
@@ -15,7 +15,7 @@ from lockstep.errors import EXIT_VERDICT
 from lockstep.protocol.activity import Doing
 from lockstep.protocol.causes import WARNINGS, Cause
 
-Rule = Callable[[Case], Proof | None]
+Rule = Callable[[WaitCase], Proof | None]
 
 RULES: tuple[tuple[Cause, Rule], ...] = (
     (Cause.OUT_OF_MEMORY, task_rules.out_of_memory),
@@ -59,7 +59,7 @@ def without(*causes: Cause) -> tuple[tuple[Cause, Rule], ...]:
     """All rules except those of these causes; to see that an analysis then yields "unknown"."""
 
     def quiet(rule: Rule) -> Rule:
-        def unless_left_out(case: Case) -> Proof | None:
+        def unless_left_out(case: WaitCase) -> Proof | None:
             proof = rule(case)
             return None if proof is not None and proof.cause in causes else proof
 
@@ -118,14 +118,14 @@ def _left_by_verdict(evidence: Evidence, task: str) -> bool:
     return monitor is not None and monitor.exited and monitor.exit_code == EXIT_VERDICT
 
 
-def _importance(ending: Ending) -> tuple[int, int, float]:
+def _importance(ending: ChainEnd) -> tuple[int, int, float]:
     """Earlier steps first, then what holds up most, then what lasts longest."""
     return ending.waiting.wait.step, -ending.followers, -ending.waiting.wait.seconds
 
 
-def judge(evidence: Evidence, ending: Ending, rules: Sequence[tuple[Cause, Rule]] = RULES) -> Verdict:
+def judge(evidence: Evidence, ending: ChainEnd, rules: Sequence[tuple[Cause, Rule]] = RULES) -> Verdict:
     """The verdict on one ending of the chains."""
-    case = Case(evidence, ending.waiting, ending.cycle)
+    case = WaitCase(evidence, ending.waiting, ending.cycle)
     for _, rule in rules:
         proof = rule(case)
         if proof is not None:
@@ -133,7 +133,7 @@ def judge(evidence: Evidence, ending: Ending, rules: Sequence[tuple[Cause, Rule]
     return _verdict(case, Proof(Cause.UNKNOWN, phrases.nothing_proves_why(case.waiter, case.on)))
 
 
-def _verdict(case: Case, proof: Proof) -> Verdict:
+def _verdict(case: WaitCase, proof: Proof) -> Verdict:
     culprit, peer = proof.culprit or case.on, proof.peer or case.waiter
     seen = case.evidence.tasks.get(culprit)
     view, monitor = (None, None) if seen is None else (seen.view, seen.monitor)
@@ -163,7 +163,7 @@ def _missing(waiting: Waiting) -> str:
     return phrases.missing(wait.kind, wait.on, wait.step, wait.bucket, wait.names, wait.what)
 
 
-def _stack_of(case: Case, culprit: str) -> tuple[str, ...]:
+def _stack_of(case: WaitCase, culprit: str) -> tuple[str, ...]:
     seen = case.evidence.tasks.get(culprit)
     if seen is None:
         return ()
@@ -172,7 +172,7 @@ def _stack_of(case: Case, culprit: str) -> tuple[str, ...]:
     return () if seen.monitor is None else seen.monitor.stack
 
 
-def _link_words(case: Case) -> str:
+def _link_words(case: WaitCase) -> str:
     mine, theirs = case.links()
     return "; ".join(
         phrases.end_of_a_link(task, link.state, link.path, link.heard)
@@ -181,7 +181,7 @@ def _link_words(case: Case) -> str:
     )
 
 
-def both_sides(case: Case) -> tuple[str, ...]:
+def both_sides(case: WaitCase) -> tuple[str, ...]:
     """What each side saw of the missing thing, whatever the cause."""
     wait = case.waiting.wait
     said = [phrases.waits_for(case.waiter, _missing(case.waiting), wait.seconds, wait.state)]
@@ -215,7 +215,7 @@ def _edge(waiting: Waiting) -> Edge:
     return Edge(waiter=waiting.waiter, on=wait.on, what=missing, step=wait.step, seconds=wait.seconds, state=wait.state)
 
 
-def _consequences(chains: Chains, first: Ending) -> tuple[Edge, ...]:
+def _consequences(chains: Chains, first: ChainEnd) -> tuple[Edge, ...]:
     inside = {(one.waiter, one.on) for one in first.chain}
     rest: Iterable[Waiting] = (one for one in chains.long_waits if (one.waiter, one.on) not in inside)
     return tuple(_edge(one) for one in rest)[:200]

@@ -32,7 +32,7 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class WaitCase:
     """What lies between ``waiting.waiter`` and ``waiting.on``."""
 
     evidence: Evidence

@@ -191,7 +191,7 @@ def _why_no_commit(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
 
 
 @dataclass(slots=True)
-class Ending:
+class ChainEnd:
     """Where chains of waits end: between ``waiting.waiter`` and ``waiting.on``, or at the latter."""
 
     waiting: Waiting
@@ -205,7 +205,7 @@ class Ending:
 class Chains:
     """All ends of the waits that are longer than usual."""
 
-    endings: dict[tuple[str, str], Ending] = field(default_factory=dict)
+    endings: dict[tuple[str, str], ChainEnd] = field(default_factory=dict)
     long_waits: list[Waiting] = field(default_factory=list)
 
 
@@ -215,7 +215,7 @@ def find_chains(evidence: Evidence) -> Chains:
     for seen in evidence.tasks.values():
         if seen.view is not None:
             chains.long_waits += [w for w in held_up_by(evidence, seen.view) if w.wait.seconds >= evidence.floor]
-    ends: dict[tuple[str, str], list[Ending]] = {}
+    ends: dict[tuple[str, str], list[ChainEnd]] = {}
     for waiting in chains.long_waits:
         for ending in _ends_of(evidence, waiting, (), ends):
             known = chains.endings.setdefault((ending.waiting.waiter, ending.waiting.on), ending)
@@ -224,20 +224,20 @@ def find_chains(evidence: Evidence) -> Chains:
 
 
 def _ends_of(
-    evidence: Evidence, waiting: Waiting, path: tuple[Waiting, ...], known: dict[tuple[str, str], list[Ending]]
-) -> list[Ending]:
+    evidence: Evidence, waiting: Waiting, path: tuple[Waiting, ...], known: dict[tuple[str, str], list[ChainEnd]]
+) -> list[ChainEnd]:
     here = (waiting.waiter, waiting.on)
     if here in known:
         return known[here]
     before = [one.waiter for one in path]
     if waiting.waiter in before:
         cycle = (*before[before.index(waiting.waiter) :], waiting.waiter)
-        return [Ending(waiting, 0, (*path, waiting), cycle)]
+        return [ChainEnd(waiting, 0, (*path, waiting), cycle)]
     further = leads_to(evidence, waiting)
-    found: list[Ending] = []
+    found: list[ChainEnd] = []
     for other in further:
         found += [e for e in _ends_of(evidence, other, (*path, waiting), known) if e not in found]
-    found = found or [Ending(waiting, 0, (*path, waiting))]
+    found = found or [ChainEnd(waiting, 0, (*path, waiting))]
     # An end inside a cycle depends on where the chain entered it, so only complete ones are remembered.
     if not any(ending.cycle for ending in found):
         known[here] = found

@@ -180,11 +180,11 @@ def ended_the_job(departure: Departure) -> str:
 
 
 def saved_before_the_end(ended: str, version: int) -> str:
-    return f"{ended}; version {version} was saved"
+    return f"{ended}; version {version} is saved"
 
 
 def not_saved_before_the_end(ended: str) -> str:
-    return f"{ended}; its last steps were not saved"
+    return f"{ended}; its last steps are not saved"
 
 
 # -- training --

@@ -28,7 +28,7 @@ def ended(step: Step, culprit: str, reason: Reason) -> str:
 
 
 def _about(culprit: str, text: str) -> str:
-    """One sentence from a text that may begin with the task's name already, or be a whole sentence about it."""
+    """One sentence from a text that may name the task already."""
     name = named(culprit)
     if culprit and text.startswith(culprit):
         return f"{name}{text.removeprefix(culprit)}"
@@ -129,7 +129,7 @@ def not_looked_at() -> str:
 
 
 def refuses_since(seconds: float) -> str:
-    return f"has refused connections for {seconds:.0f} s; nothing is listening there"
+    return f"has refused connections for {seconds:.0f} s; nothing listens there"
 
 
 def no_answer_since(seconds: float) -> str:

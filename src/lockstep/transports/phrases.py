@@ -6,7 +6,7 @@ from __future__ import annotations
 
 
 def unresolved(address: str, why: str) -> str:
-    return f"the name does not resolve: {address} ({why})"
+    return f"name does not resolve: {address} ({why})"
 
 
 def silent(address: str, seconds: float) -> str:
@@ -14,7 +14,7 @@ def silent(address: str, seconds: float) -> str:
 
 
 def refused(address: str) -> str:
-    return f"connection refused: nothing is listening at {address}"
+    return f"connection refused: nothing listens at {address}"
 
 
 def cannot_connect(address: str, why: str) -> str:

@@ -78,11 +78,11 @@ def job_ended(step: int) -> str:
 
 
 def about(culprit: str, text: str) -> str:
-    """One sentence from a text that may begin with the task's name already."""
+    """One sentence from a text that may name the task already."""
     name = _named(culprit)
     if culprit and text.startswith(culprit):
         return f"{name}{text.removeprefix(culprit)}"
-    return f"{name} {text}" if culprit and not text.startswith(name) else text
+    return text if not culprit or name in text else f"{name} {text}"
 
 
 def nothing_proves_why(waiter: str, task: str) -> str:
