@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from lockstep.diagnose import phrases, task_rules, tensor_rules, work_rules
-from lockstep.diagnose.case import WaitCase, Proof
-from lockstep.diagnose.evidence import Chains, ChainEnd, Evidence, Waiting, find_chains
+from lockstep.diagnose.case import Proof, WaitCase
+from lockstep.diagnose.evidence import ChainEnd, Chains, Evidence, Waiting, find_chains
 from lockstep.diagnose.summary import health_summary, task_lines, timeline
 from lockstep.diagnose.verdict import Diagnosis, Edge, Verdict
 from lockstep.diagnose.views import TaskView

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstep.diagnose import phrases
-from lockstep.diagnose.case import WaitCase, Proof
+from lockstep.diagnose.case import Proof, WaitCase
 from lockstep.diagnose.views import LinkView
 from lockstep.protocol.causes import Cause
 from lockstep.protocol.reach import NOBODY_THERE, Reach

@@ -7,7 +7,7 @@ other side saw.
 from __future__ import annotations
 
 from lockstep.diagnose import phrases
-from lockstep.diagnose.case import HELD_BACK, WaitCase, Proof
+from lockstep.diagnose.case import HELD_BACK, Proof, WaitCase
 from lockstep.diagnose.evidence import has_come, is_worker
 from lockstep.diagnose.views import MovingView, TaskView
 from lockstep.protocol.causes import Cause

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstep.diagnose import phrases
-from lockstep.diagnose.case import BUSY, IDLE, WaitCase, Proof
+from lockstep.diagnose.case import BUSY, IDLE, Proof, WaitCase
 from lockstep.diagnose.evidence import is_worker
 from lockstep.diagnose.views import LinkView, MainView, TaskView
 from lockstep.protocol.activity import TRAINING, Code, Doing, TaskPhase
