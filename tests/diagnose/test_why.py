@@ -79,7 +79,7 @@ def test_a_live_cluster_answers_healthy_and_with_half_of_it_gone_within_two_seco
         wait_until(training, 60, "the cluster trains")
         finished = run_lockstep("why", address, timeout=30)
         assert finished.code == 0, finished.stdout + finished.stderr
-        assert "healthy: 4 tasks answer" in finished.stdout
+        assert "Healthy: 4 tasks answer" in finished.stdout
         assert "the slowest part is" in finished.stdout
         os.kill(cluster.task_pid(server(0)), signal.SIGSTOP)
         cluster.kill_monitor(places[worker(1)])
