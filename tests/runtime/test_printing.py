@@ -65,12 +65,18 @@ class Recorded:
     def say_where(self, _copy: str) -> None: ...
 
 
+class Linked:
+    """The link with the coordinator."""
+
+    linked = True
+
+
 class Task:
     """One task of three workers and a server, and what the monitors of the others report."""
 
     def __init__(self, task: TaskId, monitors: Mapping[TaskId, dict[str, Any]] | None = None) -> None:
         self.task = task
-        self.peers: dict[TaskId, Any] = {}
+        self.peers: dict[TaskId, Any] = {server(0): Linked()}
         self.cluster = replace(SPEC, task=task)
         self.shown = Recorded()
         self.told_monitor = 0
@@ -124,8 +130,16 @@ def test_a_task_that_does_not_hear_it_in_time_prints_the_report_itself() -> None
 def test_of_those_only_the_first_prints_and_the_next_learns_it_from_its_monitor() -> None:
     task = Task(worker(2), {worker(0): {"printed_seconds": 0.2}, worker(1): {}})
     task.printing.told(received(blaming(server(0))))
-    assert task.later(PRINTED_SECONDS + 0.1) == []
-    assert task.later(PRINTED_SECONDS + 0.5) == ["line: worker 0 has copy"]
+    assert task.later(PRINTED_SECONDS - 0.1) == []
+    assert task.later(PRINTED_SECONDS + 0.1) == ["line: worker 0 has copy"]
+
+
+def test_where_the_link_is_lost_before_it_is_told_the_monitor_of_the_coordinator_knows() -> None:
+    """The coordinator leaves once it has printed."""
+    task = Task(worker(0), {server(0): {"exited": True, "exit_code": 3, "printed_seconds": 0.1}})
+    task.printing.told(received(FROZEN))
+    task.peers.clear()
+    assert task.later(0.0) == ["line: ps 0 has copy"]
 
 
 @pytest.mark.parametrize("gone", [{}, {worker(0): {"exited": True, "exit_code": 3}}])

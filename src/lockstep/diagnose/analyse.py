@@ -238,6 +238,6 @@ def _ended(evidence: Evidence, chains: Chains, known: Diagnosis, rules: Sequence
         verdict = replace(verdict, host=seen.monitor.host, pid=seen.monitor.pid)
     what = phrases.about(end.culprit, end.reason.text)
     step = verdict.step if verdict.step > -2 else end.step
-    verdict = replace(verdict, stuck=phrases.job_ended(end.step), what=what, step=step)
+    verdict = replace(verdict, stuck=phrases.job_ended(step), what=what, step=step)
     chain = tuple(_edge(one) for one in (min(about, key=_importance).chain if about else ()))
     return replace(known, summary=what, verdict=verdict, causes=chain)

@@ -166,19 +166,21 @@ class Printing:
     def settle(self, now: float) -> None:
         """Print what nobody else has printed in time."""
         for one in list(self._unprinted):
+            if not one.asks and (now >= one.until or not self._hears_coordinator()):
+                # ``Printed`` will not come any more; its monitor still knows, and otherwise the next task prints.
+                one.before, one.asks = self._before(one.diagnosis), True
+                one.until += PRINTED_AFTER_SECONDS if len(one.before) > 1 else 0.0
             if one.asks and now - one.asked_at >= ASK_AGAIN_SECONDS:
                 one.asked_at = now
                 self._ask(one)
-            if one not in self._unprinted:
-                continue
-            if not one.asks and now >= one.until:
-                # The coordinator is stuck as well: the first of the others prints.
-                one.before, one.asks, one.until = self._before(one.diagnosis), True, now + PRINTED_AFTER_SECONDS
-                one.before = [task for task in one.before if task != self._node.cluster.shape.coordinator]
-            if not one.before or now >= one.until:
+            if one in self._unprinted and (not one.before or now >= one.until):
                 self._unprinted.remove(one)
                 self._print(one.kind, one.diagnosis)
                 self._publisher.say_where(one.copy)
+
+    def _hears_coordinator(self) -> bool:
+        keeper = self._node.peers.get(self._node.cluster.shape.coordinator)
+        return keeper is not None and keeper.linked
 
     # -- who prints --
 

@@ -74,7 +74,7 @@ def stuck(waiter: str, missing: str, kind: WaitKind, step: int, *, slow: bool) -
 
 
 def job_ended(step: int) -> str:
-    return f"the job ended in step {step}" if step >= 0 else "the job ended before its first step"
+    return f"the job ended in step {step}" if step >= 0 else "the job ended"
 
 
 def about(culprit: str, text: str) -> str:
