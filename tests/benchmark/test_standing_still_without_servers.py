@@ -101,8 +101,8 @@ def test_a_frozen_worker_is_named_with_the_tensor_and_goes_on_and_a_killed_one_e
         cluster.reach(20)
         assert cluster.why(1)["healthy"] is True
         cluster.signal(2, signal.SIGSTOP)
-        told = cluster.programs[0].wait_for(f"for {worker(2)}, step", SECONDS)
-        assert f"{worker(2)};" in told
+        told = cluster.programs[0].wait_for("is waiting for worker 2's part of the sum of", SECONDS)
+        assert "s so far)" in told
         verdict = cluster.verdict(1, "frozen")
         assert verdict["culprit"] == str(worker(2))
         key = TensorKey.parse(verdict["key"])
@@ -118,7 +118,7 @@ def test_a_frozen_worker_is_named_with_the_tensor_and_goes_on_and_a_killed_one_e
         ends = [cluster.programs[index].wait(SECONDS) for index in (0, 2)]
         for end in ends:
             assert end.code == 3, end.stderr
-            assert f"{worker(1)} was killed by SIGKILL" in end.stderr
+            assert "orker 1 was killed by SIGKILL" in end.stderr
             assert "Traceback" not in end.stderr
         report = json.loads((tmp_path / "report.json").read_text())
         assert report["verdict"]["culprit"] == str(worker(1))
@@ -131,7 +131,7 @@ def test_a_frozen_chief_which_keeps_the_store_is_named_too_and_the_stall_ends_th
         cluster.signal(0, signal.SIGSTOP)
         end = cluster.programs[1].wait(SECONDS)
         assert end.code == 3
-        assert f"stall: frozen: {worker(0)} is stopped" in end.stderr
+        assert "Worker 0 (pid " in end.stderr
         assert "allreduce/bucket_" in end.stderr
 
 
@@ -173,7 +173,7 @@ def test_a_worker_that_sticks_in_its_own_code_is_named_with_its_stack(tmp_path: 
             programs.append(closing.enter_context(program))
         end = programs[0].wait(SECONDS)
         assert end.code == 3, end.stderr
-        assert f"the training thread of {worker(1)} stands still in user code" in end.stderr
+        assert "he training thread of worker 1 is stuck in user code" in end.stderr
         assert "allreduce/bucket_0" in end.stderr
         assert "layer.weight" in end.stderr
         assert "forward (sticking.py" in end.stderr
@@ -203,8 +203,8 @@ def test_a_worker_that_never_comes_is_named_every_few_seconds_and_at_the_end() -
     common = (*BASE, MODE, f"--worker_hosts={','.join(hosts)}", "--job_name=worker", "--startup_timeout=12")
     end = run_lockstep("bench", *common, "--task_index=0", f"--collective_port={ports[2]}", timeout=SECONDS)
     assert end.code == 3  # as with servers: it was found out about another task
-    assert f"{worker(0)} waits for 1 of 1 workers: {worker(1)} (" in end.stderr
-    assert "not all workers came within 12 s" in end.stderr
+    assert "worker 0 is waiting for 1 of 1 workers: worker 1 (" in end.stderr
+    assert "not all workers joined within 12 s" in end.stderr
     assert "nothing listens" in end.stderr
 
 
@@ -218,7 +218,7 @@ def test_a_process_alone_that_sticks_in_a_replica_says_so_and_leaves_files_for_w
     environment = {"PYTHONPATH": path, "STICKS_AT": "0", "WHO": "0"}
     command = ("bench", *flags, "--variable_update=replicated", f"--train_dir={run}")
     with start_lockstep(*command, environment=environment) as program:
-        said = program.wait_for("stands still in user code", SECONDS)
+        said = program.wait_for("is stuck in user code", SECONDS)
         assert "step 24" in said
         assert "replica 1" in said  # the others' backward runs before that of replica 0
         program.signal(signal.SIGUSR1)

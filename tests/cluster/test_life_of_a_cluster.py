@@ -119,7 +119,7 @@ def test_a_missing_task_is_named_with_what_was_found_and_ends_the_start() -> Non
         results = tasks.finish(40)
     for done in results.values():
         assert done.code == 3
-        assert f"{worker(1)} at {tasks.addresses[worker(1)]}" in done.stderr
+        assert f"worker 1 at {tasks.addresses[worker(1)]}" in done.stderr
         assert "nothing listens" in done.stderr
 
 
@@ -184,7 +184,7 @@ def test_a_worker_that_starts_30_seconds_late_is_waited_for_and_named_all_the_wh
     with tasks_of(ONE_AND_TWO, "--num_batches=3") as tasks:
         tasks.start(server(0))
         early = tasks.start(worker(0))
-        named = re.compile(rf"waiting for {worker(1)}: {tasks.addresses[worker(1)]} refuses connections since (\d+) s")
+        named = re.compile(rf"waiting for worker 1: {tasks.addresses[worker(1)]} has refused connections for (\d+) s")
         wait_until(lambda: [s for s in named.findall(early.stderr()) if int(s) >= 30], 60, "30 s of waiting")
         tasks.start(worker(1))
         results = tasks.finish(60)

@@ -17,6 +17,7 @@ from cluster.tasks import SMALL_RUN, tasks_of
 from helpers.programs import run_lockstep, start_lockstep
 from helpers.waiting import wait_until
 from lockstep.protocol.ids import ClusterShape, TaskId, server, worker
+from lockstep.protocol.phrases import named
 
 pytestmark = pytest.mark.timed
 
@@ -117,7 +118,7 @@ def test_a_lost_worker_is_named_within_5_seconds_and_waited_for_until_the_same_c
         killed_at = time.monotonic()
         for task in TWO_AND_TWO.tasks():
             if task != victim:
-                tasks.programs[task].wait_for(f"{victim} is lost: it was killed by SIGKILL", 5)
+                tasks.programs[task].wait_for(f"{named(victim)} is lost: it was killed by SIGKILL", 5)
         assert time.monotonic() - killed_at < 5
         assert tasks.programs[victim].wait(20).code == 1
         tasks.start(victim)

@@ -15,6 +15,7 @@ from helpers.ports import free_port
 from helpers.programs import Finished, start_lockstep
 from helpers.waiting import wait_until
 from lockstep.protocol.ids import CHIEF, ClusterShape, TaskId, server, worker
+from lockstep.protocol.phrases import named
 from lockstep.runtime.checkpoints import CheckpointFolder, verify
 from lockstep.runtime.monitor.reporter import Phase
 from lockstep.transports.wire.monitor_client import Unreachable, describe
@@ -94,7 +95,7 @@ def test_a_person_ends_the_job_on_every_task_at_once(signum: int, victim: TaskId
     with tasks_of(SHAPE, FOREVER) as tasks:
         training(tasks)
         tasks.programs[victim].signal(signum)
-        told(tasks, list(SHAPE.tasks()), f"{victim} {words}")
+        told(tasks, list(SHAPE.tasks()), f"{named(victim)} {words}")
         all_end_with(tasks, 128 + signum)
 
 
@@ -103,7 +104,7 @@ def test_the_same_in_the_middle_of_the_import_of_torch(signum: signal.Signals, s
     with tasks_of(SHAPE, FOREVER) as tasks:
         importing(tasks, slow_torch)
         tasks.programs[W1].signal(signum)
-        told(tasks, list(SHAPE.tasks()), f"{W1} received {signum.name}")
+        told(tasks, list(SHAPE.tasks()), f"{named(W1)} received {signum.name}")
         all_end_with(tasks, 128 + signum)
 
 
@@ -112,7 +113,7 @@ def test_the_same_while_the_cluster_forms(slow_torch: dict[str, str]) -> None:
         tasks.start(PS, environment=slow_torch)
         tasks.start(CHIEF, environment=slow_torch).wait_for("worker 0 to ps 0", 30)
         tasks.programs[CHIEF].signal(signal.SIGINT)
-        told(tasks, [PS, CHIEF], f"{CHIEF} received SIGINT (Ctrl-C)")
+        told(tasks, [PS, CHIEF], f"{named(CHIEF)} received SIGINT (Ctrl-C)")
         all_end_with(tasks, 130)
 
 
@@ -131,10 +132,10 @@ def test_sigterm_of_one_worker_is_told_at_once_and_is_a_loss_when_the_others_sta
     with tasks_of(SHAPE, FOREVER, "--on_worker_loss=shrink") as tasks:
         training(tasks)
         tasks.programs[W1].signal(signal.SIGTERM)
-        told(tasks, [PS, CHIEF], f"{W1} received SIGTERM and leaves")
+        told(tasks, [PS, CHIEF], f"{named(W1)} received SIGTERM and leaves")
         assert tasks.programs[W1].wait(12).code == 143
         for task in (PS, CHIEF):
-            tasks.programs[task].wait_for(f"{W1} is lost: it received SIGTERM and left; the job goes on", 5)
+            tasks.programs[task].wait_for("worker 1 is lost: it received SIGTERM and left; the job goes on", 5)
         assert tasks.programs[CHIEF].running()
 
 
@@ -143,10 +144,10 @@ def test_sigterm_of_one_worker_ends_a_job_that_cannot_lose_one(slow_torch: dict[
     with tasks_of(SHAPE, FOREVER, "--on_worker_loss=abort") as tasks:
         importing(tasks, slow_torch)
         tasks.programs[W1].signal(signal.SIGTERM)
-        told(tasks, [PS, CHIEF], f"{W1} received SIGTERM and leaves")
+        told(tasks, [PS, CHIEF], f"{named(W1)} received SIGTERM and leaves")
         assert tasks.programs[W1].wait(12).code == 143
         for task in (PS, CHIEF):
-            tasks.programs[task].wait_for(f"the job ended: {W1} received SIGTERM and left", 5)
+            tasks.programs[task].wait_for(f"the job ended: {named(W1)} received SIGTERM and left", 5)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +198,7 @@ def test_workers_without_servers_are_told_while_they_start(
 ) -> None:
     importing(collective, slow_torch)
     collective.programs[victim].signal(signum)
-    told(collective, list(collective.shape.tasks()), f"{victim} received {signum.name}")
+    told(collective, list(collective.shape.tasks()), f"{named(victim)} received {signum.name}")
     all_end_with(collective, 128 + signum)
 
 
@@ -208,7 +209,7 @@ def test_workers_without_servers_are_told_while_they_train(
 ) -> None:
     training(collective)
     collective.programs[W1].signal(signum)
-    told(collective, [CHIEF, worker(2)], f"{W1} received {signum.name}")
+    told(collective, [CHIEF, worker(2)], f"{named(W1)} received {signum.name}")
     ended = collective.finish(12)
     assert {task: one.code for task, one in ended.items()} == {CHIEF: code, W1: 128 + signum, worker(2): code}
 
@@ -243,6 +244,6 @@ def test_sigusr1_to_the_process_that_a_person_started_writes_the_files_and_says_
         wait_until(partial(imports_torch, tasks, W1, member=False), 20, "worker 1 imports torch")
         program.signal(signal.SIGUSR1)
         path = tmp_path / "run" / "worker-1.snapshot.json"
-        program.wait_for(f"SIGUSR1: the snapshot and the journal of {W1} are in {path}", 5)
+        program.wait_for(f"SIGUSR1: the snapshot and the journal of {named(W1)} are in {path}", 5)
         assert path.exists()
         assert program.running()

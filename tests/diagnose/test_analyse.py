@@ -92,7 +92,7 @@ def test_a_healthy_cluster_is_called_so_with_the_slowest_part_of_a_step() -> Non
     assert diagnosis.healthy
     assert diagnosis.verdict is None
     assert "healthy: 3 tasks answer" in diagnosis.summary
-    assert "the slowest part is computing on /job:worker/replica:0/task:" in diagnosis.summary
+    assert "the slowest part is computing on worker " in diagnosis.summary
 
 
 def test_a_short_wait_is_no_reason_to_speak() -> None:

@@ -67,13 +67,13 @@ def test_another_version_is_named() -> None:
     fields = {**healthy().task(W0), "format": 99}
     with pytest.raises(SnapshotError, match="comes from another version; this program reads format 2"):
         read_task(json.dumps(fields).encode())
-    with pytest.raises(ReportError, match="of another version of the program"):
+    with pytest.raises(ReportError, match="from another version of the program"):
         read_diagnosis(b'{"format": 2}')
 
 
 def test_a_snapshot_that_is_too_large_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep.diagnose.views.MAX_BYTES", 10)
-    with pytest.raises(SnapshotError, match="at most 10 bytes, this one has 11"):
+    with pytest.raises(SnapshotError, match="at most 10 bytes; this one has 11"):
         read_task(b"x" * 11)
 
 
@@ -86,7 +86,7 @@ def test_a_folder_with_damaged_files_is_read_as_far_as_it_goes(tmp_path: Path) -
     found = read_folder(tmp_path)
     assert list(found.views) == [str(PS0)]
     assert found.report is None
-    assert [problem.split(" is left out: ")[0] for problem in found.problems] == [
+    assert [problem.split(" is ignored: ")[0] for problem in found.problems] == [
         "worker-0.snapshot.json",
         "worker-1.snapshot.json",
         "report.json",
@@ -98,4 +98,4 @@ def test_a_folder_with_damaged_files_is_read_as_far_as_it_goes(tmp_path: Path) -
 
 def test_a_folder_that_is_a_directory_of_directories_gives_sentences(tmp_path: Path) -> None:
     (tmp_path / "ps-0.snapshot.json").mkdir()
-    assert read_folder(tmp_path).problems == ["ps-0.snapshot.json is left out: Is a directory"]
+    assert read_folder(tmp_path).problems == ["ps-0.snapshot.json is ignored: Is a directory"]

@@ -91,6 +91,7 @@ def test_a_report_is_made_of_phrases_and_of_what_the_tasks_said() -> None:
         assert diagnosis.verdict.link in {"", "end_of_a_link", "end_of_a_link; end_of_a_link"}
         assert diagnosis.verdict.remedy == "remedy"
         shown = {line.strip() for line in render("verdict", diagnosis).splitlines()}
+        assert diagnosis.verdict.stuck == "stuck"
         stack = set(diagnosis.verdict.stack)
         assert {line for line in shown if line.strip("-")} <= known | stack
         assert notice_line(diagnosis.verdict) == "notice"
@@ -123,4 +124,4 @@ def test_the_colour_of_a_timeline_does_not_come_from_its_words() -> None:
     cluster.task(W0)["spans"] = [{"part": "updating", "what": "computing, step 9", "begin": 0.05, "end": 0.03}]
     cluster.task(PS0)["spans"] = cluster.task(W1)["spans"] = []
     shown = page("why", analyse(cluster.evidence()))
-    assert b"height='16' fill='#589858'><title>/job:worker/replica:0/task:0: computing, step 9" in shown
+    assert b"height='16' fill='#589858'><title>worker 0: computing, step 9" in shown

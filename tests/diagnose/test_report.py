@@ -11,7 +11,7 @@ from diagnose.faulty import FAULTY, Faulty, frozen
 from helpers.snapshots import PS0, W1, healthy
 from lockstep.diagnose.analyse import analyse
 from lockstep.diagnose.page import page
-from lockstep.diagnose.text import notice_line, render
+from lockstep.diagnose.text import RULE, notice_line, render
 from lockstep.diagnose.verdict import Diagnosis, read_diagnosis
 from lockstep.protocol.causes import CANNOT_HEAL, WARNINGS, Cause
 
@@ -22,8 +22,10 @@ def test_a_report_is_one_screen_and_survives_its_json_form(faulty: Faulty) -> No
     text = render("verdict", diagnosis)
     assert len(text.splitlines()) <= 50
     assert diagnosis.verdict is not None
-    for part in (diagnosis.verdict.culprit, diagnosis.verdict.key, diagnosis.verdict.cause.value, "to do:", "seen:"):
+    for part in (diagnosis.verdict.key, diagnosis.verdict.cause.value, diagnosis.verdict.remedy, "seen:"):
         assert part in text
+    assert text.count(diagnosis.verdict.culprit) == 1, "its full name is there once, for tools that look for it"
+    assert "/job:" not in text.splitlines()[0]
     assert read_diagnosis(diagnosis.to_json()) == diagnosis
 
 
@@ -31,10 +33,24 @@ def test_a_notice_names_who_waits_for_whom_for_what_and_since_when() -> None:
     verdict = analyse(frozen().evidence()).verdict
     assert verdict is not None
     line = notice_line(verdict)
-    assert line.startswith(f"{PS0} waits ")
-    for part in (str(W1), verdict.key, "step 10", "is stopped"):
-        assert part in line
-    assert "\n" not in line
+    assert line == (
+        f"Step 10 is stuck: server 0 is waiting for worker 1's gradient of {verdict.names[0]} "
+        f"({verdict.seconds:.1f} s so far). Worker 1 (pid {verdict.pid} on {verdict.host}) has been stopped for "
+        f"{verdict.seconds:.1f} s."
+    )
+
+
+def test_a_report_leads_with_what_is_stuck_and_why_and_what_to_do() -> None:
+    diagnosis = analyse(frozen().evidence())
+    verdict = diagnosis.verdict
+    assert verdict is not None
+    first, rule, *_ = render("verdict", diagnosis).splitlines()
+    assert first == (
+        f"Step 10 is stuck: server 0 is waiting for worker 1's gradient of {verdict.names[0]}. "
+        f"Worker 1 (pid {verdict.pid} on {verdict.host}) has been stopped for {verdict.seconds:.1f} s. "
+        f"Resume it with: kill -CONT {verdict.pid}"
+    )
+    assert rule == RULE
 
 
 class _Tags(HTMLParser):
@@ -68,8 +84,8 @@ def test_what_a_task_says_cannot_become_part_of_the_page() -> None:
 
 
 def test_a_healthy_cluster_has_a_page_too() -> None:
-    assert b"Nobody waits longer than usual" in page("why", analyse(healthy().evidence()))
-    assert b"No step has been finished yet" in page("why", Diagnosis(summary="nothing"))
+    assert b"No task has been waiting longer than usual" in page("why", analyse(healthy().evidence()))
+    assert b"No step has finished yet" in page("why", Diagnosis(summary="nothing"))
 
 
 def test_what_cannot_heal_is_no_warning() -> None:

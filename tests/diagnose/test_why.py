@@ -58,7 +58,7 @@ def test_the_files_of_a_dead_cluster_are_analysed_and_damage_is_named(tmp_path: 
     assert finished.code == 3
     fields = json.loads(finished.stdout)
     assert fields["verdict"]["culprit"] == "/job:worker/replica:0/task:1"
-    assert fields["problems"][0].startswith("worker-0.snapshot.json is left out: it is not JSON")
+    assert fields["problems"][0].startswith("worker-0.snapshot.json is ignored: it is not JSON")
     assert "Traceback" not in finished.stderr
 
 
@@ -79,7 +79,7 @@ def test_a_live_cluster_answers_healthy_and_with_half_of_it_gone_within_two_seco
         wait_until(training, 60, "the cluster trains")
         finished = run_lockstep("why", address, timeout=30)
         assert finished.code == 0, finished.stdout + finished.stderr
-        assert "healthy: 4 tasks answer" in finished.stdout
+        assert "Healthy: 4 tasks answer" in finished.stdout
         assert "the slowest part is" in finished.stdout
         os.kill(cluster.task_pid(server(0)), signal.SIGSTOP)
         cluster.kill_monitor(places[worker(1)])

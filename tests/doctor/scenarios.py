@@ -127,14 +127,14 @@ SCENARIOS: dict[str, Scenario] = {
         acts=(PS0, W0),
         doctor=(("ps 0", "worker 1 is missing: 11.11.11.48:20002 refuses connections, so nothing listens there"),),
         job=(
-            ("ps 0", "task:1: 11.11.11.48:20002 refuses connections since"),
-            ("worker 0", "task:1: 11.11.11.48:20002 refuses connections since"),
+            ("ps 0", "worker 1: 11.11.11.48:20002 has refused connections for"),
+            ("worker 0", "worker 1: 11.11.11.48:20002 has refused connections for"),
         ),
     ),
     "the server is missing": Scenario(
         acts=(W0, W1),
         doctor=(("worker 1", "ps 0 is missing: 11.11.11.47:10001 refuses connections"),),
-        job=(("worker 1", "/job:ps/replica:0/task:0: 11.11.11.47:10001 refuses connections since"),),
+        job=(("worker 1", "server 0: 11.11.11.47:10001 has refused connections for"),),
     ),
     "one host list differs in one port": Scenario(
         acts=(PS0, W0, Act("b", "worker 1", "11.11.11.47:10009")),
@@ -158,7 +158,7 @@ SCENARIOS: dict[str, Scenario] = {
         doctor=(("worker 1", "the host lists differ in their order:"), ("ps 0", "differ in their order")),
         job=(
             ("worker 1", "11.11.11.48:10002 is /job:ps/replica:0/task:1 there, not /job:ps/replica:0/task:0"),
-            ("worker 1", "the host lists or the task indices do not fit"),
+            ("worker 1", "the host lists or the task indices do not match"),
         ),
         first="differ in their order",
     ),
@@ -256,8 +256,8 @@ SCENARIOS: dict[str, Scenario] = {
             ("ps 0", "worker 1 does not reach ps 0 at 11.11.11.47:10001, although"),
         ),
         job=(
-            ("worker 1", "11.11.11.47:10001 gives no answer since"),
-            ("ps 0", "does not reach ps 0: from there, 11.11.11.47:10001 did not answer"),
+            ("worker 1", "11.11.11.47:10001 has not answered for"),
+            ("ps 0", "cannot reach server 0: from there, 11.11.11.47:10001 has not answered"),
         ),
         first="a firewall drops connections from worker 1 to",
     ),
@@ -269,15 +269,15 @@ SCENARIOS: dict[str, Scenario] = {
             ("ps 0", "worker 1 cannot be reached from ps 0: 11.11.11.48:20002 did not answer within"),
         ),
         job=(
-            ("worker 1", "11.11.11.47:10001 gives no answer since"),
-            ("ps 0", "11.11.11.48:20002 gives no answer since"),
+            ("worker 1", "11.11.11.47:10001 has not answered for"),
+            ("ps 0", "11.11.11.48:20002 has not answered for"),
         ),
     ),
     "firewall that rejects": Scenario(
         acts=ALL,
         prepare=_reject_from_b,
         doctor=(("worker 1", "although ps 0 reaches worker 1: a firewall rejects connections from worker 1 to ps 0"),),
-        job=(("ps 0", "does not reach ps 0: from there, 11.11.11.47:10001 refuses connections"),),
+        job=(("ps 0", "cannot reach server 0: from there, 11.11.11.47:10001 has refused connections"),),
     ),
     "firewall that lets the listed ports through only": Scenario(
         acts=ALL,

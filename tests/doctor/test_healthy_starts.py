@@ -19,7 +19,7 @@ pytestmark = pytest.mark.timed
 
 STARTS = 50
 FINDING = re.compile(
-    r"differ|do not fit|another program|another job|firewall|does not reach|verdict|stall|failed|job ended",
+    r"differ|do not match|another program|another job|firewall|(does not|cannot) reach|verdict|stall|failed|job ended",
     re.IGNORECASE,
 )
 

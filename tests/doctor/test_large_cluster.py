@@ -11,6 +11,7 @@ import pytest
 from doctor.plain_cluster import SOURCES, plain_cluster
 from helpers.waiting import wait_until
 from lockstep.protocol.ids import server, worker
+from lockstep.protocol.phrases import named
 
 pytestmark = pytest.mark.timed
 
@@ -53,10 +54,10 @@ def test_three_missing_tasks_of_forty_are_named() -> None:
         chief = cluster.programs[worker(0)]
         wait_until(lambda: everybody_else_is_there.search(chief.stderr()), 60, "the line of the chief")
         for task in missing:
-            text = f"is waiting for {task}: {cluster.addresses[task]} refuses connections since"
+            text = f"is waiting for {named(task)}: {cluster.addresses[task]} has refused connections for"
             wait_until(lambda text=text: text in coordinator.stderr(), 30, text)  # type: ignore[misc]
         late = coordinator.stderr().rpartition("37 of")[2].splitlines()[-3:]
-        assert all(any(str(task) in line for task in missing) for line in late if "is waiting for" in line)
+        assert all(any(named(task) in line for task in missing) for line in late if "is waiting for" in line)
         assert "missing: ps 2, worker 7, worker 30" in chief.stderr()
         with cluster.doctor(worker(7)) as doctor:
             found = doctor.wait(30)

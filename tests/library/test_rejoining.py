@@ -79,21 +79,21 @@ def test_a_killed_program_that_is_started_again_goes_on_with_the_same_bits(
     assert re.findall(r"step (\d+)\n", again.stdout)[0] == step
     if step != "0":
         assert f"resumes at step {step}" in again.stderr
-    assert "has come back, in another life" in finished[2 - int(victim)].stderr
+    assert "has come back as a new incarnation" in finished[2 - int(victim)].stderr
 
 
 def test_a_program_lost_after_the_second_step_of_an_iteration_ends_the_job_with_a_sentence(tmp_path: Path) -> None:
     server, chief, other = run("--two", "--die=1:3:late", f"--once={tmp_path / 'once'}")
     assert other.code == -9
     assert (server.code, chief.code) == (1, 1)
-    assert "it cannot be taken back: it was in the middle of an iteration of several steps" in chief.stderr
+    assert "it cannot rejoin: it was in the middle of an iteration of several steps" in chief.stderr
 
 
 def test_a_program_lost_outside_of_its_loops_ends_the_job_with_a_sentence(tmp_path: Path) -> None:
     server, chief, other = run("--outside", "--die=1:3:early", f"--once={tmp_path / 'once'}")
     assert other.code == -9
     assert (server.code, chief.code) == (1, 1)
-    assert "it cannot be taken back: it makes steps outside job.steps()" in chief.stderr
+    assert "it cannot rejoin: it makes steps outside job.steps()" in chief.stderr
     assert "the loss of a worker ends this job: it makes steps outside job.steps()" in chief.stderr
 
 

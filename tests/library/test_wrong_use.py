@@ -219,7 +219,9 @@ def test_different_values_of_what_is_not_trained() -> None:
         job.wrap(model, sgd(model))
 
     for sentence in job_ends(body):
-        assert "task:1 starts with another model than the chief: buffer '1.running_mean', which is not" in sentence
+        assert (
+            "worker 1 starts with a different model from the chief's: buffer '1.running_mean', which is not" in sentence
+        )
 
 
 def test_another_number_of_steps_on_one_worker() -> None:
@@ -231,7 +233,7 @@ def test_another_number_of_steps_on_one_worker() -> None:
             optimizer.step()
 
     for sentence in job_ends(body):
-        assert "task:1 stopped after 2 steps while /job:worker/replica:0/task:0 goes on with step 2" in sentence
+        assert "worker 1 stopped after 2 steps while worker 0 goes on with step 2" in sentence
 
 
 def test_two_optimizers_in_another_order_on_one_worker() -> None:
@@ -274,7 +276,7 @@ def test_what_a_program_raises_is_told_to_the_others() -> None:
             optimizer.step()
 
     for sentence in job_ends(body):
-        assert "step 2: /job:worker/replica:0/task:1 failed with KeyError: 'labels'" in sentence
+        assert "step 2: worker 1 failed with KeyError: 'labels'" in sentence
 
 
 def test_backward_through_a_graph_of_the_step_before_fails() -> None:

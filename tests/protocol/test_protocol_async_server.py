@@ -114,7 +114,7 @@ def test_a_wait_names_the_step_of_the_worker_and_only_what_it_owes() -> None:
     rig.arrive(0, 0, 0)
     rig.applied(0, 0)
     (first, second) = rig.machine.waits()
-    assert (first.on, first.step, first.state) == (W0, 0, "asked for, 1 buckets outstanding")
+    assert (first.on, first.step, first.state) == (W0, 0, "asked for, 1 bucket outstanding")
     assert ";gradient/bucket_1;" in waited_for(first)
     assert (second.on, second.state) == (W1, "asked for, 2 buckets outstanding")
     rig.arrive(0, 0, 1)

@@ -103,7 +103,7 @@ def test_a_task_that_never_starts_is_named_by_everybody_after_the_startup_timeou
     assert len(result.outcomes) == 3
     for outcome in result.outcomes.values():
         assert outcome.culprit == str(worker(1))
-        assert "the cluster was not complete after 30 s; missing: /job:worker/replica:0/task:1" in outcome.reason.text
+        assert "the cluster was not complete after 30 s; missing: worker 1" in outcome.reason.text
     assert result.missing[worker(0)] == (str(worker(1)),)
 
 
@@ -142,7 +142,7 @@ def test_workers_with_different_numbers_of_steps_end_the_job_and_are_named(mode:
     result = World(scenario).run()
     for outcome in result.outcomes.values():
         assert outcome.culprit == str(worker(1))
-        assert "stopped after 2 steps while /job:worker/replica:0/task:0 goes on with step 2" in outcome.reason.text
+        assert "stopped after 2 steps while worker 0 goes on with step 2" in outcome.reason.text
 
 
 def test_without_synchronisation_workers_may_do_different_numbers_of_steps() -> None:

@@ -34,7 +34,7 @@ def test_a_worker_waits_for_whoever_is_missing_before_they_meet() -> None:
     machine = CollectiveMachine(worker(0), 11, 3, 60.0, Journal(), 0.0)
     machine.handle(Awaited((worker(2),)), 1.0)
     (wait,) = machine.waits()
-    assert (wait.on, waited_for(wait), wait.since) == (worker(2), "its joining", 0.0)
+    assert (wait.on, waited_for(wait), wait.since) == (worker(2), "it to join", 0.0)
     machine.handle(Met(LIVES), 2.0)
     assert machine.waits() == []
 

@@ -69,7 +69,7 @@ def test_those_that_joined_are_told_who_is_missing_and_what_was_found_there() ->
     assert rig.machine.next_deadline() == rig.now + REPEAT_SECONDS
     assert rig.tell(Tick()) == []
     assert [(wait.on, waited_for(wait), wait.state) for wait in rig.machine.waits()] == [
-        (W1, "its joining", "connection refused")
+        (W1, "it to join", "connection refused")
     ]
 
 
@@ -87,7 +87,7 @@ def test_a_second_process_with_the_same_index_is_refused_and_both_are_named() ->
     rig.join(W1)
     (refused,) = messages_to(rig.hear(W1, join_of(W1, pid=99, incarnation=5)), W1, Refused)
     assert refused.reason.text == (
-        f"{W1} is already taken by process 1 on host1; give process 99 on host1 a --task_index of its own"
+        "worker 1 is already running as process 1 on host1; give process 99 on host1 another --task_index"
     )
     assert rig.machine.phase is JobPhase.FORMING
 
@@ -95,7 +95,7 @@ def test_a_second_process_with_the_same_index_is_refused_and_both_are_named() ->
 def test_another_life_is_refused_while_the_job_runs() -> None:
     rig = running()
     (refused,) = messages_to(rig.hear(W1, join_of(W1, pid=99, incarnation=5)), W1, Refused)
-    assert "the job runs already with another life" in refused.reason.text
+    assert "the job is already running with another" in refused.reason.text
     assert rig.machine.end is None
 
 
@@ -113,7 +113,7 @@ def test_the_first_setting_that_differs_ends_the_job_and_is_named_with_both_task
     rig.join(PS, optimizer="sgd", batch_size="32", dtype="float32")
     rig.join(W0, optimizer="sgd", batch_size="32", dtype="float32")
     effects = rig.join(W1, optimizer="adam", batch_size="64", dtype="float32")
-    reason = f"{W1} has batch_size=64, {PS} has batch_size=32; start all tasks with the same value"
+    reason = "worker 1 has batch_size=64, server 0 has batch_size=32; start all tasks with the same value"
     end = End(False, str(W1), INITIAL_STEP, Reason(Cause.MISMATCH, reason, peer=str(PS)))
     assert effects == [Send(PS, end), Send(W0, end), Send(W1, end)]
 

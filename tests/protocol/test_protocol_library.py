@@ -73,7 +73,7 @@ def test_workers_that_came_by_different_calls_are_named() -> None:
     effects = rig.hear(W1, replace(PLAIN, occasion="step() of optimizer 1"))
     (failed,) = messages_to(effects, S0, Failed)
     assert failed.culprit == str(W1)
-    assert f"came to step 0 with step() of optimizer 1, {W0} with step() of optimizer 0" in failed.reason.text
+    assert "reached step 0 with step() of optimizer 1, but worker 0 with step() of optimizer 0" in failed.reason.text
 
 
 def test_a_worker_whose_untrained_tensors_differ_is_named() -> None:
@@ -83,16 +83,16 @@ def test_a_worker_whose_untrained_tensors_differ_is_named() -> None:
     rig.hear(W1, replace(layout, untrained=(Setting("buffer 'mean'", "bb"),)))
     (failed,) = messages_to(rig.tell(Prepared(rig.plan)), S0, Failed)
     assert failed.culprit == str(W1)
-    assert "buffer 'mean', which is not trained, has other values" in failed.reason.text
+    assert "buffer 'mean', which is not trained, has different values" in failed.reason.text
 
 
 @pytest.mark.parametrize(
     ("chiefs", "others", "words"),
     [
         (("a=1", "b=2"), ("a=1", "b=2"), None),
-        (("a=1", "b=2"), ("a=1", "b=3"), "b, which is not trained, has other values"),
-        (("a=1", "b=2"), ("b=2",), "it has no a"),
-        (("a=1",), ("a=1", "c=2"), "the chief has no c"),
+        (("a=1", "b=2"), ("a=1", "b=3"), "b, which is not trained, has different values"),
+        (("a=1", "b=2"), ("b=2",), "it does not have a"),
+        (("a=1",), ("a=1", "c=2"), "the chief does not have c"),
     ],
 )
 def test_first_difference_of_what_is_not_trained(

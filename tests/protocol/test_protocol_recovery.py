@@ -122,7 +122,7 @@ def test_a_lost_worker_is_named_to_everybody_and_waited_for() -> None:
     assert "was killed by SIGKILL; waiting up to 50 s" in roster.missing[0].finding
     assert messages_to(effects, W1, Roster) == []
     assert rig.machine.end is None
-    assert [(wait.on, waited_for(wait)) for wait in rig.machine.waits()] == [(W1, "its return")]
+    assert [(wait.on, waited_for(wait)) for wait in rig.machine.waits()] == [(W1, "it to come back")]
     assert rig.tell(PeerGone(W1, because("was killed by SIGKILL"), life(W1))) == []
 
 
@@ -148,7 +148,7 @@ def test_a_life_that_is_over_is_not_heard_any_more() -> None:
     assert rig.tell(PeerGone(W1, because("was started again"), life(W1))) == []
     assert rig.hear(W1, LocalState(1, b"late"), life(W1)) == []
     (refused,) = messages_to(rig.hear(W1, join_of(W1)), W1, Refused)
-    assert "another life" in refused.reason.text
+    assert "another worker" in refused.reason.text
 
 
 def test_a_life_with_other_settings_is_refused_and_the_job_waits_on() -> None:
@@ -480,7 +480,7 @@ def test_the_loss_of_a_worker_that_cannot_go_on_where_it_is_ends_the_job_with_it
     effects = rig.tell(PeerGone(W1, because("was killed"), life(W1)))
     (end,) = messages_to(effects, W0, End)
     assert (end.ok, end.culprit) == (False, str(W1))
-    assert end.reason.text == "was killed; it cannot be taken back: it plays dice"
+    assert end.reason.text == "was killed; it cannot rejoin: it plays dice"
 
 
 def test_nothing_is_committed_that_would_take_its_last_good_step_from_a_lost_worker() -> None:

@@ -440,7 +440,7 @@ def test_whoever_owes_a_gradient_is_asked_again_and_told_what_is_here() -> None:
     assert messages_to(effects, W0, Open) == []
     assert messages_to(effects, W1, Open) == [Open(0, (1,))]
     (wait,) = rig.machine.waits()
-    assert (wait.on, wait.step, wait.state) == (W1, 0, "asked for, 1 buckets outstanding")
+    assert (wait.on, wait.step, wait.state) == (W1, 0, "asked for, 1 bucket outstanding")
     assert ";gradient/bucket_0;" in waited_for(wait)
 
 
@@ -464,7 +464,7 @@ def test_workers_that_do_not_take_the_same_number_of_steps_are_named() -> None:
     assert failed.culprit == str(W0)
     assert failed.reason.cause is Cause.OUT_OF_STEP
     assert failed.reason.text == (
-        f"{W0} stopped after 1 steps while {W1} goes on with step 1; give every worker the same number of steps"
+        "worker 0 stopped after 1 steps while worker 1 goes on with step 1; give every worker the same number of steps"
     )
 
 
@@ -483,7 +483,7 @@ def test_after_a_new_link_the_worker_is_admitted_again_and_told_what_is_here() -
     rig = ready(workers=2)
     rig.arrive(1, 0)
     rig.tell(LinkLost(W1, "reset"))
-    assert [wait.state for wait in rig.machine.waits() if wait.on == W0] == ["asked for, 1 buckets outstanding"]
+    assert [wait.state for wait in rig.machine.waits() if wait.on == W0] == ["asked for, 1 bucket outstanding"]
     rig.tell(LinkUp(W1, life(W1)))
     assert rig.hear(W1, layout_of(rig.plan)) == [GrantRegion(W1), Send(W1, Open(0, (0,)))]
 

@@ -79,7 +79,7 @@ def test_the_coordinators_task_that_gives_up_tells_those_that_wait_with_it() -> 
     effects = task.handle(Tick(), 300.0)
     (end,) = [effect.message for effect in only(effects, Send) if isinstance(effect.message, End)]
     assert end.culprit == str(worker(1))
-    assert end.reason.text.startswith("the cluster was not complete after 300 s; missing: /job:worker/replica:0/task:1")
+    assert end.reason.text.startswith("the cluster was not complete after 300 s; missing: worker 1")
     assert only(effects, JobEnded) == [JobEnded(False, str(worker(1)), -1, end.reason)]
 
 

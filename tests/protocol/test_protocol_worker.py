@@ -342,7 +342,7 @@ def test_a_wait_names_the_tensor_the_server_and_the_step() -> None:
     key = wait.key
     assert key is not None
     assert (key.source, key.incarnation, key.name) == (PS, life(PS), "parameter/bucket_0")
-    assert wait_line(wait, rig.now + 1.5).startswith("/job:worker/replica:0/task:1 has waited 1.5 s for")
+    assert wait_line(wait, rig.now + 1.5).startswith("worker 1 has been waiting 1.5 s for")
 
 
 def test_a_wait_on_a_lost_link_says_so() -> None:

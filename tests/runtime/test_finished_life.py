@@ -35,7 +35,7 @@ def test_a_worker_that_had_finished_before_ends_well_where_no_other_task_is_left
     ok, said = ending_of(finished=True, startup_timeout=60.0)
     assert ok
     assert time.monotonic() - began < 20
-    assert any("had done all its work in its former life, and the job is over" in one for one in said)
+    assert any("had finished its work in its earlier incarnation, and the job is over" in one for one in said)
 
 
 def test_a_worker_that_had_not_finished_waits_for_the_others() -> None:

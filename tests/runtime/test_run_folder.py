@@ -331,6 +331,6 @@ def test_links_and_pipes_among_the_files_of_a_run_are_left_out(tmp_path: Path) -
     (tmp_path / "ps-1.snapshot.json").symlink_to("elsewhere")
     found = read_folder(tmp_path)
     assert found.problems == [
-        f"{name} is left out: it is not a plain file"
+        f"{name} is ignored: it is not a plain file"
         for name in ("ps-0.snapshot.json", "ps-1.snapshot.json", "report.json")
     ]

@@ -86,7 +86,7 @@ def test_a_violation_tells_the_scenario_the_last_events_and_who_waits() -> None:
     assert text.startswith("the run has not ended within 1 s")
     assert "Scenario(seed=1" in text
     assert "LinkUp" in text
-    assert "waits: /job:worker/replica:0/task:0 has waited" in text
+    assert "waits: worker 0 has been waiting" in text
 
 
 def test_workers_are_linked_with_servers_and_servers_with_the_coordinator() -> None:

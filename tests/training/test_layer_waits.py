@@ -16,7 +16,10 @@ from helpers.cluster import in_process_cluster
 from helpers.reasons import because
 from lockstep.protocol.ids import ClusterShape
 from lockstep.protocol.messages import GroupRates, OptimizerEntry
+from lockstep.runtime.outcome import JobEndedError, Outcome
 from lockstep.runtime.worker_node import WorkerNode
+from lockstep.training.binding import Bound
+from lockstep.training.layer_waits import LayerWaits
 from lockstep.training.replica import Replica, Trained
 from lockstep.training.shard_store import TorchShardStore
 from lockstep.transports.base import Loan
@@ -185,3 +188,18 @@ def test_a_job_that_ends_while_a_layer_waits_is_told_to_the_training_thread() ->
     with pytest.raises(Exception, match="the test ends it"):
         run(model, "grpc", layers=True, hold=hold)
     assert ended.is_set()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_job_that_ends_inside_forward_raises_its_error_and_no_warning() -> None:
+    """Both the wait of a layer and the one after forward fail then; torch would warn about the second."""
+    model, ended = three_layers(), because("ended")
+
+    def fail(*_: object) -> None:
+        raise JobEndedError(Outcome(False, reason=ended))
+
+    named, room = enumerate(model.named_parameters()), torch.empty(0)
+    bound = [Bound(Trained(name, one, 0), index, room, room, room, (index,), room) for index, (name, one) in named]
+    LayerWaits(model, bound, fail, fail)
+    with pytest.raises(JobEndedError):
+        model(torch.ones(2, 8))

@@ -179,7 +179,7 @@ def test_a_listener_that_says_nothing_costs_no_more_than_the_deadline() -> None:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         owner = RecordingOwner()
         dial_link(address, hello("/dialer"), owner, 0.3)
-        assert owner.wait_lost() == f"no answer within 0.3 s: {address} accepts connections but says nothing"
+        assert owner.wait_lost() == f"no answer within 0.3 s: {address} accepts connections but sends nothing"
 
 
 def test_close_while_connecting_returns_promptly_without_a_callback() -> None:

@@ -277,7 +277,7 @@ def _reduce(config: BenchConfig, node: CollectiveNode, reporter: TaskReporter) -
         say(str(error))
         return EXIT_FAILED
     except JobEndedError as ended:
-        if ended.outcome.departure is None:
+        if ended.outcome.departure is None and not node.watchdog.explains(ended.outcome):
             say(ended.outcome.sentence())
         return _exit_code(ended.outcome)
     finally:

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from lockstep.diagnose import phrases, task_rules, tensor_rules, work_rules
-from lockstep.diagnose.case import Case, Proof
-from lockstep.diagnose.evidence import Chains, Ending, Evidence, Waiting, find_chains
+from lockstep.diagnose.case import Proof, WaitCase
+from lockstep.diagnose.evidence import ChainEnd, Chains, Evidence, Waiting, find_chains
 from lockstep.diagnose.summary import health_summary, task_lines, timeline
 from lockstep.diagnose.verdict import Diagnosis, Edge, Verdict
 from lockstep.diagnose.views import TaskView
 from lockstep.errors import EXIT_VERDICT
 from lockstep.protocol.activity import Doing
-from lockstep.protocol.causes import Cause
+from lockstep.protocol.causes import WARNINGS, Cause
 
-Rule = Callable[[Case], Proof | None]
+Rule = Callable[[WaitCase], Proof | None]
 
 RULES: tuple[tuple[Cause, Rule], ...] = (
     (Cause.OUT_OF_MEMORY, task_rules.out_of_memory),
@@ -49,17 +49,17 @@ RULES: tuple[tuple[Cause, Rule], ...] = (
     (Cause.COMMUNICATION, tensor_rules.transfer_stands),
     (Cause.COMMUNICATION, tensor_rules.sum_stands),
 )
-"""Each cause with what proves it. A rule looks only at its own evidence and never at what other rules said, so that
-one which is missing leaves "unknown" and not another cause."""
+"""Each cause with what proves it. A rule looks only at its own evidence and never at what other rules found, so that
+a missing rule leaves "unknown" and not another cause."""
 
 CAUSES = frozenset({cause for cause, _ in RULES} | {Cause.ANSWER_LOST})
 
 
 def without(*causes: Cause) -> tuple[tuple[Cause, Rule], ...]:
-    """The rules less those of these causes; to see that an analysis then says "unknown"."""
+    """All rules except those of these causes; to see that an analysis then yields "unknown"."""
 
     def quiet(rule: Rule) -> Rule:
-        def unless_left_out(case: Case) -> Proof | None:
+        def unless_left_out(case: WaitCase) -> Proof | None:
             proof = rule(case)
             return None if proof is not None and proof.cause in causes else proof
 
@@ -72,7 +72,7 @@ _OF_TWO_CAUSES: tuple[Rule, ...] = (work_rules.store_stuck, tensor_rules.commit_
 
 
 def analyse(evidence: Evidence, rules: Sequence[tuple[Cause, Rule]] = RULES) -> Diagnosis:
-    """Who waits for whom, where it began, and why."""
+    """Who is waiting for whom, where it began, and why."""
     chains = find_chains(evidence)
     known = Diagnosis(
         job=evidence.job(),
@@ -88,7 +88,7 @@ def analyse(evidence: Evidence, rules: Sequence[tuple[Cause, Rule]] = RULES) -> 
     ordered = sorted(chains.endings.values(), key=_importance)
     judged = [(ending, judge(evidence, ending, rules)) for ending in ordered]
     # The first cause is the first ending that can be proven; without any proof, the most important one is shown.
-    # Who left because of a verdict is dead too, but whoever comes late must not take that for the cause.
+    # A task that left because of a verdict is dead too, but a late observer must not take that for the cause.
     proven = [one for one in judged if one[1].proven]
     own = [one for one in proven if not _left_by_verdict(evidence, one[1].culprit)]
     first, verdict = (own or proven or judged)[0]
@@ -118,14 +118,14 @@ def _left_by_verdict(evidence: Evidence, task: str) -> bool:
     return monitor is not None and monitor.exited and monitor.exit_code == EXIT_VERDICT
 
 
-def _importance(ending: Ending) -> tuple[int, int, float]:
+def _importance(ending: ChainEnd) -> tuple[int, int, float]:
     """Earlier steps first, then what holds up most, then what lasts longest."""
     return ending.waiting.wait.step, -ending.followers, -ending.waiting.wait.seconds
 
 
-def judge(evidence: Evidence, ending: Ending, rules: Sequence[tuple[Cause, Rule]] = RULES) -> Verdict:
+def judge(evidence: Evidence, ending: ChainEnd, rules: Sequence[tuple[Cause, Rule]] = RULES) -> Verdict:
     """The verdict on one ending of the chains."""
-    case = Case(evidence, ending.waiting, ending.cycle)
+    case = WaitCase(evidence, ending.waiting, ending.cycle)
     for _, rule in rules:
         proof = rule(case)
         if proof is not None:
@@ -133,30 +133,37 @@ def judge(evidence: Evidence, ending: Ending, rules: Sequence[tuple[Cause, Rule]
     return _verdict(case, Proof(Cause.UNKNOWN, phrases.nothing_proves_why(case.waiter, case.on)))
 
 
-def _verdict(case: Case, proof: Proof) -> Verdict:
+def _verdict(case: WaitCase, proof: Proof) -> Verdict:
     culprit, peer = proof.culprit or case.on, proof.peer or case.waiter
     seen = case.evidence.tasks.get(culprit)
     view, monitor = (None, None) if seen is None else (seen.view, seen.monitor)
     wait = case.waiting.wait
+    pid = view.pid if view is not None else monitor.pid if monitor is not None else 0
     return Verdict(
         cause=proof.cause,
         culprit=culprit,
         peer=peer,
         host=view.host if view is not None else monitor.host if monitor is not None else "",
-        pid=view.pid if view is not None else monitor.pid if monitor is not None else 0,
+        pid=pid,
         key=wait.key or wait.what,
         names=wait.names,
         step=wait.step,
         link=_link_words(case),
         seconds=proof.seconds if proof.seconds >= 0 else wait.seconds,
+        stuck=phrases.stuck(case.waiter, _missing(case.waiting), wait.kind, wait.step, slow=proof.cause in WARNINGS),
         what=proof.what,
         evidence=(*proof.evidence, *both_sides(case)),
         stack=proof.stack or _stack_of(case, culprit),
-        remedy=phrases.remedy(proof.cause),
+        remedy=phrases.remedy(proof.cause, pid),
     )
 
 
-def _stack_of(case: Case, culprit: str) -> tuple[str, ...]:
+def _missing(waiting: Waiting) -> str:
+    wait = waiting.wait
+    return phrases.missing(wait.kind, wait.on, wait.step, wait.bucket, wait.names, wait.what)
+
+
+def _stack_of(case: WaitCase, culprit: str) -> tuple[str, ...]:
     seen = case.evidence.tasks.get(culprit)
     if seen is None:
         return ()
@@ -165,7 +172,7 @@ def _stack_of(case: Case, culprit: str) -> tuple[str, ...]:
     return () if seen.monitor is None else seen.monitor.stack
 
 
-def _link_words(case: Case) -> str:
+def _link_words(case: WaitCase) -> str:
     mine, theirs = case.links()
     return "; ".join(
         phrases.end_of_a_link(task, link.state, link.path, link.heard)
@@ -174,10 +181,10 @@ def _link_words(case: Case) -> str:
     )
 
 
-def both_sides(case: Case) -> tuple[str, ...]:
-    """What each side saw of what is missing, whatever the cause."""
+def both_sides(case: WaitCase) -> tuple[str, ...]:
+    """What each side saw of the missing thing, whatever the cause."""
     wait = case.waiting.wait
-    said = [phrases.waits_for(case.waiter, wait.what, wait.step, wait.seconds, wait.state)]
+    said = [phrases.waits_for(case.waiter, _missing(case.waiting), wait.seconds, wait.state)]
     view, monitor = case.view, case.monitor
     if view is not None:
         said.append(phrases.told_of_itself(case.on, _doing(view)))
@@ -204,19 +211,18 @@ def _doing(view: TaskView) -> str:
 
 def _edge(waiting: Waiting) -> Edge:
     wait = waiting.wait
-    return Edge(
-        waiter=waiting.waiter, on=wait.on, what=wait.what, step=wait.step, seconds=wait.seconds, state=wait.state
-    )
+    missing = _missing(waiting)
+    return Edge(waiter=waiting.waiter, on=wait.on, what=missing, step=wait.step, seconds=wait.seconds, state=wait.state)
 
 
-def _consequences(chains: Chains, first: Ending) -> tuple[Edge, ...]:
+def _consequences(chains: Chains, first: ChainEnd) -> tuple[Edge, ...]:
     inside = {(one.waiter, one.on) for one in first.chain}
     rest: Iterable[Waiting] = (one for one in chains.long_waits if (one.waiter, one.on) not in inside)
     return tuple(_edge(one) for one in rest)[:200]
 
 
 def _ended(evidence: Evidence, chains: Chains, known: Diagnosis, rules: Sequence[tuple[Cause, Rule]]) -> Diagnosis:
-    """The job is over: the coordinator's sentence is the verdict, and what was waited for completes it."""
+    """The job is over: the coordinator's reason is the verdict; the waits complete it."""
     end = evidence.end
     assert end is not None
     cause = end.reason.cause
@@ -231,6 +237,7 @@ def _ended(evidence: Evidence, chains: Chains, known: Diagnosis, rules: Sequence
     elif seen is not None and seen.monitor is not None:
         verdict = replace(verdict, host=seen.monitor.host, pid=seen.monitor.pid)
     what = phrases.about(end.culprit, end.reason.text)
-    verdict = replace(verdict, what=what, step=verdict.step if verdict.step > -2 else end.step)
+    step = verdict.step if verdict.step > -2 else end.step
+    verdict = replace(verdict, stuck=phrases.job_ended(step), what=what, step=step)
     chain = tuple(_edge(one) for one in (min(about, key=_importance).chain if about else ()))
     return replace(known, summary=what, verdict=verdict, causes=chain)

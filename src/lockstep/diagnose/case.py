@@ -1,4 +1,4 @@
-"""One ending of a chain of waits, with everything that the rules ask of it; and the proof that a rule gives."""
+"""One end of a chain of waits, with all that the rules need to know of it; and the proof that a rule gives."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from lockstep.protocol.waits import WaitKind
 
 IDLE = 0.15
 BUSY = 0.4
-"""Shares of the time for which a thread had work."""
+"""Shares of the time in which a thread had work."""
 HELD_BACK = 4096
-"""More bytes than heartbeats leave in the kernel's hands for a moment."""
+"""More bytes than heartbeats leave in the kernel for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """What is between ``waiting.waiter`` and ``waiting.on``."""
+class WaitCase:
+    """What lies between ``waiting.waiter`` and ``waiting.on``."""
 
     evidence: Evidence
     waiting: Waiting
@@ -81,11 +81,11 @@ class Case:
         return link_between(self.evidence, self.waiter, self.on)
 
     def link_is_sound(self) -> bool:
-        """Both ends are up and have heard of each other just now."""
+        """Both ends are up and have just heard from each other."""
         return all(link is not None and link.up and 0 <= link.heard < HEARD_SECONDS for link in self.links())
 
     def nobody_is_stuck(self) -> bool:
-        """No callback of this link and no loop of its two tasks is held up: what arrives is seen."""
+        """No callback of this link and no loop of its two tasks is blocked: what arrives is seen."""
         views = [view for view in (self.view, self.waiter_view) if view is not None]
         links = [link for link in self.links() if link is not None]
         return all(v.loop_busy < STUCK_SECONDS for v in views) and all(

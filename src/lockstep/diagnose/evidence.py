@@ -1,4 +1,4 @@
-"""What is known of a cluster at one moment, and how a wait leads from task to task to where it began."""
+"""What is known of a cluster at one moment, and how a wait leads from task to task to its origin."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lockstep.protocol.reach import NOT_SILENT, Silence
 from lockstep.protocol.waits import FORMING, TENSORS, WaitKind
 
 AT_THE_WAIT = frozenset({Doing.WAITING, Doing.STARTING})
-"""A worker that says one of these needs parameters to go on."""
+"""A worker that reports one of these needs parameters to go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """One task as far as anybody can tell: its own word, its monitor's, or why there is none."""
+    """What is known of one task: its own snapshot, its monitor's, or why there is none."""
 
     task: str
     address: str = ""
@@ -31,7 +31,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How the job ended, where it has: the coordinator's word."""
+    """How the job ended, according to the coordinator."""
 
     culprit: str
     step: int
@@ -40,7 +40,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Everything that an analysis looks at."""
+    """All that an analysis looks at."""
 
     tasks: Mapping[str, Seen]
     asker: str = ""
@@ -48,7 +48,7 @@ class Evidence:
     floor: float = 1.5
     """Waits shorter than this are part of every step."""
     patience: float = 3.0
-    """How long something must stand still before it can prove anything; longer where steps are."""
+    """How long something must be stuck before it proves anything; longer where steps take longer."""
     time: float = 0.0
     end: Ended | None = None
 
@@ -57,14 +57,14 @@ class Evidence:
         return None if seen is None else seen.view
 
     def job(self) -> str:
-        """The job id that most tasks name; of two named equally often, the one that is named first."""
+        """The job id that most tasks report; of two reported equally often, the first."""
         jobs = [seen.view.job for seen in self.tasks.values() if seen.view is not None and seen.view.job.strip("0")]
         return max(dict.fromkeys(jobs), key=jobs.count) if jobs else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A wait with who waits."""
+    """A wait, and who is waiting."""
 
     waiter: str
     wait: WaitView
@@ -92,7 +92,7 @@ def is_worker(task: str) -> bool:
 
 
 def waits_of(view: TaskView) -> Iterator[Waiting]:
-    """The waits that hold this task up. A worker asks for parameters early; it waits for them only when it says so."""
+    """The waits that block this task. A worker requests parameters early; it waits for them only when it reports so."""
     idle = (*AT_THE_WAIT, Doing.FINISHING, Doing.NOTHING)
     training = view.main is not None and view.main.doing not in idle
     for wait in view.waits:
@@ -103,9 +103,9 @@ def waits_of(view: TaskView) -> Iterator[Waiting]:
 
 
 def has_come(evidence: Evidence, waiting: Waiting) -> bool:
-    """Whether the one that is waited for has done its part, though the waiter cannot know it.
+    """Whether the task that is waited for has done its part, although the waiter cannot know it.
 
-    Workers without servers wait for all others at once: only the books of these tell who is behind.
+    Workers without servers wait for all others at once: only the others' books show who is behind.
     """
     seen = evidence.tasks.get(waiting.on)
     if seen is None or not is_worker(waiting.on):
@@ -119,14 +119,14 @@ def has_come(evidence: Evidence, waiting: Waiting) -> bool:
 
 
 def held_up_by(evidence: Evidence, view: TaskView) -> list[Waiting]:
-    """The waits of a task less those that the other has done its part for; if all have, a sum itself stands still."""
+    """The waits of a task, except those for which the other has done its part; if all have, the sum itself is stuck."""
     waits = list(waits_of(view))
     late = [waiting for waiting in waits if not has_come(evidence, waiting)]
     return late or [waiting for waiting in waits if waiting.kind is WaitKind.SUM]
 
 
 def leads_to(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
-    """The waits of the one that is waited for, where they explain this wait; none where it ends there."""
+    """The waits of the task that is waited for, where they explain this wait; none where the chain ends there."""
     view = evidence.view(waiting.on)
     if view is None or has_come(evidence, waiting):
         return []
@@ -141,7 +141,7 @@ def leads_to(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
             return _why_no_commit(evidence, waiting)
     others = [other for other in waits_of(view) if other.on != waiting.waiter or other.of_tensor]
     if waiting.forming:
-        # Whoever is not a member yet waits for those who are missing, and not for what the members wait for.
+        # A task that is not a member yet waits for the missing ones, not for what the members wait for.
         return [other for other in others if other.forming]
     return others
 
@@ -156,24 +156,24 @@ def _why_no_gradient(view: TaskView, waiting: Waiting) -> list[Waiting]:
 
 
 def _why_no_parameter(view: TaskView, waiting: Waiting) -> list[Waiting]:
-    """A server that has not made this version waits for gradients of the step before it, or for a commit."""
+    """A server without this version waits for gradients of the step before it, or for a commit."""
     bucket = view.buckets.get(waiting.wait.bucket)
     made = bucket is not None and bucket.version > waiting.wait.step
     if made or (view.store is not None and view.store.busy >= 1.0):
         return []
     waits = list(waits_of(view))
     own = [w for w in waits if w.kind is WaitKind.GRADIENT and w.on == waiting.waiter]
-    # Without synchronisation a bucket has no version of its own. But whoever already asks this worker for the gradient
-    # of that version has made it: it is on its way, and the two do not wait for one another.
+    # Without synchronisation a bucket has no version of its own. But a server that already asks this worker for the
+    # gradient of that version has made it: it is in flight, and the two do not wait for each other.
     if any(w.wait.step > waiting.wait.step for w in own):
         return []
-    # Nor does it depend there on what other workers owe: their steps are not the server's.
+    # Nor does it depend on other workers' gradients there: their steps are not the server's.
     return own or [w for w in waits if w.kind is not WaitKind.GRADIENT or w.wait.step == view.step]
 
 
 def _why_no_commit(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
-    """A step is complete once every server has applied it, and every worker has told its state: whoever has not
-    explains the wait."""
+    """A step is complete once every server has applied it and every worker has sent its state: those that have not
+    explain the wait."""
     found: list[Waiting] = []
     step = waiting.wait.step
     coordinator = evidence.view(waiting.on)
@@ -191,7 +191,7 @@ def _why_no_commit(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
 
 
 @dataclass(slots=True)
-class Ending:
+class ChainEnd:
     """Where chains of waits end: between ``waiting.waiter`` and ``waiting.on``, or at the latter."""
 
     waiting: Waiting
@@ -203,9 +203,9 @@ class Ending:
 
 @dataclass(slots=True)
 class Chains:
-    """All endings of the waits that are longer than usual."""
+    """All ends of the waits that are longer than usual."""
 
-    endings: dict[tuple[str, str], Ending] = field(default_factory=dict)
+    endings: dict[tuple[str, str], ChainEnd] = field(default_factory=dict)
     long_waits: list[Waiting] = field(default_factory=list)
 
 
@@ -215,7 +215,7 @@ def find_chains(evidence: Evidence) -> Chains:
     for seen in evidence.tasks.values():
         if seen.view is not None:
             chains.long_waits += [w for w in held_up_by(evidence, seen.view) if w.wait.seconds >= evidence.floor]
-    ends: dict[tuple[str, str], list[Ending]] = {}
+    ends: dict[tuple[str, str], list[ChainEnd]] = {}
     for waiting in chains.long_waits:
         for ending in _ends_of(evidence, waiting, (), ends):
             known = chains.endings.setdefault((ending.waiting.waiter, ending.waiting.on), ending)
@@ -224,28 +224,28 @@ def find_chains(evidence: Evidence) -> Chains:
 
 
 def _ends_of(
-    evidence: Evidence, waiting: Waiting, path: tuple[Waiting, ...], known: dict[tuple[str, str], list[Ending]]
-) -> list[Ending]:
+    evidence: Evidence, waiting: Waiting, path: tuple[Waiting, ...], known: dict[tuple[str, str], list[ChainEnd]]
+) -> list[ChainEnd]:
     here = (waiting.waiter, waiting.on)
     if here in known:
         return known[here]
     before = [one.waiter for one in path]
     if waiting.waiter in before:
         cycle = (*before[before.index(waiting.waiter) :], waiting.waiter)
-        return [Ending(waiting, 0, (*path, waiting), cycle)]
+        return [ChainEnd(waiting, 0, (*path, waiting), cycle)]
     further = leads_to(evidence, waiting)
-    found: list[Ending] = []
+    found: list[ChainEnd] = []
     for other in further:
         found += [e for e in _ends_of(evidence, other, (*path, waiting), known) if e not in found]
-    found = found or [Ending(waiting, 0, (*path, waiting))]
-    # An ending inside a cycle depends on where one came in, so only complete ones are remembered.
+    found = found or [ChainEnd(waiting, 0, (*path, waiting))]
+    # An end inside a cycle depends on where the chain entered it, so only complete ones are remembered.
     if not any(ending.cycle for ending in found):
         known[here] = found
     return found
 
 
 def link_between(evidence: Evidence, one: str, other: str) -> tuple[LinkView | None, LinkView | None]:
-    """Both ends of a link, each as its own task sees it."""
+    """Both ends of a link, each as seen by its own task."""
     first, second = evidence.view(one), evidence.view(other)
     return (
         None if first is None else first.links.get(other),

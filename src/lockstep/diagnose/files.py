@@ -1,7 +1,7 @@
-"""Reads what the tasks of a dead cluster left in the folder of the run.
+"""Reads what the tasks of a dead cluster left in the run folder.
 
-Files may be damaged, half-written, of another version, or not ours at all, links and pipes among them: each that cannot
-be used becomes one sentence, and the others are used.
+Files may be damaged, incomplete, from another version, or not ours at all, including links and pipes: each file that
+cannot be used becomes one sentence, and the others are used.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def read_folder(path: Path) -> Folder:
         return found
     for file in files:
         try:
-            # A byte above the limit: readers refuse what is longer.
+            # One byte above the limit: readers refuse anything longer.
             data, written = read_plain(file, MAX_BYTES + 1)
             view = read_task(data)
         except SnapshotError as error:

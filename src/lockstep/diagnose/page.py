@@ -1,6 +1,6 @@
-"""A diagnosis as one HTML file that needs nothing else: the report, the wait-for graph, the last steps as pictures.
+"""A diagnosis as one self-contained HTML file: the report, the wait-for graph, and the last steps.
 
-Everything that comes from a task is escaped: task names, stacks and file names are other people's text.
+Everything that comes from a task is escaped: task names, stacks and file names are not ours.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from lockstep.diagnose import phrases
 from lockstep.diagnose.text import render
-from lockstep.diagnose.verdict import Diagnosis, Edge, Span
+from lockstep.diagnose.verdict import Diagnosis, Edge, TimelineSpan
 from lockstep.protocol.parts import Part
 
 MAX_NODES = 40
@@ -79,17 +79,12 @@ def graph(edges: tuple[Edge, ...], culprit: str) -> str:
     return f"<svg viewBox='0 0 {size:.0f} {size:.0f}' role='img' aria-label='{phrases.graph_label()}'>{drawn}</svg>"
 
 
-def _short(task: str) -> str:
-    job, _, index = task.removeprefix("/job:").partition("/replica:0/task:")
-    return f"{job} {index}" if index else task
-
-
 def _node(name: str, place: tuple[float, float], culprit: bool) -> str:
     fill = "#c04040" if culprit else "#4878a8"
     x, y = place
     return (
         f"<circle cx='{x:.0f}' cy='{y:.0f}' r='16' fill='{fill}'><title>{escape(name)}</title></circle>"
-        f"<text x='{x:.0f}' y='{y + 32:.0f}' text-anchor='middle'>{escape(_short(name))}</text>"
+        f"<text x='{x:.0f}' y='{y + 32:.0f}' text-anchor='middle'>{escape(phrases.graph_name(name))}</text>"
     )
 
 
@@ -100,15 +95,15 @@ def _arrow(edge: Edge, start: tuple[float, float], end: tuple[float, float], fir
     x1, y1 = start[0] + 18 * ux, start[1] + 18 * uy
     x2, y2 = end[0] - 20 * ux, end[1] - 20 * uy
     colour = "#c04040" if first else "#888"
-    text = escape(phrases.edge_label(edge.waiter, edge.on, edge.what, edge.step, edge.seconds, edge.state))
+    text = escape(phrases.edge_label(edge.waiter, edge.what, edge.step, edge.seconds, edge.state))
     return (
         f"<line x1='{x1:.0f}' y1='{y1:.0f}' x2='{x2:.0f}' y2='{y2:.0f}' stroke='{colour}' stroke-width='1.6' "
         f"marker-end='url(#a)'><title>{text}</title></line>"
     )
 
 
-def timeline(spans: tuple[Span, ...]) -> str:
-    """One row a task, the newest moment at the right."""
+def timeline(spans: tuple[TimelineSpan, ...]) -> str:
+    """One row per task, the newest moment on the right."""
     tasks = list(dict.fromkeys(span.task for span in spans))[:MAX_NODES]
     if not tasks:
         return f"<p>{phrases.no_step_finished()}</p>"
@@ -126,7 +121,10 @@ def timeline(spans: tuple[Span, ...]) -> str:
         bars.append(
             f"<rect x='{x:.1f}' y='{y}' width='{wide:.1f}' height='16' fill='{colour}'><title>{label}</title></rect>"
         )
-    names = [f"<text x='4' y='{20 + row * index}'>{escape(_short(task))}</text>" for index, task in enumerate(tasks)]
+    names = [
+        f"<text x='4' y='{20 + row * index}'>{escape(phrases.graph_name(task))}</text>"
+        for index, task in enumerate(tasks)
+    ]
     key = ", ".join(f"<span style='color:{colour}'>&#9632;</span> {escape(name)}" for name, colour in _COLOURS.items())
     height = 16 + row * len(tasks)
     return (

@@ -1,11 +1,11 @@
-"""What a report says besides its verdict: one line a task, the last steps as a timeline, and how a healthy job spends
-its time."""
+"""What a report shows besides its verdict: one line per task, a timeline of the last steps, and how a healthy job
+spends its time."""
 
 from __future__ import annotations
 
 from lockstep.diagnose import phrases
 from lockstep.diagnose.evidence import Evidence, Seen, is_worker
-from lockstep.diagnose.verdict import Span, TaskLine
+from lockstep.diagnose.verdict import TaskLine, TimelineSpan
 from lockstep.protocol.activity import Doing
 from lockstep.protocol.parts import Part
 from lockstep.protocol.reach import Reach
@@ -15,7 +15,7 @@ MAX_SPANS = 2000
 
 
 def task_lines(evidence: Evidence) -> tuple[TaskLine, ...]:
-    """One line a task; where there are very many, those that do not answer come first."""
+    """One line per task; where there are very many, those that do not answer come first."""
     lines = [_line(seen) for seen in evidence.tasks.values()]
     if len(lines) > MAX_LINES:
         lines.sort(key=lambda line: line.answers)
@@ -41,26 +41,26 @@ def _line(seen: Seen) -> TaskLine:
             doing=phrases.only_a_monitor(state),
             answers=False,
         )
-    if seen.silence.reach is Reach.NOT_ASKED:  # at the end of a job there is no time to ask everybody
+    if seen.silence.reach is Reach.NOT_ASKED:  # at the end of a job there is no time to ask every task
         return TaskLine(task=seen.task, host="", pid=0, step=-2, doing=phrases.was_not_asked(), answers=True)
     doing = phrases.nobody_answers(seen.monitor_silence.text or seen.silence.text)
     return TaskLine(task=seen.task, host="", pid=0, step=-2, doing=doing, answers=False)
 
 
-def timeline(evidence: Evidence) -> tuple[Span, ...]:
+def timeline(evidence: Evidence) -> tuple[TimelineSpan, ...]:
     """What each task did in the last steps."""
-    spans: list[Span] = []
+    spans: list[TimelineSpan] = []
     for seen in evidence.tasks.values():
         if seen.view is not None and len(spans) < MAX_SPANS:
             spans += [
-                Span(task=seen.task, part=one.part, what=one.what, begin=one.begin, end=one.end)
+                TimelineSpan(task=seen.task, part=one.part, what=one.what, begin=one.begin, end=one.end)
                 for one in seen.view.spans[-40:]
             ]
     return tuple(spans[:MAX_SPANS])
 
 
 def health_summary(evidence: Evidence) -> str:
-    """One sentence on a job in which nobody waits longer than usual, with the slowest part of a step."""
+    """One sentence on a job without unusually long waits, with the slowest part of a step."""
     silent = [seen.task for seen in evidence.tasks.values() if seen.view is None]
     if silent:
         return phrases.some_do_not_answer(silent, len(evidence.tasks))

@@ -1,9 +1,9 @@
-"""Rules about a task that is not there, or not the one that was meant: proof comes from its monitor."""
+"""Rules about a task that is missing, or is not the expected one: the proof comes from its monitor."""
 
 from __future__ import annotations
 
 from lockstep.diagnose import phrases
-from lockstep.diagnose.case import Case, Proof
+from lockstep.diagnose.case import Proof, WaitCase
 from lockstep.diagnose.views import LinkView
 from lockstep.protocol.causes import Cause
 from lockstep.protocol.reach import NOBODY_THERE, Reach
@@ -11,11 +11,11 @@ from lockstep.protocol.timing import HEARD_SECONDS, LAST_WAIT_SECONDS, STOPPED_S
 from lockstep.protocol.waits import WaitKind
 
 
-def dead(case: Case) -> Proof | None:
-    """Its monitor tells how it ended; or neither it nor its monitor is there any more."""
+def dead(case: WaitCase) -> Proof | None:
+    """Its monitor reports how it ended; or both it and its monitor are gone."""
     monitor, silence = case.monitor, case.seen.monitor_silence
     if case.waiting.kind is WaitKind.END and case.waiting.wait.seconds < LAST_WAIT_SECONDS:
-        return None  # tasks leave one after the other; the word that it is over may still be on its way
+        return None  # tasks leave one after another; the message that the job is over may still be in flight
     if monitor is not None and monitor.exited and monitor.out_of_memory is None and _is_meant(case):
         how = phrases.how_it_ended(monitor.exit_code)
         what = phrases.ended(case.on, how, monitor.reason if monitor.exit_code > 0 else "")
@@ -28,11 +28,11 @@ def dead(case: Case) -> Proof | None:
     return None
 
 
-def _is_meant(case: Case) -> bool:
+def _is_meant(case: WaitCase) -> bool:
     return case.monitor is not None and case.monitor.task == case.on
 
 
-def out_of_memory(case: Case) -> Proof | None:
+def out_of_memory(case: WaitCase) -> Proof | None:
     monitor = case.monitor
     if monitor is None or not monitor.exited or monitor.out_of_memory is None:
         return None
@@ -40,17 +40,17 @@ def out_of_memory(case: Case) -> Proof | None:
     return Proof(Cause.OUT_OF_MEMORY, what, (phrases.monitor_on(monitor.host, monitor.out_of_memory),))
 
 
-def frozen(case: Case) -> Proof | None:
+def frozen(case: WaitCase) -> Proof | None:
     monitor = case.monitor
     if monitor is None or monitor.exited or monitor.stopped < STOPPED_SECONDS:
         return None
-    what = phrases.is_stopped(case.on, monitor.pid, monitor.host)
+    what = phrases.is_stopped(case.on, monitor.pid, monitor.host, monitor.stopped)
     said = phrases.kernel_has_it_stopped(monitor.state, monitor.stopped)
     return Proof(Cause.FROZEN, what, (said,), seconds=monitor.stopped, stack=monitor.stack)
 
 
-def holds_the_interpreter(case: Case) -> Proof | None:
-    """The process runs and its monitor answers, but no thread of the task does: native code lets none of them run."""
+def holds_the_interpreter(case: WaitCase) -> Proof | None:
+    """The process runs and its monitor answers, but no thread of the task does: native code blocks them all."""
     monitor, (mine, _) = case.monitor, case.links()
     if case.view is not None or monitor is None or monitor.exited or monitor.stopped >= 0 or not _is_meant(case):
         return None
@@ -59,12 +59,12 @@ def holds_the_interpreter(case: Case) -> Proof | None:
         return None
     if case.seen.silence.reach is not Reach.MUTE:
         return None
-    what = phrases.native_code_holds_all_threads(case.on, monitor.pid)
+    what = phrases.native_code_holds_all_threads(case.on, monitor.pid, monitor.host)
     said = phrases.only_its_monitor_answers(monitor.state, case.seen.silence.text)
     return Proof(Cause.DEVICE_CALL, what, (said,), seconds=unheard, stack=monitor.stack)
 
 
-def never_started(case: Case) -> Proof | None:
+def never_started(case: WaitCase) -> Proof | None:
     silence = case.seen.monitor_silence
     if not case.forming or case.monitor is not None or silence.reach not in NOBODY_THERE:
         return None
@@ -72,7 +72,7 @@ def never_started(case: Case) -> Proof | None:
     return Proof(Cause.NEVER_STARTED, phrases.not_started(case.on), (said,))
 
 
-def wiring(case: Case) -> Proof | None:
+def wiring(case: WaitCase) -> Proof | None:
     monitor = case.monitor
     if monitor is None or not monitor.task or _is_meant(case):
         return None
@@ -80,7 +80,7 @@ def wiring(case: Case) -> Proof | None:
     return Proof(Cause.WIRING, what, (phrases.that_monitor_says_so(),))
 
 
-def version_differs(case: Case) -> Proof | None:
+def version_differs(case: WaitCase) -> Proof | None:
     ours = case.waiter_view.version if case.waiter_view is not None else case.evidence.version
     monitor = case.monitor
     if monitor is None or not ours or monitor.version in ("", ours) or not _is_meant(case):
@@ -89,7 +89,7 @@ def version_differs(case: Case) -> Proof | None:
     return Proof(Cause.MISMATCH, what, (phrases.monitor_is_of_version(monitor.version),))
 
 
-def stale_incarnation(case: Case) -> Proof | None:
+def stale_incarnation(case: WaitCase) -> Proof | None:
     monitor, (mine, _) = case.monitor, case.links()
     if monitor is None or mine is None or monitor.exited or not _is_meant(case) or case.forming:
         return None
@@ -101,8 +101,8 @@ def stale_incarnation(case: Case) -> Proof | None:
     return Proof(Cause.STALE_INCARNATION, what, (said,), seconds=monitor.phase_seconds)
 
 
-def leftover_server(case: Case) -> Proof | None:
-    """What answers at the address belongs to a job that was running before this one began."""
+def leftover_server(case: WaitCase) -> Proof | None:
+    """The task at that address belongs to a job that was running before this one began."""
     monitor, job = case.monitor, case.evidence.job()
     if monitor is None or monitor.exited or not case.forming or not _is_meant(case):
         return None
@@ -114,7 +114,7 @@ def leftover_server(case: Case) -> Proof | None:
     return Proof(Cause.LEFTOVER_SERVER, what, (said,))
 
 
-def duplicate_task(case: Case) -> Proof | None:
+def duplicate_task(case: WaitCase) -> Proof | None:
     view = case.waiter_view
     mine = None if view is None else view.links.get(case.on)
     if mine is None or mine.refusal is not Cause.DUPLICATE_TASK:
@@ -123,7 +123,7 @@ def duplicate_task(case: Case) -> Proof | None:
     return Proof(Cause.DUPLICATE_TASK, what, (said,), culprit=case.waiter, peer=case.on)
 
 
-def out_of_step(case: Case) -> Proof | None:
+def out_of_step(case: WaitCase) -> Proof | None:
     view = case.waiter_view
     side = None if view is None else view.workers.get(case.on)
     if case.waiting.kind is not WaitKind.GRADIENT or side is None or side.done < 0 or side.done > case.step:
@@ -132,8 +132,8 @@ def out_of_step(case: Case) -> Proof | None:
     return Proof(Cause.OUT_OF_STEP, what, (phrases.was_told_so(case.waiter, case.on),))
 
 
-def link_down(case: Case) -> Proof | None:
-    """Neither end hears the other, and at least one of the two is known to live; or no packet comes back at all."""
+def link_down(case: WaitCase) -> Proof | None:
+    """Neither end hears the other, and at least one of them is known to be alive; or no packet comes back at all."""
     mine, theirs = case.links()
     if case.waiting.kind is WaitKind.SUM:
         return _no_packets(case)
@@ -149,22 +149,22 @@ def link_down(case: Case) -> Proof | None:
     return _no_packets(case, mine.heard)
 
 
-def _no_packets(case: Case, seconds: float = -1.0) -> Proof | None:
-    """Workers without servers have no link of ours between them; but whether a host answers at all is seen."""
+def _no_packets(case: WaitCase, seconds: float = -1.0) -> Proof | None:
+    """Workers without servers have no link of ours between them, but whether a host answers at all can be seen."""
     if not _gives_no_packets(case):
         return None
     return Proof(Cause.LINK_DOWN, phrases.no_packet_comes_back(case.on), (_found_there(case),), seconds=seconds)
 
 
-def _gives_no_packets(case: Case) -> bool:
+def _gives_no_packets(case: WaitCase) -> bool:
     return case.view is None and case.monitor is None and case.seen.monitor_silence.reach is Reach.SILENT
 
 
-def _found_there(case: Case) -> str:
+def _found_there(case: WaitCase) -> str:
     return phrases.found_at(case.seen.address, case.seen.monitor_silence.text)
 
 
-def _both_ways(case: Case, mine: LinkView, theirs: LinkView) -> Proof | None:
+def _both_ways(case: WaitCase, mine: LinkView, theirs: LinkView) -> Proof | None:
     if not (mine.up and theirs.up):
         cut = mine.heard >= 2 * UNHEARD_SECONDS and theirs.heard >= 2 * UNHEARD_SECONDS
     elif _kernel_knows(mine, theirs):
@@ -178,27 +178,27 @@ def _both_ways(case: Case, mine: LinkView, theirs: LinkView) -> Proof | None:
 
 
 def _kernel_knows(mine: LinkView, theirs: LinkView) -> bool:
-    """Both kernels were watched long enough for their counters to prove something."""
+    """Both kernels were watched long enough for their counters to be proof."""
     return min(mine.watched, theirs.watched) >= WATCHED_SECONDS
 
 
 def _lost_between(sender: LinkView, receiver: LinkView) -> bool:
-    """What the sender's kernel has sent is not acknowledged, and the receiver's kernel has got nothing.
+    """What the sender's kernel sent is not acknowledged, and the receiver's kernel received nothing.
 
-    A kernel acknowledges for its process, however little of the processor that one gets: a task that is only slow, or
+    A kernel acknowledges on behalf of its process, however little CPU time that gets: a task that is merely slow, or
     stopped, does not look like this.
     """
     return sender.waiting > 0 and receiver.segments_in == 0
 
 
-def _packets(case: Case, mine: LinkView, theirs: LinkView) -> tuple[str, ...]:
+def _packets(case: WaitCase, mine: LinkView, theirs: LinkView) -> tuple[str, ...]:
     return tuple(
         phrases.kernel_counters(task, link.heard, link.waiting, link.segments_in, link.watched)
         for task, link in ((case.waiter, mine), (case.on, theirs))
     )
 
 
-def _who_hears(case: Case) -> list[str]:
+def _who_hears(case: WaitCase) -> list[str]:
     found = []
     for seen in case.evidence.tasks.values():
         link = None if seen.view is None else seen.view.links.get(case.on)
@@ -208,10 +208,10 @@ def _who_hears(case: Case) -> list[str]:
 
 
 def _deaf_end(mine: LinkView, theirs: LinkView) -> LinkView | None:
-    """The end that gets nothing while the other one still gets packets.
+    """The end that receives nothing while the other still receives packets.
 
-    Over TCP both ends soon hear nothing new, since answers are missing; but the kernel of the end that is reached still
-    counts the segments that the other one sends again and again.
+    Over TCP both ends soon receive nothing new, since acknowledgements are missing; but the kernel of the end that can
+    be reached still counts the segments that the other end retransmits.
     """
     if max(mine.heard, theirs.heard) < UNHEARD_SECONDS or not (mine.up and theirs.up and _kernel_knows(mine, theirs)):
         return None
@@ -222,7 +222,7 @@ def _deaf_end(mine: LinkView, theirs: LinkView) -> LinkView | None:
     return None
 
 
-def one_way_link(case: Case) -> Proof | None:
+def one_way_link(case: WaitCase) -> Proof | None:
     mine, theirs = case.links()
     if mine is None or theirs is None or case.forming or not case.nobody_is_stuck():
         return None

@@ -1,13 +1,13 @@
 """Rules about one tensor between two tasks that both answer: what did each side see of it?
 
-This is what the reporters of the original system had to do by hand: put the requests that one side sent beside those
-that the other side saw.
+Users of the original system had to do this by hand: compare the requests that one side sent with those that the
+other side saw.
 """
 
 from __future__ import annotations
 
 from lockstep.diagnose import phrases
-from lockstep.diagnose.case import HELD_BACK, Case, Proof
+from lockstep.diagnose.case import HELD_BACK, Proof, WaitCase
 from lockstep.diagnose.evidence import has_come, is_worker
 from lockstep.diagnose.views import MovingView, TaskView
 from lockstep.protocol.causes import Cause
@@ -16,7 +16,7 @@ from lockstep.protocol.timing import SENT_SECONDS, STUCK_SECONDS, UNHEARD_SECOND
 from lockstep.protocol.waits import WaitKind
 
 
-def request_lost(case: Case) -> Proof | None:
+def request_lost(case: WaitCase) -> Proof | None:
     if not (case.link_is_sound() and case.nobody_is_stuck()):
         return None
     view, asker = case.view, case.waiter_view
@@ -36,7 +36,7 @@ def request_lost(case: Case) -> Proof | None:
     return Proof(Cause.REQUEST_LOST, what, said)
 
 
-def _saw_request(case: Case, view: TaskView) -> bool:
+def _saw_request(case: WaitCase, view: TaskView) -> bool:
     if case.waiting.kind is WaitKind.GRADIENT:
         side = view.servers.get(case.waiter)
         return side is None or side.open_step >= case.step
@@ -46,14 +46,14 @@ def _saw_request(case: Case, view: TaskView) -> bool:
     return True
 
 
-def _never_saw_it(case: Case, view: TaskView) -> str:
+def _never_saw_it(case: WaitCase, view: TaskView) -> str:
     if case.waiting.kind is WaitKind.GRADIENT:
         return phrases.never_saw_the_request_for_step(case.on, view.servers[case.waiter].open_step)
     return phrases.never_saw_the_request_for_version(case.on, view.workers[case.waiter].pulls)
 
 
-def commit_lost(case: Case) -> Proof | None:
-    """A server's word to the coordinator, or its answer, is lost between two servers."""
+def commit_lost(case: WaitCase) -> Proof | None:
+    """A server's message to the coordinator, or the answer, was lost between two servers."""
     view = case.view
     if case.waiting.kind is not WaitKind.COMMIT or view is None or not case.link_is_sound():
         return None
@@ -63,14 +63,14 @@ def commit_lost(case: Case) -> Proof | None:
     if any(server.step <= case.step for server in servers):
         return None
     if any(wait.kind is WaitKind.STATE for wait in view.waits):
-        return None  # a worker has yet to tell what it takes into the next step
+        return None  # a worker has not yet sent its state for the next step
     said = (phrases.every_server_has_applied(case.step), phrases.has_committed(case.on, view.committed))
     if view.committed >= case.step:
         return Proof(Cause.ANSWER_LOST, phrases.commit_is_lost(case.step, case.waiter, case.on), said)
     return Proof(Cause.REQUEST_LOST, phrases.word_of_applying_is_lost(case.step, case.waiter, case.on), said)
 
 
-def answer_lost(case: Case) -> Proof | None:
+def answer_lost(case: WaitCase) -> Proof | None:
     if not (case.link_is_sound() and case.nobody_is_stuck()) or not case.waiting.of_tensor:
         return None
     sender, receiver = case.view, case.waiter_view
@@ -89,7 +89,7 @@ def answer_lost(case: Case) -> Proof | None:
     return Proof(Cause.ANSWER_LOST, what, said, seconds=sent_ago)
 
 
-def _has_arrived(case: Case, receiver: TaskView) -> bool:
+def _has_arrived(case: WaitCase, receiver: TaskView) -> bool:
     bucket = receiver.buckets.get(case.bucket)
     if bucket is None:
         return True
@@ -98,8 +98,8 @@ def _has_arrived(case: Case, receiver: TaskView) -> bool:
     return bucket.version >= case.number
 
 
-def _moving(case: Case) -> MovingView | None:
-    """The transfer of what is waited for, where it is still under way."""
+def _moving(case: WaitCase) -> MovingView | None:
+    """The transfer of the missing tensor, where it is still in progress."""
     link = None if case.view is None else case.view.links.get(case.waiter)
     for moving in () if link is None else link.moving:
         if moving.step == case.number and moving.bucket == case.bucket:
@@ -107,13 +107,13 @@ def _moving(case: Case) -> MovingView | None:
     return link.moving[0] if link is not None and link.moving else None
 
 
-def _held_back(case: Case) -> bool:
-    """The sender's kernel still holds bytes for the receiver's host: they are on their way, however slowly."""
+def _held_back(case: WaitCase) -> bool:
+    """The sender's kernel still holds bytes for the receiver's host: they are in flight, however slowly."""
     _, theirs = case.links()
     return theirs is not None and theirs.waiting >= HELD_BACK
 
 
-def slow_link(case: Case) -> Proof | None:
+def slow_link(case: WaitCase) -> Proof | None:
     moving, (mine, theirs) = _moving(case), case.links()
     if theirs is not None and _held_back(case) and case.link_is_sound() and case.nobody_is_stuck():
         what = phrases.link_is_slow_in_the_kernel(case.on, case.waiter, theirs.waiting)
@@ -131,8 +131,8 @@ def slow_link(case: Case) -> Proof | None:
     return Proof(Cause.SLOW_LINK, what, said, seconds=moving.seconds)
 
 
-def transfer_stands(case: Case) -> Proof | None:
-    """A transfer was started, nothing of it moves, and both ends are well: it hangs in the transport."""
+def transfer_stands(case: WaitCase) -> Proof | None:
+    """A transfer was started, no byte of it moves, and both ends are well: it hangs in the transport."""
     moving = _standing(case)
     if moving is None or _by_rdma(case):
         return None
@@ -141,11 +141,11 @@ def transfer_stands(case: Case) -> Proof | None:
     return Proof(Cause.COMMUNICATION, what, (said,), seconds=moving.seconds)
 
 
-def rdma_down(case: Case) -> Proof | None:
-    """The same by RDMA, which moves bytes without either program's help: what stands still there is the fabric.
+def rdma_down(case: WaitCase) -> Proof | None:
+    """The same over RDMA, which moves bytes without the help of either program: there the fabric is stuck.
 
-    The devices try again in silence, some of them for ever; only the two tasks' heartbeats, which go by TCP, show that
-    both of them are well.
+    The devices retry silently, some of them forever; only the two tasks' heartbeats, which use TCP, show that both of
+    them are well.
     """
     moving = _standing(case)
     if moving is None or not _by_rdma(case):
@@ -155,8 +155,8 @@ def rdma_down(case: Case) -> Proof | None:
     return Proof(Cause.LINK_DOWN, what, said, seconds=moving.seconds)
 
 
-def _standing(case: Case) -> MovingView | None:
-    """The transfer of what is waited for, where no byte of it moves although both ends are well."""
+def _standing(case: WaitCase) -> MovingView | None:
+    """The transfer of the missing tensor, where no byte of it moves although both ends are well."""
     moving, (mine, theirs) = _moving(case), case.links()
     if moving is None or mine is None or theirs is None or not (case.link_is_sound() and case.nobody_is_stuck()):
         return None
@@ -164,13 +164,13 @@ def _standing(case: Case) -> MovingView | None:
     return moving if still and not _held_back(case) else None
 
 
-def _by_rdma(case: Case) -> bool:
+def _by_rdma(case: WaitCase) -> bool:
     _, theirs = case.links()
     return theirs is not None and theirs.by_rdma
 
 
-def sum_stands(case: Case) -> Proof | None:
-    """Every worker has handed the bucket over, and torch.distributed does not bring its sum to an end."""
+def sum_stands(case: WaitCase) -> Proof | None:
+    """Every worker has handed the bucket over, and torch.distributed does not complete its sum."""
     if case.waiting.kind is not WaitKind.SUM or case.waiting.wait.seconds < case.evidence.patience:
         return None
     if not has_come(case.evidence, case.waiting):

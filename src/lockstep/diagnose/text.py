@@ -1,41 +1,48 @@
-"""A diagnosis in words: one screen, the same on every task."""
+"""A diagnosis as text: one sentence first, then at most one screen of details."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from lockstep.diagnose import phrases
-from lockstep.diagnose.verdict import Diagnosis, Edge, Verdict
+from lockstep.diagnose.verdict import Diagnosis, Edge, TimelineSpan, Verdict
 
 WIDTH = 100
 RULE = "-" * WIDTH
-"""Above and below a report."""
+"""Above and below the details."""
 
 MAX_EDGES = 8
 MAX_TASKS = 16
 MAX_STACK = 10
+MAX_SPANS = 3
 
 
 def notice_line(verdict: Verdict) -> str:
-    """Who waits for whom, for what, and where that one is now."""
-    if not verdict.peer or not verdict.key:
+    """Who is waiting for what, for how long, and why where that is proven."""
+    if not verdict.stuck:
         return verdict.what
-    what = verdict.what if verdict.proven else ""
-    return phrases.notice(verdict.peer, verdict.seconds, verdict.culprit, verdict.step, verdict.key, what)
+    return phrases.notice(verdict.stuck, verdict.seconds, verdict.what if verdict.proven else "")
+
+
+def lead_line(diagnosis: Diagnosis, *, remedy: bool = True) -> str:
+    """What is stuck, why, and what to do about it."""
+    verdict = diagnosis.verdict
+    if verdict is None:
+        return phrases.lead(diagnosis.summary, "", "")
+    return phrases.lead(verdict.stuck, verdict.what, verdict.remedy if remedy else "", ends=diagnosis.ends)
 
 
 def render(kind: str, diagnosis: Diagnosis) -> str:
     """The whole report."""
     verdict = diagnosis.verdict
-    lines = [RULE, phrases.report_title(kind, _title(diagnosis))]
+    lines = [lead_line(diagnosis), RULE, phrases.report_title(kind, _title(diagnosis))]
     if verdict is not None:
         lines += _verdict_lines(verdict)
-    else:
-        lines.append(f"  {diagnosis.summary}")
     if diagnosis.also:
         lines.append(phrases.also_title())
         lines += _indented(phrases.also_line(other.cause.value, other.what) for other in diagnosis.also)
-    lines += _edges(phrases.causes_title(), diagnosis.causes)
+    # The lead has said the one wait that a chain of one consists of.
+    lines += _edges(phrases.causes_title(), diagnosis.causes) if len(diagnosis.causes) > 1 else []
     lines += _edges(phrases.consequences_title(), diagnosis.consequences)
     lines.append(phrases.tasks_title())
     lines += _indented(
@@ -43,7 +50,7 @@ def render(kind: str, diagnosis: Diagnosis) -> str:
     )
     if len(diagnosis.tasks) > MAX_TASKS:
         lines += _indented([phrases.and_more(len(diagnosis.tasks) - MAX_TASKS)])
-    return "\n".join([*lines, RULE])
+    return "\n".join([*lines, *_timeline(diagnosis.timeline), RULE])
 
 
 def _title(diagnosis: Diagnosis) -> str:
@@ -54,7 +61,8 @@ def _title(diagnosis: Diagnosis) -> str:
 
 
 def _verdict_lines(verdict: Verdict) -> list[str]:
-    lines = [verdict.what, phrases.culprit_line(verdict.culprit, verdict.host, verdict.pid, verdict.seconds)]
+    place = (verdict.culprit, verdict.host, verdict.pid, verdict.seconds)
+    lines = [phrases.culprit_line(*place, full_name=verdict.culprit not in verdict.key)]
     if verdict.peer:
         lines.append(phrases.waiting_line(verdict.peer))
     if verdict.key:
@@ -67,16 +75,26 @@ def _verdict_lines(verdict: Verdict) -> list[str]:
     if verdict.stack:
         lines.append(phrases.stack_title(verdict.culprit))
         lines += _indented(verdict.stack[:MAX_STACK])
-    lines.append(phrases.remedy_line(verdict.remedy))
     return _indented(lines)
 
 
 def _edges(title: str, edges: tuple[Edge, ...]) -> list[str]:
     if not edges:
         return []
-    shown = [phrases.edge_line(e.waiter, e.on, e.what, e.step, e.seconds, e.state) for e in edges[:MAX_EDGES]]
+    shown = [phrases.edge_line(e.waiter, e.what, e.step, e.seconds, e.state) for e in edges[:MAX_EDGES]]
     more = [phrases.and_more(len(edges) - MAX_EDGES)] if len(edges) > MAX_EDGES else []
     return [title, *_indented([*shown, *more])]
+
+
+def _timeline(spans: tuple[TimelineSpan, ...]) -> list[str]:
+    by_task: dict[str, list[TimelineSpan]] = {}
+    for span in spans:
+        by_task.setdefault(span.task, []).append(span)
+    lines = []
+    for task, own in list(by_task.items())[:MAX_TASKS]:
+        newest = sorted(own, key=lambda span: -span.end)[-MAX_SPANS:]
+        lines.append(phrases.timeline_line(task, [(span.what, span.begin - span.end, span.end) for span in newest]))
+    return [phrases.timeline_lines_title(), *_indented(lines)] if lines else []
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

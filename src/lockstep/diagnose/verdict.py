@@ -12,7 +12,7 @@ from lockstep.protocol.causes import CANNOT_HEAL, WARNINGS, Cause
 from lockstep.protocol.parts import Part
 
 FORMAT = 1
-"""Version of the JSON form. A reader refuses another one in words."""
+"""Version of the JSON form. A reader refuses any other."""
 
 MAX_BYTES = 4 << 20
 
@@ -31,10 +31,12 @@ class Verdict:
     step: int = -2
     link: str = ""
     seconds: float = 0.0
+    stuck: str = ""
+    """What is stuck, and who is waiting for what. The lead of a report is this, ``what`` and ``remedy``."""
     what: str = ""
-    """One sentence: what is the matter."""
+    """The cause in one sentence."""
     evidence: tuple[str, ...] = ()
-    """What each side saw, a sentence each."""
+    """What each side saw, one sentence each."""
     stack: tuple[str, ...] = ()
     remedy: str = ""
 
@@ -57,7 +59,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """One wait, as the report draws it."""
+    """One wait, as the report draws it; ``what`` names what is missing, and whose it is."""
 
     waiter: str
     on: str
@@ -69,7 +71,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskLine:
-    """One task in a report: is it there, and what does it do."""
+    """One task in a report: whether it answers, and what it is doing."""
 
     task: str
     host: str
@@ -80,8 +82,8 @@ class TaskLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """A piece of a timeline: what a task did from ``begin`` to ``end`` (seconds before the report)."""
+class TimelineSpan:
+    """Part of a timeline: what a task did from ``begin`` to ``end`` (seconds before the report)."""
 
     task: str
     part: Part | None = None
@@ -92,7 +94,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Everything that a report shows."""
+    """All that a report shows."""
 
     job: str = ""
     time: float = 0.0
@@ -101,24 +103,26 @@ class Diagnosis:
     summary: str = ""
     verdict: Verdict | None = None
     also: tuple[Verdict, ...] = ()
-    """Causes that do not follow from the first one."""
+    """Causes that do not follow from the first."""
     causes: tuple[Edge, ...] = ()
     """The chain of waits that leads to the culprit."""
     consequences: tuple[Edge, ...] = ()
-    """Waits that only follow from it."""
+    """Waits that follow from it."""
     tasks: tuple[TaskLine, ...] = ()
-    timeline: tuple[Span, ...] = ()
+    timeline: tuple[TimelineSpan, ...] = ()
+    ends: bool = False
+    """The task that reports this ends the job because of it."""
 
     def to_json(self) -> bytes:
         return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, ensure_ascii=False).encode()
 
 
 class ReportError(ValueError):
-    """This is no report that can be read; the text is one plain sentence."""
+    """This is not a readable report; the text is one plain sentence."""
 
 
 def read_diagnosis(data: bytes) -> Diagnosis:
-    """Read the JSON form back. Whatever is wrong with it becomes one plain sentence (``ReportError``)."""
+    """Read the JSON form back. Anything wrong with it becomes one plain sentence (``ReportError``)."""
     if len(data) > MAX_BYTES:
         raise ReportError(phrases.report_too_long(MAX_BYTES, len(data)))
     try:
@@ -145,9 +149,9 @@ def read_diagnosis(data: bytes) -> Diagnosis:
         raise ReportError(phrases.report_damaged(error)) from error
 
 
-def _span(fields: dict[str, Any]) -> Span:
+def _span(fields: dict[str, Any]) -> TimelineSpan:
     part = fields.get("part")
-    return Span(**{**fields, "part": None if part is None else Part(part)})
+    return TimelineSpan(**{**fields, "part": None if part is None else Part(part)})
 
 
 def _verdict(fields: dict[str, Any]) -> Verdict:

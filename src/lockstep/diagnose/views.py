@@ -1,7 +1,7 @@
-"""Snapshots as typed values: what a task says of itself, and what its monitor says of it.
+"""Snapshots as typed values: what a task reports of itself, and what its monitor reports of it.
 
-A snapshot comes from a peer or from a file, so nothing in it is trusted: a field of a wrong type becomes its neutral
-value, and bytes that are no snapshot at all become a plain sentence (``SnapshotError``). Ages are in seconds before
+A snapshot comes from a peer or from a file, so nothing in it is trusted: a field of the wrong type becomes its neutral
+value, and bytes that are not a snapshot become a plain sentence (``SnapshotError``). Ages are in seconds before
 the snapshot was taken: the clocks of two hosts are never compared.
 """
 
@@ -29,7 +29,7 @@ _MAX_ITEMS = 100_000
 
 
 class SnapshotError(ValueError):
-    """These bytes are no snapshot; the text is one plain sentence."""
+    """These bytes are not a snapshot; the text is one plain sentence."""
 
 
 def _text(value: object, default: str = "") -> str:
@@ -45,7 +45,7 @@ def _whole(value: object, default: int = 0) -> int:
 
 
 def _member(kind: type[_Kind], value: object, default: _Default) -> _Kind | _Default:
-    """The member of an enum with this value; a version that knows more of them is no reason to read nothing."""
+    """The member of an enum with this value; one that this version does not know must not spoil the rest."""
     try:
         return kind(value) if isinstance(value, str) else default
     except ValueError:
@@ -71,7 +71,7 @@ class WaitView:
     on: str
     kind: WaitKind
     key: str
-    """Of the tensor; empty where it is none."""
+    """Of the tensor; empty where it is not a tensor."""
     what: str
     """For people: the key of a tensor, or a few words."""
     step: int
@@ -83,7 +83,7 @@ class WaitView:
 
 @dataclass(frozen=True, slots=True)
 class MovingView:
-    """A transfer that was started and is not over."""
+    """A transfer that was started and has not ended."""
 
     what: str
     step: int
@@ -94,7 +94,7 @@ class MovingView:
 
 @dataclass(frozen=True, slots=True)
 class LinkView:
-    """One end of a link as its task sees it."""
+    """One end of a link, as seen by its task."""
 
     peer: str
     state: str
@@ -114,11 +114,11 @@ class LinkView:
     """Why the peer refuses this task, where it does."""
     by_rdma: bool = False
     watched: float = 0.0
-    """Seconds for which the kernel's counters below were watched; 0: they are not known."""
+    """Seconds for which the kernel's counters below were watched; 0: not known."""
     waiting: int = 0
-    """Bytes that this end's kernel holds because the other one has not acknowledged them."""
+    """Bytes that this end's kernel holds because the other has not acknowledged them."""
     segments_in: int = 0
-    """TCP segments that came from the peer's host while they were watched, old or new."""
+    """TCP segments that arrived from the peer's host meanwhile, old or new."""
 
     @property
     def up(self) -> bool:
@@ -127,20 +127,20 @@ class LinkView:
 
 @dataclass(frozen=True, slots=True)
 class MainView:
-    """The training thread: what it says it does, and what the kernel says."""
+    """The training thread: what it reports, and what the kernel reports."""
 
     doing: Doing
     detail: str
     seconds: float
     cpu: float
-    """Share of a processor in the last two seconds; -1 where it is not known."""
+    """Share of a CPU in the last two seconds; -1: not known."""
     where: Code
     stack: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorView:
-    """What one task saw of one tensor: ages of states, and how often each came."""
+    """What one task saw of one tensor: the age of each state, and how often it occurred."""
 
     kind: str
     number: int
@@ -171,7 +171,7 @@ class WorkerSideView:
 
 @dataclass(frozen=True, slots=True)
 class SpanView:
-    """A piece of the last steps; ``begin`` and ``end`` are ages."""
+    """Part of the last steps; ``begin`` and ``end`` are ages."""
 
     part: Part | None
     what: str
@@ -184,7 +184,7 @@ class BucketView:
     """A bucket in the books of a worker or a server."""
 
     state: HeldBucketState | None
-    """Of a worker's bucket; a server's has other states, which no rule asks for."""
+    """Of a worker's bucket; a server's has other states, which no rule needs."""
     version: int
     busy: bool
     arrived: tuple[str, ...]
@@ -204,7 +204,7 @@ class StoreView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskView:
-    """What a task says of itself."""
+    """What a task reports of itself."""
 
     task: str
     incarnation: str = ""
@@ -228,7 +228,7 @@ class TaskView:
     buckets: Mapping[int, BucketView] = field(default_factory=dict)
     committed: int = -2
     handed: tuple[int, int] | None = None
-    """Step and bucket that a worker without servers has handed over last."""
+    """The last step and bucket that a worker without servers handed over."""
     still: float = 0.0
     """Seconds without progress."""
     loop_busy: float = 0.0
@@ -255,7 +255,7 @@ class TaskView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorView:
-    """What the monitor of a task says of it."""
+    """What the monitor of a task reports of it."""
 
     task: str
     host: str = ""
@@ -270,13 +270,13 @@ class MonitorView:
     exit_code: int = 0
     state: str = ""
     stopped: float = -1.0
-    """Seconds for which the kernel has it stopped; -1: it is not."""
+    """Seconds for which it has been stopped; -1: it is not."""
     out_of_memory: str | None = None
-    """What shows that the kernel killed it for lack of memory, where something does."""
+    """Evidence that the kernel killed it for lack of memory, where there is some."""
     reason: str = ""
     """Why the task gave up, in its own words; empty while it has not."""
     silent: float = -1.0
-    """Seconds since the task's loop last gave its monitor a sign of life; -1: not known."""
+    """Seconds since the task's last heartbeat to its monitor; -1: not known."""
     stack: tuple[str, ...] = ()
     resident: int = 0
     cluster: Mapping[str, str] = field(default_factory=dict)
@@ -284,7 +284,7 @@ class MonitorView:
 
 
 def addresses_in(fields: Mapping[str, Any]) -> dict[str, str]:
-    """The cluster that a snapshot names: tasks and their addresses."""
+    """The cluster as listed in a snapshot: tasks and their addresses."""
     named = _object(fields.get("cluster"))
     return {str(task): address for task, address in list(named.items())[:_MAX_ITEMS] if isinstance(address, str)}
 

@@ -1,9 +1,9 @@
-"""Rules about a task that answers: where its training thread, its loop or its store stands."""
+"""Rules about a task that answers: what its training thread, its loop or its store is doing."""
 
 from __future__ import annotations
 
 from lockstep.diagnose import phrases
-from lockstep.diagnose.case import BUSY, IDLE, Case, Proof
+from lockstep.diagnose.case import BUSY, IDLE, Proof, WaitCase
 from lockstep.diagnose.evidence import is_worker
 from lockstep.diagnose.views import LinkView, MainView, TaskView
 from lockstep.protocol.activity import TRAINING, Code, Doing, TaskPhase
@@ -13,26 +13,26 @@ from lockstep.protocol.timing import STUCK_SECONDS
 from lockstep.protocol.waits import WaitKind
 
 FULL = 1 << 20
-"""A disk with less room than this is full."""
+"""A disk with less free space than this is full."""
 SETTLED = 0.6
-"""A thread must have waited for this part of the patience before its waiting proves anything."""
+"""A thread must have waited for this share of the patience before its waiting proves anything."""
 QUEUED = 1000
-"""A loop with this many events before it is behind."""
+"""A loop with this many queued events is overloaded."""
 
 
-def _training(case: Case) -> MainView | None:
-    """The training thread of the worker that is waited for, if it is what everybody waits for."""
+def _training(case: WaitCase) -> MainView | None:
+    """The training thread of the worker that is waited for, unless it is waiting itself."""
     view = case.view
     if view is None or view.main is None or not is_worker(case.on) or view.main.doing is Doing.WAITING:
         return None
     return view.main
 
 
-def _stands_still(case: Case, main: MainView) -> bool:
+def _stands_still(case: WaitCase, main: MainView) -> bool:
     return main.seconds >= case.evidence.patience and 0 <= main.cpu < IDLE
 
 
-def user_code(case: Case) -> Proof | None:
+def user_code(case: WaitCase) -> Proof | None:
     main = _training(case)
     if main is None or main.doing not in TRAINING or main.where is not Code.USER:
         return None
@@ -43,7 +43,7 @@ def user_code(case: Case) -> Proof | None:
     return Proof(Cause.USER_CODE, what, (said,), seconds=main.seconds, stack=main.stack)
 
 
-def device_call(case: Case) -> Proof | None:
+def device_call(case: WaitCase) -> Proof | None:
     main = _training(case)
     if main is None or main.where is not Code.DEVICE or main.seconds < case.evidence.patience:
         return None
@@ -54,7 +54,7 @@ def device_call(case: Case) -> Proof | None:
     return Proof(Cause.DEVICE_CALL, what, (said,), seconds=main.seconds, stack=main.stack)
 
 
-def input_starved(case: Case) -> Proof | None:
+def input_starved(case: WaitCase) -> Proof | None:
     main = _training(case)
     if main is None or main.doing is not Doing.INPUT or main.seconds < case.evidence.patience:
         return None
@@ -63,7 +63,7 @@ def input_starved(case: Case) -> Proof | None:
     return Proof(Cause.INPUT_STARVED, what, (said,), seconds=main.seconds, stack=main.stack)
 
 
-def disk_full(case: Case) -> Proof | None:
+def disk_full(case: WaitCase) -> Proof | None:
     view, main = case.view, _training(case)
     if view is None or main is None or main.doing is not Doing.CHECKPOINT or not 0 <= view.disk_free < FULL:
         return None
@@ -72,7 +72,7 @@ def disk_full(case: Case) -> Proof | None:
     return Proof(Cause.DISK_FULL, what, (said,), seconds=main.seconds)
 
 
-def checkpoint_stuck(case: Case) -> Proof | None:
+def checkpoint_stuck(case: WaitCase) -> Proof | None:
     view, main = case.view, _training(case)
     if view is None or main is None or main.doing is not Doing.CHECKPOINT or 0 <= view.disk_free < FULL:
         return None
@@ -83,11 +83,11 @@ def checkpoint_stuck(case: Case) -> Proof | None:
     return Proof(Cause.CHECKPOINT_STUCK, what, (said,), seconds=main.seconds, stack=main.stack)
 
 
-def _writes(case: Case, view: TaskView) -> bool:
+def _writes(case: WaitCase, view: TaskView) -> bool:
     return 0 <= view.written_ago < case.evidence.patience and not 0 <= view.disk_free < FULL
 
 
-def straggler(case: Case) -> Proof | None:
+def straggler(case: WaitCase) -> Proof | None:
     view, main = case.view, _training(case)
     if view is not None and main is not None and main.doing is Doing.CHECKPOINT and _writes(case, view):
         what = phrases.still_writes_its_checkpoint(case.on, main.detail)
@@ -100,7 +100,7 @@ def straggler(case: Case) -> Proof | None:
     return Proof(Cause.STRAGGLER, what, (said,), seconds=main.seconds, stack=main.stack)
 
 
-def overloaded_server(case: Case) -> Proof | None:
+def overloaded_server(case: WaitCase) -> Proof | None:
     view = case.view
     if view is None or is_worker(case.on):
         return None
@@ -115,12 +115,12 @@ def overloaded_server(case: Case) -> Proof | None:
     return None
 
 
-def store_stuck(case: Case) -> Proof | None:
+def store_stuck(case: WaitCase) -> Proof | None:
     store = None if case.view is None else case.view.store
     if store is None or store.busy < case.evidence.patience or not 0 <= store.cpu < IDLE:
         return None
     if case.view is not None and case.view.phase == TaskPhase.IMPORTING_TORCH:
-        return None  # another thread of it imports, and this one waits for that: on a slow machine for long
+        return None  # another of its threads imports torch, and this one waits for that: on a slow machine, for long
     if store.where is Code.DEVICE:
         cause, what = Cause.DEVICE_CALL, phrases.update_stands_in_a_device_call(case.on, store.doing)
     else:
@@ -129,8 +129,8 @@ def store_stuck(case: Case) -> Proof | None:
     return Proof(cause, what, (said,), seconds=store.busy, stack=store.stack)
 
 
-def callback_stuck(case: Case) -> Proof | None:
-    """A callback of a link blocks: nothing more comes in on it. The first of the three reports was of this kind."""
+def callback_stuck(case: WaitCase) -> Proof | None:
+    """A callback of a link blocks: nothing more is received on it. The first of the three reports was of this kind."""
     for view, peer in ((case.view, case.waiter), (case.waiter_view, case.on)):
         if view is None:
             continue
@@ -150,8 +150,8 @@ def _blocked(view: TaskView, link: LinkView) -> Proof:
     return Proof(Cause.COMMUNICATION, what, (said,), view.task, link.peer, link.callback_seconds, link.callback_stack)
 
 
-def deadlock(case: Case) -> Proof | None:
-    """Two or more tasks wait for one another, or a worker waits for what can only be made of its own gradient."""
+def deadlock(case: WaitCase) -> Proof | None:
+    """Tasks wait for each other, or a worker waits for parameters that need its own gradient."""
     view = case.view
     if case.cycle and case.waiting.wait.seconds >= case.evidence.patience:
         return Proof(Cause.DEADLOCK, phrases.wait_for_one_another(case.cycle), (phrases.each_says_so_itself(),))
@@ -163,7 +163,7 @@ def deadlock(case: Case) -> Proof | None:
     ):
         return None
     if view.main.seconds < SETTLED * case.evidence.patience or view.loop_queued:
-        return None  # it has just come to the wait; its gradients may be on their way to its own loop
+        return None  # it has only just begun to wait; its gradients may be on their way to its own loop
     bucket = view.buckets.get(case.bucket)
     if bucket is None or bucket.state is not HeldBucketState.HELD or view.wants_version <= case.step:
         return None

@@ -1,4 +1,4 @@
-"""The drills: each a fault as data, and what must be said of it."""
+"""The drills: each is a fault as data, with the report that it must lead to."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ class Surroundings:
     missing: tuple[str, ...] = ()
     """Tasks that are never started."""
     late: tuple[tuple[str, float], ...] = ()
-    """Tasks that make themselves known this many seconds late."""
+    """Tasks that start to answer this many seconds late."""
     swapped: tuple[tuple[str, str], ...] = ()
     """Two tasks that were started with each other's index."""
     twice: str = ""
     """A task that is started a second time, at another port."""
     restarted: str = ""
-    """A task whose monitor is killed in mid-run and that is started again at once."""
+    """A task whose monitor is killed in mid-run, and which is restarted at once."""
     leftover: bool = False
     """The server of an older job still holds its port; the workers of the new job find it there."""
     environment: tuple[tuple[str, str], ...] = ()
     cut: tuple[str, str, str] | None = None
-    """Two tasks on hosts of their own between which packets are dropped: both, from (of the first), or slow."""
+    """Two tasks on separate hosts between which packets are dropped: both, from (of the first), or slow."""
     order: tuple[str, ...] = ()
     """Start in this order, a second apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drill:
-    """One fault and what is expected. ``kind``: verdict, notice, or healthy (nothing may be said)."""
+    """One fault and what is expected. ``kind``: verdict, notice, or healthy (nothing may be reported)."""
 
     name: str
     group: str
@@ -69,10 +69,10 @@ class Drill:
     servers: int = 1
     workers: int = 2
     kind: ReportKind | None = ReportKind.VERDICT
-    """What must be said of it; None: nothing."""
+    """What must be reported; None: nothing."""
     cause: Cause = Cause.UNKNOWN
     or_cause: Cause | None = None
-    """Another cause that is as right, depending on which of two things happens first."""
+    """Another cause that is equally right, depending on which of two things happens first."""
     pair: tuple[str, ...] = ()
     """The tasks of which the report must name at least the first as culprit or peer."""
     key: str = ""
@@ -84,7 +84,7 @@ class Drill:
     bucket_bytes: int = 1024
 
     def is_right(self, cause: str) -> bool:
-        """Whether this is what must be said."""
+        """Whether this is the expected cause."""
         return cause == self.cause.value or (self.or_cause is not None and cause == self.or_cause.value)
 
     @property
@@ -152,7 +152,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="commit-lost",
         group="lost",
-        story="the word that a step is complete is lost between two servers (modes 3, 12)",
+        story="the message that a step is complete is lost between two servers (modes 3, 12)",
         faults=(DropMessage(PS0, PS1, "Commit", STEP),),
         servers=2,
         cause=Cause.ANSWER_LOST,
@@ -195,7 +195,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="user-code-sleeps",
         group="stuck",
-        story="the training program of a worker waits for something of its own",
+        story="the training program of a worker hangs",
         faults=(Stick(W1, Place.USER_CODE, STEP),),
         cause=Cause.USER_CODE,
         pair=(W1,),
@@ -274,7 +274,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="server-killed",
         group="lost task",
-        story="kill -9 of the only server, which is the coordinator too",
+        story="kill -9 of the only server, which is also the coordinator",
         faults=(Die(PS0, STEP),),
         cause=Cause.DEAD,
         pair=(PS0,),
@@ -318,7 +318,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="server-frozen",
         group="lost task",
-        story="the only server is stopped; it is the coordinator too",
+        story="the only server is stopped; it is also the coordinator",
         faults=(Freeze(PS0, STEP),),
         cause=Cause.FROZEN,
         pair=(PS0,),
@@ -328,7 +328,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="worker-restarted",
         group="lost task",
-        story="a worker and its monitor are killed and started again at once (modes 30, 33)",
+        story="a worker and its monitor are killed and restarted at once (modes 30, 33)",
         around=Surroundings(restarted=W1),
         cause=Cause.STALE_INCARNATION,
         or_cause=Cause.DEAD,  # where the new process takes longer to start than two seconds, nobody is there at first
@@ -361,7 +361,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="never-started",
         group="start",
-        story="report 3: a peer is not up, and never comes (modes 20, 21)",
+        story="report 3: a peer is not up, and never starts (modes 20, 21)",
         around=Surroundings(missing=(W1,)),
         startup_timeout=6.0,
         cause=Cause.NEVER_STARTED,
@@ -370,7 +370,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="server-never-started",
         group="start",
-        story="report 3: the server is not up, and never comes (modes 20, 23)",
+        story="report 3: the server is not up, and never starts (modes 20, 23)",
         around=Surroundings(missing=(PS0,)),
         startup_timeout=6.0,
         cause=Cause.NEVER_STARTED,
@@ -405,7 +405,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="workers-first",
         group="start",
-        story="report 3: the launch order is the wrong one, as people see it (modes 21, 22)",
+        story="report 3: the tasks start in what people take for the wrong order (modes 21, 22)",
         around=Surroundings(order=(W1, W0, PS0)),
         kind=None,
         steps=60,
@@ -437,7 +437,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="duplicate-task",
         group="start",
-        story="two processes were started with one index (modes 30, 55)",
+        story="two processes were started with the same index (modes 30, 55)",
         around=Surroundings(twice=W1),
         cause=Cause.DUPLICATE_TASK,
         pair=(W1,),
@@ -463,7 +463,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="link-cut",
         group="network",
-        story="a worker and a server cannot reach each other any more, the others can (mode 25)",
+        story="a worker and a server can no longer reach each other; the others can (mode 25)",
         around=Surroundings(cut=(PS0, W1, "both")),
         servers=2,
         cause=Cause.LINK_DOWN,
@@ -472,7 +472,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="link-one-way",
         group="network",
-        story="packets from a worker to one server are dropped, the other direction works (mode 25)",
+        story="packets from a worker to one server are dropped; the other direction works (mode 25)",
         around=Surroundings(cut=(W1, PS1, "from")),
         servers=2,
         cause=Cause.ONE_WAY_LINK,
@@ -481,7 +481,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="host-gone",
         group="network",
-        story="the host of a worker vanishes without a word (modes 25, 42)",
+        story="the host of a worker vanishes without notice (modes 25, 42)",
         around=Surroundings(cut=(PS0, W1, "both")),
         cause=Cause.LINK_DOWN,
         pair=(PS0, W1),

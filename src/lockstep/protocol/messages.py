@@ -82,6 +82,8 @@ class Description:
     leaver: str = ""
     leaving: int = 0
     """This task received this signal (``leaving.Departure``), as this monitor or its task knows; 0: none did."""
+    printed_seconds: float = 0.0
+    """How long ago the task printed a whole report; 0: it has not. Tasks that have no link to it ask for this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,14 +382,23 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Coordinator to all: what it has found out about a wait that is longer than usual, for everybody to print.
+    """Coordinator to all: what it found out about a wait that is longer than usual.
 
-    ``diagnosis`` is the whole of it as JSON (``diagnose/verdict.py``).
+    ``diagnosis`` is all of it as JSON (``diagnose/verdict.py``). The coordinator prints it; a task that does not
+    receive ``Printed`` in time prints it itself.
     """
 
     kind: ReportKind
     text: str
     diagnosis: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """Coordinator to all: the report of this kind about this culprit is on my terminal."""
+
+    kind: ReportKind
+    culprit: str
 
 
 Message = (
@@ -415,6 +426,7 @@ Message = (
     | Left
     | Heartbeat
     | Report
+    | Printed
     | Contributors
     | Question
     | Answer

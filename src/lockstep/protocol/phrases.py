@@ -1,21 +1,33 @@
-"""What the machines say to people, one function a sentence. Nothing reads these back."""
+"""What the machines tell people, one function per sentence. Nothing reads these back."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lockstep.protocol.ids import Step, TaskId
+from lockstep.protocol.ids import Role, Step, TaskId
 from lockstep.protocol.leaving import Departure
 from lockstep.protocol.messages import Join, MissingTask, ParameterEntry
 from lockstep.protocol.waits import Wait, WaitKind
+
+# -- tasks --
+
+
+def named(task: TaskId | str) -> str:
+    """``worker 1``, ``server 0``: a task in a sentence. What is not the name of a task stays as it is."""
+    try:
+        found = task if isinstance(task, TaskId) else TaskId.parse(task)
+    except ValueError:
+        return str(task)
+    return f"{'server' if found.role is Role.SERVER else 'worker'} {found.index}"
+
 
 # -- waits --
 
 _WAITED_FOR = {
     WaitKind.CONNECTION: "a connection",
-    WaitKind.JOINING: "its joining",
+    WaitKind.JOINING: "it to join",
     WaitKind.COMPLETE: "the cluster to be complete",
-    WaitKind.RETURN: "its return",
+    WaitKind.RETURN: "it to come back",
     WaitKind.END: "the end of the job",
     WaitKind.OWN_STEP: "its own step",
 }
@@ -37,18 +49,18 @@ def waited_for(wait: Wait) -> str:
 
 
 def applied_word(step: Step) -> str:
-    return f"its word that step {step} is applied"
+    return f"its message that step {step} is applied"
 
 
 def wait_line(wait: Wait, now: float) -> str:
     return (
-        f"{wait.waiter} has waited {max(0.0, now - wait.since):.1f} s for {wait.on}: "
+        f"{named(wait.waiter)} has been waiting {max(0.0, now - wait.since):.1f} s for {named(wait.on)}: "
         f"{waited_for(wait)}, step {wait.step} ({wait.state})"
     )
 
 
 def buckets_outstanding(asked: str, count: int) -> str:
-    return f"{asked}, {count} buckets outstanding"
+    return f"{asked}, {count} {'bucket' if count == 1 else 'buckets'} outstanding"
 
 
 def asked_for() -> str:
@@ -83,27 +95,27 @@ def handed_over() -> str:
 
 
 def other_token(task: TaskId | str) -> str:
-    return f"{task} came with another job token; start every task with the same --job_token"
+    return f"{named(task)} has a different job token; start every task with the same --job_token"
 
 
 def index_taken(task: TaskId, holder: Join, join: Join) -> str:
     return (
-        f"{task} is already taken by process {holder.pid} on {holder.host}; "
-        f"give process {join.pid} on {join.host} a --task_index of its own"
+        f"{named(task)} is already running as process {holder.pid} on {holder.host}; "
+        f"give process {join.pid} on {join.host} another --task_index"
     )
 
 
 def job_runs_already(task: TaskId, holder: Join) -> str:
     return (
-        f"the job runs already with another life of {task} (process {holder.pid} on {holder.host}); "
-        "end that job first, or give this task an index of its own"
+        f"the job is already running with another {named(task)} (process {holder.pid} on {holder.host}); "
+        "end that job first, or give this task another index"
     )
 
 
 def setting_differs(name: str, task: str, theirs: str | None, other: TaskId, ours: str | None) -> str:
     return (
-        f"{task} has {name}={'(none)' if theirs is None else theirs}, "
-        f"{other} has {name}={'(none)' if ours is None else ours}; start all tasks with the same value"
+        f"{named(task)} has {name}={'(none)' if theirs is None else theirs}, "
+        f"{named(other)} has {name}={'(none)' if ours is None else ours}; start all tasks with the same value"
     )
 
 
@@ -124,7 +136,7 @@ def join_not_answered(seconds: float) -> str:
 
 
 def cluster_not_complete(seconds: float, missing: Sequence[MissingTask]) -> str:
-    names = ", ".join(f"{one.task} at {one.address} ({one.finding})" for one in missing)
+    names = ", ".join(f"{named(one.task)} at {one.address} ({one.finding})" for one in missing)
     return f"the cluster was not complete after {seconds:.0f} s; missing: {names}"
 
 
@@ -136,7 +148,7 @@ def did_not_come_back(reason: str, seconds: float) -> str:
 
 
 def cannot_be_taken_back(reason: str, stuck: str) -> str:
-    return f"{reason}; it cannot be taken back: {stuck}"
+    return f"{reason}; it cannot rejoin: {stuck}"
 
 
 def waited_for_to_come_back(reason: str, seconds: float) -> str:
@@ -155,7 +167,7 @@ def goes_on_without(reason: str) -> str:
 
 
 def received(departure: Departure) -> str:
-    """What is said of a task, after its name."""
+    """Follows the name of the task."""
     return f"received {departure.name}{' (Ctrl-C)' if departure is Departure.SIGINT else ''}"
 
 
@@ -184,35 +196,35 @@ def not_saved_before_the_end(ended: str) -> str:
 
 def model_differs(task: TaskId, difference: str | None) -> str:
     return (
-        f"the model of {task} differs from the chief's: {difference or 'other buckets or servers'}; "
+        f"the model of {named(task)} differs from the chief's: {difference or 'other buckets or servers'}; "
         "build the same model with the same settings on every worker"
     )
 
 
 def starts_with_another_model(difference: str) -> str:
-    return f"starts with another model than the chief: {difference}"
+    return f"starts with a different model from the chief's: {difference}"
 
 
 def other_calls(step: Step, occasion: str, other: TaskId, others: str) -> str:
     return (
-        f"came to step {step} with {occasion}, {other} with {others}; "
+        f"reached step {step} with {occasion}, but {named(other)} with {others}; "
         "every worker must make the same calls in the same order"
     )
 
 
 def stopped_early(task: TaskId, steps: Step, other: TaskId, step: Step) -> str:
     return (
-        f"{task} stopped after {steps} steps while {other} goes on with step {step}; "
+        f"{named(task)} stopped after {steps} steps while {named(other)} goes on with step {step}; "
         "give every worker the same number of steps"
     )
 
 
 def bucket_is_past(bucket: int, version: int) -> str:
-    return f"bucket {bucket} is at version {version} already"
+    return f"bucket {bucket} is already at version {version}"
 
 
 def opened_too_early(peer: TaskId, opened: Step, task: TaskId, step: Step) -> str:
-    return f"{peer} opened step {opened} while {task} is in step {step}"
+    return f"{named(peer)} opened step {opened} while {named(task)} is in step {step}"
 
 
 def parameter_differs(index: int, one: ParameterEntry, other: ParameterEntry) -> str:
@@ -228,15 +240,15 @@ def _described(entry: ParameterEntry) -> str:
 
 
 def lacks_untrained(name: str) -> str:
-    return f"it has no {name}; build the same model on every worker"
+    return f"it does not have {name}; build the same model on every worker"
 
 
 def untrained_differs(name: str) -> str:
     return (
-        f"{name}, which is not trained, has other values; "
+        f"{name}, which is not trained, has different values; "
         "seed the random numbers, or load the same file, before building the model on every worker"
     )
 
 
 def chief_lacks_untrained(name: str) -> str:
-    return f"the chief has no {name}; build the same model on every worker"
+    return f"the chief does not have {name}; build the same model on every worker"

@@ -82,6 +82,10 @@ VERDICT_AGAIN_SECONDS: Final = 30.0
 """How long until a verdict that still holds is repeated: late enough not to fill a log."""
 WATCHDOG_JOIN_SECONDS: Final = 6.0
 """A task that leaves waits for a look that is under way."""
+PRINTED_SECONDS: Final = 2.0
+"""A task that knows of a report and does not learn within this time that another has printed it prints it itself."""
+PRINTED_AFTER_SECONDS: Final = 0.5
+"""All but the first of those wait this much longer, so that one of them prints it."""
 
 # -- evidence: what a task shows of itself, and from when on it proves anything --
 
@@ -209,6 +213,11 @@ CLEAN_UP_SECONDS: Final = 8.0
 def look_seconds() -> float:
     """How long it takes at most to ask all tasks: a knock, two questions to a monitor, one to its task."""
     return 3 * ASK_ALL_SECONDS + PROBE_SECONDS
+
+
+def print_seconds() -> float:
+    """How long it takes at most until a task prints a report that no other task has printed."""
+    return PRINTED_SECONDS + PRINTED_AFTER_SECONDS + 2 * ASK_ALL_SECONDS
 
 
 def broken_rules() -> tuple[str, ...]:
@@ -369,6 +378,10 @@ def _leaving() -> _Rules:
             "the watchdog's last look has ended when a task leaves",
             look_seconds() + ASK_STACK_SECONDS < WATCHDOG_JOIN_SECONDS,
         ),
+        ("a task that leaves prints a report that no other has printed", print_seconds() < WATCHDOG_JOIN_SECONDS),
+        ("the first of the others has printed a report before the next does", PRINTED_AFTER_SECONDS > TICK_SECONDS),
+        ("a report that nobody has printed is out in time", NOTICE_SECONDS + print_seconds() < VERDICT_SECONDS),
+        ("a report is printed by the coordinator before others do", PRINTED_SECONDS > TICK_SECONDS + ASK_ALL_SECONDS),
         ("the end has gone out before a task stops to wait for others", SETTLE_SECONDS < LEAVE_SECONDS),
         ("the end has gone out before a process is forced to end", SETTLE_SECONDS < WIND_UP_SECONDS),
         (

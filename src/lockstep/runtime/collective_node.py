@@ -67,9 +67,9 @@ MOST_NAMED = 5
 
 
 def node_alone(say: Callable[[str], None], run_folder: str, stall_after: float = STALL_AFTER_SECONDS) -> CollectiveNode:
-    """The node of a process that trains by itself. Nobody can ask it; it says itself what takes long, and dumps."""
+    """The node of a process that trains alone. No other task can ask it; it prints what takes long."""
     spec = ClusterSpec(worker_hosts=("127.0.0.1:1",), task=CHIEF, stall_after=stall_after)
-    watch = WatchSettings(on_stall="report")  # nobody waits for this process but the person who can end it
+    watch = WatchSettings(on_stall="report")  # only the person who can end this process waits for it
     return CollectiveNode(spec, (), say, TaskReporter.none(), watch=watch, run_folder=run_folder, listens=False)
 
 
@@ -95,7 +95,7 @@ class CollectiveNode(Observed):
         give_up: Callable[[], None] = lambda: None,
         listens: bool = True,
     ) -> None:
-        """``give_up``: ends the process where its training thread does not leave. ``listens``: somebody may ask."""
+        """``give_up``: ends the process where its training thread does not leave. ``listens``: others may ask it."""
         assert cluster.task is not None
         self.task: TaskId = cluster.task
         self.incarnation: Incarnation = secrets.randbits(63) + 1
@@ -142,7 +142,7 @@ class CollectiveNode(Observed):
         self.watchdog.start()
 
     def find_others(self) -> None:
-        """Block until every other worker answers; says who is missing. JobEndedError once ``startup_timeout`` is over.
+        """Block until every other worker answers; prints who is missing. JobEndedError after ``startup_timeout``.
 
         StartRefused where one of them was started with other settings: what would differ in silence must not start.
         """
@@ -152,14 +152,14 @@ class CollectiveNode(Observed):
             self.raise_if_ended()
             self.post(Awaited(tuple(TaskId.parse(task) for task in missing)))
             now = time.monotonic()
-            words = "; ".join(f"{task} ({why})" for task, why in list(missing.items())[:MOST_NAMED])
+            named = list(missing.items())
             if now >= deadline:
-                text = phrases.workers_missing(self.cluster.startup_timeout, words)
+                text = phrases.workers_missing(self.cluster.startup_timeout, phrases.listed(named[:MOST_NAMED]))
                 reason = Reason(Cause.NEVER_STARTED, text)
                 raise JobEndedError(Outcome(False, next(iter(missing)), -1, reason))
             if now - said_at >= SAY_SECONDS:
                 said_at = now
-                self._say(f"{self.task} waits for {len(missing)} of {len(self._others())} workers: {words}")
+                self._say(phrases.waits_for_workers(self.task, len(self._others()), named, MOST_NAMED))
             self._left.wait(min(LOOK_SECONDS, max(0.05, deadline - now)))
         self._compare()
 
@@ -202,7 +202,7 @@ class CollectiveNode(Observed):
         if self._server is not None:
             self._server.stop(0.5)
 
-    # -- the training thread speaks --
+    # -- called by the training thread --
 
     def phase(self, phase: Phase) -> None:
         """Tell the monitor where the training loop is."""
@@ -214,7 +214,7 @@ class CollectiveNode(Observed):
         self.main.enter(Doing.COMPUTING, f"step {step}")
 
     def waits_for_input(self, what: str) -> None:
-        """The training thread waits for data: by that the next step has begun."""
+        """The training thread waits for data, which means that the next step has begun."""
         if not self._others() and self.main.doing is Doing.USER_CODE:
             self.post(StepBegun(self._step + 1, ()))
         self.main.enter(Doing.INPUT, what)
@@ -223,7 +223,7 @@ class CollectiveNode(Observed):
         self.post(Produced(step, bucket))
 
     def computes_on(self, replica: int) -> None:
-        """The training thread has come to this one of its devices."""
+        """The training thread has reached this one of its devices."""
         self.main.enter(Doing.COMPUTING, f"step {self._step}, replica {replica}")
 
     def backward_ended(self, step: Step) -> None:
@@ -252,7 +252,7 @@ class CollectiveNode(Observed):
             raise JobEndedError(self.outcome)
 
     def lost(self, problem: str) -> JobEndedError:
-        """torch.distributed has failed: find out why, for seconds at most, say it, and give the error to raise."""
+        """torch.distributed has failed: find out why, within seconds, report it, and return the error to raise."""
         deadline = time.monotonic() + PROOF_SECONDS
         while True:
             self.raise_if_ended()
@@ -266,8 +266,8 @@ class CollectiveNode(Observed):
             self.dump("failed")
             reason = own_error(phrases.cannot_reduce(problem, known))
             return self._ended_by(Outcome(False, str(self.task), self._step, reason))
-        verdict = replace(verdict, evidence=(*verdict.evidence, f"{self.task}: torch.distributed says: {problem}"))
-        self._publisher.publish(ReportKind.VERDICT, replace(diagnosis, verdict=verdict))
+        verdict = replace(verdict, evidence=(*verdict.evidence, phrases.collective_failed(self.task, problem)))
+        self.watchdog.report(ReportKind.VERDICT, replace(diagnosis, verdict=verdict, ends=True))
         reason = Reason(verdict.cause, verdict.what, Source.VERDICT, verdict.peer, verdict.host, verdict.pid)
         return self._ended_by(Outcome(False, verdict.culprit, verdict.step, reason))
 
@@ -276,7 +276,7 @@ class CollectiveNode(Observed):
         self._reporter.failed(outcome.reason.text)
         return JobEndedError(outcome)
 
-    # -- what Observed asks for --
+    # -- what Observed needs --
 
     @property
     def known_plan(self) -> Plan | None:
@@ -300,13 +300,13 @@ class CollectiveNode(Observed):
         self.loop.post(event)
 
     def _on_peer_leaving(self, peer: TaskId, departure: Departure) -> None:
-        """On a thread of a watch. Worker 0 tells it to those that follow it."""
+        """On the thread of a watch. Worker 0 forwards it to those that follow it."""
         if self.outcome is None and peer != self.task:
             self._reporter.leaves(str(peer), departure)
             self.post(PeerLeaving(peer, departure))
 
     def can_recover(self, task: TaskId) -> bool:  # noqa: ARG002 - as of every node
-        """Never: without servers nobody keeps what a lost worker would need to come back."""
+        """Never: without servers no task keeps what a lost worker would need to come back."""
         return False
 
     def abandon(self, outcome: Outcome) -> None:
@@ -323,7 +323,7 @@ class CollectiveNode(Observed):
 
     def _see_to_the_end(self) -> None:
         if not self._left.wait(GIVE_UP_SECONDS):
-            self._say(f"{self.task} does not come back from {self.main.doing}; its process is ended")
+            self._say(phrases.does_not_return(self.task, self.main.doing))
             self._give_up()
 
 

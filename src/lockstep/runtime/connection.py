@@ -23,6 +23,7 @@ from lockstep.protocol.messages import (
     Heartbeat,
     Hello,
     Message,
+    Printed,
     Report,
     Ticket,
     VersionNote,
@@ -84,7 +85,7 @@ class NodeSide(Protocol):
 
     def version_lent(self, peer: TaskId, note: VersionNote, loan: Loan) -> None: ...
 
-    def report_received(self, peer: TaskId, report: Report) -> None:
+    def report_received(self, peer: TaskId, report: Report | Printed) -> None:
         """The coordinator has sent a report."""
 
     @property
@@ -206,7 +207,7 @@ class Connection:
         self.heard_at = time.monotonic()
         if isinstance(envelope.message, Heartbeat) or envelope.incarnation != self.incarnation:
             return
-        if isinstance(envelope.message, Report):
+        if isinstance(envelope.message, Report | Printed):
             self._node.report_received(self.peer, envelope.message)
             return
         self._enter(0, "a message arrived", Callback.MESSAGE)

@@ -1,4 +1,4 @@
-"""What a task writes to the folder of the run, its snapshot and journal, and the signal that asks for it."""
+"""What a task writes to the run folder, its snapshot and journal; and the signal that triggers it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def dump_bytes(snapshot: Mapping[str, Any], journal: list[dict[str, Any]], why: 
 
 
 def on_signal(signum: int, act: Callable[[], None]) -> None:
-    """Call ``act`` on a thread of its own whenever ``signum`` comes. Call this before any other thread is started.
+    """Call ``act`` on its own thread whenever ``signum`` arrives. Call this before any other thread is started.
 
     A Python signal handler would run on the main thread, which is just the one that may be stuck.
     """

@@ -44,7 +44,7 @@ class Victim(Protocol):
 
 
 class Injector:
-    """The faults of one task. ``on_injected`` is told the moment at which each begins."""
+    """The faults of one task. ``on_injected`` is called the moment each begins."""
 
     def __init__(self, task: TaskId, faults: Sequence[Fault], on_injected: OnInjected) -> None:
         self._faults = [fault for fault in faults if getattr(fault, "task", "") == str(task)]
@@ -74,7 +74,7 @@ class Injector:
     # -- links --
 
     def drops_message(self, peer: TaskId, message: Message) -> bool:
-        """Whether this message to ``peer`` gets lost on its way."""
+        """Whether this message to ``peer`` gets lost."""
         return any(
             isinstance(fault, DropMessage) and fault.hits(peer, message) and self._strikes(fault)
             for fault in self._faults
@@ -165,12 +165,12 @@ class Injector:
 
 
 def _spin(seconds: float) -> None:
-    """Use the processor for this long."""
+    """Use the CPU for this long."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         sum(range(2000))
 
 
 def _blocking_copy(seconds: float) -> None:
-    """What a callback must not do: wait for a copy that nobody finishes."""
+    """What a callback must not do: wait for a copy that never finishes."""
     threading.Event().wait(seconds)

@@ -1,4 +1,4 @@
-"""The one loop of a task: it feeds events to the machines and carries out their effects, one event after the other.
+"""The one loop of a task: it feeds events to the machines and carries out their effects, one event at a time.
 
 Any thread may post an event; none of them ever waits for the loop. Nothing that the loop does may block: transfers are
 started, messages queued, and heavy work is handed to the store's thread.
@@ -40,7 +40,7 @@ carried out. Deadlines are of seconds."""
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """What the machines said of themselves at one moment; made on the loop, never changed, read by any thread."""
+    """The state of the machines at one moment; made on the loop, never changed, read by any thread."""
 
     waits: tuple[Wait, ...] = ()
     snapshot: Mapping[str, object] = field(default_factory=dict)
@@ -57,13 +57,13 @@ class TaskLoop:
         self._busy_since = 0.0
         self._busy_ident = 0
         self._turn = threading.Lock()
-        """Whoever holds it runs the machines. Only the loop's own thread ever waits for it."""
+        """The thread that holds it runs the machines. Only the loop's own thread ever waits for it."""
         self._count = threading.Lock()
         self._open = 1
-        """What was brought and is not done yet; the start of the machines is the first."""
+        """Work that has not been done yet; the start of the machines comes first."""
         self._queue: queue.SimpleQueue[Event | _Work | None] = queue.SimpleQueue()
         self.books = Books()
-        """As of half a second ago at most, unless the loop stands still."""
+        """At most half a second old, unless the loop is stuck."""
         self._books_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"loop {machine.task.short}", daemon=True)
 
@@ -102,7 +102,7 @@ class TaskLoop:
 
     @property
     def busy(self) -> tuple[float, str]:
-        """Since when the loop is in one and the same event, and in which; (0, "") while it waits for the next."""
+        """Since when the loop has been in its current event, and which; (0, "") while it waits for the next."""
         item, since = self._busy_with, self._busy_since
         return (since, getattr(item, "__qualname__", type(item).__name__)) if item is not None else (0.0, "")
 
@@ -116,14 +116,14 @@ class TaskLoop:
         return self._queue.qsize()
 
     def read_books(self) -> Books:
-        """Only for what runs on the loop already."""
+        """Only for code that already runs on the loop."""
         return Books(tuple(self.machine.waits()), self.machine.snapshot())
 
     def _publish(self, now: float) -> None:
         self._books_at, self.books = now, self.read_books()
 
     def ask(self, read: Callable[[], _T], seconds: float) -> _T | None:
-        """What ``read`` gives on the loop; None where the loop does not come to it in time. Never from the loop."""
+        """What ``read`` returns on the loop; None where the loop does not get to it in time. Not from the loop."""
         answer: list[_T] = []
         done = threading.Event()
 
@@ -142,8 +142,8 @@ class TaskLoop:
             settled.wait(seconds)
 
     def stop(self) -> None:
-        """End the thread after what is queued. May be called twice, and from the loop itself."""
-        self._put(None)  # it stays open: nobody does anything here from now on
+        """End the thread once the queue is empty. May be called twice, and from the loop itself."""
+        self._put(None)  # it stays held: nothing runs here from now on
         if threading.current_thread() is not self._thread and self._thread.ident is not None:
             self._thread.join(_JOIN_SECONDS)
 
@@ -189,16 +189,16 @@ class TaskLoop:
                 continue
 
     def _guarded(self, item: Event | _Work) -> None:
-        """A defect in one event must end the job with its reason, not this thread in silence."""
+        """A bug in one event must end the job with its reason, not this thread silently."""
         try:
             self._handle(item)
         except RemoteProtocolError as error:
-            # Who broke the rule is the first question: not this task, which has only found it out.
+            # The peer broke the rule, not this task, which only found out.
             broken = Reason(Cause.FAILED, str(error), peer=str(self.machine.task))
             self._handle(Broken(error.peer, self.machine.role.step, broken))
         except ProtocolError as error:
             self._handle(self._broken(str(error)))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the job is told and ends
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job ends with it
             last = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{last.filename.rsplit('/', 1)[-1]}:{last.lineno}"
             self._handle(self._broken(phrases.error_in_the_loop(error, where)))
@@ -213,7 +213,7 @@ class TaskLoop:
             self.handle(item)
 
     def handle(self, event: Event) -> None:
-        """Give the machines an event now. Only for work that runs on the loop's thread already."""
+        """Give the machines an event now. Only for code that already runs on the loop's thread."""
         for effect in self.machine.handle(event, self.clock()):
             self._carry_out(effect)
 

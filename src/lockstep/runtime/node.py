@@ -1,6 +1,6 @@
-"""One task: its machines, its loop, its links, its memory. Roles add what they do with it.
+"""One task: its machines, its loop, its links, its memory. Roles add the rest.
 
-Nothing here is global, so any number of nodes can live in one process (most tests do that).
+Nothing here is global, so any number of nodes can run in one process (most tests do that).
 """
 
 from __future__ import annotations
@@ -62,27 +62,27 @@ from lockstep.version import __version__
 Say = Callable[[str], None]
 LEFT_LOOK_SECONDS = 0.2
 LOOKS_FOR_NOBODY = 3
-"""So many looks that find nobody at the coordinator's address tell that the job is over."""
+"""After this many looks that find nothing at the coordinator's address, the job is over."""
 MOST_SAID = 5
-"""So many missing tasks get a line of their own; the others are only named."""
+"""This many missing tasks get a line each; the others are only named."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig:
-    """What a node is told once."""
+    """What a node is configured with, once."""
 
     cluster: ClusterSpec
     settings: tuple[Setting, ...]
     synchronous: bool = True
     eager: bool = True
-    """Apply a bucket as soon as all gradients of it are there. Only where nothing edits gradients after backward."""
+    """Apply a bucket as soon as all its gradients are there. Only where nothing edits gradients after backward."""
     summed: bool = False
     """Gradients are added up and applied once, instead of averaged."""
     aggregate: int | None = None
-    """How many workers make a step, where that is not all of them (backup workers; not with ``eager``)."""
+    """How many workers' gradients make a step, where not all do (backup workers; not with ``eager``)."""
 
     tell_paths: bool = False
-    """Say which path each link takes, and at the end what went over it."""
+    """Print which path each link takes, and at the end what went over it."""
     watch: WatchSettings = field(default_factory=WatchSettings)
     run_folder: str = ""
     """Where reports and journals go; empty: a folder of the job under the temporary directory."""
@@ -91,14 +91,14 @@ class NodeConfig:
     version: str = __version__
     recovery: RecoveryRules = field(default_factory=RecoveryRules)
     beginning: Beginning = field(default_factory=Beginning)
-    """What the job begins with; counts on the coordinator's task."""
+    """What the job begins with; only the coordinator's counts."""
     train_dir: str = ""
     """Where checkpoints are; empty: nowhere."""
     checkpoints_kept: int = 5
     returning: bool = False
-    """A life after the first one of this process: the others may still be in theirs."""
+    """A later incarnation of this process: the others may still be in their earlier one."""
     finished: bool = False
-    """A former life of this task had done all its work: where nobody is left, the job is over."""
+    """An earlier incarnation of this task had finished its work: where no other task is left, the job is over."""
 
     @property
     def task(self) -> TaskId:
@@ -123,20 +123,20 @@ class Node(Observed):
         self._reporter = reporter
         self._member = threading.Event()
         self._decided = threading.Event()
-        """Set once it is clear whether this task becomes a member."""
+        """Set once it is decided whether this task becomes a member."""
         self._lives: dict[TaskId, Incarnation] = {}
         self._former: set[tuple[TaskId, Incarnation]] = set()
         self.start_step: Step = INITIAL_STEP
-        """The step that this task begins with, once it is a member; ``INITIAL_STEP``: with the chief's parameters."""
+        """The step at which this task begins, once it is a member; ``INITIAL_STEP``: with the chief's parameters."""
         self.local_state = b""
-        """What a worker had before that step; empty: as it is built."""
+        """The state that a worker had before that step; empty: as built."""
         self.checkpoint = ""
         """The checkpoint that the job began with."""
         self._ended = threading.Event()
         self._said_at: dict[str, float] = {}
         self._closed = False
         self.refused = False
-        """The transport that was asked for cannot be used here: bad input, and no failure of a task."""
+        """The requested transport cannot be used here: bad input, not a failure of a task."""
         self.traffic = Traffic()
         self._server = self._listen()
         self.transport: Transport = make_transport(
@@ -189,7 +189,7 @@ class Node(Observed):
         raise NotImplementedError
 
     def _linked_tasks(self) -> Sequence[TaskId]:
-        """Workers are linked with every server, servers with everybody they serve and with the coordinator."""
+        """Workers are linked with every server, servers with all workers and with the coordinator."""
         shape = self.config.cluster.shape
         if self.task.role is Role.WORKER:
             return shape.server_ids()
@@ -219,16 +219,16 @@ class Node(Observed):
         self.watchdog.start()
 
     def wait_until_member(self) -> None:
-        """Block until the cluster is complete; JobEndedError where it never is. Says whom it waits for."""
-        # Meanwhile the search, and the coordinator's roster, say who is missing.
+        """Block until the cluster is complete; JobEndedError where it never is. Prints which tasks are missing."""
+        # Meanwhile the search, and the coordinator's roster, print who is missing.
         while not self._decided.wait(LEFT_LOOK_SECONDS if self.config.finished else None):
             if self._others_have_left():
-                self._say(f"{self.task} had done all its work in its former life, and the job is over")
+                self._say(phrases.had_finished(self.task))
                 self.abandon(Outcome(True))
         self.raise_if_ended()
 
     def _others_have_left(self) -> bool:
-        """Whether nothing listens where the coordinator was, or its own end is told there."""
+        """Whether nothing listens where the coordinator was, or its monitor reports its end."""
         keeper = self.peers[self.config.cluster.shape.coordinator]
         found = keeper.finding.description
         gone = keeper.finding.answer is Reach.REFUSED and keeper.attempts >= LOOKS_FOR_NOBODY
@@ -241,8 +241,8 @@ class Node(Observed):
         return self.outcome
 
     def see_others_off(self) -> None:
-        """After the end: wait, bounded, until the others have heard of it and closed their links. For the coordinator's
-        task, whose word it is: on a busy machine the word may still be on its way when this task is done."""
+        """After the end: wait, bounded, until the others know of it and have closed their links. For the coordinator,
+        which sends the message: on a busy machine it may still be in flight when this task is done."""
         self.winding_up = True
         deadline = time.monotonic() + LEAVE_SECONDS
         # The other servers wait for workers only: two that wait for each other would both wait until the deadline.
@@ -273,7 +273,7 @@ class Node(Observed):
         rules = self.config.recovery
         if task.role is Role.WORKER:
             return rules.takes_back
-        # While a worker joins it may be another life of one that the running job waits for.
+        # While a worker joins, it may be another incarnation of one that the running job waits for.
         return rules.returns or (rules.takes_back and self.forming)
 
     def start_facts(self) -> StartFacts:
@@ -294,7 +294,7 @@ class Node(Observed):
             self._prober.close()
         self._search.close()
         self.watchdog.close()
-        # The word that the job is over wakes this task before it has gone out to the others: links stay open till then.
+        # The end of the job wakes this task before the message has gone out to the others: links stay open till then.
         self.loop.settle(SETTLE_SECONDS)
         for keeper in self.peers.values():
             keeper.begin_closing()
@@ -329,7 +329,7 @@ class Node(Observed):
         self.loop.do(event)
 
     def refuse(self, peer: TaskId, reason: str) -> None:
-        """What was asked for is what is used, or the run does not start."""
+        """The requested transport is used, or the run does not start."""
         protocol = self.config.cluster.protocol
         self.refused = True
         why = phrases.cannot_use_protocol(protocol, peer, reason, one_host=stays_on_one_host(protocol))
@@ -339,7 +339,7 @@ class Node(Observed):
         self.tell_path(f"{self.task.short} to {peer.short}: {path}")
 
     def tell_path(self, sentence: str) -> None:
-        """Say how tensors travel, where such things are said."""
+        """Print how tensors travel, where that is configured."""
         if self.config.tell_paths:
             self._say(sentence)
 
@@ -386,7 +386,7 @@ class Node(Observed):
         return self._of_another_life(keeper.peer, hello.incarnation)
 
     def _of_another_life(self, peer: TaskId, incarnation: Incarnation) -> Reason | None:
-        """A member that comes back as another process has lost what its former life held; a worker may get it back."""
+        """A member that comes back as another process has lost its state; a worker may get it back."""
         known = self._lives.get(peer, incarnation)
         if known == incarnation:
             return None
@@ -394,7 +394,7 @@ class Node(Observed):
         if rules.takes_back and peer.role is Role.WORKER:
             if (peer, incarnation) in self._former:
                 return Reason(Cause.LEFTOVER_SERVER, phrases.place_taken(peer))
-            # The coordinator decides; the others wait for its word.
+            # The coordinator decides; the others wait for its message.
             knows = self.machine.coordinator is not None
             return None if knows else Reason(Cause.UNKNOWN, phrases.not_told_of_life(self.task, peer))
         self.post(PeerGone(peer, Reason(Cause.STALE_INCARNATION, phrases.former_life_gone(known)), known))
@@ -443,13 +443,13 @@ class Node(Observed):
                 self._former.add((task, known))
                 self._lives[task] = member.incarnation
                 self._said_at.pop(member.task, None)
-                self._say(f"{self.task}: {task} has come back, in another life; the job goes on with it")
+                self._say(phrases.has_come_back(self.task, task))
 
     def _end(self, outcome: Outcome) -> None:
         if self.outcome is None:
             self.outcome = outcome
-            if not outcome.ok:
-                # At once, and not when this task has wound up: whoever looks at it wants to know now.
+            if not outcome.ok and not self.watchdog.explains(outcome):
+                # At once, and not when this task has wound up: anyone who watches it wants to know now.
                 self._say(outcome.sentence())
             if not outcome.ok and not outcome.again:
                 self._reporter.failed(outcome.reason.text)
@@ -459,20 +459,20 @@ class Node(Observed):
         self._wake()
 
     def _wake(self) -> None:
-        """Roles wake whoever waits in the training loop."""
+        """Roles wake the threads that wait in the training loop."""
 
-    # -- what is said --
+    # -- what is printed --
 
     def _say_missing(self, missing: Sequence[MissingTask]) -> None:
         now = time.monotonic()
         due = [one for one in missing if self._is_due(one, now)]
         for one in due[:MOST_SAID]:
-            found = f"{one.address} {one.finding} (tried {one.attempts} times)"
-            lost = f"{self.task}: {one.task} is lost: it {one.finding}"
-            self._say(lost if self._was_member(one) else f"{self.task} is waiting for {one.task}: {found}")
+            if self._was_member(one):
+                self._say(phrases.is_lost(self.task, one.task, one.finding))
+            else:
+                self._say(phrases.waits_for_missing(self.task, one.task, one.address, one.finding, one.attempts))
         if rest := due[MOST_SAID:]:
-            names = ", ".join(TaskId.parse(one.task).short for one in rest)
-            self._say(f"{self.task} is waiting for {len(rest)} more: {names}")
+            self._say(phrases.waits_for_more(self.task, [one.task for one in rest]))
         self._said_at.update(dict.fromkeys((one.task for one in due), now))
 
     def _is_due(self, one: MissingTask, now: float) -> bool:
@@ -481,5 +481,5 @@ class Node(Observed):
         return self._was_member(one) or (one.attempts > 0 and one.seconds >= QUIET_SECONDS)
 
     def _was_member(self, one: MissingTask) -> bool:
-        """Not one that has yet to come but a member that was lost, which is worth a word at once."""
+        """A member that was lost, rather than a task that has yet to join; that is printed at once."""
         return not one.address and not self.forming

@@ -1,17 +1,19 @@
-"""What a watchdog has found out goes to people, to the other tasks and to files."""
+"""What a watchdog found out goes to people, to the other tasks and to files."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from lockstep.diagnose import phrases as said
 from lockstep.diagnose.page import page
-from lockstep.diagnose.text import notice_line, render
-from lockstep.diagnose.verdict import Diagnosis, ReportError, read_diagnosis
-from lockstep.protocol.causes import WITH_FILES, ReportKind
+from lockstep.diagnose.text import lead_line, notice_line, render
+from lockstep.diagnose.verdict import Diagnosis
+from lockstep.protocol.causes import ReportKind
 from lockstep.protocol.ids import TaskId
-from lockstep.protocol.messages import Report
+from lockstep.protocol.messages import Printed, Report
 from lockstep.runtime import phrases
 from lockstep.runtime.dump import dump_bytes, file_name
 from lockstep.runtime.peers import PeerKeeper
@@ -25,7 +27,7 @@ REPORT = "report"
 
 
 class Publisher:
-    """Says, sends and writes for one task."""
+    """Prints, sends and writes for one task. Which task prints a report is decided elsewhere (``printing.py``)."""
 
     def __init__(self, node: Shown, say: Callable[[str], None], asked_folder: str) -> None:
         self._node = node
@@ -33,69 +35,84 @@ class Publisher:
         self._said: set[str] = set()
         self.folder = RunFolder(asked_folder, lambda: node.job)
 
-    def publish(self, kind: ReportKind, diagnosis: Diagnosis, quiet: bool = False) -> None:
-        """Say it here, and write it down. A notice is one line; a verdict or a stall the whole report, with files."""
-        if not quiet:
-            self._say_it(kind, diagnosis)
-        if kind in WITH_FILES:
-            self._write(kind, diagnosis)
-        # Last: whoever reads of it among the events finds the files.
-        self.note(kind, diagnosis)
+    # -- to people --
 
-    def pass_on(self, report: Report) -> None:
-        """Say what the coordinator has found out, in its words."""
-        try:
-            diagnosis = read_diagnosis(report.diagnosis)
-        except ReportError as error:
-            self._say(f"the coordinator sent a report that cannot be read: {error}")
-            return
-        self._say_it(report.kind, diagnosis)
-        if report.kind in WITH_FILES:
-            self._write(report.kind, diagnosis)
+    def say_notice(self, diagnosis: Diagnosis) -> None:
+        self._say(notice_line(diagnosis.verdict) if diagnosis.verdict is not None else lead_line(diagnosis))
 
-    def tell_peers(self, kind: ReportKind, diagnosis: Diagnosis, peers: Mapping[TaskId, PeerKeeper]) -> None:
-        """Send it to everybody; never blocks."""
-        text = notice_line(diagnosis.verdict) if diagnosis.verdict is not None else diagnosis.summary
-        report = Report(kind, text, diagnosis.to_json())
-        for keeper in peers.values():
-            keeper.send(report)
+    def say_report(self, kind: ReportKind, diagnosis: Diagnosis) -> None:
+        """The whole report."""
+        self._say(render(kind, diagnosis))
 
-    def _say_it(self, kind: ReportKind, diagnosis: Diagnosis) -> None:
-        if kind is ReportKind.NOTICE and diagnosis.verdict is not None:
-            self._say(f"notice: {notice_line(diagnosis.verdict)}")
-        else:
-            self._say(f"{kind}\n{render(kind, diagnosis)}")
+    def say_printed(self, diagnosis: Diagnosis, printer: TaskId, copy: str) -> None:
+        """One line instead of a report that another task has printed."""
+        self._say(said.printed_by(lead_line(diagnosis, remedy=False), str(printer), copy))
 
-    def _write(self, kind: ReportKind, diagnosis: Diagnosis) -> None:
-        files = {
-            f"{REPORT}.txt": render(kind, diagnosis).encode(),
-            f"{REPORT}.json": diagnosis.to_json(),
-            f"{REPORT}.html": page(kind, diagnosis),
-        }
-        self._write_all(files, kind)
+    def say_again(self, kind: ReportKind, diagnosis: Diagnosis, copy: str) -> None:
+        """One line instead of a report that was printed before and still holds."""
+        line = said.printed_before(lead_line(diagnosis, remedy=False), copy)
+        self._say(said.no_progress_for_too_long(line) if kind is ReportKind.STALL else line)
 
-    def dump(self, why: str, *, tells: bool = False) -> None:
-        """Write this task's snapshot and journal. ``tells``: say where each time, to a person who asked for it."""
-        self._write_all({}, why, tells=tells)
+    def say_where(self, copy: str) -> None:
+        """Where the files of a report are."""
+        if copy:
+            self._say_once(phrases.files_are_in(str(self.folder.nearest)))
 
-    def _write_all(self, files: Mapping[str, bytes], why: str, *, tells: bool = False) -> None:
-        snapshot = dump_bytes(snapshot_of(self._node), journal_rows(self._node), why)
-        left = self.folder.write({**files, file_name(self._node.task): snapshot})
-        self._say_once(left.problem)
-        if left.where is None:
-            return
-        if tells:
-            self._say(phrases.files_on_request(why, self._node.task, str(left.where / file_name(self._node.task))))
-        else:
-            self._say_once(phrases.files_are_in(str(left.where)))
+    def say_problem(self, problem: Exception) -> None:
+        self._say(phrases.report_unreadable(problem))
 
     def _say_once(self, sentence: str) -> None:
         if sentence and sentence not in self._said:
             self._said.add(sentence)
             self._say(sentence)
 
+    # -- to the other tasks; never blocks --
+
+    def tell_peers(self, kind: ReportKind, diagnosis: Diagnosis, peers: Mapping[TaskId, PeerKeeper]) -> None:
+        text = notice_line(diagnosis.verdict) if diagnosis.verdict is not None else diagnosis.summary
+        report = Report(kind, text, diagnosis.to_json())
+        for keeper in peers.values():
+            keeper.send(report)
+
+    def tell_printed(self, kind: ReportKind, diagnosis: Diagnosis, peers: Mapping[TaskId, PeerKeeper]) -> None:
+        culprit = "" if diagnosis.verdict is None else diagnosis.verdict.culprit
+        for keeper in peers.values():
+            keeper.send(Printed(kind, culprit))
+
+    # -- to files --
+
+    def write(self, kind: ReportKind, diagnosis: Diagnosis) -> str:
+        """Write the report beside this task's snapshot; the path of its text, empty where nothing could be written."""
+        files = {
+            f"{REPORT}.txt": render(kind, diagnosis).encode(),
+            f"{REPORT}.json": diagnosis.to_json(),
+            f"{REPORT}.html": page(kind, diagnosis),
+        }
+        folder = self._write_all(files, kind)
+        return f"{folder}/{REPORT}.txt" if folder else ""
+
+    def write_if_first(self, kind: ReportKind, diagnosis: Diagnosis) -> str:
+        """As ``write``, unless the folder of the run has a report already: that one came first, and stays."""
+        folder = self._write_all({}, kind)
+        path = f"{folder}/{REPORT}.txt"
+        return path if folder and Path(path).exists() else self.write(kind, diagnosis)
+
+    def dump(self, why: str, *, tells: bool = False) -> None:
+        """Write this task's snapshot and journal. ``tells``: print where, to a person who asked for it."""
+        folder = self._write_all({}, why)
+        if folder and tells:
+            self._say(phrases.files_on_request(why, self._node.task, f"{folder}/{file_name(self._node.task)}"))
+        elif folder:
+            self._say_once(phrases.files_are_in(folder))
+
+    def _write_all(self, files: Mapping[str, bytes], why: str) -> str:
+        snapshot = dump_bytes(snapshot_of(self._node), journal_rows(self._node), why)
+        left = self.folder.write({**files, file_name(self._node.task): snapshot})
+        self._say_once(left.problem)
+        return "" if left.where is None else str(left.where)
+
     def note(self, kind: ReportKind, diagnosis: Diagnosis | None = None, text: str = "") -> None:
-        """Append one line to the events of the run; where that does not work, nothing else suffers."""
+        """Append one line to the events of the run; if that fails, nothing else suffers."""
         verdict = None if diagnosis is None else diagnosis.verdict
         fields = {
             "time": time.time(),
@@ -108,6 +125,6 @@ class Publisher:
             "key": "" if verdict is None else verdict.key,
             "step": -2 if verdict is None else verdict.step,
         }
-        # A notice alone is no reason to leave a folder behind.
+        # A notice alone is not worth a folder.
         make = kind is not ReportKind.NOTICE or self.folder.is_named
         self._say_once(self.folder.append(EVENTS, json.dumps(fields).encode() + b"\n", make).problem)

@@ -1,4 +1,4 @@
-"""The side of a node that is looked at: snapshot, watchdog, reports, and the faults that a drill has planted."""
+"""The observable side of a node: snapshot, watchdog, reports, and the faults that a drill has planted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lockstep.protocol.ids import Incarnation, JobId, TaskId
 from lockstep.protocol.journal import Journal
 from lockstep.protocol.leaving import Departure
 from lockstep.protocol.machine import WholeTask
-from lockstep.protocol.messages import End, Report
+from lockstep.protocol.messages import End, Printed, Report
 from lockstep.protocol.plan import Plan
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.injection import Injector
@@ -31,7 +31,7 @@ from lockstep.runtime.watchdog import Watchdog, WatchSettings
 
 
 class Observed:
-    """What ``Node`` adds to itself so that others can see what it does. It makes no decision of the protocol."""
+    """What lets others see what a node does. It makes no decision of the protocol."""
 
     task: TaskId
     incarnation: Incarnation
@@ -44,14 +44,14 @@ class Observed:
     _reporter: TaskReporter
     _member: threading.Event
     winding_up = False
-    """The main thread has heard that the job is over, and closes everything."""
+    """The main thread knows that the job is over, and closes everything."""
     on_departure: Callable[[Departure], None] = staticmethod(lambda _departure: None)
-    """Called when a signal, of whichever task, has ended the job here; must not block."""
+    """Called when a signal, to any task, has ended the job here; must not block."""
 
     def _begin_observing(
         self, say: Callable[[str], None], settings: WatchSettings, folder: str, faults: tuple[Fault, ...]
     ) -> None:
-        """Once everything else of the node is made, and before it starts."""
+        """Called once the rest of the node is made, and before it starts."""
         self.sampler = Sampler(self, time.monotonic())
         self._publisher = Publisher(self, say, folder)
         self.watchdog = Watchdog(self, settings, self._publisher)
@@ -69,12 +69,12 @@ class Observed:
 
     @property
     def known_plan(self) -> Plan | None:
-        """The plan, once it is made."""
+        """The plan, once there is one."""
         return None
 
     @property
     def store_status(self) -> StoreStatus | None:
-        """What the thread of a server's store does; None on a worker."""
+        """What the thread of a server's store is doing; None on a worker."""
         return None
 
     @property
@@ -113,7 +113,7 @@ class Observed:
         self._reporter.beat()
 
     def usual(self) -> float:
-        """How long a wait may be before it is looked into."""
+        """How long a wait may take before it is investigated."""
         return self.watchdog.threshold()
 
     def snapshot(self) -> dict[str, Any]:
@@ -125,27 +125,31 @@ class Observed:
 
     # -- reports --
 
-    def report_received(self, peer: TaskId, report: Report) -> None:  # noqa: ARG002 - it says itself whose it is
-        """The coordinator has found something out; on a link's thread."""
+    def report_received(self, peer: TaskId, report: Report | Printed) -> None:  # noqa: ARG002 - only one sends them
+        """The coordinator has found something out, or printed it; on a link's thread."""
         self.watchdog.heard(report)
+
+    def report_printed(self) -> None:
+        """Tell the monitor that a report is on this task's terminal: tasks without a link to this one ask it."""
+        self._reporter.printed()
 
     def dump(self, why: str) -> None:
         """Write snapshot and journal of this task to the folder of the run."""
         self.watchdog.dump(why)
 
     def _tell_departure(self, outcome: Outcome) -> None:
-        """The monitor knows of an end by a signal, and who sees to it that this process ends."""
+        """Tell the monitor, and the handler that makes this process end, that a signal has ended the job."""
         if outcome.departure is not None:
             self._reporter.leaves(outcome.culprit, outcome.departure)
             self.on_departure(outcome.departure)
 
     def write_files(self, why: str) -> None:
-        """The same for a person who asked for it, who is told where to find it."""
+        """The same for a person who asked for it; prints where the files are."""
         self._publisher.dump(why, tells=True)
 
     def _before(self, effect: Effect) -> None:
         """An effect is about to be carried out; on the loop's thread."""
-        # Plain comparisons of types, because this is asked for every effect.
+        # Plain comparisons of types, because this runs for every effect.
         kind = type(effect)
         if kind is Send:
             assert isinstance(effect, Send)

@@ -1,14 +1,15 @@
-"""What a running task says to people, one function a sentence. Nothing reads these back."""
+"""What a running task tells people, one function per sentence. Nothing reads these back."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 
 from lockstep.protocol.causes import Reason
 from lockstep.protocol.ids import Incarnation, JobId, Step, TaskId, hex64
 from lockstep.protocol.leaving import Departure
 from lockstep.protocol.parts import Part
-from lockstep.protocol.phrases import leaves
+from lockstep.protocol.phrases import leaves, named
 
 # -- how a job ended --
 
@@ -18,12 +19,20 @@ def ended_well(steps: Step) -> str:
 
 
 def goes_back(step: Step, culprit: str, text: str) -> str:
-    return f"the job goes back to its newest checkpoint{_in_step(step)}: {culprit} {text}"
+    return f"the job goes back to its newest checkpoint{_in_step(step)}: {_about(culprit, text)}"
 
 
 def ended(step: Step, culprit: str, reason: Reason) -> str:
-    found = f"{reason.source.value}: {reason.cause.value}: " if reason.reported else ""
-    return f"the job ended{_in_step(step)}: {culprit} {found}{reason.text}"
+    found = f"{reason.source.value} ({reason.cause.value}): " if reason.reported else ""
+    return f"the job ended{_in_step(step)}: {found}{_about(culprit, reason.text)}"
+
+
+def _about(culprit: str, text: str) -> str:
+    """One sentence from a text that may name the task already."""
+    name = named(culprit)
+    if culprit and text.startswith(culprit):
+        return f"{name}{text.removeprefix(culprit)}"
+    return text if not culprit or name in text else f"{name} {text}"
 
 
 def _in_step(step: Step) -> str:
@@ -31,11 +40,11 @@ def _in_step(step: Step) -> str:
 
 
 def left_alone(task: str, text: str) -> str:
-    return f"{task} {text}"
+    return f"{named(task)} {text}"
 
 
 def peer_leaves(task: TaskId, peer: TaskId, departure: Departure) -> str:
-    return f"{task}: {peer} {leaves(departure)}"
+    return f"{named(task)}: {named(peer)} {leaves(departure)}"
 
 
 def failed_with(error: BaseException) -> str:
@@ -47,7 +56,7 @@ def error_in_the_loop(error: Exception, where: str) -> str:
 
 
 def cannot_serve(error: Exception) -> str:
-    return f"could not do a server's work: {type(error).__name__}: {error}"
+    return f"failed as a server: {type(error).__name__}: {error}"
 
 
 def cannot_copy(error: Exception) -> str:
@@ -59,15 +68,15 @@ def cannot_reduce(problem: str, known: str) -> str:
 
 
 def without_name(sentence: str, task: TaskId) -> str:
-    """A sentence about a task, as what goes on after its name."""
-    return sentence.removeprefix(f"{task} ")
+    """A sentence about a task, without its name in front."""
+    return sentence.removeprefix(f"{named(task)} ")
 
 
 # -- files that a task leaves behind --
 
 
 def files_on_request(why: str, task: TaskId, where: str) -> str:
-    return f"{why}: the snapshot and the journal of {task} are in {where}"
+    return f"{why}: the snapshot and the journal of {named(task)} are in {where}"
 
 
 def files_are_in(where: str) -> str:
@@ -93,11 +102,11 @@ def exit_code(code: int) -> str:
 
 
 def started_again(pid: int, host: str) -> str:
-    return f"was started again as process {pid} on {host}; its former life is gone"
+    return f"was restarted as process {pid} on {host}; its earlier incarnation is gone"
 
 
 def former_life_gone(life: Incarnation) -> str:
-    return f"was started again; its former life {hex64(life)} is gone"
+    return f"was restarted; its earlier incarnation {hex64(life)} is gone"
 
 
 def left_early(how: str) -> str:
@@ -105,7 +114,7 @@ def left_early(how: str) -> str:
 
 
 def lack_of_memory(how: str, evidence: str) -> str:
-    return f"{how}, for lack of memory: {evidence}"
+    return f"{how} because its host ran out of memory: {evidence}"
 
 
 def is_gone(found: str) -> str:
@@ -116,23 +125,23 @@ def is_gone(found: str) -> str:
 
 
 def not_looked_at() -> str:
-    return "was not looked at yet"
+    return "has not been checked yet"
 
 
 def refuses_since(seconds: float) -> str:
-    return f"refuses connections since {seconds:.0f} s; nothing listens there"
+    return f"has refused connections for {seconds:.0f} s; nothing listens there"
 
 
 def no_answer_since(seconds: float) -> str:
-    return f"gives no answer since {seconds:.0f} s: the host is down, or a firewall drops the packets"
+    return f"has not answered for {seconds:.0f} s: the host is down, or a firewall drops the packets"
 
 
 def is_another_task(found: str, meant: TaskId) -> str:
-    return f"is {found} there, not {meant}: the host lists or the task indices do not fit"
+    return f"is {named(found)}, not {named(meant)}: the host lists or the task indices do not match"
 
 
 def there_instead(found: str) -> str:
-    return f"{found} is there instead: the host lists or the task indices do not fit"
+    return f"{named(found)} is there instead: the host lists or the task indices do not match"
 
 
 def is_up(phase: str, pid: int, host: str) -> str:
@@ -148,26 +157,26 @@ def is_up_but(why: str) -> str:
 
 
 def nobody_answers() -> str:
-    return "nobody answers"
+    return "nothing answers"
 
 
 def other_version(theirs: str, task: str, ours: str) -> str:
-    return f"runs Lockstep {theirs}, {task} runs {ours}; install the same version"
+    return f"runs Lockstep {theirs}, but {named(task)} runs {ours}; install the same version"
 
 
 def does_not_reach(pid: int, host: str, task: str, front: str, finding: str) -> str:
-    return f"is up (process {pid} on {host}) but does not reach {task}: from there, {front} {finding}"
+    return f"is up (process {pid} on {host}) but cannot reach {named(task)}: from there, {front} {finding}"
 
 
 def workers_missing(seconds: float, names: str) -> str:
-    return f"not all workers came within {seconds:g} s; missing: {names}"
+    return f"not all workers joined within {seconds:g} s; missing: {names}"
 
 
 # -- links --
 
 
 def does_not_speak(transport: str) -> str:
-    return f"it does not speak {transport}"
+    return f"it does not support {transport}"
 
 
 def connected_again() -> str:
@@ -185,7 +194,7 @@ def link_not_open_in_time() -> str:
 def port_of_task_closed(address: str, found: str) -> str:
     return (
         f"answers, but the port of its task, {address}, {found}; "
-        "a task takes a free port beside the listed one, so let all TCP ports through between the hosts"
+        "a task uses a free port besides the listed one, so allow all TCP ports between the hosts"
     )
 
 
@@ -199,53 +208,53 @@ def refuses_this_task(why: str) -> str:
 
 def cannot_use_protocol(protocol: str, peer: TaskId, why: str, *, one_host: bool) -> str:
     remedy = "use --server_protocol=auto" + (", or run both tasks on one host" if one_host else "")
-    return f"cannot use --server_protocol={protocol} with {peer}: {why}; {remedy}"
+    return f"cannot use --server_protocol={protocol} with {named(peer)}: {why}; {remedy}"
 
 
 # -- why a link is refused --
 
 
 def has_left(task: TaskId) -> str:
-    return f"{task} has left: its job is over"
+    return f"{named(task)} has left: its job is over"
 
 
 def versions_differ(task: TaskId, ours: str, caller: str, theirs: str) -> str:
-    return f"{task} runs Lockstep {ours}, {caller} runs {theirs}; install the same version"
+    return f"{named(task)} runs Lockstep {ours}, but {named(caller)} runs {theirs}; install the same version"
 
 
 def tokens_differ(caller: str, task: TaskId) -> str:
-    return f"{caller} came with another job token than {task} has; start both with the same --job_token"
+    return f"{named(caller)} and {named(task)} have different job tokens; start both with the same --job_token"
 
 
 def link_not_expected(task: TaskId, caller: str) -> str:
-    return f"{task} expects no link from {caller}; give every task the same host lists"
+    return f"{named(task)} does not expect a link from {named(caller)}; give every task the same host lists"
 
 
 def jobs_differ(caller: str, theirs: JobId, task: TaskId, ours: JobId) -> str:
-    return f"{caller} belongs to job {theirs:016x}, {task} to job {ours:016x}; end the older one"
+    return f"{named(caller)} belongs to job {theirs:016x}, {named(task)} to job {ours:016x}; end the older one"
 
 
 def taken_by_another(caller: str) -> str:
     return (
-        f"{caller} is taken by another process; two tasks were started with the same --job_name and "
-        "--task_index, or an old one still runs"
+        f"another process is already {named(caller)}; two tasks were started with the same --job_name and "
+        "--task_index, or an old one is still running"
     )
 
 
 def place_taken(task: TaskId) -> str:
-    return f"the job runs already with another life of {task}, which has taken its place"
+    return f"the job is already running with another incarnation of {named(task)}, which has taken its place"
 
 
 def not_told_of_life(task: TaskId, peer: TaskId) -> str:
-    return f"{task} has not been told yet of this life of {peer}"
+    return f"{named(task)} has not been notified yet of this incarnation of {named(peer)}"
 
 
 def yet_to_leave(task: TaskId) -> str:
-    return f"{task} has yet to leave the former life of the job"
+    return f"{named(task)} has not left the earlier incarnation of the job yet"
 
 
 def runs_with_another_life(task: TaskId) -> str:
-    return f"the job runs already with another life of {task}; start the whole job again"
+    return f"the job is already running with another incarnation of {named(task)}; start the whole job again"
 
 
 # -- the last steps --
@@ -253,3 +262,46 @@ def runs_with_another_life(task: TaskId) -> str:
 
 def part_of_step(part: Part, step: Step) -> str:
     return f"{part}, step {step}"
+
+
+# -- who is missing --
+
+
+def waits_for_missing(task: TaskId, missing: str, address: str, finding: str, attempts: int) -> str:
+    return f"{named(task)} is waiting for {named(missing)}: {address} {finding} (tried {attempts} times)"
+
+
+def waits_for_more(task: TaskId, missing: Sequence[str]) -> str:
+    return f"{named(task)} is waiting for {len(missing)} more: {', '.join(named(one) for one in missing)}"
+
+
+def waits_for_workers(task: TaskId, total: int, missing: Sequence[tuple[str, str]], named_at_most: int) -> str:
+    return f"{named(task)} is waiting for {len(missing)} of {total} workers: {listed(missing[:named_at_most])}"
+
+
+def listed(missing: Sequence[tuple[str, str]]) -> str:
+    return "; ".join(f"{named(task)} ({why})" for task, why in missing)
+
+
+def is_lost(task: TaskId, lost: str, finding: str) -> str:
+    return f"{named(task)}: {named(lost)} is lost: it {finding}"
+
+
+def has_come_back(task: TaskId, peer: TaskId) -> str:
+    return f"{named(task)}: {named(peer)} has come back as a new incarnation; the job goes on with it"
+
+
+def had_finished(task: TaskId) -> str:
+    return f"{named(task)} had finished its work in its earlier incarnation, and the job is over"
+
+
+def does_not_return(task: TaskId, doing: str) -> str:
+    return f"{named(task)} does not return from {doing}; its process is ended"
+
+
+def collective_failed(task: TaskId, problem: str) -> str:
+    return f"{named(task)}: torch.distributed failed: {problem}"
+
+
+def report_unreadable(error: Exception) -> str:
+    return f"the coordinator sent a report that cannot be read: {error}"

@@ -37,7 +37,7 @@ MAX_RECORDS = 5000
 
 
 class StoreStatus(Protocol):
-    """What the thread of a server's store does."""
+    """What the thread of a server's store is doing."""
 
     doing: str
     since: float
@@ -81,10 +81,10 @@ class Shown(Protocol):
 
 
 def snapshot_of(node: Shown, *, on_loop: bool = False) -> dict[str, Any]:
-    """The whole snapshot. ``on_loop``: the caller is the loop's thread already."""
+    """The whole snapshot. ``on_loop``: the caller is already on the loop's thread."""
     now = time.monotonic()
     loop = node.loop
-    # A loop that does not come back has published its books before: a stuck task must still be able to speak.
+    # A stuck loop has published its books before: a stuck task must still be able to answer.
     books = loop.read_books() if on_loop else loop.ask(loop.read_books, LOOP_ANSWER_SECONDS) or loop.books
     records = list(node.journal)
     node.sampler.sample_kernel(now)
@@ -160,7 +160,7 @@ def _shown_books(node: Shown, books: Books, now: float) -> dict[str, Any]:
 def _wait(node: Shown, wait: Wait, now: float, doing: Doing, main_since: float) -> dict[str, Any]:
     seconds = now - wait.since
     if wait.kind is WaitKind.PARAMETER and doing is Doing.WAITING:
-        # The request was sent early; nobody was held up before the training thread came to the wait.
+        # The request was sent early; nothing was blocked before the training thread reached the wait.
         seconds = min(seconds, now - main_since)
     return {
         "on": str(wait.on),
@@ -188,7 +188,7 @@ def _names(plan: Plan | None, bucket: BucketId) -> list[str]:
 
 def _main(node: Shown, now: float) -> dict[str, Any]:
     if node.task.role is Role.SERVER:
-        return {}  # it has no training thread; its store speaks for it
+        return {}  # it has no training thread; its store is shown instead
     doing, detail, since = node.main.now()
     stack = frames_of(node.main.ident)
     return {

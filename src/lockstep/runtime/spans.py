@@ -22,7 +22,7 @@ def parts_of_a_step(records: Sequence[Record], role: Role) -> dict[str, float]:
 
 
 def spans_of(records: Sequence[Record], role: Role, now: float) -> list[dict[str, Any]]:
-    """The last steps as pieces of a timeline, as ages."""
+    """The last steps as parts of a timeline, as ages."""
     return [
         {
             "part": part.value,
@@ -41,7 +41,7 @@ def _intervals(records: Sequence[Record], role: Role) -> list[tuple[Part, Step, 
 
 
 def _of_worker(records: Sequence[Record]) -> list[tuple[Part, Step, float, float]]:
-    """From the last arrival of a version to the seal it computes; from the seal to the next version it waits."""
+    """It computes from the last arrival of a version to the seal, and waits from the seal to the next version."""
     arrived: dict[Step, float] = {}
     sealed: dict[Step, float] = {}
     for record in records:
@@ -59,7 +59,7 @@ def _of_worker(records: Sequence[Record]) -> list[tuple[Part, Step, float, float
 
 
 def _of_server(records: Sequence[Record]) -> list[tuple[Part, Step, float, float]]:
-    """From the first gradient of a step to its last it collects; from there to the last new version it updates."""
+    """It collects from the first gradient of a step to its last, and updates from there to the last new version."""
     first: dict[Step, float] = {}
     last: dict[Step, float] = {}
     made: dict[Step, float] = {}

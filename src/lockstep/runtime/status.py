@@ -1,4 +1,4 @@
-"""What a task knows of itself: where its training thread is, and what moved lately.
+"""What a task knows of itself: what its training thread is doing, and what moved recently.
 
 ``MainThread`` is told by whoever trains; telling costs one assignment. ``Sampler`` looks from outside, twice a second,
 at what the kernel and the links count: a thread that says "computing" and uses no processor does not compute.
@@ -29,13 +29,13 @@ from lockstep.runtime.peers import PeerKeeper
 MAX_FRAMES = 16
 STEPS_KEPT = 64
 KERNEL_PAUSES = 200
-"""A look at the kernel's connections costs at most a two-hundredth of the time."""
+"""Looking at the kernel's connections takes at most a two-hundredth of the time."""
 STEPS_TO_KNOW = 3
-"""So many steps must be done before it is known how long one takes."""
+"""This many steps must be done before it is known how long one takes."""
 
 
 class MainThread:
-    """Where the training thread of a task is, in its own words. Any thread may read it."""
+    """What the training thread of a task reports that it is doing. Any thread may read it."""
 
     def __init__(self) -> None:
         self._now: tuple[Doing, str, float] = (Doing.STARTING, "", time.monotonic())
@@ -43,7 +43,7 @@ class MainThread:
         self.native_id = 0
 
     def enter(self, doing: Doing, detail: str = "") -> None:
-        """This thread now does this."""
+        """This thread is now doing this."""
         ident = threading.get_ident()
         if ident != self.ident:
             self.ident, self.native_id = ident, threading.get_native_id()
@@ -51,7 +51,7 @@ class MainThread:
 
     @contextmanager
     def during(self, doing: Doing, detail: str = "") -> Iterator[None]:
-        """The same for a block; afterwards it does what it did before."""
+        """The same for a block; afterwards the former activity is restored."""
         before = self._now
         self.enter(doing, detail)
         try:
@@ -64,7 +64,7 @@ class MainThread:
         return self._now[0]
 
     def now(self) -> tuple[Doing, str, float]:
-        """What, a detail (a file, a version), and since when."""
+        """What it is doing, a detail (a file, a version), and since when."""
         return self._now
 
 
@@ -81,7 +81,7 @@ def frames_of(ident: int | None, limit: int = MAX_FRAMES) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def short_path(path: str) -> str:
-    """A file as an import names it: ``torch/nn/modules/conv.py``; as it is where it lies on no search path."""
+    """A file as an import names it: ``torch/nn/modules/conv.py``; unchanged where it is on no search path."""
     roots = sorted((root for root in sys.path if root and path.startswith(f"{root}/")), key=len, reverse=True)
     return path[len(roots[0]) + 1 :] if roots else path
 
@@ -92,7 +92,7 @@ _PLAIN = ("threading.py:", "queue.py:", "selectors.py:", "socket.py:")
 
 
 def whose_code(frames: list[str]) -> Code:
-    """Whose code a stack is in, judged by its innermost line that is not of the standard library's waiting."""
+    """Whose code a stack is in, judged by its innermost line outside the waits of the standard library."""
     for line in frames:
         if any(part in line for part in _DEVICE):
             return Code.DEVICE
@@ -144,7 +144,7 @@ class _Sample:
 
 
 class Sampler:
-    """Keeps a few seconds of what was counted, and the durations of the last steps."""
+    """Keeps a few seconds of counters, and the durations of the last steps."""
 
     def __init__(self, node: Sampled, now: float) -> None:
         self._node = node
@@ -159,7 +159,7 @@ class Sampler:
         self.progress = "started"
 
     def sample(self, now: float) -> None:
-        """Look once. Call it about twice a second."""
+        """Read the counters once. Call it about twice a second."""
         node = self._node
         main, store = thread_cpu(node.main.native_id), thread_cpu(node.store_native_id)
         moved = {peer: keeper.bytes_moved() for peer, keeper in node.peers.items() if keeper.linked}
@@ -190,7 +190,7 @@ class Sampler:
         return (first, last) if last.at - first.at >= 0.75 * CPU_WINDOW_SECONDS else None
 
     def main_cpu(self) -> float:
-        """Share of a processor that the training thread used in the last two seconds; -1 where it is not known."""
+        """Share of a CPU that the training thread used in the last two seconds; -1: not known."""
         window = self._window()
         if window is None or window[0].main < 0 or window[1].main < 0:
             return -1.0
@@ -211,7 +211,7 @@ class Sampler:
         return max(0, window[1].moved[peer] - window[0].moved[peer])
 
     def sample_kernel(self, now: float) -> None:
-        """Ask the kernel about this process' connections; only while something stands still.
+        """Ask the kernel about this process's connections; only while something is stuck.
 
         It tells of every connection of the machine. Where there are thousands, that takes long, and it is asked seldom.
         """
@@ -222,7 +222,7 @@ class Sampler:
         self._kernel_at = now + max(KERNEL_SECONDS, KERNEL_PAUSES * (time.perf_counter() - began))
 
     def forget_kernel(self) -> None:
-        """Steps go on: what was counted before belongs to another time."""
+        """Steps go on: the earlier counts are obsolete."""
         self._kernel.clear()
         self._kernel_at = 0.0
 
@@ -256,7 +256,7 @@ class Sampler:
         return self._step_ends[-1][0] + 1 if self._step_ends else 0
 
     def usual(self, floor: float, first: float) -> float:
-        """How long a wait may be before it is longer than usual: from the slower ones of the last steps."""
+        """How long a wait may take before it is longer than usual: from the slower ones of the last steps."""
         steps = sorted(self.step_seconds())
         if len(steps) < STEPS_TO_KNOW:
             return first

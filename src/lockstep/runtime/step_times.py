@@ -38,7 +38,7 @@ class StepShares:
 
     @property
     def exposed(self) -> float:
-        """How long the training thread stands still."""
+        """How long the training thread waits."""
         return self.others + self.gradients + self.update + self.parameters
 
 
@@ -104,7 +104,7 @@ def _is_whole(step: Step, workers: Sequence[Mapping[Step, tuple[float, float]]],
 
 
 def _row(ready: float, *moments: float) -> tuple[float, ...]:
-    """The lengths between moments that should follow one another; one that is past already takes no time."""
+    """The lengths between moments that should follow each other; one that has already passed takes no time."""
     lengths = []
     reached, end = ready, moments[-1]
     for moment in moments:

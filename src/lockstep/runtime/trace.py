@@ -79,7 +79,7 @@ def trace_of(
 
 
 def write_trace(path: Path, trace: dict[str, Any]) -> None:
-    """Write a trace whole or not at all."""
+    """Write the whole trace or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(path.name + ".part")
     half.write_text(json.dumps(trace))
@@ -112,7 +112,7 @@ def _complete(process: int, span: Span) -> Event:
 
 
 def _overlapping(process: int, span: Span) -> list[Event]:
-    """As an asynchronous event: the updates of buckets wait for one another."""
+    """As an asynchronous event: the updates of buckets wait for each other."""
     common = {
         "cat": "update",
         "name": span.what,

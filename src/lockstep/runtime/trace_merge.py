@@ -21,7 +21,7 @@ Tensor = tuple[str, str, int, int]
 
 
 def read_trace(path: Path) -> Trace:
-    """One task's trace; BadInput where the file is none."""
+    """One task's trace; BadInput where the file is not one."""
     try:
         trace = json.loads(path.read_text())
         str(trace["lockstep"]["task"]), float(trace["lockstep"]["wall_offset"]), list(trace["traceEvents"])
@@ -29,7 +29,7 @@ def read_trace(path: Path) -> Trace:
         raise BadInput(f"{path} cannot be read ({error.strerror}); give files that --trace_file wrote.") from None
     except (ValueError, KeyError, TypeError):
         raise BadInput(f"{path} is no trace of a Lockstep task; give files that --trace_file wrote.") from None
-    return trace  # type: ignore[no-any-return]  # its form was just looked at
+    return trace  # type: ignore[no-any-return]  # its form was just checked
 
 
 def merged(traces: Sequence[Trace]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A merged trace as one HTML file that needs nothing else: a row for each thread, the steps side by side.
+"""A merged trace as one self-contained HTML file: a row for each thread, the steps side by side.
 
 What overlaps on a row (transfers, updates of buckets) is spread over lanes. Names come from tasks and are escaped.
 """
@@ -96,7 +96,7 @@ def trace_page(trace: Trace) -> bytes:
 
 
 def _axis(duration: float, scale: float, bottom: int) -> str:
-    """A thin line every so many milliseconds, at most ten of them."""
+    """Thin vertical lines at regular intervals, at most ten of them."""
     apart = next(size for size in _ROUND if duration / size <= _MOST_TICKS or size == _ROUND[-1])
     drawn = []
     for number in range(int(duration / apart) + 1):

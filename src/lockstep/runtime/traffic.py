@@ -1,4 +1,4 @@
-"""What one task has moved, by path: counted over all lives of all its links, and told at the end."""
+"""What one task has moved, by path: counted over all connections of all its links, and printed at the end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Traffic:
             total.tensors += tensors
 
     def lines(self) -> list[str]:
-        """One sentence a path."""
+        """One sentence per path."""
         with self._lock:
             return [
                 f"over {path}: sent {in_words(t.sent)}, received {in_words(t.received)}, {t.tensors} tensors in "
@@ -46,7 +46,7 @@ class Traffic:
 
 
 def in_words(nbytes: int) -> str:
-    """A number of bytes in a unit that fits."""
+    """A number of bytes in a suitable unit."""
     amount = float(nbytes)
     for unit in ("B", "KB", "MB"):
         if amount < 1000:

@@ -1,12 +1,14 @@
-"""Looks for waits that are longer than usual, finds out why, and says so; on a thread of its own in every task.
+"""Looks for waits that are longer than usual, finds out why, and reports it; on its own thread in every task.
 
-The coordinator's task looks for all and tells everybody. A task that does not hear of it looks by itself. Nothing
-here runs while steps go on as usual, but one short look at counters, twice a second.
+The coordinator looks on behalf of all and sends each task its report. A task that does not receive one looks itself.
+While steps go on as usual, all that runs here is one short look at counters, twice a second.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import queue
 import threading
 import time
@@ -24,7 +26,7 @@ from lockstep.protocol.activity import Doing
 from lockstep.protocol.causes import LOSSES, Cause, Reason, ReportKind, Source
 from lockstep.protocol.events import Broken, Event, PeerGone
 from lockstep.protocol.ids import TaskId
-from lockstep.protocol.messages import Report
+from lockstep.protocol.messages import Printed, Report
 from lockstep.protocol.reach import NOT_ASKED
 from lockstep.protocol.timing import (
     AFTER_COORDINATOR_SECONDS,
@@ -37,8 +39,10 @@ from lockstep.protocol.timing import (
     NOTICE_SECONDS,
     OWN_LOOK_SECONDS,
     PATIENCE_SECONDS,
+    STOPPED_SECONDS,
     TICK_SECONDS,
     VERDICT_AGAIN_SECONDS,
+    VERDICT_SECONDS,
     WATCHDOG_JOIN_SECONDS,
 )
 from lockstep.protocol.waits import WaitKind
@@ -46,34 +50,39 @@ from lockstep.runtime import phrases
 from lockstep.runtime.cluster import ClusterSpec
 from lockstep.runtime.notices import Publisher
 from lockstep.runtime.outcome import Outcome
+from lockstep.runtime.printing import Printing
 from lockstep.runtime.snapshot import Shown, snapshot_of
 from lockstep.runtime.status import STEPS_TO_KNOW
 from lockstep.version import __version__
 
 FORMING_LOOK_PER_TASK = 0.1
-"""While a cluster starts, its machines are busy: the larger it is, the longer from look to look."""
+"""While a cluster starts, its machines are busy: the larger it is, the longer the time between looks."""
 FORMING_PATIENCE_PER_TASK = 0.5
 SMALL_CLUSTER = 8
+PENDING_TICK = 0.1
+"""How often it looks whether another task has printed a report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchSettings:
-    """How a watchdog behaves; the times are for tests to scale, a person sets ``on_stall`` and ``--stall_after``."""
+    """How a watchdog behaves. Tests scale the times; users set ``--on_stall`` and ``--stall_after``."""
 
     on_stall: str = "abort"
-    """``report``: say it and go on waiting. ``abort``: end the job at a verdict that cannot heal, and at a stall."""
+    """``report``: report it and keep waiting. ``abort``: end the job at a verdict that cannot heal, and at a stall."""
     tick: float = TICK_SECONDS
     notice: float = NOTICE_SECONDS
-    """No wait that is shorter is ever spoken of."""
+    """Shorter waits are never reported."""
     first_steps: float = FIRST_STEPS_NOTICE_SECONDS
-    """The same before it is known how long a step takes."""
+    """The same, before it is known how long a step takes."""
     patience: float = PATIENCE_SECONDS
     ask: float = ASK_ALL_SECONDS
-    """How long an answer is waited for when all tasks are asked."""
+    """How long to wait for an answer when all tasks are asked."""
 
 
 class Watched(Shown, Protocol):
     """What a watchdog needs of its node."""
+
+    def report_printed(self) -> None: ...
 
     @property
     def cluster(self) -> ClusterSpec: ...
@@ -91,12 +100,12 @@ class Watched(Shown, Protocol):
     def abandon(self, outcome: Outcome) -> None: ...
 
     def can_recover(self, task: TaskId) -> bool:
-        """Whether the job goes on after the loss of this task."""
+        """Whether the job survives the loss of this task."""
 
 
 @dataclass(slots=True)
 class _Episode:
-    """One time of standing still, from the first long wait to the next progress."""
+    """One time of being stuck, from the first long wait to the next progress."""
 
     began: float
     notices: int = 0
@@ -111,6 +120,7 @@ class Watchdog:
         self._node = node
         self._settings = settings
         self._publisher = publisher
+        self._printing = Printing(node, publisher)
         self._episode: _Episode | None = None
         self._said: dict[tuple[Cause, frozenset[str]], float] = {}
         self._report_at = 0.0
@@ -118,6 +128,10 @@ class Watchdog:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closing = False
         self._ended = False
+        self._paused_at = -VERDICT_SECONDS
+        """When this task last found that it had been stopped itself."""
+        self._idle_since = math.inf
+        """Since when its thread waits for work; infinity while it does some."""
         self._look_at = 0.0
         self._beat_at = 0.0
         self._thread = threading.Thread(target=self._run, name=f"watchdog {node.task.short}", daemon=True)
@@ -126,30 +140,54 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread after what it still has to say."""
+        """End the thread once all its reports are out."""
         self._closing = True
         self._inbox.put(None)
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join(WATCHDOG_JOIN_SECONDS)
         self._publisher.folder.close()
 
-    # -- other threads speak --
+    # -- called by other threads --
 
-    def heard(self, report: Report) -> None:
-        """The coordinator has found something out; on a link's thread, so it is only noted here."""
+    def heard(self, message: Report | Printed) -> None:
+        """The coordinator has found something out, or printed it; on a link's thread, which must not wait."""
+        if isinstance(message, Printed):
+            self._inbox.put(lambda: self._printing.heard_printed(message))
+            return
         self._report_at = time.monotonic()
-        self._inbox.put(lambda: self._publisher.pass_on(report))
+        self._inbox.put(lambda: self._printing.told(message))
 
     def job_ends(self, culprit: str, step: int, reason: Reason) -> None:
-        """The job is about to end badly; on the loop's thread. Everybody is told why before it is told that."""
-        if self._ended or reason.reported or time.monotonic() - self._report_at < 1.0:
-            self._ended = True
-            return
+        """The job is about to end badly; on the loop's thread. The others receive the reason before the end."""
+        recent, ended = time.monotonic() - self._report_at < 1.0, self._ended
         self._ended = True
+        if ended or reason.reported:
+            return
+        if recent:
+            self._printing.will_explain(culprit)
+            return
+        self._printing.will_explain(culprit)
         diagnosis = analyse(self._evidence_at_hand(Ended(culprit, step, reason)))
         if self._leads():
             self._publisher.tell_peers(ReportKind.VERDICT, diagnosis, self._node.peers)
-        self._inbox.put(lambda: self._publisher.publish(ReportKind.VERDICT, diagnosis))
+        brief = self._was_stopped() and not self._leads()
+        self._inbox.put(lambda: self._printing.found(ReportKind.VERDICT, diagnosis, brief=brief))
+
+    def _was_stopped(self) -> bool:
+        """Whether this task was stopped itself just now: then the others have reported it, and what this task finds
+        only follows from it. A thread that waits for less than a tick is away longer only if its process is."""
+        now = time.monotonic()
+        if now - self._idle_since >= STOPPED_SECONDS:
+            self._paused_at = now
+        return now - self._paused_at < VERDICT_SECONDS
+
+    def report(self, kind: ReportKind, diagnosis: Diagnosis) -> None:
+        """Print and write what was found elsewhere than here; returns at once."""
+        self._inbox.put(lambda: self._printing.found(kind, diagnosis))
+
+    def explains(self, outcome: Outcome) -> bool:
+        """Whether a report tells why the job ended like this, so that nothing more need be said."""
+        return self._printing.explains(outcome)
 
     def dump(self, why: str) -> None:
         """Write this task's files; from any thread that may block."""
@@ -158,17 +196,20 @@ class Watchdog:
     # -- its own thread --
 
     def _run(self) -> None:
-        while not self._closing:
-            try:
-                work = self._inbox.get(timeout=self._settings.tick)
-            except queue.Empty:
-                self._tick(time.monotonic())
-                continue
+        # A task that leaves still waits, for seconds, until the report is printed; its links stay open for that.
+        while not self._closing or self._printing.pending or not self._inbox.empty():
+            tick = min(PENDING_TICK, self._settings.tick) if self._printing.pending else self._settings.tick
+            self._idle_since = time.monotonic()
+            work: Callable[[], None] | None = None
+            with contextlib.suppress(queue.Empty):
+                work = self._inbox.get(timeout=tick)
+            self._was_stopped()
+            self._idle_since = math.inf
             if work is not None:
                 work()
-        while not self._inbox.empty():
-            if (work := self._inbox.get()) is not None:
-                work()
+            elif not self._closing:
+                self._tick(time.monotonic())
+            self._printing.settle(time.monotonic())
 
     def _tick(self, now: float) -> None:
         node = self._node
@@ -183,6 +224,7 @@ class Watchdog:
         if longest is None:
             if self._episode is not None:
                 self._episode = None
+                self._printing.forget()
                 node.sampler.forget_kernel()
             return
         node.sampler.sample_kernel(now)
@@ -190,7 +232,7 @@ class Watchdog:
             self._episode = _Episode(now)
         if now >= self._look_at and self._decides(now, self._episode):
             self._look(now, self._episode)
-            # In a large cluster, or where many do not answer, a look takes long: leave time in between.
+            # In a large cluster, or where many tasks do not answer, a look takes long: leave time between looks.
             pause = FORMING_LOOK_PER_TASK * self._tasks() if self._node.forming else 0.0
             self._look_at = time.monotonic() + max(pause, min(5.0, time.monotonic() - now))
 
@@ -210,17 +252,17 @@ class Watchdog:
         for wait in node.loop.books.waits:
             seconds = now - wait.since
             if wait.kind is WaitKind.PARAMETER:
-                # A worker asks early; it waits only once its training thread has come to the wait.
+                # A worker asks early; it waits only once its training thread has reached the wait.
                 seconds = min(seconds, now - since) if doing is Doing.WAITING else 0.0
             longest = max(longest, seconds)
         store = node.store_status
         if store is not None and store.since:
-            # A server that updates waits for nobody, but everybody waits for it.
+            # A server that updates waits for no task, but all tasks wait for it.
             longest = max(longest, now - store.since)
         return longest if longest >= threshold else None
 
     def _decides(self, now: float, episode: _Episode) -> bool:
-        """Whether this task looks itself: it is the coordinator's, or that one is silent."""
+        """Whether this task looks itself: it is the coordinator, or the coordinator is silent."""
         if self._leads():
             return True
         if self._node.forming and now - episode.began < self._patience_while_forming():
@@ -228,16 +270,16 @@ class Watchdog:
         if not self._hears_coordinator(now):
             return True
         if self._report_at >= episode.began - OWN_LOOK_SECONDS:
-            # The coordinator has spoken of this; what it says holds, unless it does not end what it should.
+            # The coordinator has reported this, which holds unless it fails to end what it should.
             return now - self._node.sampler.progress_at >= self._stall_after()
         return now - episode.began >= OWN_LOOK_SECONDS
 
     def _patience_while_forming(self) -> float:
-        """In a large cluster everybody misses somebody at first; if all asked all, nothing else would be done."""
+        """In a large cluster every task misses some other at first; if all asked all, nothing else would get done."""
         return FORMING_PATIENCE_PER_TASK * max(0, self._tasks() - SMALL_CLUSTER)
 
     def _tasks(self) -> int:
-        """Of the whole cluster: a worker is linked with the servers only, and yet all others start beside it."""
+        """Of the whole cluster: a worker is linked only with the servers, but all tasks start at the same time."""
         return len(self._node.cluster.shape.tasks())
 
     def _leads(self) -> bool:
@@ -262,17 +304,17 @@ class Watchdog:
         elif now - episode.notice_at >= 10.0 * 2 ** (episode.notices - 1) or episode.notices == 0:
             episode.notices += 1
             episode.notice_at = now
-            self._say(ReportKind.NOTICE, diagnosis, quiet=self._node.forming)
+            self._notice(diagnosis)
         still = time.monotonic() - self._node.sampler.progress_at
         if self._node.machine.awaited:
-            return  # a lost task is waited for, which everybody says; --rejoin_timeout ends that
+            return  # a lost task is waited for, which every task prints; --rejoin_timeout ends that
         if still >= self._stall_after() and not (episode.stalled or self._node.forming or verdict.warning):
             episode.stalled = True
-            self._say(ReportKind.STALL, diagnosis)
+            self._say(ReportKind.STALL, diagnosis, verdict)
             self._end(Source.STALL, verdict)
 
     def _report_loss(self, verdict: Verdict) -> None:
-        """A life is over, and the job is not: the machines know what to do, if they have not heard of it already."""
+        """An incarnation is over, but the job is not: the machines know what to do, unless they know already."""
         culprit = TaskId.parse(verdict.culprit)
         keeper = self._node.peers.get(culprit)
         if keeper is not None and not keeper.linked and keeper.known_life:
@@ -280,7 +322,7 @@ class Watchdog:
             self._node.post(PeerGone(culprit, reason, keeper.known_life))
 
     def _stall_after(self) -> float:
-        """``--stall_after``, or longer where steps are; before the first ones are done a job may compile and load."""
+        """``--stall_after``, or longer where steps take longer; in its first steps a job may compile and load."""
         cluster = self._node.cluster
         late = 0.0 if self._leads() or not self._hears_coordinator(time.monotonic()) else AFTER_COORDINATOR_SECONDS
         if self._first_steps():
@@ -288,7 +330,7 @@ class Watchdog:
         return max(cluster.stall_after, 2 * self.threshold()) + late
 
     def _first_steps(self) -> bool:
-        """Not enough steps are done to know how long one takes."""
+        """Too few steps are done to know how long one takes."""
         return len(self._node.sampler.step_seconds()) < STEPS_TO_KNOW
 
     def _say_verdict(self, now: float, diagnosis: Diagnosis, verdict: Verdict) -> None:
@@ -296,22 +338,37 @@ class Watchdog:
         if now - self._said.get(key, -VERDICT_AGAIN_SECONDS) < VERDICT_AGAIN_SECONDS:
             return
         self._said[key] = now
-        self._say(ReportKind.VERDICT, diagnosis)
+        self._say(ReportKind.VERDICT, diagnosis, verdict)
         if not verdict.heals:
             self._end(Source.VERDICT, verdict)
 
-    def _say(self, kind: ReportKind, diagnosis: Diagnosis, quiet: bool = False) -> None:
-        if self._leads() and not quiet:
+    def _notice(self, diagnosis: Diagnosis) -> None:
+        if not self._node.forming:  # then the search prints who is missing
+            if self._leads():
+                self._publisher.tell_peers(ReportKind.NOTICE, diagnosis, self._node.peers)
+            self._publisher.say_notice(diagnosis)
+        self._publisher.note(ReportKind.NOTICE, diagnosis)
+
+    def _say(self, kind: ReportKind, diagnosis: Diagnosis, verdict: Verdict) -> None:
+        ends = self._ends_job(verdict) and (kind is ReportKind.STALL or not verdict.heals)
+        diagnosis = replace(diagnosis, ends=ends)
+        if self._leads():
             self._publisher.tell_peers(kind, diagnosis, self._node.peers)
-        self._publisher.publish(kind, diagnosis, quiet=quiet)
+        self._printing.found(kind, diagnosis)
+
+    def _ends_job(self, verdict: Verdict) -> bool:
+        """Whether the job ends where this does not heal."""
+        if self._settings.on_stall != "abort" or self._node.machine.awaited:
+            return False
+        # This may be another incarnation of a task that the job waits for; the coordinator knows.
+        may_return = verdict.cause is Cause.LEFTOVER_SERVER and self._node.forming
+        return not (may_return and self._node.can_recover(TaskId.parse(verdict.culprit)))
 
     def _end(self, source: Source, verdict: Verdict) -> None:
-        if self._settings.on_stall != "abort" or self._node.machine.awaited:
+        if not self._ends_job(verdict):
             return
         reason = Reason(verdict.cause, verdict.what, source, verdict.peer, verdict.host, verdict.pid)
         culprit = TaskId.parse(verdict.culprit)
-        if verdict.cause is Cause.LEFTOVER_SERVER and self._node.forming and self._node.can_recover(culprit):
-            return  # this may be another life of a task that the job waits for; the coordinator knows
         coordinator = self._node.peers.get(self._node.cluster.shape.coordinator)
         self._node.post(Broken(culprit, verdict.step, reason))
         if coordinator is not None and coordinator.seconds_unheard(time.monotonic()) >= COORDINATOR_UNHEARD_SECONDS:
@@ -320,7 +377,7 @@ class Watchdog:
     # -- evidence --
 
     def evidence(self) -> Evidence:
-        """Everybody's snapshot, collected now."""
+        """The snapshots of all tasks, collected now."""
         cluster = self._node.cluster
         own = read_task(json.dumps(snapshot_of(self._node)).encode())
         addresses = {str(task): cluster.address_of(task) for task in self._asked()}
@@ -328,15 +385,15 @@ class Watchdog:
         return self._evidence(found)
 
     def _asked(self) -> Sequence[TaskId]:
-        """Everybody; but while a large cluster forms all are busy enough without being asked by all, so each asks
-        those that it is linked with, and the coordinator asks everybody."""
+        """All tasks. But while a large cluster forms, all are too busy to be asked by all: each asks only those that
+        it is linked with, and the coordinator asks all."""
         node = self._node
         if node.peers and node.forming and not self._leads() and self._tasks() > SMALL_CLUSTER:
             return (node.task, *node.peers)
         return node.cluster.shape.tasks()
 
     def look_now(self) -> Diagnosis:
-        """What can be proven at this moment, by a thread that may wait."""
+        """What can be proven at this moment; for a thread that may wait."""
         return self._with_stack(replace(self.evidence(), floor=0.0))
 
     def _evidence(self, found: Mapping[str, Seen]) -> Evidence:
@@ -354,7 +411,7 @@ class Watchdog:
         )
 
     def _with_stack(self, evidence: Evidence) -> Diagnosis:
-        """Analyse; where the culprit cannot speak for itself, its monitor gives its stack."""
+        """Analyse; where the culprit does not answer, its monitor provides its stack."""
         diagnosis = analyse(evidence)
         verdict = diagnosis.verdict
         seen = None if verdict is None else evidence.tasks.get(verdict.culprit)
@@ -364,7 +421,7 @@ class Watchdog:
         return replace(diagnosis, verdict=replace(verdict, stack=stack or verdict.stack))
 
     def _evidence_at_hand(self, end: Ended) -> Evidence:
-        """What this task knows without asking anybody: on the loop's thread nothing may wait."""
+        """What this task knows without asking any other: on the loop's thread nothing may wait."""
         own = read_task(json.dumps(snapshot_of(self._node, on_loop=True)).encode())
         found = {str(self._node.task): Seen(task=str(self._node.task), view=own)}
         for peer, keeper in self._node.peers.items():

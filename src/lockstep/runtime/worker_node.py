@@ -30,10 +30,10 @@ are two loans of each, and a link has room for about a thousand: with more bucke
 _STEPS_KEPT = 4096
 
 OnVersion = Callable[[BucketId, int, Loan | None], None]
-"""A bucket is at this version: in the arena, or in a loan that whoever is called gives back later."""
+"""A bucket is at this version: in the arena, or in a loan that the called function gives back later."""
 
 InOrder = Callable[[Callable[[], None]], None]
-"""Does something after all that it was asked to do before."""
+"""Runs something after everything that it was given before."""
 
 
 def _at_once(action: Callable[[], None]) -> None:
@@ -75,14 +75,14 @@ class WorkerNode(Node):
 
     @property
     def keeps_state(self) -> bool:
-        """Whether each seal must carry the local state, for the next life of this worker."""
+        """Whether each seal must carry the local state, for the next incarnation of this worker."""
         return self.config.recovery.keeps_states
 
     @property
     def known_plan(self) -> Plan | None:
         return self.plan
 
-    # -- the training thread speaks --
+    # -- called by the training thread --
 
     def allocate(self, plan: Plan, *, in_place: bool = False, spare: int = 0) -> tuple[Region, Region]:
         """Registered memory for the gradients, with ``spare`` bytes behind them, and the parameters of this plan.
@@ -120,7 +120,7 @@ class WorkerNode(Node):
         self.loop.post(Prepared(self.plan, layout))
 
     def offer_initial(self) -> None:
-        """Chief only: what lies in the gradient arena now are the initial parameters."""
+        """Chief only: the gradient arena now holds the initial parameters."""
         assert self.plan is not None
         for bucket in self.plan.buckets:
             self.loop.post(Produced(INITIAL_STEP, bucket.id))
@@ -143,7 +143,7 @@ class WorkerNode(Node):
             self.faults.at_step(self, step)
 
     def produced(self, step: Step, bucket: BucketId, nbytes: int | None = None) -> None:
-        """The gradient bucket is filled in the arena; ``nbytes``: only so many of its range are sent."""
+        """The gradient bucket is filled in the arena; ``nbytes``: only this many bytes of it are sent."""
         if nbytes is not None:
             self._narrow[bucket] = nbytes
         self.loop.do(Produced(step, bucket))
@@ -165,7 +165,7 @@ class WorkerNode(Node):
         self.loop.post(Sealed(step, absent, rates, without, void, values, occasion, state))
 
     def tell_state(self, step: Step, data: bytes, stuck: str = "") -> None:
-        """What the next life of this worker would need to begin with ``step``, or why it could not."""
+        """What the next incarnation of this worker would need to begin with ``step``, or why it could not."""
         self.loop.post(StateTaken(step, data, stuck))
 
     def wait_version(self, version: int) -> int:
@@ -203,7 +203,7 @@ class WorkerNode(Node):
         self._stood_still += time.monotonic() - began
 
     def blocked(self) -> dict[Step, float]:
-        """How long the training thread stood still for the parameters of each of the last steps, in seconds."""
+        """How long the training thread waited for the parameters of each of the last steps, in seconds."""
         return dict(self._blocked)
 
     def ask(self, peer: TaskId, what: str, data: bytes = b"") -> bytes:
@@ -264,7 +264,7 @@ class WorkerNode(Node):
             loan.release()
         with self._changed:
             self._versions[bucket] = version
-            # Waking the training thread for every bucket would cost it a look at all of them each time.
+            # Woken for every bucket, the training thread would check all of them each time.
             if self._awaited is not None and self.has_version(*self._awaited):
                 self._changed.notify_all()
 

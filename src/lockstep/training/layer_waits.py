@@ -83,12 +83,18 @@ class LayerWaits:
             self._passed.update(self._early)
             self._need(list(self._early.values()))
 
-    def _on_end(self, _module: nn.Module, _given: Any, _output: Any) -> None:
+    def _on_end(self, _module: nn.Module, _given: Any, output: Any) -> None:
         if self._watching is not None:
             self._watching.close()
             self._watching = None
             self.learned = True
-        self._need_all()
+        if output is None:
+            # Forward has failed, and torch raises its error. It would only print a warning about another one here; and
+            # where a forward returns None, the next wait raises what is suppressed.
+            with contextlib.suppress(Exception):
+                self._need_all()
+        else:
+            self._need_all()
 
     def _on_use(self, used: Iterable[object]) -> None:
         for value in used:

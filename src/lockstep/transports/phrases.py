@@ -1,4 +1,4 @@
-"""What the transports say to people, one function a sentence. Nothing reads these back."""
+"""What the transports tell people, one function per sentence. Nothing reads these back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def cannot_connect(address: str, why: str) -> str:
 
 def mute(address: str, seconds: float | None) -> str:
     within = "" if seconds is None else f" within {seconds:g} s"
-    return f"no answer{within}: {address} accepts connections but says nothing"
+    return f"no answer{within}: {address} accepts connections but sends nothing"
 
 
 def accepts_without_answer(seconds: float) -> str:

@@ -1,6 +1,6 @@
-"""What an analysis says to people, one function a sentence. Nothing reads these back.
+"""What an analysis tells people, one function per sentence. Nothing reads these back.
 
-Everybody calls them as ``phrases.name(...)``: here, and nowhere else, each can be replaced.
+Callers use ``phrases.name(...)``, so that each can be replaced here and nowhere else.
 """
 
 from __future__ import annotations

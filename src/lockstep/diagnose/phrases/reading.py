@@ -1,8 +1,8 @@
-"""Why somebody gave no answer, and why a file cannot be used."""
+"""Why a task did not answer, and why a file cannot be used."""
 
 from __future__ import annotations
 
-# -- why somebody gave no answer --
+# -- why a task did not answer --
 
 
 def late() -> str:
@@ -14,7 +14,7 @@ def does_not_listen() -> str:
 
 
 def unreadable(address: str, why: str) -> str:
-    return f"{address} gave an answer that cannot be read: {why}"
+    return f"{address} sent an answer that cannot be read: {why}"
 
 
 def left_no_file() -> str:
@@ -22,7 +22,7 @@ def left_no_file() -> str:
 
 
 def only_files() -> str:
-    return "this is a reading of files"
+    return "only files were read"
 
 
 # -- files --
@@ -33,18 +33,18 @@ def folder_unreadable(path: str, why: str) -> str:
 
 
 def file_left_out(name: str, why: str) -> str:
-    return f"{name} is left out: {why}"
+    return f"{name} is ignored: {why}"
 
 
 # -- snapshots --
 
 
 def snapshot_too_long(most: int, found: int) -> str:
-    return f"a snapshot has at most {most} bytes, this one has {found}"
+    return f"a snapshot has at most {most} bytes; this one has {found}"
 
 
 def snapshot_not_json() -> str:
-    return "it is not JSON; the file is damaged or half-written"
+    return "it is not JSON; the file is damaged or incomplete"
 
 
 def no_snapshot_of(kind: str) -> str:
@@ -59,19 +59,19 @@ def snapshot_of_another_version(found: object, ours: int) -> str:
 
 
 def report_too_long(most: int, found: int) -> str:
-    return f"a report has at most {most} bytes, this one has {found}"
+    return f"a report has at most {most} bytes; this one has {found}"
 
 
 def report_not_json(error: Exception) -> str:
-    return f"this is no report: it is not JSON ({type(error).__name__})"
+    return f"this is not a report: it is not JSON ({type(error).__name__})"
 
 
 def report_without_format() -> str:
-    return "this is no report: it has no format number"
+    return "this is not a report: it has no format number"
 
 
 def report_of_another_version(ours: int) -> str:
-    return f"this report is of another version of the program; this one reads format {ours}"
+    return f"this report comes from another version of the program; this one reads format {ours}"
 
 
 def report_damaged(error: Exception) -> str:

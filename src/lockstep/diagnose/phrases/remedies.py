@@ -1,4 +1,4 @@
-"""What to do about each cause: one or two sentences a person can act on."""
+"""What to do about each cause: one or two sentences that a person can act on."""
 
 from __future__ import annotations
 
@@ -9,40 +9,42 @@ from lockstep.protocol.causes import Cause
 
 REMEDIES: Mapping[Cause, str] = MappingProxyType(
     {
-        Cause.NEVER_STARTED: "start it on that host, or correct its address in --ps_hosts and --worker_hosts.",
-        Cause.DEAD: "read the last lines of that task; the job has to be started again.",
-        Cause.OUT_OF_MEMORY: "give the task more memory, a smaller --batch_size, or more servers to share the model.",
-        Cause.FROZEN: "let it go on with 'kill -CONT PID' on its host, or end it; a debugger may hold it.",
-        Cause.STOPPED: "somebody or a batch system ended it; started again, it goes on from its newest checkpoint.",
-        Cause.FAILED: "correct the error that is named above; the job has to be started again.",
-        Cause.USER_CODE: "look at the stack above: that line of the training program does not return.",
-        Cause.DEVICE_CALL: "look at the stack above and at the device (nvidia-smi, dmesg).",
-        Cause.COMMUNICATION: "look at the stack above: code that runs in a callback must not wait; please report it.",
-        Cause.INPUT_STARVED: "look at that file and at the disk or network it comes from.",
-        Cause.CHECKPOINT_STUCK: "look at the file system of that folder (df, mount); write checkpoints elsewhere.",
-        Cause.DISK_FULL: "make room on that disk, or give --train_dir another folder.",
-        Cause.REQUEST_LOST: "it is asked for again; if that does not help, keep the run folder: this is a defect.",
-        Cause.ANSWER_LOST: "it is sent again after ten seconds; if that does not help, keep the run folder.",
+        Cause.NEVER_STARTED: "Start it on that host, or correct its address in --ps_hosts and --worker_hosts.",
+        Cause.DEAD: "Read the last lines of its output, then start the job again.",
+        Cause.OUT_OF_MEMORY: "Give the task more memory, a smaller --batch_size, or more servers to share the model.",
+        Cause.FROZEN: "Resume it, or end it; a debugger may be holding it.",
+        Cause.STOPPED: "A person or a batch system ended it. Start it again: it resumes from its newest checkpoint.",
+        Cause.FAILED: "Fix that error, then start the job again.",
+        Cause.USER_CODE: "See the stack below: that line of the training program does not return.",
+        Cause.DEVICE_CALL: "See the stack below, and check the device (nvidia-smi, dmesg).",
+        Cause.COMMUNICATION: "See the stack below. Please report this as a bug, with the run folder.",
+        Cause.INPUT_STARVED: "Check that file, and the disk or network that it comes from.",
+        Cause.CHECKPOINT_STUCK: "Check the file system of that folder (df, mount), or write checkpoints elsewhere.",
+        Cause.DISK_FULL: "Free space on that disk, or set --train_dir to another folder.",
+        Cause.REQUEST_LOST: "The request is repeated. If that does not help, keep the run folder and report a bug.",
+        Cause.ANSWER_LOST: "It is sent again after ten seconds. If that does not help, keep the run folder.",
         Cause.LINK_DOWN: (
-            "try to reach one host from the other (ping, nc; for RDMA ib_write_bw); look for a firewall, a cable or a "
-            "route."
+            "Try to reach one host from the other (ping, nc; ib_write_bw for RDMA), and look for a firewall, a cable "
+            "or a route."
         ),
-        Cause.NO_PATH: "use --server_protocol=auto, or correct what keeps the two from using that transport.",
-        Cause.ONE_WAY_LINK: "look for a firewall rule or a route that lets packets through in one direction only.",
-        Cause.SLOW_LINK: "measure the network between the two hosts (iperf3); look for a shared or a wrong interface.",
-        Cause.STRAGGLER: "compare that host with the others: other programs on it, its clock rate, its data.",
-        Cause.OUT_OF_STEP: "give every worker the same number of steps, or let the input repeat.",
-        Cause.MISMATCH: "start all tasks with the same program, model and settings.",
-        Cause.WIRING: "give all tasks the same host lists, and each host the --task_index of its place there.",
-        Cause.STALE_INCARNATION: "start the whole job again: what the former life of the task held is gone.",
-        Cause.LEFTOVER_SERVER: "end the older job on that host, or use other ports.",
-        Cause.DUPLICATE_TASK: "end one of the two, or give it a --task_index of its own.",
-        Cause.DEADLOCK: "call backward (or produce all gradients) before waiting for the next parameters.",
-        Cause.OVERLOADED_SERVER: "use more servers (--ps), or a host with more cores for this one.",
-        Cause.UNKNOWN: "compare what each side saw; 'lockstep why' asks again, and the run folder has the journals.",
+        Cause.NO_PATH: "Use --server_protocol=auto, or fix what keeps the two from using that transport.",
+        Cause.ONE_WAY_LINK: "Look for a firewall rule or a route that lets packets through in one direction only.",
+        Cause.SLOW_LINK: "Measure the network between the two hosts (iperf3); look for a shared or wrong interface.",
+        Cause.STRAGGLER: "Compare that host with the others: other programs on it, its clock rate, its data.",
+        Cause.OUT_OF_STEP: "Give every worker the same number of steps, or let the input repeat.",
+        Cause.MISMATCH: "Start all tasks with the same program, model and settings.",
+        Cause.WIRING: "Give all tasks the same host lists, and each host the --task_index of its place in them.",
+        Cause.STALE_INCARNATION: "Start the whole job again: the state of the earlier incarnation is gone.",
+        Cause.LEFTOVER_SERVER: "End the older job on that host, or use other ports.",
+        Cause.DUPLICATE_TASK: "End one of the two, or give it its own --task_index.",
+        Cause.DEADLOCK: "Call backward (or produce all gradients) before waiting for the next parameters.",
+        Cause.OVERLOADED_SERVER: "Use more servers (--ps), or run this one on a host with more cores.",
+        Cause.UNKNOWN: "Compare what each side saw; 'lockstep why' asks again, and the run folder has the journals.",
     }
 )
 
 
-def remedy(cause: Cause) -> str:
+def remedy(cause: Cause, pid: int = 0) -> str:
+    if cause is Cause.FROZEN and pid:
+        return f"Resume it with: kill -CONT {pid}"
     return REMEDIES[cause]

@@ -1,4 +1,4 @@
-"""What a report shows around the proof of a cause: both sides, one line a task, fixed words, the page."""
+"""What a report shows around the proof of a cause: the lead, both sides, one line per task, titles, the page."""
 
 from __future__ import annotations
 
@@ -6,56 +6,145 @@ from collections.abc import Mapping, Sequence
 
 from lockstep.diagnose.phrases.units import in_milliseconds as _in_milliseconds
 from lockstep.diagnose.phrases.units import in_seconds as _in_seconds
+from lockstep.diagnose.phrases.units import named as _named
+from lockstep.protocol.waits import FORMING, WaitKind
 
-# -- the verdict --
+# -- the lead: what is stuck, why, and what to do --
+
+
+def _sentence(text: str) -> str:
+    """With a capital and a full stop."""
+    return "" if not text else f"{text[:1].upper()}{text[1:]}{'' if text[-1] in '.!?' else '.'}"
+
+
+def lead(stuck: str, what: str, remedy: str, *, ends: bool = False) -> str:
+    """``ends``: so the job ends."""
+    parts = (_sentence(stuck), _sentence(what), "The job ends." if ends else "", remedy)
+    return " ".join(part for part in parts if part)
+
+
+def missing(kind: WaitKind, on: str, step: int, bucket: int, names: Sequence[str], what: str) -> str:
+    """What a wait is for."""
+    task, of = _named(on), _tensors(names, bucket)
+    match kind:
+        case WaitKind.GRADIENT:
+            return f"{task}'s gradient of {of}"
+        case WaitKind.PARAMETER:
+            return f"the new value of {of} from {task}"
+        case WaitKind.SUM:
+            return f"{task}'s part of the sum of {of}"
+        case WaitKind.COMMIT:
+            return f"{task} to commit step {step}"
+        case WaitKind.APPLIED:
+            return f"{task} to apply step {step}"
+        case WaitKind.STATE:
+            return f"{task}'s state before step {step + 1}"
+        case WaitKind.CONNECTION:
+            return f"a connection to {task}"
+        case WaitKind.JOINING:
+            return f"{task} to join"
+        case WaitKind.COMPLETE:
+            return "the cluster to be complete"
+        case WaitKind.RETURN:
+            return f"{task} to come back"
+        case WaitKind.END:
+            return f"{task} to finish"
+        case WaitKind.OWN_STEP:
+            return "its own computation"
+        case _:
+            return f"{what} from {task}"
+
+
+def _tensors(names: Sequence[str], bucket: int) -> str:
+    if not names:
+        return f"bucket {bucket}"
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def stuck(waiter: str, missing: str, kind: WaitKind, step: int, *, slow: bool) -> str:
+    """``slow``: the job goes on."""
+    waiting = f"{_named(waiter)} is waiting for {missing}"
+    if kind in FORMING:
+        return f"the cluster is not complete: {waiting}"
+    if kind is WaitKind.END:
+        return f"the job cannot finish: {waiting}"
+    if step < 0:
+        return f"the job is {'slow' if slow else 'stuck'} before its first step: {waiting}"
+    return f"step {step} is {'slow' if slow else 'stuck'}: {waiting}"
+
+
+def job_ended(step: int) -> str:
+    return f"the job ended in step {step}" if step >= 0 else "the job ended"
 
 
 def about(culprit: str, text: str) -> str:
-    """One sentence of a text that may begin with the task's name already."""
-    return f"{culprit} {text}" if culprit and not text.startswith(culprit) else text
+    """One sentence from a text that may name the task already."""
+    name = _named(culprit)
+    if culprit and text.startswith(culprit):
+        return f"{name}{text.removeprefix(culprit)}"
+    return text if not culprit or name in text else f"{name} {text}"
 
 
 def nothing_proves_why(waiter: str, task: str) -> str:
-    return f"{waiter} waits for {task}, and nothing proves why"
+    return f"the reason is not known: nothing proves why {_named(waiter)} is waiting for {_named(task)}"
 
 
-def end_of_a_link(task: str, state: str, path: str, heard: float) -> str:
-    over = f" over {path}" if path else ""
-    last = f", last heard {_in_seconds(heard)} ago" if heard >= 0 else ""
-    return f"{task}: {state}{over}{last}"
+def notice(stuck: str, seconds: float, what: str) -> str:
+    return lead(f"{stuck} ({_in_seconds(seconds)} so far)", what, "")
+
+
+def printed_by(lead: str, printer: str, where: str) -> str:
+    """For a task that does not print the report itself."""
+    copy = f"; a copy is in {where}" if where else ""
+    return f"{lead} {_sentence(_named(printer))[:-1]} printed the report{copy}."
+
+
+def printed_before(lead: str, where: str) -> str:
+    """For a report that has been printed and still holds."""
+    return f"{lead} The report is in {where}." if where else lead
+
+
+def no_progress_for_too_long(lead: str) -> str:
+    return f"No progress within --stall_after. {lead}"
 
 
 # -- what each side saw --
 
 
-def waits_for(waiter: str, what: str, step: int, seconds: float, state: str) -> str:
-    return f"{waiter}: waits for {what} of step {step} for {_in_seconds(seconds)} ({state})"
+def end_of_a_link(task: str, state: str, path: str, heard: float) -> str:
+    over = f" over {path}" if path else ""
+    last = f", last heard {_in_seconds(heard)} ago" if heard >= 0 else ""
+    return f"{_named(task)}: {state}{over}{last}"
+
+
+def waits_for(waiter: str, missing: str, seconds: float, state: str) -> str:
+    return f"{_named(waiter)}: has been waiting {_in_seconds(seconds)} for {missing} ({state})"
 
 
 def told_of_itself(task: str, doing: str) -> str:
-    return f"{task}: {doing}"
+    return f"{_named(task)}: {doing}"
 
 
 def saw_of_this_tensor(task: str, ages: Mapping[str, float]) -> str:
     states = ", ".join(f"{state} {_in_seconds(age)} ago" for state, age in ages.items())
-    return f"{task}: of this tensor: {states}"
+    return f"{_named(task)}: this tensor was {states}"
 
 
 def does_not_answer(task: str, why: str) -> str:
-    return f"{task}: does not answer ({why or 'no reason'})"
+    return f"{_named(task)}: does not answer ({why or 'no reason'})"
 
 
 def monitor_of(task: str, pid: int, host: str, phase: str, state: str) -> str:
-    return f"monitor of {task}: process {pid} on {host}, {phase}, {state}"
+    return f"monitor of {_named(task)}: process {pid} on {host}, {phase}{', ' if state else ''}{state}"
 
 
 def monitor_does_not_answer(task: str, why: str) -> str:
-    return f"monitor of {task}: does not answer ({why or 'no reason'})"
+    return f"monitor of {_named(task)}: does not answer ({why or 'no reason'})"
 
 
 def thread_does(doing: str, detail: str, seconds: float, step: int) -> str:
-    named = f" ({detail})" if detail else ""
-    return f"{doing}{named} for {_in_seconds(seconds)}, in step {step}"
+    more = f" ({detail})" if detail else ""
+    return f"{doing}{more} for {_in_seconds(seconds)}, in step {step}"
 
 
 def store_does(doing: str, seconds: float, step: int) -> str:
@@ -66,11 +155,11 @@ def no_progress(phase: str, step: int, seconds: float) -> str:
     return f"{phase or 'up'}, in step {step}, no progress for {_in_seconds(seconds)}"
 
 
-# -- one line a task --
+# -- one line per task --
 
 
 def thread_is_at(doing: str, detail: str, seconds: float) -> str:
-    return f"{doing} {detail} for {_in_seconds(seconds)}" if detail else f"{doing} for {_in_seconds(seconds)}"
+    return f"{doing} ({detail}) for {_in_seconds(seconds)}" if detail else f"{doing} for {_in_seconds(seconds)}"
 
 
 def store_is_at(doing: str, seconds: float) -> str:
@@ -82,22 +171,22 @@ def has_exit_code(exit_code: int) -> str:
 
 
 def only_a_monitor(state: str) -> str:
-    return f"does not answer; its monitor: {state}"
+    return f"does not answer; its monitor reports: {state}"
 
 
 def was_not_asked() -> str:
-    return "was not asked any more"
+    return "not asked"
 
 
 def nobody_answers(why: str) -> str:
-    return f"nobody answers: {why or 'no answer'}"
+    return f"nothing answers: {why or 'no answer'}"
 
 
 # -- a healthy job --
 
 
 def some_do_not_answer(silent: Sequence[str], total: int) -> str:
-    names = ", ".join(silent[:5])
+    names = ", ".join(_named(task) for task in silent[:5])
     return f"no wait is longer than usual, but {len(silent)} of {total} tasks do not answer: {names}"
 
 
@@ -106,11 +195,11 @@ def no_task_found() -> str:
 
 
 def healthy_before_a_step(tasks: int) -> str:
-    return f"healthy: {tasks} tasks answer; no step has been finished yet"
+    return f"healthy: {tasks} tasks answer; no step has finished yet"
 
 
 def healthy(tasks: int, step: int, median: float, spent: str) -> str:
-    return f"healthy: {tasks} tasks answer, step {step}, {_in_milliseconds(median)} a step; {spent}"
+    return f"healthy: {tasks} tasks answer, step {step}, {_in_milliseconds(median)} per step; {spent}"
 
 
 def time_not_known_yet() -> str:
@@ -118,22 +207,22 @@ def time_not_known_yet() -> str:
 
 
 def slowest_part(part: str, task: str, seconds: float) -> str:
-    return f"the slowest part is {part} on {task} ({_in_milliseconds(seconds)})"
+    return f"the slowest part is {part} on {_named(task)} ({_in_milliseconds(seconds)})"
 
 
 def longest_wait(task: str, seconds: float) -> str:
-    return f"the longest wait for parameters is on {task} ({_in_milliseconds(seconds)})"
+    return f"the longest wait for parameters is on {_named(task)} ({_in_milliseconds(seconds)})"
 
 
-# -- the report's own words --
+# -- titles and lines of the report --
 
 
 def report_title(kind: str, title: str) -> str:
-    return f"lockstep {kind}: {title}"
+    return f"{kind}: {title}"
 
 
 def cause_unknown() -> str:
-    return "unknown; here is what each side saw"
+    return "unknown; this is what each side saw"
 
 
 def cluster_is_healthy() -> str:
@@ -141,25 +230,21 @@ def cluster_is_healthy() -> str:
 
 
 def nothing_stands_still() -> str:
-    return "nothing stands still"
+    return "nothing is stuck"
 
 
-def notice(waiter: str, seconds: float, task: str, step: int, key: str, what: str) -> str:
-    in_step = f", step {step}" if step >= 0 else ""
-    where = f": {what}" if what else ""
-    return f"{waiter} waits {_in_seconds(seconds)} for {task}{in_step}: {key}{where}"
-
-
-def culprit_line(culprit: str, host: str, pid: int, seconds: float) -> str:
-    return f"culprit:  {culprit}{_place(host, pid)}, for {_in_seconds(seconds)}"
+def culprit_line(culprit: str, host: str, pid: int, seconds: float, *, full_name: bool) -> str:
+    """``full_name``: where no tensor key shows it."""
+    name = f"{_named(culprit)} = {culprit}" if full_name and _named(culprit) != culprit else _named(culprit)
+    return f"culprit:  {name}{_place(host, pid)}, for {_in_seconds(seconds)}"
 
 
 def _place(host: str, pid: int) -> str:
-    return f" ({host}, pid {pid})" if pid else ""
+    return f" (pid {pid} on {host})" if pid else ""
 
 
 def waiting_line(peer: str) -> str:
-    return f"waiting:  {peer}"
+    return f"waiting:  {_named(peer)}"
 
 
 def missing_line(key: str, step: int) -> str:
@@ -179,15 +264,11 @@ def seen_line(seen: str) -> str:
 
 
 def stack_title(culprit: str) -> str:
-    return f"stack of {culprit}, innermost first:"
-
-
-def remedy_line(remedy: str) -> str:
-    return f"to do:    {remedy}"
+    return f"stack of {_named(culprit)}, innermost first:"
 
 
 def also_title() -> str:
-    return "besides, and not because of it:"
+    return "also found, for other reasons:"
 
 
 def also_line(cause: str, what: str) -> str:
@@ -199,11 +280,11 @@ def causes_title() -> str:
 
 
 def consequences_title() -> str:
-    return "waits that only follow from it:"
+    return "waits that follow from it:"
 
 
-def edge_line(waiter: str, on: str, what: str, step: int, seconds: float, state: str) -> str:
-    return f"{waiter} -> {on}: {what}, step {step}, {_in_seconds(seconds)} ({state})"
+def edge_line(waiter: str, missing: str, step: int, seconds: float, state: str) -> str:
+    return f"{_named(waiter)} is waiting for {missing}, step {step}, {_in_seconds(seconds)} ({state})"
 
 
 def tasks_title() -> str:
@@ -212,7 +293,17 @@ def tasks_title() -> str:
 
 def task_line(task: str, host: str, pid: int, step: int, doing: str) -> str:
     in_step = f"step {step}, " if step >= 0 else ""
-    return f"{task}{_place(host, pid)}: {in_step}{doing}"
+    return f"{_named(task)}{_place(host, pid)}: {in_step}{doing}"
+
+
+def timeline_lines_title() -> str:
+    return "timeline (what each task finished last):"
+
+
+def timeline_line(task: str, parts: Sequence[tuple[str, float, float]]) -> str:
+    """``parts``: what, how many seconds it took, and how many seconds ago it ended."""
+    shown = ", ".join(f"{what} ({_in_milliseconds(took)}, {_in_seconds(ago)} ago)" for what, took, ago in parts)
+    return f"{_named(task)}: {shown}"
 
 
 def and_more(count: int) -> str:
@@ -227,19 +318,23 @@ def page_title(kind: str, title: str) -> str:
 
 
 def graph_title() -> str:
-    return "Who waits for whom"
+    return "Who is waiting for whom"
 
 
 def graph_label() -> str:
     return "wait-for graph"
 
 
+def graph_name(task: str) -> str:
+    return _named(task)
+
+
 def nobody_waits_long() -> str:
-    return "Nobody waits longer than usual."
+    return "No task has been waiting longer than usual."
 
 
-def edge_label(waiter: str, on: str, what: str, step: int, seconds: float, state: str) -> str:
-    return f"{waiter} waits {_in_seconds(seconds)} for {on}: {what}, step {step} ({state})"
+def edge_label(waiter: str, missing: str, step: int, seconds: float, state: str) -> str:
+    return edge_line(waiter, missing, step, seconds, state)
 
 
 def timeline_title() -> str:
@@ -251,7 +346,7 @@ def timeline_label() -> str:
 
 
 def no_step_finished() -> str:
-    return "No step has been finished yet."
+    return "No step has finished yet."
 
 
 def left_edge(seconds: float) -> str:
@@ -259,4 +354,4 @@ def left_edge(seconds: float) -> str:
 
 
 def span_label(task: str, what: str, seconds: float) -> str:
-    return f"{task}: {what}, {1000 * seconds:.1f} ms"
+    return f"{_named(task)}: {what}, {1000 * seconds:.1f} ms"

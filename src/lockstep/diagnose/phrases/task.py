@@ -1,11 +1,13 @@
-"""About a task that is not there, or not the one that was meant, and about a link between two hosts."""
+"""About a task that is missing, or is not the expected one, and about a link between two hosts."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
 
+from lockstep.diagnose.phrases.units import in_brackets as _in_brackets
 from lockstep.diagnose.phrases.units import in_seconds as _in_seconds
+from lockstep.diagnose.phrases.units import named as _named
 
 # -- a task that has ended --
 
@@ -20,15 +22,15 @@ def how_it_ended(exit_code: int) -> str:
 
 
 def ended(task: str, how: str, why: str) -> str:
-    return f"{task} {how}: {why}" if why else f"{task} {how}"
+    return f"{_named(task)} {how}: {why}" if why else f"{_named(task)} {how}"
 
 
 def monitor_saw_it_end(host: str, pid: int, how: str) -> str:
-    return f"its monitor on {host} says that process {pid} {how}"
+    return f"its monitor on {host} reports that process {pid} {how}"
 
 
 def gone_with_its_monitor(task: str) -> str:
-    return f"{task} is gone, and its monitor too"
+    return f"{_named(task)} is gone, and so is its monitor"
 
 
 def looked_at(address: str, found: str) -> str:
@@ -36,7 +38,7 @@ def looked_at(address: str, found: str) -> str:
 
 
 def ended_for_lack_of_memory(task: str, how: str) -> str:
-    return f"{task} {how} for lack of memory"
+    return f"{_named(task)} {how} because its host ran out of memory"
 
 
 def monitor_on(host: str, found: str) -> str:
@@ -46,106 +48,107 @@ def monitor_on(host: str, found: str) -> str:
 # -- a task that does not answer --
 
 
-def is_stopped(task: str, pid: int, host: str) -> str:
-    return f"{task} is stopped (process {pid} on {host})"
+def is_stopped(task: str, pid: int, host: str, seconds: float) -> str:
+    return f"{_named(task)}{_in_brackets(pid, host)} has been stopped for {_in_seconds(seconds)}"
 
 
 def kernel_has_it_stopped(state: str, seconds: float) -> str:
-    return f"its monitor says that the kernel has it {state or 'stopped'} for {_in_seconds(seconds)}"
+    return f"its monitor reports the process as {state or 'stopped'} for {_in_seconds(seconds)}"
 
 
-def native_code_holds_all_threads(task: str, pid: int) -> str:
-    return f"{task} runs (process {pid}), but native code keeps all its Python threads from running"
+def native_code_holds_all_threads(task: str, pid: int, host: str) -> str:
+    return f"{_named(task)}{_in_brackets(pid, host)} is running, but native code blocks all its Python threads"
 
 
 def only_its_monitor_answers(state: str, silence: str) -> str:
-    return f"its monitor answers and has it as {state or 'running'}; the task does not: {silence}"
+    return f"its monitor answers and reports it as {state or 'running'}; the task does not: {silence}"
 
 
 def not_started(task: str) -> str:
-    return f"{task} has not been started"
+    return f"{_named(task)} has not been started"
 
 
 def found_at(address: str, found: str) -> str:
     return f"{address}: {found}"
 
 
-# -- another task than was meant --
+# -- another task than expected --
 
 
 def another_task_there(address: str, meant: str, found: str, pid: int, host: str) -> str:
-    return f"{address} should be {meant} and is {found} (process {pid} on {host})"
+    return f"{_named(meant)} is expected at {address}, but {_named(found)}{_in_brackets(pid, host)} is there"
 
 
 def that_monitor_says_so() -> str:
-    return "the monitor there says so itself"
+    return "its own monitor reports this"
 
 
 def versions_differ(task: str, theirs: str, waiter: str, ours: str) -> str:
-    return f"{task} runs Lockstep {theirs}, {waiter} runs {ours}"
+    return f"{_named(task)} runs Lockstep {theirs}, but {_named(waiter)} runs {ours}"
 
 
 def monitor_is_of_version(version: str) -> str:
-    return f"its monitor says that it is of version {version}"
+    return f"its monitor reports version {version}"
 
 
 def waits_for_a_former_life(task: str, waiter: str, life: str) -> str:
-    return f"{task} was started again: {waiter} waits for life {life}, which is over"
+    return f"{_named(task)} was restarted, but {_named(waiter)} is waiting for its earlier incarnation {life}"
 
 
 def has_another_life_now(life: str, pid: int, host: str) -> str:
-    return f"its monitor has life {life} now (process {pid} on {host})"
+    return f"its monitor reports incarnation {life} now{_in_brackets(pid, host)}"
 
 
 def belongs_to_another_job(task: str, address: str, job: str) -> str:
-    return f"{task} at {address} belongs to another job ({job}), which still runs"
+    return f"{_named(task)} at {address} belongs to another job ({job}) that is still running"
 
 
 def process_of_the_other_job(pid: int, host: str, phase: str, seconds: float) -> str:
-    return f"its monitor: process {pid} on {host} is {phase} since {_in_seconds(seconds)}"
+    return f"its monitor: process {pid} on {host} has been {phase} for {_in_seconds(seconds)}"
 
 
 def started_twice(task: str) -> str:
-    return f"{task} was started twice"
+    return f"{_named(task)} was started twice"
 
 
 def was_refused_by(task: str, finding: str) -> str:
-    return f"{task} said: {finding}"
+    return f"{_named(task)} answered: {finding}"
 
 
 def stopped_early(task: str, steps: int, step: int) -> str:
-    return f"{task} stopped after {steps} steps; the others go on with step {step}"
+    return f"{_named(task)} stopped after {steps} steps; the others go on with step {step}"
 
 
 def was_told_so(waiter: str, task: str) -> str:
-    return f"{waiter} was told so by {task} itself"
+    return f"{_named(waiter)} received this from {_named(task)} itself"
 
 
 # -- links --
 
 
 def no_packet_though_others_reach_it(task: str, waiter: str) -> str:
-    return f"no packet comes back from {task} to {waiter}, though others reach it"
+    return f"no packet from {_named(task)} reaches {_named(waiter)}, although other tasks hear from it"
 
 
 def others_hear_it(others: Sequence[str], task: str, seconds: float) -> str:
-    return f"{', '.join(others)} heard {task} less than {seconds:g} s ago: it lives"
+    names = ", ".join(_named(other) for other in others)
+    return f"{names} heard from {_named(task)} less than {seconds:g} s ago, so it is alive"
 
 
 def no_packet_comes_back(task: str) -> str:
-    return f"no packet comes back from {task}: its host is down, or the network between the two is cut"
+    return f"no packet comes back from {_named(task)}: its host is down, or the network between the two is cut"
 
 
 def neither_hears_the_other(waiter: str, task: str) -> str:
-    return f"{waiter} and {task} both live, but neither hears the other"
+    return f"{_named(waiter)} and {_named(task)} are both alive, but nothing passes between them in either direction"
 
 
 def kernel_counters(task: str, heard: float, unacknowledged: int, segments: int, watched: float) -> str:
     return (
-        f"{task}: last heard {_in_seconds(heard)} ago; its kernel holds {unacknowledged} bytes without an "
-        f"acknowledgement and got {segments} TCP segments in {_in_seconds(watched)}"
+        f"{_named(task)}: last heard from the other side {_in_seconds(heard)} ago; its kernel holds "
+        f"{unacknowledged} unacknowledged bytes and received {segments} TCP segments in {_in_seconds(watched)}"
     )
 
 
 def one_direction_is_cut(speaker: str, listener: str) -> str:
-    return f"what {speaker} sends does not reach {listener}; the other direction works"
+    return f"what {_named(speaker)} sends does not reach {_named(listener)}; the other direction works"

@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lockstep.diagnose.phrases.units import in_seconds as _in_seconds
+from lockstep.diagnose.phrases.units import named as _named
 
 # -- what is lost --
 
 
 def request_never_came(waiter: str, task: str, kind: str, step: int) -> str:
-    return f"{waiter} asked {task} for {kind}s of step {step}, and the request never came"
+    return f"{_named(waiter)} asked {_named(task)} for the {kind}s of step {step}, but the request never arrived"
 
 
 def asked_times(waiter: str, times: int, seconds: float) -> str:
-    return f"{waiter}: asked {times} times, first {_in_seconds(seconds)} ago"
+    return f"{_named(waiter)}: asked {times} times, first {_in_seconds(seconds)} ago"
 
 
 def never_saw_the_request_for_step(task: str, newest: int) -> str:
-    return f"{task}: never saw it; the newest request it saw is for step {newest}"
+    return f"{_named(task)}: never received it; its newest request is for step {newest}"
 
 
 def never_saw_the_request_for_version(task: str, newest: int) -> str:
-    return f"{task}: never saw it; the newest request it saw is for version {newest}"
+    return f"{_named(task)}: never received it; its newest request is for version {newest}"
 
 
 def heartbeats_pass() -> str:
@@ -30,11 +31,11 @@ def heartbeats_pass() -> str:
 
 
 def commit_is_lost(step: int, waiter: str, task: str) -> str:
-    return f"the commit of step {step} is lost between {waiter} and {task}"
+    return f"the commit of step {step} was lost between {_named(task)} and {_named(waiter)}"
 
 
 def word_of_applying_is_lost(step: int, waiter: str, task: str) -> str:
-    return f"its word that it has applied of step {step} is lost between {waiter} and {task}"
+    return f"the message that step {step} is applied was lost between {_named(waiter)} and {_named(task)}"
 
 
 def every_server_has_applied(step: int) -> str:
@@ -42,67 +43,67 @@ def every_server_has_applied(step: int) -> str:
 
 
 def has_committed(task: str, step: int) -> str:
-    return f"{task} has committed step {step}"
+    return f"{_named(task)} has committed step {step}"
 
 
 def tensor_never_arrived(task: str, kind: str, bucket: int, step: int) -> str:
-    return f"{task} sent {kind} bucket {bucket} of step {step}, and it never arrived"
+    return f"{_named(task)} sent {kind} bucket {bucket} of step {step}, but it never arrived"
 
 
 def was_sent(task: str, in_flight_ago: float, sent_ago: float) -> str:
-    return f"{task}: in flight {_in_seconds(in_flight_ago)} ago, sent {_in_seconds(sent_ago)} ago"
+    return f"{_named(task)}: in flight {_in_seconds(in_flight_ago)} ago, sent {_in_seconds(sent_ago)} ago"
 
 
 def expected_it(waiter: str) -> str:
-    return f"{waiter}: expected, never arrived"
+    return f"{_named(waiter)}: expected it; it never arrived"
 
 
-# -- what is slow, or stands still --
+# -- what is slow, or stuck --
 
 
 def link_is_slow_in_the_kernel(task: str, waiter: str, waiting: int) -> str:
-    return f"the link from {task} to {waiter} is slow: {waiting} bytes wait in the kernel of its host"
+    return f"the link from {_named(task)} to {_named(waiter)} is slow: {waiting} bytes are queued in its host's kernel"
 
 
 def kernel_holds(task: str, waiting: int, waiter: str) -> str:
-    return f"{task}: its kernel holds {waiting} bytes that {waiter} has not acknowledged"
+    return f"{_named(task)}: its kernel holds {waiting} bytes that {_named(waiter)} has not acknowledged"
 
 
 def link_is_slow(task: str, waiter: str, nbytes: int) -> str:
-    return f"the link from {task} to {waiter} is slow: {nbytes} bytes are under way"
+    return f"the link from {_named(task)} to {_named(waiter)} is slow: {nbytes} bytes are still in flight"
 
 
 def bucket_left(task: str, bucket: int, step: int, seconds: float) -> str:
-    return f"{task}: bucket {bucket} of step {step} left {_in_seconds(seconds)} ago"
+    return f"{_named(task)}: bucket {bucket} of step {step} left {_in_seconds(seconds)} ago"
 
 
 def rate_of_late(kibibytes: float) -> str:
-    return f"about {kibibytes:.0f} KiB a second moved in the last two seconds"
+    return f"about {kibibytes:.0f} KiB per second moved in the last two seconds"
 
 
 def transfer_stands_still(task: str, waiter: str, bucket: int, nbytes: int) -> str:
-    return f"a transfer from {task} to {waiter} stands still: bucket {bucket}, {nbytes} bytes"
+    return f"a transfer from {_named(task)} to {_named(waiter)} is stuck: bucket {bucket}, {nbytes} bytes"
 
 
 def transfer_stands_since(task: str, seconds: float) -> str:
-    return f"{task}: started {_in_seconds(seconds)} ago, no byte moved in the last two seconds"
+    return f"{_named(task)}: started {_in_seconds(seconds)} ago; no byte moved in the last two seconds"
 
 
 def nothing_passes_by_rdma(task: str, waiter: str) -> str:
-    return f"{task} and {waiter} hear each other, but nothing passes between them by RDMA"
+    return f"{_named(task)} and {_named(waiter)} hear each other, but nothing passes between them over RDMA"
 
 
 def heartbeats_pass_by_tcp() -> str:
-    return "heartbeats, which go by TCP, pass in both directions"
+    return "heartbeats, which use TCP, pass in both directions"
 
 
 def sum_does_not_come(bucket: int, names: Sequence[str], step: int) -> str:
-    named = f" ({', '.join(names)})" if names else ""
+    listed = f" ({', '.join(names)})" if names else ""
     return (
-        f"all workers have handed over bucket {bucket}{named} of step {step}, and its sum does not come: "
+        f"all workers have handed over bucket {bucket}{listed} of step {step}, but its sum does not arrive: "
         "the network between two of them is cut or very slow"
     )
 
 
 def has_handed_over(task: str, bucket: int, step: int) -> str:
-    return f"{task}: has handed over bucket {bucket} of step {step}"
+    return f"{_named(task)}: has handed over bucket {bucket} of step {step}"

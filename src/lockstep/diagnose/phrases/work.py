@@ -1,10 +1,11 @@
-"""About a task that answers: where its training thread, its loop or its store stands."""
+"""About a task that answers: what its training thread, its loop or its store is doing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from lockstep.diagnose.phrases.units import in_seconds as _in_seconds
+from lockstep.diagnose.phrases.units import named as _named
 
 
 def _in_step(step: int) -> str:
@@ -15,19 +16,19 @@ def _in_step(step: int) -> str:
 
 
 def stands_still_in_user_code(task: str, step: int) -> str:
-    return f"the training thread of {task} stands still in user code {_in_step(step)}"
+    return f"the training thread of {_named(task)} is stuck in user code {_in_step(step)}"
 
 
 def did_no_work(task: str, doing: str, seconds: float) -> str:
-    return f"{task} says: {doing} for {_in_seconds(seconds)}; the kernel says: no work in the last two seconds"
+    return f"{_named(task)}: {doing} for {_in_seconds(seconds)}, but the thread used no CPU in the last two seconds"
 
 
 def stands_in_a_device_call(task: str, step: int) -> str:
-    return f"the training thread of {task} does not come back from a device call {_in_step(step)}"
+    return f"the training thread of {_named(task)} does not return from a device call {_in_step(step)}"
 
 
 def stack_is_in_the_device_library(task: str, doing: str, seconds: float) -> str:
-    return f"{task} says: {doing} for {_in_seconds(seconds)}; its stack is inside the device library"
+    return f"{_named(task)}: {doing} for {_in_seconds(seconds)}; its stack is inside the device library"
 
 
 def its_input() -> str:
@@ -35,26 +36,26 @@ def its_input() -> str:
 
 
 def has_no_data(task: str, step: int, source: str) -> str:
-    return f"{task} has no data for step {step}: it waits for {source}"
+    return f"{_named(task)} has no data for step {step}: it is waiting for {source}"
 
 
 def reads_since(task: str, source: str, seconds: float) -> str:
-    return f"{task} reads {source} since {_in_seconds(seconds)}"
+    return f"{_named(task)} has been reading {source} for {_in_seconds(seconds)}"
 
 
 def still_computes(task: str, step: int) -> str:
-    return f"{task} still computes step {step}, while the others have finished it"
+    return f"{_named(task)} is still computing step {step}, which the others have finished"
 
 
 def thread_used_the_processor(share: float) -> str:
-    return f"its training thread used {share:.0%} of a processor in the last two seconds"
+    return f"its training thread used {share:.0%} of a CPU in the last two seconds"
 
 
 # -- checkpoints --
 
 
 def disk_is_full(task: str, folder: str) -> str:
-    return f"{task} cannot write its checkpoint: the disk of {folder} is full"
+    return f"{_named(task)} cannot write its checkpoint: the disk of {folder} is full"
 
 
 def room_left(folder: str, host: str, free: int) -> str:
@@ -62,89 +63,93 @@ def room_left(folder: str, host: str, free: int) -> str:
 
 
 def checkpoint_stands_still(task: str, file: str) -> str:
-    return f"the checkpoint of {task} stands still at {file or 'its file'}"
+    return f"{_named(task)} is stuck writing its checkpoint to {file or 'its file'}"
 
 
 def no_byte_written(task: str, seconds: float, written_ago: float) -> str:
-    return f"{task} writes since {_in_seconds(seconds)}; no byte was written in the last {_in_seconds(written_ago)}"
+    return (
+        f"{_named(task)} has been writing for {_in_seconds(seconds)}, "
+        f"but no byte was written in the last {_in_seconds(written_ago)}"
+    )
 
 
 def still_writes_its_checkpoint(task: str, file: str) -> str:
-    return f"{task} still writes its checkpoint {file}"
+    return f"{_named(task)} is still writing its checkpoint {file}"
 
 
 def wrote(ago: float) -> str:
-    return f"it wrote {_in_seconds(ago)} ago"
+    return f"it last wrote {_in_seconds(ago)} ago"
 
 
 # -- a server's store --
 
 
 def server_is_busy(task: str, doing: str, seconds: float) -> str:
-    return f"{task} is busy: it does {doing} since {_in_seconds(seconds)}"
+    return f"{_named(task)} has been busy for {_in_seconds(seconds)}: {doing}"
 
 
 def update_thread_used_the_processor(share: float, queued: int) -> str:
-    return f"its update thread used {share:.0%} of a processor; {queued} updates wait behind it"
+    return f"its update thread used {share:.0%} of a CPU; {queued} more updates are queued"
 
 
 def loop_is_behind(task: str, queued: int) -> str:
-    return f"{task} is behind: {queued} events wait for its loop"
+    return f"{_named(task)} is overloaded: {queued} events are queued for its loop"
 
 
 def says_so_itself(task: str) -> str:
-    return f"{task} says so itself"
+    return f"{_named(task)} reports this itself"
 
 
 def update_stands_in_a_device_call(task: str, doing: str) -> str:
-    return f"the update thread of {task} stands still in a device call: {doing}"
+    return f"the update thread of {_named(task)} is stuck in a device call: {doing}"
 
 
 def update_stands_in_the_communication_layer(task: str, doing: str) -> str:
-    return f"the update thread of {task} stands still in the communication layer: {doing}"
+    return f"the update thread of {_named(task)} is stuck in the communication layer: {doing}"
 
 
 def busy_without_the_processor(seconds: float) -> str:
-    return f"busy for {_in_seconds(seconds)} without using the processor"
+    return f"busy for {_in_seconds(seconds)} without using the CPU"
 
 
 # -- the loop and its callbacks --
 
 
 def loop_does_not_come_back(task: str, event: str) -> str:
-    return f"the loop of {task} does not come back from: {event or 'an event'}"
+    return f"the loop of {_named(task)} does not return from: {event or 'an event'}"
 
 
 def event_takes(task: str, seconds: float, queued: int) -> str:
-    return f"{task}: this event takes {_in_seconds(seconds)} so far, {queued} wait behind it"
+    return f"{_named(task)}: this event has taken {_in_seconds(seconds)} so far; {queued} more are queued"
 
 
 def callback_blocks_the_link(task: str, peer: str, callback: str) -> str:
-    return f"a callback in {task} blocks the link to {peer}: {callback}"
+    return f"a callback in {_named(task)} blocks the link to {_named(peer)}: {callback}"
 
 
 def callback_has_not_returned(task: str, callback: str, seconds: float) -> str:
-    return f"{task} says that {callback} has not returned for {_in_seconds(seconds)}"
+    return f"{_named(task)}: {callback}, which has not returned for {_in_seconds(seconds)}"
 
 
 # -- deadlocks --
 
 
 def wait_for_one_another(ring: Sequence[str]) -> str:
-    return f"these tasks wait for one another: {' -> '.join(ring)}"
+    return f"these tasks are waiting for each other: {' -> '.join(_named(task) for task in ring)}"
 
 
 def each_says_so_itself() -> str:
-    return "each of them says so itself"
+    return "each of them reports this itself"
 
 
 def waits_for_what_it_must_make(task: str, version: int, step: int) -> str:
-    return f"{task} waits for version {version}, which needs its own gradient of step {step}"
+    return f"{_named(task)} is waiting for version {version}, which needs its own gradient of step {step}"
 
 
 def waits_before_its_gradient(task: str, what: str, seconds: float, bucket: int) -> str:
-    return f"{task}: waits for {what or 'parameters'} for {_in_seconds(seconds)}; bucket {bucket} has no gradient yet"
+    waiting = f"{_named(task)}: waiting for {what or 'parameters'} for {_in_seconds(seconds)}"
+    return f"{waiting}; bucket {bucket} has no gradient yet"
 
 
 def cannot_make_version(task: str, version: int) -> str:
-    return f"{task}: cannot make version {version} without it"
+    return f"{_named(task)}: cannot make version {version} without it"

@@ -61,6 +61,7 @@ class TaskRecord:
         self._signum = 0
         self._since = time.monotonic()
         self._heard_at = self._since
+        self._printed_at: float | None = None
         self._stopped_since: float | None = None
         self.out_of_memory: str | None = None
         """Evidence that the kernel killed the task for lack of memory; set by the monitor's loop after its end."""
@@ -92,6 +93,8 @@ class TaskRecord:
             if report == self._report:
                 return  # a sign of life, but no news for watchers
             self._enter(report.phase)
+            if report.printed != self._report.printed:
+                self._printed_at = self._heard_at
             self._report = report
         self.changed.notify()
 
@@ -157,6 +160,7 @@ class TaskRecord:
                 job=self._report.job,
                 leaver=self._task if self._signum else self._report.leaver,
                 leaving=self._signum or self._report.leaving,
+                printed_seconds=0.0 if self._printed_at is None else time.monotonic() - self._printed_at,
             )
 
     def history(self) -> list[tuple[str, float]]:

@@ -44,6 +44,8 @@ class Report:
     leaver: str = ""
     leaving: int = 0
     """Which task received which signal, if that ends the job."""
+    printed: int = 0
+    """How many whole reports it has printed."""
 
 
 def encode_report(report: Report) -> bytes:
@@ -57,6 +59,7 @@ def encode_report(report: Report) -> bytes:
         "reason": report.reason,
         "leaver": report.leaver,
         "leaving": report.leaving,
+        "printed": report.printed,
     }
     return json.dumps(fields, ensure_ascii=False).encode(errors="replace") + b"\n"
 
@@ -75,6 +78,7 @@ def decode_report(line: bytes) -> Report | None:
             reason=str(fields.get("reason", ""))[:MAX_REASON],
             leaver=str(fields.get("leaver", ""))[:MAX_LEAVER],
             leaving=int(fields.get("leaving", 0)) & 0xFF,
+            printed=int(fields.get("printed", 0)) & 0xFFFF,
         )
     except (ValueError, TypeError, KeyError):
         return None
@@ -172,6 +176,10 @@ class TaskReporter:
     def leaves(self, leaver: str, signum: int) -> None:
         """A task, this one or another, received a signal that ends the job."""
         self._tell(leaver=leaver[:MAX_LEAVER], leaving=signum)
+
+    def printed(self) -> None:
+        """A whole report is on my terminal."""
+        self._tell(printed=self._report.printed + 1)
 
     def ended(self, exit_code: int) -> None:
         """The task ends with this code. Report it last, to a companion only (a parent sees it anyway)."""
