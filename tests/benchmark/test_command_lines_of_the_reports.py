@@ -44,7 +44,7 @@ def _third_report(pictures: Path, folder: Path) -> dict[str, Finished]:
     with contextlib.ExitStack() as closing:
         for task in (server(1), worker(1)):
             closing.enter_context(tasks.start(task))
-        tasks.programs[worker(1)].wait_for(str(server(0)), 60)  # it names whom it misses
+        tasks.programs[worker(1)].wait_for("is waiting for server 0", 60)  # it names whom it misses
         for task in (server(0), worker(0)):
             closing.enter_context(tasks.start(task))
         return {task.short: end for task, end in tasks.finish(150).items()}
@@ -71,7 +71,7 @@ def test_reports_1_and_3_train_on_pictures_with_8_replicas_and_a_worker_60_secon
         third = _third_report(pictures, tmp_path / "third")
         wait_until(lambda: time.monotonic() - began >= LATE_SECONDS, LATE_SECONDS + 1, "the worker is late")
         assert early.running()
-        assert str(worker(1)) in early.stderr() + tasks.programs[server(0)].stderr()
+        assert "worker 1" in early.stderr() + tasks.programs[server(0)].stderr()
         late = closing.enter_context(tasks.start(worker(1), *of_workers))
         first = _first_report(tasks, late)
     for end in (*first.values(), *third.values()):

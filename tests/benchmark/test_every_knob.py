@@ -364,7 +364,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "max_ckpts_to_keep": ("runtime/checkpoint/test_checkpoints.py", "test_the_oldest_are_cleared_away"),
     "from_scratch": (
         "runtime/checkpoint/test_damaged_past.py",
-        "test_from_scratch_begins_at_the_beginning_and_puts_aside_what_was_there",
+        "test_from_scratch_starts_at_step_0_and_puts_aside_what_was_there",
     ),
     "rdma_device": (VERBS, "test_ucx_is_held_to_rdma_and_to_one_port_and_is_told_nothing_that_nobody_chose"),
     **dict.fromkeys(

@@ -86,7 +86,7 @@ def test_the_plot_is_a_png(tmp_path: Path) -> None:
     # In a process of its own: matplotlib keeps its fonts open.
     code = (
         "import sys; from lockstep.cli.net_plot import draw; from lockstep.transports.net.measured import *\n"
-        "report = Report('a', 'b')\n"
+        "report = MeasurementReport('a', 'b')\n"
         "report.rows = [Measured('grpc', 4096, [1e9], [1e-4]), Measured('TCP socket', 4096, [2e9], [5e-5])]\n"
         "draw(report, sys.argv[1])\n"
     )

@@ -9,9 +9,15 @@ from dataclasses import dataclass, field
 from helpers.ports import free_ports
 from helpers.programs import Finished, Program, start_lockstep
 from lockstep.protocol.core.ids import ClusterShape, TaskId
+from lockstep.protocol.phrases import named
 from lockstep.transports.control.monitor_client import Unreachable, describe
 
 SMALL_RUN = ("--device=cpu", "--model=lenet", "--batch_size=4", "--num_threads=1")
+
+
+def any_case(task: TaskId) -> str:
+    """How a sentence names a task, wherever in the sentence it stands: without the first letter."""
+    return named(task)[1:]
 
 
 @dataclass

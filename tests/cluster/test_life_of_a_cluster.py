@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from cluster.tasks import SMALL_RUN, tasks_of
+from cluster.tasks import SMALL_RUN, any_case, tasks_of
 from helpers.programs import processes_mentioning, run_lockstep, start_lockstep
 from helpers.waiting import wait_until
 from lockstep.protocol.core.ids import ClusterShape, TaskId, server, worker
@@ -88,7 +88,7 @@ def test_every_other_task_names_a_killed_one_within_5_seconds(victim: TaskId) ->
         killed_at = time.monotonic()
         others = [program for task, program in tasks.programs.items() if task != victim]
         for program in others:
-            program.wait_for(str(victim), 5)
+            program.wait_for(f"{any_case(victim)} was killed by SIGKILL", 5)
         assert time.monotonic() - killed_at < 5
         results = tasks.finish(20)
     for task, done in results.items():
@@ -106,7 +106,7 @@ def test_a_killed_monitor_takes_its_task_along_and_is_named() -> None:
         pid = tasks.task_pid(worker(1))
         tasks.programs[worker(1)].signal(signal.SIGKILL)
         for task in (server(0), worker(0)):
-            assert str(worker(1)) in tasks.programs[task].wait_for("is gone", 6)
+            assert any_case(worker(1)) in tasks.programs[task].wait_for("is gone", 6)
             assert tasks.programs[task].wait(20).code == 3
         wait_until(lambda: not Path(f"/proc/{pid}").exists(), 5, "its task is gone too")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from cluster.tasks import SMALL_RUN, tasks_of
+from cluster.tasks import SMALL_RUN, any_case, tasks_of
 from helpers.programs import run_lockstep, start_lockstep
 from helpers.waiting import wait_until
 from lockstep.protocol.core.ids import ClusterShape, TaskId, server, worker
@@ -52,7 +52,7 @@ def test_a_killed_task_is_started_again_by_its_monitor_and_the_bits_are_the_same
         os.kill(tasks.task_pid(victim), signal.SIGKILL)
         others = [program for task, program in tasks.programs.items() if task != victim]
         for program in others:
-            program.wait_for(str(victim), 10)
+            program.wait_for(any_case(victim), 10)
         results = tasks.finish(120)
     assert {done.code for done in results.values()} == {0}, results
     assert "Traceback" not in "".join(done.stderr for done in results.values())

@@ -157,7 +157,7 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         doctor=(("worker 1", "the host lists differ in their order:"), ("ps 0", "differ in their order")),
         job=(
-            ("worker 1", "11.11.11.48:10002 is /job:ps/replica:0/task:1 there, not /job:ps/replica:0/task:0"),
+            ("worker 1", "11.11.11.48:10002 is server 1, not server 0"),
             ("worker 1", "the host lists or the task indices do not match"),
         ),
         first="differ in their order",
@@ -257,7 +257,7 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         job=(
             ("worker 1", "11.11.11.47:10001 has not answered for"),
-            ("ps 0", "cannot reach server 0: from there, 11.11.11.47:10001 has not answered"),
+            ("ps 0", "cannot reach server 0: from there, 11.11.11.47:10001 did not answer"),
         ),
         first="a firewall drops connections from worker 1 to",
     ),
@@ -277,7 +277,7 @@ SCENARIOS: dict[str, Scenario] = {
         acts=ALL,
         prepare=_reject_from_b,
         doctor=(("worker 1", "although ps 0 reaches worker 1: a firewall rejects connections from worker 1 to ps 0"),),
-        job=(("ps 0", "cannot reach server 0: from there, 11.11.11.47:10001 has refused connections"),),
+        job=(("ps 0", "cannot reach server 0: from there, 11.11.11.47:10001 refuses connections"),),
     ),
     "firewall that lets the listed ports through only": Scenario(
         acts=ALL,
@@ -288,7 +288,7 @@ SCENARIOS: dict[str, Scenario] = {
     "host that is not there": Scenario(
         acts=(Act("a", "ps 0", worker_hosts="11.11.11.47:20001,11.11.11.99:20002"),),
         doctor=(("ps 0", "11.11.11.99:20002 "),),
-        job=(("ps 0", "/job:worker/replica:0/task:1: 11.11.11.99:20002 "),),
+        job=(("ps 0", "worker 1: 11.11.11.99:20002 "),),
     ),
     "a peer's name means loopback": Scenario(
         acts=(Act("a", "ps 0", NAMED_PS), Act("b", "worker 1", NAMED_PS)),
@@ -365,7 +365,7 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         job=(
             ("worker 1", "worker 1 has the address 12.12.12.41:20000, which is not this machine's; --task_index=0 has"),
-            ("ps 0", "/job:worker/replica:0/task:1: 12.12.12.41:20000 "),
+            ("ps 0", "worker 1: 12.12.12.41:20000 "),
         ),
     ),
 }

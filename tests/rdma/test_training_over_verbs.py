@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.rdma, pytest.mark.timeout(900)]
 VERDICT_SECONDS = 5.0 + 2.0
 """Five, and two for emulated hosts on a machine that others use: a cut was named after 3.7 s on a quiet one, and after
 5.0 s with twenty other processes that wanted its two processors."""
-CUT = r"hear each other, but nothing passes between them by RDMA"
+CUT = r"hear each other, but nothing passes between them over RDMA"
 LOST = r"worker 1 is lost: it was killed by SIGKILL"
 BACK = r"worker 1 has come back"
 

@@ -23,7 +23,7 @@ def test_the_catalogue_is_usable_without_importing_torch() -> None:
     program = (
         "import sys\n"
         "from lockstep.benchmark.models import find_model, model_names, check_model_name\n"
-        "from lockstep.training import metrics\n"
+        "from lockstep.benchmark.outputs import metrics\n"
         "model_names(); find_model('resnet50'); check_model_name('vgg16')\n"
         "sys.exit('torch was imported' if 'torch' in sys.modules else 0)\n"
     )
