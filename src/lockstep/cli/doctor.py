@@ -105,7 +105,7 @@ def _settings(config: BenchConfig) -> tuple[Setting, ...]:
     try:
         return settings(config)
     except (KeyError, UnknownModel):
-        return ()  # the sentence about the unknown model or optimizer says it
+        return ()  # the sentence about the unknown model or optimizer covers it
 
 
 def _this_machine_only(line: DoctorLine, job: JobRequirements) -> Examination:
@@ -117,7 +117,7 @@ def _this_machine_only(line: DoctorLine, job: JobRequirements) -> Examination:
 
 
 def _lines(result: Examination) -> list[str]:
-    tasks = ", ".join(TaskId.parse(task).short for task in result.tasks) or "no task of this machine"
+    tasks = ", ".join(TaskId.parse(task).short for task in result.tasks) or "no task on this machine"
     others = [visit for visit in result.visits if visit.host not in result.tasks]
     reached, looked = len({visit.host for visit in others if visit.reached}), len({visit.host for visit in others})
     defects = [finding for finding in result.findings if finding.keeps_from_working]

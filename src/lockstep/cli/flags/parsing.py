@@ -198,6 +198,6 @@ def _lacking(line: CommandLine) -> Iterator[str]:
     for needed, names in lacking.items():
         verb = "needs" if len(names) == 1 else "need"
         yield (
-            f"{' and '.join(names)} {verb} --{needed}, which says which task this process is; add "
+            f"{' and '.join(names)} {verb} --{needed}, which sets the role of this process; add "
             f"--{needed}=ps or --{needed}=worker, or run a whole cluster here with --ps=1 --workers=2 instead."
         )
