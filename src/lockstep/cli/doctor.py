@@ -51,7 +51,7 @@ def run(argv: Sequence[str]) -> int:
     result = _examine(line, wait, os.environ)
     print(json.dumps(_as_json(result), indent=2) if as_json else "\n".join(_lines(result)))
     if any(finding.kind is FindingKind.RDMA and finding.keeps_from_working for finding in result.findings):
-        return EXIT_BAD_INPUT  # as the job itself would end: what was asked for does not exist here
+        return EXIT_BAD_INPUT  # as the job itself would end: what was requested does not exist here
     return EXIT_HEALTHY if result.healthy else EXIT_DEFECTS
 
 

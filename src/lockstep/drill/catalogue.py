@@ -89,7 +89,7 @@ class Drill:
 
     @property
     def ends_with(self) -> int | None:
-        """The exit code of the tasks that were not struck; None where the job need not end, or never began."""
+        """The exit code of the tasks that were not struck; None if the job need not end, or never began."""
         if self.kind is not ReportKind.VERDICT or self.cause not in CANNOT_HEAL or not self.faults:
             return None
         own = all(isinstance(fault, Raise) for fault in self.faults)

@@ -1,7 +1,7 @@
 """What launchers leave in the environment of the processes they start: torchrun, Slurm's srun, Open MPI's mpirun.
 
-Everything here is a pure function of a mapping; ``entry`` and ``cli`` pass the environment in. Each launcher sets the
-rank and the number of processes; where rank 0 is, each states in its own way, or not at all.
+Everything here is a pure function of a mapping; ``library/join.py`` and ``cli`` pass it in. Each launcher sets the
+rank and the number of processes; each gives the address of rank 0 in its own way, or not at all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lockstep.transports.control.addresses import Address, AddressError, parse_a
 Environment = Mapping[str, str]
 
 TOKEN_VARIABLE = "LOCKSTEP_JOB_TOKEN"
-"""The secret that all tasks of a job share, where no argument or flag gives it."""
+"""The secret that all tasks of a job share, if no argument or flag gives it."""
 
 LAUNCHED_VARIABLE = "LOCKSTEP_LAUNCHED"
 """Set for the tasks of a local cluster: the launcher shows the progress of their start, and ends them together."""

@@ -31,7 +31,7 @@ def parse_bench(argv: Sequence[str], environ: Mapping[str, str]) -> BenchConfig:
 
     Raises:
         BadInput: with one sentence per problem.
-        HelpAsked: with the help that was asked for.
+        HelpAsked: with the requested help.
     """
     line = read_command_line(argv, TABLE)
     if line.help_on is not None:

@@ -41,7 +41,7 @@ class Given:
 class CommandLine:
     """A parsed command line: the flags by stored name, one sentence per mistake, the help asked for.
 
-    ``flags`` is the table by name. ``help_on`` is the topic of the help that was asked for, empty for the short help.
+    ``flags`` is the table by name. ``help_on`` is the topic of the requested help, empty for the short help.
     """
 
     flags: Mapping[str, Flag]

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: a folder for each, with one file per shard, the workers' states, and a manifest with checksums.
+"""Checkpoints on disk: one folder each, with one file per shard, the workers' states, and a manifest with checksums.
 
 ::
 

@@ -41,7 +41,7 @@ def why_not(environment: Mapping[str, str]) -> str | None:
 
 @contextlib.contextmanager
 def shared_gpu(environment: MutableMapping[str, str], say: Say) -> Iterator[None]:
-    """Processes that are started inside with this environment share GPUs through MPS, where possible."""
+    """Processes that are started inside with this environment share GPUs through MPS, if possible."""
     reason = why_not(environment)
     if reason is not None:
         if reason:

@@ -1,7 +1,7 @@
 """A monitor for your own script: the task starts it when it joins, not the other way round.
 
 The sidecar is a child of the task. It listens at the task's address, reads its reports, and answers for it. It sees
-the task's death through a process descriptor, and learns how the task died from the kernel where that is possible for
+the task's death through a process descriptor, and learns how the task died from the kernel if that is possible for
 processes other than the parent (Linux 6.15 and newer, or while the dead process is not yet reaped). It ends soon after
 the task, or with the job.
 """

@@ -156,7 +156,7 @@ class ServerNode(Node):
             return False
         self._say(
             "THE LAST VERSION IS IN NO CHECKPOINT: all steps were made, but it could not be written to "
-            f"{self._writer.folder.path}; a run restarted with this folder repeats all steps after the newest checkpoint"
+            f"{self._writer.folder.path}; a run restarted with this folder repeats what follows its newest checkpoint"
         )
         return True
 
