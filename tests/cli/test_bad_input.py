@@ -36,7 +36,7 @@ SENTENCES: dict[str, str] = {
         "--job_name=controller is refused: Lockstep has no separate controller task; use ps or worker."
     ),
     HOSTS: (
-        "--ps_hosts and --worker_hosts need --job_name, which says which task this process is; add --job_name=ps or "
+        "--ps_hosts and --worker_hosts need --job_name, which sets the role of this process; add --job_name=ps or "
         "--job_name=worker, or run a whole cluster here with --ps=1 --workers=2 instead."
     ),
     f"--job_name=worker --task_index=2 {HOSTS}": (
@@ -92,7 +92,7 @@ SENTENCES: dict[str, str] = {
         "leave one of the two out."
     ),
     "--task_index=1 --ps=1 --workers=2": (
-        "--task_index needs --job_name, which says which task this process is; add --job_name=ps or "
+        "--task_index needs --job_name, which sets the role of this process; add --job_name=ps or "
         "--job_name=worker, or run a whole cluster here with --ps=1 --workers=2 instead."
     ),
 }

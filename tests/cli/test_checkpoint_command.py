@@ -35,7 +35,7 @@ def test_verify_names_a_damaged_file(train_dir: Path, capsys: pytest.CaptureFixt
     assert checkpoint.run(["verify", str(train_dir)]) == 1
     shown = capsys.readouterr().out
     assert "is damaged: worker-1.safetensors has 11 bytes instead of 10" in shown
-    assert "is whole: step 20" in shown
+    assert "is intact: step 20" in shown
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,8 @@ def test_what_is_trained_is_passed_on() -> None:
     [
         (["--repeats=0"], "--repeats=0 is out of range; give 1 to 100."),
         (["--run_timeout=-1"], "--run_timeout=-1 must be a number of seconds above 0"),
-        (["--only=dpd"], "--only=dpd is not known; use one or several, with commas, of: limit, single, ddp"),
-        (["--protocols=carrier"], "--protocols=carrier is not known; use one or several, with commas, of: "),
+        (["--only=dpd"], "--only=dpd is not known; use one or more of these, separated by commas: limit, single, ddp"),
+        (["--protocols=carrier"], "--protocols=carrier is not known; use one or more of these, separated by commas: "),
         (["--tf_cnn_benchmarks=nowhere"], "--tf_cnn_benchmarks=nowhere has no tf_cnn_benchmarks.py"),
         (["--tf_python=python9"], "--tf_python=python9 is not a program"),
         (["--only=tf_cnn"], "add --tf_cnn_benchmarks=FOLDER"),

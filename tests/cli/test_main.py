@@ -48,10 +48,10 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "lockstep: a command is missing; write, for example, 'lockstep bench', or 'lockstep --help'.\n"),
         (["bnech"], "lockstep: there is no command 'bnech'; did you mean bench?\n"),
-        (["xyz"], f"lockstep: there is no command 'xyz'; 'lockstep --help' lists what there is: {KNOWN}.\n"),
+        (["xyz"], f"lockstep: there is no command 'xyz'; 'lockstep --help' lists the commands: {KNOWN}.\n"),
         (
             ["--model=x"],
-            "lockstep: '--model=x' is in the place of a command; write 'lockstep bench --model=x ...'.\n",
+            "lockstep: '--model=x' stands where the command belongs; write 'lockstep bench --model=x ...'.\n",
         ),
     ],
 )

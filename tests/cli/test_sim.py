@@ -95,7 +95,7 @@ def test_one_seed_tells_what_was_planted_and_how_it_ended(capsys: pytest.Capture
         (["--workers"], "--workers needs a value"),
         (["--ps=many", "--workers=2"], "--ps=many must be a whole number"),
         (["--seed=1", "--seeds=2"], "not both"),
-        (["--seeds=2", "--gbit=10"], "--gbit belongs to the time of a step"),
+        (["--seeds=2", "--gbit=10"], "--gbit applies to the time of a step"),
         (["--mishap=none", "--seeds=3"], "give its --seed too"),
         (["--seed=1", "--fault={"], "a fault must be a JSON object"),
         (["--seed=1", "--mishap=x"], "is not a mishap"),

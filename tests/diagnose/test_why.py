@@ -33,7 +33,7 @@ def test_an_address_where_nobody_answers_is_bad_input_with_the_reason() -> None:
     ("words", "sentence"),
     [
         (("why", "/no/such/folder"), "is neither an address like HOST:PORT nor a folder"),
-        (("why", "--wat"), "there is no flag '--wat'"),
+        (("why", "--wat"), "has no flag '--wat'"),
         (("why", "a:1", "b:2"), "takes one address or one folder"),
     ],
 )
@@ -47,7 +47,7 @@ def test_bad_words_give_one_sentence(words: tuple[str, ...], sentence: str) -> N
 def test_an_empty_folder_is_bad_input(tmp_path: Path) -> None:
     finished = run_lockstep("why", str(tmp_path), timeout=20)
     assert finished.code == 2
-    assert "holds no report and no snapshot that can be read" in finished.stderr
+    assert "has no readable report or snapshot" in finished.stderr
 
 
 def test_the_files_of_a_dead_cluster_are_analysed_and_damage_is_named(tmp_path: Path) -> None:

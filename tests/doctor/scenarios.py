@@ -155,12 +155,12 @@ SCENARIOS: dict[str, Scenario] = {
             Act("a", "worker 0", REPORT_3_PS),
             Act("b", "worker 1", "11.11.11.48:10002,11.11.11.47:10001"),
         ),
-        doctor=(("worker 1", "the host lists differ in their order:"), ("ps 0", "differ in their order")),
+        doctor=(("worker 1", "the host lists differ in order:"), ("ps 0", "differ in order")),
         job=(
             ("worker 1", "11.11.11.48:10002 is server 1, not server 0"),
             ("worker 1", "the host lists or the task indices do not match"),
         ),
-        first="differ in their order",
+        first="differ in order",
     ),
     "wrong order of the workers": Scenario(
         acts=(PS0, W0, Act("b", "worker 1", worker_hosts="11.11.11.48:20002,11.11.11.47:20001")),

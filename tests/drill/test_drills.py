@@ -63,7 +63,7 @@ def test_the_command_lists_its_drills_and_explains_bad_names() -> None:
     assert len(listed.stdout.splitlines()) == len(DRILLS)
     for words, sentence in (
         (("drill", "worker-kiled"), "did you mean"),
-        (("drill", "--never"), "there is no flag '--never'"),
+        (("drill", "--never"), "'lockstep drill' has no flag '--never'"),
         (("drill", "--json"), "name a drill, or give --all"),
     ):
         finished = run_lockstep(*words, timeout=20)

@@ -53,7 +53,7 @@ def test_mpirun_on_one_machine() -> None:
 
 def test_mpirun_on_several_machines_needs_an_address() -> None:
     several = {**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
-    with pytest.raises(BadInput, match="does not tell its processes where rank 0 runs; add -x MASTER_ADDR"):
+    with pytest.raises(BadInput, match="does not give its processes the address of rank 0; add -x MASTER_ADDR"):
         launched_by(several)
     by_hand = launched_by({**several, "MASTER_ADDR": "node1", "MASTER_PORT": "5000"})
     assert by_hand is not None
@@ -69,7 +69,7 @@ def test_mpirun_on_several_machines_needs_an_address() -> None:
         ({**TORCHRUN, "RANK": "x"}, "RANK should hold a number, but holds 'x'"),
         ({**TORCHRUN, "RANK": "3"}, "RANK=3 is not below WORLD_SIZE=3"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "without MASTER_ADDR and MASTER_PORT"),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "do not say on which nodes"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "do not name the nodes"),
     ],
 )
 def test_variables_that_make_no_sense(environ: dict[str, str], sentence: str) -> None:

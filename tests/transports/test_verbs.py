@@ -93,7 +93,7 @@ def test_with_gpudirect_ucx_knows_memory_of_gpus() -> None:
 def test_gpudirect_is_for_workers_with_gpus() -> None:
     hosts = ("--ps_hosts=10.0.0.1:1", "--worker_hosts=10.0.0.1:2", "--server_protocol=grpc+verbs", "--rdma_gpudirect")
     on_cpu = parse_bench((*hosts, "--job_name=worker", "--device=cpu"), {})
-    assert gpudirect_limits(on_cpu) == ["--rdma_gpudirect concerns GPU memory; leave it out with --device=cpu."]
+    assert gpudirect_limits(on_cpu) == ["--rdma_gpudirect is for GPU memory; leave it out with --device=cpu."]
     assert gpudirect_limits(parse_bench((*hosts, "--job_name=ps"), {})) == []
     (sentence,) = gpudirect_limits(parse_bench((*hosts, "--job_name=worker"), {}))
     assert "--rdma_gpudirect needs" in sentence

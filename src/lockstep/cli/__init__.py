@@ -1,1 +1,1 @@
-"""One file a command. The only layer that reads environment variables."""
+"""One file per command. The only layer that reads environment variables."""

@@ -42,7 +42,7 @@ FAULTS_VARIABLE = "LOCKSTEP_FAULTS"
 def run_task(config: BenchConfig, report_fd: int, *, finished: bool = False, later: bool = False) -> int:
     """Run one task of a cluster; ``report_fd`` leads to its monitor. ``finished``: a former incarnation had finished.
 
-    ``later``: there was a former life, so the job has begun already, from scratch where that was asked for.
+    ``later``: there was a former incarnation, so the job has already begun, from scratch if that was requested.
     """
     if later:
         config = dataclasses.replace(config, output=dataclasses.replace(config.output, from_scratch=False))

@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
         raise HelpAsked(_HELP)
     flags = [word for word in words if word.startswith("-")]
     if flags:
-        raise BadInput(f"'lockstep checkpoint' has no flag {flags[0]}; 'lockstep checkpoint --help' shows its use.")
+        raise BadInput(f"'lockstep checkpoint' has no flag {flags[0]}; 'lockstep checkpoint --help' shows its usage.")
     what, *rest = words
     if what not in ("show", "verify", "export"):
         raise BadInput(f"there is no 'lockstep checkpoint {what}'; use show, verify or export.")
@@ -101,7 +101,7 @@ def _verify(found: list[Path]) -> int:
     for path in found:
         try:
             manifest = verify(path)
-            print(f"{path} is whole: step {manifest.version}, {_files(manifest)}")
+            print(f"{path} is intact: step {manifest.version}, {_files(manifest)}")
         except CheckpointError as error:
             print(f"{path} {error}")
             code = EXIT_FAILED
@@ -119,6 +119,6 @@ def _export(found: list[Path], target: Path) -> int:
             continue
         except OSError as error:
             raise BadInput(f"{target} cannot be written ({error.strerror}); give another name.") from None
-        print(f"Wrote {target}: {count} tensors of {path}")
+        print(f"Wrote {target}: {count} tensors from {path}")
         return 0
     return EXIT_FAILED

@@ -1,4 +1,4 @@
-"""``lockstep compare``: one model trained in several ways on this machine, in turns; a table of their speeds."""
+"""``lockstep compare``: trains one model in several ways on this machine, in turn, and prints a table of speeds."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ DEFAULT_SERVERS, DEFAULT_WORKERS = 1, 2
 MAX_REPEATS = 100
 
 OWN_FLAGS: tuple[Flag, ...] = (
-    _ROWS.works("repeats", FlagKind.WHOLE, 3, "rounds; each measures every contestant once, in turns", upstream=False),
+    _ROWS.works("repeats", FlagKind.WHOLE, 3, "rounds; each measures every contestant once, in turn", upstream=False),
     _ROWS.works(
         "protocols",
         FlagKind.LIST,
@@ -39,12 +39,12 @@ OWN_FLAGS: tuple[Flag, ...] = (
         upstream=False,
     ),
     _ROWS.works("only", FlagKind.LIST, (), f"measure only these: {', '.join(_KINDS)}", upstream=False),
-    _ROWS.works("run_timeout", FlagKind.NUMBER, 600.0, "seconds that one run may take", upstream=False),
+    _ROWS.works("run_timeout", FlagKind.NUMBER, 600.0, "how long one run may take, in seconds", upstream=False),
     _ROWS.works(
         "tf_cnn_benchmarks",
         FlagKind.TEXT,
         None,
-        "folder of a copy of tf_cnn_benchmarks, to measure it too",
+        "folder with a copy of tf_cnn_benchmarks, to measure it too",
         upstream=False,
     ),
     _ROWS.works(
@@ -63,7 +63,7 @@ SHARED_FLAGS: tuple[Flag, ...] = tuple(
 )
 
 _HELP = """\
-lockstep compare: train the same model in several ways, in turns, and print how fast each is.
+lockstep compare: train the same model in several ways, in turn, and print how fast each is.
 
   lockstep compare --model=alexnet --batch_size=16 --num_batches=20 --num_threads=1
 
@@ -80,7 +80,7 @@ What is trained, as for 'lockstep bench' (without --ps and --workers: one server
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The comparison that a command line asks for, and what becomes of its numbers."""
+    """The comparison that a command line asks for, and where its numbers go."""
 
     comparison: Comparison
     json_path: Path | None
@@ -151,7 +151,7 @@ def _unknown_names(line: CommandLine, flag: str, known: Sequence[str]) -> list[s
     given = line.value(flag)
     assert isinstance(given, tuple)
     return [
-        f"--{flag}={name} is not known; use one or several, with commas, of: {', '.join(known)}."
+        f"--{flag}={name} is not known; use one or more of these, separated by commas: {', '.join(known)}."
         for name in given
         if name not in known
     ]

@@ -28,7 +28,7 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
     axes.set_yticks(places, [row.contestant.name for row in shown])
     axes.invert_yaxis()
     axes.set_xlabel("images per second, all workers together")
-    figure.suptitle(title, fontsize=9, x=0.01, ha="left")  # over the names, too: it is long
+    figure.suptitle(title, fontsize=9, x=0.01, ha="left")  # above the names too, because it is long
     for place, middle in zip(places, medians, strict=True):
         axes.annotate(f" {middle:.1f}", (middle, place), va="bottom", fontsize=8)
     for side in ("top", "right"):

@@ -59,7 +59,7 @@ def _read(words: Sequence[str], command: str, known: dict[str, str]) -> tuple[st
             name, equals, text = word[2:].partition("=")
             if name not in known:
                 raise BadInput(
-                    f"there is no flag --{name} of 'lockstep data {command}'; 'lockstep data --help' lists them."
+                    f"'lockstep data {command}' has no flag --{name}; 'lockstep data --help' lists its flags."
                 )
             if equals:
                 values[name] = text
@@ -135,7 +135,7 @@ def _print_report(folder: str, report: DataSetReport) -> None:
             print(f"    missing: {name}")
         if len(part.missing) > _MOST_LISTED:
             print(f"    and {len(part.missing) - _MOST_LISTED} more files are missing")
-    print("The set is whole." if report.ok else "The set is not whole.")
+    print("The set is intact." if report.ok else "The set is damaged or incomplete.")
 
 
 class _Bar:

@@ -51,7 +51,7 @@ def run(argv: Sequence[str]) -> int:
     result = _examine(line, wait, os.environ)
     print(json.dumps(_as_json(result), indent=2) if as_json else "\n".join(_lines(result)))
     if any(finding.kind is FindingKind.RDMA and finding.keeps_from_working for finding in result.findings):
-        return EXIT_BAD_INPUT  # as the job itself would end: what was asked for does not exist here
+        return EXIT_BAD_INPUT  # as the job itself would end: what was requested does not exist here
     return EXIT_HEALTHY if result.healthy else EXIT_DEFECTS
 
 
@@ -105,7 +105,7 @@ def _settings(config: BenchConfig) -> tuple[Setting, ...]:
     try:
         return settings(config)
     except (KeyError, UnknownModel):
-        return ()  # the sentence about the unknown model or optimizer says it
+        return ()  # the sentence about the unknown model or optimizer covers it
 
 
 def _this_machine_only(line: DoctorLine, job: JobRequirements) -> Examination:
@@ -117,7 +117,7 @@ def _this_machine_only(line: DoctorLine, job: JobRequirements) -> Examination:
 
 
 def _lines(result: Examination) -> list[str]:
-    tasks = ", ".join(TaskId.parse(task).short for task in result.tasks) or "no task of this machine"
+    tasks = ", ".join(TaskId.parse(task).short for task in result.tasks) or "no task on this machine"
     others = [visit for visit in result.visits if visit.host not in result.tasks]
     reached, looked = len({visit.host for visit in others if visit.reached}), len({visit.host for visit in others})
     defects = [finding for finding in result.findings if finding.keeps_from_working]

@@ -1,4 +1,4 @@
-"""``lockstep drill``: plant a fault in a small real cluster, and see what it reports, and how soon."""
+"""``lockstep drill``: plant a fault in a small real cluster, and see what it reports and how soon."""
 
 from __future__ import annotations
 
@@ -76,16 +76,16 @@ def _run_drills(argv: Sequence[str]) -> int:
         if flag.startswith("--keep="):
             keep = flag.removeprefix("--keep=")
         elif flag not in ("--list", "--all", "--json"):
-            raise BadInput(f"there is no flag {flag!r} of 'lockstep drill'; 'lockstep drill --help' lists them.")
+            raise BadInput(f"'lockstep drill' has no flag {flag!r}; 'lockstep drill --help' lists its flags.")
     for name in names:
         if name not in known:
             alike = nearest(name, known)
-            remedy = did_you_mean(alike) if alike else "'lockstep drill --list' shows what there is."
+            remedy = did_you_mean(alike) if alike else "'lockstep drill --list' lists all drills."
             raise BadInput(f"there is no drill {name!r}; {remedy}")
     if "--list" in flags:
         return _list()
     if not names and "--all" not in flags:
-        raise BadInput("name a drill, or give --all; 'lockstep drill --list' shows what there is.")
+        raise BadInput("name a drill, or give --all; 'lockstep drill --list' lists all drills.")
     chosen = list(DRILLS) if "--all" in flags else [find(name) for name in names]
     return _run_all(chosen, as_json="--json" in flags, keep=keep)
 

@@ -20,7 +20,7 @@ LOG_EVERY = 5.0
 
 
 class FormingDisplay:
-    """Writes to stderr, from the thread of the watch."""
+    """Writes to stderr, from the watch's thread."""
 
     def __init__(self) -> None:
         self.live = sys.stderr.isatty()

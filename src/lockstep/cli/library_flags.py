@@ -72,7 +72,7 @@ PROGRAM_FLAGS = (
         "on_nan",
         FlagKind.CHOICE,
         "report",
-        "a NaN or an infinity in a gradient: report the first and go on, skip the step, or end the job",
+        "on NaN or infinity in a gradient: report the first and continue, skip the step, or end the job",
         choices=ON_NAN,
         upstream=False,
     ),
@@ -86,7 +86,7 @@ _JOIN_NAMES = {"cross_replica_sync": "synchronous"}
 
 
 def read_library_flags(argv: Sequence[str], table: Sequence[Flag] = LIBRARY_TABLE) -> CommandLine:
-    """Read these flags and no others; BadInput with a sentence for each mistake."""
+    """Read these flags and no others; BadInput has one sentence per mistake."""
     line = read_command_line(argv, table)
     if line.mistakes:
         raise BadInput(line.mistakes)

@@ -1,6 +1,6 @@
 """Writes ``docs/machines.md``: the states of the protocol's machines, drawn from their transition tables.
 
-``python -m lockstep.cli.machine_diagrams > docs/machines.md``; a test holds the file to the tables.
+``python -m lockstep.cli.machine_diagrams > docs/machines.md``; a test checks the file against the tables.
 """
 
 from __future__ import annotations

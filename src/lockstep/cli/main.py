@@ -33,7 +33,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("trace", "lockstep.cli.trace", "merge the traces of all tasks of a run on one clock"),
     Command("checkpoint", "lockstep.cli.checkpoint", "show, verify and export the checkpoints of a run"),
     Command("compare", "lockstep.cli.compare", "measure Lockstep next to DDP, one process, and the limit"),
-    Command("doctor", "lockstep.cli.doctor", "say why a cluster does not start, before or while it does"),
+    Command("doctor", "lockstep.cli.doctor", "find out why a cluster does not start, before or during the start"),
     Command("ps", "lockstep.cli.ps", "serve any job that uses the library, without its script"),
     Command("why", "lockstep.cli.why", "why a job hangs: ask a live cluster, or read a run folder"),
     Command("net", "lockstep.cli.net", "measure every transport here, or between two hosts"),
@@ -63,11 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
-        # Before it ends, Python searches all objects for cycles. Torch has made so many that this takes half a second.
+        # Before it exits, Python searches all objects for cycles. With torch's objects this takes half a second.
         atexit.register(gc.freeze)
     if argv is None and signal.SIGUSR1 not in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
-        # It asks a task for its files, and would kill a process that is not ready to handle it yet. If it is blocked,
-        # one that has already arrived must not get lost.
+        # It asks a task for its files, and would kill a process that is not yet ready to handle it. If it is blocked,
+        # a signal that has already arrived must not get lost.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         return _dispatch(words)
@@ -107,10 +107,10 @@ def _unknown(name: str) -> str:
     from lockstep.cli.flags.values import did_you_mean, nearest
 
     if name.startswith("-"):
-        return f"{name!r} is in the place of a command; write 'lockstep bench {name} ...'."
+        return f"{name!r} stands where the command belongs; write 'lockstep bench {name} ...'."
     known = [command.name for command in COMMANDS]
     alike = nearest(name, known)
-    remedy = did_you_mean(alike) if alike else f"'lockstep --help' lists what there is: {', '.join(known)}."
+    remedy = did_you_mean(alike) if alike else f"'lockstep --help' lists the commands: {', '.join(known)}."
     return f"there is no command {name!r}; {remedy}"
 
 

@@ -32,7 +32,7 @@ a bare stream of grpcio and bare NIXL, in the same run.
   --plot=FILE.png   draw them (needs matplotlib)
   --min_size=BYTES  smallest transfer (4096)
   --max_size=BYTES  largest transfer (268435456)
-  --rounds=N        how often each is measured at each size (3)
+  --rounds=N        how often each transport is measured at each size (3)
   --only=TEXT       measure only what has TEXT in its name
 
 Exit codes: 0 done, 1 failed, 2 bad input (nothing started).
@@ -63,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> _Asked:
-    """What a command line asks for. BadInput says what is wrong with it."""
+    """What a command line asks for. BadInput explains what is wrong with it."""
     if any(word in ("-h", "--help") for word in argv):
         raise HelpAsked(_HELP)
     given: dict[str, str] = {}
@@ -192,14 +192,14 @@ def _with_bar(caller: object, plan: MeasurementPlan) -> MeasurementReport:
 
 
 def table(report: MeasurementReport) -> str:
-    """The numbers for people."""
+    """The report as text."""
     from lockstep.transports.net.contenders import LIMITS
 
     lines = [f"here:  {report.here}", f"there: {report.there}"]
     lines += _block(report, "GB/s, several transfers in flight", lambda row: f"{row.bytes_per_second / 1e9:.2f}")
     lines += _block(report, "p50, microseconds until the answer", lambda row: f"{row.latency(0.5) * 1e6:.0f}")
     lines += _block(report, "p99, microseconds until the answer", lambda row: f"{row.latency(0.99) * 1e6:.0f}")
-    lines += _block(report, "CPU seconds of both ends for each GB", lambda row: f"{row.cpu_per_gigabyte:.2f}")
+    lines += _block(report, "CPU seconds per GB, both ends together", lambda row: f"{row.cpu_per_gigabyte:.2f}")
     lines += ["", "how close to the limits:"]
     for ratio in report.ratios(LIMITS):
         spread = f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"

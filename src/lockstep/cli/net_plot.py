@@ -25,7 +25,7 @@ def draw(report: MeasurementReport, path: str) -> None:
     for axes, title in ((rate, "GB/s"), (latency, "p50 in microseconds")):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.set_xlabel("bytes of a transfer")
+        axes.set_xlabel("bytes per transfer")
         axes.set_title(title)
         axes.grid(True, alpha=0.3)
         axes.legend()

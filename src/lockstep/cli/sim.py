@@ -1,4 +1,4 @@
-"""``lockstep sim``: the real protocol on a virtual clock; search for faults, or ask how large a cluster should be."""
+"""``lockstep sim``: runs the real protocol on a virtual clock, to search for bugs or to size a cluster."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ lockstep sim: the protocol of a whole cluster in one process, on a virtual clock
 
 How long does a step take, and how many servers does this network need?
 
-  lockstep sim --workers=1000 --ps=32 --steps=5      the time of a step by part, and how it grows
+  lockstep sim --workers=1000 --ps=32 --steps=5      the parts of a step's time, and how they grow
   lockstep sim --workers=64 --ps=search              the smallest number of servers that is enough
 
-  --model=NAME           whose parameters travel (resnet50); --model_mb=N: N MiB of parameters instead
-  --compute_ms=T         forward and backward of one worker, in milliseconds (300)
+  --model=NAME           model whose parameters are sent (resnet50); --model_mb=N: N MiB of parameters instead
+  --compute_ms=T         forward and backward pass of one worker, in milliseconds (300)
   --jitter=SHARE         how much longer the slowest worker computes (0.05)
   --gbit=RATE            gigabits per second of each host's adapter, in each direction (25)
-  --latency_us=T         one way (50)
+  --latency_us=T         one-way latency, in microseconds (50)
   --bucket_mb=N          size of a bucket in MiB (4)
   --store_gb=RATE        gigabytes per second that a server reads and writes in its updates (4)
-  --loop_us=T            what one event costs a task's loop (30)
-  --shared_hosts         server i lives on the host of worker i and shares its adapter
-  --enough=SHARE         for --ps=search: this much of the best speed is enough (0.95)
-  --growth=no            only the case itself
-  --plot=FILE.png        draw it (needs matplotlib)
+  --loop_us=T            time that a task's loop takes per event, in microseconds (30)
+  --shared_hosts         server i runs on the host of worker i and shares its adapter
+  --enough=SHARE         for --ps=search: this share of the best speed is enough (0.95)
+  --growth=no            measure only this case, not how a step grows
+  --plot=FILE.png        draw the result (needs matplotlib)
 
 Does every run with faults end well, or with a verdict that names the fault?
 
-  lockstep sim --seeds=2000                          play 2000 drawn runs of 8 workers and 2 servers
-  lockstep sim --seed=17                             play one of them again, and tell what happened
+  lockstep sim --seeds=2000                          play 2000 random runs of 8 workers and 2 servers
+  lockstep sim --seed=17                             replay one of them, and print what happened
 
   --workers=N --ps=N --steps=N   the cluster of each run (8, 2, 3)
   --first=N                      first seed (0)
-  --fault=JSON                   plant this instead of what the seed draws; again for more; 'none': nothing
-  --mishap=TEXT                  the network does exactly this; again for more; 'none': nothing
+  --fault=JSON                   plant this instead of what the seed draws; repeat for more; 'none' for nothing
+  --mishap=TEXT                  the network does exactly this; repeat for more; 'none' for nothing
   --shrink=no                    do not look for a shorter run that fails in the same way
 
-  --processes=N                  how many at once (2)
+  --processes=N                  how many runs at once (2)
   --json=FILE                    write the result there ('-': to standard output, instead of the text)
 
 A fault is printed as in the drills:
@@ -95,7 +95,7 @@ class SimRequest:
 
     @property
     def searches(self) -> bool:
-        """Whether runs with faults are requested, rather than the time of a step."""
+        """Whether the request is for runs with faults, rather than for the time of a step."""
         return not self.given().isdisjoint(_OF_SEARCH)
 
     def servers(self, default: int) -> int:
@@ -118,7 +118,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> SimRequest:
-    """Parse a command line; BadInput says what is wrong with it."""
+    """Parse a command line; BadInput explains what is wrong."""
     if not argv or any(word in ("-h", "--help") for word in argv):
         raise HelpAsked(_HELP)
     asked = SimRequest()
@@ -172,7 +172,7 @@ def _refuse_mixtures(asked: SimRequest) -> None:
     if asked.searches:
         odd = sorted(given & {*_OF_CAPACITY, *_OF_CAPACITY_TOO})
         if odd:
-            raise BadInput(f"--{odd[0]} belongs to the time of a step, not to a search through seeds; leave it out.")
+            raise BadInput(f"--{odd[0]} applies to the time of a step, not to a search through seeds; leave it out.")
     if "seed" in given and "seeds" in given:
         raise BadInput("give --seed for one run, or --seeds for many; not both.")
     if "mishap" in given and "seed" not in given:

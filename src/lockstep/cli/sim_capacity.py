@@ -166,7 +166,7 @@ def _fields(one: CapacityMeasurement) -> dict[str, Any]:
 
 
 def as_text(report: dict[str, Any]) -> list[str]:
-    """The report for people."""
+    """The report as text."""
     case, measured = report["case"], report["measured"]
     idle = case["servers"] - case["buckets"]
     lines = [
@@ -177,12 +177,12 @@ def as_text(report: dict[str, Any]) -> list[str]:
         f"a step takes {measured['step_ms']:.1f} ms, of which workers compute {measured['efficiency']:.0%}:",
     ]
     lines += [f"  {name:<12} {measured['parts_ms'][name]:9.1f} ms   {_MEANING[name]}" for name in PARTS]
-    lines += ["", "how busy (mean of all, the busiest one):"]
+    lines += ["", "how busy (mean, busiest):"]
     lines += [f"  {name:<20} {busy['mean']:6.0%} {busy['most']:6.0%}" for name, busy in measured["busy"].items()]
     lines += ["", _advice(measured)]
     if idle > 0:
         lines.append(
-            f"{idle} of the servers have no bucket: there are only {case['buckets']}; smaller --bucket_mb, or fewer."
+            f"{idle} of the servers have no bucket: there are only {case['buckets']}; use a smaller --bucket_mb."
         )
     for name, rows in report["growth"].items():
         lines += ["", *_table(f"how a step grows with {_AXES[name][0]}", name, rows)]
@@ -198,7 +198,7 @@ def as_text(report: dict[str, Any]) -> list[str]:
 
 _MEANING = {
     "compute": "forward and backward of a typical worker; gradients that are ready leave meanwhile",
-    "stragglers": "until the slowest worker has computed too",
+    "stragglers": "until the slowest worker has finished computing",
     "gradients": "until the last gradient is on its server",
     "update": "until the last server has updated",
     "parameters": "until the last worker has the new parameters",
@@ -224,18 +224,18 @@ def _advice(measured: dict[str, Any]) -> str:
     name = measured["bottleneck"]
     most = measured["busy"][name]["most"]
     if most < 0.5 and measured["efficiency"] >= 0.9:
-        return f"nothing is busy for half of the time; the most is {name} with {most:.0%}: computation is the limit."
+        return f"nothing is busy half of the time; the busiest is {name} with {most:.0%}: computation is the limit."
     if most < 0.5:
         return (
-            f"nothing is busy for half of the time; the most is {name} with {most:.0%}. What is left is the way of the "
-            "last buckets: there, updated, and back, one after the other. A smaller --bucket_mb shortens it."
+            f"nothing is busy half of the time; the busiest is {name} with {most:.0%}. What remains is the round trip "
+            "of the last buckets: sent, updated and sent back, one after the other. A smaller --bucket_mb shortens it."
         )
     return f"the limit is {name}: the busiest one works {most:.0%} of the time. {_REMEDY[name]}"
 
 
 _REMEDY = {
-    "server adapter in": "More servers, or faster adapters of the servers, shorten 'gradients'.",
-    "server adapter out": "More servers, or faster adapters of the servers, shorten 'parameters'.",
+    "server adapter in": "More servers, or servers with faster adapters, shorten 'gradients'.",
+    "server adapter out": "More servers, or servers with faster adapters, shorten 'parameters'.",
     "worker adapter in": "Only faster adapters of the workers help; more servers do not.",
     "worker adapter out": "Only faster adapters of the workers help; more servers do not.",
     "server update": "More servers, or servers with faster memory, shorten 'update'.",

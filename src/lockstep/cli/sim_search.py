@@ -25,7 +25,7 @@ SHOWN_FAILURES = 3
 
 @dataclass(slots=True)
 class Tally:
-    """What became of all runs."""
+    """How all runs ended."""
 
     size: Size
     runs: int = 0
@@ -51,7 +51,7 @@ class Tally:
 
 
 def run_search(asked: SimRequest) -> int:
-    """Play what was asked for; returns the exit code."""
+    """Play the requested runs; returns the exit code."""
     size = Size(asked.whole("workers", 8), asked.servers(2), asked.whole("steps", 3))
     faults = _faults(asked)
     if "seed" in asked.numbers:

@@ -16,7 +16,7 @@ PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 
 
 def job_of(config: BenchConfig, environ: Mapping[str, str], data_dir: str | None = None) -> JobRequirements:
-    """What a run asks of the machines."""
+    """What a run requires of the machines."""
     local, cluster = config.local, config.cluster
     shape = ClusterShape(0, 1) if cluster is None else cluster.shape
     return JobRequirements(
@@ -45,7 +45,7 @@ def gpudirect_limits(config: BenchConfig) -> list[str]:
     if config.cluster is None or not config.cluster.rdma.gpudirect:
         return []
     if config.devices.device == "cpu":
-        return ["--rdma_gpudirect concerns GPU memory; leave it out with --device=cpu."]
+        return ["--rdma_gpudirect is for GPU memory; leave it out with --device=cpu."]
     if config.task is not None and config.task.role is Role.SERVER:
         return []
     return list(gpudirect_problems(config.cluster.rdma))
@@ -65,12 +65,12 @@ def start_notices(config: BenchConfig, environ: Mapping[str, str]) -> list[str]:
 
 
 def _what_a_loss_means(config: BenchConfig) -> str | None:
-    """Said once, where people look: by the launcher of a local cluster, or by the chief."""
+    """Printed once, where people look: by the launcher of a local cluster, or by the chief."""
     if config.cluster is None or config.exchange.is_collective or (config.local is None and config.task != CHIEF):
         return None
     output, saves = config.output, bool(config.output.save_model_secs or config.output.save_model_steps)
     if config.local is not None and not config.cluster.restarts:
-        return None  # a person at this machine sees it end; nobody would restart a task
+        return None  # a person at this machine sees it end, and nothing restarts a task
     if not config.exchange.cross_replica_sync:
         return (
             "the loss of any task ends the job: without synchronisation (--cross_replica_sync=False) there is no "
@@ -80,8 +80,8 @@ def _what_a_loss_means(config: BenchConfig) -> str | None:
         return "without --train_dir the loss of a server ends the job (docs/recovery.md)"
     if not saves:
         return (
-            f"a checkpoint goes into {output.train_dir} at the end only: the loss of a server takes the job back to "
-            "its beginning; add --save_model_secs or --save_model_steps"
+            f"a checkpoint is written to {output.train_dir} only at the end: the loss of a server sends the job back "
+            "to its beginning; add --save_model_secs or --save_model_steps"
         )
     return None
 

@@ -14,7 +14,7 @@ Put the traces that the tasks of a cluster wrote (--trace_file) on one clock.
 
 OUT opens in https://ui.perfetto.dev and in chrome://tracing; if it ends in .html,
 it is a timeline that a browser shows by itself. Clocks of different machines are
-compared by the tensors that both sides saw.
+aligned by the tensors that both sides saw.
 """
 
 
@@ -50,6 +50,6 @@ def _merge(target: Path, sources: list[Path]) -> int:
     except OSError as error:
         raise BadInput(f"{target} cannot be written ({error.strerror}); give another name.") from None
     for task, clock in result["lockstep"]["clocks"].items():
-        print(f"{task or 'single process'}: clock moved by {clock['offset_seconds']:.6f} s, judged by {clock['by']}")
+        print(f"{task or 'single process'}: clock moved by {clock['offset_seconds']:.6f} s, according to {clock['by']}")
     print(f"Wrote {target}: {len(result['traceEvents'])} events of {len(sources)} tasks")
     return 0

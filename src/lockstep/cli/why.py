@@ -52,7 +52,7 @@ def _parse(argv: Sequence[str]) -> _Asked:
     targets = [word for word in argv if not word.startswith("-")]
     unknown = [word for word in argv if word.startswith("-") and word not in ("--watch", "--json")]
     if unknown:
-        raise BadInput(f"there is no flag {unknown[0]!r} of 'lockstep why'; it has --watch and --json.")
+        raise BadInput(f"'lockstep why' has no flag {unknown[0]!r}; it has --watch and --json.")
     if len(targets) > 1:
         raise BadInput("'lockstep why' takes one address or one folder; any task of the cluster will do.")
     return _Asked(targets[0] if targets else _newest_folder(), "--watch" in argv, "--json" in argv)
@@ -85,11 +85,11 @@ def _ask_cluster(asked: _Asked) -> int:
     first = look_at("", asked.target, 2 * WHY_ASK_SECONDS)
     if first.monitor is None:
         raise BadInput(
-            f"nobody answers at {asked.target} ({first.monitor_silence.text}); give the address of another task of the "
-            "cluster, or the folder of the run."
+            f"no task answers at {asked.target} ({first.monitor_silence.text}); give the address of another task of "
+            "the cluster, or the folder of the run."
         )
     cluster = dict(first.monitor.cluster) or {first.monitor.task: asked.target}
-    # Whoever asked may see the host under another name than the cluster does.
+    # The cluster may use a different name for this host than the person who asks.
     cluster[first.monitor.task] = asked.target
     while True:
         code = _one_answer(cluster, asked, began)
@@ -154,9 +154,7 @@ def _read_files(asked: _Asked) -> int:
     for problem in found.problems:
         say(problem)
     if found.report is None and not found.views:
-        raise BadInput(
-            f"{path} holds no report and no snapshot that can be read; give the folder that the job named at its end."
-        )
+        raise BadInput(f"{path} has no readable report or snapshot; give the folder that the job named at its end.")
     diagnosis = found.report or analyse(evidence_of(found))
     if asked.as_json:
         fields = json.loads(diagnosis.to_json())

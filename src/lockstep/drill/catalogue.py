@@ -1,4 +1,4 @@
-"""The drills: each is a fault as data, with the report that it must lead to."""
+"""The drills: each is a fault as data, with the report that it must produce."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Surroundings:
     twice: str = ""
     """A task that is started a second time, at another port."""
     restarted: str = ""
-    """A task whose monitor is killed in mid-run, and which is restarted at once."""
+    """A task whose monitor is killed mid-run, and which is restarted at once."""
     leftover: bool = False
     """The server of an older job still holds its port; the workers of the new job find it there."""
     environment: tuple[tuple[str, str], ...] = ()
@@ -89,7 +89,7 @@ class Drill:
 
     @property
     def ends_with(self) -> int | None:
-        """The exit code of the tasks that were not struck; None where the job need not end, or never began."""
+        """The exit code of the tasks that were not struck; None if the job need not end, or never began."""
         if self.kind is not ReportKind.VERDICT or self.cause not in CANNOT_HEAL or not self.faults:
             return None
         own = all(isinstance(fault, Raise) for fault in self.faults)
@@ -158,7 +158,7 @@ DRILLS: tuple[Drill, ...] = (
         cause=Cause.ANSWER_LOST,
         pair=(PS0, PS1),
     ),
-    # -- a thread stands still (report 1; failure modes 1, 56, 57, 64) --
+    # -- a thread is stuck (report 1; failure modes 1, 56, 57, 64) --
     Drill(
         name="callback-blocks",
         group="stuck",
@@ -250,11 +250,11 @@ DRILLS: tuple[Drill, ...] = (
         cause=Cause.DISK_FULL,
         pair=(W0,),
     ),
-    # -- a task is gone or stands still as a whole (failure modes 16, 17, 28, 35) --
+    # -- a whole task is gone or stuck (failure modes 16, 17, 28, 35) --
     Drill(
         name="worker-killed",
         group="lost task",
-        story="kill -9 of a worker in mid-step (mode 16)",
+        story="kill -9 of a worker in the middle of a step (mode 16)",
         faults=(Die(W1, STEP),),
         cause=Cause.DEAD,
         pair=(W1,),
@@ -308,7 +308,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="worker-frozen",
         group="lost task",
-        story="a worker is stopped, by a debugger or a batch system (mode 13: polling goes on)",
+        story="a worker is stopped, by a debugger or a batch system (mode 13: polling continues)",
         faults=(Freeze(W1, STEP),),
         cause=Cause.FROZEN,
         pair=(W1,),
@@ -331,7 +331,7 @@ DRILLS: tuple[Drill, ...] = (
         story="a worker and its monitor are killed and restarted at once (modes 30, 33)",
         around=Surroundings(restarted=W1),
         cause=Cause.STALE_INCARNATION,
-        or_cause=Cause.DEAD,  # where the new process takes longer to start than two seconds, nobody is there at first
+        or_cause=Cause.DEAD,  # if the new process takes more than two seconds to start, nothing answers at first
         pair=(W1,),
     ),
     # -- slow, but alive: no alarm, a notice with the reason (failure modes 36, 50) --
@@ -405,7 +405,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="workers-first",
         group="start",
-        story="report 3: the tasks start in what people take for the wrong order (modes 21, 22)",
+        story="report 3: the tasks start in what people consider the wrong order (modes 21, 22)",
         around=Surroundings(order=(W1, W0, PS0)),
         kind=None,
         steps=60,

@@ -26,7 +26,7 @@ def monitor_command(plan: TaskPlan, bind: str = "") -> list[str]:
 
 
 class DrillCluster:
-    """All tasks of one drill. After the ``with`` block nothing of them is left."""
+    """All tasks of one drill. After the ``with`` block none of them is left."""
 
     def __init__(self, shape: ClusterShape, folder: Path, hosts: Mapping[TaskId, Sequence[str]] | None = None) -> None:
         """``hosts``: for each task the address of its own host, and how to run a command there."""
@@ -84,7 +84,7 @@ class DrillCluster:
         return 0
 
     def wait_until_it_listens(self, task: TaskId, seconds: float, at: str = "") -> None:
-        """Until the task itself (not only its monitor) can be reached, or has ended already."""
+        """Wait until the task itself (not only its monitor) can be reached, or has already ended."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             try:

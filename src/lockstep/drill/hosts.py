@@ -1,7 +1,7 @@
 """Several hosts on one machine: network namespaces on one bridge, and ways to break what lies between them.
 
-Needs root, ``ip`` (iproute2) and, to break something, ``nft`` (nftables). ``why_not`` says what is missing. Nothing is
-visible outside: the bridge is in its own namespace, too.
+Needs root, ``ip`` (iproute2) and, to break something, ``nft`` (nftables). ``why_not`` names what is missing. Nothing
+is visible outside: the bridge is in its own namespace, too.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _NETWORK: Final = "10.77.0"
 
 
 class HostsError(Exception):
-    """A command that makes or breaks the network failed; the text says which."""
+    """A command that makes or breaks the network failed; the text names it."""
 
 
 def why_not(programs: Mapping[str, str] = PROGRAMS) -> str:
-    """Why hosts cannot be made here; empty if they can."""
+    """Why this machine cannot make hosts; empty if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     for program, package in programs.items():
@@ -58,7 +58,7 @@ def run_prefix(namespace: str) -> list[str]:
 
 
 def set_firewall(namespace: str, *rules: str) -> None:
-    """Filter what arrives in this namespace by these nft rules only, for example ``ip saddr 1.2.3.4 drop``."""
+    """Filter what arrives in this namespace by these nft rules alone, for example ``ip saddr 1.2.3.4 drop``."""
     chain = "table inet wall {\nchain arriving {\ntype filter hook input priority 0;\n" + "\n".join(rules) + "\n}\n}\n"
     _run([*run_prefix(namespace), "nft", "-f", "-"], "flush ruleset\n" + (chain if rules else ""))
 

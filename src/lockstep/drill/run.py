@@ -47,7 +47,7 @@ class DrillResult:
     key: str = ""
     step: int = -2
     exit_codes: tuple[int | None, ...] = ()
-    """Of the tasks that were not struck, if the job has to end; None: still running."""
+    """Of the tasks that were not struck, if the job must end; None: still running."""
     report: str = ""
 
     def to_fields(self) -> dict[str, Any]:
@@ -180,7 +180,7 @@ class _Run:
         self._struck = time.time()
 
     def _when_all_listen(self) -> float:
-        """When all tasks that were started look for the others: from then on one of them waits."""
+        """The time when all started tasks look for the others: from then on one of them waits."""
         absent = {*self._drill.around.missing, *dict(self._drill.around.late)}
         for task in self._cluster.shape.tasks():
             if str(task) not in absent:
@@ -316,7 +316,7 @@ class _Run:
         result.status = "failed" if problems else "passed"
 
     def _wrong_exit_codes(self, expected: int) -> list[str]:
-        """Every task that was not struck leaves soon, with the exit code that the docs state."""
+        """Every task that was not struck exits soon, with the exit code that the docs state."""
         struck = {fault.task for fault in self._drill.faults}
         others = [place for place, task in enumerate(self._cluster.shape.tasks()) if str(task) not in struck]
         deadline = time.monotonic() + TASKS_LEAVE_SECONDS
@@ -327,7 +327,7 @@ class _Run:
                 break
             time.sleep(_POLL)
         wrong = any(code != expected for code in self._result.exit_codes)
-        return [f"the others left with {self._result.exit_codes}, not {expected}"] if wrong else []
+        return [f"the others exited with {self._result.exit_codes}, not {expected}"] if wrong else []
 
     def _expect_a_healthy_end(self) -> None:
         deadline = time.monotonic() + START_SECONDS + 10.0
@@ -337,7 +337,7 @@ class _Run:
         said = [event for event in self._read() if event["kind"] in WITH_FILES]
         self._result.status = "passed" if codes == [0] * len(codes) and not said else "failed"
         self._result.kind, self._result.cause = "healthy", "none"
-        self._result.reason = "" if self._result.status == "passed" else f"exit codes {codes}, said {said}"
+        self._result.reason = "" if self._result.status == "passed" else f"exit codes {codes}, reported {said}"
 
 
 @contextlib.contextmanager

@@ -216,7 +216,7 @@ def _code(outcome: Outcome) -> int:
 
 
 def parameters(plan: TaskPlan) -> tuple[ParameterEntry, ...]:
-    """A model of three layers; one of them is larger if a fault says so."""
+    """A model of three layers; one of them is larger if a fault asks for it."""
     odd = any(isinstance(fault, OddModel) for fault in plan.mine())
     sizes = (("first.weight", plan.elements + odd), ("first.bias", 16), ("second.weight", plan.elements))
     return tuple(ParameterEntry(name, size, "float32", 0) for name, size in sizes)

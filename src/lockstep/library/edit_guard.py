@@ -1,4 +1,4 @@
-"""Detects parameters that the program changed itself: only the optimizer may, as servers do not see such a change."""
+"""Detects parameters that the program changed itself: only the optimizer may, since servers do not see the change."""
 
 from __future__ import annotations
 

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class UsageError(Exception):
-    """The program asks for something that would train wrongly; the message says what, and what to do instead."""
+    """The program requests something that would train wrongly; the message names it, and what to do instead."""

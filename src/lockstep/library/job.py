@@ -75,7 +75,7 @@ class Job:
         self.missed_steps = 0
         """Steps that were completed without this worker (backup workers)."""
 
-    # -- who I am --
+    # -- identity --
 
     @property
     def task(self) -> str:
@@ -289,7 +289,7 @@ class Job:
     def publish(self) -> None:
         """Copy the chief's current parameters to all workers. Every worker must call it, at the same point.
 
-        For programs that change parameters themselves (clipping weights, tying, resetting). Takes a step of its own and
+        For programs that change parameters themselves (clipping weights, tying, resetting). Takes an extra step and
         blocks until it is done. After the model's ``load_state_dict`` no call is needed: the next step does it.
         """
         if self._replica is None:

@@ -1,6 +1,6 @@
 """``lockstep.join``: how your script becomes a task of a cluster.
 
-Besides ``cli`` this is the only place that hands the environment on: torchrun, srun or mpirun starts the script, not a
+Besides ``cli`` this is the only place that passes the environment on: torchrun, srun or mpirun starts the script, not a
 command of ours. Reading what they left there is a pure function in ``library/launcher.py``.
 """
 
@@ -115,7 +115,7 @@ class JoinArguments:
         )
 
     def spec(self, environ: Mapping[str, str]) -> ClusterSpec:
-        """The cluster, without which of its tasks this is."""
+        """The cluster, without the task that this process is."""
         return ClusterSpec(
             ps_hosts=tuple(self.ps_hosts),
             worker_hosts=tuple(self.worker_hosts),
@@ -215,7 +215,7 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
 
 
 def refuse_bad_cluster(cluster: ClusterSpec, arguments: JoinArguments) -> None:
-    """BadInput with a sentence for each choice that this cluster cannot have."""
+    """BadInput has one sentence per choice that this cluster cannot have."""
     workers = cluster.shape.workers
     problems = list(exchange_problems(arguments.exchange, workers))
     problems += keeping_problems(arguments.keeping, arguments.exchange, workers, launched=arguments.launched)

@@ -1,7 +1,7 @@
 """What launchers leave in the environment of the processes they start: torchrun, Slurm's srun, Open MPI's mpirun.
 
-Everything here is a pure function of a mapping; ``entry`` and ``cli`` pass the environment in. Each launcher sets the
-rank and the number of processes; where rank 0 is, each states in its own way, or not at all.
+Everything here is a pure function of a mapping; ``library/join.py`` and ``cli`` pass it in. Each launcher sets the
+rank and the number of processes; each gives the address of rank 0 in its own way, or not at all.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from lockstep.transports.control.addresses import Address, AddressError, parse_a
 Environment = Mapping[str, str]
 
 TOKEN_VARIABLE = "LOCKSTEP_JOB_TOKEN"
-"""The secret that all tasks of a job share, where no argument or flag gives it."""
+"""The secret that all tasks of a job share, if no argument or flag gives it."""
 
 LAUNCHED_VARIABLE = "LOCKSTEP_LAUNCHED"
 """Set for the tasks of a local cluster: the launcher shows the progress of their start, and ends them together."""
 
 FIRST_PORT, LAST_PORT = 20000, 32000
-"""Ports that are derived from a job's number lie here: below those that the system gives to connections."""
+"""Ports that are derived from a job's number lie here: below those that the system assigns to connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,8 @@ def _slurm(environ: Environment, world: int) -> Address:  # noqa: ARG001
     first = first_node(nodes)
     if first is None:
         raise BadInput(
-            "Slurm's variables do not say on which nodes this step runs (SLURM_STEP_NODELIST); start with srun, or "
-            "give lockstep.join(address='HOST:PORT') the address of rank 0."
+            "Slurm's variables do not name the nodes of this step (SLURM_STEP_NODELIST is missing); start with srun, "
+            "or give lockstep.join(address='HOST:PORT') the address of rank 0."
         )
     number = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
     return Address(first, _port_for(number))
@@ -106,8 +106,8 @@ def _open_mpi(environ: Environment, world: int) -> Address:
     if environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "").strip() == str(world) and job:
         return Address("127.0.0.1", _port_for(job))
     raise BadInput(
-        "mpirun does not tell its processes where rank 0 runs; add -x MASTER_ADDR=HOST -x MASTER_PORT=PORT to it, or "
-        "give lockstep.join(address='HOST:PORT')."
+        "mpirun does not give its processes the address of rank 0; add -x MASTER_ADDR=HOST -x MASTER_PORT=PORT to it, "
+        "or give lockstep.join(address='HOST:PORT')."
     )
 
 

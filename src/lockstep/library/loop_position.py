@@ -82,8 +82,8 @@ class LoopTracker:
             self._say(f"{self._node.task} resumes at step {place.iteration}")
         elif step:
             raise UsageError(
-                f"the job begins at step {step}, but its checkpoint does not say where this program was: it was saved "
-                "outside job.steps(); give another train_dir, or export that checkpoint and load it"
+                f"the job begins at step {step}, but its checkpoint does not hold this program's position: it was "
+                "saved outside job.steps(); give another train_dir, or export that checkpoint and load it"
             )
 
     def keep(self, objects: dict[str, Stateful]) -> None:

@@ -1,4 +1,4 @@
-"""The optimizer's state lives on the servers: saving fetches it from there, and loading sends it back."""
+"""The optimizer's state is on the servers: saving fetches it from there, and loading sends it back."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class KnownOptimizer:
 
 
 def known_optimizer(optimizer: object, first_group: int) -> KnownOptimizer:
-    """Check that servers can run this optimizer; UsageError says why if they cannot."""
+    """Check that servers can run this optimizer; UsageError explains why if they cannot."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(
             f"job.wrap() takes a torch optimizer, or a list of them, not {type(optimizer).__name__}; "

@@ -84,7 +84,7 @@ def keeping_problems(keeping: Keeping, exchange: Exchange, workers: int, *, laun
     if keeping.train_dir and (why := _why_no_recovery(exchange, workers, launched=False)):
         yield f"train_dir={keeping.train_dir!r} cannot be used: {why}; omit it and save the model yourself."
     if (keeping.save_model_secs or keeping.save_model_steps) and not keeping.train_dir:
-        yield "save_model_secs and save_model_steps say how often to save, but not where; add train_dir."
+        yield "save_model_secs and save_model_steps set how often to save, but not where; add train_dir."
     if keeping.from_scratch and not keeping.train_dir:
         yield "from_scratch sets aside what train_dir holds; add train_dir, or omit from_scratch."
     if keeping.save_model_secs and keeping.save_model_steps:

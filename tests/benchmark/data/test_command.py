@@ -47,7 +47,7 @@ def test_check_names_a_damaged_record_and_missing_files(
     said = capsys.readouterr().out
     assert "checksum of the record at byte 0 is wrong" in said
     assert "missing: train-00001-of-00002" in said
-    assert "The set is not whole." in said
+    assert "The set is damaged or incomplete." in said
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_check_names_a_damaged_record_and_missing_files(
         (["sample"], "give one folder: lockstep data sample DIR."),
         (["sample", "a", "--pictures=3"], "--pictures=3 must be a whole number from 10"),
         (["sample", "a", "--layout=zip"], "--layout=zip is not known"),
-        (["sample", "a", "--colour=1"], "there is no flag --colour"),
+        (["sample", "a", "--colour=1"], "has no flag --colour"),
         (["check", "nowhere"], "does not exist"),
         (["mend", "a"], "there is no 'lockstep data mend'"),
     ],

@@ -113,7 +113,7 @@ def test_traces_of_three_tasks_merge_on_one_clock(tmp_path: Path, capsys: pytest
     traces = sorted(str(path) for path in tmp_path.glob("trace-*.json"))
     assert [Path(name).name for name in traces] == ["trace-ps-0.json", "trace-worker-0.json", "trace-worker-1.json"]
     assert main(["trace", "merge", str(tmp_path / "all.json"), *traces]) == 0
-    assert capsys.readouterr().out.count("judged by tensors") == 3
+    assert capsys.readouterr().out.count("according to tensors") == 3
     check_format(json.loads((tmp_path / "all.json").read_text()), processes=3)
     assert main(["trace", "merge", str(tmp_path / "all.html"), *traces]) == 0
     shown = (tmp_path / "all.html").read_text()
@@ -191,7 +191,7 @@ def test_tasks_that_share_no_tensor_go_by_the_wall_clock() -> None:
 
 
 def test_two_traces_of_one_task_are_refused() -> None:
-    with pytest.raises(BadInput, match="two of the traces are of a"):
+    with pytest.raises(BadInput, match="two of the traces are from a"):
         merged([_side("a", "", []), _side("a", "", [])])
 
 

@@ -30,7 +30,7 @@ def versions(folder: CheckpointFolder) -> list[int]:
 def test_a_folder_in_the_place_of_the_shard_costs_one_checkpoint_and_not_the_thread(written: Written) -> None:
     planted = written.folder.part(20, JOB) / "shard-0-of-2.safetensors"
     (planted / "something").mkdir(parents=True)
-    assert "Is a directory; move away what is there" in written.write(20)
+    assert "Is a directory; move away what is in its place" in written.write(20)
     assert written.write(40) == ""
     assert versions(written.folder) == [40]
     assert "THE CHECKPOINT OF STEP 20 COULD NOT BE WRITTEN" in written.said[0]

@@ -53,8 +53,8 @@ def test_a_killed_task_is_started_again_under_the_same_address() -> None:
         os.kill(pid_of(address), signal.SIGKILL)
         done = program.wait(15)
     assert done.code == 1
-    assert "starting /job:worker/replica:0/task:1 again (1 of 2 restarts)" in done.stderr
-    assert "again (2 of 2 restarts)" in done.stderr
+    assert "restarting /job:worker/replica:0/task:1 (1 of 2 restarts)" in done.stderr
+    assert "(2 of 2 restarts)" in done.stderr
     assert done.stderr.count("was killed by SIGKILL") == 3
 
 

@@ -23,7 +23,7 @@ from lockstep.runtime.startup.preflight import count_gpus, folder_problems, task
 __all__ = ["BadInput", "DoctorLine", "HelpAsked", "check_machine", "parse_bench", "parse_doctor", "task_arguments"]
 
 _OF_ONE_TASK = ("ps", "workers", "job_name", "task_index", "ps_hosts", "worker_hosts")
-"""Flags that each task of a local cluster gets its own value of."""
+"""Flags whose value differs from task to task of a local cluster."""
 
 
 def parse_bench(argv: Sequence[str], environ: Mapping[str, str]) -> BenchConfig:
@@ -31,7 +31,7 @@ def parse_bench(argv: Sequence[str], environ: Mapping[str, str]) -> BenchConfig:
 
     Raises:
         BadInput: with one sentence per problem.
-        HelpAsked: with the help that was asked for.
+        HelpAsked: with the requested help.
     """
     line = read_command_line(argv, TABLE)
     if line.help_on is not None:
@@ -73,7 +73,7 @@ class DoctorLine:
     config: BenchConfig
     problems: tuple[str, ...]
     describes_job: bool
-    """Whether it says more than where the tasks are."""
+    """Whether it gives more than the addresses of the tasks."""
     data_dir: str | None
 
 
@@ -115,7 +115,7 @@ def _gpus(config: BenchConfig, environ: Mapping[str, str]) -> int | None:
 
 
 def check_machine(config: BenchConfig, limits: Sequence[str] = ()) -> None:
-    """Refuse what cannot work on this machine: its address, port, folder. BadInput says what, and what to do.
+    """Refuse what cannot work on this machine: its address, port, folder. BadInput names the problem and the remedy.
 
     ``limits``: sentences about limits that are too small, found elsewhere.
     """

@@ -15,10 +15,10 @@ _INTRODUCTION = """\
 This page is generated from the table that the program itself reads, by `python -m lockstep.cli.flags.document`; a test
 checks that it is up to date. It covers every flag of tf_cnn_benchmarks. Each flag has one of three states:
 
-- It **works**: it does what it says. Flags without another mark work.
-- **Accepted, does nothing**: the run starts, and a notice says why the flag has no effect here.
-- **Refused**: its effect is not available, so the run does not start (exit code 2), and a message says what to do
-  instead. With its default value the flag asks for nothing and is accepted.
+- It **works** as described. Flags without another mark work.
+- **Accepted, does nothing**: the run starts, and a notice explains why the flag has no effect here.
+- **Refused**: its effect is not available, so the run does not start (exit code 2), and a message explains what to do
+  instead. With its default value the flag requests nothing and is accepted.
 
 Write `--flag value` or `--flag=value`; switches as `--flag`, `--noflag`, `--flag=True`, `--flag=False`. A value after a
 switch (`--flag False`) is refused, because it would be ignored. A flag may be repeated only with the same value.

@@ -30,7 +30,7 @@ class Status(StrEnum):
 
 
 class Group(StrEnum):
-    """The topics of the help, in its order; the value is what ``--help=GROUP`` takes."""
+    """The topics of the help, in the order shown; the value is what ``--help=GROUP`` takes."""
 
     CLUSTER = "cluster"
     EXCHANGE = "exchange"
@@ -64,8 +64,8 @@ TITLES: dict[Group, str] = {
 class Flag:
     """One flag.
 
-    A refused flag is accepted with its ``default``, because that asks for nothing. ``reason`` says why a flag does
-    nothing or is refused, and what to do instead.
+    A refused flag is accepted with its ``default``, because that requests nothing. ``reason`` explains why a flag
+    does nothing or is refused, and what to do instead.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Flag:
     same_as: str = ""
     """The flag of which this is another spelling (that one is stored)."""
     only_with: tuple[str, tuple[str, ...]] | None = None
-    """(flag, its values): the setting without which this flag has no effect, which a notice then says."""
+    """(flag, its values): the setting without which this flag has no effect; a notice then reports that."""
     needs: str = ""
     """A flag without which this one is refused, because it makes no sense."""
     upstream: bool = True
@@ -145,11 +145,11 @@ class Rows:
         )
 
     def notice(self, name: str, kind: FlagKind, default: Value, help: str, reason: str, *choices: str) -> Flag:  # noqa: A002
-        """A flag that is accepted and does nothing here; ``reason`` says why."""
+        """A flag that is accepted and does nothing here; ``reason`` explains why."""
         return self._other(Status.NOTICE, name, kind, default, help, reason, choices)
 
     def refused(self, name: str, kind: FlagKind, default: Value, help: str, reason: str, *choices: str) -> Flag:  # noqa: A002
-        """A flag whose effect Lockstep does not have; ``reason`` says why and what to do instead."""
+        """A flag whose effect Lockstep does not have; ``reason`` explains why and what to do instead."""
         return self._other(Status.REFUSED, name, kind, default, help, reason, choices)
 
     def _other(

@@ -41,7 +41,7 @@ class Given:
 class CommandLine:
     """A parsed command line: the flags by stored name, one sentence per mistake, the help asked for.
 
-    ``flags`` is the table by name. ``help_on`` is the topic of the help that was asked for, empty for the short help.
+    ``flags`` is the table by name. ``help_on`` is the topic of the requested help, empty for the short help.
     """
 
     flags: Mapping[str, Flag]
@@ -198,6 +198,6 @@ def _lacking(line: CommandLine) -> Iterator[str]:
     for needed, names in lacking.items():
         verb = "needs" if len(names) == 1 else "need"
         yield (
-            f"{' and '.join(names)} {verb} --{needed}, which says which task this process is; add "
+            f"{' and '.join(names)} {verb} --{needed}, which sets the role of this process; add "
             f"--{needed}=ps or --{needed}=worker, or run a whole cluster here with --ps=1 --workers=2 instead."
         )

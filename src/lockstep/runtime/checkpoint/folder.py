@@ -1,4 +1,4 @@
-"""Checkpoints on disk: a folder for each, with one file per shard, the workers' states, and a manifest with checksums.
+"""Checkpoints on disk: one folder each, with one file per shard, the workers' states, and a manifest with checksums.
 
 ::
 
@@ -66,7 +66,7 @@ class Fault(StrEnum):
 
     DAMAGED = "damaged"
     UNREADABLE = "unreadable"
-    """It may be whole: the disk did not allow reading it, or another version of Lockstep wrote it."""
+    """It may be intact: the disk did not allow reading it, or another version of Lockstep wrote it."""
     FOREIGN = "of another run"
 
 
@@ -189,7 +189,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         file = path / MANIFEST
         if file.stat().st_size > MAX_MANIFEST_BYTES:
-            raise DamagedError("has a manifest that is too large to be one")
+            raise DamagedError("has a manifest that is too large to be valid")
         line, _, text = file.read_bytes().partition(b"\n")
         if line.decode("ascii", "replace") != hashlib.sha256(text).hexdigest():
             raise DamagedError("has a damaged manifest: its checksum does not match")
@@ -198,7 +198,7 @@ def read_manifest(path: Path) -> Manifest:
             raise CheckpointError(f"has format {fields.get('format')}, but this version reads format {FORMAT}")
         return Manifest.from_json(fields)
     except OSError as error:
-        raise _unreadable(error, "has no manifest that can be read") from error
+        raise _unreadable(error, "has no readable manifest") from error
     except _NO_MANIFEST as error:
         raise DamagedError(f"has a manifest that Lockstep did not write ({error})") from error
 
@@ -256,17 +256,17 @@ class CheckpointFolder:
         return sorted(found, key=lambda path: (_version_in(path.name), _changed_at(path)), reverse=True)
 
     def damaged(self) -> list[Path]:
-        """Those that an earlier start found damaged and put aside."""
+        """Those that an earlier start found damaged and set aside."""
         return [path for path in self._folders() if path.name.endswith(DAMAGED)]
 
     def _folders(self) -> list[Path]:
         try:
             return [path for path in self.path.iterdir() if path.name.startswith(STEP) and path.is_dir()]
         except FileNotFoundError:
-            return []  # nothing was saved yet; any other problem with the folder must not look like that
+            return []  # nothing has been saved yet; no other problem with the folder may look like that
 
     def look(self, settings: Iterable[Setting], *, deep: bool = True) -> Found:
-        """Find the newest one that is whole and belongs to this run. Changes nothing.
+        """Find the newest one that is intact and belongs to this run. Changes nothing.
 
         ``deep``: check every byte; otherwise only manifests and lengths, which takes no time.
         """
@@ -415,7 +415,7 @@ def first_difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str 
 
 
 def differences(settings: Iterable[Setting], manifest: Manifest) -> list[str]:
-    """What to report if a job continues with other settings than it was saved with."""
+    """What to report if a job continues with settings other than those it was saved with."""
     ours = {setting.name: setting.value for setting in settings}
     said = []
     for name, value in ours.items():

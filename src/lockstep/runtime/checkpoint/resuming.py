@@ -1,4 +1,4 @@
-"""What a job starts from: the newest whole checkpoint of its folder, or nothing if nothing was saved yet.
+"""What a job starts from: the newest intact checkpoint of its folder, or nothing if nothing has been saved yet.
 
 If there are checkpoints but none can be used, the job never starts from scratch: it is refused. Only the coordinator's
 task calls this, so that nothing else renames anything in the folder meanwhile.
@@ -28,9 +28,9 @@ _REMEDY = "give another --train_dir, or start at step 0 with --from_scratch"
 
 
 def beginning_in(train_dir: str, settings: Iterable[Setting], say: Say, *, from_scratch: bool = False) -> Beginning:
-    """Where a job with these settings starts; damaged checkpoints, or all with ``from_scratch``, are put aside.
+    """Where a job with these settings starts; damaged checkpoints, or all with ``from_scratch``, are set aside.
 
-    BadInput if the folder belongs to another run, has checkpoints but no whole one, or cannot be read.
+    BadInput if the folder belongs to another run, has checkpoints but no intact one, or cannot be read.
     """
     folder = CheckpointFolder(train_dir)
     with _in_sentences(train_dir):
@@ -77,7 +77,7 @@ def resume(folder: CheckpointFolder, settings: tuple[Setting, ...], say: Say) ->
 
 
 def newest(folder: CheckpointFolder, settings: tuple[Setting, ...], say: Say) -> Checkpoint | None:
-    """The newest one that is whole and of this run; those passed over are named, and put aside if damaged."""
+    """The newest one that is intact and of this run; those passed over are named, and set aside if damaged."""
     found = folder.look(settings)
     if found.checkpoint is None:
         _refuse_a_lost_past(folder, found)
@@ -102,11 +102,11 @@ def _refuse_a_lost_past(folder: CheckpointFolder, found: Found) -> None:
         first = found.passed[0]
         raise CheckpointError(
             f"none of the {len(found.passed)} checkpoints in {folder.path} can be used: the newest, {first.path.name}, "
-            f"{first.why}; restore a whole one, {_REMEDY}"
+            f"{first.why}; restore an intact one, {_REMEDY}"
         )
     if damaged := folder.damaged():
         raise CheckpointError(
-            f"{folder.path} has only damaged checkpoints ({damaged[0].name}); restore a whole one, {_REMEDY}"
+            f"{folder.path} has only damaged checkpoints ({damaged[0].name}); restore an intact one, {_REMEDY}"
         )
 
 

@@ -23,7 +23,7 @@ from lockstep.runtime.checkpoint.tensor_file import NamedTensor, write_tensors
 _JOIN_SECONDS = 30.0
 _MAKE_ROOM = "free some space on that disk"
 _MAKE_WRITABLE = "make that folder writable for this user"
-_MOVE_AWAY = "move away what is there in place of a folder or file"
+_MOVE_AWAY = "move away what is in its place"
 _REMEDIES: Mapping[int | None, str] = MappingProxyType(
     {
         errno.ENOSPC: _MAKE_ROOM,
@@ -50,7 +50,7 @@ class CheckpointWriter:
         self._keep = keep
         self._say = say
         self._told: set[str] = set()
-        """The problems already reported that keep checkpoints from being written; empty once one is written."""
+        """Problems already reported that prevent checkpoints from being written; empty once one is written."""
         self._told_of_old: set[str] = set()
         """The same for the removal of old ones."""
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -119,7 +119,7 @@ class CheckpointWriter:
         return ""
 
     def _clear_old(self, written: int) -> None:
-        """An old checkpoint that cannot be removed takes up space, but the new one is whole anyway."""
+        """An old checkpoint that cannot be removed takes up space, but the new one is intact."""
         try:
             self.folder.prune(self._keep, written)
         except Exception as error:  # noqa: BLE001 - see above
@@ -132,7 +132,7 @@ class CheckpointWriter:
             self._say(f"old checkpoints (--max_ckpts_to_keep={self._keep}) could not be removed from {problem}")
 
     def _tell_failure(self, version: int, problem: str) -> None:
-        """Once for as long as it lasts: while a disk stays full it would otherwise be repeated every few seconds."""
+        """Once while it lasts: a disk that stays full would otherwise be reported every few seconds."""
         if problem in self._told:
             return
         self._told.add(problem)

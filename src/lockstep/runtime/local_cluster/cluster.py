@@ -137,7 +137,7 @@ class _Launcher:
         self._signal_all(signal.SIGKILL)
         for member in self._members:
             member.close()
-        # Keepers whose monitor was killed are adopted here; they end their descendants and then themselves.
+        # Reapers whose monitor was killed are adopted here; they end their descendants and then themselves.
         processes.end_descendants(CLEAN_UP_SECONDS, 2 * CLEAN_UP_SECONDS)
         for port in self._ports.values():
             port.close()

@@ -41,7 +41,7 @@ def why_not(environment: Mapping[str, str]) -> str | None:
 
 @contextlib.contextmanager
 def shared_gpu(environment: MutableMapping[str, str], say: Say) -> Iterator[None]:
-    """Processes that are started inside with this environment share GPUs through MPS, where possible."""
+    """Processes that are started inside with this environment share GPUs through MPS, if possible."""
     reason = why_not(environment)
     if reason is not None:
         if reason:
@@ -65,7 +65,7 @@ def shared_gpu(environment: MutableMapping[str, str], say: Say) -> Iterator[None
 
 @contextlib.contextmanager
 def _daemon(environment: Mapping[str, str], folder: Path) -> Iterator[str]:
-    """A daemon that runs for the length of this block, under a reaper; yields why it did not start, or nothing."""
+    """A daemon that runs during this block, under a reaper; yields why it did not start, or an empty text."""
     commands, ending = os.pipe()
     status, telling = os.pipe()
     # The reaper closes the last pipe, on which a task would send reports.

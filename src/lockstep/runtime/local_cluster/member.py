@@ -34,7 +34,7 @@ class Death:
 
 
 class Deaths:
-    """Collects what the monitors report, from the threads of the watches, and wakes the launcher's loop."""
+    """Collects what the monitors report, on the watches' threads, and wakes the launcher's loop."""
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -47,7 +47,7 @@ class Deaths:
         return self._reader.fileno()
 
     def on_description(self, address: str, found: Description) -> None:
-        """Called on a thread of a watch."""
+        """Called on a watch's thread."""
         if not found.exited or found.exit_code == 0:
             return
         signum = -found.exit_code
@@ -59,7 +59,7 @@ class Deaths:
             return  # full: the loop is awake anyway; closed: it has ended
 
     def failures(self) -> list[Death]:
-        """All that were reported so far, the earliest first."""
+        """All failures reported so far, earliest first."""
         with contextlib.suppress(BlockingIOError):
             self._reader.recv(4096)
         while not self._told.empty():
@@ -146,7 +146,7 @@ class ClusterMember:
         return self.exit_code
 
     def watch_again(self, deaths: Deaths, now: float) -> None:
-        """Watch the monitor; retry later if it was not reached, because it takes a moment until it listens."""
+        """Watch the monitor; retry later if it was not reached, because it takes a moment to listen."""
         if self.exit_code is not None or now < self._watch_at or (self._watch is not None and not self._watch_lost):
             return
         self._close_watch()

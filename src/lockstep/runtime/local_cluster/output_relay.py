@@ -1,4 +1,4 @@
-"""Passes on what the tasks of a local cluster print, each line with the name of its task.
+"""Passes on what the tasks of a local cluster print, prefixing each line with the name of its task.
 
 Every task prints the same report; on one terminal it is shown once, and the others only refer to it.
 """
@@ -38,7 +38,7 @@ class Relay:
         os.set_blocking(reader, False)
 
     def pump(self) -> bool:
-        """Pass on what has come; False at the end of the pipe."""
+        """Pass on what has arrived; False at the end of the pipe."""
         data = read_available(self.reader)
         *lines, self._pending = (self._pending + (data or b"")).split(b"\n")
         if self._pending and (data is None or len(self._pending) > _LONGEST_LINE):

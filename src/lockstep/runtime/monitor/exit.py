@@ -23,7 +23,7 @@ _HINTS: Final[dict[int, str]] = {
     signal.SIGABRT: "a native library gave up: its reason is in the lines above",
     signal.SIGILL: "native code used an instruction that this processor does not have",
     signal.SIGFPE: "an arithmetic error in native code",
-    signal.SIGXCPU: "its limit of processor time is used up: see ulimit -t",
+    signal.SIGXCPU: "it has used up its limit of processor time: see ulimit -t",
 }
 
 
@@ -38,7 +38,7 @@ class Action(Enum):
 
 
 class Stopping:
-    """What stop signals mean: the first asks for an orderly end; the second, or too long a wait, kills."""
+    """What stop signals mean: the first requests an orderly end; the second, or too long a wait, kills."""
 
     def __init__(self, patience: float, by_signal: Mapping[int, float] | None = None) -> None:
         """``by_signal``: other times for the end that a signal asks for."""
@@ -134,7 +134,7 @@ def _hint(signum: int, witness: OomWitness) -> str:
 
 
 def linger(record: TaskRecord, number: int, quiet: bool, seconds: float, inbox: SignalInbox | None) -> None:
-    """Wait until all watchers have received change ``number``, the end of the task, or a signal comes to ``inbox``.
+    """Wait until all watchers have received change ``number``, the end of the task, or a signal arrives in ``inbox``.
 
     After a quiet end that is all. After a failure it takes up to ``seconds``, and ends earlier only if there were
     watchers.

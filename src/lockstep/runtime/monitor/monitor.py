@@ -50,7 +50,7 @@ class MonitorSpec:
     stop_seconds: float = STOP_SECONDS
     """How long the task may take to end when asked to."""
     takes_signals: bool = False
-    """The task handles signals itself (``runtime/task/signals.py``): they are passed on as they come."""
+    """The task handles signals itself (``runtime/task/signals.py``): they are passed on as they arrive."""
     grace: float | None = None
     """How long it may take to end after SIGTERM, if that differs: it finishes a step and saves it."""
     restarts: int = 0
@@ -125,7 +125,7 @@ class _Monitor:
             if not killed or life == self._spec.restarts:
                 return exit_code
             self._say_why(exit_code)
-            say(f"starting {self._spec.task} again ({life + 1} of {self._spec.restarts} restarts)")
+            say(f"restarting {self._spec.task} ({life + 1} of {self._spec.restarts} restarts)")
             self._start_again()
         raise AssertionError("the last incarnation returns")
 
@@ -153,7 +153,7 @@ class _Monitor:
             if self._task.status_fd in ready:
                 self._take_status()
         if self._reports_open:
-            self._take_reports()  # the last reports, which may have come together with the exit
+            self._take_reports()  # the last reports, which may have arrived together with the exit
 
     def _descriptors(self) -> set[int]:
         watched = {self._inbox.fileno(), self._task.status_fd}

@@ -51,7 +51,7 @@ def find_counters(root: Path = Path("/")) -> list[Counter]:
 
 
 def _group_files(mount: Path, group: str, name: str) -> list[Path]:
-    """The group's own file, or the one at the mount: inside a container the path named is often that of the host."""
+    """The group's own file, or the one at the mount: inside a container the given path is often that of the host."""
     inside = mount / group.lstrip("/") / name
     return [inside if inside.exists() else mount / name]
 
@@ -65,12 +65,12 @@ class OomWitness:
         self._sampled_at = now
 
     def sample(self, now: float) -> None:
-        """Call often; reads at most once a second."""
+        """Call often; reads at most once per second."""
         if now - self._sampled_at >= _SAMPLE_SECONDS:
             self._older, self._recent, self._sampled_at = self._recent, self._read(), now
 
     def evidence(self) -> str | None:
-        """A phrase, if a counter has risen since the sample before the last."""
+        """A phrase if a counter has risen since the sample before the last."""
         for counter, before, now in zip(self._counters, self._older, self._read(), strict=True):
             if now > before:
                 kills = "one out-of-memory kill" if now == before + 1 else f"{now - before} out-of-memory kills"

@@ -1,6 +1,6 @@
 """The reaper: the parent of a task, which leaves nothing of it behind.
 
-It stands between the monitor and the task because the monitor may be killed too, by a signal that it cannot handle.
+It sits between the monitor and the task because the monitor may be killed too, by a signal that it cannot handle.
 The reaper is a bare interpreter with one thread. It starts the task in its own session, reports its exit code, and ends
 every descendant of the task, whatever happens to the monitor:
 
@@ -34,7 +34,7 @@ HELD: Final = (*processes.STOP_SIGNALS, signal.SIGUSR1)
 
 
 class Reaper:
-    """Starts one task and stays until nothing of it is left."""
+    """Starts one task and stays until none of its processes is left."""
 
     def __init__(self, monitor_pid: int, commands: int, status: int, report: int, *, holds: bool = False) -> None:
         """``holds``: signals are held back until the task handles them itself, so that none comes too early."""
@@ -118,7 +118,7 @@ class Reaper:
             if command in commands:
                 os.kill(self._task, signum)
         if any(SIGNALS[signum] in commands for signum in processes.STOP_SIGNALS):
-            os.kill(self._task, signal.SIGCONT)  # a stopped one would not notice
+            os.kill(self._task, signal.SIGCONT)  # a stopped task would not notice
         return commands is not None
 
     def _tell(self, **facts: object) -> None:

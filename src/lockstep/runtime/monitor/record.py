@@ -92,7 +92,7 @@ class TaskRecord:
         with self._lock:
             self._heard_at = time.monotonic()
             if report == self._report:
-                return  # a sign of life, but no news for watchers
+                return  # a heartbeat, but no news for watchers
             self._enter(report.phase)
             if report.printed != self._report.printed:
                 self._printed_at = self._heard_at
@@ -118,7 +118,7 @@ class TaskRecord:
         return -1.0 if since is None else time.monotonic() - since
 
     def silent_seconds(self) -> float:
-        """How long ago the task last gave a sign of life."""
+        """How long ago the task last sent a heartbeat or a report."""
         return time.monotonic() - self._heard_at
 
     def on_exited(self, exit_code: int) -> int:

@@ -1,7 +1,7 @@
 """How a task reports its progress to its monitor: lines of JSON on a pipe that it inherited.
 
 Each line carries the whole state, so the next line makes up for a lost one. The task never waits for its monitor: if
-the pipe is full (the monitor is frozen), the line is dropped, and the next one carries what it said.
+the pipe is full (the monitor is frozen), the line is dropped, and the next one carries its contents.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class TaskReporter:
 
     @classmethod
     def none(cls) -> TaskReporter:
-        """For a task without a monitor: remembers, and reports to nobody."""
+        """For a task without a monitor: remembers its state and sends nothing."""
         return cls(None)
 
     @property
@@ -147,7 +147,7 @@ class TaskReporter:
         self._tell(phase=str(phase))
 
     def phase_after(self, former: TaskPhase, phase: TaskPhase) -> None:
-        """``former`` is over and the task is now doing this, unless another thread has got further meanwhile."""
+        """``former`` is over and the task is now doing this, unless another thread is already further."""
         if self._report.phase == str(former):
             self.phase(phase)
 
@@ -178,7 +178,7 @@ class TaskReporter:
         self._tell(leaver=leaver[:MAX_LEAVER], leaving=signum)
 
     def printed(self) -> None:
-        """A whole report is on my terminal."""
+        """A whole report is on this task's terminal."""
         self._tell(printed=self._report.printed + 1)
 
     def ended(self, exit_code: int) -> None:
@@ -186,7 +186,7 @@ class TaskReporter:
         self._tell(phase=TaskPhase.ENDED.value, exit_code=exit_code)
 
     def close(self) -> None:
-        """Report nothing more; for a script that goes on after its job."""
+        """Report nothing more; for a script that continues after its job."""
         with self._lock:
             if self._fd is not None:
                 os.close(self._fd)

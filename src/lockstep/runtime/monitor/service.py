@@ -1,4 +1,4 @@
-"""Puts a record on the network: the monitor's gRPC server, and the snapshot that it serves."""
+"""Serves a record on the network: the monitor's gRPC server, and its snapshot."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class MonitorService:
         return self._server.address
 
     def snapshot(self) -> bytes:
-        """What is known from outside: the kernel's view of the process. Quick: in trouble, every task asks for it."""
+        """What is known from outside: the kernel's view of the process. Fast: in trouble, every task asks for it."""
         return self._snapshot(with_stack=False)
 
     def snapshot_with_stack(self) -> bytes:
@@ -71,6 +71,6 @@ class MonitorService:
         return json.dumps(fields).encode()
 
     def close(self) -> None:
-        """End the streams in good order and free the port."""
+        """End the streams properly and free the port."""
         self._record.changed.close()
         self._server.stop(_STREAM_END_SECONDS)

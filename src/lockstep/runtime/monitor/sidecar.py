@@ -1,7 +1,7 @@
 """A monitor for your own script: the task starts it when it joins, not the other way round.
 
 The sidecar is a child of the task. It listens at the task's address, reads its reports, and answers for it. It sees
-the task's death through a process descriptor, and learns how the task died from the kernel where that is possible for
+the task's death through a process descriptor, and learns how the task died from the kernel if that is possible for
 processes other than the parent (Linux 6.15 and newer, or while the dead process is not yet reaped). It ends soon after
 the task, or with the job.
 """
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str]) -> int:
     """The sidecar process. Arguments: the task's pid, the descriptors for reports and for "ready", the spec."""
     task_pid, report_reader, ready_writer = (int(text) for text in arguments[:3])
     spec = SidecarSpec(**json.loads(arguments[3]))
-    # Batch systems signal every process of a job. This one must live until it has reported the end.
+    # Batch systems signal every process of a job. This one must run until it has reported the end.
     with processes.SignalInbox((*processes.STOP_SIGNALS, signal.SIGUSR1), until_exit=True) as inbox:
         record = TaskRecord(spec.task, spec.version, os.getpid())
         record.on_started(task_pid)
@@ -179,7 +179,7 @@ def _listen(spec: SidecarSpec, record: TaskRecord) -> MonitorService:
 
 
 def _is_of_a_former_life(spec: SidecarSpec) -> bool | None:
-    """Whether the listener there answers for this very task, whose process has ended; None if nobody answers."""
+    """Whether the listener there answers for this very task, whose process has ended; None if nothing answers."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(spec.host, spec.host)
     try:
         found = describe(f"[{host}]:{spec.port}" if ":" in host else f"{host}:{spec.port}", ASK_SECONDS)

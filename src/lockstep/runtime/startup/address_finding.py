@@ -1,4 +1,4 @@
-"""What became of a task, according to its monitor, in phrases."""
+"""What happened to a task, according to its monitor, in phrases."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def look(task: TaskId, address: str, seconds: float = ASK_SECONDS) -> AddressFin
 
 
 def _last_words(found: Description, address: str) -> str:
-    """``: REASON`` where the task told its monitor why it gave up, for peers that its own message did not reach."""
+    """``: REASON`` if the task reported to its monitor why it gave up, for peers that its own message did not reach."""
     if found.exit_code <= 0:
         return ""
     reason = snapshot_fields(address, "Monitor").get("reason")
@@ -101,7 +101,7 @@ def proof_of_end(finding: AddressFinding, incarnation: Incarnation) -> Reason | 
 
 
 def left_early(finding: AddressFinding) -> Reason | None:
-    """It has ended, although the job has not; None where it has not ended."""
+    """Why it counts as lost: it has ended although the job has not. None if it has not ended."""
     found = finding.description
     if found is None or not found.exited:
         return None
@@ -113,7 +113,7 @@ def _ended(cause: Cause, text: str, found: Description) -> Reason:
 
 
 def with_lack_of_memory(reason: Reason, address: str) -> Reason:
-    """The same end, with the explanation where its monitor saw the kernel kill the task for lack of memory."""
+    """The same end, with the explanation if its monitor saw the kernel kill the task for lack of memory."""
     if reason.exit_code != -signal.SIGKILL:
         return reason
     evidence = snapshot_fields(address, "Monitor").get("out_of_memory")

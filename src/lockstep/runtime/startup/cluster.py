@@ -68,7 +68,7 @@ class ClusterSpec:
         return self.ps_hosts if role is Role.SERVER else self.worker_hosts
 
     def address_of(self, task: TaskId) -> str:
-        """``host:port`` at which this task is reached; KeyError if the lists have no such task."""
+        """``host:port`` at which this task can be reached; KeyError if the lists have no such task."""
         hosts = self.hosts_of(task.role)
         if not 0 <= task.index < len(hosts):
             raise KeyError(f"{task} is not in a cluster of {self.shape}")
@@ -77,12 +77,12 @@ class ClusterSpec:
     def listen_address(self) -> Address:
         """Where this task listens: ``bind`` if given, else its own address. KeyError if no task is given."""
         if self.task is None:
-            raise KeyError("this description names no task, so there is no address to listen on")
+            raise KeyError("this description does not name a task, so there is no address to listen on")
         own = parse_address(self.address_of(self.task))
         return own if self.bind is None else parse_bind(self.bind, own.port)
 
     def all_addresses(self) -> tuple[tuple[str, str], ...]:
-        """The full name of every task, with the address at which it is reached."""
+        """The full name of every task, with the address at which it can be reached."""
         return tuple((str(task), self.address_of(task)) for task in self.shape.tasks())
 
     @property
@@ -190,7 +190,7 @@ def _patience_is_positive(spec: ClusterSpec) -> Iterator[str]:
     for name in ("startup_timeout", "stall_after", "rejoin_timeout", "grace"):
         seconds = getattr(spec, name)
         if seconds <= 0:
-            yield f"--{name}={seconds:g} leaves no time at all; give more than 0 seconds."
+            yield f"--{name}={seconds:g} leaves no time; give more than 0 seconds."
 
 
 def _restarts_are_few(spec: ClusterSpec) -> Iterator[str]:

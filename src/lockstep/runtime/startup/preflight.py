@@ -30,7 +30,7 @@ _NVIDIA_SMI_DEADLINE = 20.0
 
 
 def task_problems(spec: ClusterSpec) -> list[str]:
-    """What keeps this task from listening where its spec says; the spec must have no ``cluster_problems``."""
+    """What keeps this task from listening at its address; the spec must have no ``cluster_problems``."""
     return list(_protocol_problems(spec)) + (address_problems(spec) or port_problems(spec))
 
 
@@ -45,7 +45,7 @@ def port_problems(spec: ClusterSpec) -> list[str]:
 
 
 def protocol_problems(spec: ClusterSpec) -> list[str]:
-    """Why the transport that was asked for cannot carry the tensors of this cluster."""
+    """Why the requested transport cannot carry the tensors of this cluster."""
     return list(_protocol_problems(spec))
 
 
@@ -58,7 +58,7 @@ def _protocol_problems(spec: ClusterSpec) -> Iterator[str]:
         # Only IP addresses: a name that does not resolve is a missing task, not bad input.
         if address.literal is not None and not is_local_address(address.host):
             yield (
-                f"--server_protocol={spec.protocol} needs all tasks on one host, but {text} is another one; "
+                f"--server_protocol={spec.protocol} needs all tasks on one host, but {text} is on another; "
                 "use --server_protocol=auto."
             )
             return

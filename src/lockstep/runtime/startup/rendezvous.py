@@ -1,8 +1,8 @@
 """How processes that a launcher started find each other: each knows only its rank and where rank 0 is.
 
 Rank 0 listens at the address that all know. Every other rank sends it the port on which it will listen; once all have
-come, rank 0 sends everyone the whole list. Hosts are what rank 0 sees of the connections, so no process has to know its
-own name. One bounded line of JSON each way; no wait lasts longer than the given timeout.
+arrived, rank 0 sends the whole list to every rank. Rank 0 takes the hosts from the connections, so no process needs to
+know its own name. One bounded line of JSON each way; no wait lasts longer than the given timeout.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 
 class RendezvousError(Exception):
-    """The processes did not find each other; one sentence says which are missing, and what to do."""
+    """The processes did not find each other; one sentence names those missing, and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +54,7 @@ def free_port() -> socket.socket:
 
 
 def meet(meeting: RendezvousSpec, port: int, say: Say) -> tuple[str, ...]:
-    """``host:port`` of every rank, in order; RendezvousError if not all came in time."""
+    """``host:port`` of every rank, in order; RendezvousError if not all arrived in time."""
     if meeting.rank == 0:
         return _Host(meeting, port, say).gather()
     return _ask(meeting, port, say)
@@ -158,7 +158,7 @@ class _Host:
         return ""
 
     def _hosts(self) -> list[str]:
-        """Where the others can reach each rank. Ranks that came over loopback are on the machine of rank 0."""
+        """Where the others can reach each rank. Ranks that connected over loopback are on the machine of rank 0."""
         seen = {rank: str(guest.getpeername()[0]) for rank, guest in self._guests.items()}
         own = next(
             (str(self._guests[rank].getsockname()[0]) for rank, host in seen.items() if not _is_loopback(host)),
@@ -177,7 +177,7 @@ def _ask(meeting: RendezvousSpec, port: int, say: Say) -> tuple[str, ...]:
         answer = _receive(guest, patient=True)
     if answer is None:
         raise RendezvousError(
-            f"rank 0 at {meeting.address} ended before all ranks had connected; its own output says which are missing"
+            f"rank 0 at {meeting.address} ended before all ranks had connected; its output names the missing ones"
         )
     if "problem" in answer:
         raise RendezvousError(f"rank {meeting.rank} was refused: {answer['problem']}")

@@ -1,6 +1,6 @@
 """What a task was started with, for others to compare: its monitor gives it to anyone who asks.
 
-Tasks that cannot find each other compare these to say why: the host lists differ, or the versions, or a setting.
+Tasks that cannot find each other compare these to find out why: the host lists differ, or the versions, or a setting.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def list_difference(ours: StartFacts, theirs: StartFacts) -> str | None:
             )
         for index, (a, b) in enumerate(zip(mine, other, strict=True)):
             if not _same(a, b):
-                order = " in their order" if sorted(mine) == sorted(other) else ""
+                order = " in order" if sorted(mine) == sorted(other) else ""
                 return (
                     f"the host lists differ{order}: {role.value} {index} is {a} on {ours.short} and {b} on "
                     f"{theirs.short}; give every task the same {flag}"

@@ -33,7 +33,7 @@ class Board:
         self._missing: dict[TaskId, tuple[AddressFinding, float]] = {}
 
     def note(self, task: TaskId, finding: AddressFinding, now: float) -> None:
-        """Take in what was found at the address of a task."""
+        """Record what was found at the address of a task."""
         found = finding.description
         if found is not None:
             self._phases[task] = TaskPhase.ENDED if found.exited else found.phase
@@ -89,7 +89,7 @@ class StartupProgress:
         show: Callable[[str], None],
         over: Callable[[], None],
     ) -> None:
-        """``show`` receives each line and ``over`` is called once at the end, both on a thread of the watch.
+        """``show`` receives each line and ``over`` is called once at the end, both on the watch's thread.
 
         The watch ends when the tasks of ``until`` have started to train.
         """

@@ -1,6 +1,6 @@
 """When a cluster does not form: asks other tasks what they were started with, and what they see themselves.
 
-Everything here asks a few monitors, each with a deadline, on a thread of the caller that may block.
+Everything here asks a few monitors, each with a deadline, on a thread that may block.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A worker of a mode without servers: it answers questions about itself, watches its own waits, and finds the others.
 
-The bytes of these modes move inside torch.distributed. What a node adds is that somebody can be asked: the books of
+The bytes of these modes move inside torch.distributed. A node adds something to ask: the books of
 ``protocol/worker/collective_machine.py``, a snapshot for ``lockstep why``, and a watchdog that compares the books of
 all workers.
-There are no links between these nodes, so every worker looks for itself, and each ends by itself with the same verdict.
+There are no links between these nodes, so every worker investigates and ends by itself, with the same verdict.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ MOST_NAMED = 5
 
 
 def node_alone(say: Callable[[str], None], run_folder: str, stall_after: float = STALL_AFTER_SECONDS) -> CollectiveNode:
-    """The node of a process that trains alone. No other task can ask it; it prints what takes long."""
+    """The node of a process that trains alone. No other task can ask it; it prints what takes too long."""
     spec = ClusterSpec(worker_hosts=("127.0.0.1:1",), task=CHIEF, stall_after=stall_after)
-    watch = WatchSettings(on_stall="report")  # only the person who can end this process waits for it
+    watch = WatchSettings(on_stall="report")  # only a person waits for this process, and can end it
     return CollectiveNode(spec, (), say, TaskReporter.none(), watch=watch, run_folder=run_folder, listens=False)
 
 
 class StartRefused(Exception):  # noqa: N818 - reads as the fact it states
-    """This worker cannot train with the others; one sentence with the remedy. Nothing was started."""
+    """This worker cannot train with the others; the text is one sentence with the remedy. Nothing was started."""
 
 
 class CollectiveNode(Observed):
@@ -96,7 +96,7 @@ class CollectiveNode(Observed):
         give_up: Callable[[], None] = lambda: None,
         listens: bool = True,
     ) -> None:
-        """``give_up``: ends the process where its training thread does not leave. ``listens``: others may ask it."""
+        """``give_up``: ends the process if its training thread does not leave. ``listens``: others may ask it."""
         assert cluster.task is not None
         self.task: TaskId = cluster.task
         self.incarnation: Incarnation = secrets.randbits(63) + 1
@@ -107,7 +107,7 @@ class CollectiveNode(Observed):
         self.peers = {}
         self.plan: Plan | None = None
         self.before_look: Callable[[], None] = lambda: None
-        """Called every second, on the watchdog's thread: tells ``summed`` what a device has finished meanwhile."""
+        """Called every second, on the watchdog's thread: passes to ``summed`` what a device has finished meanwhile."""
         self._cluster = cluster
         self._settings = settings
         self._say = say
@@ -130,10 +130,10 @@ class CollectiveNode(Observed):
         server.add_handlers("Task", {"Snapshot": snapshot_handler(self._snapshot_json)})
         return server
 
-    # -- life --
+    # -- from start to close --
 
     def start(self) -> None:
-        """Listen, and tell the monitor where."""
+        """Listen, and report the address to the monitor."""
         if self._server is not None:
             self._server.start()
             self._reporter.ready(self._server.address, self.incarnation, self.job)
@@ -143,9 +143,9 @@ class CollectiveNode(Observed):
         self.watchdog.start()
 
     def find_others(self) -> None:
-        """Block until every other worker answers; prints who is missing. JobEndedError after ``startup_timeout``.
+        """Block until every other worker answers; prints which are missing. JobEndedError after ``startup_timeout``.
 
-        StartRefused where one of them was started with other settings: what would differ in silence must not start.
+        StartRefused if one of them was started with other settings: a silent difference must not start.
         """
         deadline = time.monotonic() + self.cluster.startup_timeout
         said_at = time.monotonic() - SAY_SECONDS + QUIET_SECONDS
@@ -172,7 +172,7 @@ class CollectiveNode(Observed):
         return {task: _why_missing(seen) for task, seen in found.items() if seen.view is None}
 
     def _compare(self) -> None:
-        """With the chief, whose settings count; it compares nothing itself."""
+        """Compare settings with the chief, whose settings count; the chief compares nothing."""
         if self.task == CHIEF:
             return
         theirs = ask_start(self.cluster.address_of(CHIEF))
@@ -206,7 +206,7 @@ class CollectiveNode(Observed):
     # -- called by the training thread --
 
     def phase(self, phase: TaskPhase) -> None:
-        """Tell the monitor where the training loop is."""
+        """Report to the monitor where the training loop is."""
         self._reporter.phase(phase)
 
     def begin_step(self, step: Step) -> None:
@@ -224,7 +224,7 @@ class CollectiveNode(Observed):
         self.post(Produced(step, bucket))
 
     def computes_on(self, replica: int) -> None:
-        """The training thread has reached this one of its devices."""
+        """The training thread has reached this device."""
         self.main.enter(Doing.COMPUTING, f"step {self._step}, replica {replica}")
 
     def backward_ended(self, step: Step) -> None:
@@ -301,12 +301,12 @@ class CollectiveNode(Observed):
         self.loop.post(event)
 
     def _on_peer_leaving(self, peer: TaskId, departure: Departure) -> None:
-        """On the thread of a watch. Worker 0 forwards it to those that follow it."""
+        """Called on a watch's thread. Worker 0 forwards it to the workers that follow it."""
         if self.outcome is None and peer != self.task:
             self._reporter.leaves(str(peer), departure)
             self.post(PeerLeaving(peer, departure))
 
-    def can_recover(self, task: TaskId) -> bool:  # noqa: ARG002 - as of every node
+    def can_recover(self, task: TaskId) -> bool:  # noqa: ARG002 - every node has this signature
         """Never: without servers no task keeps what a lost worker would need to come back."""
         return False
 

@@ -1,7 +1,7 @@
 """One connection between two tasks: its control stream, its data endpoint, and all their callbacks.
 
-Callbacks are short, and the start of each is recorded: one that did not return caused the first of the reports that
-this program answers.
+Callbacks are short, and the start of each is recorded: a callback that did not return caused the first of the bug
+reports that this program addresses.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class NodeSide(Protocol):
         """The cluster is not complete yet."""
 
     def refuse(self, peer: TaskId, reason: str) -> None:
-        """The transport that was asked for cannot link these two tasks, now or later."""
+        """The requested transport cannot link these two tasks, now or later."""
 
     def linked(self, peer: TaskId, path: str) -> None:
         """This task has opened a link over this path."""
@@ -109,11 +109,11 @@ class _Transfer:
     bucket: BucketId
     since: float = 0.0
     in_place: bool = False
-    """Nothing moves: it is over when the reader has done with it, which may take a whole step."""
+    """Nothing moves: it is over when the reader is done with it, which may take a whole step."""
 
 
 _Running = tuple[str, float, int]
-"""A callback that is running: its name, since when, on which thread."""
+"""A callback that is running: its name, its start, its thread."""
 
 
 class Connection:
@@ -306,7 +306,7 @@ class Connection:
         # Buckets are numbered from the last layer to the first, which the next forward needs first: their number is
         # the urgency of the move.
         # The lock keeps the completion, which comes on another thread, from overtaking its own registration.
-        # An endpoint that is down already tells of its end next, and what is missing is asked for again after that.
+        # An endpoint that is already down reports its end next, and what is missing is requested again after that.
         with self._lock, contextlib.suppress(LinkDownError):
             self._transfers[self.endpoint.start(move)] = transfer
 

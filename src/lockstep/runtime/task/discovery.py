@@ -27,18 +27,18 @@ from lockstep.runtime.task.loop import TaskLoop
 from lockstep.runtime.task.peers import PeerKeeper
 
 LOOP_SECONDS = 1.0
-"""How long the loop may take to tell which tasks are missing."""
+"""How long the loop may take to report which tasks are missing."""
 PROBE_SECONDS_PER_TASK = 0.05
-"""The more tasks, the less often: each question costs both sides a few milliseconds."""
+"""The more tasks, the less often: each query costs both sides a few milliseconds."""
 PROBES_AT_ONCE = 4
 ASK_AFTER_PER_TASK = 0.25
-"""A healthy large cluster takes longer, because all start at once; and if all asked all, none could start."""
+"""A healthy large cluster takes longer, because all tasks start at once; and if all asked all, none could start."""
 ASKED_A_ROUND = 4
-"""How many of those that are up and have not joined are asked why, per round."""
+"""How many of the tasks that are up but have not joined are asked why, per round."""
 
 
 def ask_after(tasks: int) -> float:
-    """How long the tasks of a cluster of this size have before anyone asks them why they do not join."""
+    """How long the tasks of a cluster of this size have before they are asked why they do not join."""
     return max(ASK_AFTER_SECONDS, ASK_AFTER_PER_TASK * tasks)
 
 
@@ -71,7 +71,7 @@ class Discovery:
         self._found: dict[TaskId, tuple[Reach, float]] = {}
         self._up_since: dict[TaskId, float] = {}
         self._reasons: dict[TaskId, str] = {}
-        """What tasks answered that were asked why they do not join."""
+        """The answers of tasks that were asked why they do not join."""
         tasks = len(node.config.cluster.shape.tasks())
         self._ask_after, self._ask_seconds = ask_after(tasks), ask_seconds(tasks)
         self._asked_at: dict[TaskId, float] = {}
@@ -102,7 +102,7 @@ class Discovery:
                 self._stop.wait(SEARCH_SECONDS + PROBE_SECONDS_PER_TASK * len(missing))
 
     def _whose_turn(self, missing: Iterable[TaskId]) -> frozenset[TaskId]:
-        """The tasks that are asked for their reasons in this round: a few, taking turns."""
+        """The tasks to ask for their reasons in this round: a few, in turn."""
         now = time.monotonic()
         up = [task for task in missing if now - self._up_since.get(task, now) >= self._ask_after]
         turn = sorted(up, key=lambda task: self._asked_at.get(task, 0.0))[:ASKED_A_ROUND]
@@ -147,7 +147,7 @@ def belongs_elsewhere(job: JobId, phase: str, seconds: float, pid: int, host: st
 
 
 class Search:
-    """Reports, every few seconds until all links of a task have been up, which tasks it seeks and what it finds."""
+    """Reports, every few seconds until all links of a task have been up, which tasks it looks for and what it finds."""
 
     def __init__(
         self,

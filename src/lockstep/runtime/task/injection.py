@@ -1,6 +1,6 @@
 """Carries out faults (``protocol/core/faults.py``) in a real task. Only drills and tests give a node any.
 
-A node without faults has None here, and each seam asks for that once: it costs nothing where nothing is planted.
+A node without faults has None here, and each seam checks for that once: it costs nothing if nothing is planted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OnInjected = Callable[[str], None]
 
 
 class Victim(Protocol):
-    """What a fault needs of the node it strikes."""
+    """What a fault needs from the node it strikes."""
 
     main: MainThread
 

@@ -51,7 +51,7 @@ class Observed:
     def _begin_observing(
         self, say: Callable[[str], None], settings: WatchSettings, folder: str, faults: tuple[Fault, ...]
     ) -> None:
-        """Called once the rest of the node is made, and before it starts."""
+        """Called once the rest of the node exists, and before it starts."""
         self.sampler = Sampler(self, time.monotonic())
         self._publisher = Publisher(self, say, folder)
         self.watchdog = Watchdog(self, settings, self._publisher)
@@ -83,7 +83,7 @@ class Observed:
 
     @property
     def folder(self) -> str:
-        """The folder of the run, or the one in which it will be made."""
+        """The folder of the run, or the one in which it will be created."""
         return str(self._publisher.folder.nearest)
 
     @property
@@ -109,7 +109,7 @@ class Observed:
         raise NotImplementedError
 
     def beat(self) -> None:
-        """Tell the monitor that this task's threads run."""
+        """Report to the monitor that this task's threads run."""
         self._reporter.beat()
 
     def usual(self) -> float:
@@ -126,11 +126,11 @@ class Observed:
     # -- reports --
 
     def report_received(self, peer: TaskId, report: Report | Printed) -> None:  # noqa: ARG002 - only one sends them
-        """The coordinator has found something out, or printed it; on a link's thread."""
+        """The coordinator has found something, or printed it; on a link's thread."""
         self.watchdog.heard(report)
 
     def report_printed(self) -> None:
-        """Tell the monitor that a report is on this task's terminal: tasks without a link to this one ask it."""
+        """Report to the monitor that a report is on this task's terminal: tasks without a link to this one ask it."""
         self._reporter.printed()
 
     def dump(self, why: str) -> None:
@@ -138,7 +138,7 @@ class Observed:
         self.watchdog.dump(why)
 
     def _tell_departure(self, outcome: Outcome) -> None:
-        """Tell the monitor, and the handler that makes this process end, that a signal has ended the job."""
+        """Notify the monitor, and the handler that makes this process end, that a signal has ended the job."""
         if outcome.departure is not None:
             self._reporter.leaves(outcome.culprit, outcome.departure)
             self.on_departure(outcome.departure)

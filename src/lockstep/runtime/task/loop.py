@@ -3,9 +3,9 @@
 Any thread may post an event; none of them ever waits for the loop. Nothing that the loop does may block: transfers are
 started, messages queued, and heavy work is handed to the store's thread.
 
-The loop has a thread. To wake it takes longer than most events do, and a step has several for each bucket, so whoever
-brings one of those may carry it out at once (``do``) where nothing else is under way. The order in which a thread's
-events are carried out is that in which it brought them, either way.
+The loop has a thread. Waking it takes longer than most events do, and a step has several per bucket, so the thread
+that brings such an event may carry it out at once (``do``) if nothing else is under way. Either way, a thread's events
+are carried out in the order in which it brought them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _Work = Callable[[], None]
 _T = TypeVar("_T")
 _JOIN_SECONDS = 5.0
 LOOK_SECONDS = 0.25
-"""How often the loop's thread looks when the next deadline is: one may have come with an event that another thread has
-carried out. Deadlines are of seconds."""
+"""How often the loop's thread checks when the next deadline is: an event that another thread carried out may have set
+one. Deadlines are seconds away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,8 @@ class TaskLoop:
     def do(self, item: Event | _Work) -> None:
         """Carry it out here and now if the loop has nothing to do, else as ``post`` and ``call``.
 
-        For callers that hold no lock which an effect may need; they never wait. The main thread always posts:
-        signals may take it out of whatever it does, and no event must be carried out by half.
+        For callers that hold no lock that an effect may need; they never wait. The main thread always posts: a signal
+        may interrupt it at any point, and no event may be left half carried out.
         """
         with self._count:
             mine = not self._open and not _on_main_thread() and self._turn.acquire(blocking=False)
@@ -102,17 +102,17 @@ class TaskLoop:
 
     @property
     def busy(self) -> tuple[float, str]:
-        """Since when the loop has been in its current event, and which; (0, "") while it waits for the next."""
+        """When the loop began its current event, and which it is; (0, "") while it waits for the next."""
         item, since = self._busy_with, self._busy_since
         return (since, getattr(item, "__qualname__", type(item).__name__)) if item is not None else (0.0, "")
 
     @property
     def ident(self) -> int:
-        """The thread that is in an event, or was the last to be in one."""
+        """The thread that is handling an event, or was the last to do so."""
         return self._busy_ident or self._thread.ident or 0
 
     def queued(self) -> int:
-        """How many events wait."""
+        """How many events are waiting."""
         return self._queue.qsize()
 
     def read_books(self) -> Books:
@@ -123,7 +123,7 @@ class TaskLoop:
         self._books_at, self.books = now, self.read_books()
 
     def ask(self, read: Callable[[], _T], seconds: float) -> _T | None:
-        """What ``read`` returns on the loop; None where the loop does not get to it in time. Not from the loop."""
+        """What ``read`` returns on the loop; None if the loop does not get to it in time. Not for the loop itself."""
         answer: list[_T] = []
         done = threading.Event()
 
@@ -135,7 +135,7 @@ class TaskLoop:
         return answer[0] if done.wait(seconds) else None
 
     def settle(self, seconds: float) -> None:
-        """Wait until all that was posted so far has been carried out; not from the loop itself."""
+        """Wait until everything posted so far has been carried out; do not call it from the loop."""
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             settled = threading.Event()
             self.call(settled.set)
@@ -193,7 +193,7 @@ class TaskLoop:
         try:
             self._handle(item)
         except RemoteProtocolError as error:
-            # The peer broke the rule, not this task, which only found out.
+            # The peer broke the rule, not this task, which only noticed.
             broken = Reason(Cause.FAILED, str(error), peer=str(self.machine.task))
             self._handle(Broken(error.peer, self.machine.role.step, broken))
         except ProtocolError as error:

@@ -16,7 +16,7 @@ from lockstep.protocol.core.messages import Description
 from lockstep.transports.control.monitor_client import Watch, watch
 
 AGAIN_SECONDS = 0.5
-"""How soon a missing or lost monitor is tried again."""
+"""How soon to try a missing or lost monitor again."""
 
 _JOIN_SECONDS = 6.0
 
@@ -27,7 +27,7 @@ class Neighbours:
     def __init__(
         self, task: TaskId, addresses: Mapping[str, str], on_leaving: Callable[[TaskId, Departure], None]
     ) -> None:
-        """``addresses``: of all other workers. ``on_leaving`` runs on a thread of a watch and must not block."""
+        """``addresses``: of all other workers. ``on_leaving`` runs on a watch's thread and must not block."""
         self._addresses = [a for name, a in addresses.items() if CHIEF in (task, TaskId.parse(name))]
         self._on_leaving = on_leaving
         self._watches: dict[str, Watch] = {}

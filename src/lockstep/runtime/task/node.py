@@ -63,7 +63,7 @@ from lockstep.version import __version__
 Say = Callable[[str], None]
 LEFT_LOOK_SECONDS = 0.2
 LOOKS_FOR_NOBODY = 3
-"""After this many looks that find nothing at the coordinator's address, the job is over."""
+"""After this many checks that find nothing at the coordinator's address, the job is over."""
 MOST_SAID = 5
 """This many missing tasks get a line each; the others are only named."""
 
@@ -76,11 +76,11 @@ class NodeConfig:
     settings: tuple[Setting, ...]
     synchronous: bool = True
     eager: bool = True
-    """Apply a bucket as soon as all its gradients are there. Only where nothing edits gradients after backward."""
+    """Apply a bucket as soon as all its gradients are there. Only if nothing edits gradients after backward."""
     summed: bool = False
     """Gradients are added up and applied once, instead of averaged."""
     aggregate: int | None = None
-    """How many workers' gradients make a step, where not all do (backup workers; not with ``eager``)."""
+    """How many workers' gradients make a step, if not all do (backup workers; not with ``eager``)."""
 
     tell_paths: bool = False
     """Print which path each link takes, and at the end what went over it."""
@@ -99,7 +99,7 @@ class NodeConfig:
     returning: bool = False
     """A later incarnation of this process: the others may still be in their earlier one."""
     finished: bool = False
-    """An earlier incarnation of this task had finished its work: where no other task is left, the job is over."""
+    """An earlier incarnation of this task had finished its work: if no other task is left, the job is over."""
 
     @property
     def task(self) -> TaskId:
@@ -154,7 +154,7 @@ class Node(Observed):
         serve_links(self._server, self._on_hello, self._on_link)
         self._server.add_handlers("Task", {"Snapshot": snapshot_handler(self._snapshot_json)})
 
-    # -- making of --
+    # -- construction --
 
     def _listen(self) -> ControlServer:
         listen = self.config.cluster.listen_address()
@@ -203,10 +203,10 @@ class Node(Observed):
         cluster = self.config.cluster
         return PeerKeeper(self, peer, cluster.address_of(peer), dials, len(cluster.shape.tasks()))
 
-    # -- life --
+    # -- from start to close --
 
     def start(self) -> None:
-        """Listen, tell the monitor where, and look for the others."""
+        """Listen, report the address to the monitor, and look for the others."""
         self._server.start()
         self._reporter.ready(self._server.address, self.incarnation, self.job)
         self._reporter.phase(TaskPhase.CONNECTING)
@@ -220,8 +220,8 @@ class Node(Observed):
         self.watchdog.start()
 
     def wait_until_member(self) -> None:
-        """Block until the cluster is complete; JobEndedError where it never is. Prints which tasks are missing."""
-        # Meanwhile the search, and the coordinator's roster, print who is missing.
+        """Block until the cluster is complete; JobEndedError if it never is. Prints which tasks are missing."""
+        # Meanwhile the search, and the coordinator's roster, print which tasks are missing.
         while not self._decided.wait(LEFT_LOOK_SECONDS if self.config.finished else None):
             if self._others_have_left():
                 self._say(phrases.had_finished(self.task))
@@ -243,7 +243,7 @@ class Node(Observed):
 
     def see_others_off(self) -> None:
         """After the end: wait, bounded, until the others know of it and have closed their links. For the coordinator,
-        which sends the message: on a busy machine it may still be in flight when this task is done."""
+        which sends the message of the end: on a busy machine it may still be in flight when this task is done."""
         self.winding_up = True
         deadline = time.monotonic() + LEAVE_SECONDS
         # The other servers wait for workers only: two that wait for each other would both wait until the deadline.
@@ -253,7 +253,7 @@ class Node(Observed):
             time.sleep(0.02)
 
     def fail(self, reason: Reason) -> Outcome:
-        """This task cannot go on: tell everybody, and wait (bounded) for the job to end."""
+        """This task cannot continue: notify all tasks, and wait (bounded) for the job to end."""
         self.dump("failed")
         self.loop.post(Broken(self.task, self.machine.role.step, reason))
         if not self._ended.wait(LEAVE_SECONDS):
@@ -270,7 +270,7 @@ class Node(Observed):
         return self.config.cluster
 
     def can_recover(self, task: TaskId) -> bool:
-        """Whether the job goes on after the loss of this task."""
+        """Whether the job continues after the loss of this task."""
         rules = self.config.recovery
         if task.role is Role.WORKER:
             return rules.takes_back
@@ -287,7 +287,7 @@ class Node(Observed):
             raise JobEndedError(self.outcome)
 
     def close(self) -> None:
-        """Leave: flush what is queued, free links, memory, port and threads. May be called twice."""
+        """Leave: flush what is queued; free links, memory, port and threads. May be called twice."""
         if self._closed:
             return
         self._closed = self.winding_up = True
@@ -295,7 +295,7 @@ class Node(Observed):
             self._discovery.close()
         self._search.close()
         self.watchdog.close()
-        # The end of the job wakes this task before the message has gone out to the others: links stay open till then.
+        # The end of the job wakes this task before the message has reached the others: links stay open until then.
         self.loop.settle(SETTLE_SECONDS)
         for keeper in self.peers.values():
             keeper.begin_closing()
@@ -340,7 +340,7 @@ class Node(Observed):
         self.tell_path(f"{self.task.short} to {peer.short}: {path}")
 
     def tell_path(self, sentence: str) -> None:
-        """Print how tensors travel, where that is configured."""
+        """Print how tensors travel, if that is configured."""
         if self.config.tell_paths:
             self._say(sentence)
 
@@ -450,7 +450,7 @@ class Node(Observed):
         if self.outcome is None:
             self.outcome = outcome
             if not outcome.ok and not self.watchdog.explains(outcome):
-                # At once, and not when this task has wound up: anyone who watches it wants to know now.
+                # At once, and not after this task has cleaned up: its watchers need to know now.
                 self._say(outcome.sentence())
             if not outcome.ok and not outcome.again:
                 self._reporter.failed(outcome.reason.text)
@@ -482,5 +482,5 @@ class Node(Observed):
         return self._was_member(one) or (one.attempts > 0 and one.seconds >= QUIET_SECONDS)
 
     def _was_member(self, one: MissingTask) -> bool:
-        """A member that was lost, rather than a task that has yet to join; that is printed at once."""
+        """A member that was lost, rather than a task that has yet to join; this is printed at once."""
         return not one.address and not self.forming

@@ -20,14 +20,14 @@ class Outcome:
     step: Step = -1
     reason: Reason = NO_REASON
     again: bool = False
-    """The job restarts from its newest checkpoint, and this task takes part in it as a new incarnation."""
+    """The job restarts from its newest checkpoint, and this task joins it as a new incarnation."""
     unsaved: bool = False
     """Set on the coordinator's server: all steps completed, but no checkpoint has the last version."""
 
     departure: Departure | None = None
     """The signal that ended it, to this task or to another one."""
     alone: bool = False
-    """Only this task left; the job may go on."""
+    """Only this task left; the job may continue."""
 
     def exit_code(self, failed: int = 1) -> int:
         """0, 128 plus the signal number, or ``failed``."""
@@ -52,7 +52,7 @@ def outcome_of(end: JobEnded) -> Outcome:
 
 
 class JobEndedError(Exception):
-    """The job is over, so what was being waited for will not come. ``outcome`` says why."""
+    """The job is over, so what the caller waits for will not come. ``outcome`` gives the reason."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.sentence())

@@ -1,4 +1,4 @@
-"""One peer of a task: finds it, keeps the link to it, and reports what became of it.
+"""One peer of a task: finds it, keeps the link to it, and reports what happened to it.
 
 A link is up when its control stream and its data endpoint are both up (``connection.py``). When it breaks, the keeper
 asks the peer's monitor: either there is proof that this incarnation of the peer has ended (``PeerGone``), or the
@@ -133,7 +133,7 @@ class PeerKeeper:
         return 0 if connection is None else connection.bytes_moved()
 
     def host_address(self) -> str:
-        """The numeric address of the peer's host; empty where its name does not resolve."""
+        """The numeric address of the peer's host; empty if its name does not resolve."""
         if not self._host_address:
             try:
                 self._host_address = socket.gethostbyname(self.front.rpartition(":")[0].strip("[]"))
@@ -159,7 +159,7 @@ class PeerKeeper:
         return connection is not None and connection.up and connection.incarnation != incarnation
 
     def accept(self, hello: Hello, link: ControlLink) -> Connection:
-        """The peer has dialed: this is its new connection, whatever became of the previous one."""
+        """The peer has dialed: this is its new connection, whatever happened to the previous one."""
         connection = Connection(self._node, self.peer, self._on_end)
         self._replace(connection, hello.incarnation, phrases.connected_again())
         with self._wake:
@@ -212,7 +212,7 @@ class PeerKeeper:
                 self._wake.wait(seconds)
 
     def _bury(self) -> None:
-        """Close connections that ended; here, because their callbacks must not block."""
+        """Close connections that ended, on this thread, because their callbacks must not block."""
         with self._lock:
             ended, self._broken = self._broken, []
             self._burying = bool(ended)
@@ -241,7 +241,7 @@ class PeerKeeper:
             self._pause(self._next_pause())
 
     def _note(self, finding: AddressFinding) -> None:
-        """Remember what was found, and since when it has been the same."""
+        """Remember what was found, and how long it has been the same."""
         known = self.finding
         if (known.answer, known.reachable) != (finding.answer, finding.reachable):
             self.found_since = time.monotonic()
@@ -265,7 +265,7 @@ class PeerKeeper:
         if proof is not None and not self._told_gone:
             proof = with_lack_of_memory(proof, self.front)
         # While a large cluster starts, its machines are so busy that links break and monitors are silent: tasks that
-        # are missing then are named, and have until the startup deadline.
+        # are missing then are reported, and have until the startup deadline.
         silent = finding.description is None and self._was_up() and not self._node.forming
         if proof is None and silent and lost_for > _gone_after(finding):
             proof = Reason(Cause.DEAD, phrases.is_gone(finding.text))
@@ -327,15 +327,15 @@ class PeerKeeper:
         return min(RETRY_SECONDS * (1 + self._looks / 4), self._longest_pause)
 
     def _why_no_link(self, finding: AddressFinding, reason: str) -> str:
-        """The monitor answers; does the task's own port, which is another one, answer too?"""
+        """The monitor answers; does the task's own port, which is different, answer too?"""
         probed = probe(finding.task_address)
         if probed.no_packet_returns:
             return phrases.port_of_task_closed(finding.task_address, probed.phrase)
         return phrases.cannot_open_link(reason)
 
     def _give_up_if_it_refuses_to_return(self, finding: AddressFinding) -> None:
-        """It was in this job before and now reports that the job cannot start (no whole checkpoint, for example).
-        Unlike after a signal, nothing starts it again. At a first start somebody may be fixing it, so we wait.
+        """It was in this job before and now reports that the job cannot start (no intact checkpoint, for example).
+        Unlike after a signal, nothing restarts it. At a first start a person may be fixing it, so we wait.
         """
         found = finding.description
         refuses = found is not None and found.exited and found.exit_code == EXIT_BAD_INPUT

@@ -155,8 +155,8 @@ class ServerNode(Node):
         if self._writer is None or not self._writer.failing or not ended_well:
             return False
         self._say(
-            f"THE LAST VERSION IS IN NO CHECKPOINT: all steps were made, but {self._writer.folder.path} did not take "
-            "it; a run that is started again with this folder repeats what came after its newest checkpoint"
+            "THE LAST VERSION IS IN NO CHECKPOINT: all steps were made, but it could not be written to "
+            f"{self._writer.folder.path}; a run restarted with this folder repeats what follows its newest checkpoint"
         )
         return True
 
@@ -285,7 +285,7 @@ class ServerNode(Node):
         # Groups may differ (--compile makes more of them): they only determine what shares a bucket and an optimizer.
         difference = first_difference(_without_groups(manifest.parameters), _without_groups(layout.parameters))
         if difference is not None:
-            raise ValueError(f"the checkpoint {path} is of another model: {difference}; give another --train_dir")
+            raise ValueError(f"the checkpoint {path} is from another model: {difference}; give another --train_dir")
         self._store.restore(path, [shard.name for shard in manifest.shards], layout.start % 2)
 
     def _save(self, version: int) -> None:

@@ -33,7 +33,7 @@ class ShardStore(Protocol):
         """Where its time has gone. Read on any thread."""
 
     def spare_bytes(self, plan: Plan) -> int:
-        """How many bytes it needs for itself behind each of the two slots."""
+        """How many bytes it needs for itself after each of the two slots."""
 
     def prepare(self, layout: Layout, plan: Plan, server: int, slots: tuple[memoryview, memoryview]) -> None:
         """The plan is known; ``slots`` are the two copies of the shard."""
@@ -41,7 +41,7 @@ class ShardStore(Protocol):
     def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
         """Reduce ``gradients`` (in this order) and write the next version of the bucket, here or, later, on a GPU.
 
-        ``done`` is called once, on any thread. The gradients stay readable until then. Where the readers of the version
+        ``done`` is called once, on any thread. The gradients stay readable until then. If the readers of the version
         wait for the GPU themselves, it is called once everything is queued there.
         """
 
@@ -55,7 +55,7 @@ class ShardStore(Protocol):
         """A copy of the whole shard at this version, optimizers included, that later updates do not touch."""
 
     def restore(self, folder: Path, shards: Sequence[str], slot: int) -> None:
-        """Fill slot ``slot`` and the optimizers from the files of a checkpoint, of whatever number of servers.
+        """Fill slot ``slot`` and the optimizers from the files of a checkpoint, from any number of servers.
 
         ValueError with a sentence if they are incomplete.
         """

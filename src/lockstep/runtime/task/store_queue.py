@@ -1,4 +1,4 @@
-"""The work of a server's store thread: in the order in which it came, except for updates.
+"""The work of a server's store thread: in order of arrival, except for updates.
 
 Of updates that wait next to each other, the one with the highest bucket goes first. Buckets are numbered from the last
 layer to the first, and the next forward pass of every worker needs the first layer first.
@@ -53,12 +53,12 @@ class StoreQueue:
             self._count -= 1
             first = self._waiting[0]
             if not isinstance(first, list):
-                return self._waiting.popleft()  # type: ignore[return-value]  # as was just asked
+                return self._waiting.popleft()  # type: ignore[return-value]  # as was just checked
             work = heapq.heappop(first)[2]
             if not first:
                 self._waiting.popleft()
             return work
 
     def qsize(self) -> int:
-        """How many pieces of work wait."""
+        """How many pieces of work are waiting."""
         return self._count

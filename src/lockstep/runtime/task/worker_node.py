@@ -1,6 +1,6 @@
 """A worker: its training loop's thread meets the loop here.
 
-The training thread tells what it did (``begin_step``, ``produced``, ``seal``, ``finish``; none of them waits) and
+The training thread reports what it did (``begin_step``, ``produced``, ``seal``, ``finish``; only ``finish`` waits) and
 waits for versions (``wait_version``). Everything else happens on the loop's thread.
 """
 
@@ -34,7 +34,7 @@ from lockstep.transports.memory import resident_bytes
 
 MOST_IN_PLACE = 400
 """Buckets of one server that are read where the server has them. Each is lent until its next version is here, so there
-are two loans of each, and a link has room for about a thousand: with more buckets nothing would move any more."""
+are two loans of each, and a link has room for about a thousand: with more buckets nothing would move."""
 
 _STEPS_KEPT = 4096
 
@@ -59,7 +59,7 @@ class WorkerNode(Node):
         self.parameters: Region | None = None
         self._versions: list[int] = []
         self._narrow: dict[BucketId, int] = {}
-        """Bytes of a gradient bucket, once it is sent in fewer than the plan gives it."""
+        """Bytes of a gradient bucket, if it is sent in fewer than the plan gives it."""
         self._awaited: tuple[int, Sequence[BucketId] | None] | None = None
         """The version that the training thread waits for: of these buckets, or of all."""
         self._stood_still = 0.0
@@ -94,10 +94,10 @@ class WorkerNode(Node):
     # -- called by the training thread --
 
     def allocate(self, plan: Plan, *, in_place: bool = False, spare: int = 0) -> tuple[Region, Region]:
-        """Registered memory for the gradients, with ``spare`` bytes behind them, and the parameters of this plan.
+        """Registered memory for the gradients, with ``spare`` bytes after them, and the parameters of this plan.
 
         ``in_place``: parameters may also be read where the server has them, over links that can do that. A worker
-        that the others may leave behind must not: they would wait until it gives back what they want to overwrite.
+        that the others may leave behind must not: they would wait until it returns what they want to overwrite.
         """
         self._take_plan(plan, in_place=in_place)
         self.gradients = self.transport.allocate(max(plan.arena_bytes + spare, 1), "gradients")
@@ -117,7 +117,7 @@ class WorkerNode(Node):
         self._versions = [INITIAL_STEP] * len(plan.buckets)
 
     def memory(self) -> dict[str, int]:
-        """Bytes that this worker holds for the exchange, by what they are for."""
+        """Bytes that this worker holds for the exchange, by purpose."""
         regions = {"gradients": self.gradients, "parameters": self.parameters}
         return {name: resident_bytes(region.buffer) for name, region in regions.items() if region is not None}
 
@@ -135,7 +135,7 @@ class WorkerNode(Node):
             self.loop.post(Produced(INITIAL_STEP, bucket.id))
 
     def begin_step(self, step: Step, rates: tuple[GroupRates, ...] = (), *, in_order: InOrder = _at_once) -> None:
-        """Forward is about to begin. ``in_order``: tells the loop so, where the seal before may be on its way to it."""
+        """Forward is about to begin. ``in_order``: notifies the loop, if the previous seal may not have reached it."""
         in_order(lambda: self.tell_begun(step, rates))
         self.enter_step(step)
 
@@ -170,7 +170,7 @@ class WorkerNode(Node):
         state: bytes | None = b"",
     ) -> None:
         """The gradients are final. What the rest means: ``protocol.messages.Seal``; ``state``: for the coordinator,
-        None where ``tell_state`` follows."""
+        None if ``tell_state`` follows."""
         self.loop.post(Sealed(step, absent, rates, without, void, values, occasion, state))
 
     def tell_state(self, step: Step, data: bytes, stuck: str = "") -> None:
@@ -178,7 +178,7 @@ class WorkerNode(Node):
         self.loop.post(StateTaken(step, data, stuck))
 
     def wait_version(self, version: int) -> int:
-        """Block until every bucket is at ``version``; JobEndedError if the job ends before.
+        """Block until every bucket is at ``version``; JobEndedError if the job ends first.
 
         Returns the version that is here: with backup workers it may be a later one, the same for all buckets.
         """
@@ -216,9 +216,9 @@ class WorkerNode(Node):
         return dict(self._blocked)
 
     def ask(self, peer: TaskId, what: str, data: bytes = b"") -> bytes:
-        """Ask a server something outside of the steps and block until it answers.
+        """Ask a server something outside the steps and block until it answers.
 
-        ValueError carries the server's word where it cannot; JobEndedError if the job ends before.
+        ValueError carries the server's message if it cannot answer; JobEndedError if the job ends first.
         """
         self._questions += 1
         number = self._questions
@@ -233,7 +233,7 @@ class WorkerNode(Node):
         return answer.data
 
     def _is_whole(self, version: int) -> bool:
-        """Whether all buckets are at one and the same version, this one or a later one."""
+        """Whether all buckets are at the same version, this one or a later one."""
         versions = self._versions
         return not versions or (versions[0] >= version and versions.count(versions[0]) == len(versions))
 
@@ -247,7 +247,7 @@ class WorkerNode(Node):
             self.raise_if_ended()
 
     def phase(self, phase: TaskPhase) -> None:
-        """Tell the monitor where the training loop is."""
+        """Report to the monitor where the training loop is."""
         self._reporter.phase(phase)
 
     # -- the loop's thread --

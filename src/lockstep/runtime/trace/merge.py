@@ -2,7 +2,7 @@
 
 The clocks of two tasks are compared by what both saw of the same tensors: a gradient leaves a worker and arrives at a
 server, a parameter goes the other way. The quickest of each direction took about the same time on the wire, so half the
-difference is the difference of the clocks. Tasks that share no tensor are set by their wall clocks.
+difference is the difference of the clocks. Tasks that share no tensor are aligned by their wall clocks.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Tensor = tuple[str, str, int, int]
 
 
 def read_trace(path: Path) -> Trace:
-    """One task's trace; BadInput where the file is not one."""
+    """One task's trace; BadInput if the file is not one."""
     try:
         trace = json.loads(path.read_text())
         str(trace["lockstep"]["task"]), float(trace["lockstep"]["wall_offset"]), list(trace["traceEvents"])
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror}); give files that --trace_file wrote.") from None
     except (ValueError, KeyError, TypeError):
-        raise BadInput(f"{path} is no trace of a Lockstep task; give files that --trace_file wrote.") from None
+        raise BadInput(f"{path} is not a trace of a Lockstep task; give files that --trace_file wrote.") from None
     return trace  # type: ignore[no-any-return]  # its form was just checked
 
 
@@ -37,7 +37,7 @@ def merged(traces: Sequence[Trace]) -> dict[str, Any]:
     tasks = [str(trace["lockstep"]["task"]) for trace in traces]
     twice = sorted({task for task in tasks if tasks.count(task) > 1})
     if twice:
-        raise BadInput(f"two of the traces are of {twice[0] or 'a single process'}; give one file for each task.")
+        raise BadInput(f"two of the traces are from {twice[0] or 'a single process'}; give one file per task.")
     offsets, by_tensors = clock_offsets(traces)
     events = [
         {**event, "ts": event["ts"] + round(offset * 1e6)} if "ts" in event else dict(event)
@@ -56,7 +56,7 @@ def merged(traces: Sequence[Trace]) -> dict[str, Any]:
 
 
 def clock_offsets(traces: Sequence[Trace]) -> tuple[list[float], list[bool]]:
-    """What to add to each trace's times, and whether that follows from tensors."""
+    """What to add to each trace's times, and whether tensors determined it."""
     sent, arrived = zip(*(_sides(trace) for trace in traces), strict=True)
     offsets: list[float | None] = [0.0] + [None] * (len(traces) - 1)
     reached = [0]
@@ -83,7 +83,7 @@ def _difference(
     other_sent: Mapping[Tensor, float],
     other_arrived: Mapping[Tensor, float],
 ) -> float | None:
-    """What to add to the other's times to have the known one's; None where no tensor went both ways."""
+    """What to add to the other's times to match the known one's; None if no tensors went both ways."""
     out = [other_arrived[key] - known_sent[key] for key in known_sent.keys() & other_arrived.keys()]
     back = [known_arrived[key] - other_sent[key] for key in other_sent.keys() & known_arrived.keys()]
     if not out or not back:

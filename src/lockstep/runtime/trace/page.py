@@ -1,4 +1,4 @@
-"""A merged trace as one self-contained HTML file: a row for each thread, the steps side by side.
+"""A merged trace as one self-contained HTML file: one row per thread, the steps side by side.
 
 What overlaps on a row (transfers, updates of buckets) is spread over lanes. Names come from tasks and are escaped.
 """
@@ -55,7 +55,7 @@ class _Row:
     lanes: list[int] = field(default_factory=list)
 
     def spread(self) -> int:
-        """Give each bar the first lane that is free; how many there are."""
+        """Give each bar the first free lane; returns the number of lanes."""
         ends: list[float] = []
         self.bars.sort(key=lambda bar: bar.begin)
         for bar in self.bars:

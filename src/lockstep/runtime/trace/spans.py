@@ -22,7 +22,7 @@ def parts_of_a_step(records: Sequence[Record], role: Role) -> dict[str, float]:
 
 
 def spans_of(records: Sequence[Record], role: Role, now: float) -> list[dict[str, Any]]:
-    """The last steps as parts of a timeline, as ages."""
+    """The last steps as parts of a timeline; times are ages."""
     return [
         {
             "part": part.value,

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, read from the journals of the tasks of one machine: nothing is measured for it.
+"""Where the time of a step goes, read from the journals of the tasks of one machine, without further measurements.
 
 A step on a worker, by what it waits for after its backward has ended::
 
@@ -8,8 +8,8 @@ A step on a worker, by what it waits for after its backward has ended::
     update       .. the last bucket is reduced and updated
     parameters   .. the next version is here
 
-The last four are exposed: the training thread stands still. Clocks of one machine agree; with several machines only
-the first and the sum of the others mean anything.
+The last four are exposed: the training thread waits. Clocks of one machine agree; with several machines only the first
+and the sum of the others are meaningful.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class StepShares:
 def worker_moments(records: Iterable[Record], blocked: Mapping[Step, float] | None = None) -> Moments:
     """When each step's version was here, and when its backward had ended.
 
-    ``blocked``: seconds that the training thread really stood still for a step's version. Where forward began before
-    all of it was here, the version counts as here when that time had passed: the rest of its way was hidden.
+    ``blocked``: seconds that the training thread really waited for a step's version. If forward began before all of it
+    was here, the version counts as here when that time had passed: the rest of the transfer was hidden.
     """
     ready: dict[Step, float] = {}
     sealed: dict[Step, float] = {}
@@ -84,7 +84,7 @@ def computing_and_waiting(moments: Moments) -> tuple[float, float]:
 
 
 def step_shares(workers: Sequence[Mapping[Step, tuple[float, float]]], servers: Sequence[Moments]) -> StepShares | None:
-    """The shares of a step; None where the journals have no step in common."""
+    """The shares of a step; None if the journals have no step in common."""
     rows: list[tuple[float, ...]] = []
     steps = {step for step in workers[0] if _is_whole(step, workers, servers)} if workers and servers else set()
     for step in steps:

@@ -1,6 +1,6 @@
-"""A task's last steps in the format of Chrome's and Perfetto's trace viewers, made of its journal and its own spans.
+"""A task's last steps in the format of Chrome's and Perfetto's trace viewers, made from its journal and its own spans.
 
-Spans of the training thread are complete events; transfers, which overlap, are asynchronous ones, one for each tensor.
+Spans of the training thread are complete events; transfers, which overlap, are asynchronous ones, one per tensor.
 Times are microseconds of the task's own monotonic clock; ``lockstep.wall_offset`` leads to the wall clock.
 """
 
@@ -37,7 +37,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class TraceWindow:
-    """Which steps are shown: from ``first`` up to, but not, ``end``."""
+    """Which steps are shown: from ``first`` up to, but not including, ``end``."""
 
     first: Step
     end: Step
