@@ -65,7 +65,7 @@ class _Held:
 
 
 def make_optimizer(entry: OptimizerEntry, parameter: torch.nn.Parameter) -> torch.optim.Optimizer:
-    """The optimizer that a parameter group asks for, over one flat tensor."""
+    """The optimizer of a parameter group, over one flat tensor."""
     made = getattr(torch.optim, entry.kind)([parameter], **optimizer_options(entry))
     assert isinstance(made, torch.optim.Optimizer)
     return made

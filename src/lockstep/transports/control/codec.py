@@ -43,7 +43,7 @@ _Unpack = Callable[[Any], Any]
 
 
 def _load_proto_classes() -> Mapping[str, ProtoClass]:
-    """All message classes of the contract by their short name, in a pool of their own."""
+    """All message classes of the contract by their short name, in a separate pool."""
     data = resources.files(__package__).joinpath("contract.binpb").read_bytes()
     pool = descriptor_pool.DescriptorPool()
     classes: dict[str, ProtoClass] = {}
