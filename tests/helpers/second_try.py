@@ -90,8 +90,8 @@ class _FirstFailures:
         for report in self._here:
             say.write_sep("_", report.nodeid)
             say.write_line(report.longreprtext)
-        say.write_line(f"Failed at the first try in this run ({len(self._names)}; more than {MOST} fail it):")
+        say.write_line(f"Failed on the first try in this run ({len(self._names)}; more than {MOST} fail it):")
         for name in self._names:
             say.write_line(f"  {name}")
         if len(self._names) > MOST:
-            say.write_line(f"Too many: {len(self._names)} tests failed at the first try.", red=True)
+            say.write_line(f"Too many: {len(self._names)} tests failed on the first try.", red=True)

@@ -84,7 +84,7 @@ class SimulatedWatchdog:
         if verdict is None:
             if not stalled:
                 return
-            verdict = Verdict(cause=Cause.UNKNOWN, culprit=str(world.scenario.shape.coordinator), what="nobody waits")
+            verdict = Verdict(cause=Cause.UNKNOWN, culprit=str(world.scenario.shape.coordinator), what="no task waits")
         finding = WatchdogFinding(world.agenda.now, still, verdict)
         ends = stalled or (verdict.proven and not verdict.heals)
         if not ends:

@@ -1,6 +1,6 @@
 """The machine that decides what must be decided once: the job id, the view, when a step is committed, the end.
 
-It lives on server 0 (on worker 0 where there is no server)::
+It runs on server 0 (on worker 0 if there is no server)::
 
     FORMING   not every task has joined
     RUNNING   the view is known: these incarnations are the members

@@ -1,7 +1,7 @@
 """When a checkpoint is due, and how far the one that is being written has come.
 
 A version is saved on every server after the step before is committed and before anything is applied to it, so all
-shards of a checkpoint are of one version. Writing goes on beside training, one checkpoint at a time.
+shards of a checkpoint are of one version. Writing continues alongside training, one checkpoint at a time.
 """
 
 from __future__ import annotations

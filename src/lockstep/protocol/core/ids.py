@@ -88,7 +88,7 @@ class ClusterShape:
 
     @property
     def coordinator(self) -> TaskId:
-        """Server 0, or worker 0 where there is no server."""
+        """Server 0, or worker 0 if there is no server."""
         return server(0) if self.servers else worker(0)
 
     def server_ids(self) -> tuple[TaskId, ...]:

@@ -1,4 +1,4 @@
-"""The tensor key: ``src;incarnation;dst;name;frame:iter``, and the step beside it.
+"""The tensor key: ``src;incarnation;dst;name;frame:iter``, and the step next to it.
 
 It is printed in this form everywhere (logs, errors, reports), so that it can be grepped for on both sides. The
 last part is always ``0:0`` here; it is kept because people's tools split a key into exactly five parts.

@@ -352,9 +352,9 @@ def _asking() -> _Rules:
             "a task with a stuck loop still answers when all tasks are asked",
             min(ASK_ALL_SECONDS, WHY_ASK_SECONDS) > LOOP_ANSWER_SECONDS,
         ),
-        ("a probe is no longer than a question", max(PROBE_SECONDS, GREETING_SECONDS) <= ASK_SECONDS),
+        ("a probe takes no longer than a question", max(PROBE_SECONDS, GREETING_SECONDS) <= ASK_SECONDS),
         (
-            "where all are asked, a probe is no longer than a question",
+            "when all tasks are asked, a probe takes no longer than a question",
             min(ASK_ALL_SECONDS, WHY_ASK_SECONDS) >= PROBE_ALL_SECONDS,
         ),
         ("asking all tasks is less patient than asking one", ASK_ALL_SECONDS <= ASK_SECONDS),

@@ -256,7 +256,7 @@ class ServerMachine(Shard):
         ledger = self._ledgers.get(event.bucket)
         refusal = self._why_refused(event, ledger)
         if ledger is None or refusal is not None:
-            self._drop(event.peer, event.step, event.bucket, refusal or "not mine", now)
+            self._drop(event.peer, event.step, event.bucket, refusal or "not a bucket of this server", now)
             return [GiveBack(event.arrival)]
         effects = self._give_back(ledger, event.peer)
         ledger.arrived[event.peer] = Arrival(event.edition, event.arrival)

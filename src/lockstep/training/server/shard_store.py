@@ -86,7 +86,7 @@ def optimizer_options(entry: OptimizerEntry) -> dict[str, object]:
 
 
 class TorchShardStore:
-    """Implements ``runtime.store.ShardStore``; all its calls come on one thread."""
+    """Implements ``runtime.task.store.ShardStore``; all its calls come on one thread."""
 
     def __init__(self, device: torch.device | None = None, wire: WireFormat | None = None, helpers: int = 0) -> None:
         """``device``: where reduction and update run; the CPU by default. ``wire``: the format in which gradients

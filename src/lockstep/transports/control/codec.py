@@ -1,7 +1,7 @@
 """Messages to bytes and back.
 
-Every dataclass of ``protocol.messages`` is matched by name with a message of ``contract.proto``; the table is built
-once, at import, from the committed descriptor set, and a class without a counterpart fails there. Bytes from
+Every dataclass of ``protocol.core.messages`` is matched by name with a message of ``contract.proto``; the table is
+built once, at import, from the committed descriptor set, and a class without a counterpart fails there. Bytes from
 a peer are checked for size before they are parsed, and for the number of elements before Python objects are made.
 """
 
