@@ -161,7 +161,7 @@ def _refuse_bad_input(parameters: Sequence[ParameterEntry], servers: int, bucket
     seen: set[str] = set()
     for entry in parameters:
         if entry.dtype not in ELEMENT_BYTES:
-            raise PlanError(f"parameter {entry.name!r} has dtype {entry.dtype}; it must be {', '.join(ELEMENT_BYTES)}")
+            raise PlanError(f"parameter {entry.name!r} has dtype {entry.dtype}; use one of {', '.join(ELEMENT_BYTES)}")
         if entry.elements < 0:
             raise PlanError(f"parameter {entry.name!r} has {entry.elements} elements")
         if entry.name in seen:
