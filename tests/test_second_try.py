@@ -75,7 +75,7 @@ def test_as_many_first_failures_as_are_put_up_with_pass_and_one_more_does_not(tm
     end = run(many, MANY.format(MOST + 1))
     assert end.code == 1
     assert f"{MOST + 1} passed, {MOST + 1} failed first" in end.stdout
-    assert f"Too many: {MOST + 1} tests failed at the first try." in end.stdout
+    assert f"Too many: {MOST + 1} tests failed on the first try." in end.stdout
 
 
 def test_first_failures_of_former_runs_with_the_same_file_count(tmp_path: Path) -> None:

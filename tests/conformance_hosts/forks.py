@@ -38,7 +38,7 @@ class ForkedNode:
         """SIGKILL, and wait until the process is gone."""
         self._signal(signal.SIGKILL)
         if not self.has_ended(PATIENCE):
-            raise CaseFailed(f"process {self.pid} was killed and is not gone after {PATIENCE:g} s")
+            raise CaseFailed(f"process {self.pid} was killed but is not gone after {PATIENCE:g} s")
 
     def freeze(self) -> None:
         """SIGSTOP, and wait for it to take effect."""
@@ -57,11 +57,11 @@ class ForkedNode:
         self._signal(signal.SIGCONT)
 
     def has_ended(self, seconds: float) -> bool:
-        """Whether it ends within that many seconds."""
+        """Whether it ends within this many seconds."""
         return bool(select.select([self._ended], [], [], seconds)[0])
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release it."""
         os.close(self._ended)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -79,7 +79,7 @@ class Forks:
         if os.fork() == 0:
             _never_return(lambda: _obey(orders), self._order)
         orders.close()
-        self._order.settimeout(3 * PATIENCE)  # the first order imports, and an emulated host takes its time
+        self._order.settimeout(3 * PATIENCE)  # the first order imports, which is slow on an emulated host
 
     def start(self, arguments: list[str], stdin: int, stdout: int) -> ForkedNode:
         """A process of ``node_process.py`` with these arguments that reads and writes these descriptors."""
@@ -94,7 +94,7 @@ class Forks:
             raise CaseFailed(f"a node process could not be forked: {error}") from error
 
     def close(self) -> None:
-        """No more."""
+        """Start no more processes."""
         self._order.close()
 
 
@@ -116,9 +116,9 @@ def _never_return(work: Callable[[], None], *others: socket.socket) -> NoReturn:
 
 
 def _obey(orders: socket.socket) -> None:
-    """In the process that forks: until the process that gives orders is gone."""
+    """In the forking process: serve orders until the process that gives them is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the process that gives the orders
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the dead children
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the dead children
     while True:
         order, descriptors, _, _ = socket.recv_fds(orders, _LONGEST_ORDER, 2)
         if not order:

@@ -19,7 +19,7 @@ def _victim(task: str, incarnation: int, process: NodeProcess) -> RemoteVictim:
 
 
 class Here:
-    """Each node is a child of this process, with a Python of its own."""
+    """Each node is a child of this process, with its own Python."""
 
     elsewhere = False
     own_address = LOOPBACK

@@ -27,7 +27,7 @@ class NodeHost:
         self._nodes: dict[str, ForkedNode] = {}
 
     def serve(self, listener: socket.socket) -> None:
-        """Until the listener is closed."""
+        """Serve until the listener is closed."""
         with contextlib.suppress(OSError):
             while True:
                 connection, _ = listener.accept()

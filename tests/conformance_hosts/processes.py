@@ -35,13 +35,13 @@ class NodeProcess(Protocol):
         """SIGKILL, and wait until the process is gone."""
 
     def freeze(self) -> None:
-        """SIGSTOP, and wait until the kernel says that it has stopped."""
+        """SIGSTOP, and wait until the kernel reports that it has stopped."""
 
     def resume(self) -> None:
         """SIGCONT."""
 
     def has_ended(self, seconds: float) -> bool:
-        """Whether it ends within that many seconds."""
+        """Whether it ends within this many seconds."""
 
     def close(self) -> None:
         """Close the streams."""

@@ -1,4 +1,4 @@
-"""A node in a process of its own (``node_process.py``), driven over a pipe with one JSON object per line."""
+"""A node in a separate process (``node_process.py``), driven over a pipe with one JSON object per line."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class RemoteNode:
         return unpack(answer["result"])
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a broken connection is the end as well
+        with contextlib.suppress(OSError, ValueError):  # a broken connection is an end too
             for line in self._process.answers:
                 self._take(json.loads(line))
         with self._answered:
@@ -96,7 +96,7 @@ class RemoteNode:
         self._process.kill()
 
     def freeze(self) -> None:
-        """SIGSTOP, and wait until the kernel says that it has stopped."""
+        """SIGSTOP, and wait until the kernel reports that it has stopped."""
         self._process.freeze()
 
     def resume(self) -> None:
@@ -104,7 +104,7 @@ class RemoteNode:
         self._process.resume()
 
     def close(self) -> None:
-        """End the process in good order, or kill it."""
+        """End the process in an orderly way, or kill it."""
         self.resume()
         with contextlib.suppress(OSError):
             self._process.calls.close()

@@ -1,8 +1,7 @@
 """Thousands of transfers of random sizes in both directions, while the peer is killed or frozen every second.
 
 ``python -m conformance_hosts.soak grpc+shm`` prints what happened and exits with 0 or 1. It fails if a transfer
-is not settled in time, if bytes are reported as arrived that are not those that were sent, or if descriptors or threads
-are left.
+is not settled in time, if bytes are reported as arrived that were never sent, or if descriptors or threads are left.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ def soak(transport: str, transfers: int, seed: int = 1) -> Soaked:
 
 
 def _nothing_left(process: psutil.Process, before: tuple[int, int] | None) -> None:
-    """What was there with one link up bounds what may be there with none."""
+    """No more may be left without a link than there was with one link up."""
     if before is not None:
         fds, threads = before
         wait_until(
@@ -123,7 +122,7 @@ def _nothing_left(process: psutil.Process, before: tuple[int, int] | None) -> No
 
 
 def _bury(victim: RemoteVictim) -> None:
-    """Let go of its process and pipes."""
+    """Release its process and pipes."""
     with suppress(CaseFailed):
         victim.kill()
     victim.close()
@@ -155,7 +154,7 @@ def _arrivals(way: Way) -> list[Heard]:
 
 
 def _one_batch(way: Way, dice: random.Random, soaked: Soaked) -> bool:
-    """Fill the slots; whether the link still stands afterwards."""
+    """Fill the slots; returns whether the link is still up afterwards."""
     before = len(_arrivals(way))
     numbers = []
     for slot in range(SLOTS):
@@ -178,7 +177,7 @@ def _one_batch(way: Way, dice: random.Random, soaked: Soaked) -> bool:
 
 
 def _wait(way: Way, arrivals: int, deadline: float) -> bool:
-    """Until all have arrived (False), or either end has lost the link or its process (True)."""
+    """Wait until all have arrived (False), or either end has lost the link or its process (True)."""
     pause = threading.Event()
     while time.monotonic() < deadline:
         if len(_arrivals(way)) >= arrivals:

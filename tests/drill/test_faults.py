@@ -35,9 +35,9 @@ def test_every_fault_survives_its_printed_form(kind: type[Fault]) -> None:
     ("text", "sentence"),
     [
         ("{", "a fault must be a JSON object"),
-        ("[]", 'has a field "fault"'),
+        ("[]", 'needs a field "fault"'),
         ('{"fault": "Meteor"}', "is one of: DropMessage"),
-        ('{"fault": "Freeze"}', "lacks a field"),
+        ('{"fault": "Freeze"}', "is missing a field"),
         ('{"fault": "Freeze", "task": 3}', "must be of type str"),
         ('{"fault": "Freeze", "task": "x", "step": true}', "must be of type int"),
         ('{"fault": "Freeze", "task": "x", "when": 1}', "has no field 'when'"),

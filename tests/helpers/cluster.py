@@ -32,7 +32,7 @@ JOIN_SECONDS = 30.0
 
 
 class Front:
-    """Takes the place of the monitor for a task without its own process."""
+    """Stands in for the monitor of a task without its own process."""
 
     def __init__(self, task: TaskId, address: str, reporter: TaskReporter) -> None:
         host, port = address.rsplit(":", 1)
@@ -95,7 +95,7 @@ class InProcessCluster:
         for thread in threads:
             thread.join(JOIN_SECONDS)
             assert not thread.is_alive(), f"{thread.name} did not end"
-        if errors:  # the others may hear that the job is over before the one that ended it has come here
+        if errors:  # the others may learn that the job is over before the one that ended it gets here
             raise next((error for error in errors if not isinstance(error, JobEndedError)), errors[0])
 
 

@@ -84,11 +84,11 @@ def _leaks(before: Belongings) -> list[str]:
 
 
 def _children(known: frozenset[int] = frozenset()) -> list[ProcessFacts]:
-    """Descendants of this process. Adopted ones (it is a subreaper) that have died are reaped on the way."""
+    """Descendants of this process. Adopted ones (it is a subreaper) that have died are reaped here."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        return []  # by far the most frequent case, and much quicker than a look at every process
+        return []  # by far the most frequent case, and much quicker than looking at every process
     found = []
     for facts in descendants(os.getpid()):
         if facts.state.startswith("dead") and facts.parent == os.getpid() and facts.pid not in known:

@@ -1,4 +1,4 @@
-"""The hosts of the drills (``lockstep.drill.hosts``), with names, files and programs of their own. Needs root."""
+"""The hosts of the drills (``lockstep.drill.hosts``), with their own names, files and programs. Needs root."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Host:
         return Program(self.command(words, before), environment)
 
     def hosts_file(self, text: str) -> None:
-        """Set /etc/hosts on this host, beside localhost."""
+        """Set /etc/hosts on this host, in addition to localhost."""
         folder = _ETC / self.namespace
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "hosts").write_text(f"127.0.0.1 localhost\n{text}\n")
@@ -47,7 +47,7 @@ class Host:
         drill_hosts.set_firewall(self.namespace, *rules)
 
     def reset(self) -> None:
-        """No firewall, and names as before."""
+        """Remove the firewall and restore the names."""
         self.firewall()
         self.hosts_file("")
 

@@ -1,4 +1,4 @@
-"""Another user of the same machine, who was in the temporary directory before us."""
+"""Another user of the same machine, who used the temporary directory before us."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 NOBODY = 65534
 SOMEBODY = 12345
-"""A user without any privilege, where root would be admitted."""
+"""A user without privileges, for checks that root would pass."""
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which only root can")
 
@@ -41,7 +41,7 @@ _AS_NOBODY = (
 
 def nobody_does(script: str, folder: Path) -> None:
     """Run a shell script as the user nobody, in this folder."""
-    # Not by subprocess's user=: with it Python forks, and gRPC's handlers of that may crash the child where gRPC runs.
+    # Not subprocess's user=: it makes Python fork, and gRPC's fork handlers may crash the child if gRPC runs.
     command = [sys.executable, "-I", "-S", "-c", _AS_NOBODY.format(NOBODY), "sh", "-euc", script]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=20)
     assert done.returncode == 0, f"{script}: {done.stderr or done.returncode}"
@@ -49,7 +49,7 @@ def nobody_does(script: str, folder: Path) -> None:
 
 @contextmanager
 def being(user: int) -> Iterator[None]:
-    """This process acts as another user for a while: with that user's rights, and its files are that user's."""
+    """Let this process act as another user for a while: with that user's rights, creating files of that user."""
     groups = os.getgroups()
     os.setgroups([])
     os.setegid(user)

@@ -1,4 +1,4 @@
-"""Playing a simulated world until something is so."""
+"""Playing a simulated world until a condition holds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lockstep.sim.world import World
 
 
 def run_until(world: World, over: Callable[[World], bool], seconds: float) -> bool:
-    """Play until ``over`` holds, for at most that many virtual seconds; whether it did."""
+    """Play until ``over`` holds, for at most that many virtual seconds; returns whether it did."""
     world.begin()
     while len(world.agenda) and world.agenda.now < seconds:
         if over(world):

@@ -1,7 +1,7 @@
 """Ports that no process uses or gets by chance.
 
 They are below those that the system gives to outgoing connections (32768 and above on Linux), and processes that run
-tests beside each other take theirs from different parts: some time passes until a task listens.
+tests in parallel take theirs from different parts: some time passes until a task listens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _places = itertools.count(time.time_ns() % PART)
 
 
 def free_port() -> int:
-    """A TCP port of the loopback address that no process listens at."""
+    """A TCP port of the loopback address that no process listens on."""
     for _ in range(PART):
         port = _begin + next(_places) % PART
         with socket.socket() as probe:
@@ -32,5 +32,5 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Several of them, all different."""
+    """Several free ports, all different."""
     return [free_port() for _ in range(count)]

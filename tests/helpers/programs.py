@@ -31,7 +31,7 @@ class Finished:
 class Program:
     """One started program. Leaving the ``with`` block kills it and everything below it.
 
-    Its output goes to files, not pipes: nothing has to read along, and it can be read at any time. ``terminal`` is
+    Its output goes to files, not pipes: no reader has to keep up, and it can be read at any time. ``terminal`` is
     a descriptor to use as stdin, stdout and stderr instead.
     """
 
@@ -69,7 +69,7 @@ class Program:
         self._process.send_signal(signum)
 
     def wait(self, seconds: float) -> Finished:
-        """Wait for its end; fail with what it printed if it does not end in time."""
+        """Wait for it to end; fail with what it printed if it does not end in time."""
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -127,7 +127,7 @@ def alive(pid: int) -> bool:
 
 
 def command_line(pid: int) -> list[str]:
-    """The arguments of a process; none if it has gone."""
+    """The arguments of a process; none if it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[:-1]
     except OSError:
@@ -135,6 +135,6 @@ def command_line(pid: int) -> list[str]:
 
 
 def processes_mentioning(text: str) -> list[int]:
-    """Live processes that have ``text`` in their command line, this one excepted."""
+    """Live processes that have ``text`` in their command line, except this one."""
     pids = (int(entry) for entry in os.listdir("/proc") if entry.isdecimal() and int(entry) != os.getpid())
     return [pid for pid in pids if any(text in argument for argument in command_line(pid)) and alive(pid)]

@@ -1,15 +1,15 @@
 """A second try for tests that are marked ``timed``, and for no others.
 
-Real processes that are measured by the clock can be late once, on a machine that does other work. Such a test gets one
-more try, and its first failure is shown at the end, whatever comes of the second one. More than ``MOST`` first failures
-in a run are not bad luck: the run fails, even if every second try passed. Only what the test itself found is excused. A
-fixture that fails, a test that leaves something behind and a process that dies are not.
+Real processes that are timed can be late once on a machine that does other work. Such a test gets one more try, and its
+first failure is shown at the end, whatever the outcome of the second try. More than ``MOST`` first failures in a run
+are not bad luck: the run fails, even if every second try passed. Only what the test itself found is excused. A fixture
+that fails, a test that leaves something behind and a process that dies are not.
 
 ``FIRST_FAILURES`` names a file to which first failures are added, one per line: several runs of pytest with the same
-file count as one. Without it each run of pytest counts for itself.
+file count as one. Without it, each run of pytest counts separately.
 
-pytest-rerunfailures does not fit: under xdist it also retries what has crashed its process, and its second try has no
-timeout, since pytest-timeout has removed its alarm by then. Here the second try is a whole one.
+pytest-rerunfailures is not suitable: under xdist it also retries a test that crashed its process, and its second try
+has no timeout, since pytest-timeout has removed its alarm by then. Here the second try is a complete one.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ MOST: Final = 3
 FILE: Final = "FIRST_FAILURES"
 
 _OUTCOME: Final[Any] = "failed first"
-"""Neither passed nor failed; pytest takes any word here, its annotation does not."""
+"""Neither passed nor failed; pytest accepts any string here, its annotation does not."""
 _TRIED = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # where xdist runs the tests, the process that collects keeps the list
+    if not hasattr(config, "workerinput"):  # under xdist, the collecting process keeps the list
         config.pluginmanager.register(_FirstFailures(os.environ.get(FILE, "")))
 
 
@@ -47,7 +47,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         for report in failed:
             report.outcome = _OUTCOME
             item.ihook.pytest_runtest_logreport(report=report)
-        item.ihook.pytest_runtest_protocol(item=item, nextitem=nextitem)  # whole, with a timeout of its own
+        item.ihook.pytest_runtest_protocol(item=item, nextitem=nextitem)  # complete, with its own timeout
         return True
     for report in reports:
         item.ihook.pytest_runtest_logreport(report=report)
@@ -60,7 +60,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 
 
 class _FirstFailures:
-    """The list of a run."""
+    """The first failures of a run."""
 
     def __init__(self, file: str) -> None:
         self._file = Path(file) if file else None
@@ -90,8 +90,8 @@ class _FirstFailures:
         for report in self._here:
             say.write_sep("_", report.nodeid)
             say.write_line(report.longreprtext)
-        say.write_line(f"Failed at the first try in this run ({len(self._names)}; more than {MOST} fail it):")
+        say.write_line(f"Failed on the first try in this run ({len(self._names)}; more than {MOST} fail it):")
         for name in self._names:
             say.write_line(f"  {name}")
         if len(self._names) > MOST:
-            say.write_line(f"Too many: {len(self._names)} tests failed at the first try.", red=True)
+            say.write_line(f"Too many: {len(self._names)} tests failed on the first try.", red=True)

@@ -28,7 +28,7 @@ class Plan:
     finish_seconds: float = 60.0
     linger: float = 3.0
     stolen_ports: int = 0
-    """In that many first attempts another process listens at the port of worker 0."""
+    """In this many first attempts, another process listens on worker 0's port."""
     stolen: list[socket.socket] = field(default_factory=list)
 
     def to_json(self) -> str:

@@ -1,7 +1,7 @@
 """A small task without torch, for tests of what surrounds a task. Run as a program: FD ACTION...
 
 ``FD`` is the descriptor for reports, or ``-``. Actions, done in order: ``phase=NAME``, ``ready=ADDRESS``,
-``say=TEXT``, ``complain=TEXT`` (stderr), ``tty`` (say whether stdout is a terminal), ``child`` (a process of its own
+``say=TEXT``, ``complain=TEXT`` (stderr), ``tty`` (say whether stdout is a terminal), ``child`` (a process in its own
 session that stays), ``deaf`` (ignore SIGTERM), ``polite`` (exit 0 when asked to end), ``hang``, ``wait=FILE`` (until
 the file exists), ``kill=SIGNAL`` (itself), ``exit=CODE``, ``sidecar=PORT`` (start one), ``close=CODE`` (its end),
 ``fork`` (a child that holds what this task has open, and stays).

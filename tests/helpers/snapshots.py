@@ -1,7 +1,7 @@
 """Synthetic snapshots of a small cluster that hangs, for tests of the analysis.
 
-``healthy()`` gives the JSON of every task and monitor of one server (or two) and two workers in step 10. A test changes
-what is to be wrong and calls ``evidence``.
+``healthy()`` gives the JSON of every task and monitor of one server (or two) and two workers in step 10. A test breaks
+something in it and calls ``evidence``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lockstep.protocol.core.waits import WaitKind
 
 STEP = 10
 VERSION = "1.0"
-MUTE = Silence(Reach.MUTE, "accepts connections but says nothing (0.6 s)")
+MUTE = Silence(Reach.MUTE, "accepts connections but sends nothing (0.6 s)")
 LIFE = {"ps": 0x100, "worker": 0x200}
 Fields = dict[str, Any]
 
@@ -117,7 +117,7 @@ class Cluster:
 
 
 def healthy(servers: int = 1, workers: int = 2) -> Cluster:
-    """All tasks are in step 10, none waits for long."""
+    """All tasks are in step 10, and none has waited long."""
     cluster = Cluster(ClusterShape(servers, workers))
     for task in cluster.shape.tasks():
         cluster.tasks[str(task)] = _task(cluster.shape, task)
@@ -232,7 +232,7 @@ def waiting_worker(cluster: Cluster, task: TaskId = W1, seconds: float = 5.0, st
 
 
 def standing(cluster: Cluster, doing: str, where: str = "user code", cpu: float = 0.0, detail: str = "") -> Cluster:
-    """The training thread of worker 1 does this for five seconds."""
+    """The training thread of worker 1 has been doing this for five seconds."""
     cluster.task(W1)["main"] = {
         "doing": doing,
         "detail": detail,

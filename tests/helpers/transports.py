@@ -7,4 +7,4 @@ from typing import Final
 from lockstep.transports.registry import known_transports, runs_here
 
 RUN_HERE: Final = tuple(filter(runs_here, known_transports()))
-"""Those that this machine has all libraries and devices for."""
+"""The transports for which this machine has all libraries and devices."""

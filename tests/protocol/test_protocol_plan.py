@@ -196,7 +196,7 @@ def test_empty_parameters_and_an_empty_model_can_be_planned() -> None:
         ([], 0, 64, "at least one server"),
         ([], 1, 100, "multiple of 64 bytes, not 100"),
         ([], 1, 0, "positive multiple of 64"),
-        ([ParameterEntry("w", 1, "int8", 0)], 1, 64, "parameter 'w' has dtype int8; known are float32"),
+        ([ParameterEntry("w", 1, "int8", 0)], 1, 64, "parameter 'w' has dtype int8; use one of float32"),
         ([ParameterEntry("w", -1, "float32", 0)], 1, 64, "parameter 'w' has -1 elements"),
         ([ParameterEntry("w", 1, "float32", 0)] * 2, 1, 64, "two parameters are named 'w'"),
     ],

@@ -154,7 +154,7 @@ def test_faults_of_a_real_cluster_have_the_same_printed_form() -> None:
         ("{", "a fault must be a JSON object"),
         ('{"fault": "Nothing"}', "the simulator also has: Crash, Pause, Partition"),
         ('{"fault": "Pause", "task": 3}', "Pause.task must be of type str"),
-        ('{"fault": "Pause", "task": "x"}', "Pause lacks a field"),
+        ('{"fault": "Pause", "task": "x"}', "Pause is missing a field"),
         ('{"fault": "Pause", "where": "x"}', "Pause has no field 'where'"),
     ],
 )

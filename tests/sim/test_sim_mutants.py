@@ -68,7 +68,7 @@ PLANTED = [
     Planted(mutants.SaysTheEndOnce, LATE, network=BREAKING, training=TrainingProfile(steps=1)),
     Planted(mutants.ForgetsWhatWasInFlight, LATE),
     Planted(mutants.TakesAnyVersion, "which was never made"),
-    Planted(mutants.SaysFormerRates, "the chief said", Mode.SEALED, training=SLOW_BACKWARD),
+    Planted(mutants.SaysFormerRates, "the chief sent", Mode.SEALED, training=SLOW_BACKWARD),
 ]
 
 

@@ -23,7 +23,7 @@ PS, W = server(0), worker(0)
 
 @dataclass
 class Wire:
-    """One link between a server and a worker, and what each end was told."""
+    """One link between a server and a worker, and what each end was notified of."""
 
     network: SimulatedNetwork
     agenda: Agenda

@@ -137,7 +137,7 @@ def chunk(ticket: Ticket, data: bytes, **changes: Any) -> bytes:
         ({"offset": 60}, "are outside region"),
         ({"offset": 2**64 - 1}, "are outside region"),
         ({"total": 2**63}, "are outside region"),
-        ({"total": 4}, "brought more than its 4 bytes"),
+        ({"total": 4}, "sent more than its 4 bytes"),
         ({"total": 12}, "ended after 8 of 12 bytes"),
         ({"flags": LAST}, "out of order"),
         ({"note_bytes": 9}, "shorter than its note"),

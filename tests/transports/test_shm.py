@@ -55,7 +55,7 @@ def test_an_address_that_is_none_is_refused() -> None:
     with Stage("grpc+shm") as stage:
         a = stage.node("/a")
         for address in (b"", b"[]", b"{}", b"\xff"):
-            with pytest.raises(NoPathError, match="no address for shared memory"):
+            with pytest.raises(NoPathError, match="did not publish an address for shared memory"):
                 a.connect(PeerAddress("/b", 1, address), True)
 
 

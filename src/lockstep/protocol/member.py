@@ -1,4 +1,4 @@
-"""The machine of every task's membership: it joins, learns the view, and leaves when the job ends.
+"""The machine for a task's membership: it joins, receives the view, and leaves when the job ends.
 
 ::
 
@@ -94,7 +94,7 @@ class MemberMachine:
         returns: bool = False,
     ) -> None:
         """``deadline``: when the cluster must be complete (``--startup_timeout`` from the start). ``returns``: a job
-        that loses a server, the coordinator's too, begins again from its newest checkpoint."""
+        that loses a server, even the coordinator's, starts again from its newest checkpoint."""
         self.task = task
         self.coordinator = coordinator
         self.phase = MemberPhase.OUTSIDE
@@ -105,7 +105,7 @@ class MemberMachine:
         self._deadline = deadline
         self._linked = False
         self._coordinator_life: Incarnation = 0
-        """The incarnation of the coordinator that this task was linked with last."""
+        """The incarnation of the coordinator that this task was last linked to."""
         self._repeat_at = now + REPEAT_SECONDS
         self._done: Done | None = None
         self._failed: Failed | None = None
@@ -116,7 +116,7 @@ class MemberMachine:
         self._view = 0
         self._lives: dict[TaskId, Incarnation] = {}
         self._losses: dict[TaskId, Lost] = {}
-        """What this task has found out, and the coordinator has not acted on."""
+        """What this task has found out and the coordinator has not yet acted on."""
         self.awaited: frozenset[TaskId] = frozenset()
         """Members that were lost and are waited for, according to the coordinator."""
         self._roster_at = now
@@ -155,7 +155,7 @@ class MemberMachine:
     def _on_link_up(self, event: LinkUp, now: float) -> list[Effect]:
         known, self._coordinator_life = self._coordinator_life, event.incarnation
         if self._returns and known not in (0, event.incarnation):
-            # Before its view came this task may have worked for the former coordinator's job: its memory is stale.
+            # Before its view came, this task may have worked for the former coordinator's job: its memory is stale.
             reason = Reason(Cause.STALE_INCARNATION, phrases.started_again())
             return self._on_peer_gone(PeerGone(self.coordinator, reason, known), now)
         self._linked = True
@@ -182,7 +182,7 @@ class MemberMachine:
         return []
 
     def _on_peer_gone(self, event: PeerGone, now: float) -> list[Effect]:
-        """Tell the coordinator; if the coordinator itself is gone, none is left to decide, and the job ends here."""
+        """Notify the coordinator. If it is the one that is gone, no task is left to decide, and the job ends here."""
         if event.peer == self.coordinator:
             culprit, reason = self._why_coordinator_gone(event)
             return self._end(False, culprit, reason, now, again=self._returns)
@@ -195,7 +195,7 @@ class MemberMachine:
         return [Send(self.coordinator, lost)] if self._linked else []
 
     def _why_coordinator_gone(self, event: PeerGone) -> tuple[str, Reason]:
-        """Its own end; or that of another server, after which it began anew before its message of that arrived here."""
+        """The coordinator ended; or another server did, and the coordinator restarted before its message came."""
         lost = next((lost for task, lost in self._losses.items() if task.role is Role.SERVER), None)
         return (str(event.peer), event.reason) if lost is None else (lost.task, lost.reason)
 
@@ -216,7 +216,7 @@ class MemberMachine:
         return [Send(self.coordinator, self._failed)]
 
     def _on_signal(self, departure: Departure, now: float) -> list[Effect]:
-        """Until the coordinator lets this task go, or ends the job, its work continues."""
+        """The work continues until the coordinator lets this task go or ends the job."""
         if self._departure is not None:
             return []
         self._departure = departure
@@ -290,7 +290,7 @@ class MemberMachine:
         alone: bool = False,
     ) -> list[Effect]:
         if self._departure is not None and not ok:
-            again, departure = False, self._departure  # a task that was asked to leave does not begin again
+            again, departure = False, self._departure  # a task that was asked to leave does not start again
         self.phase = advance(MEMBER_PHASE_TRANSITIONS, self.phase, MemberPhaseTrigger.END)
         self._journal.record(now, Happening.ENDED, step, cause=reason.text)
         return [JobEnded(ok, culprit, step, reason, again, departure, alone)]
@@ -318,7 +318,7 @@ class MemberMachine:
         return told + self._end(False, culprit, reason, now)
 
     def _coordinator_is_silent(self, now: float) -> bool:
-        """Whether its last report of missing tasks is too old to trust; the coordinator here is never silent."""
+        """Whether its last report of missing tasks is too old to trust; a coordinator on this task is never silent."""
         return self.task != self.coordinator and now - self._roster_at > STALE_ROSTER_SECONDS
 
     def next_deadline(self) -> float | None:

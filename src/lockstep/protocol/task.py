@@ -28,7 +28,7 @@ from lockstep.protocol.server.server_machine import ServerMachine
 from lockstep.protocol.worker.worker_machine import WorkerMachine
 
 _OF_TENSORS = frozenset({BucketApplied, GradientArrived, Produced, TransferEnded, VersionArrived})
-"""Events of single buckets. Only the role takes them, and they are nearly all events there are."""
+"""Events of single buckets. Only the role handles them, and nearly all events are of this kind."""
 
 
 class TaskMachine:
@@ -57,7 +57,7 @@ class TaskMachine:
         return self.member.awaited
 
     def start(self, now: float) -> list[Effect]:
-        """The coordinator's own task is linked with it from the start."""
+        """The coordinator's own task is linked to it from the start."""
         if self.coordinator is None:
             return []
         return self.handle(LinkUp(self.task, self.incarnation), now)

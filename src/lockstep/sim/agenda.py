@@ -10,7 +10,7 @@ Action = Callable[[], None]
 
 
 class Agenda:
-    """A heap of actions. Equal times keep the order in which they were planned, so a run can be repeated exactly."""
+    """A heap of actions. Equal times keep the order in which actions were planned, so a run repeats exactly."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -19,7 +19,7 @@ class Agenda:
         self._planned = 0
 
     def at(self, time: float, action: Action) -> None:
-        """Plan an action; a time that has passed means now, an infinite one never."""
+        """Plan an action; a time in the past means now, an infinite one never."""
         if time == math.inf:
             return
         self._planned += 1

@@ -1,7 +1,7 @@
-"""How long a step takes on a cluster of this size and network, and in which of its parts.
+"""How long a step takes on a cluster of this size and network, and how the time splits into parts.
 
-The same machines, on a network without faults whose adapters have a rate. Moments that every step passes, for the whole
-cluster, cut it into parts that add up to the step::
+It runs the same machines on a network without faults whose adapters have a rate. Moments that the whole cluster passes
+in every step cut the step into parts that add up to it::
 
     all workers have version s | all gradients are made | all have arrived | all updates done | all have version s+1
                         compute + stragglers       gradients          update           parameters
@@ -40,7 +40,7 @@ class CapacityCase:
     """Bytes per second of each host's adapter, in each direction."""
     latency: float = 50e-6
     compute: float = 0.3
-    """Seconds of forward and backward of one worker."""
+    """Seconds of forward and backward on one worker."""
     jitter: float = 0.05
     """How much longer the slowest computation takes than the fastest, as a fraction."""
     store_bandwidth: float = 4e9
@@ -57,7 +57,7 @@ class CapacityCase:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """The fraction of time for which a kind of resource was busy: on average, and the busiest one."""
+    """The fraction of time that a kind of resource was busy: on average, and the busiest one."""
 
     mean: float
     most: float
@@ -111,7 +111,7 @@ def measure(case: CapacityCase) -> CapacityMeasurement:
 
 
 def scenario_of(case: CapacityCase) -> Scenario:
-    """The scenario without faults in which a case is played."""
+    """The scenario, without faults, that plays a case."""
     buckets = max(1, len(case.plan().buckets))
     forward, backward = case.compute * FORWARD, case.compute * (1 - FORWARD) / buckets
     return Scenario(
@@ -130,7 +130,7 @@ def scenario_of(case: CapacityCase) -> Scenario:
         training=TrainingProfile(
             steps=case.steps,
             prepare=SecondsRange(0.0, 0.0),
-            # All of the jitter is drawn once per step: a slow worker is slow for all of its forward.
+            # All of the jitter is drawn once per step: a slow worker is slow in its whole forward.
             forward=SecondsRange(forward, forward + case.compute * case.jitter),
             backward=SecondsRange(backward, backward),
             apply=SecondsRange(0.0, 0.0),
@@ -156,7 +156,7 @@ class _Moments:
 
 
 class _StepClock:
-    """Records when each moment of each step came, and how busy everything was by then."""
+    """Records when each moment of each step came, and how busy every resource had been by then."""
 
     def __init__(self, world: World, case: CapacityCase, buckets: int) -> None:
         self._world = world
@@ -197,7 +197,7 @@ class _StepClock:
         moments, begin, end = self._moments[step], self._held[step], self._held[step + 1]
         last = max(begin, *moments.produced.values())
         own = [made - moments.had[worker] for worker, made in moments.produced.items()]
-        # Workers that get their parameters early begin early; for the cluster the step begins with the last of them.
+        # Workers that get their parameters early start early; for the cluster, the step starts with the last of them.
         compute = min(sum(own) / len(own), last - begin)
         arrived = max(moments.arrived, last)
         applied = max(moments.applied, arrived)
@@ -240,7 +240,7 @@ def _busy(pairs: Iterable[tuple[float, float]], seconds: float) -> Busy:
 
 
 def growth_cases(case: CapacityCase) -> dict[str, list[CapacityCase]]:
-    """The cases that show how a step grows with each of three things; apart from the case itself, two steps each."""
+    """The cases that show how a step grows with each of three things: two further cases per thing."""
     short = replace(case, steps=2)
     workers = [replace(short, workers=count) for count in _distinct(case.workers // 4, case.workers // 2)]
     servers = [replace(short, servers=count) for count in _distinct(case.servers // 2)]
@@ -267,7 +267,7 @@ def server_cases(case: CapacityCase, most: int) -> list[CapacityCase]:
 
 
 def enough(measured: Iterable[CapacityMeasurement], share: float) -> CapacityMeasurement | None:
-    """The one with the fewest servers that reaches ``share`` of what the best of them does."""
+    """The case with the fewest servers that reaches ``share`` of the best throughput."""
     rows = sorted(measured, key=lambda one: one.case.servers)
     if not rows:
         return None

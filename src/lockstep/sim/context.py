@@ -34,7 +34,7 @@ class SimulationContext:
     oracles: Mapping[JobId, Oracle]
     disk: Disk
     numbers: Numbers | None
-    """None where no step is computed again."""
+    """None if no step is computed again."""
     incarnations: Mapping[TaskId, Incarnation]
     tasks: Mapping[TaskId, SimTask]
     handle: Callable[[TaskId, Event], None]
@@ -51,27 +51,27 @@ class SimulationContext:
         return self.tasks[task].machine.member.job or coordinator.job
 
     def after(self, task: TaskId, seconds: float, action: Callable[[], None]) -> None:
-        """Work of this task takes time; what is left of it ends with the task, and waits while it is frozen."""
+        """Do work that takes time; it ends with the task, and waits while the task is frozen."""
         worker = self.tasks[task]
 
         def act_if_alive() -> None:
-            # A task that was started again is another one: the work of its former incarnation is gone.
+            # A restarted task is another one: the work of its former incarnation is gone.
             if worker.lives:
                 worker.act(action)
 
         self.agenda.after(seconds, act_if_alive)
 
     def plan(self, parameters: tuple[ParameterEntry, ...], bucket_bytes: int) -> Plan:
-        """Every task computes the same one, so it is computed once."""
+        """Every task computes the same plan, so it is computed once."""
         key = (parameters, bucket_bytes)
         if key not in self.plans:
             self.plans[key] = make_plan(parameters, self.scenario.servers, bucket_bytes)
         return self.plans[key]
 
     def route(self, sender: TaskId, receiver: TaskId, ticket: Ticket) -> Route | None:
-        """The way of a new transfer; a ticket of another session of the link would write into freed memory.
+        """The route of a new transfer; a ticket of another session of the link would write into freed memory.
 
-        None where the machines do not know of the end of the link yet, because their task is behind or frozen.
+        None if the machines do not know yet that the link has ended, because their task is behind or frozen.
         """
         link = self.network.link(sender, receiver)
         if not link.carries(sender, ticket.region):
@@ -84,5 +84,5 @@ class SimulationContext:
 
 
 def ticket_for(link: Link, nbytes: int) -> Ticket:
-    """A ticket is good for one session of a link."""
+    """A ticket is valid for one session of a link."""
     return Ticket("simulated", link.session, nbytes, 0, b"")

@@ -45,7 +45,7 @@ class Disk:
         self.checkpoints[version] = SavedCheckpoint(buckets, states)
 
     def beginning(self) -> Beginning:
-        """Where a job that starts now begins."""
+        """Where a job that starts now would begin."""
         if not self.checkpoints:
             return Beginning()
         version = max(self.checkpoints)

@@ -10,7 +10,7 @@ from lockstep.sim.world import World
 
 
 def freeze(world: World, task: SimTask, seconds: float, *, answers: bool = False) -> None:
-    """Stop the process; whatever comes waits. ``answers``: only its loop is stuck, its other threads still answer."""
+    """Stop the process; incoming events wait. ``answers``: only its loop is stuck, its other threads still answer."""
     if task.frozen:
         return
     task.frozen_since = world.agenda.now
@@ -47,7 +47,7 @@ def block(world: World, task: TaskId, peer: TaskId, until: float, *, one_way: bo
 
 
 def block_callback(world: World, task: SimTask, peer: TaskId, seconds: float) -> None:
-    """A callback of the link to ``peer`` does not return: nothing more comes in on it."""
+    """A callback of the link to ``peer`` does not return: nothing more arrives on it."""
     name = task.machine.task
     block(world, peer, name, world.agenda.now + seconds, one_way=True)
     task.blocked_callbacks[peer] = (world.agenda.now, world.agenda.now + seconds)

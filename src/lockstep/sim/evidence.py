@@ -1,4 +1,4 @@
-"""What the analysis (``lockstep.diagnose``) would be given if it asked every simulated task and its monitor now."""
+"""What the analysis (``lockstep.diagnose``) would receive if it asked every simulated task and its monitor now."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DETAIL = {FaultPlace.INPUT.value: "a file of the input", FaultPlace.CHECKPOINT.
 
 
 def evidence_of(world: World, patience: float = 3.0) -> Evidence:
-    """All there is to know about a simulated cluster, in the form in which a real one reports it."""
+    """Everything there is to know about a simulated cluster, in the form that a real one reports."""
     now = world.agenda.now
     seen = {str(name): _seen(world, name, task, now) for name, task in world.tasks.items()}
     return Evidence(tasks=seen, asker="simulation", time=now, patience=patience)
@@ -133,7 +133,7 @@ def _link(world: World, task: SimTask, peer: TaskId, link: Link, now: float) -> 
         since
         for since, is_so in (
             (here.blocked_from, here.blocked(now)),
-            # Over TCP the deaf end's answers are missing, and soon nothing new comes from it either.
+            # Over TCP, the deaf end's acknowledgements are missing, and soon nothing new comes from it either.
             (there.blocked_from, there.blocked(now)),
             (other.frozen_since, other.frozen and not other.answers),
             (link.cut_at, link.cut),

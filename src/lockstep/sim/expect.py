@@ -1,7 +1,7 @@
-"""What must become of a run with planted faults: completion, or a verdict that names one of them.
+"""How a run with planted faults must end: with completion, or with a verdict that names one of them.
 
-A fault that ends, or that the protocol heals, must not end the job; one that does not must be named: the right task (or
-the right two) and a cause that matches it.
+A fault that ends, or that the protocol heals, must not end the job; any other must be named, with the right task (or
+the right two) and a matching cause.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ _STUCK_AT = {
 }
 
 _WHILE_FORMING = (Cause.COMMUNICATION, Cause.NEVER_STARTED)
-"""A task that does not become a member can only report that the coordinator does not answer, or is not there."""
+"""A task that never becomes a member can only report that the coordinator is missing or does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedEnding:
-    """What a verdict about one fault may say. ``heals``: it ends, or the protocol makes up for it."""
+    """What a verdict about one fault may name. ``heals``: it ends, or the protocol makes up for it."""
 
     tasks: frozenset[str]
     causes: frozenset[Cause]
     heals: bool
     seconds: float = 0.0
-    """How long it delays the job, where it ends."""
+    """How long it delays the job, if it ends."""
 
 
 def expected_of(fault: AnyFault, scenario: Scenario) -> ExpectedEnding:
@@ -65,7 +65,7 @@ def expected_of(fault: AnyFault, scenario: Scenario) -> ExpectedEnding:
     if isinstance(fault, EndEarly):
         return ExpectedEnding(both, causes, heals=not scenario.mode.synchronous)
     if isinstance(fault, DropTensor) and not scenario.mode.synchronous and TaskId.parse(fault.task).role is Role.SERVER:
-        # Without synchronisation a value is sent once on a link: it may have changed meanwhile.
+        # Without synchronisation, a value is sent only once on a link: it may have changed meanwhile.
         return ExpectedEnding(both, causes, heals=False)
     if isinstance(fault, StartLate):
         return ExpectedEnding(both, causes, heals=0 <= fault.seconds < scenario.startup_timeout)
@@ -73,10 +73,10 @@ def expected_of(fault: AnyFault, scenario: Scenario) -> ExpectedEnding:
 
 
 def _causes(fault: AnyFault) -> tuple[frozenset[Cause], float]:
-    """The causes that match, and how long it lasts; -1: for good."""
+    """The causes that match, and how long the fault lasts; -1: for good."""
     match fault:
         case Die() | Crash():
-            # One that was started again before it was missed is refused, because its place is taken.
+            # A task that restarted before it was missed is refused, because its place is taken.
             return frozenset({Cause.DEAD, Cause.STALE_INCARNATION, Cause.LEFTOVER_SERVER}), -1.0
         case Freeze():
             return frozenset({Cause.FROZEN, *_WHILE_FORMING}), -1.0
@@ -119,11 +119,11 @@ class RunEnding:
     culprit: str = ""
     reason: str = ""
     still: float = 0.0
-    """Where the watchdog ended it: how long nothing had moved."""
+    """If the watchdog ended it: how long nothing had moved."""
 
 
 def judge(world: World, planted: Planted, watch: SimulatedWatchdog) -> RunEnding:
-    """The ending of a run that is over; Violation where it is not one that the faults explain."""
+    """The ending of a run that is over; Violation if the faults do not explain it."""
     expected = [expected_of(fault, world.scenario) for fault in planted.struck]
     bad = {name: task.outcome for name, task in world.tasks.items() if task.outcome is not None and not task.outcome.ok}
     if not bad:
@@ -135,20 +135,20 @@ def judge(world: World, planted: Planted, watch: SimulatedWatchdog) -> RunEnding
     explained = {str(name) for name, outcome in judged.items() if _is_explained(outcome, to_blame)}
     for name, outcome in judged.items():
         if str(name) not in explained and not _follows(outcome, explained):
-            raise Violation(Rule.UNEXPLAINED_END, _unexplained(f"{name} was told", outcome, expected))
+            raise Violation(Rule.UNEXPLAINED_END, _unexplained(f"{name} was notified", outcome, expected))
     first = next(iter((judged or bad).values()))
     still = watch.finding.still if watch.finding is not None else 0.0
     return RunEnding(False, first.reason.cause.value, first.culprit, first.reason.text, still)
 
 
 def _to_blame(expected: Sequence[ExpectedEnding], scenario: Scenario) -> list[ExpectedEnding]:
-    """What may end the job: what does not heal; and the rest together, if it delays the job for too long."""
+    """The faults that may end the job: those that do not heal, and the rest if together they delay it for too long."""
     together = sum(one.seconds for one in expected if one.heals)
     return [one for one in expected if not one.heals or together >= scenario.stall_after]
 
 
 def _refuse_false_completion(world: World, watch: SimulatedWatchdog) -> None:
-    """Every task that received an end received a good one: then every step is complete, and no task missed the end."""
+    """Every end that a task received was good: then every step must be complete, and no task may have missed it."""
     for name, task in world.tasks.items():
         if task.outcome is None and task.started and task.died_at < 0 and name not in watch.left_behind:
             raise Violation(Rule.NOT_TOLD, f"{name} never received the end of the job")

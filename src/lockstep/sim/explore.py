@@ -1,4 +1,4 @@
-"""Plays one drawn run and says what became of it; the unit of a search through many seeds."""
+"""Plays one drawn run and reports how it went; the unit of a search through many seeds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lockstep.sim.world import World
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What became of one run."""
+    """How one run went."""
 
     seed: int
     seconds: float
@@ -74,6 +74,6 @@ def play(run: DrawnRun, maker: MachineMaker | None = None) -> Played:
 def play_seed(
     seed: int, size: Size, faults: Sequence[AnyFault] | None = None, maker: MachineMaker | None = None
 ) -> Played:
-    """Play the run of this seed; ``faults`` instead of those that it draws."""
+    """Play the run of this seed; ``faults`` replaces those that it draws."""
     run = draw_run(seed, size)
     return play(run if faults is None else replace(run, faults=tuple(faults)), maker)

@@ -1,7 +1,7 @@
 """Faults as data: those of a real cluster (``protocol/core/faults.py``), and those of a simulated one.
 
-The first begin at a *step*; the second at a virtual *time*, which hits any moment of a step. Both have the same printed
-form, one line of JSON, so that a plan can travel on a command line.
+The first begin at a *step*; the second at a virtual *time*, which can hit any moment of a step. Both have the same
+printed form, one line of JSON, so that a plan can travel on a command line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lockstep.protocol.core.faults import Fault
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """``task`` is killed at this time, and started again after ``restart_after`` seconds; -1: never."""
+    """``task`` is killed at this time, and restarted after ``restart_after`` seconds; -1: never."""
 
     task: str
     at: float
@@ -37,9 +37,9 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """From this time on nothing passes between ``task`` and ``peer``; ``one_way``: only what ``task`` sends is lost.
+    """From this time on, nothing passes between ``task`` and ``peer``; ``one_way``: only what ``task`` sends is lost.
 
-    ``seconds`` -1: for good. The connection stays, as one over TCP does: what was sent meanwhile comes afterwards.
+    ``seconds`` -1: for good. The connection stays open, as over TCP: what was sent meanwhile arrives afterwards.
     """
 
     task: str
@@ -51,7 +51,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class LoseConnection:
-    """The connection of ``task`` and ``peer`` breaks at this time, with what is in flight; it is opened again."""
+    """The connection of ``task`` and ``peer`` breaks at this time, losing what is in flight; it is then reopened."""
 
     task: str
     peer: str
@@ -60,7 +60,7 @@ class LoseConnection:
 
 @dataclass(frozen=True, slots=True)
 class StartLate:
-    """``task`` is started ``seconds`` after its time; -1: never."""
+    """``task`` is started ``seconds`` late; -1: never."""
 
     task: str
     seconds: float = -1.0
@@ -106,11 +106,11 @@ def _build(kind: type[SimFault], fields: dict[str, object]) -> SimFault:
     try:
         return kind(**fields)  # type: ignore[arg-type]  # each field was just compared with its type
     except TypeError as error:
-        raise ValueError(f"{kind.__name__} lacks a field: {error}") from error
+        raise ValueError(f"{kind.__name__} is missing a field: {error}") from error
 
 
 def end_of(fault: AnyFault) -> float:
-    """When it is over for good, in virtual seconds; 0 where it has no fixed time."""
+    """When it is over for good, in virtual seconds; 0 if it has no fixed time."""
     match fault:
         case Pause(at=at, seconds=seconds) | Partition(at=at, seconds=seconds):
             return at + max(seconds, 0.0)

@@ -132,7 +132,7 @@ def _server(random: Random, scenario: Scenario) -> str:
 
 
 def _pair(random: Random, scenario: Scenario) -> tuple[str, str]:
-    """A worker and a server, in either order: every worker is linked with every server."""
+    """A worker and a server, in either order: every worker is linked to every server."""
     ends = [_worker(random, scenario), _server(random, scenario)]
     random.shuffle(ends)
     return ends[0], ends[1]
@@ -201,10 +201,10 @@ _DRAWING: Mapping[str, Callable[[Random, Scenario], AnyFault]] = MappingProxyTyp
         "StartLate": lambda r, s: StartLate(_any(r, s), r.choice((-1.0, 5.0, 30.0))),
         "DropMessage": _drop_message,
         "DropTensor": _drop_tensor,
-        # Not before the first step: without synchronisation, a chief that never begins leaves the others without rates.
+        # Not before the first step: without synchronisation, a chief that never starts leaves the others without rates.
         "EndEarly": lambda r, s: EndEarly(_worker(r, s), max(1, _step(r, s))),
         "OddSetting": lambda r, s: OddSetting(_any(r, s)),
-        # An odd chief makes all others odd, so it is never the chief.
+        # If the chief were the odd one, all others would be odd instead, so it never is.
         "OddModel": lambda r, s: OddModel(str(r.choice(s.shape.worker_ids()[1:] or s.shape.worker_ids()))),
         "Raise": lambda r, s: Raise(_worker(r, s), _step(r, s)),
         "Stick": _stick,

@@ -1,7 +1,7 @@
-"""What must hold after every event, whatever the network does: what is cheap at once, the rest when a step ends.
+"""What must hold after every event, whatever the network does: cheap checks run at once, the rest when a step ends.
 
-What becomes of the bytes is checked where they are read and written (``memory``, ``oracle``); here are the rules that
-can be read off the machines.
+The bytes are checked where they are read and written (``memory.py``, ``oracle.py``); here are the rules that can be
+checked on the machines alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Invariants:
     def __init__(
         self, shape: ClusterShape, oracles: Mapping[JobId, Oracle], tasks: Mapping[TaskId, SimTask], *, large: bool
     ) -> None:
-        """``large``: checks of a whole machine run when its step ends, and only now and then in between."""
+        """``large``: checks of a whole machine run when its step ends, and only occasionally in between."""
         self._oracles = oracles
         self._tasks = tasks
         self._whole_every = _LOOK_INTO_LARGE_EVERY if large else 1
@@ -67,7 +67,7 @@ class Invariants:
             self._check_waits(machine)
 
     def _check_commit(self, committed: Step) -> None:
-        """Commits go up, and only after every bucket of every server is there."""
+        """Commits only go up, and only after every bucket of every server is there."""
         if self._coordinator is not self._watched:
             # A new incarnation of the coordinator does not know the former one's commits.
             self._watched, self._committed = self._coordinator, INITIAL_STEP - 1
@@ -80,7 +80,7 @@ class Invariants:
         self._committed = committed
 
     def _check_decision(self) -> None:
-        """With backup workers, who makes a step is decided once."""
+        """With backup workers, the workers that make a step are decided once."""
         decision = self._coordinator.decision
         self._oracle.contributors_said(decision.step, tuple(worker(index) for index in decision.workers))
 
@@ -90,18 +90,18 @@ class Invariants:
         self._highest = max(self._highest, self._coordinator.committed)
         if role.committed > self._highest:
             raise Violation(
-                Rule.EARLY_COMMIT, f"{role.task} takes step {role.committed} for committed before the coordinator does"
+                Rule.EARLY_COMMIT, f"{role.task} counts step {role.committed} as committed before the coordinator does"
             )
         task.committed_seen = role.committed
 
     def before_apply(self, name: TaskId, effect: Apply) -> None:
-        """The slot it writes to holds the version before: that may go only once its server knows of the commit."""
+        """The slot it writes to holds the previous version, which may go only once its server knows of the commit."""
         self._check_decision()
         role = self._tasks[name].machine.role
         if self._oracle.mode.synchronous and isinstance(role, ServerMachine) and role.committed < effect.step - 1:
             raise Violation(
                 Rule.EARLY_COMMIT,
-                f"{name} applies step {effect.step} and knows of no commit after step {role.committed}: "
+                f"{name} applies step {effect.step} but knows of no commit after step {role.committed}: "
                 "an early commit",
             )
 
@@ -109,7 +109,7 @@ class Invariants:
         """Every wait has a waiter, a peer, and a name."""
         for wait in machine.waits():
             if wait.waiter != machine.task or wait.on not in self._tasks or wait.kind is WaitKind.OTHER:
-                raise Violation(Rule.VAGUE_WAIT, f"a wait that nobody can act on: {wait}")
+                raise Violation(Rule.VAGUE_WAIT, f"a wait that no one can act on: {wait}")
 
     def after_tick(self, name: TaskId, now: float) -> None:
         """A deadline that stays in the past would make the loop spin."""

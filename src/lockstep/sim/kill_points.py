@@ -1,7 +1,7 @@
 """Kills tasks, or sends them SIGTERM, at chosen events: every moment of a run can be tried.
 
-An event is numbered by the task that handles it, over all of that task's incarnations. A run that is played without
-interruptions lists the events at which tasks can be killed (``moments``).
+Events are numbered per task, across all of its incarnations. A run without interruptions lists the events at which
+tasks can be killed (``moments``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class KillPoint:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One event of a run: which task handled it, which of its events it was, and the newest committed step then."""
+    """One event of a run: the task that handled it, its number there, and the newest committed step at that time."""
 
     task: TaskId
     event: int

@@ -1,4 +1,4 @@
-"""Makes the real machines of a simulated task. A test that plants a defect overrides one method of it."""
+"""Makes the real machines of a simulated task. A test that plants a defect overrides one method."""
 
 from __future__ import annotations
 

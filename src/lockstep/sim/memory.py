@@ -1,7 +1,7 @@
-"""A model of the bytes: every buffer is two halves, and each half holds a tag that says whose bytes these are.
+"""A model of the bytes: every buffer is two halves, and each half holds a tag that names the origin of its bytes.
 
 Transfers read and land one half at a time, so that a reader of a buffer that is being written sees two
-different tags, as it would see torn bytes. Nothing is computed; only origins are followed.
+different tags, as it would see torn bytes. Nothing is computed; only origins are tracked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class GradientTag:
     bucket: BucketId
     edition: int
     number: int = 0
-    """What was computed, where the run follows numbers (``numbers.py``)."""
+    """What was computed, if the run tracks numbers (``numbers.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Cell:
     """One buffer."""
 
     place: tuple[str, TaskId, BucketId, int, TaskId | None]
-    """What it is, whose, of which bucket; which part or incarnation; whose bytes."""
+    """What it is, its owner, its bucket, its part or incarnation, and whose bytes it holds."""
     halves: list[Tag | None] = field(default_factory=lambda: [None, None])
     readers: int = 0
     """Readers that must not see a change. A transfer whose source may change is not one of them."""
@@ -59,7 +59,7 @@ class Cell:
         return f"{what} bucket {bucket} of {owner.short}"
 
     def write(self, half: int, tag: Tag | None) -> None:
-        """Overwrite one half; it must not change while it is read."""
+        """Overwrite one half, which must not be read at the time."""
         if self.readers and self.halves[half] != tag:
             raise Violation(
                 Rule.OVERWRITTEN, f"{self.name} is overwritten with {tag} while {self.halves[half]} is being read"
@@ -67,7 +67,7 @@ class Cell:
         self.halves[half] = tag
 
     def whole(self) -> Tag | None:
-        """The tag of both halves, or None where they differ."""
+        """The tag of both halves, or None if they differ."""
         return self.halves[0] if self.halves[0] == self.halves[1] else None
 
     def expect(self, tag: Tag | None, who: str) -> None:
@@ -109,6 +109,6 @@ class SimulatedMemory:
         return self._cell("slot", server, bucket, slot)
 
     def forget(self, task: TaskId) -> None:
-        """What a process had in its memory ends with it."""
+        """The memory of a process ends with it."""
         for key in [key for key in self._cells if key[1] == task]:
             del self._cells[key]

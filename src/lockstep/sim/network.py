@@ -1,11 +1,11 @@
 """The links of a simulated cluster: late, reordered, doubled and lost messages, and links that break and come back.
 
-What a link promises is what the runtime promises its machines: between ``LinkUp`` and ``LinkLost`` of one end, and
-only then, that end receives messages and transfers of the link; the two ends are notified at different times; what was
-in flight when the link broke may arrive before the ``LinkLost`` of the receiving end, or never.
+A link promises what the runtime promises its machines: an end receives messages and transfers of the link only between
+its ``LinkUp`` and its ``LinkLost``; the two ends are notified at different times; what was in flight when the link
+broke may arrive before the ``LinkLost`` of the receiving end, or never.
 
-A way can be *blocked* (a partition, in one direction or both): the connection stays, as one over TCP does for many
-minutes, and what is sent meanwhile comes once the way is free again.
+A way can be *blocked* (a partition, in one direction or both): the connection stays open, as over TCP for many
+minutes, and what is sent meanwhile arrives once the way is free again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SURVIVAL_SALT = 31
 
 @dataclass(slots=True)
 class SimulatedTraffic:
-    """What became of the messages of a run; tests check whether their network was as bad as intended."""
+    """What happened to the messages of a run; tests check that their network was as bad as intended."""
 
     sent: int = 0
     lost: int = 0
@@ -51,7 +51,7 @@ class SimulatedLinkEnd:
     up: bool = False
     was_up: bool = False
     held: list[Event] = field(default_factory=list)
-    """What came before this end was notified that the link is up."""
+    """What arrived before this end was notified that the link is up."""
     last_arrival: float = 0.0
     delays: int = 0
     survivals: int = 0
@@ -91,7 +91,7 @@ class Link:
             return
         free_at = max(end.blocked_until if end.blocked(self._network.agenda.now) else 0.0 for end in self.ends())
         if free_at:
-            # It cannot be opened while nothing passes; both ends keep trying.
+            # It cannot be opened while nothing gets through; both ends keep trying.
             self._network.agenda.at(free_at + AGAIN, self.open)
             return
         if not self._may_open():
@@ -105,11 +105,11 @@ class Link:
             self._network.after_delay(end, partial(self._raise, end, self.session))
 
     def _may_open(self) -> bool:
-        """Whether both ends would agree to a new session now; where that may change, it is tried again."""
+        """Whether both ends would agree to a new session now; if that may change, it is tried again."""
         one, other = self._ends
         network = self._network
         if not (network.lives(one) and network.lives(other)):
-            return False  # the one that is missing opens it when it starts
+            return False  # the missing task opens it when it starts
         if any(end.up for end in self.ends()) or not (network.admits(one, other) and network.admits(other, one)):
             network.agenda.after(AGAIN, self.open)
             return False
@@ -167,7 +167,7 @@ class Link:
         self._network.deliver(end.task, event)
 
     def survives(self, end: SimulatedLinkEnd) -> bool:
-        """Whether something in flight still gets through; always, unless the link is broken already."""
+        """Whether something in flight still gets through; always, unless the link has broken."""
         if not self.cut or self._lossless:
             return True
         end.survivals += 1
@@ -179,7 +179,7 @@ class Link:
             self.reset("connection reset")
 
     def reset(self, reason: str) -> None:
-        """Break now, notify both ends, open again."""
+        """Break now, notify both ends, reopen."""
         if self.cut:
             return
         network = self._network
@@ -192,7 +192,7 @@ class Link:
         network.agenda.after(max(delays) + again, self.open)
 
     def _lose_later(self, end: SimulatedLinkEnd, reason: str, not_before: float = 0.0) -> float:
-        # Both ends learn of it by themselves: what blocks the way between them does not hold this up.
+        # Each end finds out by itself: a blocked way between them does not delay this.
         delay = max(self._network.delay(end, blockable=False), not_before - self._network.agenda.now)
         self._network.agenda.after(delay, partial(self._lose, end, self.session, reason))
         return delay
@@ -213,7 +213,7 @@ class Link:
         self.cut = self.closed = True
 
     def revive(self) -> None:
-        """The task that left has started again: the link may be opened again."""
+        """The task that left has restarted: the link may be reopened."""
         self.closed = self._lossless = False
 
 
@@ -240,10 +240,10 @@ class SimulatedNetwork:
         self.adapters = adapters(shape, shared=profile.shared_hosts)
         self.loses_message: Callable[[TaskId, TaskId, Message], bool] | None = None
         self.loses_tensor: Callable[[TaskId, TaskId, int, int], bool] | None = None
-        """What planted faults (``faults.py``) take out on purpose; by chance nothing is lost on a link that is up."""
+        """What planted faults (``faults.py``) drop on purpose; nothing is lost by chance on a link that is up."""
         self.lives: Callable[[TaskId], bool] = lambda _: True
         self.admits: Callable[[TaskId, TaskId], bool] = lambda _here, _there: True
-        """Whether a task would take a link with what another one is now."""
+        """Whether a task would accept a link with another one in its current state."""
         self._links: dict[TaskId, dict[TaskId, Link]] = {task: {} for task in shape.tasks()}
         for one, other in linked_pairs(shape):
             self._links[one][other] = self._links[other][one] = Link((one, other), self)
@@ -262,7 +262,7 @@ class SimulatedNetwork:
         return None if network_faults.fair else network_faults.strikes(kind, way, self.agenda.now)
 
     def delay(self, way: SimulatedLinkEnd, *, blockable: bool = True) -> float:
-        """How long something small takes to the end of this way."""
+        """How long something small takes to the other end."""
         way.delays += 1
         seconds = self.rng.seconds_at(self.profile.latency, way.place, way.delays)
         late = self.strikes(Chance.LATE, way)
@@ -280,7 +280,7 @@ class SimulatedNetwork:
     # -- bytes through the adapters --
 
     def limited(self, sender: TaskId, receiver: TaskId) -> bool:
-        """Whether bytes between these two pass an adapter."""
+        """Whether bytes between these two pass through an adapter."""
         return self.profile.bandwidth > 0 and self.adapters[sender] is not self.adapters[receiver]
 
     def leave(self, sender: TaskId, nbytes: int) -> tuple[float, float]:
@@ -290,14 +290,14 @@ class SimulatedNetwork:
         return begins, begins + seconds
 
     def enter(self, receiver: TaskId, nbytes: int) -> tuple[float, float]:
-        """When the first and last of these bytes enter the receiver's host, if the first one comes now."""
+        """When the first and last of these bytes enter the receiver's host, if the first one arrives now."""
         seconds = nbytes / self.profile.bandwidth
         begins = self.adapters[receiver].into.take(self.agenda.now, seconds)
         return begins, begins + seconds
 
 
 def linked_pairs(shape: ClusterShape) -> list[Pair]:
-    """Workers are linked with every server, servers with the coordinator."""
+    """Workers are linked to every server, servers to the coordinator."""
     servers, workers = shape.server_ids(), shape.worker_ids()
     with_coordinator = [(shape.coordinator, other) for other in servers if other != shape.coordinator]
     return [*with_coordinator, *((one, other) for one in servers for other in workers)]

@@ -1,6 +1,6 @@
-"""What goes wrong on the network by chance; recorded as it happens, so that a run can be repeated with less of it.
+"""What goes wrong on the network by chance, recorded as it happens so that a run can be repeated with less of it.
 
-Each mishap is plain data: which kind, on which way, and which chance of that kind on that way it was. A run is played
+Each mishap is plain data: its kind, its way, and the number of the chance of that kind on that way. A run is played
 either *by chance* (each chance is drawn, until the network is quiet) or *by plan* (exactly these mishaps).
 """
 

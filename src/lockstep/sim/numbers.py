@@ -1,8 +1,8 @@
 """Numbers instead of tensors, for runs in which steps are computed again after a loss.
 
 Every gradient and every version is a number that depends on everything that ever went into it, in order: parameters,
-optimizer state, rates, a worker's local state. So a gradient that is lost, doubled or stale, or computed from anything
-but what the undisturbed run had, gives other numbers.
+optimizer state, rates, a worker's local state. So a gradient that is lost, doubled, stale, or computed from anything
+that the undisturbed run did not have, gives other numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def mixed(*values: object) -> int:
 
 
 class Numbers:
-    """What each gradient and version was when it was first made; it must be the same each time it is made again."""
+    """What each gradient and version was when first made; it must be the same each time it is made again."""
 
     def __init__(self) -> None:
         self._gradients: dict[tuple[TaskId, Step, BucketId], int] = {}
@@ -38,5 +38,5 @@ class Numbers:
         return number
 
     def gradient(self, worker: TaskId, step: Step, bucket: BucketId) -> int:
-        """The number of this gradient; 0 where it was never made."""
+        """The number of this gradient; 0 if it was never made."""
         return self._gradients.get((worker, step, bucket), 0)

@@ -1,6 +1,6 @@
 """What must happen in a run, recorded from what the training loops did and compared with what the machines do.
 
-The oracle trusts no machine: it knows which gradients each worker made (incarnation, step, edition), and follows the
+The oracle trusts no machine: it knows which gradients each worker made (incarnation, step, edition), and tracks the
 tags of the bytes that servers reduce and workers receive.
 """
 
@@ -23,7 +23,7 @@ Past = Mapping[TaskId, Set[Incarnation]]
 class Oracle:
     """Synchronous steps: version s+1 is made of exactly one gradient of each contributor of step s.
 
-    One for each job: a job that begins again from a checkpoint makes the steps after it once more.
+    There is one per job: a job that starts again from a checkpoint makes the steps after it once more.
     """
 
     def __init__(self, scenario: Scenario, incarnations: Mapping[TaskId, Incarnation], past: Past) -> None:
@@ -35,7 +35,7 @@ class Oracle:
         self._shrinks = scenario.shrinks
         self._past = past
         self._decided: dict[Step, tuple[TaskId, ...]] = {}
-        """With backup workers: who makes a step, as the coordinator decided."""
+        """With backup workers: the workers that make a step, as the coordinator decided."""
         self.buckets: tuple[BucketId, ...] = ()
         self._incarnations = incarnations
         self._absent: dict[tuple[TaskId, Step], frozenset[BucketId]] = {}
@@ -46,7 +46,7 @@ class Oracle:
         self._made: dict[tuple[BucketId, int], VersionTag] = {}
 
     def begin_with(self, versions: Iterable[VersionTag]) -> None:
-        """The job begins with a checkpoint: these were made before."""
+        """The job starts from a checkpoint: these were made before."""
         for tag in versions:
             self._newest[tag.bucket] = self._made[tag.bucket, tag.serial] = tag
 
@@ -64,16 +64,16 @@ class Oracle:
             self._void[worker, step] = True
 
     def tag(self, worker: TaskId, step: Step, bucket: BucketId, edition: int, life: Incarnation = 0) -> GradientTag:
-        """The bytes of a gradient of this incarnation; 0: of the one that runs now."""
+        """The bytes of a gradient of this incarnation; 0: the current one."""
         number = 0 if self.numbers is None else self.numbers.gradient(worker, step, bucket)
         return GradientTag(worker, life or self._incarnations[worker], step, bucket, edition, number)
 
     # -- what a server does --
 
     def gradients_of(self, effect: Apply, lives: Lives) -> tuple[GradientTag, ...]:
-        """The gradients that this update must be made of, in order; Violation where it must not be made now.
+        """The gradients that this update must be made of, in order; Violation if it must not be made now.
 
-        ``lives``: the incarnation that sent each gradient. It may be a lost one: what that delivered stays valid.
+        ``lives``: the incarnation that sent each gradient. It may have been lost: what it delivered stays valid.
         """
         step, bucket = effect.step, effect.bucket
         if (bucket, step + 1) in self._made:
@@ -83,7 +83,7 @@ class Oracle:
         self._refuse_early(step, bucket)
         if effect.rates != self._rates.get(step):
             raise Violation(
-                Rule.WRONG_RATES, f"step {step} is applied with {effect.rates}, the chief said {self._rates.get(step)}"
+                Rule.WRONG_RATES, f"step {step} is applied with {effect.rates}, the chief sent {self._rates.get(step)}"
             )
         members = self._members(effect)
         if any((worker, step) in self._void for worker in members):
@@ -103,7 +103,7 @@ class Oracle:
         return life if life in self._past.get(worker, ()) else self._incarnations[worker]
 
     def _members(self, effect: Apply) -> tuple[TaskId, ...]:
-        """Everybody; with backup workers the same workers for every bucket of the step on every server."""
+        """All workers; with backup workers, the same ones for every bucket of the step on every server."""
         if self._shrinks:
             return tuple(w for w in self.shape.worker_ids() if w in effect.contributors or w not in self._past)
         if self._aggregate is None:
@@ -116,10 +116,10 @@ class Oracle:
         return chosen
 
     def contributors_said(self, step: Step, workers: tuple[TaskId, ...]) -> None:
-        """The coordinator has decided who makes a step; the decision must not change."""
+        """The coordinator has decided which workers make a step; the decision must not change."""
         if self._decided.setdefault(step, workers) != workers:
             raise Violation(
-                Rule.DECISION_CHANGED, f"step {step} was to be made of {self._decided[step]}, and now of {workers}"
+                Rule.DECISION_CHANGED, f"step {step} was to be made of {self._decided[step]}, but now of {workers}"
             )
 
     def _refuse_early(self, step: Step, bucket: BucketId) -> None:
@@ -142,7 +142,7 @@ class Oracle:
         return self.tag(worker, step, bucket, sealed[bucket], life)
 
     def base_of(self, effect: Apply) -> VersionTag | None:
-        """What the slot that is read must hold."""
+        """What the slot being read must hold."""
         return self._newest.get(effect.bucket)
 
     def next_tag(self, effect: Apply, gradients: tuple[GradientTag, ...], number: int = 0) -> VersionTag:
@@ -191,7 +191,7 @@ class Oracle:
 
 
 class AsyncOracle(Oracle):
-    """Without synchronisation: each gradient is applied exactly once, and a worker gets what its own gradient is in."""
+    """Without synchronisation: each gradient is applied exactly once, and a worker gets values that include its own."""
 
     def __init__(self, scenario: Scenario, incarnations: Mapping[TaskId, Incarnation], past: Past) -> None:
         super().__init__(scenario, incarnations, past)
@@ -216,7 +216,7 @@ class AsyncOracle(Oracle):
             raise Violation(Rule.WRONG_RATES, f"{effect.rates} were never the chief's rates")
         if (worker, effect.step) in self._void:
             raise Violation(
-                Rule.VOID_APPLIED, f"{worker} found infinity in step {effect.step}, and its gradient is applied"
+                Rule.VOID_APPLIED, f"{worker} found infinity in step {effect.step}, but its gradient is applied"
             )
         return (self._final(worker, effect.step, effect.bucket, self._incarnations[worker]),)
 
@@ -250,7 +250,7 @@ class AsyncOracle(Oracle):
             for step in range(count):
                 for bucket in self.buckets:
                     if self._owed(worker, step, bucket) and (worker, step, bucket) not in self._applied:
-                        raise Violation(Rule.GRADIENT_LOST, f"bucket {bucket} of {worker} of step {step} was lost")
+                        raise Violation(Rule.GRADIENT_LOST, f"bucket {bucket} of {worker} in step {step} was lost")
 
 
 def make_oracle(scenario: Scenario, incarnations: Mapping[TaskId, Incarnation], past: Past) -> Oracle:

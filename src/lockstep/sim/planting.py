@@ -1,7 +1,7 @@
 """Plants faults in a simulated cluster.
 
-Those that change what a task is become part of the scenario; those that take messages or tensors out are planted in the
-network; the rest happens to a task when its step, or its time, has come.
+Faults that change what a task is become part of the scenario; those that drop messages or tensors are planted in the
+network; the rest happen to a task when its step, or its time, has come.
 """
 
 from __future__ import annotations
@@ -62,9 +62,7 @@ def with_faults(scenario: Scenario, faults: Sequence[AnyFault]) -> Scenario:
             case StartLate(seconds=seconds):
                 scenario = dataclasses.replace(scenario, late_starts=(*scenario.late_starts, (task, seconds)))
             case OddVersion():
-                raise ValueError(
-                    "OddVersion is found by the handshake of two processes; the simulator has no handshake"
-                )
+                raise ValueError("OddVersion shows in the handshake of two processes; the simulator has no handshake")
             case _:
                 continue
     return scenario
@@ -156,7 +154,7 @@ class Planted:
         elif isinstance(fault, Stick) and isinstance(side, SimulatedWorker):
             side.stuck[fault.step] = (FaultPlace(fault.place).value, fault.seconds)
         else:
-            raise ValueError(f"{type(fault).__name__} does not happen to {fault.task}")
+            raise ValueError(f"{type(fault).__name__} cannot happen to {fault.task}")
 
     def _when_step(self, task: TaskId, step: Step, action: Callable[[], None]) -> None:
         waiting = self._at_step.setdefault(task, [])

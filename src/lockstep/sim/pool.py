@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 Answer = TypeVar("Answer")
 _AHEAD = 4
-"""How many jobs of each process are handed out in advance."""
+"""How many jobs are handed out in advance, per process."""
 
 
 def parallel(function: Callable[..., Answer], jobs: Sequence[tuple[Any, ...]], processes: int) -> Iterator[Answer]:
-    """The answers to all jobs, in their order."""
+    """The answers to all jobs, in order."""
     if processes == 1 or len(jobs) == 1:
         for job in jobs:
             yield function(*job)

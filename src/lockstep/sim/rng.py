@@ -19,7 +19,7 @@ class SeededRandom:
     """Random draws in the simulator's terms.
 
     What happens on a link, or to the work of a task, is drawn by *place*: the n-th draw of a place is the same whatever
-    happens elsewhere. So a fault that is taken out of a run changes what it touched and not every number after it.
+    happens elsewhere. So removing a fault from a run changes only what it touched, not every number after it.
     """
 
     def __init__(self, seed: int) -> None:
@@ -31,7 +31,7 @@ class SeededRandom:
         return self._random.getrandbits(30)
 
     def at(self, place: int, number: int) -> float:
-        """The ``number``-th draw of a place, evenly between 0 and 1."""
+        """The ``number``-th draw of a place, uniform between 0 and 1."""
         if not self._table:
             draw = Random(self._random.getrandbits(64)).random
             self._table = [draw() for _ in range(_TABLE)]

@@ -17,7 +17,7 @@ class Mode(StrEnum):
     """How gradients become versions."""
 
     EAGER = "eager"
-    """A bucket is applied once every gradient of it is here."""
+    """A bucket is applied once all its gradients are here."""
     SEALED = "sealed"
     """A bucket is applied once every worker has sealed the step; until then it may be edited and sent again."""
     ASYNC = "async"
@@ -44,7 +44,7 @@ class SecondsRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkProfile:
-    """How links behave until ``quiet_after``; after that nothing is late, doubled, refused or lost."""
+    """How links behave until ``quiet_after``; after that, nothing is late, doubled, refused or lost."""
 
     latency: SecondsRange = SecondsRange(0.0001, 0.01)
     late_chance: float = 0.0
@@ -53,9 +53,9 @@ class NetworkProfile:
     in_order: bool = True
     """Messages of one direction of a link keep their order, as streams do."""
     duplicate_chance: float = 0.0
-    """A message, or the note of a transfer, comes twice."""
+    """A message, or the note of a transfer, arrives twice."""
     reset_chance: float = 0.0
-    """A link breaks at a message or transfer, loses what is in flight, and is opened again."""
+    """A link breaks at a message or transfer, loses what is in flight, and is reopened."""
     max_resets: int = 8
     reopen: SecondsRange = SecondsRange(0.01, 3.0)
     transfer_failure_chance: float = 0.0
@@ -79,18 +79,18 @@ class TrainingProfile:
 
     steps: int = 3
     prepare: SecondsRange = SecondsRange(0.0, 0.5)
-    """From membership to a model and its memory; also how long a server takes for its memory."""
+    """From membership to a model and its memory; also how long a server takes to allocate its memory."""
     forward: SecondsRange = SecondsRange(0.001, 0.05)
     backward: SecondsRange = SecondsRange(0.0, 0.02)
     """From one filled bucket to the next."""
     apply: SecondsRange = SecondsRange(0.0, 0.02)
-    """One update, whatever its size; updates of one server come one after the other."""
+    """One update, whatever its size; a server makes its updates one after another."""
     store_bandwidth: float = 0.0
     """Bytes per second at which a server reads gradients and writes parameters, on top of ``apply``; 0: unlimited."""
     loop_seconds: float = 0.0
     """What one event costs the loop of a task; the next one waits for it."""
     in_order: bool = False
-    """Backward fills the buckets in the order of the plan; otherwise in a drawn one."""
+    """Backward fills the buckets in the order of the plan; otherwise in a random order."""
     absent_chance: float = 0.0
     """A bucket gets no gradient in a step."""
     edit_chance: float = 0.0
@@ -98,9 +98,9 @@ class TrainingProfile:
     withdraw_chance: float = 0.0
     """A bucket's gradient is taken back before the seal (only with seals)."""
     void_chance: float = 0.0
-    """A worker finds infinity in its gradients, and the whole step must not be applied (only with seals)."""
+    """A worker finds infinity in its gradients, so the whole step must not be applied (only with seals)."""
     rates_at_seal: bool = False
-    """The chief sends the rates with its seal instead of at the beginning of the step."""
+    """The chief sends the rates with its seal instead of at the start of the step."""
     save: SecondsRange = SecondsRange(0.001, 0.05)
     """How long writing a shard or a checkpoint takes."""
 
@@ -120,7 +120,7 @@ class Mishap:
     peer: str
     number: int
     seconds: float = 0.0
-    """How late, where it is."""
+    """How late, if it is."""
 
     def to_text(self) -> str:
         """``late,worker 1,ps 0,17,8.2``, for a command line."""
@@ -165,7 +165,7 @@ class Scenario:
     workers: int = 2
     mode: Mode = Mode.EAGER
     aggregate: int | None = None
-    """With backup workers: how many make a step (only where steps are synchronous and sealed)."""
+    """With backup workers: how many make a step (only if steps are synchronous and sealed)."""
     parameters: tuple[ParameterEntry, ...] = field(default_factory=default_parameters)
     bucket_bytes: int = 64
     network: NetworkProfile = NetworkProfile()
@@ -185,13 +185,13 @@ class Scenario:
     odd_settings: tuple[tuple[TaskId, Setting], ...] = ()
     """Tasks that were started with a different setting than the rest."""
     odd_steps: tuple[tuple[TaskId, int], ...] = ()
-    """Workers that do a different number of steps than the rest."""
+    """Workers that run a different number of steps than the rest."""
     odd_models: tuple[TaskId, ...] = ()
     """Workers whose first parameter is larger than the others'."""
     patience: float = 200.0
-    """After the network is quiet the run must end within this many virtual seconds."""
+    """Once the network is quiet, the run must end within this many virtual seconds."""
     rules: RecoveryRules = field(default_factory=RecoveryRules)
-    """What the job does about lost tasks, and what it saves."""
+    """How the job handles lost tasks, and what it saves."""
     restart: SecondsRange = SecondsRange(0.2, 3.0)
     """How long after its end the next incarnation of a task starts, in a run that recovers."""
 
@@ -206,10 +206,10 @@ class Scenario:
 
     @property
     def recovers(self) -> bool:
-        """Whether lost tasks are started again, and the job goes on."""
+        """Whether lost tasks are restarted and the job continues."""
         return self.rules.takes_back or self.rules.returns
 
     @property
     def shrinks(self) -> bool:
-        """Whether the job goes on without a lost worker: then its numbers depend on who was lost when."""
+        """Whether the job continues without a lost worker: then its numbers depend on which worker was lost when."""
         return self.rules.on_worker_loss is LossPolicy.SHRINK

@@ -38,7 +38,7 @@ from lockstep.sim.violation import Rule, Violation
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
-    """A gradient that is here and not given back: where its bytes are, and the loan where they are the sender's."""
+    """A gradient that has not been given back: where its bytes are, and the loan if they are the sender's."""
 
     life: Incarnation
     """The incarnation that sent it."""
@@ -69,9 +69,9 @@ class SimulatedServer:
         self._draws = 0
         self.store_free_at = 0.0
         self.store_busy = 0.0
-        """Seconds for which the store has worked."""
+        """Seconds that the store has worked."""
         self.slowed: tuple[Step, float] | None = None
-        """From which step on updates are slower, and by how much (a planted fault)."""
+        """The step from which updates are slower, and by how much (a planted fault)."""
         self.slow_is_busy = True
         self.applying: tuple[Apply, float] | None = None
         """The update that the store is working on, and since when."""
@@ -139,7 +139,7 @@ class SimulatedServer:
         return self._seconds(self._around.scenario.training.save)
 
     def _kept(self, version: int) -> SavedShard:
-        """The shard as it is now, for writing it while updates go on."""
+        """The shard as it is now, to be written while updates continue."""
         assert self._plan is not None
         kept: dict[BucketId, SavedBucket] = {}
         for bucket in self._plan.buckets_of(self.task.index):
@@ -179,7 +179,7 @@ class SimulatedServer:
         given_by = tuple(gradient.worker for gradient in gradients)
         if effect.contributors != given_by:
             raise Violation(
-                Rule.WRONG_GRADIENTS, f"{effect} is made of gradients of the wrong workers; right are {given_by}"
+                Rule.WRONG_GRADIENTS, f"{effect} is made of gradients of the wrong workers; it must be {given_by}"
             )
         if len(effect.arrivals) != len(gradients):
             raise Violation(
@@ -199,7 +199,7 @@ class SimulatedServer:
         around.after(self.task, ends - around.agenda.now, lambda: self._end_apply(effect, taken, gradients, tag))
 
     def _next_number(self, effect: Apply, gradients: tuple[GradientTag, ...]) -> int:
-        """What the next version of this bucket is, where the run follows numbers; the optimizer's state moves on."""
+        """The next version of this bucket, if the run tracks numbers; this advances the optimizer's state."""
         if self._around.numbers is None:
             return 0
         given = [gradient.number for gradient in gradients]
@@ -211,7 +211,7 @@ class SimulatedServer:
         return mixed(base.number, momentum)
 
     def _store_time(self, effect: Apply) -> tuple[float, float]:
-        """When this update begins and ends: the store does one after the other."""
+        """When this update begins and ends: the store makes one after another."""
         training, now = self._around.scenario.training, self._around.agenda.now
         seconds = self._seconds(training.apply)
         if training.store_bandwidth:

@@ -19,7 +19,7 @@ MAX_PLAYS = 400
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything that repeats a run: what a command line can say."""
+    """Everything that repeats a run, as a command line can express it."""
 
     seed: int
     size: Size
@@ -101,7 +101,7 @@ def _fits(recipe: Recipe) -> bool:
 
 
 def fewest(items: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> list[Item]:
-    """A part of ``items`` that still fails, and of which no single one can be left out."""
+    """A part of ``items`` that still fails, and from which no single one can be left out."""
     kept = list(items)
     if not kept or fails([]):
         return []

@@ -41,7 +41,7 @@ class SimTask:
     draining: bool = False
     loop_free_at: float = 0.0
     loop_busy: float = 0.0
-    """Seconds for which the loop has worked."""
+    """Seconds that the loop has worked."""
     frozen_since: float = -1.0
     answers: bool = False
     """Frozen, but its threads other than the loop still answer."""
@@ -54,7 +54,7 @@ class SimTask:
     members: dict[TaskId, Incarnation] = field(default_factory=dict)
     """The members of its job, as it knows them."""
     met: dict[TaskId, Incarnation] = field(default_factory=dict)
-    """The incarnation of each peer that it was linked with last."""
+    """The incarnation of each peer that it was last linked to."""
 
     @property
     def lives(self) -> bool:
@@ -70,7 +70,7 @@ class SimTask:
         return bool(self.events) or self.draining or self.frozen
 
     def act(self, action: Callable[[], None]) -> None:
-        """Do some work of this task; later, if it is frozen now."""
+        """Do some work of this task; later if it is frozen now."""
         if self.frozen:
             self.held_up.append(action)
         else:

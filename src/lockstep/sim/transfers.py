@@ -1,8 +1,8 @@
 """How the bytes of one bucket move from one task to another.
 
 A *copy* reads the source half by half, lands half by half in a region of the receiver, and is then reported there;
-the sender is notified that its source is free once it has been read, whenever that message arrives. A *loan* moves
-nothing: the receiver reads the sender's own memory, and the sender is notified once it has been released.
+once the source has been read, the sender is notified (sooner or later) that it is free. A *loan* moves nothing: the
+receiver reads the sender's own memory, and the sender is notified once it has been released.
 
 Where adapters have a limit, a copy first queues for the sender's, then for the receiver's.
 """
@@ -22,7 +22,7 @@ from lockstep.sim.network_faults import Chance
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Between whom, over which session of their link."""
+    """Between which tasks, over which session of their link."""
 
     link: Link
     session: int
@@ -42,7 +42,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """Which bucket, as the sender's machine knows it: its step or version; and how large it is."""
+    """Which bucket, as the sender's machine knows it (its step or version), and how large it is."""
 
     number: int
     bucket: BucketId
@@ -50,7 +50,7 @@ class Parcel:
 
 
 class SimulatedTransfer:
-    """What copies and loans have in common: the sender is notified of the end once, unless its link is lost before."""
+    """What copies and loans have in common: the sender is notified of the end once, unless its link is lost first."""
 
     def __init__(self, network: SimulatedNetwork, route: Route, parcel: Parcel) -> None:
         self.network = network
@@ -59,7 +59,7 @@ class SimulatedTransfer:
         self._ended = False
 
     def is_lost(self) -> bool:
-        """Whether a planted fault takes this transfer out: it counts as sent, and never arrives."""
+        """Whether a planted fault drops this transfer: it counts as sent and never arrives."""
         if self.network.loses_tensor is None:
             return False
         route, parcel = self.route, self.parcel
@@ -83,7 +83,7 @@ class SimulatedTransfer:
 
 
 class Lanes:
-    """Copies into the same bytes over the same session of a link land in the order in which they were started."""
+    """Copies into the same bytes over the same session of a link land in the order in which they started."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[TaskId, int, int], list[Copy]] = {}
@@ -175,7 +175,7 @@ class Copy(SimulatedTransfer):
         self.may_land()
 
     def may_land(self) -> None:
-        """Land if the copy before this one is over and this one has been read."""
+        """Land if the previous copy is over and this one has been read."""
         if len(self._read) == 2 and self._lanes.is_first(self):
             self.later(self._land_half if not self._limited else self._enter)
 
@@ -209,7 +209,7 @@ class Copy(SimulatedTransfer):
         self.network.agenda.at(begins + delay, partial(self._queue_at_receiver, ends + delay))
 
     def _queue_at_receiver(self, left_at: float) -> None:
-        """The first byte has come; the last one comes when the sender and the receiver's queue allow it."""
+        """The first byte has arrived; the last arrives when the sender and the receiver's queue allow it."""
         _, ends = self.network.enter(self.route.receiver, self.parcel.nbytes)
         self.network.agenda.at(max(ends, left_at), self._move)
 

@@ -1,4 +1,4 @@
-"""What is found when a run breaks a rule: the rule, as a value, and the text and the story for people."""
+"""What is found when a run breaks a rule: the rule as a value, and the text and the story for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lockstep.protocol.core.errors import ProtocolError
 
 
 class Rule(StrEnum):
-    """What a run must not have; the text of a violation says of which task, bucket and step."""
+    """What must not occur in a run; the text of a violation names the task, bucket and step."""
 
     WRONG_BYTES = "bytes that are not those that were meant"
     OVERWRITTEN = "a buffer that is overwritten while it is read"
@@ -50,7 +50,7 @@ class BrokenRule:
 
 
 class Violation(AssertionError):  # noqa: N818 - it is a finding about a run, not an error of the caller
-    """A rule of the protocol was broken in a run; the text says which, where and when, the story what came before."""
+    """A run broke a rule of the protocol; the text says which, where and when; the story is what came before."""
 
     def __init__(self, rule: Rule, text: str, place: str = "", story: str | None = None) -> None:
         super().__init__(rule, text, place, story)

@@ -1,4 +1,4 @@
-"""The watchdogs of a simulated cluster, as one: a job without progress is examined, and ended with a verdict.
+"""All watchdogs of a simulated cluster in one: a job without progress is examined and ended with a verdict.
 
 It asks every task and monitor (``evidence_of``) and lets the real analysis decide. As in the runtime, a cause that
 cannot heal ends the job at once, anything else only after ``stall_after``. A task that cannot be notified leaves on its
@@ -35,7 +35,7 @@ class WatchdogFinding:
 
     at: float
     still: float
-    """Seconds without progress by then."""
+    """Seconds without progress until then."""
     verdict: Verdict
 
 
@@ -84,7 +84,7 @@ class SimulatedWatchdog:
         if verdict is None:
             if not stalled:
                 return
-            verdict = Verdict(cause=Cause.UNKNOWN, culprit=str(world.scenario.shape.coordinator), what="nobody waits")
+            verdict = Verdict(cause=Cause.UNKNOWN, culprit=str(world.scenario.shape.coordinator), what="no task waits")
         finding = WatchdogFinding(world.agenda.now, still, verdict)
         ends = stalled or (verdict.proven and not verdict.heals)
         if not ends:

@@ -35,7 +35,7 @@ class SimulatedWorker:
         self._state = b""
         """The local state: what a worker has besides the parameters. Each step changes it."""
         self._untold: Step | None = None
-        """The step before which the state has not been sent yet."""
+        """The step whose preceding state has not been sent yet."""
         self._steps = dict(around.scenario.odd_steps).get(task, around.scenario.training.steps)
         self._plan: Plan | None = None
         self._versions: dict[BucketId, int] = {}
@@ -47,7 +47,7 @@ class SimulatedWorker:
         self._place = around.rng.place()
         self._draws = 0
         self.slowed: tuple[Step, float] | None = None
-        """From which step on steps are slower, and by how much (a planted fault)."""
+        """The step from which steps are slower, and by how much (a planted fault)."""
         self.stuck: dict[Step, tuple[str, float]] = {}
         """Where, and for how long, the training thread is stuck in a step (a planted fault)."""
         self.doing = (Doing.STARTING.value, 0.0)
@@ -110,7 +110,7 @@ class SimulatedWorker:
         self._job = effect.job
         self._state = effect.state or b"as built"
         scenario = self._around.scenario
-        # Without recovery every task begins at the beginning, however late its view comes.
+        # Without recovery, every task starts from scratch, however late its view comes.
         start = effect.start if scenario.recovers else INITIAL_STEP
         self._later(self._seconds(scenario.training.prepare), lambda: self._prepare(start, effect.checkpoint))
 
@@ -163,16 +163,16 @@ class SimulatedWorker:
         self._begin_if_held()
 
     def _start_reading(self, bucket: BucketId) -> None:
-        """From now on the bytes must not change: a layer may compute with a bucket before the others are here."""
+        """From now on, the bytes must not change: a layer may compute with a bucket before the others are here."""
         if bucket not in self._reading:
             self._reading[bucket] = self._around.memory.parameters(self.task, bucket)
             self._reading[bucket].readers += 1
 
     def _begin_if_held(self) -> None:
-        """All buckets are at the next version: begin its step. A worker that was left behind begins a later one."""
+        """All buckets are at the next version: start its step. A worker that was left behind starts a later one."""
         version = next(iter(self._versions.values()), self.step + 1)
         if self._counts[version] == len(self._versions) and version > self.step:
-            # A worker that may be left behind computes with nothing before it knows which version it will get.
+            # A worker that may be left behind does not compute before it knows which version it will get.
             for bucket in self._versions:
                 self._start_reading(bucket)
             self.doing = (Doing.COMPUTING.value, self._around.agenda.now)
@@ -200,7 +200,7 @@ class SimulatedWorker:
         self._hold_up(lambda: self._produce(self._ordered(filled), lambda: self._seal(absent)))
 
     def _hold_up(self, then: Callable[[], None]) -> None:
-        """A training thread that is slow, or stuck, by a planted fault."""
+        """A training thread that a planted fault makes slow or stuck."""
         where, seconds = self.stuck.get(self.step, (Doing.COMPUTING.value, 0.0))
         if self.slowed is not None and self.step >= self.slowed[0]:
             seconds += self.slowed[1]
@@ -211,7 +211,7 @@ class SimulatedWorker:
             then()
 
     def _ordered(self, buckets: list[BucketId]) -> list[BucketId]:
-        """The order in which backward fills them."""
+        """The order in which backward fills the buckets."""
         if self._around.scenario.training.in_order:
             return buckets
         return sorted(buckets, key=lambda _: self._around.rng.at(self._place, self._next_draw()))
@@ -226,7 +226,7 @@ class SimulatedWorker:
         return rates
 
     def _produce(self, buckets: list[BucketId], then: Callable[[], None]) -> None:
-        """Fill these buckets, one after the other; one that comes a second time is edited."""
+        """Fill these buckets, one after another; one that is listed twice is edited."""
         if not buckets:
             then()
             return
@@ -265,7 +265,7 @@ class SimulatedWorker:
         around = self._around
         void = around.scenario.mode.seals and self._chance(around.scenario.training.void_chance)
         self._oracle.step_sealed(self.task, self.step, dict(self._editions), void=void)
-        # Where buckets are applied eagerly, the others have stopped being read when they were produced.
+        # If buckets are applied eagerly, reading the others stopped when they were produced.
         for bucket in list(self._reading) if around.scenario.mode.seals else absent:
             self._stop_reading(bucket)
         rates = self._rates_to_say(at_seal=True)

@@ -1,7 +1,7 @@
 """A whole cluster in one object: the real machines, a virtual clock, a seeded network.
 
 ``World(scenario).run()`` plays the scenario to its end and checks the invariants after each event; it raises
-``Violation`` with the last events where one does not hold. What disturbs a run on purpose is in ``disturb.py``.
+``Violation`` with the last events if one does not hold. What disturbs a run on purpose is in ``disturb.py``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ GONE = SecondsRange(0.0, 3.0)
 TRACE_LENGTH = 60
 TICK_IS_QUEUED = -1.0
 LARGE = 64
-"""From this many tasks on, deadlines are checked only where a nearer one is possible: it would be most of the work."""
+"""From this many tasks on, deadlines are checked only if a nearer one is possible: checks would be most of the work."""
 
 Watching = Callable[[TaskId, Event, float], None]
 
@@ -158,7 +158,7 @@ class World:
     # -- a run --
 
     def run(self, within: float = 0.0) -> RunResult:
-        """Play to the end; Violation where an invariant breaks or the run does not end in this time."""
+        """Play to the end; Violation if an invariant breaks or the run does not end in time."""
         self.begin()
         limit = within or self.scenario.network.quiet_after + self.scenario.patience
         agenda = self.agenda
@@ -175,7 +175,7 @@ class World:
         return self.result()
 
     def begin(self) -> None:
-        """Plan what the scenario says will happen. ``run`` does it; a test that plays by itself calls it first."""
+        """Plan what the scenario prescribes. ``run`` does this; a test that plays by itself calls it first."""
         for name, task in self.tasks.items():
             if name in self.scenario.absentees:
                 task.left = True
@@ -243,7 +243,7 @@ class World:
             action(task.step_seen)
 
     def drain_later(self, task: SimTask) -> None:
-        """The loop of this task handles the next event when it is done with the last one."""
+        """The loop of this task handles the next event when it has finished the last one."""
         if not task.draining and not task.frozen:
             task.draining = True
             self.agenda.at(task.loop_free_at, partial(self._drain, task))
@@ -315,9 +315,9 @@ class World:
         task.members = {TaskId.parse(member.task): member.incarnation for member in members}
 
     def _admits(self, here: TaskId, there: TaskId) -> bool:
-        """As in the runtime: a member takes links with members only; the coordinator decides about another incarnation.
+        """As in the runtime: a member accepts links only with members; the coordinator decides about a new incarnation.
 
-        Of a server that returns it knows that the job must begin again first.
+        For a server that returns, it knows that the job must start again first.
         """
         task, now = self.tasks[here], self.incarnations[there]
         decides = task.machine.coordinator is not None and (there.role is Role.WORKER or not self.scenario.recovers)
@@ -341,14 +341,14 @@ class World:
             self._linger(task, self.agenda.now + LINGER_SECONDS)
 
     def _begin_again(self, task: SimTask) -> None:
-        """The job goes on with another incarnation of this task, of the same process or not."""
+        """The job continues with another incarnation of this task, in the same process or not."""
         if not task.left:
             self.leave(task, orderly=True)
             self._tell_gone(task, "was started again", Cause.STALE_INCARNATION)
             self.restart_after(task.machine.task, self.rng.seconds(self.scenario.restart))
 
     def _gives_up(self, task: SimTask) -> bool:
-        """Whether this task, which never became a member, gave up on its own while the coordinator goes on."""
+        """Whether this task, which never became a member, gave up on its own while the coordinator continues."""
         home = self.tasks[self.scenario.shape.coordinator]
         coordinator = home.machine.coordinator
         return task.machine.member.job == 0 and home.lives and coordinator is not None and coordinator.end is None
@@ -376,16 +376,16 @@ class World:
 
     @property
     def over(self) -> bool:
-        """Whether everybody has left for good."""
+        """Whether all tasks have left for good."""
         return self._remaining + self._restarting == 0
 
     def restart_after(self, name: TaskId, seconds: float) -> None:
-        """Start the next incarnation of this task then; a run that does not recover may be over before."""
+        """Start the next incarnation of this task at that time; a run that does not recover may be over before."""
         self._restarting += self.scenario.recovers
         self.agenda.after(seconds, partial(self._restart, name))
 
     def _restart(self, name: TaskId) -> None:
-        """New memory, new machines, new links. The machines decide what becomes of it."""
+        """New memory, new machines, new links. The machines decide what happens to it."""
         if self.over:
             return
         self._restarting -= self.scenario.recovers
@@ -413,7 +413,7 @@ class World:
         self._tell_gone(task, how)
 
     def _tell_gone(self, task: SimTask, how: str, cause: Cause = Cause.DEAD) -> None:
-        """The monitor of a task tells everyone who asks how it ended."""
+        """The monitor of a task reports to every task that asks how it ended."""
         name = task.machine.task
         gone = PeerGone(name, Reason(cause, how, exit_code=task.exit_code), task.machine.incarnation)
         for peer, _ in self.network.links_of(name):
@@ -434,7 +434,7 @@ class World:
         self.check_completion()
 
     def check_completion(self) -> None:
-        """Violation where not every step is complete, or a gradient was never given back."""
+        """Violation if a step is incomplete or a gradient was never given back."""
         odd = dict(self.scenario.odd_steps)
         steps = {w: odd.get(w, self.scenario.training.steps) for w in self.scenario.shape.worker_ids()}
         for job in {task.machine.member.job for task in self.tasks.values() if task.outcome is not None} - {0}:
@@ -446,7 +446,7 @@ class World:
                 )
 
     def numbers(self) -> dict[BucketId, int]:
-        """The number of each bucket's newest version, in a run that follows numbers."""
+        """The number of each bucket's newest version, in a run that tracks numbers."""
         return self._oracles[self.job].newest()
 
     def result(self) -> RunResult:

@@ -1,1 +1,1 @@
-"""Everything that uses torch: buckets, hooks, optimizers, models, the benchmark."""
+"""What uses torch to train: buckets, hooks, optimizers, GPU memory."""

@@ -116,7 +116,7 @@ class Move:
     target_offset: int
     note: bytes
     urgency: int = 0
-    """Where transfers wait for one another, more urgent ones that have not begun may go first."""
+    """When transfers wait for one another, more urgent ones that have not begun may go first."""
     loan: bool = False
     """The peer reads the bytes until it releases them; otherwise they are written into its region."""
 
@@ -134,10 +134,10 @@ class EndpointEvents(Protocol):
         """This transfer will not be delivered."""
 
     def on_arrived(self, note: bytes, nbytes: int) -> None:
-        """A write of the peer is completely in place."""
+        """All bytes of a write from the peer are in place."""
 
     def on_lent(self, note: bytes, loan: Loan) -> None:
-        """A loan of the peer can be read; release it soon."""
+        """A loan from the peer can be read; release it soon."""
 
     def on_lost(self, reason: Reason) -> None:
         """The link broke; ``reason`` is a plain phrase that includes what the system reported."""
@@ -210,7 +210,7 @@ class Transport(Protocol):
         """Fresh zeroed registered memory. ``TransportError`` says how much is missing if there is too little."""
 
     def register(self, buffer: memoryview) -> Region:
-        """Register memory that somebody else allocated; refuses what is not contiguous and writable."""
+        """Register memory that was allocated elsewhere; refuses memory that is not contiguous and writable."""
 
     def grant(self, region: Region, peer: PeerAddress) -> Ticket:
         """Let this incarnation of this peer write into ``region``. Grants of its earlier incarnations there end."""

@@ -1,4 +1,4 @@
-"""What ends a link whose peer does not keep its rules."""
+"""The error that ends a link whose peer breaks its rules."""
 
 from __future__ import annotations
 

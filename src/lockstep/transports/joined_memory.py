@@ -42,7 +42,7 @@ def join_pages(parts: Sequence[tuple[int, int]]) -> memoryview | None:
             libc.munmap(base, room)
             return None
         where += nbytes
-    # A class of its own, because plain ctypes arrays cannot be weakly referenced.
+    # A separate class, because plain ctypes arrays cannot be weakly referenced.
     kind: Any = type("JoinedPages", (ctypes.c_ubyte * total,), {})
     pages = kind.from_address(int(base))
     # Not at exit: other threads may still be reading, and the mappings end with the process.

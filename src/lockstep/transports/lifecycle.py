@@ -34,7 +34,7 @@ class Lifecycle:
         self._received = [0, 0, 0]  # the same; only the endpoint's thread changes them
 
     def run(self, talk: Callable[[], str], finish: Callable[[str], None]) -> None:
-        """Serve the link on this thread. ``talk`` connects, reads to the end, and returns the reason of the end."""
+        """Serve the link on this thread. ``talk`` connects, reads to the end, and returns the reason for the end."""
         self._thread = threading.current_thread()
         reason = _OWNER_FAILED
         try:

@@ -24,7 +24,7 @@ _GROUP_FILES: Final = (
 
 
 def available_memory() -> int:
-    """Bytes that this process can still allocate: of the machine, or of its control group if that has less."""
+    """Bytes that this process can still allocate, on the machine or in its control group, whichever has less."""
     import psutil  # here, because it is not needed at startup
 
     available: int = psutil.virtual_memory().available

@@ -1,8 +1,8 @@
 """gRPC, imported so that it prints nothing and does nothing when the process forks. No other module imports it.
 
 Its log lines name sockets instead of tasks; we report the same events with task and peer. Its fork handlers are for
-children that go on using gRPC. A program's children (usually those of a ``DataLoader``) do not, and the handlers would
-stop our threads at every fork and print complaints. gRPC reads both variables when it is imported; then they are
+children that keep using gRPC. A program's children (usually those of a ``DataLoader``) do not, and the handlers would
+stop our threads at every fork and print warnings. gRPC reads both variables when it is imported; then they are
 removed, because processes that the program starts must not inherit them. Values set by the user take precedence.
 """
 

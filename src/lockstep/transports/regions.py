@@ -26,7 +26,7 @@ class Regions:
         self._open: dict[int, HostRegion] = {}
 
     def add(self, make: Callable[[int, OnClose], AnyRegion]) -> AnyRegion:
-        """A new region: ``make`` gets its number, and what it has to call when it is closed."""
+        """A new region: ``make`` gets its number, and the function that the region calls when it is closed."""
         region = make(next(self.numbers), self._forget)
         self._open[region.number] = region
         return region

@@ -65,7 +65,7 @@ def missing_library(name: str) -> str | None:
     extra = _EXTRAS[name]
     return (
         f"{name} needs NIXL, which is not installed; install it with: "
-        f"pip install -c constraints.txt 'lockstep-torch[{extra}]' (beside CUDA 13: [{extra}-cuda13])"
+        f"pip install -c constraints.txt 'lockstep-torch[{extra}]' (with CUDA 13: [{extra}-cuda13])"
     )
 
 
@@ -105,7 +105,7 @@ def make_transport(
 
 
 def load_libraries(name: str) -> None:
-    """Import now what ``make_transport`` would import."""
+    """Import now what ``make_transport`` would import later."""
     load = getattr(_factory(name), "load_libraries", None)
     if load is not None:
         load()

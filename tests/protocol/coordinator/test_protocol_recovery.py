@@ -255,7 +255,7 @@ def test_what_a_former_life_delivered_whole_stays_and_the_rest_is_fenced() -> No
     rig.tell(LinkLost(W1, "gone"))
     rig.tell(LinkUp(W1, AGAIN))
     rig.arrive(1, 0, bucket=1, incarnation=life(W1))
-    assert rig.drops()[-1] == "of another life of this worker"
+    assert rig.drops()[-1] == "of another incarnation of this worker"
     effects = rig.hear(W1, layout_of(rig.plan), AGAIN)
     assert messages_to(effects, W1, Open) == [Open(0, (0,))]
     rig.arrive(1, 0, bucket=0, incarnation=AGAIN)

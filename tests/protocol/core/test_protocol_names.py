@@ -135,7 +135,7 @@ def test_a_pair_that_is_not_in_a_table_is_named() -> None:
 
 
 def test_a_protocol_error_must_say_who_broke_the_rule() -> None:
-    with pytest.raises(TypeError, match="who broke the rule"):
+    with pytest.raises(TypeError, match="the side that broke the rule"):
         ProtocolError("somebody did")
     assert isinstance(LocalProtocolError("we did"), ProtocolError)
     assert isinstance(RemoteProtocolError(worker(1), "they did"), ProtocolError)

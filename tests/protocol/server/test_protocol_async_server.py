@@ -58,7 +58,7 @@ def test_duplicates_and_other_steps_are_dropped_and_given_back() -> None:
     assert rig.drops() == [
         "a duplicate",
         "of step 1; step 0 is expected",
-        "of another life of this worker",
+        "of another incarnation of this worker",
         "not a bucket of this server, or not a worker",
     ]
     assert rig.machine.dropped == {W1: 1, W0: 3}

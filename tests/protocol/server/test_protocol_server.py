@@ -220,7 +220,7 @@ def test_a_gradient_of_another_life_is_dropped_counted_and_given_back() -> None:
     rig = ready()
     assert rig.arrive(1, 0, incarnation=life(W1) + 1) == [GiveBack(2)]
     assert rig.machine.dropped == {W1: 1}
-    assert rig.drops() == ["of another life of this worker"]
+    assert rig.drops() == ["of another incarnation of this worker"]
 
 
 def test_a_duplicate_does_not_count_for_another_worker() -> None:

@@ -1,14 +1,14 @@
 """The machine that decides what must be decided once: the job id, the view, when a step is committed, the end.
 
-It lives on server 0 (on worker 0 where there is no server)::
+It runs on server 0 (on worker 0 if there is no server)::
 
     FORMING   not every task has joined
     RUNNING   the view is known: these incarnations are the members
     ENDED     the job is over, well or with the first real error; any task that still sends receives the end
 
-A worker that is lost while the job runs may come back as another incarnation (``losses.py``, ``job.py``): it begins
-with the step after the last committed one, whose version every server still has. For that a step is committed only when
-every worker has also sent the small local state that it takes into the next one.
+A worker that is lost while the job runs may come back as another incarnation (``losses.py``, ``running_job.py``). It
+starts with the step after the last committed one, whose version every server still has. For this, a step is committed
+only when every worker has also sent the small local state that it takes into the next one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = ["JOB_PHASE_TRANSITIONS", "CoordinatorMachine", "JobPhase", "JobPhaseT
 
 
 class CoordinatorMachine(RunningJob):
-    """Membership, commits and the end of one job."""
+    """Decides membership, commits and the end of one job."""
 
     # -- the door --
 
@@ -161,7 +161,7 @@ class CoordinatorMachine(RunningJob):
     def _on_link_up(self, event: LinkUp) -> list[Effect]:
         if not self._is_member(event.peer, event.incarnation):
             return []
-        # A server sends nothing at the end, so it would not ask: the message may have been lost with its former link.
+        # A server sends nothing at the end and would never ask: the message may have been lost with its former link.
         if self.end is not None:
             return [Send(event.peer, self.end)]
         changed = self._number > 1 and not self.losses.is_away(event.peer)
@@ -183,7 +183,7 @@ class CoordinatorMachine(RunningJob):
         return Roster(tuple(self._finding(task, now) for task in self.missing()))
 
     def _finding(self, task: TaskId, now: float) -> MissingTask:
-        # With a placeholder for an address: tasks that were lost have none, and are reported differently.
+        # The address gets a placeholder: tasks that were lost have none, and are reported differently.
         blank = MissingTask(str(task), phrases.an_address(), phrases.not_looked_for(), now - self._since, 0)
         return self._findings.get(task, blank)
 

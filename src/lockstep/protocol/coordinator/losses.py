@@ -1,4 +1,4 @@
-"""The workers that a running job has lost: waited for, or gone on without, and how they come back."""
+"""The workers that a running job has lost: it waits for them or continues without them, and takes them back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lockstep.protocol.core.waits import Wait, WaitKind
 
 
 class Losses:
-    """The coordinator's book of lost workers."""
+    """The coordinator's record of lost workers."""
 
     def __init__(self, rules: RecoveryRules, shape: ClusterShape) -> None:
         self._rules = rules
@@ -26,24 +26,24 @@ class Losses:
     # -- who takes part --
 
     def active(self) -> tuple[TaskId, ...]:
-        """The workers that steps are made of, lost ones that are waited for among them."""
+        """The workers that contribute to steps, including lost ones that are waited for."""
         return tuple(task for task in self._everybody if task in self._active)
 
     def contributors(self) -> tuple[int, ...]:
-        """Their indices; empty: everybody."""
+        """Their indices; empty: all workers."""
         return () if len(self._active) == len(self._everybody) else tuple(task.index for task in self.active())
 
     def is_lost(self, task: TaskId) -> bool:
         return task in self.lost
 
     def is_away(self, task: TaskId) -> bool:
-        """Lost, or back but not taken in yet."""
+        """Workers that are lost, or back but not yet taken in."""
         return task in self.lost or task in self._returned
 
     # -- a worker goes --
 
     def lose(self, task: TaskId, incarnation: Incarnation, reason: Reason, now: float, *, may_shrink: bool) -> bool:
-        """Note a loss; True where the job goes on without this worker from now on."""
+        """Note a loss; True if the job continues without this worker from now on."""
         self.lost[task] = Loss(incarnation, now, reason)
         self._former.setdefault(task, set()).add(incarnation)
         self._returned.discard(task)
@@ -55,7 +55,7 @@ class Losses:
         return True
 
     def found_again(self, task: TaskId, incarnation: Incarnation) -> bool:
-        """The incarnation that counted as lost is alive; True where it still takes part."""
+        """The incarnation that counted as lost is alive; True if it still takes part."""
         loss = self.lost.get(task)
         if loss is None or loss.incarnation != incarnation or task not in self._active:
             return False
@@ -72,7 +72,7 @@ class Losses:
         return incarnation not in self._former.get(task, ())
 
     def come_back(self, task: TaskId, former: Incarnation) -> bool:
-        """Another incarnation is here; True where it takes part at once, since nothing went on without it."""
+        """Another incarnation is here; True if it takes part at once, because no step was made without it."""
         self.lost.pop(task, None)
         self._former.setdefault(task, set()).add(former)
         if task in self._active:
@@ -81,7 +81,7 @@ class Losses:
         return False
 
     def take_in(self) -> tuple[TaskId, ...]:
-        """Let those that came back take part from now on; returns them."""
+        """Let the workers that came back take part from now on, and return them."""
         back = tuple(sorted(self._returned))
         if back:
             self._active |= self._returned
@@ -107,7 +107,7 @@ class Losses:
         return None
 
     def missing(self, now: float) -> tuple[MissingTask, ...]:
-        """For every task to report: who was lost and why, and whether it is waited for (then ``attempts`` is 1)."""
+        """Who was lost and why, for every task to report; ``attempts`` is 1 for a worker that is waited for."""
         found = []
         for task, loss in sorted(self.lost.items()):
             waited = task in self._active

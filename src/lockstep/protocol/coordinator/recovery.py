@@ -14,28 +14,28 @@ from lockstep.protocol.core.timing import GRACE_SECONDS, REJOIN_SECONDS
 
 
 class LossPolicy(StrEnum):
-    """What becomes of a job that loses a worker, spelled as in ``--on_worker_loss``."""
+    """What happens to a job that loses a worker, spelled as in ``--on_worker_loss``."""
 
     WAIT = "wait"
-    """The others wait for it to be started again; it computes the open step anew."""
+    """The others wait for it to be restarted; it computes the open step again."""
     SHRINK = "shrink"
-    """The others go on without it, and take it back between two steps."""
+    """The others continue without it, and take it back between two steps."""
     ABORT = "abort"
     """The job ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryRules:
-    """What one job does about losses and checkpoints."""
+    """How one job handles losses and checkpoints."""
 
     on_worker_loss: LossPolicy = LossPolicy.ABORT
     rejoin_seconds: float = REJOIN_SECONDS
     returns: bool = False
-    """A job that loses a server begins again from its newest checkpoint; else it ends."""
+    """A job that loses a server starts again from its newest checkpoint; otherwise it ends."""
     save_steps: int = 0
     save_seconds: float = 0.0
     grace_seconds: float = GRACE_SECONDS
-    """How long a job that is asked to end may take to finish its step and to save it."""
+    """How long a job that is asked to end may take to finish and save its step."""
     saves_last: bool = False
     """The last version goes into a checkpoint before the job ends."""
 
@@ -45,7 +45,7 @@ class RecoveryRules:
 
     @property
     def keeps_states(self) -> bool:
-        """Whether workers must tell their local state in every step."""
+        """Whether workers must send their local state in every step."""
         return self.saves or self.on_worker_loss is not LossPolicy.ABORT
 
     @property
@@ -56,7 +56,7 @@ class RecoveryRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """Where a job begins: at the beginning, or with a checkpoint of version ``start``."""
+    """Where a job starts: from scratch, or from a checkpoint of version ``start``."""
 
     start: Step = INITIAL_STEP
     checkpoint: str = ""
@@ -64,7 +64,7 @@ class Beginning:
     """The workers' local states before ``start``, by index."""
 
     def state_of(self, index: int) -> bytes:
-        """A worker that the checkpoint does not know begins with the chief's."""
+        """A worker that is not in the checkpoint starts with the chief's state."""
         return self.states.get(index, self.states.get(0, b""))
 
 
@@ -78,7 +78,7 @@ class Loss:
 
 
 class LocalStates:
-    """What each worker had before its steps, for the steps with which its next incarnation may have to begin."""
+    """Each worker's local state before the steps that its next incarnation may have to start with."""
 
     def __init__(self, beginning: Beginning, workers: int) -> None:
         self._known: dict[TaskId, dict[Step, LocalState]] = {worker(index): {} for index in range(workers)}
@@ -87,7 +87,7 @@ class LocalStates:
                 states[beginning.start] = LocalState(beginning.start, beginning.state_of(task.index))
 
     def note(self, task: TaskId, state: LocalState) -> bool:
-        """Keep it; False where it says "the same as before" and what was before has not come (it is said again)."""
+        """Keep it; False if it is marked "same as before" and the state before has not arrived (it is sent again)."""
         states = self._known[task]
         if state.same and state.step - 1 not in states:
             return False
@@ -98,17 +98,17 @@ class LocalStates:
         return step in self._known[task]
 
     def of(self, task: TaskId, step: Step) -> bytes:
-        """The state of a worker before ``step``; empty: as it is built."""
+        """The state of a worker before ``step``; empty: as the model was built."""
         state = self._known[task].get(step)
         return b"" if state is None else state.data
 
     def stuck_at(self, task: TaskId, step: Step) -> str:
-        """Why another incarnation of a worker could not begin with ``step``; empty where it could."""
+        """Why another incarnation of a worker could not start with ``step``; empty if it could."""
         state = self._known[task].get(step)
         return "" if state is None else state.stuck
 
     def newest_of(self, task: TaskId) -> bytes:
-        """Its last known one, for a worker without which steps were made."""
+        """The last known state of a worker that steps were made without."""
         states = self._known[task]
         return states[max(states)].data if states else b""
 
@@ -116,14 +116,14 @@ class LocalStates:
         self._known[task] = {step: LocalState(step, data)}
 
     def forget_stuck_after(self, task: TaskId, step: Step) -> None:
-        """A worker was lost that can begin again with ``step`` but not with a later one: nothing may be committed that
+        """A worker was lost that can start again with ``step`` but not with a later one: nothing may be committed that
         would make ``step`` unavailable. Its next incarnation, or this one if it is alive after all, sends it again."""
         states = self._known[task]
         for known in [one for one, state in states.items() if one > step and state.stuck]:
             del states[known]
 
     def forget_before(self, step: Step) -> None:
-        """All but the newest of each: a worker without which steps are made may come back to it."""
+        """Drop all but each worker's newest state: a worker that steps are made without may come back to it."""
         for states in self._known.values():
             for old in [known for known in states if known < step and known != max(states)]:
                 del states[old]

@@ -74,7 +74,7 @@ class RunningJob:
         rules: RecoveryRules | None = None,
         beginning: Beginning | None = None,
     ) -> None:
-        """``aggregate``: a step is made of the first N workers that seal it; None: of all of them."""
+        """``aggregate``: the first N workers that seal a step make it; None: all of them do."""
         self.rules = rules or RecoveryRules()
         self.beginning = beginning or Beginning()
         start = self.beginning.start
@@ -90,10 +90,10 @@ class RunningJob:
         self.shape = shape
         self.aggregate = aggregate
         self.dropped: dict[TaskId, int] = {}
-        """How many steps were made without each worker (backup workers)."""
+        """How many steps were made without each worker (with backup workers)."""
         self._sealed: dict[TaskId, Step] = {}
         self.decision = Contributors(INITIAL_STEP, ())
-        """Who makes the newest step that was decided (backup workers)."""
+        """The workers that make the newest decided step (with backup workers)."""
         self.job = job
         self.phase = JobPhase.FORMING
         self.committed: Step = start - 1
@@ -104,7 +104,7 @@ class RunningJob:
         self._joined: dict[TaskId, Join] = {}
         self._applied = dict.fromkeys(shape.server_ids(), start - 1)
         self._applied_since = now
-        """Since when every server has applied the step after the last committed one, if they have."""
+        """Since when every server has applied the step after the last committed one, if all have."""
         self._done: dict[TaskId, Step] = {}
         self._findings: dict[TaskId, MissingTask] = {}
         self._roster_at = now
@@ -124,7 +124,7 @@ class RunningJob:
         return tuple(Member(str(task), self._joined[task].incarnation) for task in self.shape.tasks())
 
     def _view(self, task: TaskId, members: tuple[Member, ...]) -> View:
-        """The view for this task: it begins with the step after the last committed one."""
+        """The view for this task, which starts with the step after the last committed one."""
         start = max(self.committed + 1, INITIAL_STEP)
         state = self.states.of(task, start) if task in self.shape.worker_ids() else b""
         return View(self.job, self._number, members, start, state, self.beginning.checkpoint)
@@ -167,14 +167,14 @@ class RunningJob:
         return all(self.states.has(task, step + 1) for task in self.losses.active())
 
     def _lacking_states(self) -> list[TaskId]:
-        """The workers for whose state the next commit waits: every server has applied that step."""
+        """The workers whose state the next commit waits for, once every server has applied that step."""
         step = self.committed + 1
         if min(self._applied.values()) < step or self._states_are_there(step):
             return []
         return [task for task in self.losses.active() if not self.states.has(task, step + 1)]
 
     def _can_begin_with(self, step: Step) -> bool:
-        """Whether a job could begin with the workers' states before ``step``."""
+        """Whether a job could start with the workers' states before ``step``."""
         return not any(self.states.stuck_at(task, step) for task in self.losses.active())
 
     def _begin_saving(self, now: float) -> None:
@@ -190,7 +190,7 @@ class RunningJob:
         return Commit(self.committed, save, self.losses.change, self.losses.contributors())
 
     def _on_seal(self, peer: TaskId, seal: Seal, now: float) -> list[Effect]:
-        """The first workers that seal a step make it; decided once, for all servers alike."""
+        """The first workers that seal a step make it. This is decided once, for all servers."""
         if self.aggregate is None or seal.step <= self.decision.step:
             return []
         self._sealed[peer] = seal.step
@@ -225,7 +225,7 @@ class RunningJob:
                 return self._tell_servers()
         return self._finish(End(True, "", steps), now)
 
-    # -- losses: a worker's may be healed, a server's takes everybody back to a checkpoint --
+    # -- losses: a worker may come back; the loss of a server takes all tasks back to a checkpoint --
 
     def _on_lost(self, lost: Lost, now: float) -> list[Effect]:
         task = TaskId.parse(lost.task)
@@ -239,7 +239,7 @@ class RunningJob:
         if self.end is not None or (incarnation and known is not None and known.incarnation != incarnation):
             return []
         if self.losses.is_lost(task) or task in self._done:
-            return []  # known, or it has done all its work
+            return []  # already known, or it has done all its work
         if self.shutdown is not None:
             return self._finish_shutdown(now)  # the step can no longer be finished
         is_server = task in self._applied
@@ -277,7 +277,7 @@ class RunningJob:
         return [Send(task, roster) for task in self.shape.tasks() if not self.losses.is_lost(task)]
 
     def _take_back(self, peer: TaskId, join: Join, now: float) -> list[Effect]:
-        """Another incarnation of a worker is here. It takes part at once, or after this step if others went on."""
+        """Another incarnation of a worker is here. It takes part at once, or after this step if the others went on."""
         former = self._joined[peer].incarnation
         self._joined[peer] = join
         self._journal.record(now, Happening.JOINED, peer=peer)
@@ -313,7 +313,7 @@ class RunningJob:
         return told + self._let_go([(peer, incarnation)], now) if self.phase is JobPhase.FORMING else told
 
     def _let_go(self, leavers: list[tuple[TaskId, Incarnation]], now: float) -> list[Effect]:
-        """It is not the whole job that ends: these are lost."""
+        """Only these tasks end, not the whole job: they are lost."""
         effects: list[Effect] = []
         for task, incarnation in leavers:
             self.leavers.dismiss(task, incarnation)
@@ -367,7 +367,7 @@ class RunningJob:
         return [Send(task, end) for task in self._present()]
 
     def _present(self) -> list[TaskId]:
-        """Those that joined, without who was let go."""
+        """The tasks that joined, except those that were let go."""
         joined = self._joined
         return [t for t in self.shape.tasks() if t in joined and not self.leavers.is_gone(t, joined[t].incarnation)]
 

@@ -1,7 +1,7 @@
-"""When a checkpoint is due, and what has come of the one that is being written.
+"""When a checkpoint is due, and how far the one that is being written has come.
 
 A version is saved on every server after the step before is committed and before anything is applied to it, so all
-shards of a checkpoint are of one version. Writing goes on beside training, one checkpoint at a time.
+shards of a checkpoint are of one version. Writing continues alongside training, one checkpoint at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ States = tuple[tuple[int, bytes], ...]
 
 
 class Saving:
-    """The coordinator's book of checkpoints."""
+    """The coordinator's record of checkpoints."""
 
     def __init__(self, rules: RecoveryRules, servers: tuple[TaskId, ...], start: int, now: float) -> None:
         self._rules = rules
@@ -33,20 +33,20 @@ class Saving:
         self.repeat_at: float | None = None
 
     def is_due(self, version: int, now: float, *, possible: bool = True) -> bool:
-        """Whether ``version``, whose step is being committed, is to be saved. ``possible``: a job could begin with it;
-        else a later one takes its turn."""
+        """Whether ``version``, whose step is being committed, is to be saved. ``possible``: a job could start from it;
+        otherwise a later version is saved."""
         by_steps = bool(self._rules.save_steps) and version > 0 and version % self._rules.save_steps == 0
         by_time = bool(self._rules.save_seconds) and now - self._last_at >= self._rules.save_seconds
         owed = self._owed_at is not None and now >= self._owed_at
         if not (by_steps or by_time or owed):
             return False
         if self.version is not None or not possible:
-            self._owed_at = now  # the one before is still being written; then the next version takes its turn
+            self._owed_at = now  # the previous one is still being written; the next version is saved instead
             return False
         return True
 
     def owe(self, now: float) -> None:
-        """Save the next version that is committed, whenever the one before was."""
+        """Save the next version that is committed, no matter when the last one was saved."""
         self._owed_at = now
 
     def begin(self, version: int, states: States, now: float) -> None:
@@ -55,7 +55,7 @@ class Saving:
         self.repeat_at = now + REPEAT_SECONDS
 
     def lacks(self, server: TaskId) -> bool:
-        """Whether this server has not said that its shard is on disk."""
+        """Whether this server has not yet reported that its shard is on disk."""
         return self.version is not None and server not in self._shards
 
     def missing(self) -> tuple[TaskId, ...]:
@@ -66,7 +66,7 @@ class Saving:
         return self._since
 
     def on_saved(self, server: TaskId, saved: Saved, now: float) -> WriteCheckpoint | None:
-        """A shard is on disk; with the last one the checkpoint can be made, also to clear away what failed."""
+        """A shard is on disk. With the last one the checkpoint can be made, or a failed one be cleared away."""
         if saved.version != self.version or server not in self._servers or server in self._shards:
             return None
         self._shards[server] = saved

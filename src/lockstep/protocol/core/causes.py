@@ -1,6 +1,6 @@
-"""Why something ended, as values: the cause decides what follows, its text is only for people.
+"""Why something ended, as values: the cause decides what follows; its text is only for people.
 
-No exit code, verdict or retry ever depends on the text: it may be reworded, or be empty, and everything goes on as
+No exit code, verdict or retry ever depends on the text: it may be reworded, or be empty, and everything works as
 before (``tests/drill/test_bare_phrases.py`` runs the drills without any).
 """
 
@@ -65,10 +65,10 @@ CANNOT_HEAL = frozenset(
 """Waiting longer changes nothing. The others may end on their own: a debugger detaches, a network comes back."""
 
 LOSSES = frozenset({Cause.DEAD, Cause.OUT_OF_MEMORY, Cause.STALE_INCARNATION})
-"""An incarnation is over; whether the job is over, too, depends on what it does about losses."""
+"""An incarnation has ended; whether the job ends too depends on how it handles losses."""
 
 FINAL_REFUSALS = frozenset({Cause.MISMATCH, Cause.LEFTOVER_SERVER})
-"""Another version, another token, or the server of another job: asking again changes nothing."""
+"""Another version, another token, or a server of another job: asking again changes nothing."""
 
 
 class Source(StrEnum):
@@ -97,7 +97,7 @@ class ReportKind(StrEnum):
 
 
 WITH_FILES = frozenset({ReportKind.VERDICT, ReportKind.STALL})
-"""Reports that leave files behind."""
+"""For reports that leave files behind."""
 SPOKEN = frozenset({ReportKind.NOTICE, *WITH_FILES})
 """What a watchdog reports without being asked."""
 
@@ -105,7 +105,7 @@ SPOKEN = frozenset({ReportKind.NOTICE, *WITH_FILES})
 @dataclass(frozen=True, slots=True)
 class Reason:
     """Why an incarnation, a link or a job ended. ``peer`` is the other task involved, if there is one; ``host``,
-    ``pid`` and ``exit_code`` (-9: killed by signal 9) are of the process that ended, where they are known."""
+    ``pid`` and ``exit_code`` (-9: killed by signal 9) describe the process that ended, where known."""
 
     cause: Cause
     text: str = ""
@@ -122,7 +122,7 @@ class Reason:
 
     @property
     def own_error(self) -> bool:
-        """The task that failed reported it itself: exit code 1, and not 3."""
+        """The task that failed reported it itself: exit code 1 instead of 3."""
         return self.source is Source.TASK
 
     def worded(self, text: str) -> Reason:
@@ -135,7 +135,7 @@ NO_REASON = Reason(Cause.UNKNOWN)
 
 
 def link_down(text: str) -> Reason:
-    """A link that has ended; whether its peer is alive is another question."""
+    """The reason of a link that has ended; its peer may still be alive."""
     return Reason(Cause.LINK_DOWN, text)
 
 

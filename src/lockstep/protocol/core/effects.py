@@ -22,7 +22,7 @@ from lockstep.protocol.core.messages import (
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a control message; one to this task itself is handed back as an event."""
+    """Send a control message; a message to this task itself is handed back as an event."""
 
     peer: TaskId
     message: Message
@@ -63,7 +63,7 @@ class SendVersion:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Make the plan of this layout and the memory for it; ``Prepared`` follows."""
+    """Make the plan for this layout and allocate its memory; ``Prepared`` follows."""
 
     layout: Layout
 
@@ -80,7 +80,7 @@ class Apply:
     """Reduce the gradients of ``contributors`` in this order and write the next version from slot to slot.
 
     ``arrivals`` are the numbers of their gradients; the sum is divided by ``replicas``. Where ``values`` is set, as at
-    ``INITIAL_STEP``, the one gradient is the value itself. ``without`` are the parameters that have no gradient on any
+    ``INITIAL_STEP``, the one gradient is the value itself. ``without`` are the parameters without a gradient on any
     contributor: the optimizer leaves them alone.
     """
 
@@ -98,7 +98,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Let the store answer this worker's question, and send it the ``Answer``."""
+    """Have the store answer this worker's question, and send the ``Answer``."""
 
     peer: TaskId
     question: Question
@@ -106,7 +106,7 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answer to a question of this worker's training loop."""
+    """The answer to a question from this worker's training loop."""
 
     peer: TaskId
     answer: Answer
@@ -140,7 +140,7 @@ class BecameMember:
 
 @dataclass(frozen=True, slots=True)
 class ViewChanged:
-    """A member has another incarnation now: these are the members."""
+    """A member has a new incarnation: these are the members now."""
 
     members: tuple[Member, ...]
 
@@ -154,7 +154,7 @@ class SaveShard:
 
 @dataclass(frozen=True, slots=True)
 class WriteCheckpoint:
-    """All shards are on disk: make a checkpoint of them, with the workers' states by index; ``CheckpointWritten``."""
+    """All shards are on disk: make a checkpoint, with the workers' states by index; ``CheckpointWritten`` follows."""
 
     version: int
     shards: tuple[Saved, ...]
@@ -172,7 +172,7 @@ class StillMissing:
 class JobEnded:
     """The job is over on this task: leave. ``culprit`` and ``reason`` are set where it ended badly.
 
-    ``again``: begin another incarnation, from the newest checkpoint.
+    ``again``: start another incarnation, from the newest checkpoint.
     """
 
     ok: bool
@@ -183,12 +183,12 @@ class JobEnded:
     departure: Departure | None = None
     """The signal that ended it here; the exit code follows from it."""
     alone: bool = False
-    """It was this task's own departure, and the job may go on without it."""
+    """Only this task leaves; the job may continue without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLeaves:
-    """Another task received a signal and leaves."""
+    """Another task received a signal and is leaving."""
 
     peer: TaskId
     departure: Departure

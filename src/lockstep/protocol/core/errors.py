@@ -1,4 +1,4 @@
-"""Two kinds of protocol error: who broke the rule is the first question in a hang, so the type answers it."""
+"""Two kinds of protocol error: the first question in a hang is who broke the rule, so the type answers it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class ProtocolError(Exception):
 
     def __init__(self, text: str) -> None:
         if type(self) is ProtocolError:
-            raise TypeError("raise LocalProtocolError or RemoteProtocolError, which say who broke the rule")
+            raise TypeError("raise LocalProtocolError or RemoteProtocolError, which name the side that broke the rule")
         super().__init__(text)
 
 

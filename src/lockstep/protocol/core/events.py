@@ -1,4 +1,4 @@
-"""What a machine receives. Time is not in here: it is the second argument of ``handle``."""
+"""What a machine receives. Time is not part of it: it is the second argument of ``handle``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lockstep.protocol.core.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """Messages and transfers can flow to and from this incarnation of ``peer``; none of this link came before."""
+    """Messages and transfers can flow to and from this incarnation of ``peer``; this is the first event of its link."""
 
     peer: TaskId
     incarnation: Incarnation
@@ -23,8 +23,8 @@ class LinkUp:
 class LinkLost:
     """The link to ``peer`` broke. What was in flight on it is void.
 
-    From now on nothing of it is read from this task's memory, lands there, or is handed over, not even that a transfer
-    has ended; the next event of this peer is a ``LinkUp``.
+    From now on the link neither reads nor writes this task's memory and reports nothing, not even the end of a
+    transfer; the next event of this peer is a ``LinkUp``.
     """
 
     peer: TaskId
@@ -33,7 +33,7 @@ class LinkLost:
 
 @dataclass(frozen=True, slots=True)
 class PeerGone:
-    """It is proven that this incarnation of ``peer`` has ended (its monitor reports it, or nothing answers any more).
+    """This incarnation of ``peer`` has provably ended (its monitor reports it, or nothing answers any more).
 
     ``incarnation`` 0: whichever it has now.
     """
@@ -45,7 +45,7 @@ class PeerGone:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message of this incarnation of ``peer``."""
+    """A message from this incarnation of ``peer``."""
 
     peer: TaskId
     incarnation: Incarnation
@@ -54,7 +54,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class GradientArrived:
-    """All bytes of a gradient bucket are here; ``arrival`` is the number under which the task keeps them."""
+    """All bytes of a gradient bucket have arrived; the task keeps them under the number ``arrival``."""
 
     peer: TaskId
     incarnation: Incarnation
@@ -66,7 +66,7 @@ class GradientArrived:
 
 @dataclass(frozen=True, slots=True)
 class VersionArrived:
-    """All bytes of a parameter bucket are here."""
+    """All bytes of a parameter bucket have arrived."""
 
     peer: TaskId
     version: int
@@ -75,7 +75,7 @@ class VersionArrived:
 
 @dataclass(frozen=True, slots=True)
 class TransferEnded:
-    """The sender's end of a transfer is over: its source may be overwritten. It does not mean arrival."""
+    """The sender's side of a transfer is done: its source may be overwritten. This does not mean arrival."""
 
     peer: TaskId
     number: int
@@ -85,7 +85,7 @@ class TransferEnded:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """This task has its plan and the memory for it; on a worker, ``layout`` is what it announces of its model."""
+    """This task has its plan and the memory for it; on a worker, ``layout`` is how it announces its model."""
 
     plan: Plan
     layout: Layout | None = None
@@ -93,7 +93,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class StepBegun:
-    """The training loop of this worker begins ``step``; ``rates`` are set on the chief only."""
+    """The training loop of this worker starts ``step``; ``rates`` are set on the chief only."""
 
     step: Step
     rates: tuple[GroupRates, ...]
@@ -111,7 +111,7 @@ class Produced:
 class Sealed:
     """The gradients of ``step`` are final; the buckets of ``absent`` got none. The rest is as in ``messages.Seal``.
 
-    ``state`` is what this worker takes into the next step beside the parameters; None: that is sent later.
+    ``state`` is what this worker takes into the next step besides the parameters; None: it is sent later.
     """
 
     step: Step
@@ -126,7 +126,7 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True)
 class StateTaken:
-    """What this worker takes into ``step`` beside the parameters; ``stuck`` as in ``messages.LocalState``."""
+    """What this worker takes into ``step`` besides the parameters; ``stuck`` as in ``messages.LocalState``."""
 
     step: Step
     data: bytes
@@ -173,7 +173,7 @@ class BucketApplied:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """This task cannot go on, and why; ``culprit`` is the task that broke."""
+    """This task cannot continue, and why; ``culprit`` is the task that failed."""
 
     culprit: TaskId
     step: Step
@@ -196,7 +196,7 @@ class SignalCame:
 
 @dataclass(frozen=True, slots=True)
 class PeerLeaving:
-    """Workers without servers: another one received a signal that asks it to leave."""
+    """Without servers: another worker received a signal that asks it to leave."""
 
     peer: TaskId
     departure: Departure
@@ -204,21 +204,21 @@ class PeerLeaving:
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """Workers without servers: these of the others are not there yet."""
+    """Without servers: these other workers are not there yet."""
 
     missing: tuple[TaskId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """Workers without servers: all are there; ``lives`` are their incarnations in the order of their index."""
+    """Without servers: all workers are there; ``lives`` holds their incarnations, ordered by index."""
 
     lives: tuple[Incarnation, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """Workers without servers: ``bucket`` of ``step`` is summed over all of them."""
+    """Without servers: ``bucket`` of ``step`` has been summed over all workers."""
 
     step: Step
     bucket: BucketId

@@ -3,8 +3,8 @@
 The same values are injected into a real cluster (``runtime/task/injection.py``) and into the simulator. Each is plain
 data with a printed form (``to_text``, ``parse_fault``), so that it can travel on a command line.
 
-A fault names the *step* at which it begins. Faults on messages count the messages that they match: ``times`` is how
-many of them are hit, 0 means all from then on.
+A fault names the *step* at which it begins. Faults on messages count the messages that they match: ``times`` of them
+are hit; 0 means all from then on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FaultPlace(StrEnum):
     CHECKPOINT = "checkpoint"
     DEVICE = "device call"
     BEFORE_PRODUCING = "before producing"
-    """It waits for the next parameters although its own gradients are not made: it waits for itself."""
+    """It waits for the next parameters before it has made its own gradients: it waits for itself."""
 
 
 class Callback(StrEnum):
@@ -41,7 +41,7 @@ class Callback(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DropMessage:
-    """``task`` sends control messages of this kind to ``peer``, and they never leave."""
+    """Control messages of this kind from ``task`` to ``peer`` never leave."""
 
     task: str
     peer: str
@@ -50,7 +50,7 @@ class DropMessage:
     times: int = 0
 
     def hits(self, peer: TaskId, message: Message) -> bool:
-        """Whether this message is one of those meant."""
+        """Whether the fault hits this message."""
         return str(peer) == self.peer and type(message).__name__ == self.kind and _step_of(message) >= self.step
 
 
@@ -65,7 +65,7 @@ class DropTensor:
     times: int = 1
 
     def hits(self, peer: TaskId, number: int, bucket: int) -> bool:
-        """Whether the transfer of this step or version of this bucket is one of those meant."""
+        """Whether the fault hits the transfer of this step or version of this bucket."""
         return str(peer) == self.peer and number >= self.step and self.bucket in (-1, bucket)
 
 
@@ -90,7 +90,7 @@ class Freeze:
 
 @dataclass(frozen=True, slots=True)
 class Die:
-    """``task`` is killed by this signal as it begins ``step``; 0: it leaves with ``exit_code``."""
+    """``task`` is killed by this signal as it begins ``step``; 0: it exits with ``exit_code``."""
 
     task: str
     step: Step = 0
@@ -121,7 +121,7 @@ class Stick:
 
 @dataclass(frozen=True, slots=True)
 class SlowSteps:
-    """From ``step`` on each step of ``task`` computes this much longer (it uses the processor, it does not sleep)."""
+    """From ``step`` on, each step of ``task`` computes this much longer (it uses the processor and does not sleep)."""
 
     task: str
     step: Step = 0
@@ -130,7 +130,7 @@ class SlowSteps:
 
 @dataclass(frozen=True, slots=True)
 class SlowStore:
-    """From ``step`` on each update of server ``task`` takes this much longer; ``busy``: on the processor."""
+    """From ``step`` on, each update of server ``task`` takes this much longer; ``busy``: it uses the processor."""
 
     task: str
     step: Step = 0
@@ -166,14 +166,14 @@ class OddSetting:
 
 @dataclass(frozen=True, slots=True)
 class OddModel:
-    """``task`` builds a model with one parameter of another size."""
+    """``task`` builds a model in which one parameter has another size."""
 
     task: str
 
 
 @dataclass(frozen=True, slots=True)
 class OddVersion:
-    """``task`` claims to be of this version of the program."""
+    """``task`` reports this version of the program."""
 
     task: str
     version: str = "0.0.0"
@@ -201,7 +201,7 @@ _MAX_TEXT = 4096
 
 
 def _step_of(message: Message) -> Step:
-    """The step that a message speaks of; a request for version *v* belongs to the step that makes it."""
+    """The step that a message is about; a request for version *v* belongs to the step that makes it."""
     if isinstance(message, Pull):
         return message.version - 1
     if isinstance(message, Open | Rates | Seal | Applied | Commit):
@@ -223,7 +223,7 @@ def parse_fault(text: str) -> Fault:
     except ValueError as error:
         raise ValueError(f"a fault must be a JSON object: {error}") from error
     if not isinstance(fields, dict) or fields.get("fault") not in _KINDS:
-        raise ValueError(f'a fault has a field "fault" that is one of: {", ".join(_KINDS)}')
+        raise ValueError(f'a fault needs a field "fault" that is one of: {", ".join(_KINDS)}')
     kind = _KINDS[fields.pop("fault")]
     types = get_type_hints(kind)
     for name, value in fields.items():
@@ -237,7 +237,7 @@ def parse_fault(text: str) -> Fault:
     try:
         return kind(**fields)
     except TypeError as error:
-        raise ValueError(f"{kind.__name__} lacks a field: {error}") from error
+        raise ValueError(f"{kind.__name__} is missing a field: {error}") from error
 
 
 def parse_faults(text: str) -> tuple[Fault, ...]:

@@ -1,7 +1,7 @@
 """Names of tasks and incarnations.
 
-A *task* is one member of the cluster. It is named the way the logs of the original system name it,
-``/job:worker/replica:0/task:1``, everywhere a person can read it. An *incarnation* is one start of a task, named
+A *task* is one member of the cluster. Wherever a person reads its name, it is spelled as in the logs of the original
+system, ``/job:worker/replica:0/task:1``. An *incarnation* is one start of a task, named
 by 64 random bits; a *job id* is 64 random bits, one per run of the whole cluster. Both are drawn outside
 this package (it has no randomness) and printed as 16 hexadecimal digits.
 """
@@ -39,7 +39,7 @@ class TaskId:
     index: int
 
     def __hash__(self) -> int:
-        # Tasks are keys of every table. The generated hash would also call the role's, which is Python code as well.
+        # Tasks are keys of every table. The generated hash would also call the role's hash, which is Python code too.
         return 2 * self.index + (self.role is Role.WORKER)
 
     def __str__(self) -> str:
@@ -81,14 +81,14 @@ def hex64(value: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClusterShape:
-    """How many servers and workers there are; who coordinates follows from it."""
+    """How many servers and workers there are; this also determines the coordinator."""
 
     servers: int
     workers: int
 
     @property
     def coordinator(self) -> TaskId:
-        """Server 0, or worker 0 where there is no server."""
+        """Server 0, or worker 0 if there is no server."""
         return server(0) if self.servers else worker(0)
 
     def server_ids(self) -> tuple[TaskId, ...]:

@@ -13,7 +13,7 @@ from lockstep.protocol.core.ids import BucketId, Role, Step, TaskId
 
 
 class Happening(StrEnum):
-    """What a record tells. The first six are the states of a tensor, in their order."""
+    """What a record reports. The first six are the states of a tensor, in order."""
 
     REQUESTED = "requested"
     REQUEST_SEEN = "request seen"
@@ -63,7 +63,7 @@ PROGRESS = frozenset(
         Happening.VIEW,
     }
 )
-"""What moves a job on. Requests that are repeated, refusals and links that come and go do not."""
+"""Progress of the job. Repeated requests, refusals, and links that come and go are not progress."""
 
 NO_BUCKET: BucketId = -1
 NO_STEP: Step = -2
@@ -71,7 +71,7 @@ DEFAULT_CAPACITY = 20_000
 
 
 class Journal:
-    """The last ``capacity`` happenings of one task."""
+    """The last ``capacity`` events of one task."""
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
         self._rows: deque[Row] = deque(maxlen=capacity)
@@ -86,7 +86,7 @@ class Journal:
         peer: TaskId | None = None,
         cause: str = "",
     ) -> None:
-        """Append one happening; the oldest falls out when the ring is full."""
+        """Append one event; the oldest is dropped when the ring is full."""
         self.total += 1
         self._rows.append((now, happening, step, bucket, peer, cause))
 
@@ -98,33 +98,33 @@ class Journal:
         return len(self._rows)
 
     def since(self, number: int) -> tuple[list[Row], int]:
-        """The rows after the first ``number`` ones, as far as they are still kept, and how many there were so far."""
+        """The rows after the first ``number`` that are still kept, and how many rows there have been."""
         while True:
             total = self.total
             newest = reversed(self._rows)
             try:
                 newest_first = list(islice(newest, max(0, total - number)))
             except RuntimeError:
-                continue  # the loop's thread appended a row since the line above: read again
+                continue  # the loop's thread has appended a row since the line above: read again
             newest_first.reverse()
             return newest_first, total
 
     @staticmethod
     def newest_progress(rows: Sequence[Row]) -> Record | None:
-        """The newest row that moves the job on."""
+        """The newest row that is progress."""
         return next((Record(*row) for row in reversed(rows) if row[1] in PROGRESS), None)
 
 
 @dataclass(slots=True)
 class TensorStates:
-    """What one task has seen of one tensor: each state with the time at which it came last, and how often."""
+    """What one task has seen of one tensor: each state, when it last occurred, and how often."""
 
     kind: str
     """``gradient`` or ``parameter``."""
     number: int
     """The step of a gradient, the version of a parameter."""
     bucket: BucketId
-    """``NO_BUCKET``: what was said of all buckets of this peer at once (a request names the step, not each bucket)."""
+    """``NO_BUCKET``: it applies to all buckets of this peer (a request names the step, not each bucket)."""
     peer: TaskId | None
     times: dict[Happening, float] = field(default_factory=dict)
     counts: dict[Happening, int] = field(default_factory=dict)
@@ -150,11 +150,11 @@ _OF_PARAMETERS: Mapping[Role, tuple[Happening, ...]] = MappingProxyType(
     }
 )
 _NAMED: Mapping[Happening, Happening] = MappingProxyType({Happening.OPENED: Happening.REQUESTED})
-"""A server that opens a step asks for the gradients of it."""
+"""A server that opens a step asks for its gradients."""
 
 
 def tensor_states(records: Iterable[Record], role: Role, first: Step, limit: int) -> list[TensorStates]:
-    """What became of each tensor from step ``first`` on, the newest ``limit`` of them."""
+    """What happened to each tensor from step ``first`` on, for the newest ``limit`` tensors."""
     found: dict[tuple[str, int, BucketId, TaskId | None], TensorStates] = {}
     for record in records:
         gradient = record.happening in _OF_GRADIENTS[role]

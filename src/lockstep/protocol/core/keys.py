@@ -1,6 +1,6 @@
-"""The tensor key: ``src;incarnation;dst;name;frame:iter``, and the step beside it.
+"""The tensor key: ``src;incarnation;dst;name;frame:iter``, and the step next to it.
 
-It is printed in this form everywhere (logs, errors, reports), so that one can grep for it on both sides. The
+It is printed in this form everywhere (logs, errors, reports), so that it can be grepped for on both sides. The
 last part is always ``0:0`` here; it is kept because people's tools split a key into exactly five parts.
 """
 
@@ -14,7 +14,7 @@ from lockstep.protocol.core.ids import Incarnation, Step, TaskId, hex64
 
 @dataclass(frozen=True, slots=True)
 class TensorKey:
-    """Which tensor travels from whom (in which life) to whom."""
+    """Which tensor travels from which task (and incarnation) to which task."""
 
     source: TaskId
     incarnation: Incarnation
@@ -25,7 +25,7 @@ class TensorKey:
         return f"{self.source};{hex64(self.incarnation)};{self.target};{self.name};0:0"
 
     def at_step(self, step: Step) -> str:
-        """Key, then step, as in the original's logs."""
+        """Key, then step, as in the logs of the original system."""
         return f"{self} step {step}"
 
     @classmethod

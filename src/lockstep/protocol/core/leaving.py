@@ -1,9 +1,9 @@
 """A task leaves before the end of its job because it received a signal: what that means for the others.
 
-SIGINT and SIGHUP are a person's: the job ends on every task. SIGTERM is one task's own end, and a loss like any other
-once it is clear that not the whole job is meant: a batch system that ends a job signals every task, one after the
-other. So who receives it stays for ``SIGNAL_WINDOW_SECONDS``, and goes on with its work. Where the coordinator's task
-receives it as well, or alone, the job is shut down: its step is finished and saved.
+SIGINT and SIGHUP come from a person: the job ends on every task. SIGTERM ends one task, and is a loss like any other
+once it is clear that it is not meant for the whole job: a batch system that ends a job signals every task, one after
+the other. So a task that receives it stays for ``SIGNAL_WINDOW_SECONDS`` and continues its work. If the coordinator's
+task receives it as well, or alone, the job is shut down: its step is finished and saved.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Departure(IntEnum):
 
     @classmethod
     def of(cls, number: int) -> Departure | None:
-        """None for 0, and for what no task of this version says."""
+        """None for 0, and for a number that no task of this version sends."""
         return cls(number) if number in set(cls) else None
 
     @property
@@ -47,13 +47,13 @@ class Shutdown:
 
 @dataclass(slots=True)
 class Leavers:
-    """The coordinator's book of tasks that received SIGTERM."""
+    """The coordinator's record of tasks that received SIGTERM."""
 
     _since: dict[TaskId, tuple[Incarnation, float]] = field(default_factory=dict)
     _gone: set[tuple[TaskId, Incarnation]] = field(default_factory=set)
 
     def note(self, task: TaskId, incarnation: Incarnation, now: float) -> bool:
-        """Whether this is news."""
+        """Whether this was not yet known."""
         known = self._since.get(task)
         if known is not None and known[0] == incarnation:
             return False
@@ -61,7 +61,7 @@ class Leavers:
         return True
 
     def overdue(self, now: float) -> list[tuple[TaskId, Incarnation]]:
-        """Those whose window is over; they are gone from now on."""
+        """The tasks whose window is over; they count as gone from now on."""
         due = [(task, life) for task, (life, since) in self._since.items() if now >= since + SIGNAL_WINDOW_SECONDS]
         for task, life in due:
             self.dismiss(task, life)

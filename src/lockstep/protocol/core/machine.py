@@ -25,7 +25,7 @@ class Machine(Protocol):
         """What this machine waits for now."""
 
     def snapshot(self) -> dict[str, object]:
-        """Its state as plain JSON values."""
+        """The machine's state as plain JSON values."""
 
     def check(self) -> None:
         """Raise AssertionError where an invariant does not hold. Called after every event in tests."""
@@ -59,7 +59,7 @@ Trigger = TypeVar("Trigger", bound=StrEnum)
 
 
 def advance(table: Mapping[tuple[State, Trigger], State], state: State, trigger: Trigger) -> State:
-    """The next state; a pair that is not in the table is a defect of ours, and it is named."""
+    """The next state; a pair that is not in the table is a defect in Lockstep, and the error names it."""
     try:
         return table[state, trigger]
     except KeyError:

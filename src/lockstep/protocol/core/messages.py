@@ -1,8 +1,8 @@
-"""What crosses the wire between two tasks: one frozen dataclass a message.
+"""What crosses the wire between two tasks: one frozen dataclass per message.
 
 Each is idempotent: receiving it twice, or late, changes nothing the second time. The two *requests* are
 ``Open`` (a server asks a worker for its gradients of a step) and ``Pull`` (a worker asks a server for a version of
-its parameters); the one that asks repeats the request until it is satisfied, and lists in ``have`` what it holds.
+its parameters); the asking side repeats the request until it is satisfied, and lists in ``have`` what it holds.
 
 The codec (``transports/control/codec.py``) maps each class by name to a message of ``contract.proto``; a field is an
 int, str, bytes, bool, float, an enum of texts, a tuple of one of those, or (a tuple of) another dataclass.
@@ -53,7 +53,7 @@ class TransportAddress:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message on a link, in both directions: who I am, which incarnation, of which job (0: not known yet)."""
+    """First message on a link, in both directions: my task, incarnation and job (0: not known yet)."""
 
     task: str
     incarnation: Incarnation
@@ -65,7 +65,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a monitor says of its task; ``exit_code`` counts once ``exited`` is set (-9: killed by signal 9)."""
+    """What a monitor reports about its task; ``exit_code`` counts once ``exited`` is set (-9: killed by signal 9)."""
 
     task: str
     host: str
@@ -81,7 +81,7 @@ class Description:
     job: JobId
     leaver: str = ""
     leaving: int = 0
-    """This task received this signal (``leaving.Departure``), as this monitor or its task knows; 0: none did."""
+    """The task received this signal (``leaving.Departure``), as far as its monitor or the task knows; 0: none."""
     printed_seconds: float = 0.0
     """How long ago the task printed a whole report; 0: it has not. Tasks that have no link to it ask for this."""
 
@@ -100,7 +100,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Coordinator to those that joined: who is still missing, or was lost and is waited for."""
+    """Coordinator to the tasks that joined: who is still missing, or was lost and is waited for."""
 
     missing: tuple[MissingTask, ...]
 
@@ -109,9 +109,9 @@ class Roster:
 class View:
     """Coordinator to all: the cluster is complete; these are its members. A later number replaces an earlier one.
 
-    The rest is for the one that it is sent to: the step it begins with (``INITIAL_STEP``: the chief brings the initial
-    parameters), the small local state that a worker had before that step (empty: as it is built), and the checkpoint
-    that the servers begin with (empty: none).
+    The rest is for the receiver: the step it starts with (``INITIAL_STEP``: the chief brings the initial parameters),
+    the small local state that a worker had before that step (empty: as the model was built), and the checkpoint that
+    the servers start with (empty: none).
     """
 
     job: JobId
@@ -124,7 +124,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Coordinator to one task, or a called task to its caller: you cannot take part, and why."""
+    """Coordinator to one task, or a called task to its caller: why you cannot take part."""
 
     reason: Reason
 
@@ -178,7 +178,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Server to worker: you may write your gradients here (one region for this pair of lives)."""
+    """Server to worker: you may write your gradients here (one region for this pair of incarnations)."""
 
     ticket: Ticket
 
@@ -199,7 +199,7 @@ class Pull:
     have: tuple[BucketId, ...]
     ticket: Ticket
     in_place: bool = False
-    """Lend them: this worker computes with them where they are, and gives them back once it has the next version."""
+    """Lend the buckets: this worker computes with them in place, and gives them back once it has the next version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class GroupRates:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Chief to each server: with these numbers step ``step`` is applied."""
+    """Chief to each server: apply step ``step`` with these numbers."""
 
     step: Step
     groups: tuple[GroupRates, ...]
@@ -220,7 +220,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Edition:
-    """A bucket was sent ``edition`` times again after it had been edited; only that one counts."""
+    """A bucket was edited and sent again ``edition`` times; only this edition counts."""
 
     bucket: BucketId
     edition: int
@@ -231,9 +231,10 @@ class Seal:
     """Worker to server: my gradients of ``step`` are final; the buckets of ``absent`` have none.
 
     Buckets that are not in ``editions`` count in their first edition, number 0. ``without`` are parameters (numbers of
-    the plan) that have no gradient although their bucket has one; there it is zero. ``void``: nobody's gradients of
-    this step may be applied (this worker found infinity in its own). ``values``: the chief's buckets are not gradients
-    but the next parameters themselves. ``occasion`` says what the worker was doing; all workers must say the same.
+    the plan) that have no gradient although their bucket has one; there it is zero. ``void``: no worker's gradients
+    of this step may be applied (this worker found infinity in its own). ``values``: the chief's buckets are not
+    gradients but the next parameters themselves. ``occasion`` names what the worker was doing; it must be the same on
+    all workers.
     """
 
     step: Step
@@ -255,7 +256,7 @@ class Contributors:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Worker to server, outside of the steps: ``what`` in words that the server's store knows, with its bytes."""
+    """Worker to server, outside of the steps: ``what`` is a request that the server's store knows, with its bytes."""
 
     number: int
     what: str
@@ -283,7 +284,7 @@ class Commit:
     """Coordinator to servers: step ``step`` is complete on every server.
 
     ``save``: version ``step + 1`` goes into a checkpoint, before anything is applied to it. ``workers``: the following
-    steps are made of the gradients of these (empty: of everybody's); the greatest ``change`` counts.
+    steps are made of the gradients of these (empty: of all workers); the greatest ``change`` counts.
     """
 
     step: Step
@@ -294,9 +295,9 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class LocalState:
-    """Worker to coordinator: what I had beside the parameters before ``step``; ``same``: as a step earlier.
+    """Worker to coordinator: my state besides the parameters before ``step``; ``same``: as one step earlier.
 
-    ``stuck``: why another incarnation of this worker could not begin with that step; empty where it could.
+    ``stuck``: why another incarnation of this worker could not start with that step; empty if it could.
     """
 
     step: Step
@@ -318,7 +319,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Any task to the coordinator: this incarnation of ``task`` is over, and why; ``lives``: it is not, after all."""
+    """Any task to the coordinator: this incarnation of ``task`` ended, and why; ``lives``: it is alive after all."""
 
     task: str
     incarnation: Incarnation
@@ -335,7 +336,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Any task to the coordinator: I cannot go on. ``culprit`` is the task that broke, if not the sender."""
+    """Any task to the coordinator: I cannot continue. ``culprit`` is the task that failed, if not the sender."""
 
     culprit: str
     step: Step
@@ -346,7 +347,7 @@ class Failed:
 class End:
     """Coordinator to all: the job has ended, well or with the first real error.
 
-    ``again``: begin another incarnation, and with it the job again, from the newest checkpoint.
+    ``again``: start another incarnation, and with it the job, from the newest checkpoint.
     """
 
     ok: bool
@@ -355,19 +356,19 @@ class End:
     reason: Reason = NO_REASON
     again: bool = False
     departure: int = 0
-    """The signal of the task that ended it for all (``leaving.Departure``); 0: none did."""
+    """The signal (``leaving.Departure``) of the task that ended the job; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """Any task to the coordinator: I received this signal (``leaving.Departure``) and leave."""
+    """Any task to the coordinator: I received this signal (``leaving.Departure``) and am leaving."""
 
     signal: int
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Coordinator to all others: this task received this signal and leaves. To the task itself: you may go."""
+    """Coordinator to all others: this task received this signal and is leaving. To the task itself: you may leave."""
 
     task: str
     signal: int
@@ -382,9 +383,9 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Coordinator to all: what it found out about a wait that is longer than usual.
+    """Coordinator to all: what it found out about an unusually long wait.
 
-    ``diagnosis`` is all of it as JSON (``diagnose/verdict.py``). The coordinator prints it; a task that does not
+    ``diagnosis`` is the whole of it as JSON (``diagnose/verdict.py``). The coordinator prints it; a task that does not
     receive ``Printed`` in time prints it itself.
     """
 
@@ -445,7 +446,7 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class GradientNote:
-    """Travels with a gradient bucket: arrives only after all its bytes are there."""
+    """Travels with a gradient bucket and arrives only after all its bytes."""
 
     step: Step
     bucket: BucketId
@@ -454,7 +455,7 @@ class GradientNote:
 
 @dataclass(frozen=True, slots=True)
 class VersionNote:
-    """Travels with a parameter bucket: arrives only after all its bytes are there."""
+    """Travels with a parameter bucket and arrives only after all its bytes."""
 
     version: int
     bucket: BucketId

@@ -1,4 +1,4 @@
-"""What the time of a step goes to."""
+"""Where the time of a step goes."""
 
 from __future__ import annotations
 

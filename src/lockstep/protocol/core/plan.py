@@ -3,10 +3,10 @@
 A pure function of the parameter list and the number of servers, so every task computes the same one and only its hash
 needs comparing. Three layouts follow from it:
 
-* the *arena* of a worker: all buckets one behind the other, in the order in which backward fills them (the last
+* the *arena* of a worker: all buckets, one after another, in the order in which backward fills them (the last
   parameter first). Gradients and parameters of a worker use the same layout.
-* the *shard* of a server: the buckets it owns, one behind the other; where buckets are of whole pages, each begins with
-  a page, so that workers on the server's host can map a parameter's pieces side by side.
+* the *shard* of a server: the buckets it owns, one after another; where buckets are whole pages, each starts on a page,
+  so that workers on the server's host can map a parameter's pieces side by side.
 * a *bucket*: neighbouring parameters, each at a 64-byte aligned offset. A parameter larger than a bucket is cut into
   pieces that fill whole buckets, so that in the arena it stays one contiguous range.
 """
@@ -76,7 +76,7 @@ class Plan:
         return sum(bucket.nbytes for bucket in self.buckets if bucket.server == server)
 
     def shard_room(self, server: int) -> int:
-        """The memory that they lie in: as much, and what is left free between them."""
+        """The memory that they occupy, including the gaps between them."""
         return max((b.shard_offset + b.nbytes for b in self.buckets if b.server == server), default=0)
 
     def buckets_of(self, server: int) -> tuple[Bucket, ...]:
@@ -88,10 +88,10 @@ class Plan:
 
     @cached_property
     def hash(self) -> str:
-        """16 hexadecimal digits that are equal exactly where the plans are."""
+        """16 hexadecimal digits that are equal exactly when the plans are."""
         digest = hashlib.sha256(f"{self.servers} {self.bucket_bytes}".encode())
         for entry in self.parameters:
-            # repr and not str: a name may contain whatever separates the fields.
+            # repr and not str: a name may contain the separator.
             digest.update(repr((entry.name, entry.elements, entry.dtype, entry.group)).encode())
         return digest.hexdigest()[:16]
 
@@ -130,7 +130,7 @@ def make_plan(parameters: Sequence[ParameterEntry], servers: int, bucket_bytes: 
 
 
 def first_difference(ours: Sequence[ParameterEntry], theirs: Sequence[ParameterEntry]) -> str | None:
-    """Where two parameter lists differ first, in words; None where they are equal."""
+    """The first difference between two parameter lists, in words; None if they are equal."""
     for index, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
         if mine != other:
             return phrases.parameter_differs(index, mine, other)
@@ -142,7 +142,7 @@ def first_difference(ours: Sequence[ParameterEntry], theirs: Sequence[ParameterE
 
 
 def first_untrained_difference(chiefs: Sequence[Setting], others: Sequence[Setting]) -> str | None:
-    """Which tensor that is not trained differs first from the chief's, in words; None where all are equal."""
+    """The first untrained tensor that differs from the chief's, in words; None if all are equal."""
     known = {setting.name: setting.value for setting in others}
     for setting in chiefs:
         if setting.name not in known:
@@ -161,7 +161,7 @@ def _refuse_bad_input(parameters: Sequence[ParameterEntry], servers: int, bucket
     seen: set[str] = set()
     for entry in parameters:
         if entry.dtype not in ELEMENT_BYTES:
-            raise PlanError(f"parameter {entry.name!r} has dtype {entry.dtype}; known are {', '.join(ELEMENT_BYTES)}")
+            raise PlanError(f"parameter {entry.name!r} has dtype {entry.dtype}; use one of {', '.join(ELEMENT_BYTES)}")
         if entry.elements < 0:
             raise PlanError(f"parameter {entry.name!r} has {entry.elements} elements")
         if entry.name in seen:
@@ -182,7 +182,7 @@ class _Filling:
 def _pack(parameters: Sequence[ParameterEntry], bucket_bytes: int) -> list[_Filling]:
     """Walk the parameters from the last to the first and fill one bucket of each dtype and group at a time.
 
-    Buckets are numbered when they are begun: the pieces of a large parameter stay next to each other.
+    Buckets are numbered when they are started: the pieces of a large parameter stay next to each other.
     """
     begun: list[_Filling] = []
     filling: dict[tuple[str, int], _Filling] = {}

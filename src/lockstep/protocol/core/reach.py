@@ -18,9 +18,9 @@ class Reach(StrEnum):
     MUTE = "accepts and says nothing"
     OTHER_PROGRAM = "another program"
     OPEN = "open"
-    """A connection works; who it is was not asked."""
+    """A connection works; the task behind it was not identified."""
     BROKEN = "broken"
-    """A connection that failed in any other way, or an answer that cannot be read."""
+    """A connection failed in some other way, or the answer cannot be read."""
     NOT_ASKED = "not asked"
 
 

@@ -1,4 +1,4 @@
-"""Names of settings that have a meaning of their own where two tasks are compared; all others only have to be equal."""
+"""Names of settings that get special treatment when two tasks are compared; all others only have to be equal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ SERVERS = "number of servers"
 WORKERS = "number of workers"
 
 VERSIONS = frozenset({LOCKSTEP_VERSION, TORCH_VERSION})
-"""What differs because other programs are installed."""
+"""Settings that differ because different programs are installed."""
 COUNTS = frozenset({SERVERS, WORKERS})
-"""What follows from the host lists, which are compared entry by entry."""
+"""Settings that follow from the host lists, which are compared entry by entry."""

@@ -1,7 +1,7 @@
-"""How long things may take, where one such time depends on another; ``broken_rules`` says which of them do not match.
+"""How long things may take, where one such time depends on another; ``broken_rules`` lists the rules that do not hold.
 
-What matters is who waits for whom: a waiter must be more patient than the one it waits for, and a sum of waits must
-keep what is promised to people. A time on which no other depends stays where it is used.
+What matters is who waits for whom: a waiter must be more patient than the task it waits for, and a sum of waits must
+keep what people are promised. A time that no other depends on stays where it is used.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Final
 # -- what people are promised, and what they set --
 
 PROMISE_SECONDS: Final = 5.0
-"""A wait that is longer than usual is reported within this time."""
+"""An unusually long wait is reported within this time."""
 VERDICT_SECONDS: Final = 10.0
-"""A cause that can be proven is named within this time: what a drill asks for."""
+"""A cause that can be proven is named within this time; drills require it."""
 STALL_AFTER_SECONDS: Final = 60.0
-"""``--stall_after``: without progress for this long a job has stalled, whatever the cause."""
+"""``--stall_after``: a job without progress for this long has stalled, whatever the cause."""
 STARTUP_SECONDS: Final = 300.0
 """``--startup_timeout``: people start the tasks of a cluster by hand, or a queue does, one after the other."""
 REJOIN_SECONDS: Final = 300.0
-"""``--rejoin_timeout``: as long as a start, since a lost task is started again like any other."""
+"""``--rejoin_timeout``: as long as a start, since a lost task is restarted like any other."""
 GRACE_SECONDS: Final = 25.0
-"""``--grace``: batch systems give 30 s from SIGTERM to SIGKILL, and leaving takes the rest."""
+"""``--grace``: batch systems give 30 s between SIGTERM and SIGKILL, and leaving takes the rest."""
 
 # -- requests, and when they are repeated --
 
@@ -31,32 +31,32 @@ RESEND_SECONDS: Final = 10.0
 """A transfer that left but is still asked for is started again after this long, then after twice as long, and so on.
 Long on purpose: on a slow link the bytes may still be on their way, and sending them twice makes it slower."""
 STALE_ROSTER_SECONDS: Final = 5 * REPEAT_SECONDS
-"""The coordinator reports who is missing every two seconds. One that is silent this long is itself the problem."""
+"""The coordinator reports every two seconds who is missing. If it is silent this long, it is itself the problem."""
 QUESTION_SECONDS: Final = 5 * REPEAT_SECONDS
 """Longer than for other requests: an answer can carry megabytes, and asking again sends them again."""
 SAVE_AGAIN_SECONDS: Final = 10.0
-"""How soon after a checkpoint that could not be written (a full disk, for example) the next one is tried."""
+"""How long after a checkpoint could not be written (a full disk, for example) the next one is tried."""
 
-# -- heartbeats, and who counts as heard, gone or slow --
+# -- heartbeats, and which peers count as heard, gone or slow --
 
 HEARTBEAT_SECONDS: Final = 1.0
 """How often each end of a link, and each task to its monitor, sends a heartbeat."""
 HEARD_SECONDS: Final = 2.5
-"""A peer that sent something this recently is there: two heartbeats, and a late one's delay."""
+"""A peer that sent something this recently is there: two heartbeats, one of them late."""
 UNHEARD_SECONDS: Final = 3.0
 """A peer that sent nothing for this long has missed three heartbeats."""
 COORDINATOR_UNHEARD_SECONDS: Final = 2.5
 """A task that receives nothing from the coordinator for this long decides on its own."""
 GONE_SECONDS: Final = 2.0
-"""A peer whose link broke and whose monitor cannot be reached for this long is taken for gone."""
+"""A peer whose link broke and whose monitor cannot be reached for this long counts as gone."""
 SLOW_SECONDS: Final = 20.0
 """The same for a monitor that accepts connections but does not answer in time: most likely its machine is busy."""
 LEFT_SECONDS: Final = 3.0
 """A peer that ended with exit code 0 has this long to be explained by the end of the job."""
 PUSH_SECONDS: Final = 1.0
-"""A watcher is sent something at least this often, so that it can tell silence from "nothing new"."""
+"""A watcher receives something at least this often, so that it can tell silence from "nothing new"."""
 WATCHER_GONE_SECONDS: Final = 1.5
-"""A watcher comes back to wait after each push; one that did not is gone."""
+"""A watcher comes back to wait after each push; one that does not within this time is gone."""
 
 # -- the watchdog: when it looks, and how long it looks --
 
@@ -65,42 +65,42 @@ TICK_SECONDS: Final = 0.4
 NOTICE_SECONDS: Final = 2.0
 """No shorter wait is ever reported."""
 FIRST_STEPS_NOTICE_SECONDS: Final = 4.0
-"""The same before it is known how long a step takes."""
+"""The same while it is not known how long a step takes."""
 PATIENCE_SECONDS: Final = 3.0
 """A shorter standstill proves nothing."""
 FIRST_STEPS_FACTOR: Final = 10.0
 """The first steps compile, tune and load: a standstill then proves nothing for this many times longer."""
 ASK_ALL_SECONDS: Final = 0.6
-"""How long an answer is waited for when all tasks are asked."""
+"""How long to wait for an answer when all tasks are asked."""
 ASK_STACK_SECONDS: Final = 1.5
-"""How long a stack is waited for: its monitor runs another program to get it."""
+"""How long to wait for a stack: the monitor runs another program to get it."""
 OWN_LOOK_SECONDS: Final = 2.0
 """A task that waits this long without a message from the coordinator looks for the cause itself."""
 AFTER_COORDINATOR_SECONDS: Final = 10.0
-"""The coordinator ends a job that stalls; a task that is connected to it waits this much longer before it does so."""
+"""The coordinator ends a job that stalls; a task connected to it waits this much longer before doing so itself."""
 VERDICT_AGAIN_SECONDS: Final = 30.0
 """How long until a verdict that still holds is repeated: late enough not to fill a log."""
 WATCHDOG_JOIN_SECONDS: Final = 6.0
-"""A task that leaves waits for a look that is under way."""
+"""How long a task that leaves waits for a look that is under way."""
 PRINTED_SECONDS: Final = 2.0
-"""A task that knows of a report and does not learn within this time that another has printed it prints it itself."""
+"""A task prints a report itself if it does not learn within this time that another task has printed it."""
 PRINTED_AFTER_SECONDS: Final = 0.5
-"""All but the first of those wait this much longer, so that one of them prints it."""
+"""All but the first of those tasks wait this much longer, so that only one prints it."""
 
-# -- evidence: what a task shows of itself, and from when on it proves anything --
+# -- evidence: what a task reveals about itself, and when it proves anything --
 
 BOOKS_SECONDS: Final = 0.5
 """How often the loop publishes its machines' books for other threads."""
 LOOP_ANSWER_SECONDS: Final = 0.2
 """How long a snapshot waits for the loop; one that is stuck is shown by its last books."""
 CPU_WINDOW_SECONDS: Final = 2.0
-"""The time over which a thread's work is counted: that of the shortest wait which is spoken of."""
+"""The time over which a thread's work is counted: the shortest wait that is reported."""
 KERNEL_SECONDS: Final = 0.3
 """How often the kernel's counters of a connection are read, at most, while something is stuck."""
 WATCHED_SECONDS: Final = 1.5
 """The kernel's counters prove that nothing came only if they were watched this long: a heartbeat was due."""
 STUCK_SECONDS: Final = 2.0
-"""A callback, or the loop, that has run this long does not come back soon: all of them are short."""
+"""A callback, or the loop, that has run this long is stuck: all of them are short."""
 SENT_SECONDS: Final = 2.0
 """A tensor that left this long ago over a link that works should be there."""
 STOPPED_SECONDS: Final = 2.5
@@ -123,12 +123,12 @@ WHY_ASK_SECONDS: Final = 0.4
 WHY_BUDGET_SECONDS: Final = 1.7
 """What may be spent on an answer, less the time that Python takes to start."""
 PROOF_SECONDS: Final = 4.0
-"""How long proof is looked for after torch.distributed has failed: a monitor knows of a death at once."""
+"""How long to look for proof after torch.distributed has failed: a monitor knows of a death at once."""
 
 # -- while a cluster forms --
 
 SEARCH_SECONDS: Final = 1.0
-"""How often the addresses of missing tasks are looked at."""
+"""How often the addresses of missing tasks are probed."""
 QUIET_SECONDS: Final = 2.0
 """Tasks never start in the same instant: one that is missing for less than this is not reported."""
 SAY_SECONDS: Final = 5.0
@@ -136,24 +136,24 @@ SAY_SECONDS: Final = 5.0
 ASK_AFTER_SECONDS: Final = 3.0
 """A task that is up and has not joined for this long is asked why. A healthy one joins sooner."""
 COMPARE_SECONDS: Final = 5.0
-"""How often a task that finds nobody compares its host lists with those of others."""
+"""How often a task that finds no other task compares its host lists with those of others."""
 INQUIRY_SECONDS: Final = 2.0
 """No further task is asked for its host lists after this long."""
 SEARCH_JOIN_SECONDS: Final = 5.0
-"""A task that leaves waits for a comparison that is under way."""
+"""How long a task that leaves waits for a comparison that is under way."""
 
-# -- links and streams are opened and closed --
+# -- opening and closing links and streams --
 
 DIAL_SECONDS: Final = 5.0
 """How long a link of messages may take to open."""
 LONGEST_DIAL_SECONDS: Final = 30.0
-"""Where a link takes longer to open than it was given, the next try gets twice the time, up to this."""
+"""If a link does not open in time, the next try gets twice the time, up to this."""
 HELLO_SECONDS: Final = 10.0
 """How long a task that connects may take to identify itself."""
 MATCH_SECONDS: Final = 10.0
-"""How long an incoming connection waits until its endpoint is asked for here."""
+"""How long an incoming connection waits for its endpoint to be requested here."""
 CONNECT_SECONDS: Final = 30.0
-"""How long either end of a link waits for the other one."""
+"""How long either end of a link waits for the other."""
 FLUSH_SECONDS: Final = 1.0
 """How long a side that ends a link waits for its last frames to go out and for the peer to hang up."""
 CUT_SECONDS: Final = 2.0
@@ -168,11 +168,11 @@ LEAVE_SECONDS: Final = 5.0
 GIVE_UP_SECONDS: Final = 10.0
 """How long a training thread may take to leave after the job has ended; inside a device call it never does."""
 TASKS_LEAVE_SECONDS: Final = 8.0
-"""How long after a verdict that ends the job its tasks may take to leave: what a drill asks for."""
+"""How long tasks may take to leave after a verdict that ends the job; drills require it."""
 SIGNAL_WINDOW_SECONDS: Final = 5.0
-"""How long after one task the signal of a whole job may still come to the coordinator's."""
+"""How long after one task's signal the coordinator's task may still receive it, if it is meant for the whole job."""
 TOLD_SECONDS: Final = 2.0
-"""How long a task waits until the job that its signal ends is over."""
+"""How long a task waits for the job that its signal ends to be over."""
 ASIDE_SECONDS: Final = 0.3
 """How long the main thread has to notice on its own that the job is over."""
 WIND_UP_SECONDS: Final = 3.0
@@ -182,41 +182,41 @@ SERVER_WIND_UP_SECONDS: Final = 8.0
 SAME_SIGNAL_SECONDS: Final = 0.3
 """A signal this soon after the first is the same one: some programs send it to a process and also to its group."""
 
-# -- monitors, and the command that starts a whole cluster, see to the end of tasks --
+# -- monitors, and the command that starts a whole cluster, make sure that tasks end --
 
 STOP_SECONDS: Final = 5.0
 """How long a task may take to end when its monitor asks it to."""
 LINGER_SECONDS: Final = 3.0
 """How long a monitor answers for a task that failed, so that peers learn of it."""
 ANSWERED_FOR_SECONDS: Final = 2.0
-"""The least time for that, for peers that do not watch but ask when they miss the task."""
+"""The minimum for that, for peers that do not watch but ask when the task goes missing."""
 TELL_SECONDS: Final = 1.0
-"""How long a quiet end waits until watchers are notified."""
+"""How long a normal end waits for watchers to be notified."""
 LEFTOVER_GRACE_SECONDS: Final = 0.5
-"""How long what a task left behind may take to end by itself."""
+"""How long processes that a task left behind may take to end by themselves."""
 LEFTOVER_SECONDS: Final = 5.0
 """How long a reaper tries to kill the rest: a process inside a kernel call cannot be killed."""
 REAPER_SECONDS: Final = 8.0
 """How long a monitor waits for its reaper."""
 FORMER_SECONDS: Final = 10.0
-"""How long a sidecar waits for that of a former incarnation of its task to release the address."""
+"""How long a sidecar waits for its predecessor (of a former incarnation of its task) to release the address."""
 SIDECAR_CLOSE_SECONDS: Final = 5.0
 """How long a program that leaves waits for its sidecar."""
 MONITOR_SECONDS: Final = 7.0
-"""How long a monitor may take to end when asked to, beside the grace of its task."""
+"""How long a monitor may take to end when asked to, on top of its task's grace."""
 KILL_SECONDS: Final = 1.0
-"""The same when it is asked for the second time."""
+"""The same when it is asked a second time."""
 CLEAN_UP_SECONDS: Final = 8.0
-"""How long what is left of a whole cluster may take to end by itself."""
+"""How long the remains of a whole cluster may take to end by themselves."""
 
 
 def look_seconds() -> float:
-    """How long it takes at most to ask all tasks: a probe, two questions to a monitor, one to its task."""
+    """The longest that asking all tasks takes: a probe, two questions to a monitor, one to its task."""
     return 3 * ASK_ALL_SECONDS + PROBE_ALL_SECONDS
 
 
 def print_seconds() -> float:
-    """How long it takes at most until a task prints a report that no other task has printed."""
+    """The longest until a task prints a report that no other task has printed."""
     return PRINTED_SECONDS + PRINTED_AFTER_SECONDS + 2 * ASK_ALL_SECONDS
 
 
@@ -237,7 +237,7 @@ def _promises() -> _Rules:
             NOTICE_SECONDS + TICK_SECONDS + look_seconds() <= PROMISE_SECONDS,
         ),
         (
-            "so they do where a task does not answer and its monitor gives its stack",
+            "they also do if a task does not answer and its monitor gives its stack",
             NOTICE_SECONDS + TICK_SECONDS + silent_culprit <= PROMISE_SECONDS,
         ),
         (
@@ -246,24 +246,27 @@ def _promises() -> _Rules:
         ),
         ("no notice comes sooner in the first steps than later", FIRST_STEPS_NOTICE_SECONDS >= NOTICE_SECONDS),
         (
-            "what is proven by patience is a verdict in time",
+            "what patience proves becomes a verdict in time",
             NOTICE_SECONDS + PATIENCE_SECONDS + TICK_SECONDS + look_seconds() <= VERDICT_SECONDS,
         ),
         ("a verdict comes after the notice", PROMISE_SECONDS < VERDICT_SECONDS),
         ("a job has had its verdict before it counts as stalled", VERDICT_SECONDS < STALL_AFTER_SECONDS),
         (
-            "the coordinator is waited for less long than a stall itself",
+            "tasks wait for the coordinator for less time than a stall takes",
             AFTER_COORDINATOR_SECONDS < STALL_AFTER_SECONDS,
         ),
-        ("a verdict is said twice before a job counts as stalled", 2 * VERDICT_AGAIN_SECONDS <= STALL_AFTER_SECONDS),
-        ("a verdict is not said again while the first is being dealt with", VERDICT_AGAIN_SECONDS > VERDICT_SECONDS),
+        (
+            "a verdict is reported twice before a job counts as stalled",
+            2 * VERDICT_AGAIN_SECONDS <= STALL_AFTER_SECONDS,
+        ),
+        ("a verdict is not repeated while the first is being handled", VERDICT_AGAIN_SECONDS > VERDICT_SECONDS),
         (
             "proof in the first steps comes before a start has failed",
             FIRST_STEPS_FACTOR * PATIENCE_SECONDS < STARTUP_SECONDS,
         ),
         ("a start and a return take longer than a stall", min(STARTUP_SECONDS, REJOIN_SECONDS) > STALL_AFTER_SECONDS),
         (
-            "`lockstep why` has asked everybody within its budget",
+            "`lockstep why` has asked all tasks within its budget",
             3 * WHY_ASK_SECONDS + PROBE_ALL_SECONDS <= WHY_BUDGET_SECONDS,
         ),
         ("the budget of `lockstep why` keeps its promise of 2 s", WHY_BUDGET_SECONDS < 2.0),
@@ -273,7 +276,7 @@ def _promises() -> _Rules:
 def _requests() -> _Rules:
     return (
         ("a request is repeated before it counts as lost", PATIENCE_SECONDS > REPEAT_SECONDS),
-        ("a lost answer is spoken of before it is sent again", RESEND_SECONDS > NOTICE_SECONDS + PATIENCE_SECONDS),
+        ("a lost answer is reported before it is sent again", RESEND_SECONDS > NOTICE_SECONDS + PATIENCE_SECONDS),
         ("an answer is asked for several times before it is sent again", RESEND_SECONDS >= 3 * REPEAT_SECONDS),
         ("a tensor counts as missing before it is sent again", SENT_SECONDS < RESEND_SECONDS),
         ("a roster is stale only after several that did not come", STALE_ROSTER_SECONDS >= 3 * REPEAT_SECONDS),
@@ -290,17 +293,20 @@ def _hearing() -> _Rules:
             "a peer counts as heard after two heartbeats, one of them late",
             HEARD_SECONDS >= 2 * HEARTBEAT_SECONDS + TICK_SECONDS,
         ),
-        ("nobody counts as heard and as unheard", HEARD_SECONDS < UNHEARD_SECONDS),
+        ("no peer counts as both heard and unheard", HEARD_SECONDS < UNHEARD_SECONDS),
         (
             "the coordinator has missed two heartbeats before others decide",
             COORDINATOR_UNHEARD_SECONDS > 2 * HEARTBEAT_SECONDS,
         ),
         ("the coordinator no longer counts as heard when others decide", COORDINATOR_UNHEARD_SECONDS >= HEARD_SECONDS),
-        ("a gone peer was looked at after its last heartbeat", GONE_SECONDS >= HEARTBEAT_SECONDS + PROBE_SECONDS),
+        ("a peer that is gone was probed after its last heartbeat", GONE_SECONDS >= HEARTBEAT_SECONDS + PROBE_SECONDS),
         ("a slow monitor has longer than a silent one", SLOW_SECONDS > GONE_SECONDS),
         ("a slow monitor is asked several times", SLOW_SECONDS >= 5 * (PROBE_SECONDS + ASK_SECONDS + GREETING_SECONDS)),
         ("a lost task is known before the job counts as stalled", SLOW_SECONDS < STALL_AFTER_SECONDS),
-        ("the message that the job is over comes before a peer has left early", LEFT_SECONDS > SETTLE_SECONDS),
+        (
+            "the message that the job is over comes before a peer counts as having left early",
+            LEFT_SECONDS > SETTLE_SECONDS,
+        ),
         ("a watcher comes back within the time after which it is gone", WATCHER_GONE_SECONDS > PUSH_SECONDS),
     )
 
@@ -308,7 +314,7 @@ def _hearing() -> _Rules:
 def _evidence() -> _Rules:
     return (
         (
-            "the books are published twice within the shortest wait that is spoken of",
+            "the books are published twice within the shortest wait that is reported",
             2 * BOOKS_SECONDS <= NOTICE_SECONDS,
         ),
         ("the watchdog looks twice within that wait", 2 * TICK_SECONDS <= NOTICE_SECONDS),
@@ -319,9 +325,9 @@ def _evidence() -> _Rules:
             HEARTBEAT_SECONDS + max(TICK_SECONDS, KERNEL_SECONDS) <= WATCHED_SECONDS,
         ),
         ("the kernel is watched long enough within the watchdog's patience", WATCHED_SECONDS < PATIENCE_SECONDS),
-        ("a stuck thread is proven when its wait is spoken of", STUCK_SECONDS <= NOTICE_SECONDS),
+        ("a stuck thread is proven when its wait is reported", STUCK_SECONDS <= NOTICE_SECONDS),
         ("a stuck loop has missed its books", STUCK_SECONDS > BOOKS_SECONDS),
-        ("a tensor counts as missing when its wait is spoken of", SENT_SECONDS <= NOTICE_SECONDS),
+        ("a tensor counts as missing when its wait is reported", SENT_SECONDS <= NOTICE_SECONDS),
         ("a stopped process is proven before patience ends", STOPPED_SECONDS < NOTICE_SECONDS + PATIENCE_SECONDS),
         ("a stopped process is proven in time", STOPPED_SECONDS + TICK_SECONDS + look_seconds() <= VERDICT_SECONDS),
         (
@@ -332,7 +338,10 @@ def _evidence() -> _Rules:
             "the coordinator has ended a stalled job before another task does",
             look_seconds() + ASK_STACK_SECONDS + LEAVE_SECONDS < AFTER_COORDINATOR_SECONDS,
         ),
-        ("all who leave have left before a missing one is a loss", LAST_WAIT_SECONDS >= LEAVE_SECONDS + SETTLE_SECONDS),
+        (
+            "all tasks that leave have left before a missing one is a loss",
+            LAST_WAIT_SECONDS >= LEAVE_SECONDS + SETTLE_SECONDS,
+        ),
     )
 
 
@@ -340,30 +349,30 @@ def _asking() -> _Rules:
     one = PROBE_SECONDS + ASK_SECONDS
     return (
         (
-            "a task with a stuck loop still answers those who ask all",
+            "a task with a stuck loop still answers when all tasks are asked",
             min(ASK_ALL_SECONDS, WHY_ASK_SECONDS) > LOOP_ANSWER_SECONDS,
         ),
-        ("a probe is no longer than a question", max(PROBE_SECONDS, GREETING_SECONDS) <= ASK_SECONDS),
+        ("a probe takes no longer than a question", max(PROBE_SECONDS, GREETING_SECONDS) <= ASK_SECONDS),
         (
-            "where all are asked, a probe is no longer than a question",
+            "when all tasks are asked, a probe takes no longer than a question",
             min(ASK_ALL_SECONDS, WHY_ASK_SECONDS) >= PROBE_ALL_SECONDS,
         ),
-        ("who asks all is less patient than who asks one", ASK_ALL_SECONDS <= ASK_SECONDS),
+        ("asking all tasks is less patient than asking one", ASK_ALL_SECONDS <= ASK_SECONDS),
         ("a comparison of host lists has ended before the next", INQUIRY_SECONDS + one < COMPARE_SECONDS),
-        ("who leaves waits for a comparison to end", INQUIRY_SECONDS + one < SEARCH_JOIN_SECONDS),
-        ("a missing task was looked at before it is spoken of", QUIET_SECONDS > SEARCH_SECONDS),
-        ("a missing task is spoken of before it is asked why", QUIET_SECONDS < ASK_AFTER_SECONDS),
-        ("a missing task is spoken of in time", QUIET_SECONDS + SEARCH_SECONDS + one <= PROMISE_SECONDS),
-        ("what is said of missing tasks is new each time", SAY_SECONDS > SEARCH_SECONDS),
+        ("a task that leaves waits for a comparison to end", INQUIRY_SECONDS + one < SEARCH_JOIN_SECONDS),
+        ("a missing task was probed before it is reported", QUIET_SECONDS > SEARCH_SECONDS),
+        ("a missing task is reported before it is asked why", QUIET_SECONDS < ASK_AFTER_SECONDS),
+        ("a missing task is reported in time", QUIET_SECONDS + SEARCH_SECONDS + one <= PROMISE_SECONDS),
+        ("each report of missing tasks is new", SAY_SECONDS > SEARCH_SECONDS),
         ("a look, and a stack, fit into the time for proof", look_seconds() + ASK_STACK_SECONDS < PROOF_SECONDS),
     )
 
 
 def _opening() -> _Rules:
     return (
-        ("who dials a stream waits longer than the other end for its hello", CONNECT_SECONDS > HELLO_SECONDS),
-        ("who dials a stream waits longer than the other end for its match", CONNECT_SECONDS > MATCH_SECONDS),
-        ("a first dial ends before the other end stops to listen for its hello", DIAL_SECONDS < HELLO_SECONDS),
+        ("the dialer of a stream waits longer than the other end waits for its hello", CONNECT_SECONDS > HELLO_SECONDS),
+        ("the dialer of a stream waits longer than the other end waits for its match", CONNECT_SECONDS > MATCH_SECONDS),
+        ("a first dial ends before the other end stops waiting for its hello", DIAL_SECONDS < HELLO_SECONDS),
         ("a last dial gives the other end its whole time", LONGEST_DIAL_SECONDS > HELLO_SECONDS),
         ("a dial is longer than the questions before it", DIAL_SECONDS > PROBE_SECONDS + ASK_SECONDS),
         ("a last dial ends before a start does", LONGEST_DIAL_SECONDS < STARTUP_SECONDS),
@@ -380,9 +389,9 @@ def _leaving() -> _Rules:
         ),
         ("a task that leaves prints a report that no other has printed", print_seconds() < WATCHDOG_JOIN_SECONDS),
         ("the first of the others has printed a report before the next does", PRINTED_AFTER_SECONDS > TICK_SECONDS),
-        ("a report that nobody has printed is out in time", NOTICE_SECONDS + print_seconds() < VERDICT_SECONDS),
+        ("a report that no task has printed is out in time", NOTICE_SECONDS + print_seconds() < VERDICT_SECONDS),
         ("a report is printed by the coordinator before others do", PRINTED_SECONDS > TICK_SECONDS + ASK_ALL_SECONDS),
-        ("the end has gone out before a task stops to wait for others", SETTLE_SECONDS < LEAVE_SECONDS),
+        ("the end has gone out before a task stops waiting for others", SETTLE_SECONDS < LEAVE_SECONDS),
         ("the end has gone out before a process is forced to end", SETTLE_SECONDS < WIND_UP_SECONDS),
         (
             "a server has seen the others off before it is forced to end",
@@ -390,32 +399,35 @@ def _leaving() -> _Rules:
         ),
         ("a drill lets a task see the others off", LEAVE_SECONDS + SETTLE_SECONDS < TASKS_LEAVE_SECONDS),
         ("a training thread that looks for proof is not given up", longest_proof < GIVE_UP_SECONDS),
-        ("the end that a signal asks for is awaited as long as it may take to go out", TOLD_SECONDS >= SETTLE_SECONDS),
+        (
+            "a task waits for the end that a signal asks for as long as it may take to go out",
+            TOLD_SECONDS >= SETTLE_SECONDS,
+        ),
         ("a signal to all has come to all before one counts as a loss", SIGNAL_WINDOW_SECONDS > TOLD_SECONDS),
         ("it is known within the grace whether a signal is meant for all", SIGNAL_WINDOW_SECONDS < GRACE_SECONDS),
         ("the grace, and leaving after it, keep the 30 s of batch systems", GRACE_SECONDS + STOP_SECONDS <= 30.0),
-        ("a second signal of a person is not taken for the first", SAME_SIGNAL_SECONDS <= 0.5),
+        ("a person's second signal is not mistaken for the first", SAME_SIGNAL_SECONDS <= 0.5),
     )
 
 
 def _ending() -> _Rules:
     return (
         (
-            "a monitor kills no task that winds up after the end of its job",
+            "a monitor does not kill a task that winds up after the end of its job",
             STOP_SECONDS > ASIDE_SECONDS + WIND_UP_SECONDS,
         ),
-        ("a monitor lets a task wait until its end is told", STOP_SECONDS > TOLD_SECONDS + ASIDE_SECONDS),
+        ("a monitor lets a task wait until its end is reported", STOP_SECONDS > TOLD_SECONDS + ASIDE_SECONDS),
         (
-            "a cluster waits longer for a monitor than that one for its task",
+            "a cluster waits longer for a monitor than the monitor for its task",
             MONITOR_SECONDS > STOP_SECONDS + LEFTOVER_GRACE_SECONDS,
         ),
         ("a monitor waits longer than its reaper", REAPER_SECONDS > LEFTOVER_SECONDS),
         ("a reaper kills what is left before it gives up", LEFTOVER_SECONDS > LEFTOVER_GRACE_SECONDS),
         ("a cluster waits longer for what is left than a reaper", CLEAN_UP_SECONDS > LEFTOVER_SECONDS),
         ("a cluster waits longer for what is left than for its monitors", CLEAN_UP_SECONDS > MONITOR_SECONDS),
-        ("who asks twice is less patient", KILL_SECONDS < MONITOR_SECONDS),
-        ("a failure is answered for longer than a quiet end", TELL_SECONDS < ANSWERED_FOR_SECONDS <= LINGER_SECONDS),
+        ("a second request to end is less patient", KILL_SECONDS < MONITOR_SECONDS),
+        ("a failure is answered for longer than a normal end", TELL_SECONDS < ANSWERED_FOR_SECONDS <= LINGER_SECONDS),
         ("a failure is answered for until peers have asked", ANSWERED_FOR_SECONDS >= 2 * HEARTBEAT_SECONDS),
-        ("a sidecar waits until that of a former life has gone", FORMER_SECONDS > LINGER_SECONDS),
-        ("a program waits for its sidecar while that one lingers", SIDECAR_CLOSE_SECONDS > LINGER_SECONDS),
+        ("a sidecar waits until that of a former incarnation has gone", FORMER_SECONDS > LINGER_SECONDS),
+        ("a program waits for its sidecar while the sidecar lingers", SIDECAR_CLOSE_SECONDS > LINGER_SECONDS),
     )

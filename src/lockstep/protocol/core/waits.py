@@ -1,4 +1,4 @@
-"""Who waits for whom, for what, since when. The log line, the watchdog and ``lockstep why`` all read this."""
+"""Who waits for whom, for what, and since when. The log line, the watchdog and ``lockstep why`` all read this."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class WaitKind(StrEnum):
     SUM = "allreduce"
     """A bucket's sum over all workers, without servers."""
     OWN_STEP = "own step"
-    """A process alone: its own computation."""
+    """The computation of a process that trains alone."""
     CONNECTION = "connection"
     JOINING = "joining"
     """A task that has not joined yet."""
     COMPLETE = "complete"
-    """The cluster, by a task that has joined."""
+    """The whole cluster, for a task that has joined."""
     COMMIT = "commit"
     APPLIED = "applied"
     """A server's message that a step is applied."""
@@ -49,7 +49,7 @@ FORMING = frozenset({WaitKind.JOINING, WaitKind.CONNECTION, WaitKind.COMPLETE})
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """``waiter`` needs something of ``on`` to go on with ``step``; ``state`` tells people what the waiter knows of it.
+    """``waiter`` needs something from ``on`` to continue with ``step``; ``state`` is what the waiter knows of it.
 
     ``key`` and ``bucket``: the tensor, where it is one. ``detail`` names what is asked for in words, where the kind
     alone does not.

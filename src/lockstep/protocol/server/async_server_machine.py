@@ -1,8 +1,8 @@
 """The machine of one server without synchronisation: each worker's gradient is applied by itself, as it comes.
 
-Every worker has a step of its own. A bucket is updated for one worker at a time, from one slot of the store to the
-other, and the new value goes back to the worker whose gradient made it. Nothing is committed, no task waits for any
-else, and so the result depends on the order of arrival: that is what ``--cross_replica_sync=False`` asks for.
+Every worker has its own step. A bucket is updated for one worker at a time, from one slot of the store to the
+other, and the new value goes back to the worker whose gradient made it. Nothing is committed, no task waits for
+another, and so the result depends on the order of arrival: that is what ``--cross_replica_sync=False`` asks for.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class AsyncServerMachine(ServerMachine):
         self._queues: dict[BucketId, deque[tuple[TaskId, int]]] = {}
         """Gradients that may be applied, with their arrival numbers, in the order in which they became applicable."""
         self._unsealed: dict[tuple[TaskId, BucketId], Arrival] = {}
-        """Gradients that are here and may still be edited; kept out of the queue so that none has to wait for them."""
+        """Gradients that are here but may still be edited; kept out of the queue so that nothing waits for them."""
         self._slots: dict[BucketId, int] = {}
         """Which slot of the store holds the newest value of each bucket."""
         self._latest_rates: Rates | None = None
@@ -71,7 +71,7 @@ class AsyncServerMachine(ServerMachine):
         return effects
 
     def _settle(self, side: WorkerSide, ledger: Ledger, now: float) -> list[Effect]:
-        """The worker has sealed its step: what is here is queued, or goes back if it is not what was sealed."""
+        """The worker has sealed its step: what is here is queued, or handed back if it is not what was sealed."""
         assert side.seal is not None
         bucket = ledger.bucket
         final = sealed_edition(side.seal, self._steps[side.id, bucket], bucket)
@@ -87,7 +87,7 @@ class AsyncServerMachine(ServerMachine):
         return self._apply_if_possible(ledger, now)
 
     def _pass_over(self, side: WorkerSide, ledger: Ledger, now: float) -> list[Effect]:
-        """A bucket without a gradient has nothing to apply; its worker moves on with what there is."""
+        """A bucket without a gradient has nothing to apply; its worker continues with the current value."""
         if self._queued(side.id, ledger.bucket):
             return []
         self._steps[side.id, ledger.bucket] += 1
@@ -101,8 +101,8 @@ class AsyncServerMachine(ServerMachine):
         return self._apply_all_possible(now)
 
     def _known_rates(self) -> tuple[GroupRates, ...] | None:
-        """The chief's latest rates; None where it has not sent any yet; empty, for the numbers that the optimizers were
-        announced with, where it has left without a step."""
+        """The chief's latest rates; None if it has not sent any yet; empty (the numbers that the optimizers were
+        announced with) if it has left without a step."""
         if self._latest_rates is not None:
             return self._latest_rates.groups
         return () if self._workers[CHIEF].done is not None else None
@@ -117,7 +117,7 @@ class AsyncServerMachine(ServerMachine):
         if ledger is None or side is None:
             return "not a bucket of this server, or not a worker"
         if event.incarnation != side.incarnation:
-            return "of another life of this worker"
+            return "of another incarnation of this worker"
         expected = self._steps[event.peer, event.bucket]
         if event.step != expected:
             return f"of step {event.step}; step {expected} is expected"
@@ -205,7 +205,7 @@ class AsyncServerMachine(ServerMachine):
         step = self._expected_step(side)
         return [b for b in self._ledgers if self._steps[side.id, b] == step and not self._is_here(side.id, b)]
 
-    def _out_of_step(self, now: float) -> list[Effect]:  # noqa: ARG002 - workers may do different numbers of steps
+    def _out_of_step(self, now: float) -> list[Effect]:  # noqa: ARG002 - workers may run different numbers of steps
         return []
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""What a server writes down: what has arrived for each bucket, by sender, and what each worker has asked for."""
+"""A server's records: what has arrived for each bucket, by sender, and what each worker has asked for."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ SERVED_BUCKET_TRANSITIONS: Mapping[tuple[ServedBucketState, ServedBucketTrigger]
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One sender's gradient of a bucket: which edition, and the number under which the task keeps it."""
+    """One sender's gradient of a bucket: its edition, and the number under which the task keeps it."""
 
     edition: int
     number: int
 
 
 NO_GRADIENT = Arrival(-1, -1)
-"""The sender has said that it has no gradient for this bucket in this step."""
+"""The sender has no gradient for this bucket in this step."""
 
 
 def sealed_edition(seal: Seal | None, step: Step, bucket: BucketId) -> int | None:
-    """Which edition of a bucket a worker has sealed: that of ``NO_GRADIENT`` for none at all, None without its seal."""
+    """The edition of a bucket that a worker sealed: that of ``NO_GRADIENT`` for no gradient, None without a seal."""
     if seal is None or seal.step != step:
         return None
     if bucket in seal.absent:
@@ -83,7 +83,7 @@ class WorkerSide:
     pulled: dict[BucketId, tuple[float, int]] = field(default_factory=dict)
     """Buckets already started for this pull: when, and how often."""
     flying: dict[tuple[int, BucketId], int] = field(default_factory=dict)
-    """(version, bucket) of transfers that are not over, and the slot each reads."""
+    """(version, bucket) of transfers in progress, and the slot that each reads."""
     seal: Seal | None = None
     done: Step | None = None
     since: float = 0.0

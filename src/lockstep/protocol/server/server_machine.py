@@ -1,4 +1,4 @@
-"""The machine of one server: it counts gradients by sender and says when a bucket may move on.
+"""The machine of one server: it counts gradients by sender and decides when a bucket may advance.
 
 Each bucket of the shard is at a version *v* and collects the gradients of step *v*::
 
@@ -7,9 +7,9 @@ Each bucket of the shard is at a version *v* and collects the gradients of step 
                 the slot that the next version will overwrite
     APPLYING    the store reduces and updates, out of place
 
-and back to COLLECTING at version *v+1*. The store has two slots a bucket: version *v* stays readable in one while
-*v+1* is written to the other, until step *v* is committed; a worker that lost its life in the middle of a step can
-compute it again.
+and back to COLLECTING at version *v+1*. The store has two slots per bucket: version *v* stays readable in one while
+*v+1* is written to the other, until step *v* is committed; a worker that died in the middle of a step can compute it
+again.
 
 Versions start at -1: the chief's initial parameters travel as its gradient of step -1.
 """
@@ -164,8 +164,8 @@ class ServerMachine(Shard):
         return effects
 
     def _forget_life(self, side: WorkerSide) -> list[Effect]:
-        """Another incarnation of this worker. What the former one delivered stays, where nothing is edited afterwards:
-        the same step, computed again, has the same gradients. Elsewhere its seal is missing, and it must deliver anew.
+        """Another incarnation of this worker. What the former one delivered stays where nothing is edited afterwards:
+        the same step, computed again, has the same gradients. Otherwise its seal is missing, and it must deliver again.
         """
         side.layout, side.granted, side.seal, side.done = None, False, None, None
         if self.eager:
@@ -209,7 +209,7 @@ class ServerMachine(Shard):
         start = self._layout.start
         self._ledgers = {b.id: Ledger(b.id, start) for b in event.plan.buckets_of(self.task.index)}
         if start > INITIAL_STEP:
-            # The shard comes from a checkpoint: every task knows what was done before.
+            # The shard comes from a checkpoint: every task knows what happened before.
             self.step, self.committed, self._applied = start, start - 1, start - 1
         effects: list[Effect] = []
         for side in self._workers.values():
@@ -222,7 +222,7 @@ class ServerMachine(Shard):
         return effects
 
     def _admit(self, side: WorkerSide, now: float) -> list[Effect]:
-        """This worker's model is the chief's: give it memory and tell it which step is open."""
+        """This worker's model matches the chief's: give it memory and send it the open step."""
         assert self._layout is not None
         assert side.layout is not None
         if side.layout.plan_hash != self._layout.plan_hash:
@@ -256,7 +256,7 @@ class ServerMachine(Shard):
         ledger = self._ledgers.get(event.bucket)
         refusal = self._why_refused(event, ledger)
         if ledger is None or refusal is not None:
-            self._drop(event.peer, event.step, event.bucket, refusal or "not mine", now)
+            self._drop(event.peer, event.step, event.bucket, refusal or "not a bucket of this server", now)
             return [GiveBack(event.arrival)]
         effects = self._give_back(ledger, event.peer)
         ledger.arrived[event.peer] = Arrival(event.edition, event.arrival)
@@ -278,7 +278,7 @@ class ServerMachine(Shard):
         if ledger is None or side is None:
             return "not a bucket of this server, or not a worker"
         if event.incarnation != side.incarnation:
-            return "of another life of this worker"
+            return "of another incarnation of this worker"
         if event.step != ledger.version:
             return f"of step {event.step}; this bucket is in step {ledger.version}"
         if not self.contributes(event.peer, event.step):
@@ -316,7 +316,7 @@ class ServerMachine(Shard):
         return []
 
     def _keep_only_sealed(self, ledger: Ledger, side: WorkerSide) -> list[Effect]:
-        """An edition that was replaced goes back at once: its sender may need that memory to send the final one."""
+        """A replaced edition goes back at once: its sender may need that memory to send the final one."""
         final = sealed_edition(side.seal, ledger.version, ledger.bucket)
         known = ledger.arrived.get(side.id)
         if final == NO_GRADIENT.edition:
@@ -340,7 +340,7 @@ class ServerMachine(Shard):
         self._rates[rates.step] = rates.groups
         return self._apply_all_possible(now)
 
-    # -- a bucket moves on --
+    # -- a bucket advances --
 
     def _apply_all_possible(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -385,7 +385,7 @@ class ServerMachine(Shard):
         partial = [set(seal.without) for seal in seals if ledger.bucket not in seal.absent]
         return tuple(sorted(set.intersection(*partial))) if partial else ()
 
-    # -- who contributes, where that is not everybody --
+    # -- who contributes, where not all workers do --
 
     def _on_contributors(self, event: Received, message: Contributors, now: float) -> list[Effect]:
         ours = (self.shape.coordinator, self._coordinator)
@@ -456,7 +456,7 @@ class ServerMachine(Shard):
         ours = (self.shape.coordinator, self._coordinator)
         if (event.peer, event.incarnation) != ours:
             return []
-        # Before anything is applied to the version that is to be saved, or reduced over others than it should be.
+        # Before anything is applied to the version that is to be saved, or reduced over the wrong workers.
         effects = self._save(commit.step + 1) if commit.save else []
         if commit.change > self._change:
             effects += self._change_contributors(commit, now)
@@ -469,7 +469,7 @@ class ServerMachine(Shard):
         return effects + self._apply_all_possible(now)
 
     def _change_contributors(self, commit: Commit, now: float) -> list[Effect]:
-        """The job goes on without a lost worker, or takes one back. What was applied stays applied."""
+        """The job continues without a lost worker, or takes one back. What was applied stays applied."""
         self._change = commit.change
         before = self._everybody
         self._everybody = tuple(worker(index) for index in commit.workers) or self.shape.worker_ids()
@@ -505,7 +505,7 @@ class ServerMachine(Shard):
         return effects + self._out_of_step(now)
 
     def next_deadline(self) -> float | None:
-        # Whether anything is owed is looked at when the time has come: this is asked after every event.
+        # This is asked after every event, so whether anything is owed is checked only when the time has come.
         due = [side.repeat_at for side in self._workers.values() if side.granted]
         if self._repeat_at is not None:
             due.append(self._repeat_at)

@@ -1,6 +1,6 @@
 """What a server holds and hands out: versions of its buckets to workers, its progress to the coordinator.
 
-``server.py`` adds the other half: the gradients that come in, and what is made of them. Version *v* of a bucket lies in
+``server_machine.py`` adds the other half: incoming gradients and what is made of them. Version *v* of a bucket lies in
 one of two slots of the store. A transfer reads its slot until the sender's end of it is over, and as long as one does,
 no update may write there.
 """
@@ -35,18 +35,18 @@ class Shard:
         self._journal = journal
         self._ledgers: dict[BucketId, Ledger] = {}
         self._everybody = shape.worker_ids()
-        """Who contributes: all workers, or without those that were lost where the job goes on without them."""
+        """Who contributes: all workers, minus lost ones where the job continues without them."""
         self._change = 0
         """The number of the last change of that."""
         self._workers = {w: WorkerSide(w) for w in self._everybody}
         self._fixed: dict[Step, tuple[TaskId, ...]] = {}
-        """Who contributes, where the coordinator has decided it (backup workers)."""
+        """Who contributes, where the coordinator has decided it (with backup workers)."""
         self._applied_at: float | None = None
-        """Since when this shard waits for a step of it to be committed."""
+        """Since when this shard has been waiting for its step to be committed."""
         self._applied: Step = INITIAL_STEP - 1
         self._failure: Failed | None = None
         self._repeat_at: float | None = None
-        """When the coordinator is sent again what it has not answered."""
+        """When to send the coordinator again what it has not answered."""
         self._save_version: int = INITIAL_STEP
         """The newest version that was to be saved."""
         self._saved: Saved | None = None
@@ -54,7 +54,7 @@ class Shard:
     # -- who contributes --
 
     def contributors(self, step: Step) -> tuple[TaskId, ...]:
-        """Whose gradients step ``step`` may be made of, in the order of reduction."""
+        """The workers whose gradients may make step ``step``, in the order of reduction."""
         if step == INITIAL_STEP:
             return (CHIEF,)
         return self._fixed.get(step, self._everybody)
@@ -69,7 +69,7 @@ class Shard:
     def _decided(self, step: Step) -> bool:
         return self.aggregate is None or step == INITIAL_STEP or step in self._fixed
 
-    def _expected_step(self, side: WorkerSide) -> Step:  # noqa: ARG002 - a worker has a step of its own in async mode
+    def _expected_step(self, side: WorkerSide) -> Step:  # noqa: ARG002 - each worker has its own step in async mode
         return self.step
 
     def _owed_buckets(self, side: WorkerSide) -> list[BucketId]:
@@ -132,7 +132,7 @@ class Shard:
         )
 
     def _transfer_over(self, event: TransferEnded, now: float) -> Ledger | None:
-        """A reader of a slot is gone; the bucket it read, if it counted as one."""
+        """A reader of a slot is gone; returns the bucket it read, if it counted as a reader."""
         side = self._workers[event.peer]
         slot = side.flying.pop((event.number, event.bucket), None)
         if slot is None:
@@ -140,14 +140,14 @@ class Shard:
         ledger = self._ledgers[event.bucket]
         ledger.readers[slot] -= 1
         if not event.ok and side.pull is not None and side.pull.version == event.number:
-            # It did not leave: the next request for it starts it again, without further patience.
+            # It did not leave: the next request for it starts it again at once.
             side.pulled.pop(event.bucket, None)
         happening = Happening.SENT if event.ok else Happening.DROPPED
         self._journal.record(now, happening, event.number, event.bucket, event.peer)
         return ledger
 
     def _lose_link(self, side: WorkerSide, event: LinkLost, now: float) -> list[Ledger]:
-        """Whatever was in flight to this worker is void; the buckets that lost a reader."""
+        """Everything in flight to this worker is void; returns the buckets that lost a reader."""
         self._journal.record(now, Happening.LINK_LOST, peer=event.peer, cause=event.reason)
         side.linked, side.granted, side.pull = False, False, None
         side.pulled.clear()
@@ -167,7 +167,7 @@ class Shard:
         if self.committed < shown:
             unheard.append(Applied(self._applied))
         elif not self._decided(self.step):
-            # It may have received this, and its decision may have been lost on the way.
+            # It may have received this, and its decision may have been lost in transit.
             unheard.append(Applied(self._applied))
         if self._failure is not None:
             unheard.append(self._failure)
@@ -181,7 +181,7 @@ class Shard:
     # -- checkpoints --
 
     def _save(self, version: int) -> list[Effect]:
-        """Once for each version; a repeated request is answered with what became of it."""
+        """Save each version once; a repeated request is answered with the result."""
         if version <= self._save_version:
             known = self._saved is not None and self._saved.version == version
             return [Send(self.shape.coordinator, self._saved)] if known and self._saved is not None else []
@@ -203,9 +203,9 @@ class Shard:
         return self._say_what_is_unheard(now)
 
     def _out_of_step(self, now: float) -> list[Effect]:
-        """A worker that has stopped owes a gradient that another has already sent: say who stopped where."""
+        """A worker that has stopped owes a gradient that another has already sent: report who stopped where."""
         if self.step == INITIAL_STEP or not any(ledger.arrived for ledger in self._ledgers.values()):
-            # The usual end, where all stop at the same step. Each of a thousand workers says so to each server.
+            # The usual end: all stop at the same step. Each of a thousand workers reports this to each server.
             return []
         stopped = [w for w in self._workers.values() if w.done is not None and w.done <= self.step]
         going = [

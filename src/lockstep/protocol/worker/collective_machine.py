@@ -2,7 +2,7 @@
 
 The bytes move inside torch.distributed, which does not expose its state. So the machine keeps books on both sides
 of it: a bucket is handed over (``Produced``), backward has ended (``Sealed``), a bucket is summed (``Reduced``). While
-one is not, any of the others may lack it; who of them has handed it over is seen by comparing the books of all.
+one is not, any other worker may lack it; comparing the books of all workers shows which have handed it over.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class CollectiveMachine:
         """Without servers, nothing is kept that a lost worker would need to come back."""
         return frozenset()
 
-    def start(self, now: float) -> list[Effect]:  # noqa: ARG002 - as every whole task
+    def start(self, now: float) -> list[Effect]:  # noqa: ARG002 - the interface of every whole task
         return []
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -101,7 +101,7 @@ class CollectiveMachine:
         return []
 
     def _on_peer_leaving(self, peer: TaskId, departure: Departure) -> list[Effect]:
-        """No worker can continue without another one; whose end it is decides whether that is a loss."""
+        """No worker can continue without another; whether this is a loss depends on which one ended."""
         if departure.ends_the_job:
             reason = Reason(Cause.STOPPED, phrases.received(departure))
             return self._end(str(peer), self.step, reason, departure)
@@ -151,7 +151,7 @@ class CollectiveMachine:
         return Wait(self.task, other, WaitKind.SUM, step, since, due, phrases.handed_over(), key, bucket)
 
     def _wait_for_itself(self) -> list[Wait]:
-        """There is no other task: what takes long is this task's own step."""
+        """There is no other task: only this task's own step can take long."""
         if self.step < 0 or self.step in self._sealed or self._finished_at is not None:
             return []
         return [self._wait(self.task, WaitKind.OWN_STEP, self.step, self._step_at, "computing")]

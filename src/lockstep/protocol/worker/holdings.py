@@ -4,13 +4,13 @@ Step *s* needs every bucket at version *s* and yields a gradient that turns it i
 
     WANTED    no version yet (only before version 0 has come)
     HELD      the version of the current step is here; backward has not filled the gradient yet
-    PRODUCED  the gradient is filled, but may not leave: the server has not opened the step, or a former
+    PRODUCED  the gradient is filled, but may not leave: the server has not opened the step, or an earlier
               transfer of this bucket is not over
     OFFERED   a transfer was started; the server has not confirmed that it has it
-    CONFIRMED the server has it (or it has no gradient in this step)
+    CONFIRMED the server has it (or there is no gradient in this step)
 
 and from the last three it goes back to HELD when the next version arrives, since a server can make that only
-out of every gradient.
+from all gradients.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ from lockstep.protocol.worker.holdings import (
 from lockstep.protocol.worker.questions import Questions
 
 COORDINATOR = server(0)
-"""Where there are workers of this kind there is a server, and the coordinator runs on the first one."""
+"""With workers of this kind there is always a server, and the coordinator runs on the first one."""
 
 
 class WorkerMachine:
@@ -79,7 +79,7 @@ class WorkerMachine:
     ) -> None:
         """``eager``: nothing is edited after backward, so a bucket may be applied before this worker's seal.
 
-        ``may_lag``: steps may complete without this worker (backup workers); it then goes on with the newest version.
+        ``may_lag``: steps may complete without this worker (backup workers); it then continues with the newest version.
         ``tells_state``: its local state goes to the coordinator with each seal, for its next incarnation.
         """
         self.task = task
@@ -133,7 +133,7 @@ class WorkerMachine:
             case _:
                 return []
 
-    # -- the training loop speaks --
+    # -- events of the training loop --
 
     def _on_prepared(self, event: Prepared, now: float) -> list[Effect]:
         """The model is known: announce it to every server and ask for the version of the first step."""
@@ -168,7 +168,7 @@ class WorkerMachine:
         if event.rates:
             effects += self._send_rates(event.rates)
         # A former incarnation may have delivered its gradients of the first two steps of this one: servers may
-        # have applied them already, and the next version would come at once, into memory that is computed with. So it
+        # have applied them already, and the next version would come at once, into memory that is in use. So it
         # is asked for when the step is sealed.
         assert self._layout is not None
         alone = not self._tells_state or self.step > self._layout.start + 1
@@ -211,7 +211,7 @@ class WorkerMachine:
 
     def _on_state_taken(self, event: StateTaken) -> list[Effect]:
         if event.step > self.step + 1:
-            raise LocalProtocolError(f"{self.task} told its state before step {event.step} in step {self.step}")
+            raise LocalProtocolError(f"{self.task} sent its state before step {event.step} in step {self.step}")
         return self._tell_state(LocalState(event.step, event.data, stuck=event.stuck)) if self._tells_state else []
 
     def _tell_state(self, state: LocalState) -> list[Effect]:
@@ -346,7 +346,7 @@ class WorkerMachine:
             raise RemoteProtocolError(peer.id, phrases.opened_too_early(peer.id, message.step, self.task, self.step))
         peer.open_step = message.step
         self._journal.record(now, Happening.REQUEST_SEEN, message.step, peer=peer.id)
-        # The step before that was applied, so the one before it was committed, and for that the states were needed.
+        # The step before that was applied, so the one before it was committed, which required the states.
         for known in [step for step in self._states if step < message.step]:
             del self._states[known]
         if message.step != self.step:
@@ -387,7 +387,7 @@ class WorkerMachine:
         return asked + self._statements(peer, now) if self._layout is not None else asked
 
     def _statements(self, peer: ServerSide, now: float) -> list[Effect]:
-        """All that this server must know of this worker. Idempotent, so it is simply sent again on every new link."""
+        """All that this server must know about this worker. Idempotent, so it is sent again on every new link."""
         assert self._layout is not None
         effects: list[Effect] = [self._pull(peer, now)]
         if peer.grant is None:

@@ -1,1 +1,1 @@
-"""What workers and servers on a GPU share: pinned memory, events, a stream of their own."""
+"""What workers and servers on a GPU share: pinned memory, events, separate streams."""

@@ -5,7 +5,8 @@ the server, which queues the update, and the same way back; meanwhile the GPU is
 part ahead of time, behind the other's event, and passes on at once what will be there when that event has passed.
 
 Events are exchanged through memory that both ends map: behind its tensors each end writes a table with the handles of
-its own events and, once it has opened the other's, who may rely on that. Both ends know from the plan where it is.
+its own events and, once it has opened the other's, the peers that may rely on that. The plan tells both ends where it
+is.
 This is used only if nothing relies on what a dying task has passed on, so not if lost tasks may rejoin.
 """
 
@@ -54,7 +55,7 @@ class Table:
     handles: tuple[bytes, ...]
 
     def write(self, memory: memoryview, at: int) -> None:
-        """Write it there, with no reader yet."""
+        """Write the table there, with no reader yet."""
         begin = at + _HEADER.size
         for number, handle in enumerate(self.handles):
             memory[begin + number * _HANDLE_BYTES : begin + (number + 1) * _HANDLE_BYTES] = handle

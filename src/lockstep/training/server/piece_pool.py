@@ -29,7 +29,7 @@ Work = Callable[[int, int], None]
 
 
 def fitting_helpers(cluster: ClusterSpec) -> int:
-    """The number of helpers of this process's server: the servers of a host share its cores.
+    """The number of helpers for this process's server: the servers of a host share its cores.
 
     None if torch splits each operation among its own threads.
     """

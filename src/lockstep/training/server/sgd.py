@@ -106,7 +106,7 @@ def scratch_elements(bucket: Tensor, crew: PiecePool) -> int:
 
 
 def _momentum(optimizer: torch.optim.Optimizer, like: Tensor) -> tuple[Tensor, bool]:
-    """Where torch keeps it, and whether this is its first step."""
+    """Where torch keeps the momentum, and whether this is its first step."""
     state = optimizer.state[optimizer.param_groups[0]["params"][0]]
     known = state.get("momentum_buffer")
     if known is None:
@@ -117,7 +117,7 @@ def _momentum(optimizer: torch.optim.Optimizer, like: Tensor) -> tuple[Tensor, b
 
 
 def _split(whole: Tensor, elements: int) -> Sequence[Tensor]:
-    """In pieces; most buckets of a small model are one, and are not cut for nothing."""
+    """The pieces; most buckets of a small model are a single piece and are not cut."""
     return (whole,) if 0 < whole.numel() <= elements else whole.split(elements)
 
 

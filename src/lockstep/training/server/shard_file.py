@@ -2,7 +2,7 @@
 
 A tensor in a file is a piece of one parameter (``value``) or of its optimizer's state, named
 ``KIND|FIRST|NAME|PARAMETER``: the parameter, the element that the piece begins with, and for a state its own name.
-A different number of servers splits the parameters elsewhere, so a piece is assembled from all that overlap with it.
+A different number of servers splits the parameters elsewhere, so a piece is assembled from all that overlap it.
 """
 
 from __future__ import annotations

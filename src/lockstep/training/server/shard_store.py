@@ -65,7 +65,7 @@ class _Held:
 
 
 def make_optimizer(entry: OptimizerEntry, parameter: torch.nn.Parameter) -> torch.optim.Optimizer:
-    """The optimizer that a parameter group asks for, over one flat tensor."""
+    """The optimizer of a parameter group, over one flat tensor."""
     made = getattr(torch.optim, entry.kind)([parameter], **optimizer_options(entry))
     assert isinstance(made, torch.optim.Optimizer)
     return made
@@ -86,7 +86,7 @@ def optimizer_options(entry: OptimizerEntry) -> dict[str, object]:
 
 
 class TorchShardStore:
-    """Implements ``runtime.store.ShardStore``; all its calls come on one thread."""
+    """Implements ``runtime.task.store.ShardStore``; all its calls come on one thread."""
 
     def __init__(self, device: torch.device | None = None, wire: WireFormat | None = None, helpers: int = 0) -> None:
         """``device``: where reduction and update run; the CPU by default. ``wire``: the format in which gradients

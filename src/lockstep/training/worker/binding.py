@@ -1,7 +1,7 @@
 """A worker's trained parameters, bound to the arenas from which gradients are sent and in which new values arrive.
 
 ``replica.py`` (the benchmark: nothing touches gradients after backward) and ``sealed_replica.py`` (the library: users
-may do anything with them until ``optimizer.step()``) add how a step is made.
+may do anything with them until ``optimizer.step()``) add the steps.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Binding:
             # Weights in another memory format (channels_last) keep it: kernels are chosen by it.
             apart = self._own_copy or not one.parameter.is_contiguous()
             local = one.parameter.data if apart else value
-            # A tensor of its own, or all gradients would share the arena's version counter.
+            # A separate tensor, or all gradients would share the arena's version counter.
             bound.append(Bound(one, index, gradient.data, leaving, value, tuple(buckets[index]), local))
         return bound
 

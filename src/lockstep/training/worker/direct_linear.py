@@ -37,7 +37,7 @@ class DirectLinear:
         self._trial: dict[int, Tensor] = {}
         """The first step's gradients, by parameter; its whole gradient must be the same numbers."""
         self._proven: bool | None = None
-        """Whether this layer is the only source of its parameters' gradients; None until that is known."""
+        """Whether this layer is the only source of its parameters' gradients; None until known."""
         self._plain = module.forward
         module.forward = self._forward  # type: ignore[assignment, method-assign]  # an attribute of the instance: reversible
 
@@ -67,7 +67,7 @@ class DirectLinear:
     def keeps(self, weight: Tensor) -> bool:
         """Whether this weight can still be read after its gradient was sent, which can then happen sooner.
 
-        That is so if a server lends its own memory: the next version arrives in another place. Not on a GPU, where
+        It can if a server lends its own memory: the next version arrives in another place. Not on a GPU, where
         copies are queued behind the gradient.
         """
         return weight.device.type == "cpu" and weight.data_ptr() != self.weight.value.data_ptr()

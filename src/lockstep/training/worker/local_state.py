@@ -123,7 +123,7 @@ class WorkerState:
             )
 
     def put(self, packed: bytes) -> None:
-        """Continue from this state. StateDoesNotFitError if it is of another model; nothing is changed then."""
+        """Continue from this state. StateDoesNotFitError if it belongs to another model; then nothing changes."""
         tensors = load(packed)
         flat = {name.removeprefix("buffers/"): t for name, t in tensors.items() if name.startswith("buffers/")}
         wanted = self._by_dtype()

@@ -1,9 +1,9 @@
 """One worker's model if nothing edits gradients after backward: buckets are sent as they fill, and applied eagerly.
 
-Rows 2 and 8 of the life of a gradient happen here. Python's work is one short hook per parameter and, per bucket, one
-copy and one event. Gradients of linear layers are not copied at all (``direct_linear.py``). The next forward may begin
-while parameters of later layers are still in transit (``layer_waits.py``): after ``end`` the model must not be used
-except for its forward, until ``settle`` has waited for the rest.
+Points 2 and 8 of "The life of a gradient" (ARCHITECTURE.md) happen here. Python's work is one short hook per parameter
+and, per bucket, one copy and one event. Gradients of linear layers are not copied at all (``direct_linear.py``). The
+next forward may begin while parameters of later layers are still in transit (``layer_waits.py``): after ``end`` the
+model must not be used except for its forward, until ``settle`` has waited for the rest.
 """
 
 from __future__ import annotations

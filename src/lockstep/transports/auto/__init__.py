@@ -1,1 +1,1 @@
-"""The transport ``auto``: each link takes the first path that works, over memory that all of them know."""
+"""The transport ``auto``: each link takes the first path that works, over memory registered with all of them."""

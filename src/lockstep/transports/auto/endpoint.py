@@ -1,4 +1,4 @@
-"""One end of an ``auto`` link: it tries the paths, and from then on is the endpoint of the first that works.
+"""One end of an ``auto`` link: it tries the paths, and then acts as the endpoint of the first that works.
 
 The dialer tries one path after another. The acceptor is ready for all of them, and takes the one that the dialer
 brings up.
@@ -135,7 +135,7 @@ class AutoEndpoint:
         return True
 
     def path_failed(self, attempt: _Attempt, reason: Reason) -> None:
-        """A path broke: before anything was up, the next one is tried; later, the link is lost."""
+        """A path broke: if none was up yet, the next one is tried; otherwise the link is lost."""
         with self._lock:
             if attempt not in self._attempts:
                 return

@@ -46,14 +46,14 @@ def _parts(ticket: Ticket) -> Iterator[Ticket]:
             yield Ticket(name, region, ticket.nbytes, address, packed[at : at + key_bytes])
             at += key_bytes
     except (struct.error, UnicodeDecodeError) as error:
-        raise TransportError("this ticket is not readable: ask the peer for another one") from error
+        raise TransportError("this ticket cannot be read: ask the peer for another one") from error
 
 
 _ADDRESS: Final = struct.Struct("<BH")
 
 
 def pack_addresses(addresses: Iterable[tuple[str, bytes]]) -> bytes:
-    """Where each path of a task is reached."""
+    """The address of a task on each path."""
     return b"".join(_ADDRESS.pack(len(name), len(where)) + name.encode() + where for name, where in addresses)
 
 

@@ -35,7 +35,7 @@ def paths_of(server: ControlServer, task: str, incarnation: int, options: RdmaOp
     plain = GrpcTransport(server, task, incarnation)
     if not runs_here(VERBS, options):
         return [shared, plain]
-    # Imported here, so that nobody waits for NIXL on a machine without RDMA.
+    # Imported here, so that a machine without RDMA does not wait for NIXL.
     from lockstep.transports.verbs.transport import VerbsTransport
 
     return [shared, VerbsTransport(server, task, incarnation, options), plain]
@@ -84,7 +84,7 @@ class AutoTransport:
         try:
             addresses = unpack_addresses(peer.address)
         except ValueError as error:
-            raise NoPathError(f"{peer.task} published an address that is not readable: {error}") from error
+            raise NoPathError(f"{peer.task} published an address that cannot be read: {error}") from error
         paths = [Path(path, addresses.get(path.name)) for path in self._paths]
         endpoint = AutoEndpoint(peer, paths, events, self._timers.soon)
         with self._lock:

@@ -1,6 +1,6 @@
 """The suite that every transport passes. It needs neither pytest nor torch.
 
-The caller provides the nodes that live in processes of their own (``stage.NodeHosts``); ``tests/conformance_hosts`` has
+The caller provides the nodes that run in separate processes (``stage.NodeHosts``); ``tests/conformance_hosts`` has
 some, and a command that runs all cases.
 """
 

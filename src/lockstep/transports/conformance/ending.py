@@ -49,7 +49,7 @@ def what_was_told_as_sent_still_arrives_after_close(stage: Stage) -> None:
     victim.freeze()
     transfers = [way.write(0, 100 * KIB, 0) for _ in range(5)]
     with suppress(CaseFailed):
-        pair.a.log.wait("sent", len(transfers), seconds=0.3)  # how many are reported as sent is up to the transport
+        pair.a.log.wait("sent", len(transfers), seconds=0.3)  # the transport decides how many are reported as sent
     closing = threading.Thread(target=pair.a.close_link, args=(pair.a_link,))
     closing.start()
     wait_until("the link is closing", lambda: pair.a.state(pair.a_link) == "closed")
@@ -75,7 +75,7 @@ def nothing_lands_once_close_has_returned(stage: Stage) -> None:
 
 
 def nothing_lands_once_close_has_returned_to_a_callback(stage: Stage) -> None:
-    """There close cannot wait for the thread that receives: it is that thread."""
+    """In a callback, close cannot wait for the receiving thread: it runs on that thread."""
     pair, _ = stage.pair_with_victim()
     back = pair.way_back(16 * MIB)
     pair.a.close_link_when("arrived")
@@ -107,7 +107,7 @@ def a_cancelled_transfer_is_told_once_and_delivered_only_if_it_was_told_as_sent(
     victim.resume()
     last = way.write(0, 10, 0, b"kept")
     settled = pair.a.log.wait_settled([*kept, last], seconds=60.0)
-    require(set(settled.values()) == {"sent"}, f"transfers beside the cancelled ones: {settled}")
+    require(set(settled.values()) == {"sent"}, f"transfers other than the cancelled ones: {settled}")
     expected = [b"kept"] * 3 + [b"cancelled"] * list(outcome.values()).count("sent") + [b"kept"]
     tails = [heard.note[24:] for heard in pair.b.log.wait("arrived", len(expected), seconds=60.0)]
     require(tails == expected, f"notes that arrived: {tails} instead of {expected}")
@@ -148,7 +148,7 @@ def a_killed_peer_is_told_before_anything_is_written(stage: Stage) -> None:
 def a_peer_killed_in_the_middle_of_a_write_settles_it(stage: Stage) -> None:
     pair, victim = stage.pair_with_victim()
     way = pair.way(64 * MIB)
-    victim.freeze()  # so that writes are certainly under way when the peer dies
+    victim.freeze()  # so that writes are certainly in progress when the peer dies
     transfers = [way.write(0, 64 * MIB, 0) for _ in range(3)] + [way.lend(0, 64 * MIB, 0)]
     victim.kill()
     _lost_in_time(pair)
@@ -266,7 +266,7 @@ def a_peer_in_its_next_life_is_linked_anew(stage: Stage) -> None:
 
 
 def a_late_write_of_a_former_life_never_lands(stage: Stage) -> None:
-    """The old incarnation is frozen during its writes; the memory is granted to the next one; the old one wakes."""
+    """The old incarnation is frozen during its writes; its memory is granted to the next one; the old one wakes up."""
     pair, old = stage.pair_with_victim()
     back = pair.way_back(32 * MIB)
     for _ in range(8):

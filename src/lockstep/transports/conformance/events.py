@@ -53,7 +53,7 @@ class EventLog:
             return self._matching(kind, link)
 
     def wait(self, kind: str, count: int = 1, link: int | None = None, seconds: float = PATIENCE) -> list[Heard]:
-        """Wait until there are at least ``count`` of a kind; returns all of them."""
+        """Wait until there are at least ``count`` of a kind, and return all of them."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._matching(kind, link)) >= count, seconds):
                 seen = [(heard.kind, heard.transfer, heard.text) for heard in self._heard[-8:]]
@@ -64,7 +64,7 @@ class EventLog:
             return self._matching(kind, link)
 
     def wait_settled(self, transfers: list[int], link: int | None = None, seconds: float = PATIENCE) -> dict[int, str]:
-        """Wait until each transfer is reported as sent or failed; returns which, by number. Twice is a failure."""
+        """Wait until each transfer is reported as sent or failed; returns which, by number. Two reports fail."""
         with self._changed:
             if not self._changed.wait_for(lambda: set(transfers) <= set(self._settled(link)), seconds):
                 missing = sorted(set(transfers) - set(self._settled(link)))

@@ -94,7 +94,7 @@ def writes_into_the_same_bytes_land_in_the_order_of_the_calls(stage: Stage) -> N
         way.write(i * 96 * KIB, 96 * KIB, 0, bytes([i]))
     arrived = pair.b.log.wait("arrived", 64)
     order = [heard.note[24] for heard in arrived]
-    require(order == list(range(64)), f"notes came in the order {order}")
+    require(order == list(range(64)), f"notes arrived in the order {order}")
     last = pair.a.digest(way.source_region, 63 * 96 * KIB, 96 * KIB)
     require(pair.b.digest(way.target_region, 0, 96 * KIB) == last, "an earlier write landed after a later one")
 
@@ -174,4 +174,4 @@ def two_links_do_not_disturb_one_another(stage: Stage) -> None:
 def a_link_says_which_path_it_takes(stage: Stage) -> None:
     pair = stage.pair()
     for node, link in ((pair.a, pair.a_link), (pair.b, pair.b_link)):
-        require(0 < len(node.path(link)) < 200, "a link does not say in a few words which path it takes")
+        require(0 < len(node.path(link)) < 200, "a link does not describe its path in a few words")

@@ -24,7 +24,7 @@ _BLOCK_BYTES: Final = 1_048_573
 
 
 def note_for(region: int, offset: int, nbytes: int, tail: bytes = b"") -> bytes:
-    """A note that says where the bytes are, so that the receiving node can check them in its callback."""
+    """A note with the place of the bytes, so that the receiving node can check them in its callback."""
     return _PLACE.pack(region, offset, nbytes) + tail
 
 

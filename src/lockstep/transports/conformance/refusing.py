@@ -18,7 +18,7 @@ def _refused(what: str, attempt: Callable[[], object]) -> str:
     try:
         attempt()
     except TransportError as error:
-        require(len(str(error)) > 20, f"{what} is refused without a clear text: {error}")
+        require(len(str(error)) > 20, f"{what} is refused without a clear reason: {error}")
         return str(error)
     raise CaseFailed(f"{what} is not refused")
 
@@ -96,11 +96,13 @@ def a_ticket_of_another_transport_is_refused(stage: Stage) -> None:
     way = pair.way(KIB)
     ticket = way.ticket
     way.ticket = Ticket("pigeon", ticket.region, ticket.nbytes, ticket.address, ticket.key)
-    require("pigeon" in _refused("a ticket of another transport", lambda: way.write(0, 1, 0)), "the text hides why")
+    require(
+        "pigeon" in _refused("a ticket of another transport", lambda: way.write(0, 1, 0)), "the text does not say why"
+    )
 
 
 def a_ticket_of_another_pair_reaches_no_memory(stage: Stage) -> None:
-    """Either the call is refused, or the link ends with a reason at both ends. Memory stays as it was."""
+    """Either the call is refused, or the link ends with a reason at both ends. Memory stays unchanged."""
     pair = stage.pair()
     way = pair.way(KIB)
     stranger = PeerAddress("/suite/stranger", 99, pair.a.address().address)

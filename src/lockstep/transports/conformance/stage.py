@@ -25,15 +25,15 @@ class RemoteVictim(SuiteNode, Protocol):
 
 
 class NodeHosts(Protocol):
-    """Starts nodes in processes of their own, on this machine or on another."""
+    """Starts nodes in separate processes, on this machine or another."""
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it starts them on another machine; then the second node of each pair is always one of them."""
+        """Whether it starts nodes on another machine; then the second node of each pair is always one of them."""
 
     @property
     def own_address(self) -> str:
-        """The address of this machine at which they reach the nodes of this process."""
+        """The address of this machine at which they reach this process's nodes."""
 
     def start(self, transport: str, task: str, incarnation: int) -> RemoteVictim:
         """A new node, which its ``close`` ends."""
@@ -115,7 +115,7 @@ class Stage:
     """The nodes of one case. Leaving it closes them and checks that no threads are left."""
 
     def __init__(self, transport: str, hosts: NodeHosts | None = None) -> None:
-        """``hosts`` are needed for cases with a node in a process of its own."""
+        """``hosts`` are needed for cases with a node in a separate process."""
         self.transport = transport
         self._hosts = hosts
         self._own_address = "127.0.0.1" if hosts is None else hosts.own_address
@@ -142,9 +142,9 @@ class Stage:
         return node
 
     def victim(self, task: str) -> RemoteVictim:
-        """A node in a process of its own, in a new incarnation."""
+        """A node in a separate process, in a new incarnation."""
         if self._hosts is None:
-            raise ValueError("this stage has no hosts for nodes in processes of their own; give it some")
+            raise ValueError("this stage has no hosts for nodes in separate processes; pass some")
         node = self._hosts.start(self.transport, task, next(self._incarnations))
         self._nodes.callback(node.close)
         return node

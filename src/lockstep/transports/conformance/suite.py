@@ -92,9 +92,9 @@ def run_case(case: SuiteCase, transport: str, hosts: NodeHosts) -> None:
 def run_suite(
     transport: str, hosts: NodeHosts, *, large: bool, only: str = "", part: tuple[int, int] = (1, 1)
 ) -> Iterator[CaseOutcome]:
-    """Run all cases whose names contain ``only``, and yield each outcome as it comes.
+    """Run all cases whose names contain ``only``, and yield each outcome as it is known.
 
-    ``part``: which part, of how many; several may run at the same time.
+    ``part``: which part, of how many; several parts may run at the same time.
     """
     which, parts = part
     for case in CASES[which - 1 :: parts]:

@@ -13,7 +13,7 @@ import threading
 from dataclasses import dataclass
 
 RESOLVE_DEADLINE = 10.0
-"""Seconds that a name server may take. The resolver of the C library has no deadline that we could set."""
+"""Seconds that a name server may take. The C library's resolver has no deadline to set."""
 
 _NAME_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _COMMAND_LENGTH = 120
@@ -47,14 +47,14 @@ class Address:
         return literal is not None and literal.is_unspecified
 
     def same_place(self) -> tuple[str, int]:
-        """Equal for two spellings of one address (letter case, zeros of IPv6)."""
+        """Equal for two spellings of one address (letter case, zeros in IPv6)."""
         literal = self.literal
         return (str(literal) if literal is not None else self.host.lower().rstrip("."), self.port)
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """The process that holds a port; ``pid`` is None where the system does not reveal it."""
+    """The process that holds a port; ``pid`` is None if the system does not reveal it."""
 
     pid: int | None
     command: str

@@ -53,7 +53,7 @@ def _client_options(max_bytes: int) -> Options:
         *_shared_options(),
         ("grpc.enable_http_proxy", 0),
         ("grpc.service_config_disable_resolution", 1),
-        # A connection of its own: closing or clogging one link must not affect another one to the same address.
+        # A separate connection: closing or clogging one link must not affect another to the same address.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),

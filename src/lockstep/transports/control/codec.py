@@ -1,7 +1,7 @@
 """Messages to bytes and back.
 
-Every dataclass of ``protocol.messages`` is matched by name with a message of ``contract.proto``; the table is built
-once, at import, from the committed descriptor set, and a class without a counterpart fails there. Bytes from
+Every dataclass of ``protocol.core.messages`` is matched by name with a message of ``contract.proto``; the table is
+built once, at import, from the committed descriptor set, and a class without a counterpart fails there. Bytes from
 a peer are checked for size before they are parsed, and for the number of elements before Python objects are made.
 """
 
@@ -43,7 +43,7 @@ _Unpack = Callable[[Any], Any]
 
 
 def _load_proto_classes() -> Mapping[str, ProtoClass]:
-    """All message classes of the contract by their short name, in a pool of their own."""
+    """All message classes of the contract by their short name, in a separate pool."""
     data = resources.files(__package__).joinpath("contract.binpb").read_bytes()
     pool = descriptor_pool.DescriptorPool()
     classes: dict[str, ProtoClass] = {}

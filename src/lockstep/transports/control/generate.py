@@ -29,7 +29,7 @@ def compile_contract() -> bytes:
 
 
 def main() -> None:
-    """Write the descriptor set beside the contract."""
+    """Write the descriptor set next to the contract."""
     DESCRIPTORS.write_bytes(compile_contract())
 
 

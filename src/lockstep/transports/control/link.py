@@ -35,11 +35,11 @@ class LinkEvents(Protocol):
         """Both sides have introduced themselves."""
 
     def on_message(self, envelope: Envelope) -> None:
-        """One envelope of the peer, in the order in which it sent them."""
+        """One envelope from the peer, in the order in which it sent them."""
 
     def on_lost(self, reason: Reason) -> None:
-        """The link could not be opened (a peer that refuses says why) or ended. The last callback; not called at the
-        end that called ``close``."""
+        """The link could not be opened (a peer that refuses gives the reason) or has ended. The last callback; not
+        called at the end that called ``close``."""
 
 
 class LinkEndedError(Exception):
@@ -82,7 +82,7 @@ class ControlLink:
             return False
 
     def close(self, flush_seconds: float = FLUSH_SECONDS) -> None:
-        """Say goodbye, give queued envelopes up to ``flush_seconds`` to go out, end the link. May be called twice.
+        """Send a goodbye, give queued envelopes up to ``flush_seconds`` to go out, end the link. May be called twice.
 
         Once it has returned there are no further callbacks, unless a callback called it or is still running.
         """

@@ -20,7 +20,7 @@ Answer = TypeVar("Answer")
 
 
 class Unreachable(Exception):  # noqa: N818  # reads as the finding it is
-    """Nobody answered as expected at this address; ``reason`` is a plain phrase."""
+    """Nothing at this address answered as expected; ``reason`` is a plain phrase."""
 
     def __init__(self, address: str, silence: Silence) -> None:
         super().__init__(silence.text)
@@ -37,7 +37,7 @@ def describe(address: str, timeout: float) -> Description:
 
 
 def describe_with_snapshot(address: str, timeout: float, probe_seconds: float) -> tuple[Description, bytes]:
-    """A monitor's description and its JSON snapshot, which is empty where only the description came.
+    """A monitor's description and its JSON snapshot, which is empty if only the description came.
 
     Raises ``Unreachable`` after at most about ``timeout`` and ``probe_seconds``.
     """
@@ -56,7 +56,7 @@ def fetch_snapshot(address: str, service: str, timeout: float, probe_seconds: fl
 
 
 def snapshot_fields(address: str, service: str) -> dict[str, Any]:
-    """The fields of that snapshot; empty where nobody answers, or what answers is not an object."""
+    """The fields of that snapshot; empty if nothing answers, or the answer is not an object."""
     try:
         fields = json.loads(fetch_snapshot(address, service, ASK_SECONDS))
     except (Unreachable, ValueError):
@@ -71,7 +71,7 @@ def fetch_stack(address: str, timeout: float, probe_seconds: float = PROBE_SECON
 
 
 def tell(address: str, service: str, data: bytes, timeout: float) -> bool:
-    """Leave ``data`` with the ``inbox_handler`` of a service at ``host:port``; whether it was taken."""
+    """Leave ``data`` with the ``inbox_handler`` of a service at ``host:port``; returns whether it was accepted."""
     with open_channel(address) as channel:
         try:
             channel.unary_unary(method_path(service, "Tell"))(data, timeout=timeout)
@@ -144,7 +144,7 @@ class Watch:
 def watch(address: str, on_description: Callable[[Description], None], on_lost: Callable[[str], None]) -> Watch:
     """Follow the monitor at ``host:port``: a description at once, at every change, and at least once per second.
 
-    Callbacks run on a thread of the watch and must not block. ``on_lost`` is the last one, and runs at once where
-    nothing listens; how much silence is too much is for the caller to judge.
+    Callbacks run on a thread of the watch and must not block. ``on_lost`` is the last one, and runs at once if
+    nothing listens; the caller judges how much silence is too much.
     """
     return Watch(address, on_description, on_lost)

@@ -14,21 +14,21 @@ from lockstep.transports.control.tcp_probe import Probe, probe, probe_program
 
 @dataclass(frozen=True, slots=True)
 class MonitorAnswer:
-    """``description`` is what a monitor answered; without one, ``found`` says what is there instead."""
+    """``description`` is what a monitor answered; without one, ``found`` is what is there instead."""
 
     found: Probe
     description: Description | None = None
     snapshot: bytes = b""
-    """The monitor's snapshot, where it was asked for and came."""
+    """The monitor's snapshot, if it was requested and came."""
 
 
 _A_MONITOR = Probe(Reach.LOCKSTEP)
 
 
 def query_monitor(address: str, seconds: float = ASK_SECONDS) -> MonitorAnswer:
-    """Ask the monitor at ``address`` for its description; about a second, or two if what answers is not a monitor.
+    """Ask the monitor at ``address`` for its description; takes about a second, or two for another program.
 
-    ``seconds``: how long one that accepts connections may take to answer.
+    ``seconds``: how long a monitor that accepts connections may take to answer.
     """
     probed = probe(address)
     if not probed.is_open:
@@ -41,7 +41,7 @@ def query_monitor(address: str, seconds: float = ASK_SECONDS) -> MonitorAnswer:
 
 
 def query_monitor_quickly(address: str, seconds: float) -> MonitorAnswer:
-    """The same with the monitor's snapshot, where all tasks are asked at once and people wait for the answer.
+    """The same with the monitor's snapshot, for when all tasks are asked at once and people wait for the answer.
 
     Another program is not asked what it is, and a slow name server takes no more time than all questions together.
     """

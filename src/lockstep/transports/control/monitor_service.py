@@ -27,7 +27,7 @@ def snapshot_handler(snapshot: Callable[[], bytes]) -> grpc.RpcMethodHandler:
 
 
 def inbox_handler(take: Callable[[bytes], None], limit: int) -> grpc.RpcMethodHandler:
-    """A handler of ``Tell`` that passes on what is sent here, up to ``limit`` bytes, on a thread of gRPC."""
+    """A handler of ``Tell`` that passes on what is sent to it, up to ``limit`` bytes, on a thread of gRPC."""
 
     def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
         if len(request) > limit:
@@ -41,7 +41,7 @@ def inbox_handler(take: Callable[[bytes], None], limit: int) -> grpc.RpcMethodHa
 
 
 class _Watchers:
-    """The running Watch streams. They hold a thread each, so there is a limit, and further watchers are refused."""
+    """The running Watch streams. Each holds a thread, so there is a limit, and further watchers are refused."""
 
     def __init__(self, describe: Callable[[], Description], changed: Broadcast, limit: int) -> None:
         self._describe = describe

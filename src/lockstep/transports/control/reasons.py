@@ -16,7 +16,7 @@ from lockstep.transports.quiet_grpc import grpc
 def explain(error: grpc.RpcError, address: str, seconds: float | None = None) -> str:
     """Turn an error of a call to ``address`` into a phrase; ``seconds`` is the deadline that the call had.
 
-    Blocks for up to a second where gRPC's own text is not enough and a plain connection attempt has to tell.
+    Blocks for up to a second if gRPC's own text is not enough and a plain connection attempt is needed.
     """
     return why_no_answer(error, address, seconds).text
 
@@ -27,7 +27,7 @@ def why_no_answer(
     """``explain`` as a value. ``probe_seconds``: how long a connection attempt may take; 0 leaves it out."""
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        # A port that a firewall hides must not pass for a task that is stuck.
+        # A port hidden by a firewall must not look like a task that is stuck.
         found = _probe(address, probe_seconds)
         return Silence(Reach.MUTE, phrases.mute(address, seconds)) if found.is_open else found.silence(address)
     if code is grpc.StatusCode.UNAVAILABLE:

@@ -1,6 +1,6 @@
 """What answers at an address: nothing, a refusal, silence, another program, or a server that may be Lockstep's.
 
-A plain TCP connection tells more, and costs less, than a failed gRPC call, so it is tried first.
+A plain TCP connection reveals more, and costs less, than a failed gRPC call, so it is tried first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Probe:
     reach: Reach
     phrase: str = ""
     note: str = ""
-    """What the host name resolves to, where that explains the rest."""
+    """What the host name resolves to, if that explains the rest."""
 
     @property
     def is_open(self) -> bool:
@@ -79,7 +79,7 @@ def probe(address: str, seconds: float = PROBE_SECONDS, lookup_seconds: float | 
 
 
 def _what_a_name_means(place: Address, numbers: tuple[IPAddress, ...]) -> str:
-    """A remark about a name that resolves to this machine itself, or to IPv6 addresses only; else empty."""
+    """A remark about a name that resolves to this machine itself, or to IPv6 addresses only; otherwise empty."""
     if place.literal is not None or place.host.lower() == "localhost":
         return ""
     if all(number.is_loopback for number in numbers):
@@ -116,7 +116,7 @@ def _silent(seconds: float) -> Probe:
 
 
 def probe_program(address: str, seconds: float = GREETING_SECONDS) -> Probe:
-    """Find out what runs at an address that accepts connections: OPEN for a gRPC server, else what it is instead."""
+    """Find out what runs at an address that accepts connections: OPEN for a gRPC server, otherwise what it is."""
     place = parse_address(address)
     try:
         number = resolve(place.host, seconds)[0]
@@ -139,7 +139,7 @@ def _banner(reply: bytes) -> str:
 
 
 def _holder(place: Address) -> str:
-    """Which process of this machine it is, where the address belongs to this machine."""
+    """Which process of this machine it is, if the address belongs to this machine."""
     try:
         holder = who_listens(place.port) if is_local_address(place.host) else None
     except AddressError:

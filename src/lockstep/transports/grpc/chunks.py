@@ -1,4 +1,4 @@
-"""How ``grpc`` moves a transfer: in chunks of its stream, which are frames of their own kind.
+"""How ``grpc`` moves a transfer: in chunks, which are a separate kind of frame in its stream.
 
 A chunk's payload is the transfer's note (with the last chunk only) and then its bytes.
 """
@@ -15,7 +15,7 @@ CHUNK: Final = 2
 """Kind of these frames."""
 CHUNK_BYTES: Final = 1 << 20
 
-# Flags of a chunk, beside LOAN; plain numbers, because every chunk is tested for them.
+# Flags of a chunk, besides LOAN; plain numbers, because every chunk is tested for them.
 FIRST: Final = 1
 LAST: Final = 2
 

@@ -18,7 +18,7 @@ from lockstep.transports.stream.frames import LOAN, Header
 
 @dataclass(slots=True)
 class _Incoming:
-    """The transfer whose chunks are coming in."""
+    """The transfer whose chunks are arriving."""
 
     number: int
     grant: RegionGrant
@@ -52,7 +52,7 @@ class ChunkLanding:
             self._open = False
 
     def bytes_landed(self) -> int:
-        """Bytes of the transfer that is coming in."""
+        """Bytes of the transfer that is arriving."""
         current = self._current
         return 0 if current is None else current.received
 
@@ -63,7 +63,7 @@ class ChunkLanding:
         note, data = payload[: header.note_bytes], payload[header.note_bytes :]
         incoming = self._begin(header) if header.flags & FIRST else self._continue(header)
         if incoming.received + len(data) > incoming.total:
-            raise FrameError(f"transfer {header.transfer} brought more than its {incoming.total} bytes")
+            raise FrameError(f"transfer {header.transfer} sent more than its {incoming.total} bytes")
         with self._lock:
             if not self._open:
                 return None

@@ -1,1 +1,1 @@
-"""Measures the transports next to the best that the machine and the libraries below them can do."""
+"""Measures the transports against the best that the machine and the libraries below them can do."""

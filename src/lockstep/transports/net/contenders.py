@@ -141,7 +141,7 @@ class BareGrpc:
 
 
 class BareNixl:
-    """A bare agent on the same UCX transports: a write is answered when NIXL says that it is done."""
+    """A bare agent on the same UCX transports: a write is answered when NIXL reports that it is done."""
 
     name = BARE_NIXL
 

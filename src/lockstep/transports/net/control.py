@@ -14,7 +14,7 @@ Methods = Mapping[str, Callable[..., Any]]
 
 
 class NetError(Exception):
-    """The measurement cannot go on; the text says why."""
+    """The measurement cannot continue; the text says why."""
 
 
 class Caller:
@@ -47,7 +47,7 @@ class Caller:
         except OSError as error:
             raise NetError(f"the peer did not answer {method}: {error}") from error
         if not line:
-            raise NetError(f"the peer has hung up during {method}")
+            raise NetError(f"the peer hung up during {method}")
         answer = json.loads(line)
         if "error" in answer:
             raise NetError(answer["error"])
@@ -59,7 +59,7 @@ class Caller:
 
 
 def answer_calls(connection: socket.socket, methods: Methods, expected: tuple[type[Exception], ...]) -> None:
-    """The end that is asked: serve one caller until it hangs up."""
+    """The end that answers: serve one caller until it hangs up."""
     with connection, connection.makefile("rwb") as lines:
         while line := lines.readline(_MAX_LINE):
             lines.write(json.dumps(_answer(line, methods, expected)).encode() + b"\n")

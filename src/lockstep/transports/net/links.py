@@ -107,7 +107,7 @@ class LinkEnd:
             self._up = True
             self._changed.notify_all()
 
-    def on_sent(self, transfer: int) -> None:  # noqa: ARG002 - only one kind is under way at a time
+    def on_sent(self, transfer: int) -> None:  # noqa: ARG002 - only one kind is in progress at a time
         if self._lending:
             self._answered()
 

@@ -56,7 +56,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A path next to its limit, at one size: the median of all rounds, the lowest and the highest."""
+    """A path relative to its limit, at one size: the median of all rounds, the lowest and the highest."""
 
     path: str
     limit: str
@@ -86,9 +86,9 @@ class MeasurementReport:
         return sorted({row.nbytes for row in self.rows})
 
     def ratios(self, pairs: Sequence[tuple[str, str]]) -> list[Ratio]:
-        """Each path by its limit, at the largest size that both were measured at.
+        """Each path relative to its limit, at the largest size at which both were measured.
 
-        The median of all rounds: the two of a round follow each other at once, and see the same machine.
+        The median of all rounds: within a round the two run back to back, and see the same machine.
         """
         found = []
         for path, limit in pairs:

@@ -62,7 +62,7 @@ def local_peer() -> Iterator[Caller]:
 
 
 def measure(caller: Caller, plan: MeasurementPlan, progress: Callable[[int, int, str], None]) -> MeasurementReport:
-    """Run the plan with this peer; ``progress`` is called with what is done, the total, and what is next."""
+    """Run the plan with this peer; ``progress`` is called with the number done, the total, and what is next."""
     report = MeasurementReport(describe_machine(), caller.call("hello", version=__version__))
     with ExitStack() as opened:
         contenders = _open_all(caller, plan, report, opened)

@@ -42,7 +42,9 @@ class Serving:
 
     def hello(self, version: str) -> str:
         if version != __version__:
-            raise NetError(f"that side runs Lockstep {version}, this one {__version__}; install the same one on both")
+            raise NetError(
+                f"that side runs Lockstep {version}, this one {__version__}; install the same version on both"
+            )
         return describe_machine()
 
     def cpu(self) -> float:
@@ -58,7 +60,7 @@ class Serving:
     def link(
         self, transport: str, task: str, incarnation: int, address: str, answer_to: dict[str, Any]
     ) -> dict[str, Any]:
-        """Accept the caller's link; the ticket of this side's region."""
+        """Accept the caller's link; returns the ticket of this side's region."""
         end = self._ends[transport]
         peer = PeerAddress(task, incarnation, bytes.fromhex(address))
         ticket = end.grant(peer)
@@ -68,7 +70,7 @@ class Serving:
     # --- what the transports are compared with ------------------------------------------------------------------------
 
     def tcp(self, nbytes: int) -> int:
-        """A bare socket: receives into memory and answers each message with one byte. Its port."""
+        """A bare socket: receives into memory and answers each message with one byte. Returns its port."""
         memory = memoryview(bytearray(_bounded(nbytes)))
         listener = socket.create_server((self._host, 0))
         self._closing.append(listener.close)
@@ -106,7 +108,7 @@ class Serving:
         return {"metadata": agent.metadata_of(1).hex(), "address": address}
 
     def poll(self, on: bool) -> None:
-        """Drive the bare agent, or let it rest."""
+        """Drive the bare agent, or stop driving it."""
         self._nixl.poll(on)
 
     def close(self) -> None:
@@ -115,7 +117,7 @@ class Serving:
 
 
 class _Polled:
-    """Drives an agent on a thread of its own while this is requested."""
+    """Drives an agent on a separate thread while this is requested."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent

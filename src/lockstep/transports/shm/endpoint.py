@@ -34,7 +34,7 @@ from lockstep.transports.shm.tokens import Tokens
 
 NAME: Final = "grpc+shm"
 CLOSE_SECONDS: Final = 5.0
-"""How long ``close`` waits for a callback or part of a copy that is under way."""
+"""How long ``close`` waits for a callback or part of a copy that is in progress."""
 
 
 class _Ended(Exception):  # noqa: N818  # not an error: how receiving stops
@@ -50,7 +50,7 @@ class Connected:
 
 
 class ShmEndpoint:
-    """Moves ranges of regions to one incarnation of one peer. ``run`` is called on a thread of the endpoint's own."""
+    """Moves ranges of regions to one incarnation of one peer. ``run`` is called on the endpoint's own thread."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class ShmEndpoint:
     # --- the course of the link, on the endpoint's thread ---------------------------------------------------
 
     def run(self, talk: Callable[[], str]) -> None:
-        """Serve the link: ``talk`` connects, converses, and returns the reason of the end."""
+        """Serve the link: ``talk`` connects, exchanges frames, and returns the reason for the end."""
         self._cycle.run(talk, self._finish)
 
     def _do_soon(self, job: Callable[[], None]) -> None:
@@ -134,7 +134,7 @@ class ShmEndpoint:
         self._cycle.interrupt()
 
     def converse(self, connected: Connected) -> str:
-        """Both ends have proven themselves: receive signals until the link ends; the reason of the end."""
+        """Both ends have proven themselves: receive signals until the link ends; returns the reason for the end."""
         self._signals = signals = connected.signals
         self._peer_tokens = connected.peer_tokens
         if not self._cycle.go_up():
@@ -268,7 +268,7 @@ class ShmEndpoint:
             self._cycle.ended.set()
 
     def _settle_all(self) -> None:
-        """Each transfer that the peer has not answered: was it delivered, or is it given up now?"""
+        """Decide for each transfer that the peer has not answered: it was delivered, or it is given up now."""
         with self._lock:
             fates = []
             for transfer in list(self._desk.unsettled.values()):

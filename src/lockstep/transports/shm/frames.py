@@ -103,7 +103,7 @@ def unpack_hello(frame: bytes) -> dict[str, Any]:
     try:
         content = json.loads(frame[1:])
     except ValueError as error:
-        raise FrameError("a hello is not readable") from error
+        raise FrameError("a hello cannot be read") from error
     if not isinstance(content, dict):
         raise FrameError("a hello has no fields")
     return content

@@ -1,7 +1,7 @@
 """How two ends of a signal socket identify themselves, and prove that they can map one another's memory.
 
 The dialer identifies itself and sends a challenge: a random number in memory, as a descriptor. The acceptor answers
-with the number that it read there, and with a challenge of its own, which the dialer answers in turn. A last message of
+with the number that it read there and with its own challenge, which the dialer answers in turn. A last message from
 the acceptor confirms that answer. Only then is the link up, at both ends.
 """
 
@@ -87,7 +87,7 @@ def listen_to(signals: Signals, deadline: float) -> IncomingPeer:
     task, life, meant, secret = (content.get(name) for name in ("task", "life", "meant", "secret"))
     if not (isinstance(task, str) and isinstance(life, int) and isinstance(meant, int) and isinstance(secret, str)):
         _close(descriptors)
-        raise FrameError("a hello does not say who sent it")
+        raise FrameError("a hello does not name its sender")
     return IncomingPeer(signals, task, life, meant, secret, descriptors)
 
 
@@ -104,7 +104,7 @@ def welcome(visitor: IncomingPeer, me: ThisEnd, deadline: float) -> Tokens:
 
 
 def check_user(connection: socket.socket, task: str) -> None:
-    """Refuse a peer of another user; the kernel knows who is at the other end."""
+    """Refuse a peer of another user; the kernel knows which user is at the other end."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     _, user, _ = struct.unpack("3i", packed)
     if user not in (0, os.getuid()) and os.getuid() != 0:

@@ -43,7 +43,7 @@ def map_file(descriptor: int, nbytes: int, *, writable: bool) -> mmap.mmap:
         if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             raise TransportError("the peer offered memory that could shrink while it is read; this is refused")
         if os.fstat(descriptor).st_size < nbytes:
-            raise TransportError(f"{nbytes} bytes were announced, but there are fewer")
+            raise TransportError(f"the peer announced {nbytes} bytes, but there are fewer")
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         return mmap.mmap(descriptor, max(nbytes, 1), mmap.MAP_SHARED, protection)
     except (OSError, ValueError) as error:
@@ -51,7 +51,7 @@ def map_file(descriptor: int, nbytes: int, *, writable: bool) -> mmap.mmap:
 
 
 def address_of_mapping(mapping: mmap.mmap) -> int:
-    """Address of the first byte; numpy gives it for read-only memory as well."""
+    """Address of the first byte; numpy gives it even for read-only memory."""
     return int(np.frombuffer(mapping, np.uint8).ctypes.data)
 
 

@@ -46,7 +46,7 @@ class SendQueue:
         self.copying: SharedTransfer | None = None
 
     def open(self, signals: Signals) -> None:
-        """The peer is there."""
+        """The peer has connected."""
         self._signals = signals
 
     def add(self, transfer: SharedTransfer) -> bool:

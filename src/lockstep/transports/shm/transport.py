@@ -44,7 +44,7 @@ class ShmTransport:
         return self._regions.add(lambda number, on_close: SharedRegion(number, nbytes, purpose, on_close))
 
     def register(self, buffer: memoryview) -> Region:
-        """Peers cannot map memory that somebody else allocated: it is sent by way of a copy."""
+        """Peers cannot map memory that was allocated elsewhere: it is sent by way of a copy."""
         return self._regions.register(buffer)
 
     def grant(self, region: Region, peer: PeerAddress) -> Ticket:
@@ -86,7 +86,7 @@ class ShmTransport:
         try:
             there = unpack_place(peer.address)
         except (ValueError, TypeError) as error:
-            raise NoPathError(f"{peer.task} published no address for shared memory") from error
+            raise NoPathError(f"{peer.task} did not publish an address for shared memory") from error
         check_same_host(peer.task, self._place, there)
         return there
 
@@ -98,7 +98,7 @@ class ShmTransport:
     def _admit(self, visitor: IncomingPeer) -> None:
         """A visitor has identified itself: hand it to the endpoint that waits for it. On the visitor's thread."""
         if visitor.secret != self._place.secret:
-            raise FrameError(f"this is not the {self._task} that the visitor means")
+            raise FrameError(f"this is not the {self._task} that the visitor is looking for")
         self._meeting.match(visitor.task, visitor.incarnation, visitor.meant).visits.put(visitor)
 
 
@@ -116,7 +116,7 @@ def _dial(endpoint: ShmEndpoint, there: HostPlace, me: ThisEnd) -> Connected:
 
 
 def _welcome(endpoint: ShmEndpoint, visitor: IncomingPeer, me: ThisEnd) -> Connected:
-    """The peer has come: prove that memory is shared."""
+    """The peer has connected: prove that memory is shared."""
     signals = visitor.signals
     endpoint.attach(signals.wake)
     try:

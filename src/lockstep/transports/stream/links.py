@@ -35,7 +35,7 @@ class StreamEndpoint(MeetingEndpoint, Protocol):
     sender: Sender[Any]
 
     def converse(self, incoming: Iterable[bytes]) -> str:
-        """Both sides know each other: read until the stream ends; the reason of the end."""
+        """Both sides know each other: read until the stream ends; returns the reason for the end."""
 
 
 AnyEndpoint = TypeVar("AnyEndpoint", bound=StreamEndpoint)
@@ -54,7 +54,7 @@ class StreamLinks(Generic[AnyEndpoint]):
         server.add_handlers("Task", {method: grpc.stream_stream_rpc_method_handler(self._serve)})
 
     def open(self, endpoint: AnyEndpoint, dials: bool) -> Callable[[], str]:
-        """Take part in a link; what its thread has to do: connect, converse, and return the reason of the end."""
+        """Take part in a link; returns what its thread runs: connect, exchange frames, give the reason for the end."""
         expected = self._meeting.add(endpoint, dials)
         return lambda: self._dial(endpoint) if dials else self._accept(expected)
 
@@ -99,7 +99,7 @@ class StreamLinks(Generic[AnyEndpoint]):
     # --- the accepting end ---------------------------------------------------------------------------------------
 
     def _accept(self, expected: ExpectedVisitor[AnyEndpoint, _Stream]) -> str:
-        """Wait for the peer's stream and converse on it; on the endpoint's thread."""
+        """Wait for the peer's stream and exchange frames on it; on the endpoint's thread."""
         endpoint = expected.endpoint
         try:
             with self._meeting.visit(expected) as stream:

@@ -26,7 +26,7 @@ class Bulk(Protocol):
 
     @property
     def left(self) -> bool:
-        """Whether all of them have."""
+        """Whether all bytes have become chunks."""
 
     def claim(self) -> tuple[int, int]:
         """The next range to send."""
@@ -67,7 +67,7 @@ class Sender(Generic[AnyBulk]):
                 self._wake.notify()
 
     def flow(self) -> None:
-        """The peer is there: let bulk move."""
+        """The peer has connected: let bulk move."""
         with self._wake:
             self._flowing = True
             self._wake.notify()

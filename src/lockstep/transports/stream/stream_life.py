@@ -1,4 +1,4 @@
-"""What all endpoints on a gRPC stream share: they go up, converse, end, and settle every transfer exactly once.
+"""What all endpoints on a gRPC stream share: they go up, exchange frames, end, and settle each transfer exactly once.
 
 How bytes move, and which further frames that takes, is up to the transports that build on it.
 """
@@ -21,7 +21,7 @@ from lockstep.transports.stream.sending import Sender
 from lockstep.transports.timers import TimerThread
 
 
-class CannotMeet(Exception):  # noqa: N818  # nobody's error: there is no path between the two
+class CannotMeet(Exception):  # noqa: N818  # not an error of either end: there is no path between them
     """The two ends cannot reach each other as this transport needs it; the text says what was tried.
 
     ``no_path``: this is certain, and trying again changes nothing.
@@ -54,7 +54,7 @@ AnyTransfer = TypeVar("AnyTransfer", bound=Unsettled)
 
 
 class StreamLife(Generic[AnyTransfer]):
-    """One end of a link. The transport calls ``run`` on a thread of the endpoint's own."""
+    """One end of a link. The transport calls ``run`` on the endpoint's own thread."""
 
     def __init__(self, peer: PeerAddress, events: EndpointEvents, timers: TimerThread, sender: Sender[Any]) -> None:
         self.peer = peer
@@ -103,7 +103,7 @@ class StreamLife(Generic[AnyTransfer]):
         if not self._cycle.ended.wait(FLUSH_SECONDS):
             self._cycle.interrupt()
             self._cycle.ended.wait(CUT_SECONDS)
-        with self._telling:  # a callback that was under way has returned now
+        with self._telling:  # a callback that was in progress has returned now
             pass
 
     def _cut_if_open(self) -> None:
@@ -111,11 +111,11 @@ class StreamLife(Generic[AnyTransfer]):
             self._cycle.interrupt()
 
     def run(self, talk: Callable[[], str]) -> None:
-        """Serve the link: ``talk`` connects, reads to the end and returns the reason of the end."""
+        """Serve the link: ``talk`` connects, reads to the end and returns the reason for the end."""
         self._cycle.run(talk, self._finish)
 
     def converse(self, incoming: Iterable[bytes]) -> str:
-        """Both sides know each other: go up, and read until the stream ends; the reason of the end."""
+        """Both sides know each other: go up, and read until the stream ends; returns the reason for the end."""
         try:
             self._meet(incoming)
             if not self._cycle.go_up():
@@ -138,7 +138,7 @@ class StreamLife(Generic[AnyTransfer]):
         return "the connection ended without a goodbye"
 
     def _hang_up(self, reason: str, incoming: Iterable[bytes], flags: int = 0) -> str:
-        """Send the peer what it did wrong, and wait until it has read that, or give up."""
+        """Send the peer the rule that it broke, and wait until it has read that, or give up."""
         self._stop_landing()
         self.sender.end(pack_fault(reason, flags))
         cut = self._timers.later(FLUSH_SECONDS, self._cut_if_open)
@@ -221,7 +221,7 @@ class StreamLife(Generic[AnyTransfer]):
 
 
 def _describe_break(error: grpc.RpcError) -> str:
-    """The error of a dialer says what happened; that of an acceptor has no text."""
+    """A dialer's error says what happened; an acceptor's has no text."""
     details = error.details() if hasattr(error, "details") else None
     return (
         f"the connection ended without a goodbye ({details})" if details else "the connection ended without a goodbye"

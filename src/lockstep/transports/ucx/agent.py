@@ -1,6 +1,6 @@
 """NIXL for one link: a small typed interface to its agent, with plain numbers and bytes only.
 
-Each link has an agent, and with it a UCX worker, of its own. What the peer writes over the network lands only while
+Each link has its own agent, and with it a UCX worker. What the peer writes over the network lands only while
 this side drives its worker, and not at all once the agent is gone: a closed link can no longer touch any
 memory, although NIXL cannot take back a write that has begun. UCX may not use shared memory for the same reason: there
 the writer moves the bytes itself, whatever this side does (on one host use ``grpc+shm``).
@@ -27,7 +27,7 @@ Settings = tuple[tuple[str, str], ...]
 """Variables of UCX and their values."""
 
 _QUIET: Final = (("UCX_LOG_LEVEL", "fatal"), ("NIXL_LOG_LEVEL", "FATAL"))
-"""What these libraries print about a dead peer, we report ourselves, with its name. Users may set these."""
+"""We report what these libraries print about a dead peer ourselves, with its name. Users may set these."""
 
 WITHOUT_SHARED_MEMORY: Final = (("UCX_TLS", "^sm"),)
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from lockstep.transports.ucx.agent import Agent, AgentError
 
 WINDOW: Final = 4
-"""Writes that are under way at the same time."""
+"""The number of writes in progress at the same time."""
 
 _BUSY_SECONDS: Final = 1.0
 _BUSY_PAUSE: Final = 5e-6
@@ -46,7 +46,7 @@ class Outgoing(Protocol):
     cancelled: bool
 
     def is_ready(self) -> bool:
-        """Whether the peer has said where its region is."""
+        """Whether the peer has announced where its region is."""
 
     def place(self) -> tuple[int, int, int, int]:
         """The peer's region, its address there, where the bytes are here, and how many."""
@@ -100,7 +100,7 @@ class Driver:
             self._wake.notify()
 
     def expect(self, change: int) -> None:
-        """The number of incoming transfers under way changes by ``change``."""
+        """The number of incoming transfers in progress changes by ``change``."""
         with self._wake:
             self._expected += change
             self._since = time.monotonic()

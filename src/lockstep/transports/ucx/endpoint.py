@@ -37,7 +37,7 @@ class UcxTransfer:
     move: Move
     source: HostRegion
     addresses: dict[_Place, tuple[int, int | None]]
-    """Where the peer's regions are, as far as it has said, and on which of its GPUs, if on one."""
+    """Where the peer's regions are, as far as it has announced them, and on which of its GPUs, if any."""
     cancelled: bool = False
     left: bool = False
     """All bytes are in the peer's memory."""
@@ -184,7 +184,7 @@ class UcxEndpoint(StreamLife[UcxTransfer]):
                 self._hand_over(driver, transfer)
 
     def _prove(self, agent: Agent, incoming: Iterable[bytes]) -> None:
-        """Check that bytes do arrive, before the link is up. Not needed here: UCX finds a path wherever gRPC does."""
+        """Check that bytes arrive, before the link is up. Not needed here: UCX finds a path wherever gRPC does."""
 
     def _obey(self, header: Header, payload: memoryview) -> None:
         if header.kind == UcxFrameKind.NOTE:

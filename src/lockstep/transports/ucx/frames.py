@@ -1,10 +1,10 @@
 """What the two ends of a ``grpc+ucx`` link send each other, as frames of the link's gRPC stream.
 
 Before it writes, a sender asks once per region (``ASK``; ``REGION`` answers with its address and the number of its GPU
-plus one, or 0). Then, for each transfer: ``START`` makes the receiver drive its side of the network, ``NOTE`` says
-that all bytes are in place, ``STOP`` that they will not be. ``PROBE`` says where the peer may write a few bytes, to see
-whether they arrive at all (``grpc+verbs``); ``IN_VAIN`` that they did not, with the milliseconds in which this end
-could not look (``total``).
+plus one, or 0). Then, for each transfer: ``START`` makes the receiver drive its side of the network, ``NOTE`` means
+that all bytes are in place, ``STOP`` that they will not be. ``PROBE`` names where the peer may write a few bytes, to
+see whether they arrive at all (``grpc+verbs``); ``IN_VAIN`` means that they did not, with the milliseconds in which
+this end could not look (``total``).
 """
 
 from __future__ import annotations

@@ -96,12 +96,14 @@ class VerbsEndpoint(UcxEndpoint):
         self.sender.add_urgent(pack(Header(UcxFrameKind.IN_VAIN, total=round(frozen * 1000))))
         header, _ = unpack(next(iter(incoming), b""))
         if header.kind not in (UcxFrameKind.IN_VAIN, stream.FrameKind.FAULT):
-            return CannotMeet(f"{found}, although {self.peer.task} goes on")  # the bytes came through just too late
+            return CannotMeet(
+                f"{found}, although both succeeded at {self.peer.task}"
+            )  # the bytes arrived just too late
         theirs = header.total / 1000 if header.kind == UcxFrameKind.IN_VAIN else 0.0
         if proves_that_there_is_no_path(frozen, theirs):
             return self._unreachable(found)
         return CannotMeet(
-            f"{found}; but {self.peer.task} could not run for {theirs:.1f} s of them, and this task for {frozen:.1f} s"
+            f"{found}; but {self.peer.task} could not run for {theirs:.1f} s of that, and this task for {frozen:.1f} s"
         )
 
     def _unreachable(self, found: str) -> CannotMeet:

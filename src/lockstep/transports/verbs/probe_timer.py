@@ -1,4 +1,4 @@
-"""How long an end looks for a probe, and for how much of that time it could not run at all."""
+"""How long an end looks for a probe, and how much of that time it could not run at all."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def nixl_with_system_verbs() -> Path:
     version = f"{packages.resolve()}|{verbs.resolve()}|{_stamp(packages)}"
     digest = hashlib.sha256(version.encode()).hexdigest()[:12]
     try:
-        # Code is loaded from there: nobody else may be able to write to it.
+        # Code is loaded from there: no other user may be able to write to it.
         with user_folder() as (base, parent):
             folder = base / f"nixl-{digest}"
             if not (folder / _MARK).exists():
