@@ -65,7 +65,7 @@ def undisturbed() -> list[str]:
 def test_a_killed_program_that_is_started_again_goes_on_with_the_same_bits(
     where: str, undisturbed: list[str], tmp_path: Path
 ) -> None:
-    victim, step, _ = where.split(":")
+    victim, step, when = where.split(":")
     with ExitStack() as started:
         cluster = Cluster(started, program=(f"--die={where}", f"--once={tmp_path / 'once'}"))
         dead = cluster.workers[int(victim)]
@@ -76,9 +76,11 @@ def test_a_killed_program_that_is_started_again_goes_on_with_the_same_bits(
     assert [one.code for one in finished] == [0, 0, 0], finished
     assert results(finished) == undisturbed
     again = finished[1 + int(victim)]
-    assert re.findall(r"step (\d+)\n", again.stdout)[0] == step
-    if step != "0":
-        assert f"resumes at step {step}" in again.stderr
+    resumed = int(re.findall(r"step (\d+)\n", again.stdout)[0])
+    # Early in a step, its state may not have left the process yet: then the step before is made again.
+    assert resumed == int(step) or (when == "early" and resumed == int(step) - 1)
+    if resumed:
+        assert f"resumes at step {resumed}" in again.stderr
     assert "has come back as a new incarnation" in finished[2 - int(victim)].stderr
 
 

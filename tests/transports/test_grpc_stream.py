@@ -11,9 +11,9 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from wire_helpers import PATIENCE
 
 from conformance_hosts.hosts import Here
+from helpers.wire import PATIENCE
 from lockstep.protocol.core.messages import Ticket
 from lockstep.transports import meeting
 from lockstep.transports.base import Move, PeerAddress, TransportError

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from wire_helpers import hello
-
+from helpers.wire import hello
 from lockstep.protocol.core.causes import Reason
 from lockstep.protocol.core.messages import Envelope, Hello
 from lockstep.transports.control.link import ControlLink, serve_links

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -13,9 +14,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from wire_helpers import PATIENCE, Acceptor, RecordingOwner, accepting, hello, wait_until
 
 from helpers.reasons import because
+from helpers.wire import PATIENCE, Acceptor, RecordingOwner, accepting, hello, wait_until
 from lockstep.protocol.core.messages import Commit, Envelope, Heartbeat, Hello, Refused
 from lockstep.transports.base import LinkState
 from lockstep.transports.control import link as link_module
@@ -46,8 +47,9 @@ def open_link(acceptor: Acceptor) -> tuple[ControlLink, RecordingOwner, Recordin
 @contextmanager
 def peer_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
     script = Path(__file__).parent / "link_peer.py"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     with subprocess.Popen(
-        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
         assert process.stdout is not None
         try:
@@ -227,13 +229,13 @@ def test_a_killed_acceptor_is_noticed_at_once() -> None:
 def test_a_killed_dialer_is_noticed_at_once_and_not_taken_for_a_close() -> None:
     dialer = (
         "import sys, threading; sys.path.insert(0, sys.argv[2])\n"
-        "from wire_helpers import RecordingOwner, hello\n"
+        "from helpers.wire import RecordingOwner, hello\n"
         "from lockstep.transports.control.link import dial_link\n"
         "owner = RecordingOwner(); link = dial_link(sys.argv[1], hello('/doomed'), owner, 10)\n"
         "threading.Event().wait(60)\n"
     )
     with accepting() as acceptor:
-        arguments = [sys.executable, "-c", dialer, acceptor.server.address, str(Path(__file__).parent)]
+        arguments = [sys.executable, "-c", dialer, acceptor.server.address, str(Path(__file__).parents[2])]
         with subprocess.Popen(arguments) as process:
             wait_until("the dialer has come", lambda: bool(acceptor.owners and acceptor.owners[0].opened), 20)
             process.kill()

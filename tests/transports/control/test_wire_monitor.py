@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from wire_helpers import PATIENCE, wait_until
 
+from helpers.wire import PATIENCE, wait_until
 from lockstep.protocol.core.messages import Description
 from lockstep.transports.control.broadcast import Broadcast
 from lockstep.transports.control.codec import MAX_MESSAGE_BYTES
