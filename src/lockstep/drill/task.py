@@ -94,13 +94,13 @@ class PlainStore:
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
-        self._slots: tuple[memoryview, memoryview] | None = None
+        self._slots: Sequence[memoryview] = ()
         self.times = StoreTimes()
 
     def spare_bytes(self, plan: Plan) -> int:  # noqa: ARG002
         return 0
 
-    def prepare(self, layout: Layout, plan: Plan, server: int, slots: tuple[memoryview, memoryview]) -> None:  # noqa: ARG002
+    def prepare(self, layout: Layout, plan: Plan, server: int, slots: Sequence[memoryview]) -> None:  # noqa: ARG002
         self._plan, self._slots = plan, slots
 
     def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
@@ -114,7 +114,6 @@ class PlainStore:
 
     def _apply(self, effect: Apply, gradients: Sequence[memoryview]) -> None:
         assert self._plan is not None
-        assert self._slots is not None
         bucket = self._plan.buckets[effect.bucket]
         end = bucket.shard_offset + bucket.nbytes
         target = self._slots[effect.to_slot][bucket.shard_offset : end]

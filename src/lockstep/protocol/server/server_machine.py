@@ -7,7 +7,7 @@ Each bucket of the shard is at a version *v* and collects the gradients of step 
                 the slot that the next version will overwrite
     APPLYING    the store reduces and updates, out of place
 
-and back to COLLECTING at version *v+1*. The store has two slots a bucket: version *v* stays readable in one while
+and back to COLLECTING at version *v+1*. The store has two slots per bucket: version *v* stays readable in one while
 *v+1* is written to the other, until step *v* is committed; a worker that lost its life in the middle of a step can
 compute it again.
 
@@ -207,7 +207,7 @@ class ServerMachine(Shard):
         assert self._layout is not None
         self._prepared = True
         start = self._layout.start
-        self._ledgers = {b.id: Ledger(b.id, start) for b in event.plan.buckets_of(self.task.index)}
+        self._ledgers = {b.id: Ledger(b.id, [0] * self.slots, start) for b in event.plan.buckets_of(self.task.index)}
         if start > INITIAL_STEP:
             # The shard comes from a checkpoint: every task knows what was done before.
             self.step, self.committed, self._applied = start, start - 1, start - 1
