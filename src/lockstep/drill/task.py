@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 import signal
 import time
@@ -160,6 +161,7 @@ def _config(plan: TaskPlan) -> NodeConfig:
         run_folder=plan.folder,
         faults=plan.planted(),
         version=plan.version(),
+        give_up=lambda outcome: os._exit(_code(outcome)),
     )
 
 
