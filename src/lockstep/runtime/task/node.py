@@ -463,8 +463,9 @@ class Node(Observed):
             if not outcome.ok and not outcome.again:
                 self._reporter.failed(outcome.reason.text)
             if not outcome.again:
-                # Before it is a member, its own start has a deadline, and ends it with a better exit code.
-                self._guard.on_end(outcome, FORCE_SECONDS, self.config.give_up if self._member.is_set() else None)
+                # A task that is refused, or not a member yet, ends by itself, with a better exit code.
+                trains = self._member.is_set() and not self.refused
+                self._guard.on_end(outcome, FORCE_SECONDS, self.config.give_up if trains else None)
             self._tell_departure(outcome)
         self._ended.set()
         self._decided.set()
