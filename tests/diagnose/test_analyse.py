@@ -28,7 +28,7 @@ from helpers.snapshots import (
 from lockstep.diagnose.analyse import CAUSES, RULES, analyse, without
 from lockstep.diagnose.evidence import Ended, Evidence
 from lockstep.diagnose.verdict import Diagnosis, Verdict
-from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.causes import WARNINGS, Cause
 from lockstep.protocol.core.waits import WaitKind
 
 IDS = [make.__name__ for _, make, _, _ in FAULTY]
@@ -137,6 +137,37 @@ def test_two_causes_that_do_not_depend_on_each_other_are_both_named() -> None:
     diagnosis = analyse(cluster.evidence())
     causes = {verdict_of(diagnosis).cause, *(other.cause for other in diagnosis.also)}
     assert causes == {Cause.DEAD, Cause.INPUT_STARVED}
+
+
+def starved(**found: object) -> Cluster:
+    """Worker 0 has waited for its data for 6 s."""
+    cluster = healthy()
+    facts = {"read": 0, "read_ago": 6.0, "step_seconds": 7.5, "stopped": [], "readers": []} | found
+    cluster.task(W0)["main"] = {"doing": "input", "detail": "/data/x", "seconds": 6.0, "cpu": 0.0, "input": facts}
+    cluster.task(W0)["waits"] = []
+    cluster.task(PS0)["waits"] = [wait(W0, key(W0, PS0, "gradient/bucket_0"), 6.0)]
+    return cluster
+
+
+def test_slow_input_is_named_with_its_file_rate_and_share_and_is_no_verdict() -> None:
+    verdict = verdict_of(analyse(starved(read=6, read_ago=0.4).evidence()))
+    assert (verdict.cause, verdict.culprit) == (Cause.STRAGGLER, str(W0))
+    for part in ("/data/x", "1 records per second", "80% of this step"):
+        assert part in verdict.what
+    assert verdict.cause in WARNINGS
+
+
+def test_input_that_has_dried_up_is_starved_however_much_was_read_before() -> None:
+    assert verdict_of(analyse(starved(read=6, read_ago=5.0).evidence())).cause is Cause.INPUT_STARVED
+
+
+def test_a_stopped_decoder_is_named_and_not_the_disk() -> None:
+    readers = [{"pid": 77, "state": "stopped"}, {"pid": 78, "state": "sleeping"}]
+    verdict = verdict_of(analyse(starved(stopped=[77], readers=readers).evidence()))
+    assert (verdict.cause, verdict.culprit) == (Cause.INPUT_STARVED, str(W0))
+    assert "the process 77 that reads it is stopped" in verdict.what
+    assert verdict.remedy == "Resume reading with: kill -CONT 77"
+    assert any("process 78, which reads its data, is sleeping" in line for line in verdict.evidence)
 
 
 def test_the_end_of_a_job_is_a_verdict_with_what_was_waited_for() -> None:

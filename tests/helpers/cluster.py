@@ -17,6 +17,7 @@ from lockstep.protocol.core.messages import Description, Setting
 from lockstep.runtime.checkpoint.resuming import beginning_in
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.runtime.task.end_guard import GiveUp
 from lockstep.runtime.task.failures import failure_of
 from lockstep.runtime.task.node import Node, NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError
@@ -118,6 +119,7 @@ def in_process_cluster(
     tell_paths: bool = False,
     recovery: RecoveryRules | None = None,
     train_dir: str = "",
+    give_up: GiveUp | None = None,
 ) -> Iterator[InProcessCluster]:
     """Start all nodes of a cluster; close them whatever happens."""
     ports = [f"127.0.0.1:{port}" for port in free_ports(shape.servers + shape.workers)]
@@ -146,6 +148,7 @@ def in_process_cluster(
                 tell_paths=tell_paths,
                 recovery=recovery or RecoveryRules(),
                 train_dir=train_dir,
+                give_up=give_up,
                 checkpoints_kept=0,
                 beginning=beginning if task == shape.coordinator else Beginning(),
             )

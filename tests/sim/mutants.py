@@ -62,7 +62,7 @@ class DoesNotWaitForReaders(AsyncServerMachine):
     """A slot is overwritten while it is being sent. (With synchronous steps the workers' own progress forbids that.)"""
 
     def _apply_if_possible(self, ledger: Ledger, now: float) -> list[Effect]:
-        readers, ledger.readers = ledger.readers, [0, 0]
+        readers, ledger.readers = ledger.readers, [0] * len(ledger.readers)
         try:
             return super()._apply_if_possible(ledger, now)
         finally:

@@ -83,6 +83,7 @@ def node_config(config: BenchConfig, *, returning: bool = False) -> NodeConfig:
         watch=WatchSettings(on_stall=config.cluster.on_stall),
         run_folder=config.output.train_dir or "",
         faults=planted_faults(os.environ),
+        give_up=lambda outcome: os._exit(_exit_code(outcome)),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from lockstep.diagnose import phrases, task_rules, tensor_rules, work_rules
+from lockstep.diagnose import input_rules, phrases, task_rules, tensor_rules, work_rules
 from lockstep.diagnose.case import Proof, WaitCase
 from lockstep.diagnose.evidence import ChainEnd, Chains, Evidence, Waiting, find_chains
 from lockstep.diagnose.summary import health_summary, task_lines, timeline
@@ -34,7 +34,8 @@ RULES: tuple[tuple[Cause, Rule], ...] = (
     (Cause.DEVICE_CALL, task_rules.holds_the_interpreter),
     (Cause.DISK_FULL, work_rules.disk_full),
     (Cause.CHECKPOINT_STUCK, work_rules.checkpoint_stuck),
-    (Cause.INPUT_STARVED, work_rules.input_starved),
+    (Cause.INPUT_STARVED, input_rules.input_starved),
+    (Cause.STRAGGLER, input_rules.slow_input),
     (Cause.DEADLOCK, work_rules.deadlock),
     (Cause.DEVICE_CALL, work_rules.device_call),
     (Cause.USER_CODE, work_rules.user_code),
@@ -154,7 +155,7 @@ def _verdict(case: WaitCase, proof: Proof) -> Verdict:
         what=proof.what,
         evidence=(*proof.evidence, *both_sides(case)),
         stack=proof.stack or _stack_of(case, culprit),
-        remedy=phrases.remedy(proof.cause, pid),
+        remedy=proof.remedy or phrases.remedy(proof.cause, pid),
     )
 
 

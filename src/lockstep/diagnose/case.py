@@ -29,6 +29,8 @@ class Proof:
     peer: str = ""
     seconds: float = -1.0
     stack: tuple[str, ...] = ()
+    remedy: str = ""
+    """What to do, where that is not the same for all that has this cause."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,23 @@ class MainView:
     """Share of a CPU in the last two seconds; -1: not known."""
     where: Code
     stack: tuple[str, ...]
+    input: InputView | None = None
+    """How far its input is, while it waits for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputView:
+    """How far the data is that a training thread waits for."""
+
+    read: int
+    """Records read since it began to wait."""
+    read_ago: float
+    step_seconds: float
+    """Seconds since the batch before: the wait is part of them."""
+    stopped: tuple[int, ...]
+    """Processes that should read and are stopped."""
+    readers: tuple[tuple[int, str], ...] = ()
+    """All that should read, with the kernel's word for what each does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +385,21 @@ def _main(value: object) -> MainView | None:
         _number(one.get("cpu"), -1.0),
         _member(Code, one.get("where"), Code.UNKNOWN),
         _lines(one.get("stack")),
+        _input(one.get("input")),
+    )
+
+
+def _input(value: object) -> InputView | None:
+    one = _object(value)
+    if not one:
+        return None
+    stopped = one.get("stopped")
+    return InputView(
+        _whole(one.get("read")),
+        _number(one.get("read_ago")),
+        _number(one.get("step_seconds")),
+        tuple(_whole(pid) for pid in stopped[:_MAX_ITEMS]) if isinstance(stopped, list) else (),
+        tuple((_whole(reader.get("pid")), _text(reader.get("state"))) for reader in _objects(one.get("readers"))),
     )
 
 

@@ -54,15 +54,6 @@ def device_call(case: WaitCase) -> Proof | None:
     return Proof(Cause.DEVICE_CALL, what, (said,), seconds=main.seconds, stack=main.stack)
 
 
-def input_starved(case: WaitCase) -> Proof | None:
-    main = _training(case)
-    if main is None or main.doing is not Doing.INPUT or main.seconds < case.evidence.patience:
-        return None
-    source = main.detail or phrases.its_input()
-    what, said = phrases.has_no_data(case.on, case.step, source), phrases.reads_since(case.on, source, main.seconds)
-    return Proof(Cause.INPUT_STARVED, what, (said,), seconds=main.seconds, stack=main.stack)
-
-
 def disk_full(case: WaitCase) -> Proof | None:
     view, main = case.view, _training(case)
     if view is None or main is None or main.doing is not Doing.CHECKPOINT or not 0 <= view.disk_free < FULL:

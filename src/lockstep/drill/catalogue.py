@@ -306,6 +306,22 @@ DRILLS: tuple[Drill, ...] = (
         pair=(W1,),
     ),
     Drill(
+        name="stuck-when-the-job-ends",
+        group="lost task",
+        story="a worker hangs in its program while the job ends; it has to leave too (it had stayed for ever)",
+        faults=(Stick(W1, FaultPlace.USER_CODE, STEP), SlowSteps(W0, STEP, 1.0), Die(W0, STEP)),
+        cause=Cause.DEAD,
+        pair=(W0,),
+    ),
+    Drill(
+        name="frozen-when-the-job-ends",
+        group="lost task",
+        story="a stopped worker never learns that the job has ended; it has to leave too (it had stayed for ever)",
+        faults=(Freeze(W1, STEP), SlowSteps(W0, STEP, 1.0), Die(W0, STEP)),
+        cause=Cause.DEAD,
+        pair=(W0,),
+    ),
+    Drill(
         name="worker-frozen",
         group="lost task",
         story="a worker is stopped, by a debugger or a batch system (mode 13: polling continues)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 import signal
 import time
@@ -94,13 +95,13 @@ class PlainStore:
 
     def __init__(self) -> None:
         self._plan: Plan | None = None
-        self._slots: tuple[memoryview, memoryview] | None = None
+        self._slots: Sequence[memoryview] = ()
         self.times = StoreTimes()
 
     def spare_bytes(self, plan: Plan) -> int:  # noqa: ARG002
         return 0
 
-    def prepare(self, layout: Layout, plan: Plan, server: int, slots: tuple[memoryview, memoryview]) -> None:  # noqa: ARG002
+    def prepare(self, layout: Layout, plan: Plan, server: int, slots: Sequence[memoryview]) -> None:  # noqa: ARG002
         self._plan, self._slots = plan, slots
 
     def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
@@ -114,7 +115,6 @@ class PlainStore:
 
     def _apply(self, effect: Apply, gradients: Sequence[memoryview]) -> None:
         assert self._plan is not None
-        assert self._slots is not None
         bucket = self._plan.buckets[effect.bucket]
         end = bucket.shard_offset + bucket.nbytes
         target = self._slots[effect.to_slot][bucket.shard_offset : end]
@@ -161,6 +161,7 @@ def _config(plan: TaskPlan) -> NodeConfig:
         run_folder=plan.folder,
         faults=plan.planted(),
         version=plan.version(),
+        give_up=lambda outcome: os._exit(_code(outcome)),
     )
 
 

@@ -44,8 +44,23 @@ def test_an_update_does_not_overwrite_what_is_being_sent() -> None:
     rig.pull(0, 0)
     rig.arrive(1, 0)
     rig.applied(0)
-    assert rig.arrive(0, 0) == []
-    assert len(only(rig.tell(TransferEnded(W0, 0, 0, ok=True)), Apply)) == 1
+    (apply,) = only(rig.arrive(0, 0), Apply)
+    assert (apply.from_slot, apply.to_slot) == (1, 2)
+
+
+def test_workers_that_hang_while_they_receive_do_not_hold_the_one_that_trains() -> None:
+    """Over shared memory the receiver copies: a stopped one reads its slot until it is continued."""
+    rig = ready(workers=3)
+    for one in (1, 2):
+        rig.pull(one, 1)
+        rig.arrive(one, 0)
+        assert len(only(rig.applied(0), SendVersion)) == 1
+    for step in range(8):
+        rig.pull(0, step + 1)
+        assert len(only(rig.arrive(0, step), Apply)) == 1, f"step {step} waits for a worker that hangs"
+        assert len(only(rig.applied(step), SendVersion)) == 1
+        rig.tell(TransferEnded(W0, step + 1, 0, ok=True))
+        rig.machine.check()
 
 
 def test_duplicates_and_other_steps_are_dropped_and_given_back() -> None:

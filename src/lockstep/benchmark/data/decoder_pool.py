@@ -6,18 +6,21 @@ import contextlib
 import fcntl
 import os
 import select
-import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from lockstep.benchmark.data.errors import InputLost
-from lockstep.runtime.processes import signal_name
+from lockstep.runtime.monitor.exit import describe_death
+from lockstep.runtime.monitor.oom import OomWitness
 
 _PIPE_BYTES = 1 << 20
-_CLOSE_SECONDS = 5.0
+CLOSE_SECONDS = 2.0
+"""How long all processes together may take to end when their input does."""
+_KILL_SECONDS = 1.0
 _READ_BYTES = 1 << 16
 _CODE = (
     # The images are spread over processes already, so threads inside libraries would only get in the way.
@@ -32,8 +35,10 @@ _CODE = (
 class DecoderProcess:
     """One process. Neither writing to it nor reading from it blocks."""
 
-    def __init__(self, descriptor: int) -> None:
-        """``descriptor`` is the shared memory, which the process inherits under the same number."""
+    def __init__(self, descriptor: int, witness: OomWitness) -> None:
+        """``descriptor`` is the shared memory, which the process inherits under the same number. ``witness`` shows
+        whether the kernel killed it for lack of memory."""
+        self._witness = witness
         root = str(Path(__file__).resolve().parents[3])
         # The kernel's parent-death signal is tied to the thread that started the child; the end of the pipe is
         # not, and works in every case except a child that hangs in a read.
@@ -94,28 +99,28 @@ class DecoderProcess:
 
     def _death(self) -> str:
         try:
-            code = self._process.wait(_CLOSE_SECONDS)
+            code = self._process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             return f"input process {self.pid} closed its pipe"
-        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
-        hint = " (out of memory?)" if code == -signal.SIGKILL else ""
-        return f"input process {self.pid} {how}{hint}; images can no longer be decoded"
+        if code < 0:
+            return f"images can no longer be decoded: {describe_death('input process', self.pid, -code, self._witness)}"
+        return f"input process {self.pid} ended with code {code}; images can no longer be decoded"
 
     def end_input(self) -> None:
         """Let the process end after its current work."""
         assert self._process.stdin is not None
         self._process.stdin.close()
 
-    def reap(self) -> None:
-        """Wait for the process to end, and kill it if it does not."""
+    def reap(self, deadline: float) -> None:
+        """Wait for the process to end, and kill it if it does not by ``deadline``, on the monotonic clock."""
         assert self._process.stdout is not None
         self._process.stdout.close()
         try:
-            self._process.wait(_CLOSE_SECONDS)
+            self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # it is stuck in the kernel, on a disk or a mount
-                self._process.wait(_CLOSE_SECONDS)
+                self._process.wait(_KILL_SECONDS)
 
 
 def wait_for_lines(children: list[DecoderProcess], seconds: float) -> list[DecoderProcess]:

@@ -15,30 +15,33 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from lockstep.benchmark.data.decoder_pool import DecoderProcess, wait_for_lines
+from lockstep.benchmark.data.decoder_pool import CLOSE_SECONDS, DecoderProcess, wait_for_lines
 from lockstep.benchmark.data.errors import BadData, InputLost, TooManyBadRecords
 from lockstep.benchmark.data.jobs import DecodeJob, DecodeResult, Sample, SetUp
 from lockstep.benchmark.data.order import EpochSample, Order
 from lockstep.benchmark.data.slots import Slots, SlotShape
 from lockstep.benchmark.data.source import EncodedSource
 from lockstep.benchmark.data.transforms import Preparation, make_engine
+from lockstep.protocol.core.activity import InputWait
+from lockstep.runtime.monitor.oom import OomWitness, find_counters
 
 _LOOK_SECONDS = 0.5
 """While waiting, how often to check which file the processes are reading."""
 
-OnWait = Callable[[str], None]
+OnWait = Callable[[InputWait], None]
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputOptions:
-    """How the input is read. ``on_wait`` is called with what the training waits for, whenever that changes."""
+    """How the input is read. ``on_wait`` is called again and again while the training waits."""
 
     processes: int = 1
     prefetch: int = 2
     max_bad_records: int = 10
     patience: float = 300.0
-    on_wait: OnWait = lambda _what: None
-    on_bad: OnWait = lambda _sentence: None
+    on_wait: OnWait = lambda _wait: None
+    on_bad: Say = lambda _sentence: None
 
 
 @dataclass(slots=True)
@@ -54,7 +57,9 @@ class InputStatus:
     """Skipped records by location, each with the reason."""
 
     def wait_for(self, what: str) -> None:
-        self.waiting_for, self.waiting_since = what, time.monotonic()
+        if not self.waiting_for:
+            self.waiting_since = time.monotonic()
+        self.waiting_for = what
 
     def came(self) -> None:
         if self.waiting_for:
@@ -117,9 +122,13 @@ class DecodePipeline:
         self._free = list(range(shape.slots))
         self._used: int | None = None
         self._children: list[DecoderProcess] = []
+        self._handed_out_at = time.monotonic()
+        self._read = 0
+        """Records of all finished jobs."""
+        self._witness = OomWitness(find_counters(), self._handed_out_at)
         try:
             for number in range(options.processes):
-                child = DecoderProcess(self._slots.descriptor)
+                child = DecoderProcess(self._slots.descriptor, self._witness)
                 self._children.append(child)
                 child.send(SetUp(self._slots.descriptor, shape, number, source.classes, how).to_line())
         except BaseException:
@@ -147,6 +156,7 @@ class DecodePipeline:
         if batch.tickets:
             self._wait(batch)
         self._ahead.popleft()
+        self._handed_out_at = time.monotonic()
         self._used = batch.slot
         count = batch.count
         return HostBatch(batch.step, self._slots.images(batch.slot)[:count], self._slots.labels(batch.slot)[:count])
@@ -183,12 +193,14 @@ class DecodePipeline:
     # -- receiving results --
 
     def _wait(self, batch: _Ahead) -> None:
-        last_result = time.monotonic()
+        already = self._records_read()
+        seen, last_result = already, time.monotonic()
         while batch.tickets:
-            self._publish(batch)
-            heard = wait_for_lines(self._children, _LOOK_SECONDS)
-            if heard:
-                last_result = time.monotonic()
+            if (read := self._records_read()) != seen:
+                seen, last_result = read, time.monotonic()
+            self._publish(batch, seen - already, last_result)
+            self._witness.sample(time.monotonic())
+            if wait_for_lines(self._children, _LOOK_SECONDS):
                 self._collect()
             elif time.monotonic() - last_result > self._options.patience:
                 raise InputLost(
@@ -197,11 +209,16 @@ class DecodePipeline:
                 )
         self.status.came()
 
-    def _publish(self, batch: _Ahead) -> None:
-        file = self._file_of(batch)
-        if file != self.status.waiting_for:
-            self.status.wait_for(file)
-            self._options.on_wait(file)
+    def _publish(self, batch: _Ahead, read: int, read_at: float) -> None:
+        file, status = self._file_of(batch), self.status
+        status.wait_for(file)
+        wait = InputWait(file, status.waiting_since, read, read_at, self._handed_out_at, tuple(self.pids))
+        self._options.on_wait(wait)
+
+    def _records_read(self) -> int:
+        """Records of finished jobs, and those of running ones as far as the processes have got."""
+        running = (int(said) for said in self._slots.progress if int(said) >> 16 in self._of_ticket)
+        return self._read + sum(said & 0xFFFF for said in running)
 
     def _file_of(self, batch: _Ahead) -> str:
         """The file being read by a process that works on this batch."""
@@ -220,6 +237,7 @@ class DecodePipeline:
     def _take(self, done: DecodeResult) -> None:
         batch = self._of_ticket.pop(done.ticket)
         job = batch.tickets.pop(done.ticket)
+        self._read += len(job.samples)
         for place, reason in done.bad:
             self._skip(job.samples[place], reason)
         for place, _ in done.bad:
@@ -247,7 +265,8 @@ class DecodePipeline:
         """End the processes and release the memory."""
         for child in self._children:
             child.end_input()
+        deadline = time.monotonic() + CLOSE_SECONDS
         for child in self._children:
-            child.reap()
+            child.reap(deadline)
         self._children = []
         self._slots.close()

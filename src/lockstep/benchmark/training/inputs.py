@@ -21,6 +21,7 @@ from lockstep.benchmark.data.transforms import Preparation
 from lockstep.benchmark.models import ModelSpec, dataset_classes
 from lockstep.benchmark.settings.config import BenchConfig
 from lockstep.benchmark.training.synthetic import synthetic_batch, synthetic_generator
+from lockstep.protocol.core.activity import InputWait
 from lockstep.protocol.core.ids import Role
 from lockstep.protocol.core.timing import REJOIN_SECONDS
 
@@ -68,7 +69,7 @@ class InputPlan:
     worker: int = 0
     replica: int = 0
     first_step: int = 0
-    on_wait: Callable[[str], None] = lambda _what: None
+    on_wait: Callable[[InputWait], None] = lambda _wait: None
     say: Callable[[str], None] = lambda _sentence: None
 
 

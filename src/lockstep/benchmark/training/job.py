@@ -27,6 +27,7 @@ from lockstep.benchmark.training.inputs import (
     training_input,
 )
 from lockstep.benchmark.training.towers import Towers
+from lockstep.protocol.core.activity import InputWait
 from lockstep.protocol.core.messages import GroupRates, OptimizerEntry
 from lockstep.training.worker.local_state import WorkerState
 from lockstep.training.worker.loss_scale import LossScale
@@ -42,10 +43,10 @@ FUSED = ("SGD", "Adam", "AdamW")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCallbacks:
-    """What a job reports: ``on_wait`` which file its input waits for, ``on_replica`` which of several devices it is
+    """What a job reports: ``on_wait`` what its input waits for, ``on_replica`` which of several devices it is
     working on, ``say`` sentences for people."""
 
-    on_wait: Callable[[str], None] = lambda _what: None
+    on_wait: Callable[[InputWait], None] = lambda _wait: None
     on_replica: Callable[[int], None] = lambda _number: None
     say: Callable[[str], None] = lambda _sentence: None
 

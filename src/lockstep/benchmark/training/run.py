@@ -110,7 +110,7 @@ def _work(
     config: BenchConfig, node: WorkerNode, emit: Emit, make_progress: MakeProgress, closing: contextlib.ExitStack
 ) -> BenchResult:
     around = JobCallbacks(
-        on_wait=lambda what: node.main.enter(Doing.INPUT, what),
+        on_wait=node.main.wait_for_input,
         on_replica=lambda number: node.main.enter(Doing.COMPUTING, f"replica {number}"),
         say=emit,
     )

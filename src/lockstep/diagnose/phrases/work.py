@@ -43,6 +43,38 @@ def reads_since(task: str, source: str, seconds: float) -> str:
     return f"{_named(task)} has been reading {source} for {_in_seconds(seconds)}"
 
 
+def input_is_stopped(task: str, step: int, pids: tuple[int, ...]) -> str:
+    of = f"process {pids[0]} that reads it is" if len(pids) == 1 else f"processes {_list(pids)} that read it are"
+    return f"{_named(task)} has no data for step {step}: the {of} stopped"
+
+
+def _list(pids: tuple[int, ...]) -> str:
+    return ", ".join(map(str, pids))
+
+
+def reader_is(pid: int, state: str) -> str:
+    return f"process {pid}, which reads its data, is {state}"
+
+
+def resume_input(pids: tuple[int, ...]) -> str:
+    return f"Resume reading with: kill -CONT {' '.join(map(str, pids))}"
+
+
+def input_is_slow(task: str, step: int, source: str, rate: float, share: float) -> str:
+    return (
+        f"{_named(task)} is still reading its data for step {step}, now {source}: {rate:.2g} records per second, "
+        f"{share:.0%} of this step so far"
+    )
+
+
+def records_read(records: int, seconds: float, ago: float) -> str:
+    return f"{records} records were read in {_in_seconds(seconds)}, the last {_in_seconds(ago)} ago"
+
+
+def faster_input() -> str:
+    return "Check the disk or the mount of that file, copy the data to a local disk, or use more processes to read it."
+
+
 def still_computes(task: str, step: int) -> str:
     return f"{_named(task)} is still computing step {step}, which the others have finished"
 

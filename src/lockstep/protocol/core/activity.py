@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -44,3 +45,19 @@ class Code(StrEnum):
     DEVICE = "device call"
     COMMUNICATION = "communication"
     UNKNOWN = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InputWait:
+    """A training thread that waits for data. Times are on the monotonic clock."""
+
+    file: str
+    since: float
+    read: int = 0
+    """Records that were read for it since then."""
+    read_at: float = 0.0
+    """When the last of them was."""
+    step_since: float = 0.0
+    """When the thread had received its batch before."""
+    pids: tuple[int, ...] = ()
+    """The processes that read and decode."""

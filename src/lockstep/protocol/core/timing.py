@@ -167,6 +167,14 @@ LEAVE_SECONDS: Final = 5.0
 """How long a task waits for the others to receive the end, and to receive it itself."""
 GIVE_UP_SECONDS: Final = 10.0
 """How long a training thread may take to leave after the job has ended; inside a device call it never does."""
+FORCE_SECONDS: Final = 5.0
+"""The same for a worker with servers, which has nothing to prove: it is then ended by force."""
+OVERSTAY_SECONDS: Final = 8.0
+"""How long after a worker has reported a failed job its monitor waits before it ends the worker by force."""
+MUTE_SECONDS: Final = 5.0
+"""After this long without a sign of life from its task, a monitor asks whether the others have left."""
+OTHERS_GONE_SECONDS: Final = 2.0
+"""How long all others must have been gone before a monitor ends a task without a sign of life."""
 TASKS_LEAVE_SECONDS: Final = 8.0
 """How long tasks may take to leave after a verdict that ends the job; drills require it."""
 SIGNAL_WINDOW_SECONDS: Final = 5.0
@@ -398,6 +406,12 @@ def _leaving() -> _Rules:
             LEAVE_SECONDS + SETTLE_SECONDS < SERVER_WIND_UP_SECONDS,
         ),
         ("a drill lets a task see the others off", LEAVE_SECONDS + SETTLE_SECONDS < TASKS_LEAVE_SECONDS),
+        ("a worker is ended by force before a drill gives up on it", FORCE_SECONDS < TASKS_LEAVE_SECONDS),
+        ("a worker has told the end before it is ended by force", FORCE_SECONDS > SETTLE_SECONDS),
+        ("a monitor waits until a worker has forced its own end", OVERSTAY_SECONDS > FORCE_SECONDS + SETTLE_SECONDS),
+        ("a task that is started again at once is not called gone", OTHERS_GONE_SECONDS > HEARTBEAT_SECONDS),
+        ("a mute task is ended as soon as one in a device call", MUTE_SECONDS + OTHERS_GONE_SECONDS < GIVE_UP_SECONDS),
+        ("a task that gives signs of life is not called mute", MUTE_SECONDS > 4 * TICK_SECONDS),
         ("a training thread that looks for proof is not given up", longest_proof < GIVE_UP_SECONDS),
         (
             "a task waits for the end that a signal asks for as long as it may take to go out",

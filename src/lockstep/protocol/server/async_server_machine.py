@@ -1,8 +1,13 @@
 """The machine of one server without synchronisation: each worker's gradient is applied by itself, as it comes.
 
-Every worker has its own step. A bucket is updated for one worker at a time, from one slot of the store to the
-other, and the new value goes back to the worker whose gradient made it. Nothing is committed, no task waits for
-another, and so the result depends on the order of arrival: that is what ``--cross_replica_sync=False`` asks for.
+Every worker has its own step. A bucket is updated for one worker at a time, from one slot of the store to another,
+and the new value goes back to the worker whose gradient made it. Nothing is committed, no task waits for another, and so
+the result depends on the order of arrival: that is what ``--cross_replica_sync=False`` asks for.
+
+A worker that hangs while it receives a value keeps reading the slot of that value. Over shared memory that is the rule:
+the receiver copies, so the transfer lasts until it wakes up. With two slots every second update would wait for it.
+Therefore the store has one slot more than there are workers: each of the others may hang and hold one, and two are left
+for the worker that still trains.
 """
 
 from __future__ import annotations
@@ -31,7 +36,13 @@ class AsyncServerMachine(ServerMachine):
         """Gradients that are here but may still be edited; kept out of the queue so that nothing waits for them."""
         self._slots: dict[BucketId, int] = {}
         """Which slot of the store holds the newest value of each bucket."""
+        self._targets: dict[BucketId, int] = {}
+        """Which slot the running update of a bucket writes to."""
         self._latest_rates: Rates | None = None
+
+    @property
+    def slots(self) -> int:
+        return max(2, self.shape.workers + 1)
 
     def _on_prepared(self, event: Prepared, now: float) -> list[Effect]:
         for bucket in event.plan.buckets_of(self.task.index):
@@ -151,24 +162,29 @@ class AsyncServerMachine(ServerMachine):
         if ledger.version == INITIAL_STEP:
             return super()._apply_if_possible(ledger, now)
         queue = self._queues[ledger.bucket]
-        target = 1 - self._slots[ledger.bucket]
         rates = self._known_rates()
-        if ledger.state is ServedBucketState.APPLYING or not queue or rates is None or ledger.readers[target]:
+        if ledger.state is ServedBucketState.APPLYING or not queue or rates is None:
             return []
+        source = self._slots[ledger.bucket]
+        # The first free one: in a healthy job two or three slots are used, and the rest stays out of the caches.
+        target = next((s for s, readers in enumerate(ledger.readers) if s != source and not readers), None)
+        if target is None:  # a worker has what was sent to it, and the end of that transfer is still on its way
+            return []
+        self._targets[ledger.bucket] = target
         ledger.state = ServedBucketState.APPLYING
         worker, arrival = queue[0]
         step = self._steps[worker, ledger.bucket]
         self._journal.record(now, Happening.CONSUMED, step, ledger.bucket, worker)
         seals = self._seals_of((worker,), step)
         without, values = self._without_gradient(seals, ledger), any(seal.values for seal in seals)
-        return [Apply(step, ledger.bucket, (worker,), (arrival,), 1, rates, 1 - target, target, without, values)]
+        return [Apply(step, ledger.bucket, (worker,), (arrival,), 1, rates, source, target, without, values)]
 
     def _on_bucket_applied(self, event: BucketApplied, now: float) -> list[Effect]:
         if event.step == INITIAL_STEP:
             return super()._on_bucket_applied(event, now)
         ledger = self._ledgers[event.bucket]
         ledger.state = ServedBucketState.COLLECTING
-        self._slots[event.bucket] ^= 1
+        self._slots[event.bucket] = self._targets[event.bucket]
         worker, _ = self._queues[event.bucket].popleft()
         side = self._workers[worker]
         self._steps[side.id, event.bucket] += 1

@@ -60,11 +60,11 @@ class Ledger:
     """What has arrived for one bucket in its current step, by sender and never anonymously."""
 
     bucket: BucketId
+    readers: list[int]
+    """How many transfers read each slot."""
     version: int = INITIAL_STEP
     state: ServedBucketState = ServedBucketState.COLLECTING
     arrived: dict[TaskId, Arrival] = field(default_factory=dict)
-    readers: list[int] = field(default_factory=lambda: [0, 0])
-    """How many transfers read each slot."""
 
     def slot_of(self, version: int) -> int:
         return version % 2

@@ -207,7 +207,7 @@ class ServerMachine(Shard):
         assert self._layout is not None
         self._prepared = True
         start = self._layout.start
-        self._ledgers = {b.id: Ledger(b.id, start) for b in event.plan.buckets_of(self.task.index)}
+        self._ledgers = {b.id: Ledger(b.id, [0] * self.slots, start) for b in event.plan.buckets_of(self.task.index)}
         if start > INITIAL_STEP:
             # The shard comes from a checkpoint: every task knows what happened before.
             self.step, self.committed, self._applied = start, start - 1, start - 1

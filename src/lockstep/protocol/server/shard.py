@@ -1,7 +1,7 @@
 """What a server holds and hands out: versions of its buckets to workers, its progress to the coordinator.
 
 ``server_machine.py`` adds the other half: incoming gradients and what is made of them. Version *v* of a bucket lies in
-one of two slots of the store. A transfer reads its slot until the sender's end of it is over, and as long as one does,
+one of the slots of the store. A transfer reads its slot until the sender's end of it is over, and as long as one does,
 no update may write there.
 """
 
@@ -50,6 +50,11 @@ class Shard:
         self._save_version: int = INITIAL_STEP
         """The newest version that was to be saved."""
         self._saved: Saved | None = None
+
+    @property
+    def slots(self) -> int:
+        """How many values of each bucket the store must have room for."""
+        return 2
 
     # -- who contributes --
 
@@ -273,7 +278,7 @@ class Shard:
             for (_, bucket), slot in side.flying.items():
                 flying[bucket, slot] = flying.get((bucket, slot), 0) + 1
         for ledger in self._ledgers.values():
-            for slot in (0, 1):
+            for slot in range(self.slots):
                 assert ledger.readers[slot] == flying.get((ledger.bucket, slot), 0), "readers and transfers disagree"
             strangers = set(ledger.arrived) - set(self.contributors(ledger.version))
             assert not strangers, f"bucket {ledger.bucket} counts {strangers}"

@@ -13,12 +13,13 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED
+from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_VERDICT
 from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.timing import LINGER_SECONDS, REAPER_SECONDS, STOP_SECONDS
 from lockstep.runtime import processes
 from lockstep.runtime.monitor.exit import Action, Stopping, TaskObserver, exit_code_after, linger
+from lockstep.runtime.monitor.outlived import Outlived, has_left
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.service import MonitorService
 from lockstep.runtime.monitor.task_process import FINISHED, LATER, TaskProcess
@@ -101,6 +102,8 @@ class _Monitor:
         self._observer = TaskObserver(str(spec.task), record)
         self._task = TaskProcess(spec.command, takes_signals=spec.takes_signals)
         self._reports_open = True
+        self._outlived = Outlived(spec.task, record, spec.cluster, has_left)
+        self._forced = False
 
     def run(self) -> int:
         try:
@@ -113,6 +116,8 @@ class _Monitor:
             self._leave_nothing()
         if self._task.news.problem:
             return EXIT_FAILED
+        if self._forced:
+            return EXIT_VERDICT
         return exit_code_after(exit_code, self._stopping.signum)
 
     def _watch_lives(self) -> int:
@@ -121,7 +126,7 @@ class _Monitor:
             self._watch_task()
             exit_code = self._task.news.exit_code
             assert exit_code is not None, "the loop ends with the task"
-            killed = exit_code < 0 and self._stopping.signum is None and not self._task.news.problem
+            killed = exit_code < 0 and not self._by_monitor and not self._task.news.problem
             if not killed or life == self._spec.restarts:
                 return exit_code
             self._say_why(exit_code)
@@ -148,12 +153,21 @@ class _Monitor:
             if self._stopping.on_time(now) is Action.KILL:
                 say(f"{self._spec.task} did not end within {self._stopping.patience:g} s when asked to, and was killed")
                 self._task.kill()
+            if not self._forced and self._outlived.look(now):
+                self._forced = True
+                say(f"{self._spec.task} hangs although its job has ended, and was killed")
+                self._task.kill()
             if self._task.report_fd in ready:
                 self._take_reports()
             if self._task.status_fd in ready:
                 self._take_status()
         if self._reports_open:
             self._take_reports()  # the last reports, which may have arrived together with the exit
+
+    @property
+    def _by_monitor(self) -> bool:
+        """Whether this monitor itself has ended the task, or was asked to."""
+        return self._forced or self._stopping.signum is not None
 
     def _descriptors(self) -> set[int]:
         watched = {self._inbox.fileno(), self._task.status_fd}
@@ -191,7 +205,7 @@ class _Monitor:
     def _say_why(self, exit_code: int) -> None:
         if self._task.news.problem:
             say(f"{self._spec.task}: {self._task.news.problem}")
-        elif exit_code < 0 and self._stopping.signum is None:
+        elif exit_code < 0 and not self._by_monitor:
             say(self._observer.death(exit_code))
 
     def _leave_nothing(self) -> None:

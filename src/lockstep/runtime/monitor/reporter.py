@@ -46,6 +46,10 @@ class TaskReport:
     """Which task received which signal, if that ends the job."""
     printed: int = 0
     """How many whole reports it has printed."""
+    over: bool = False
+    """The job has ended here."""
+    must_leave: bool = False
+    """It ended badly, and nothing is left to do."""
 
 
 def encode_report(report: TaskReport) -> bytes:
@@ -60,6 +64,8 @@ def encode_report(report: TaskReport) -> bytes:
         "leaver": report.leaver,
         "leaving": report.leaving,
         "printed": report.printed,
+        "over": report.over,
+        "must_leave": report.must_leave,
     }
     return json.dumps(fields, ensure_ascii=False).encode(errors="replace") + b"\n"
 
@@ -79,6 +85,8 @@ def decode_report(line: bytes) -> TaskReport | None:
             leaver=str(fields.get("leaver", ""))[:MAX_LEAVER],
             leaving=int(fields.get("leaving", 0)) & 0xFF,
             printed=int(fields.get("printed", 0)) & 0xFFFF,
+            over=bool(fields.get("over", False)),
+            must_leave=bool(fields.get("must_leave", False)),
         )
     except (ValueError, TypeError, KeyError):
         return None
@@ -158,7 +166,11 @@ class TaskReporter:
 
     def ready(self, task_address: str, incarnation: int, job: int = 0) -> None:
         """The task answers at ``task_address`` in this incarnation; ``job`` is 0 until it is known."""
-        self._tell(task_address=task_address, incarnation=incarnation, job=job)
+        self._tell(task_address=task_address, incarnation=incarnation, job=job, over=False, must_leave=False)
+
+    def over(self, *, must_leave: bool) -> None:
+        """The job has ended here. ``must_leave``: badly, so that this task has nothing left to do."""
+        self._tell(over=True, must_leave=must_leave or self._report.must_leave)
 
     def beat(self) -> None:
         """The task still runs: report the same state again."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from lockstep.diagnose.collect import collect
 from lockstep.diagnose.evidence import Seen
 from lockstep.diagnose.text import notice_line
-from lockstep.protocol.core.activity import Doing, TaskPhase
+from lockstep.protocol.core.activity import Doing, InputWait, TaskPhase
 from lockstep.protocol.core.causes import Cause, Reason, ReportKind, Source, own_error
 from lockstep.protocol.core.effects import Effect, JobEnded
 from lockstep.protocol.core.events import (
@@ -53,6 +53,7 @@ from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.startup.start_facts import first_setting_difference, list_difference, start_facts
 from lockstep.runtime.startup.startup_query import ask_start
+from lockstep.runtime.task.end_guard import EndGuard
 from lockstep.runtime.task.introspection import Observed
 from lockstep.runtime.task.loop import TaskLoop
 from lockstep.runtime.task.neighbours import Neighbours
@@ -115,6 +116,7 @@ class CollectiveNode(Observed):
         self._give_up = give_up
         self._member = threading.Event()
         self._left = threading.Event()
+        self._guard = EndGuard(lambda: phrases.does_not_return(self.task, self.main.doing), say, reporter)
         self._step: Step = -1
         workers = len(cluster.worker_hosts)
         now = time.monotonic()
@@ -196,6 +198,7 @@ class CollectiveNode(Observed):
             return
         self._left.set()
         self.winding_up = True
+        self._guard.on_close()
         self._neighbours.close()
         self.watchdog.close()
         self.loop.settle(1.0)
@@ -214,11 +217,11 @@ class CollectiveNode(Observed):
         self.post(StepBegun(step, ()))
         self.main.enter(Doing.COMPUTING, f"step {step}")
 
-    def waits_for_input(self, what: str) -> None:
+    def waits_for_input(self, wait: InputWait) -> None:
         """The training thread waits for data, which means that the next step has begun."""
         if not self._others() and self.main.doing is Doing.USER_CODE:
             self.post(StepBegun(self._step + 1, ()))
-        self.main.enter(Doing.INPUT, what)
+        self.main.wait_for_input(wait)
 
     def handed_over(self, step: Step, bucket: BucketId) -> None:
         self.post(Produced(step, bucket))
@@ -320,12 +323,7 @@ class CollectiveNode(Observed):
             if outcome.departure is not None:
                 self._say(outcome.sentence())
                 self._tell_departure(outcome)
-            threading.Thread(target=self._see_to_the_end, name="see to the end", daemon=True).start()
-
-    def _see_to_the_end(self) -> None:
-        if not self._left.wait(GIVE_UP_SECONDS):
-            self._say(phrases.does_not_return(self.task, self.main.doing))
-            self._give_up()
+            self._guard.on_end(outcome, GIVE_UP_SECONDS, lambda _outcome: self._give_up())
 
 
 def _why_missing(seen: Seen) -> str:

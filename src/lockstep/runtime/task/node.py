@@ -36,7 +36,7 @@ from lockstep.protocol.core.messages import (
     VersionNote,
 )
 from lockstep.protocol.core.reach import Reach
-from lockstep.protocol.core.timing import LEAVE_SECONDS, QUIET_SECONDS, SAY_SECONDS, SETTLE_SECONDS
+from lockstep.protocol.core.timing import FORCE_SECONDS, LEAVE_SECONDS, QUIET_SECONDS, SAY_SECONDS, SETTLE_SECONDS
 from lockstep.protocol.member import MemberMachine
 from lockstep.protocol.server.server_machine import ServerMachine
 from lockstep.protocol.task import TaskMachine
@@ -46,6 +46,7 @@ from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.startup.start_facts import StartFacts, start_facts
 from lockstep.runtime.task.discovery import Discovery, Search
+from lockstep.runtime.task.end_guard import EndGuard, GiveUp
 from lockstep.runtime.task.introspection import Observed
 from lockstep.runtime.task.loop import TaskLoop
 from lockstep.runtime.task.outcome import JobEndedError, Outcome, outcome_of
@@ -100,6 +101,8 @@ class NodeConfig:
     """A later incarnation of this process: the others may still be in their earlier one."""
     finished: bool = False
     """An earlier incarnation of this task had finished its work: if no other task is left, the job is over."""
+    give_up: GiveUp | None = None
+    """Ends the process of a worker whose training thread does not notice that the job has failed."""
 
     @property
     def task(self) -> TaskId:
@@ -134,6 +137,7 @@ class Node(Observed):
         self.checkpoint = ""
         """The checkpoint that the job began with."""
         self._ended = threading.Event()
+        self._guard = EndGuard(lambda: phrases.does_not_return(self.task, self.main.doing), say, reporter)
         self._said_at: dict[str, float] = {}
         self._closed = False
         self.refused = False
@@ -238,6 +242,7 @@ class Node(Observed):
     def wait_until_ended(self) -> Outcome:
         """Block until the job is over on this task."""
         self._ended.wait()
+        self._guard.noticed.set()
         assert self.outcome is not None
         return self.outcome
 
@@ -254,6 +259,7 @@ class Node(Observed):
 
     def fail(self, reason: Reason) -> Outcome:
         """This task cannot continue: notify all tasks, and wait (bounded) for the job to end."""
+        self._guard.noticed.set()
         self.dump("failed")
         self.loop.post(Broken(self.task, self.machine.role.step, reason))
         if not self._ended.wait(LEAVE_SECONDS):
@@ -284,6 +290,7 @@ class Node(Observed):
     def raise_if_ended(self) -> None:
         """JobEndedError once the job is over."""
         if self.outcome is not None:
+            self._guard.noticed.set()
             raise JobEndedError(self.outcome)
 
     def close(self) -> None:
@@ -291,6 +298,7 @@ class Node(Observed):
         if self._closed:
             return
         self._closed = self.winding_up = True
+        self._guard.on_close()
         if self._discovery is not None:
             self._discovery.close()
         self._search.close()
@@ -454,6 +462,10 @@ class Node(Observed):
                 self._say(outcome.sentence())
             if not outcome.ok and not outcome.again:
                 self._reporter.failed(outcome.reason.text)
+            if not outcome.again:
+                # A task that is refused, or not a member yet, ends by itself, with a better exit code.
+                trains = self._member.is_set() and not self.refused
+                self._guard.on_end(outcome, FORCE_SECONDS, self.config.give_up if trains else None)
             self._tell_departure(outcome)
         self._ended.set()
         self._decided.set()

@@ -92,7 +92,7 @@ class ServerNode(Node):
         self._make_store = make_store
         self._store: ShardStore | None = None
         self._plan: Plan | None = None
-        self._slots: tuple[Region, Region] | None = None
+        self._slots: tuple[Region, ...] = ()
         self._inboxes: dict[_Life, Region] = {}
         self._layout: Layout | None = None
         self._writer: CheckpointWriter | None = None
@@ -141,7 +141,7 @@ class ServerNode(Node):
     def memory(self) -> dict[str, int]:
         """Bytes that this server holds for its shard, by purpose."""
         held = {
-            "two versions": sum(resident_bytes(slot.buffer) for slot in self._slots or ()),
+            "versions": sum(resident_bytes(slot.buffer) for slot in self._slots),
             "arriving gradients": sum(resident_bytes(inbox.buffer) for inbox in self._inboxes.values()),
         }
         return held | dict({} if self._store is None else self._store.memory())
@@ -203,7 +203,6 @@ class ServerNode(Node):
 
     def _send_version(self, effect: SendVersion) -> None:
         assert self._plan is not None
-        assert self._slots is not None
         connection = self.peers[effect.peer].connection
         if connection is None:
             return
@@ -268,8 +267,10 @@ class ServerNode(Node):
         plan = make_plan(layout.parameters, self.config.cluster.shape.servers, layout.bucket_bytes)
         self._store = self._make_store()
         nbytes = max(plan.shard_room(self.task.index) + self._store.spare_bytes(plan), 1)
-        slots = (self.transport.allocate(nbytes, "parameters"), self.transport.allocate(nbytes, "parameters"))
-        self._store.prepare(layout, plan, self.task.index, (slots[0].buffer, slots[1].buffer))
+        role = self.machine.role
+        assert isinstance(role, ServerMachine)
+        slots = tuple(self.transport.allocate(nbytes, "parameters") for _ in range(role.slots))
+        self._store.prepare(layout, plan, self.task.index, [slot.buffer for slot in slots])
         if layout.start > INITIAL_STEP:
             self._restore(layout)
         self._plan, self._slots, self._layout = plan, slots, layout
@@ -339,5 +340,5 @@ class ServerNode(Node):
     def _free(self) -> None:
         for region in self._inboxes.values():
             region.close()
-        for region in self._slots or ():
+        for region in self._slots:
             region.close()

@@ -26,17 +26,17 @@ class StoreTimes:
 
 
 class ShardStore(Protocol):
-    """Holds one server's shard in two slots and makes versions. Called on one thread, never on the loop's."""
+    """Holds one server's shard in slots of equal size and makes versions. Called on one thread, never on the loop's."""
 
     @property
     def times(self) -> StoreTimes:
         """Where its time has gone. Read on any thread."""
 
     def spare_bytes(self, plan: Plan) -> int:
-        """How many bytes it needs for itself after each of the two slots."""
+        """How many bytes it needs for itself after each slot."""
 
-    def prepare(self, layout: Layout, plan: Plan, server: int, slots: tuple[memoryview, memoryview]) -> None:
-        """The plan is known; ``slots`` are the two copies of the shard."""
+    def prepare(self, layout: Layout, plan: Plan, server: int, slots: Sequence[memoryview]) -> None:
+        """The plan is known; each of ``slots`` has room for the shard: two, or more in asynchronous training."""
 
     def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
         """Reduce ``gradients`` (in this order) and write the next version of the bucket, here or, later, on a GPU.
@@ -49,7 +49,7 @@ class ShardStore(Protocol):
         """A worker has joined, perhaps in a new incarnation: memory that it lent before no longer needs to be kept."""
 
     def memory(self) -> Mapping[str, int]:
-        """Bytes that it holds beside the two slots, by purpose. Called on any thread."""
+        """Bytes that it holds beside the slots, by purpose. Called on any thread."""
 
     def snapshot(self, version: int) -> list[NamedTensor]:
         """A copy of the whole shard at this version, optimizers included, that later updates do not touch."""

@@ -15,13 +15,14 @@ from typing import Any, Protocol
 
 from lockstep.diagnose.views import FORMAT
 from lockstep.protocol import phrases
-from lockstep.protocol.core.activity import Doing
+from lockstep.protocol.core.activity import Doing, InputWait
 from lockstep.protocol.core.ids import BucketId, Incarnation, JobId, Role, TaskId, hex64
 from lockstep.protocol.core.journal import Journal, Record, tensor_states
 from lockstep.protocol.core.machine import WholeTask
 from lockstep.protocol.core.plan import Plan
 from lockstep.protocol.core.timing import LOOP_ANSWER_SECONDS
 from lockstep.protocol.core.waits import Wait, WaitKind
+from lockstep.runtime.processes import process_facts
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.task.loop import Books, TaskLoop
 from lockstep.runtime.task.outcome import Outcome
@@ -198,6 +199,20 @@ def _main(node: Shown, now: float) -> dict[str, Any]:
         "cpu": node.sampler.main_cpu(),
         "where": whose_code(stack),
         "stack": stack,
+        "input": _input(node.main.input, now) if doing is Doing.INPUT else None,
+    }
+
+
+def _input(wait: InputWait | None, now: float) -> dict[str, Any] | None:
+    if wait is None:
+        return None
+    found = [facts for facts in map(process_facts, wait.pids) if facts is not None]
+    return {
+        "read": wait.read,
+        "read_ago": now - wait.read_at,
+        "step_seconds": now - wait.step_since,
+        "stopped": [facts.pid for facts in found if facts.stopped],
+        "readers": [{"pid": facts.pid, "state": facts.state} for facts in found],
     }
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from lockstep.protocol.core.activity import Code, Doing
+from lockstep.protocol.core.activity import Code, Doing, InputWait
 from lockstep.protocol.core.ids import Role, Step, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.timing import CPU_WINDOW_SECONDS, KERNEL_SECONDS
@@ -41,6 +41,8 @@ class MainThread:
         self._now: tuple[Doing, str, float] = (Doing.STARTING, "", time.monotonic())
         self.ident = 0
         self.native_id = 0
+        self.input: InputWait | None = None
+        """What it waits for, while it waits for data."""
 
     def enter(self, doing: Doing, detail: str = "") -> None:
         """This thread is now doing this."""
@@ -48,6 +50,12 @@ class MainThread:
         if ident != self.ident:
             self.ident, self.native_id = ident, threading.get_native_id()
         self._now = (doing, detail, time.monotonic())
+
+    def wait_for_input(self, wait: InputWait) -> None:
+        """It waits for data, since then: the clock does not restart with each file."""
+        self.enter(Doing.INPUT, wait.file)
+        self.input = wait
+        self._now = (Doing.INPUT, wait.file, wait.since)
 
     @contextmanager
     def during(self, doing: Doing, detail: str = "") -> Iterator[None]:

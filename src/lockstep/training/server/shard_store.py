@@ -43,9 +43,9 @@ STATE_CHUNK = 4 << 20
 
 @dataclass(slots=True)
 class _Held:
-    """One bucket: its two versions, and the optimizer that steps from one to the other."""
+    """One bucket: its slots, and the optimizer that steps from one to another."""
 
-    slots: tuple[Tensor, Tensor]
+    slots: tuple[Tensor, ...]
     parameter: torch.nn.Parameter
     optimizer: torch.optim.Optimizer
     group: int
@@ -104,7 +104,7 @@ class TorchShardStore:
         cache, and the optimizer reads it there."""
         self.times = StoreTimes()
 
-    def prepare(self, layout: Layout, plan: Plan, server: int, slots: tuple[memoryview, memoryview]) -> None:
+    def prepare(self, layout: Layout, plan: Plan, server: int, slots: Sequence[memoryview]) -> None:
         self._names = tuple(entry.name for entry in plan.parameters)
         if self._lane is not None:
             self._slots = list(slots)
@@ -126,16 +126,17 @@ class TorchShardStore:
             yield
         self._lane.finish()
 
-    def _hold(self, bucket: Bucket, entry: OptimizerEntry, slots: tuple[memoryview, memoryview]) -> _Held:
+    def _hold(self, bucket: Bucket, entry: OptimizerEntry, slots: Sequence[memoryview]) -> _Held:
         dtype = torch_dtype(bucket.dtype)
         where = slice(bucket.shard_offset, bucket.shard_offset + bucket.nbytes)
-        first, second = (as_tensor(slot[where], dtype) for slot in slots)
+        tensors = tuple(as_tensor(slot[where], dtype) for slot in slots)
+        first = tensors[0]
         value = first if self._device.type == "cpu" else torch.zeros_like(first, device=self._device)
         parameter = torch.nn.Parameter(value, requires_grad=False)
         optimizer = make_optimizer(entry, parameter)
         if self._lane is not None or not is_plain_sgd(optimizer):
             self._room_for_sums(parameter, value.numel())
-        return _Held((first, second), parameter, optimizer, bucket.group, entry, bucket)
+        return _Held(tensors, parameter, optimizer, bucket.group, entry, bucket)
 
     def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
         if self._lane is None:
@@ -152,7 +153,7 @@ class TorchShardStore:
         return 0 if self._lane is None else spare_bytes(len(plan.buckets))
 
     def memory(self) -> dict[str, int]:
-        """The memory besides the two slots, on the device that updates."""
+        """The memory besides the slots, on the device that updates."""
         states = [o.state.values() for held in self._held.values() for o in (held.optimizer, *held.apart)]
         tensors = [value for found in states for state in found for value in state.values()]
         on_gpu = sum(held.parameter.nbytes for held in self._held.values()) if self._lane is not None else 0
