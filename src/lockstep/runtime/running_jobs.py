@@ -63,7 +63,7 @@ def listed(task: str, address: str, cluster: Mapping[str, str], pid: int) -> Ite
     folder = ""
     with contextlib.suppress(OSError):
         folder = os.readlink(f"/proc/{pid}/cwd")
-    entry = ListedTask(task, {task: address, **cluster}, folder, time.time())
+    entry = ListedTask(task, {**cluster, task: cluster.get(task, address)}, folder, time.time())
     name = secrets.token_hex(8)
     held = -1
     with contextlib.suppress(OSError), _folder(make=True) as parent:

@@ -103,7 +103,7 @@ def snapshot_of(node: Shown, *, on_loop: bool = False) -> dict[str, Any]:
         "phase": node.phase_now,
         "step": node.machine.role.step,
         "outcome": "" if node.outcome is None else node.outcome.sentence(),
-        "ended": _ended(node.outcome),
+        "ended": ended_fields(node.outcome),
         "steps": {
             "done": node.sampler.steps_done(),
             "median": sorted(steps)[len(steps) // 2] if steps else 0.0,
@@ -124,7 +124,7 @@ def snapshot_of(node: Shown, *, on_loop: bool = False) -> dict[str, Any]:
     }
 
 
-def _ended(outcome: Outcome | None) -> dict[str, Any] | None:
+def ended_fields(outcome: Outcome | None) -> dict[str, Any] | None:
     """Why the job is over on this task; None while it runs, and where it ended well or goes on."""
     if outcome is None or outcome.ok or outcome.again or outcome.alone:
         return None
