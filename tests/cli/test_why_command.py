@@ -43,9 +43,9 @@ def job(number: int) -> Iterator[dict[str, str]]:
             service = MonitorService("127.0.0.1", 0, record)
             stack.callback(service.close)
             cluster[str(task)] = service.address
-        for record, (task, address) in zip(records, cluster.items(), strict=True):
+        for record, (name, address) in zip(records, cluster.items(), strict=True):
             record.cluster = tuple(cluster.items())
-            stack.enter_context(listed(task, address, cluster, os.getpid()))
+            stack.enter_context(listed(name, address, cluster, os.getpid()))
         yield cluster
 
 
