@@ -66,6 +66,7 @@ OUR_OWN_FORMATS = {
     "transports/control/addresses.py": "host:port",
     "runtime/checkpoint/folder.py": "names of files",
     "runtime/startup/rendezvous.py": "addresses",
+    "runtime/running_jobs.py": "names of files",
     "runtime/watch/run_folder.py": "names of folders",
     "runtime/monitor/sidecar.py": "addresses",
     "runtime/trace/page.py": "names of spans, for their colours",

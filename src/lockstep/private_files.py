@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import stat
@@ -151,6 +152,33 @@ def write_whole(folder: int, name: str, data: bytes) -> None:
         with contextlib.suppress(OSError):
             os.unlink(beside, dir_fd=folder)
         raise
+
+
+def write_held(folder: int, name: str, data: bytes) -> int:
+    """Write a file whole and lock it for as long as the returned descriptor is open. It appears locked."""
+    beside = f".{name}.{secrets.token_hex(8)}"
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, FILE_MODE, dir_fd=folder)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(descriptor, data)
+        os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            os.unlink(beside, dir_fd=folder)
+        raise
+    return descriptor
+
+
+def read_held(folder: int, name: str, limit: int) -> bytes | None:
+    """The content of a file of ``write_held``, ``limit`` bytes at most; None if nobody holds it any more."""
+    descriptor = _open_plain(name, os.O_RDONLY, f"{name} is not a plain file of this user; remove it", folder)
+    with open(descriptor, "rb") as stream:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return stream.read(limit)
+    return None
 
 
 def append(folder: int, name: str, data: bytes) -> None:

@@ -107,8 +107,36 @@ def test_ctrl_c_gives_exit_code_130(
     assert capsys.readouterr().err == ""
 
 
-def test_a_reader_that_goes_away_gets_no_traceback() -> None:
-    script = "import sys; from lockstep.cli.main import main; sys.exit(main(['--help']))"
+@pytest.mark.parametrize(
+    "run",
+    [
+        "main(['--help'])",
+        "main(['sim', '--help'])",
+        "main(['nothing'])",
+        "probed(lambda _: print('one line') or 0)",
+        "probed(lambda _: print('one line', flush=True) or 0)",
+        "probed(lambda _: say('one line') or 0)",
+    ],
+)
+def test_a_reader_that_goes_away_gets_no_traceback(run: str) -> None:
+    script = f"""
+import os, sys, types
+from lockstep.cli import main as cli
+from lockstep.cli.main import main
+from lockstep.terminal import say
+
+def probed(run):
+    sys.modules["probe_command"] = types.SimpleNamespace(run=run)
+    cli.COMMANDS = (cli.Command("probe", "probe_command", "probes"),)
+    return main(["probe"])
+
+errors = os.dup(2)  # where Python itself would complain
+if {run.endswith("say('one line') or 0)") or "nothing" in run}:
+    os.dup2(1, 2)
+code = {run}
+os.dup2(errors, 2)
+sys.exit(code)
+"""
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -116,7 +144,18 @@ def test_a_reader_that_goes_away_gets_no_traceback() -> None:
         process.stdout.close()
         assert process.stderr is not None
         assert process.stderr.read() == ""
-        assert process.wait(30) == 0
+        assert process.wait(30) == cli.EXIT_NO_READER
+
+
+def test_a_connection_that_breaks_is_no_reader_that_went_away(
+    command: Callable[[Callable[[list[str]], int]], None],
+) -> None:
+    def run(_: list[str]) -> int:
+        raise BrokenPipeError("a peer has hung up")
+
+    command(run)
+    with pytest.raises(BrokenPipeError, match="a peer has hung up"):
+        cli.main(["probe"])
 
 
 def test_reading_flags_imports_nothing_heavy() -> None:

@@ -6,6 +6,7 @@ import functools
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -26,9 +27,11 @@ from helpers.snapshots import (
     waiting_worker,
 )
 from lockstep.diagnose.analyse import CAUSES, RULES, analyse, without
-from lockstep.diagnose.evidence import Ended, Evidence
+from lockstep.diagnose.evidence import Ended, Evidence, ended_by
+from lockstep.diagnose.phrases.units import in_milliseconds, in_seconds
+from lockstep.diagnose.text import lead_line
 from lockstep.diagnose.verdict import Diagnosis, Verdict
-from lockstep.protocol.core.causes import WARNINGS, Cause
+from lockstep.protocol.core.causes import WARNINGS, Cause, Source
 from lockstep.protocol.core.waits import WaitKind
 
 IDS = [make.__name__ for _, make, _, _ in FAULTY]
@@ -260,3 +263,39 @@ def test_a_task_that_is_only_starved_of_the_processor_is_not_behind_a_cut_link()
     assert verdict_of(analyse(cluster.evidence())).cause is Cause.UNKNOWN
     cluster.link(W1, PS0)["kernel"]["segments_in"] = 3
     assert verdict_of(analyse(cluster.evidence())).cause is Cause.UNKNOWN
+
+
+def test_while_a_lost_worker_is_waited_for_the_remedy_is_to_start_it_again() -> None:
+    """Not the whole job: it keeps the place of that worker."""
+    cluster = dead()
+    assert "start the job again" in verdict_of(analyse(cluster.evidence())).remedy
+    cluster.task(PS0)["waits"].append(wait(W1, WaitKind.RETURN, 5.0, bucket=-1))
+    verdict = verdict_of(analyse(cluster.evidence()))
+    assert (verdict.cause, verdict.culprit) == (Cause.DEAD, str(W1))
+    assert verdict.remedy == (
+        "Start the same command again for worker 1: it takes its place again, and the job goes on."
+    )
+
+
+def test_a_job_that_a_verdict_has_ended_is_not_healthy() -> None:
+    """All tasks still answer for a moment, and nobody waits any more."""
+    cluster = healthy()
+    assert analyse(cluster.evidence()).healthy
+    cluster.task(W0)["ended"] = {
+        "culprit": str(W1),
+        "step": STEP,
+        "cause": Cause.FROZEN.value,
+        "source": Source.VERDICT.value,
+        "text": "was stopped",
+    }
+    evidence = cluster.evidence()
+    diagnosis = analyse(replace(evidence, end=ended_by(evidence.tasks), asker="lockstep why"))
+    assert not diagnosis.healthy
+    verdict = verdict_of(diagnosis)
+    assert (verdict.cause, verdict.culprit, verdict.step, verdict.peer) == (Cause.FROZEN, str(W1), STEP, "")
+    assert lead_line(diagnosis).startswith(f"The job ended in step {STEP}. Worker 1 was stopped.")
+
+
+@pytest.mark.parametrize("seconds", [-0.04, -0.0, 0.0, 0.04])
+def test_no_time_is_negative(seconds: float) -> None:
+    assert (in_seconds(seconds), in_milliseconds(min(0.0, seconds))) == ("0.0 s", "0 ms")

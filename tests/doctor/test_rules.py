@@ -13,6 +13,7 @@ from lockstep.doctor.facts import (
     ClusterFacts,
     DataFolder,
     NameFact,
+    OwnPort,
     PeerReport,
     Shared,
     Visit,
@@ -224,6 +225,22 @@ def test_a_task_of_an_earlier_job_is_named() -> None:
     (found,) = analyse(ClusterFacts(own=(start(str(W0)),), protocol="grpc", visits=(old, new)))
     assert found.kind is FindingKind.OLD_JOB
     assert "ps 0 at 10.0.0.2:2000 already belongs to job 0000000000000007" in found.sentence
+
+
+def test_a_lost_task_that_a_running_job_waits_for_is_to_be_started_again() -> None:
+    """Nobody is told to end that job."""
+    job = {"job": 7, "phase": "training", "phase_seconds": 60.0, "process": "process 9 on a"}
+    chief = visit(W1, W0, Reach.LOCKSTEP, **job)
+    ports = (OwnPort(str(W1), "10.0.0.2:2000"),)
+    for lost, kind, remedy in (
+        ((), FindingKind.OLD_JOB, "if that is an earlier job, end it."),
+        ((str(W1),), FindingKind.LOST_TASK, "start the same command again for worker 1, and the job goes on."),
+    ):
+        seen = (visit(W1, PS0, Reach.LOCKSTEP, waits_for=lost, **job), chief)
+        (found,) = analyse(ClusterFacts(own=(start(str(W1)),), protocol="grpc", visits=seen, ports=ports))
+        assert found.kind is kind
+        assert found.sentence.endswith(remedy)
+        assert found.keeps_from_working is (kind is FindingKind.OLD_JOB)
 
 
 def test_the_odd_one_out_is_named_for_each_setting() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from contextlib import ExitStack
@@ -10,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from helpers.ports import free_port, free_ports
-from helpers.programs import LOCKSTEP, Finished, Program
+from helpers.programs import LOCKSTEP, Finished, Program, run_lockstep
+from lockstep.protocol.core.ids import server, worker
 
 PROGRAM = (sys.executable, str(Path(__file__).with_name("program.py")))
 SECONDS = 110.0
@@ -64,6 +66,33 @@ def test_three_processes_of_a_launcher_form_one_server_and_two_workers(launcher:
     assert set(found) == {"0", "1"}
     assert found["0"] == found["1"]
     assert finished[0].stdout == ""  # the server never comes to what follows join()
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_job_says_at_its_start_how_to_ask_it_and_why_asks_all_its_tasks(launched: bool) -> None:
+    endless = (sys.executable, str(Path(__file__).with_name("endless_program.py")))
+    commands: list[Command] = [(endless, srun(rank, 3, job)) for job in [free_port()] for rank in range(3)]
+    if not launched:
+        commands = [(tuple(words), {}) for words in _with_lists(endless)]
+    with ExitStack() as started:
+        _, chief, other = [
+            started.enter_context(Program(command, {**ONE_THREAD, **environment})) for command, environment in commands
+        ]
+        printed = chief.wait_for("training", 60)
+        other.wait_for("training", 60)
+        found = re.search(r"^lockstep: ask this job with: lockstep why (\S+)$", printed, re.MULTILINE)
+        assert found is not None, printed
+        assert "ask this job" not in other.stderr()
+        answer = json.loads(run_lockstep("why", found[1], "--json", timeout=30).stdout)
+    assert [task["task"] for task in answer["tasks"]] == [str(server(0)), str(worker(0)), str(worker(1))]
+    assert all(task["answers"] for task in answer["tasks"]), answer
+
+
+def _with_lists(program: tuple[str, ...]) -> list[tuple[str, ...]]:
+    lists = hosts(1, 2)
+    workers = [(*program, *lists, "--job_name=worker", f"--task_index={index}") for index in range(2)]
+    return [(*LOCKSTEP, "ps", *lists, "--task_index=0"), *workers]
 
 
 def hosts(servers: int, workers: int) -> tuple[str, str]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 from lockstep.protocol.core.ids import CHIEF, TaskId
+from lockstep.runtime.phrases import ask_with
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.startup.startup_progress import StartupProgress
 from lockstep.terminal import CLEAR_LINE, say
@@ -57,7 +58,8 @@ class FormingDisplay:
 
 @contextlib.contextmanager
 def forming_line(addresses: dict[TaskId, str]) -> Iterator[None]:
-    """Show how these tasks come together, for as long as that takes."""
+    """Say where to ask about these tasks, and show how they come together, for as long as that takes."""
+    say(ask_with(addresses[CHIEF]))
     display = FormingDisplay()
     # On a terminal the chief shows its own bar as soon as it trains, and two live lines would overwrite each other.
     until = (CHIEF,) if display.live else tuple(addresses)

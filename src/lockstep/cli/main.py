@@ -6,16 +6,18 @@ import atexit
 import gc
 import importlib
 import os
+import select
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TextIO
 
 from lockstep.errors import EXIT_BAD_INPUT, BadInput, HelpAsked
 from lockstep.version import __version__
 
 EXIT_INTERRUPTED = 130
+EXIT_NO_READER = 141
+"""As of a program that SIGPIPE ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +72,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         # a signal that has already arrived must not get lost.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
-        return _dispatch(words)
+        return _run(words)
+    except BrokenPipeError:
+        if not _readers_gone():
+            raise  # a connection, which is an error like any other
+        return EXIT_NO_READER
+
+
+def _run(words: list[str]) -> int:
+    try:
+        code = _dispatch(words)
+        if sys.stdout is not None:  # started with a closed descriptor
+            sys.stdout.flush()
     except HelpAsked as asked:
-        _write(sys.stdout, asked.text)
+        print(asked.text, end="", flush=True)
         return 0
     except BadInput as bad:
-        _write(sys.stderr, "".join(f"lockstep: {sentence}\n" for sentence in bad.sentences))
+        print("".join(f"lockstep: {sentence}\n" for sentence in bad.sentences), end="", file=sys.stderr, flush=True)
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    return code
 
 
 def _dispatch(words: list[str]) -> int:
@@ -114,13 +128,17 @@ def _unknown(name: str) -> str:
     return f"there is no command {name!r}; {remedy}"
 
 
-def _write(stream: TextIO, text: str) -> None:
-    try:
-        stream.write(text)
-        stream.flush()
-    except BrokenPipeError:
-        # The reader (head, less) is gone. Python would complain again when it closes the stream at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+def _readers_gone() -> bool:
+    """Whether a pipe that this command writes to has lost its reader (head, less). Nothing is written to it again:
+    Python would complain when it flushes the stream at exit."""
+    gone = False
+    for descriptor in (1, 2):
+        poll = select.poll()
+        poll.register(descriptor, 0)
+        if any(event & select.POLLERR for _, event in poll.poll(0)):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+            gone = True
+    return gone
 
 
 if __name__ == "__main__":

@@ -57,6 +57,7 @@ def run(argv: Sequence[str]) -> int:
         port=listen.port,
         command=command,
         version=__version__,
+        cluster=cluster.all_addresses(),
         takes_signals=True,
         grace=cluster.grace,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,15 +12,24 @@ from pathlib import Path
 
 from lockstep.errors import BadInput, HelpAsked
 from lockstep.protocol.core.causes import ReportKind
-from lockstep.protocol.core.timing import NOTICE_SECONDS, PATIENCE_SECONDS, WHY_ASK_SECONDS, WHY_BUDGET_SECONDS
+from lockstep.protocol.core.timing import (
+    NOTICE_SECONDS,
+    PATIENCE_SECONDS,
+    PROBE_ALL_SECONDS,
+    WHY_ASK_SECONDS,
+    WHY_BUDGET_SECONDS,
+)
+from lockstep.runtime.running_jobs import LocalJob
 from lockstep.terminal import say
 
 _HELP = """\
 lockstep why: who waits for whom, for which tensor, and why.
 
+  lockstep why               ask your job on this host; if several run, list them; if
+                             none runs, read the newest run folder that you left here
   lockstep why HOST:PORT     ask the cluster that this task belongs to (any task will do)
+  lockstep why JOB           ask your job of this number, or read its run folder
   lockstep why FOLDER        read the files of a run that has ended
-  lockstep why               your newest run folder under the temporary directory
 
   --watch                    ask again every two seconds, until Ctrl-C
   --json                     one JSON object instead of text
@@ -42,7 +52,16 @@ def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     asked = _parse(argv)
     if _is_address(asked.target):
-        return _ask_cluster(asked)
+        return _ask_address(asked)
+    if not asked.target or (os.sep not in asked.target and not Path(asked.target).is_dir()):
+        jobs = _running_jobs(asked.target)
+        if len(jobs) > 1:
+            raise BadInput(_which_one(jobs))
+        if jobs:
+            if not asked.as_json:
+                say(f"asking {jobs[0].words()}")
+            return _answers(dict(jobs[0].job.cluster), asked, time.monotonic())
+        asked = replace(asked, target=_newest_folder(asked.target))
     return _read_files(asked)
 
 
@@ -55,34 +74,91 @@ def _parse(argv: Sequence[str]) -> _Asked:
         raise BadInput(f"'lockstep why' has no flag {unknown[0]!r}; it has --watch and --json.")
     if len(targets) > 1:
         raise BadInput("'lockstep why' takes one address or one folder; any task of the cluster will do.")
-    return _Asked(targets[0] if targets else _newest_folder(), "--watch" in argv, "--json" in argv)
+    return _Asked(targets[0] if targets else "", "--watch" in argv, "--json" in argv)
 
 
-def _newest_folder() -> str:
+def _newest_folder(name: str) -> str:
+    """The newest run folder, or the one of the job with this number."""
     from lockstep.runtime.watch.run_folder import run_folders
 
-    folders = run_folders()
+    folders = [folder for folder in run_folders() if not name or folder.name.startswith(name)]
+    if not folders and name:
+        raise BadInput(
+            f"{name} is neither an address like HOST:PORT, nor a folder, nor the number of a job of yours on this "
+            "host; 'lockstep why' alone lists those that run."
+        )
     if not folders:
         raise BadInput(
-            "no run folder of yours was found; write 'lockstep why HOST:PORT' with the address of any task, or the "
-            "folder that the job named at its end."
+            "no job of yours runs on this host, and no run folder of yours was found; write 'lockstep why HOST:PORT' "
+            "with the address of any task, or the folder that the job named at its end."
         )
     return str(folders[0])
 
 
 def _is_address(target: str) -> bool:
-    _, _, port = target.rpartition(":")
-    return os.sep not in target and port.isdecimal()
+    host, _, port = target.rpartition(":")
+    return bool(host) and os.sep not in target and port.isdecimal()
+
+
+# -- the caller's jobs on this host --
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A running job with its number: "" or zeros while its tasks have none."""
+
+    job: LocalJob
+    number: str
+
+    def words(self) -> str:
+        count = len(self.job.cluster)
+        folder = self.job.here[0].folder
+        return (
+            f"{f'job {self.number}' if self.number.strip('0') else 'a job without a number yet'}, "
+            f"{count} task{'s' if count != 1 else ''}, started {_age(time.time() - self.job.started)} ago"
+            f"{f' in {folder}' if folder else ''}"
+        )
+
+
+def _running_jobs(name: str) -> list[_Named]:
+    """The caller's jobs on this host, or those whose number begins with ``name``."""
+    from lockstep.diagnose.collect import collect
+    from lockstep.runtime.running_jobs import running_jobs
+
+    jobs = running_jobs()
+    # Their monitors only: a number is all that is needed, and a task may be stuck.
+    found = collect({job.address: job.address for job in jobs}, PROBE_ALL_SECONDS, together=True)
+    numbers = {address: seen.monitor.job for address, seen in found.items() if seen.monitor is not None}
+    named = [_Named(job, numbers.get(job.address, "")) for job in jobs]
+    return [one for one in named if one.number.startswith(name)]
+
+
+def _which_one(jobs: Sequence[_Named]) -> list[str]:
+    rows = [f"lockstep why {one.job.address}    {one.words()}" for one in jobs]
+    return [f"{len(jobs)} jobs of yours run on this host; ask one of them:", *rows]
+
+
+def _number_in(path: Path) -> str:
+    """The number of the job, where the folder is named after it."""
+    return path.name if re.fullmatch("[0-9a-f]{16}", path.name) else ""
+
+
+def _age(seconds: float) -> str:
+    """``40 s``, ``3 min``, ``2 h``, ``5 days``."""
+    for size, unit, most in ((1, "s", 120), (60, "min", 120), (3600, "h", 48)):
+        if seconds < size * most:
+            return f"{max(0.0, seconds) / size:.0f} {unit}"
+    return f"{seconds / 86400:.0f} days"
 
 
 # -- a live cluster --
 
 
-def _ask_cluster(asked: _Asked) -> int:
+def _ask_address(asked: _Asked) -> int:
     from lockstep.diagnose.collect import look_at
 
     began = time.monotonic()
-    first = look_at("", asked.target, 2 * WHY_ASK_SECONDS)
+    first = look_at("", asked.target, WHY_ASK_SECONDS, together=True)
     if first.monitor is None:
         raise BadInput(
             f"no task answers at {asked.target} ({first.monitor_silence.text}); give the address of another task of "
@@ -91,6 +167,10 @@ def _ask_cluster(asked: _Asked) -> int:
     cluster = dict(first.monitor.cluster) or {first.monitor.task: asked.target}
     # The cluster may use a different name for this host than the person who asks.
     cluster[first.monitor.task] = asked.target
+    return _answers(cluster, asked, began)
+
+
+def _answers(cluster: dict[str, str], asked: _Asked, began: float) -> int:
     while True:
         code = _one_answer(cluster, asked, began)
         if not asked.watch:
@@ -102,10 +182,11 @@ def _ask_cluster(asked: _Asked) -> int:
 def _one_answer(cluster: dict[str, str], asked: _Asked, began: float) -> int:
     from lockstep.diagnose.analyse import analyse
     from lockstep.diagnose.collect import collect, fetch_stack
-    from lockstep.diagnose.evidence import Evidence
+    from lockstep.diagnose.evidence import Evidence, ended_by
     from lockstep.version import __version__
 
-    found = collect(cluster, WHY_ASK_SECONDS)
+    left = WHY_BUDGET_SECONDS - PROBE_ALL_SECONDS - (time.monotonic() - began)
+    found = collect(cluster, max(PROBE_ALL_SECONDS, min(WHY_ASK_SECONDS, left)), together=True)
     usual = max((seen.view.usual for seen in found.values() if seen.view is not None), default=NOTICE_SECONDS)
     evidence = Evidence(
         tasks=found,
@@ -114,6 +195,7 @@ def _one_answer(cluster: dict[str, str], asked: _Asked, began: float) -> int:
         floor=max(1.5, 0.75 * min(usual, 60.0)),
         patience=max(PATIENCE_SECONDS, min(usual, 60.0)),
         time=time.time(),
+        end=ended_by(found),
     )
     diagnosis = analyse(evidence)
     verdict = diagnosis.verdict
@@ -156,9 +238,12 @@ def _read_files(asked: _Asked) -> int:
     if found.report is None and not found.views:
         raise BadInput(f"{path} has no readable report or snapshot; give the folder that the job named at its end.")
     diagnosis = found.report or analyse(evidence_of(found))
+    job, age = diagnosis.job or _number_in(path), time.time() - (diagnosis.time or found.newest)
     if asked.as_json:
-        fields = json.loads(diagnosis.to_json())
-        print(json.dumps({**fields, "problems": found.problems}), flush=True)
+        fields = {**json.loads(diagnosis.to_json()), "problems": found.problems}
+        print(json.dumps({**fields, "job": job, "folder": str(path), "age_seconds": round(age, 1)}), flush=True)
     else:
+        of_job = f" of job {job}" if job else ""
+        print(f"From the files{of_job} in {path}, {_age(age)} old; nothing was asked.", flush=True)
         print(_text_of(diagnosis), flush=True)
     return 0 if diagnosis.healthy else EXIT_STANDS_STILL

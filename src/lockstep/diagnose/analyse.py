@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lockstep.diagnose import input_rules, phrases, task_rules, tensor_rules, work_rules
 from lockstep.diagnose.case import Proof, WaitCase
-from lockstep.diagnose.evidence import ChainEnd, Chains, Evidence, Waiting, find_chains
+from lockstep.diagnose.evidence import ChainEnd, Chains, Evidence, Waiting, find_chains, is_waited_for
 from lockstep.diagnose.summary import health_summary, task_lines, timeline
 from lockstep.diagnose.verdict import Diagnosis, Edge, Verdict
 from lockstep.diagnose.views import TaskView
@@ -52,6 +52,9 @@ RULES: tuple[tuple[Cause, Rule], ...] = (
 )
 """Each cause with what proves it. A rule looks only at its own evidence and never at what other rules found, so that
 a missing rule leaves "unknown" and not another cause."""
+
+GONE = frozenset({Cause.DEAD, Cause.OUT_OF_MEMORY, Cause.STOPPED, Cause.FAILED, Cause.UNKNOWN})
+"""Why a task that is waited for to come back is not there; only a new incarnation of it helps."""
 
 CAUSES = frozenset({cause for cause, _ in RULES} | {Cause.ANSWER_LOST})
 
@@ -155,8 +158,14 @@ def _verdict(case: WaitCase, proof: Proof) -> Verdict:
         what=proof.what,
         evidence=(*proof.evidence, *both_sides(case)),
         stack=proof.stack or _stack_of(case, culprit),
-        remedy=proof.remedy or phrases.remedy(proof.cause, pid),
+        remedy=proof.remedy or _remedy(case.evidence, proof.cause, culprit, pid),
     )
+
+
+def _remedy(evidence: Evidence, cause: Cause, culprit: str, pid: int) -> str:
+    if cause in GONE and is_waited_for(evidence, culprit):
+        return phrases.remedy_while_waited_for(culprit)
+    return phrases.remedy(cause, pid)
 
 
 def _missing(waiting: Waiting) -> str:
@@ -229,7 +238,7 @@ def _ended(evidence: Evidence, chains: Chains, known: Diagnosis, rules: Sequence
     cause = end.reason.cause
     about = [e for e in chains.endings.values() if end.culprit in (e.waiting.on, e.waiting.waiter)]
     seen = evidence.tasks.get(end.culprit)
-    peer = evidence.asker if evidence.asker != end.culprit else ""
+    peer = evidence.asker if evidence.asker in evidence.tasks and evidence.asker != end.culprit else ""
     verdict = Verdict(cause=cause, culprit=end.culprit, peer=peer, step=end.step, remedy=phrases.remedy(cause))
     if about:
         shown = min(about, key=_importance)

@@ -5,6 +5,8 @@ A task that does not answer costs its deadline and nothing more, because all are
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -18,28 +20,29 @@ from lockstep.protocol.core.messages import Description
 from lockstep.protocol.core.reach import NOT_SILENT, Reach, Silence
 from lockstep.protocol.core.timing import PROBE_ALL_SECONDS
 from lockstep.transports.control import monitor_client
-from lockstep.transports.control.monitor_client import Unreachable, fetch_snapshot
+from lockstep.transports.control.monitor_client import Unreachable, fetch_snapshot, seconds_left
 from lockstep.transports.control.monitor_query import query_monitor_quickly
 
 ASKED_AT_ONCE: Final = 128
 
 
 def collect(
-    addresses: Mapping[str, str], seconds: float, known: Mapping[str, TaskView] | None = None
+    addresses: Mapping[str, str], seconds: float, known: Mapping[str, TaskView] | None = None, *, together: bool = False
 ) -> dict[str, Seen]:
     """What is found at each address. ``known``: views that need not be asked for (the asker's own).
 
-    Takes at most about three times ``seconds``; in a cluster where everybody answers, some milliseconds.
+    Takes at most about three times ``seconds``, which is for one question, or with ``together`` for all questions to
+    one address; in a cluster where everybody answers, some milliseconds.
     """
     if not addresses:
         return {}
     pool = ThreadPoolExecutor(min(ASKED_AT_ONCE, len(addresses)), thread_name_prefix="collect")
     try:
         asked = {
-            task: pool.submit(look_at, task, address, seconds, (known or {}).get(task))
+            task: pool.submit(look_at, task, address, seconds, (known or {}).get(task), together=together)
             for task, address in addresses.items()
         }
-        wait(asked.values(), timeout=3 * seconds + PROBE_ALL_SECONDS)
+        wait(asked.values(), timeout=(1 if together else 3) * seconds + PROBE_ALL_SECONDS)
         late = Silence(Reach.MUTE, phrases.late())
         return {
             task: future.result()
@@ -51,9 +54,10 @@ def collect(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def look_at(task: str, address: str, seconds: float, known: TaskView | None = None) -> Seen:
+def look_at(task: str, address: str, seconds: float, known: TaskView | None = None, *, together: bool = False) -> Seen:
     """One task: its monitor at ``address``, then the task itself, at the address that the monitor gives."""
-    answer = query_monitor_quickly(address, seconds)
+    deadline = time.monotonic() + seconds if together else math.inf
+    answer = query_monitor_quickly(address, seconds, deadline)
     if answer.description is None:
         silence = answer.found.silence(address)
         return Seen(task=task, address=address, view=known, silence=silence, monitor_silence=silence)
@@ -63,7 +67,7 @@ def look_at(task: str, address: str, seconds: float, known: TaskView | None = No
         return seen
     if monitor.exited or not monitor.task_address or monitor.task != task:
         return replace(seen, silence=Silence(Reach.BROKEN, phrases.does_not_listen()))
-    view, why = _ask_task(monitor.task_address, seconds)
+    view, why = _ask_task(monitor.task_address, seconds_left(seconds, deadline))
     return replace(seen, view=view, silence=why)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from lockstep.diagnose.views import Ended as Ended
 from lockstep.diagnose.views import LinkView, MonitorView, TaskView, WaitView
 from lockstep.protocol import phrases
 from lockstep.protocol.core.activity import Doing, TaskPhase
-from lockstep.protocol.core.causes import Reason
 from lockstep.protocol.core.reach import NOT_SILENT, Silence
 from lockstep.protocol.core.waits import FORMING, TENSORS, WaitKind
 
@@ -27,15 +27,6 @@ class Seen:
     """Why the task itself gave no snapshot."""
     monitor: MonitorView | None = None
     monitor_silence: Silence = NOT_SILENT
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How the job ended, according to the coordinator."""
-
-    culprit: str
-    step: int
-    reason: Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +76,17 @@ class Waiting:
     def forming(self) -> bool:
         """Whether the cluster is not complete yet."""
         return self.wait.kind in FORMING
+
+
+def ended_by(tasks: Mapping[str, Seen]) -> Ended | None:
+    """How the job failed, according to the first task that knows; None while it runs, and where it ended well."""
+    return next((seen.view.ended for seen in tasks.values() if seen.view is not None and seen.view.ended), None)
+
+
+def is_waited_for(evidence: Evidence, task: str) -> bool:
+    """Whether the job keeps the place of this task, which it has lost, until it is started again."""
+    views = (seen.view for seen in evidence.tasks.values() if seen.view is not None)
+    return any(wait.kind is WaitKind.RETURN and wait.on == task for view in views for wait in view.waits)
 
 
 def is_worker(task: str) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lockstep.diagnose import phrases
-from lockstep.diagnose.evidence import Evidence, Seen
+from lockstep.diagnose.evidence import Evidence, Seen, ended_by
 from lockstep.diagnose.verdict import MAX_BYTES as MAX_REPORT_BYTES
 from lockstep.diagnose.verdict import Diagnosis, ReportError, read_diagnosis
 from lockstep.diagnose.views import MAX_BYTES, SnapshotError, TaskView, read_task
@@ -82,4 +82,4 @@ def evidence_of(folder: Folder) -> Evidence:
         for task, address in named.items()
     }
     usual = max((view.usual for view in folder.views.values()), default=0.0)
-    return Evidence(tasks=tasks, asker="files", patience=max(3.0, usual), time=folder.newest)
+    return Evidence(tasks=tasks, asker="files", patience=max(3.0, usual), time=folder.newest, end=ended_by(tasks))

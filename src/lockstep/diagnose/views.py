@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from lockstep.diagnose import phrases
 from lockstep.protocol.core.activity import Code, Doing
-from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.causes import Cause, Reason, Source
 from lockstep.protocol.core.parts import Part
 from lockstep.protocol.core.waits import WaitKind
 from lockstep.protocol.worker.holdings import HeldBucketState
@@ -219,6 +219,15 @@ class StoreView:
     stack: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the job ended, according to the coordinator."""
+
+    culprit: str
+    step: int
+    reason: Reason
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskView:
     """What a task reports of itself."""
@@ -232,6 +241,8 @@ class TaskView:
     phase: str = ""
     step: int = -2
     outcome: str = ""
+    ended: Ended | None = None
+    """Why the job is over; None while it runs, and where it ended well or goes on."""
     usual: float = 0.0
     step_median: float = 0.0
     steps_done: int = 0
@@ -336,6 +347,7 @@ def read_task(data: bytes) -> TaskView:
         phase=_text(fields.get("phase")),
         step=_whole(fields.get("step"), -2),
         outcome=_text(fields.get("outcome")),
+        ended=_ended(fields.get("ended")),
         usual=_number(steps.get("usual")),
         step_median=_number(steps.get("median")),
         steps_done=_whole(steps.get("done")),
@@ -363,6 +375,15 @@ def read_task(data: bytes) -> TaskView:
         cluster=addresses_in(fields),
         spans=tuple(_span(one) for one in _objects(fields.get("spans"))),
     )
+
+
+def _ended(value: object) -> Ended | None:
+    one = _object(value)
+    if not one:
+        return None
+    cause = _member(Cause, one.get("cause"), Cause.UNKNOWN)
+    reason = Reason(cause, _text(one.get("text")), _member(Source, one.get("source"), Source.RULE))
+    return Ended(_text(one.get("culprit")), _whole(one.get("step"), -2), reason)
 
 
 def _pair(value: object) -> tuple[int, int] | None:

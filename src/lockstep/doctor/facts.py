@@ -32,6 +32,8 @@ class Visit:
     process: str = ""
     version: str = ""
     job: int = 0
+    waits_for: tuple[str, ...] = ()
+    """Lost tasks whose place the job keeps until they are started again; known on its coordinator only."""
     other_port: str = ""
     """Why a second, unlisted port of the same host was not reached; empty if it was reached or not tried."""
 

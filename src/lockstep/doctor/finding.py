@@ -14,23 +14,24 @@ class FindingKind(IntEnum):
     PORT_TAKEN = 3
     DUPLICATE = 4
     OLD_JOB = 5
-    HOST_LISTS = 6
-    NAME = 7
-    WRONG_TASK = 8
-    OTHER_PROGRAM = 9
-    NOTHING_LISTENS = 10
-    NO_ANSWER = 11
-    OTHER_PORTS = 12
-    VERSION = 13
-    SETTING = 14
-    GPU = 15
-    LIMIT = 16
-    FOLDER = 17
-    RDMA = 18
-    DATA = 19
-    CLOCK = 20
-    PROXY = 21
-    REMARK = 22
+    LOST_TASK = 6
+    HOST_LISTS = 7
+    NAME = 8
+    WRONG_TASK = 9
+    OTHER_PROGRAM = 10
+    NOTHING_LISTENS = 11
+    NO_ANSWER = 12
+    OTHER_PORTS = 13
+    VERSION = 14
+    SETTING = 15
+    GPU = 16
+    LIMIT = 17
+    FOLDER = 18
+    RDMA = 19
+    DATA = 20
+    CLOCK = 21
+    PROXY = 22
+    REMARK = 23
 
     @property
     def code(self) -> str:

@@ -87,8 +87,18 @@ def _old_jobs(case: ClusterFacts) -> Iterator[DoctorFinding]:
 
 def _runs_without_us(case: ClusterFacts, visit: Visit) -> Iterator[DoctorFinding]:
     """A complete job is running, and a task of this machine is not part of it."""
+    awaited = {task for one in case.visits for task in one.waits_for}
     for port in case.ports:
-        if not port.running and not port.problem:
+        if port.running or port.problem:
+            continue
+        if port.task in awaited:
+            yield DoctorFinding(
+                FindingKind.LOST_TASK,
+                f"job {visit.job:016x} has lost {_short(port.task)} and waits for it to come back; start the same "
+                f"command again for {_short(port.task)}, and the job goes on.",
+                keeps_from_working=False,
+            )
+        else:
             yield DoctorFinding(
                 FindingKind.OLD_JOB,
                 f"{_short(visit.host)} at {visit.address} already belongs to job {visit.job:016x} ({visit.phase} for "

@@ -13,6 +13,7 @@ from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.messages import Description
 from lockstep.protocol.core.reach import Reach
 from lockstep.protocol.core.timing import ASK_SECONDS
+from lockstep.protocol.core.waits import WaitKind
 from lockstep.runtime.startup.start_facts import read_start_facts
 from lockstep.transports.control.monitor_client import snapshot_fields, tell
 from lockstep.transports.control.monitor_query import query_monitor
@@ -79,6 +80,8 @@ def _ask(visit: Visit, found: Description, address: str) -> VisitResult:
     )
     second = str(said.get("side", ""))[:MAX_TEXT] if by_doctor else found.task_address
     visit = replace(visit, other_port=_try_second_port(second, found))
+    if found.job and not visit.other_port:
+        visit = replace(visit, waits_for=_lost_tasks(found))
     its_visits = read_visits(said.get("visits")) if by_doctor else _links_of(visit, found)
     return VisitResult(visit, report, its_visits, found.incarnation, told_at(said))
 
@@ -113,6 +116,16 @@ def _try_second_port(address: str, found: Description) -> str:
     probed = probe(address)
     # A task that has just ended refuses connections, which does not point to a firewall.
     return f"{address} {probed.phrase}" if probed.no_packet_returns else ""
+
+
+def _lost_tasks(found: Description) -> tuple[str, ...]:
+    """The tasks that a running job has lost and waits for."""
+    if not found.task_address or found.exited:
+        return ()
+    waits = snapshot_fields(found.task_address, "Task").get("waits")
+    read = waits[:MAX_ENTRIES] if isinstance(waits, list) else []
+    lost = (one for one in read if isinstance(one, dict) and one.get("kind") == WaitKind.RETURN)
+    return tuple(str(one.get("on", ""))[:MAX_TEXT] for one in lost)
 
 
 def _links_of(visit: Visit, found: Description) -> tuple[Visit, ...]:

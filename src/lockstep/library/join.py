@@ -34,6 +34,7 @@ from lockstep.protocol.core.ids import CHIEF, Role, TaskId
 from lockstep.protocol.core.timing import GRACE_SECONDS, REJOIN_SECONDS, STALL_AFTER_SECONDS, STARTUP_SECONDS
 from lockstep.runtime.checkpoint.resuming import beginning_in
 from lockstep.runtime.monitor.sidecar import SidecarError, start_sidecar
+from lockstep.runtime.phrases import ask_with
 from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL, ON_STALL, ClusterSpec, cluster_problems
 from lockstep.runtime.startup.preflight import protocol_problems
 from lockstep.runtime.startup.rendezvous import RendezvousError, RendezvousSpec, free_port, meet
@@ -201,10 +202,12 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     signals = TaskSignals(cluster.task, say, cluster.grace, interrupts_others=serves)
     signals.install(only_defaults=True)
     try:
-        sidecar = start_sidecar(cluster.task, listen.host, listen.port, __version__)
+        sidecar = start_sidecar(cluster.task, listen.host, listen.port, __version__, cluster=cluster.all_addresses())
     except SidecarError as error:
         signals.close()
         raise BadInput(str(error)) from None
+    if cluster.task == CHIEF:  # on one task only: where people look
+        say(ask_with(cluster.address_of(CHIEF)))
     signals.on_forced = sidecar.reporter.ended
     if serves:
         _serve_and_leave(config, sidecar, signals)

@@ -11,6 +11,13 @@ from lockstep.protocol.core.leaving import Departure
 from lockstep.protocol.core.parts import Part
 from lockstep.protocol.phrases import leaves, named
 
+# -- how to ask --
+
+
+def ask_with(address: str) -> str:
+    return f"ask this job with: lockstep why {address}"
+
+
 # -- how a job ended --
 
 

@@ -20,7 +20,7 @@ from lockstep.protocol.core.ids import worker
 from lockstep.protocol.core.messages import Description
 from lockstep.runtime.monitor import sidecar
 from lockstep.runtime.monitor.sidecar import UNKNOWN_EXIT_CODE, SidecarError, start_sidecar
-from lockstep.transports.control.monitor_client import Unreachable, describe, fetch_stack
+from lockstep.transports.control.monitor_client import Unreachable, describe, fetch_stack, snapshot_fields
 
 pytestmark = pytest.mark.timed
 
@@ -139,6 +139,13 @@ def test_leaving_the_block_ends_the_sidecar() -> None:
         assert sidecars(port) == [mine.pid]
     assert sidecars(port) == []
     mine.close()
+
+
+def test_a_sidecar_gives_the_addresses_of_all_tasks() -> None:
+    port = free_port()
+    cluster = {str(worker(0)): f"127.0.0.1:{port}", str(worker(1)): "127.0.0.1:2"}
+    with start_sidecar(worker(0), "127.0.0.1", port, "1.2.3", cluster=tuple(cluster.items())):
+        assert snapshot_fields(f"127.0.0.1:{port}", "Monitor")["cluster"] == cluster
 
 
 def test_an_exit_code_that_nobody_tells_is_unknown() -> None:

@@ -315,7 +315,9 @@ def test_why_without_an_argument_reads_the_callers_own_folders_only(shared: Path
         nobody_does(f"mkdir -p {folder}; cat > {folder}/ps-0.snapshot.json <<'END'\n{snapshot}\nEND", shared)
     none = run_lockstep("why", timeout=20, environment={"TMPDIR": str(shared)})
     assert (none.code, none.stdout) == (2, "")
-    assert none.stderr.startswith("lockstep: no run folder of yours was found; write 'lockstep why HOST:PORT'")
+    assert none.stderr.startswith(
+        "lockstep: no job of yours runs on this host, and no run folder of yours was found; write 'lockstep why HOST:"
+    )
     with closing(RunFolder("", lambda: 1)) as own:
         own.write({"ps-0.snapshot.json": snapshot.encode()})
     nobody_does(f"touch lockstep-{JOB:016x} lockstep-{US} lockstep-{US}-0", shared)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from lockstep.diagnose.phrases.units import named as _named
 from lockstep.protocol.core.causes import Cause
 
 REMEDIES: Mapping[Cause, str] = MappingProxyType(
@@ -48,3 +49,8 @@ def remedy(cause: Cause, pid: int = 0) -> str:
     if cause is Cause.FROZEN and pid:
         return f"Resume it with: kill -CONT {pid}"
     return REMEDIES[cause]
+
+
+def remedy_while_waited_for(culprit: str) -> str:
+    """The job keeps its place: only this task has to start."""
+    return f"Start the same command again for {_named(culprit)}: it takes its place again, and the job goes on."

@@ -6,13 +6,13 @@ from lockstep.protocol.phrases import named as named
 
 
 def in_seconds(seconds: float) -> str:
-    """``4.2 s``."""
-    return f"{seconds:.1f} s"
+    """``4.2 s``; two clocks that differ by a hair do not make it negative."""
+    return f"{max(0.0, seconds):.1f} s"
 
 
 def in_milliseconds(seconds: float) -> str:
     """``20 ms``."""
-    return f"{seconds * 1000:.0f} ms"
+    return f"{max(0.0, seconds) * 1000:.0f} ms"
 
 
 def in_brackets(pid: int, host: str) -> str:

@@ -23,6 +23,7 @@ from lockstep.runtime.monitor.outlived import Outlived, has_left
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.service import MonitorService
 from lockstep.runtime.monitor.task_process import FINISHED, LATER, TaskProcess
+from lockstep.runtime.running_jobs import listed
 from lockstep.runtime.startup.start_facts import StartFacts
 from lockstep.terminal import say
 from lockstep.transports.control.addresses import who_listens
@@ -74,7 +75,8 @@ def run_monitor(spec: MonitorSpec) -> int:
             return EXIT_BAD_INPUT
         try:
             processes.become_subreaper()
-            return _Monitor(spec, record, inbox).run()
+            with listed(str(spec.task), service.address, dict(spec.cluster), os.getpid()):
+                return _Monitor(spec, record, inbox).run()
         finally:
             service.close()
 

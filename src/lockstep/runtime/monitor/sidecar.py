@@ -16,8 +16,8 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -30,6 +30,7 @@ from lockstep.runtime.monitor.monitor import why_not_listening
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.reporter import ReportReader, TaskReporter
 from lockstep.runtime.monitor.service import MonitorService
+from lockstep.runtime.running_jobs import listed
 from lockstep.terminal import say
 from lockstep.transports.control.monitor_client import Unreachable, describe
 from lockstep.transports.control.server import ListenError, PortTaken
@@ -60,6 +61,8 @@ class SidecarSpec:
     host: str
     port: int
     version: str
+    cluster: Mapping[str, str] = field(default_factory=dict)
+    """Every task of the cluster with its address, so that anyone who finds this sidecar finds the others too."""
     linger_seconds: float = LINGER_SECONDS
 
 
@@ -93,9 +96,23 @@ class Sidecar:
         self.close(0 if kind is None else 1)
 
 
-def start_sidecar(task: TaskId, host: str, port: int, version: str, linger_seconds: float = LINGER_SECONDS) -> Sidecar:
+def start_sidecar(
+    task: TaskId,
+    host: str,
+    port: int,
+    version: str,
+    linger_seconds: float = LINGER_SECONDS,
+    cluster: tuple[tuple[str, str], ...] = (),
+) -> Sidecar:
     """Start a sidecar for this process; returns once it listens. Raises ``SidecarError``."""
-    spec = SidecarSpec(task=str(task), host=host, port=port, version=version, linger_seconds=linger_seconds)
+    spec = SidecarSpec(
+        task=str(task),
+        host=host,
+        port=port,
+        version=version,
+        linger_seconds=linger_seconds,
+        cluster=dict(cluster),
+    )
     report_reader, report_writer = os.pipe()
     ready_reader, ready_writer = os.pipe()
     code = (
@@ -146,7 +163,7 @@ def main(arguments: Sequence[str]) -> int:
     spec = SidecarSpec(**json.loads(arguments[3]))
     # Batch systems signal every process of a job. This one must run until it has reported the end.
     with processes.SignalInbox((*processes.STOP_SIGNALS, signal.SIGUSR1), until_exit=True) as inbox:
-        record = TaskRecord(spec.task, spec.version, os.getpid())
+        record = TaskRecord(spec.task, spec.version, os.getpid(), tuple(spec.cluster.items()))
         record.on_started(task_pid)
         try:
             service = _listen(spec, record)
@@ -156,7 +173,8 @@ def main(arguments: Sequence[str]) -> int:
         try:
             os.write(ready_writer, b"ready\n")
             os.close(ready_writer)
-            _Sidecar(spec, record, inbox, task_pid, report_reader).run()
+            with listed(spec.task, service.address, spec.cluster, task_pid):
+                _Sidecar(spec, record, inbox, task_pid, report_reader).run()
         finally:
             service.close()
     return 0

@@ -104,6 +104,7 @@ def snapshot_of(node: Shown, *, on_loop: bool = False) -> dict[str, Any]:
         "phase": node.phase_now,
         "step": node.machine.role.step,
         "outcome": "" if node.outcome is None else node.outcome.sentence(),
+        "ended": ended_fields(node.outcome),
         "steps": {
             "done": node.sampler.steps_done(),
             "median": sorted(steps)[len(steps) // 2] if steps else 0.0,
@@ -121,6 +122,20 @@ def snapshot_of(node: Shown, *, on_loop: bool = False) -> dict[str, Any]:
         "memory": _memory(),
         "disk": _disk(node, now),
         "threads": sorted(thread.name for thread in threading.enumerate())[:200],
+    }
+
+
+def ended_fields(outcome: Outcome | None) -> dict[str, Any] | None:
+    """Why the job is over on this task; None while it runs, and where it ended well or goes on."""
+    if outcome is None or outcome.ok or outcome.again or outcome.alone:
+        return None
+    reason = outcome.reason
+    return {
+        "culprit": outcome.culprit,
+        "step": outcome.step,
+        "cause": reason.cause.value,
+        "source": reason.source.value,
+        "text": reason.text,
     }
 
 

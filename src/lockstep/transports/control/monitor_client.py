@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
+import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from lockstep.protocol.core.messages import Description
 from lockstep.protocol.core.reach import Reach, Silence
@@ -17,6 +19,9 @@ from lockstep.transports.control.server import method_path
 from lockstep.transports.quiet_grpc import grpc
 
 Answer = TypeVar("Answer")
+
+LEAST_SECONDS: Final = 0.05
+"""What a question gets after the others have used up their common time."""
 
 
 class Unreachable(Exception):  # noqa: N818  # reads as the finding it is
@@ -36,17 +41,25 @@ def describe(address: str, timeout: float) -> Description:
         return _ask(channel, address, "Monitor", "Describe", timeout, decode_description)
 
 
-def describe_with_snapshot(address: str, timeout: float, probe_seconds: float) -> tuple[Description, bytes]:
-    """A monitor's description and its JSON snapshot, which is empty if only the description came.
+def describe_with_snapshot(
+    address: str, timeout: float, probe_seconds: float, deadline: float = math.inf
+) -> tuple[Description, bytes]:
+    """A monitor's description and its JSON snapshot, which is empty where only the description came.
 
-    Raises ``Unreachable`` after at most about ``timeout`` and ``probe_seconds``.
+    Raises ``Unreachable`` after at most about ``timeout`` and ``probe_seconds``. ``deadline``: see ``seconds_left``.
     """
     with open_channel(address) as channel:
         found = _ask(channel, address, "Monitor", "Describe", timeout, decode_description, probe_seconds)
         try:
-            return found, _ask(channel, address, "Monitor", "Snapshot", timeout, decode_snapshot, 0.0)
+            left = seconds_left(timeout, deadline)
+            return found, _ask(channel, address, "Monitor", "Snapshot", left, decode_snapshot, 0.0)
         except Unreachable:
             return found, b""
+
+
+def seconds_left(seconds: float, deadline: float) -> float:
+    """How long one of several questions may take that share a deadline on the monotonic clock."""
+    return max(LEAST_SECONDS, min(seconds, deadline - time.monotonic()))
 
 
 def fetch_snapshot(address: str, service: str, timeout: float, probe_seconds: float = PROBE_SECONDS) -> bytes:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from lockstep.protocol.core.messages import Description
 from lockstep.protocol.core.reach import Reach
 from lockstep.protocol.core.timing import ASK_SECONDS, PROBE_ALL_SECONDS
 from lockstep.transports import phrases
-from lockstep.transports.control.monitor_client import Unreachable, describe, describe_with_snapshot
+from lockstep.transports.control.monitor_client import (
+    Unreachable,
+    describe,
+    describe_with_snapshot,
+    seconds_left,
+)
 from lockstep.transports.control.tcp_probe import Probe, probe, probe_program
 
 
@@ -40,16 +46,19 @@ def query_monitor(address: str, seconds: float = ASK_SECONDS) -> MonitorAnswer:
         return MonitorAnswer(Probe(Reach.MUTE, _why(error, seconds)) if program.is_open else program)
 
 
-def query_monitor_quickly(address: str, seconds: float) -> MonitorAnswer:
-    """The same with the monitor's snapshot, for when all tasks are asked at once and people wait for the answer.
+def query_monitor_quickly(address: str, seconds: float, deadline: float = math.inf) -> MonitorAnswer:
+    """The same with the monitor's snapshot, where all tasks are asked at once and people wait for the answer.
 
     Another program is not asked what it is, and a slow name server takes no more time than all questions together.
+    ``deadline``: see ``seconds_left``.
     """
-    probed = probe(address, min(PROBE_ALL_SECONDS, seconds), lookup_seconds=3 * seconds + PROBE_ALL_SECONDS)
+    lookup = seconds_left(3 * seconds + PROBE_ALL_SECONDS, deadline)
+    probed = probe(address, min(PROBE_ALL_SECONDS, seconds), lookup_seconds=lookup)
     if not probed.is_open:
         return MonitorAnswer(probed)
+    seconds = seconds_left(seconds, deadline)
     try:
-        return MonitorAnswer(_A_MONITOR, *describe_with_snapshot(address, seconds, PROBE_ALL_SECONDS))
+        return MonitorAnswer(_A_MONITOR, *describe_with_snapshot(address, seconds, PROBE_ALL_SECONDS, deadline))
     except Unreachable as error:
         return MonitorAnswer(Probe(error.reach, _why(error, seconds)))
 
