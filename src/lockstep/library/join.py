@@ -371,16 +371,19 @@ def dropped_lines(coordinator: object) -> list[str]:
 
 
 def _join_as_worker(config: NodeConfig, sidecar: Sidecar, options: JobOptions, signals: TaskSignals) -> Job:
-    from lockstep.library.atexit import close_before_threads_end, end_by_signal
+    from lockstep.library.atexit import ExitWitness, close_before_threads_end, end_by_signal
     from lockstep.library.job import Job
     from lockstep.runtime.task.worker_node import WorkerNode
 
     node = WorkerNode(config, say, sidecar.reporter)
     signals.attach(node)
     end_by_signal()
+    exits = ExitWitness()
+    exits.install()
 
     def leave() -> None:
-        sidecar.close(EXIT_FAILED if node.outcome is None else node.outcome.exit_code(EXIT_FAILED))
+        failed = exits.code or EXIT_FAILED
+        sidecar.close(failed if node.outcome is None else node.outcome.exit_code(failed))
         signals.close()
 
     try:
@@ -390,6 +393,6 @@ def _join_as_worker(config: NodeConfig, sidecar: Sidecar, options: JobOptions, s
         node.close()
         leave()
         raise
-    job = Job(node, options, say, leave)
+    job = Job(node, options, say, leave, exits)
     close_before_threads_end(job)
     return job
