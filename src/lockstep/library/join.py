@@ -37,7 +37,7 @@ from lockstep.runtime.monitor.sidecar import SidecarError, start_sidecar
 from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL, ON_STALL, ClusterSpec, cluster_problems
 from lockstep.runtime.startup.preflight import protocol_problems
 from lockstep.runtime.startup.rendezvous import RendezvousError, RendezvousSpec, free_port, meet
-from lockstep.runtime.task.failures import failure_of
+from lockstep.runtime.task.failures import failure_of, told_to_monitor
 from lockstep.runtime.task.node import NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError, Outcome
 from lockstep.runtime.task.signals import TaskSignals
@@ -387,8 +387,9 @@ def _join_as_worker(config: NodeConfig, sidecar: Sidecar, options: JobOptions, s
         signals.close()
 
     try:
-        node.start()
-        node.wait_until_member()
+        with told_to_monitor(sidecar.reporter):
+            node.start()
+            node.wait_until_member()
     except BaseException:
         node.close()
         leave()
