@@ -1,6 +1,7 @@
 """A small program of one's own, for tests that start it as real processes.
 
-``python program.py [flags of the cluster] [--die | --raise | --forget]``: prints its final parameter's digest.
+``python program.py [flags of the cluster] [--die | --raise | --exit | --close-all |
+--seed-differs | --forget]``: prints its final parameter's digest.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import lockstep
+from lockstep.library.sharding import MapShard
 
 
 def main() -> None:
@@ -24,12 +26,19 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.5), nn.Linear(32, 16))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     job.wrap(model, optimizer)
+    odd = job.worker == 1 and "--seed-differs" in rest
+    data = job.shard(torch.arange(64), 4, shuffle=True, seed=11 if odd else 10)
+    assert isinstance(data, MapShard)
     for step in job.steps(5, seed=7):
         if step == 3 and job.worker == 1 and "--die" in rest:
             os.kill(os.getpid(), signal.SIGKILL)
         if step == 3 and job.worker == 1 and "--raise" in rest:
             raise KeyError("labels")
-        loss = model(torch.randn(4, 16)).square().mean()
+        if step == 3 and job.worker == 1 and "--exit" in rest:
+            sys.exit(5)
+        if step == 3 and job.worker == 1 and "--close-all" in rest:
+            os.closerange(3, 4096)
+        loss = (model(torch.randn(4, 16)) + data[step].sum()).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -128,6 +128,22 @@ def test_an_exception_in_one_program_is_told_to_all() -> None:
 
 
 @pytest.mark.slow
+def test_the_exit_code_of_a_program_that_gives_up_reaches_all() -> None:
+    server, chief, other = run_all(cluster_of("--exit"))
+    assert (server.code, chief.code, other.code) == (1, 1, 5)
+    for one in (server, chief):
+        assert re.search(r"orker 1 called sys\.exit\(5\) in \S+program\.py, line \d+", one.stderr), one.stderr
+
+
+@pytest.mark.slow
+def test_a_program_that_shuffles_with_another_seed_is_refused() -> None:
+    server, chief, _ = run_all(cluster_of("--seed-differs"))
+    assert (server.code, chief.code) == (1, 1)
+    for one in (server, chief):
+        assert "64 examples in batches of 4, shuffled with seed 1" in one.stderr
+
+
+@pytest.mark.slow
 def test_a_killed_program_that_nobody_waits_for_is_named_and_nothing_is_left_behind() -> None:
     server, chief, other = run_all(cluster_of("--die", shared=("--on_worker_loss=abort",)))
     assert other.code == -9

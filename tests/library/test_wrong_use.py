@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from helpers.cluster import in_process_cluster
 from library.same_loop import TWO_SERVERS, batch, plain, run_jobs, small_model
 from lockstep.library.errors import UsageError
 from lockstep.library.job import Job
+from lockstep.library.sharding import MapShard
 from lockstep.protocol.core.ids import ClusterShape
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.training.server.shard_store import TorchShardStore
@@ -262,6 +264,49 @@ def test_leaving_out_a_step_on_one_worker() -> None:
     for sentence in job_ends(body):
         assert "step() in step 2 of job.steps()" in sentence
         assert "step() in step 1 of job.steps()" in sentence
+
+
+def shuffled_program(job: Job, *, seed: int, looks_elsewhere: bool = False) -> None:
+    model = small_model()
+    _, optimizer = job.wrap(model, sgd(model))
+    data = job.shard(list(range(32)), 4, shuffle=True, seed=seed)
+    other = job.shard(list(range(32)), 4, shuffle=True, seed=seed + 5)
+    assert isinstance(data, MapShard)
+    assert isinstance(other, MapShard)
+    for step in job.steps(3):
+        data[step]
+        if looks_elsewhere:
+            other[step + 7]
+        plain(model, job.worker, step)
+        optimizer.step()
+
+
+def test_another_seed_of_the_shuffled_data_on_one_worker() -> None:
+    for sentence in job_ends(lambda job: shuffled_program(job, seed=job.worker)):
+        assert "32 examples in batches of 4, shuffled with seed 0" in sentence
+        assert "32 examples in batches of 4, shuffled with seed 1" in sentence
+
+
+def test_other_data_that_only_one_worker_looks_at_is_its_own_business() -> None:
+    with in_process_cluster(ClusterShape(1, 2), TorchShardStore, eager=False) as cluster:
+        run_jobs(cluster, lambda job: shuffled_program(job, seed=3, looks_elsewhere=job.is_chief))
+
+
+def test_the_exit_code_of_a_program_is_told_to_the_others() -> None:
+    def body(job: Job) -> None:
+        model = small_model()
+        _, optimizer = job.wrap(model, sgd(model))
+        with contextlib.suppress(SystemExit), job:
+            for step in range(4):
+                if step == 2 and not job.is_chief:
+                    raise SystemExit(5)
+                plain(model, job.worker, step)
+                optimizer.step()
+        raise JobEndedError(job._node.wait_until_ended())
+
+    for sentence in job_ends(body):
+        assert "worker 1 called sys.exit(5) in " in sentence
+        assert "test_wrong_use.py, line " in sentence
 
 
 def test_what_a_program_raises_is_told_to_the_others() -> None:

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 
 from lockstep.benchmark.settings.config import BenchConfig, LocalCluster, recovery_rules, settings
-from lockstep.cli.flags import check_machine, parse_bench, task_arguments
+from lockstep.cli.flags import check_machine, parse_bench, task_arguments, task_meant
+from lockstep.errors import EXIT_BAD_INPUT, BadInput
 from lockstep.library.launcher import LAUNCHED_VARIABLE
 from lockstep.protocol.coordinator.recovery import LossPolicy
 from lockstep.protocol.core.ids import CHIEF, Role, TaskId, server
 from lockstep.runtime.startup.cluster import ClusterSpec
-from lockstep.terminal import say
+from lockstep.terminal import drop_what_cannot_be_written, say
 from lockstep.version import __version__
 
 TASK_FLAG = "--lockstep_task="
@@ -33,25 +34,21 @@ MOST_SERVER_THREADS = 8
 
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
+    drop_what_cannot_be_written()
     return start(argv, (sys.executable, "-m", "lockstep"))
 
 
 def start(argv: Sequence[str], program: Sequence[str]) -> int:
     """Run the command; child processes are started as ``program bench FLAGS``."""
     if argv and argv[0].startswith(TASK_FLAG):
-        from lockstep.cli.bench_task import run_task
-        from lockstep.runtime.monitor.task_process import FINISHED, LATER, MARKS
-
-        flags = [word for word in argv[1:] if word not in MARKS]
-        report_fd = int(argv[0].removeprefix(TASK_FLAG))
-        return run_task(parse_bench(flags, os.environ), report_fd, finished=FINISHED in argv, later=LATER in argv)
+        return _run_task(argv[1:], int(argv[0].removeprefix(TASK_FLAG)))
     # Imported here, because the task itself needs none of them.
-    from lockstep.cli.start_checks import gpudirect_limits, limits_of_machine, start_notices
+    from lockstep.cli.start_checks import start_notices
 
-    config = parse_bench(argv, os.environ)
-    limits = [one.sentence for one in limits_of_machine(config, os.environ) if one.keeps_from_working]
-    check_machine(config, [*limits, *gpudirect_limits(config)])
-    _refuse_a_past_that_cannot_be_used(config)
+    try:
+        config = _checked(argv)
+    except BadInput as bad:
+        return _refuse(argv, bad)
     for notice in (*config.output.notices, *start_notices(config, os.environ)):
         say(notice)
     if config.local is not None:
@@ -61,6 +58,43 @@ def start(argv: Sequence[str], program: Sequence[str]) -> int:
     from lockstep.cli.bench_task import run_alone
 
     return run_alone(config)
+
+
+def _checked(argv: Sequence[str]) -> BenchConfig:
+    """The run that was asked for, which this machine can do."""
+    from lockstep.cli.start_checks import gpudirect_limits, limits_of_machine
+
+    config = parse_bench(argv, os.environ)
+    limits = [one.sentence for one in limits_of_machine(config, os.environ) if one.keeps_from_working]
+    check_machine(config, [*limits, *gpudirect_limits(config)])
+    _refuse_a_past_that_cannot_be_used(config)
+    return config
+
+
+def _refuse(argv: Sequence[str], bad: BadInput) -> int:
+    """One task of a cluster answers for a moment, so that the others learn why it does not come."""
+    cluster = task_meant(argv, os.environ)
+    if cluster is None:
+        raise bad
+    from lockstep.runtime.monitor.refusal import answer_for_refused
+
+    for sentence in bad.sentences:
+        say(sentence)
+    answer_for_refused(cluster, __version__, " ".join(bad.sentences))
+    return EXIT_BAD_INPUT
+
+
+def _run_task(words: Sequence[str], report_fd: int) -> int:
+    from lockstep.runtime.monitor.reporter import TaskReporter
+    from lockstep.runtime.task.failures import told_to_monitor
+
+    reporter = TaskReporter(report_fd)
+    with told_to_monitor(reporter):
+        from lockstep.cli.bench_task import run_task
+        from lockstep.runtime.monitor.task_process import FINISHED, LATER, MARKS
+
+        flags = [word for word in words if word not in MARKS]
+        return run_task(parse_bench(flags, os.environ), reporter, finished=FINISHED in words, later=LATER in words)
 
 
 def _refuse_a_past_that_cannot_be_used(config: BenchConfig) -> None:

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 FAULTS_VARIABLE = "LOCKSTEP_FAULTS"
 
 
-def run_task(config: BenchConfig, report_fd: int, *, finished: bool = False, later: bool = False) -> int:
-    """Run one task of a cluster; ``report_fd`` leads to its monitor. ``finished``: a former incarnation had finished.
+def run_task(config: BenchConfig, reporter: TaskReporter, *, finished: bool = False, later: bool = False) -> int:
+    """Run one task of a cluster; ``reporter`` leads to its monitor. ``finished``: a former incarnation had finished.
 
     ``later``: there was a former incarnation, so the job has already begun, from scratch if that was requested.
     """
@@ -50,17 +50,12 @@ def run_task(config: BenchConfig, report_fd: int, *, finished: bool = False, lat
     assert config.cluster is not None
     signals = TaskSignals(config.task, say, config.cluster.grace)
     signals.install()
-    reporter = TaskReporter(report_fd)
     reporter.phase(TaskPhase.IMPORTING_TORCH)
-    try:
-        if config.exchange.is_collective:
-            return _run_collective(config, reporter, signals)
-        if config.task.role is Role.SERVER:
-            return _run_server(config, reporter, signals)
-        return _run_worker(config, reporter, signals, finished=finished)
-    except BadInput as bad:
-        reporter.failed(" ".join(bad.sentences))  # for tasks that ask the monitor why this one does not come back
-        raise
+    if config.exchange.is_collective:
+        return _run_collective(config, reporter, signals)
+    if config.task.role is Role.SERVER:
+        return _run_server(config, reporter, signals)
+    return _run_worker(config, reporter, signals, finished=finished)
 
 
 def node_config(config: BenchConfig, *, returning: bool = False) -> NodeConfig:
@@ -274,6 +269,7 @@ def _reduce(config: BenchConfig, node: CollectiveNode, reporter: TaskReporter) -
     try:
         run_collective(config, node, output.emit, output.make_progress)
     except (NoSuchDeviceError, BadData, StartRefused) as error:
+        reporter.failed(str(error))
         say(str(error))
         return EXIT_FAILED if isinstance(error, TooManyBadRecords) else EXIT_BAD_INPUT
     except (CollectiveLost, InputLost) as error:

@@ -6,7 +6,11 @@ import json
 import sys
 from collections.abc import Sequence
 
-from lockstep.errors import BadInput, HelpAsked
+from lockstep.errors import EXIT_BAD_INPUT, BadInput, HelpAsked
+from lockstep.terminal import drop_what_cannot_be_written
+
+LINGER = 2.0
+"""Seconds for which a monitor of a drill answers for a task that failed."""
 
 _HELP = """\
 lockstep drill: fire drills for the promise that nothing waits in silence.
@@ -31,8 +35,10 @@ def run(argv: Sequence[str]) -> int:
     if argv and argv[0].startswith(TASK_FLAG):
         from lockstep.drill.task import TaskPlan, run_drill_task
 
+        drop_what_cannot_be_written()
         return run_drill_task(TaskPlan.parse(argv[1]), int(argv[0].removeprefix(TASK_FLAG)))
     if argv and argv[0].startswith(MONITOR_FLAG):
+        drop_what_cannot_be_written()
         return _run_monitor(argv[1])
     return _run_drills(argv)
 
@@ -41,11 +47,15 @@ def _run_monitor(text: str) -> int:
     from lockstep.drill.cluster import TASK_FLAG
     from lockstep.drill.task import TaskPlan
     from lockstep.runtime.monitor.monitor import MonitorSpec, run_monitor
+    from lockstep.runtime.monitor.refusal import answer_for_refused
     from lockstep.runtime.monitor.task_process import REPORT_FD
     from lockstep.runtime.startup.cluster import ClusterSpec
 
     plan = TaskPlan.parse(text)
     spec = ClusterSpec(ps_hosts=plan.ps_hosts, worker_hosts=plan.worker_hosts)
+    if (failure := plan.failure_at_start()) is not None and failure.refused:
+        answer_for_refused(spec.for_task(plan.id), plan.version(), failure.text, LINGER)
+        return EXIT_BAD_INPUT
     hosts = plan.ps_hosts if plan.id.role.value == "ps" else plan.worker_hosts
     host, _, port = hosts[plan.id.index].rpartition(":")
     command = (sys.executable, "-m", "lockstep", "drill", f"{TASK_FLAG}{REPORT_FD}", text)
@@ -56,7 +66,7 @@ def _run_monitor(text: str) -> int:
             port=int(port),
             command=command,
             version=plan.version(),
-            linger_seconds=2.0,
+            linger_seconds=LINGER,
             cluster=spec.all_addresses(),
         )
     )
@@ -99,7 +109,7 @@ def _list() -> int:
 
 
 def _run_all(chosen: Sequence[object], *, as_json: bool, keep: str) -> int:
-    from lockstep.drill.catalogue import Drill
+    from lockstep.drill.model import Drill
     from lockstep.drill.run import run_drill
     from lockstep.runtime.processes import become_subreaper
 

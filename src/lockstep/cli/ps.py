@@ -15,7 +15,7 @@ from lockstep.library.join import JoinArguments, refuse_bad_cluster
 from lockstep.protocol.core.ids import Role, TaskId
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.startup.preflight import task_problems
-from lockstep.terminal import say
+from lockstep.terminal import drop_what_cannot_be_written, say
 from lockstep.version import __version__
 
 TASK_FLAG = "--lockstep_task="
@@ -39,6 +39,7 @@ def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     if any(word in ("-h", "--help") for word in argv):
         raise HelpAsked(help_text())
+    drop_what_cannot_be_written()
     if argv and argv[0].startswith(TASK_FLAG):
         return _run_server(argv[1:], int(argv[0].removeprefix(TASK_FLAG)), os.environ)
     cluster, _ = _parse(argv, os.environ)
@@ -81,15 +82,19 @@ def _parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ClusterSpec
 
 
 def _run_server(argv: Sequence[str], report_fd: int, environ: Mapping[str, str]) -> int:
-    from lockstep.library.join import node_config, serve
     from lockstep.runtime.monitor.reporter import TaskReporter
-    from lockstep.runtime.task.signals import TaskSignals
+    from lockstep.runtime.task.failures import told_to_monitor
 
-    cluster, arguments = _parse(argv, environ)
-    assert cluster.task is not None
-    signals = TaskSignals(cluster.task, say, cluster.grace)
-    signals.install()
-    outcome = serve(node_config(cluster, arguments.exchange, arguments.keeping), TaskReporter(report_fd), signals)
+    reporter = TaskReporter(report_fd)
+    with told_to_monitor(reporter):
+        from lockstep.library.join import node_config, serve
+        from lockstep.runtime.task.signals import TaskSignals
+
+        cluster, arguments = _parse(argv, environ)
+        assert cluster.task is not None
+        signals = TaskSignals(cluster.task, say, cluster.grace)
+        signals.install()
+        outcome = serve(node_config(cluster, arguments.exchange, arguments.keeping), reporter, signals)
     if not outcome.ok and outcome.departure is None:
         say(outcome.sentence())
     return EXIT_FAILED if outcome.ok and outcome.unsaved else outcome.exit_code(EXIT_FAILED)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lockstep.drill.catalogue import STEP, Drill
 from lockstep.drill.cluster import DrillCluster
 from lockstep.drill.hosts import Hosts, HostsError, why_not
+from lockstep.drill.model import STEP, Drill
 from lockstep.drill.task import TaskPlan, with_faults
 from lockstep.protocol.core.causes import SPOKEN, WITH_FILES, ReportKind
-from lockstep.protocol.core.faults import Freeze, OddModel, OddSetting, Stick
+from lockstep.protocol.core.faults import FailAtStart, Freeze, OddModel, OddSetting, Stick
 from lockstep.protocol.core.ids import ClusterShape, TaskId
 from lockstep.protocol.core.timing import PROMISE_SECONDS, TASKS_LEAVE_SECONDS, VERDICT_SECONDS
 from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL
@@ -127,7 +127,7 @@ class _Run:
             self._start_one(task, swapped.get(str(task), ""))
         if around.twice:
             self._start_twice(TaskId.parse(around.twice))
-        odd = any(isinstance(fault, (OddModel, OddSetting)) for fault in drill.faults)
+        odd = any(isinstance(fault, (OddModel, OddSetting, FailAtStart)) for fault in drill.faults)
         if odd or around.missing or around.swapped or around.late:
             self._struck = self._when_all_listen()
 
@@ -155,7 +155,9 @@ class _Run:
             mine = lists[0] if task.role.value == "ps" else lists[1]
             mine[task.index], mine[other.index] = mine[other.index], mine[task.index]
             plan = dataclasses.replace(plan, task=index_of, ps_hosts=tuple(lists[0]), worker_hosts=tuple(lists[1]))
-        return self._cluster.start(plan, environment=dict(self._drill.around.environment))
+        around = self._drill.around
+        log = "/dev/full" if str(task) in around.full_log else ""
+        return self._cluster.start(plan, log, dict(around.environment))
 
     def _start_older_job(self) -> None:
         """A whole cluster whose workers then vanish; its server does not know yet."""

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -16,14 +17,23 @@ from pathlib import Path
 from lockstep.errors import EXIT_FAILED, EXIT_VERDICT
 from lockstep.protocol.core.activity import Doing, TaskPhase
 from lockstep.protocol.core.effects import Apply
-from lockstep.protocol.core.faults import EndEarly, Fault, OddModel, OddSetting, OddVersion, parse_fault, to_text
+from lockstep.protocol.core.faults import (
+    EndEarly,
+    FailAtStart,
+    Fault,
+    OddModel,
+    OddSetting,
+    OddVersion,
+    parse_fault,
+    to_text,
+)
 from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, Role, TaskId
 from lockstep.protocol.core.messages import GroupRates, Layout, ParameterEntry, Setting
 from lockstep.protocol.core.plan import Plan, make_plan
 from lockstep.runtime.checkpoint.tensor_file import NamedTensor
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL, ClusterSpec
-from lockstep.runtime.task.failures import failure_of
+from lockstep.runtime.task.failures import failure_of, told_to_monitor
 from lockstep.runtime.task.node import NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError, Outcome
 from lockstep.runtime.task.server_node import ServerNode
@@ -36,6 +46,10 @@ from lockstep.version import __version__
 
 _COUNTED = 64
 """Only this many numbers of a bucket are computed; the rest is copied. All bytes travel anyway."""
+
+
+_SHOWN_EVERY = 10
+"""A worker prints every 10 steps, as the benchmark does: its log may be what fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +93,9 @@ class TaskPlan:
 
     def mine(self) -> list[Fault]:
         return [fault for fault in self.planted() if getattr(fault, "task", "") == self.task]
+
+    def failure_at_start(self) -> FailAtStart | None:
+        return next((fault for fault in self.mine() if isinstance(fault, FailAtStart)), None)
 
     def version(self) -> str:
         """The version that this task claims to have."""
@@ -171,6 +188,13 @@ def run_drill_task(plan: TaskPlan, report_fd: int) -> int:
     dumps: list[Callable[[str], None]] = []
     on_signal(signal.SIGUSR1, lambda: dumps[0]("SIGUSR1") if dumps else None)
     reporter = TaskReporter(report_fd)
+    with told_to_monitor(reporter):
+        return _run(plan, reporter, dumps)
+
+
+def _run(plan: TaskPlan, reporter: TaskReporter, dumps: list[Callable[[str], None]]) -> int:
+    if (failure := plan.failure_at_start()) is not None:
+        raise RuntimeError(failure.text)
     if plan.delay:
         time.sleep(plan.delay)
     if plan.id.role is Role.SERVER:
@@ -246,6 +270,9 @@ def train(node: WorkerNode, plan: TaskPlan) -> None:
             node.produced(step, bucket.id)
         node.seal(step)
         node.wait_version(step + 1)
+        if step % _SHOWN_EVERY == 0:
+            sys.stdout.write(f"step {step}\n")
+            sys.stdout.flush()
     node.finish(steps)
 
 

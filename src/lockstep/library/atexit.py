@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
+import traceback
 from types import TracebackType
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 
+from lockstep.errors import EXIT_FAILED
 from lockstep.library.errors import UsageError
 from lockstep.protocol.core.causes import Reason, own_error
 from lockstep.runtime.task.failures import failure_of
@@ -27,6 +29,48 @@ def why_it_left(error: BaseException) -> Reason:
         return own_error(f"was used wrongly: {error}")
     text = f": {error}" if str(error) else ""
     return failure_of(error, f"failed with {type(error).__name__}{text}", (torch.OutOfMemoryError,))
+
+
+class ExitWitness:
+    """Notes with which code the program leaves, from its last call of ``sys.exit`` or from the exception itself.
+
+    Python discards the code before anything is called at exit, and there a program that gave up with an error looks
+    like one that has done its work.
+    """
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+        """None: it has not tried to leave."""
+        self._where = ""
+        self._status: object = None
+
+    def install(self) -> None:
+        """Take part in ``sys.exit``, until this process ends."""
+        otherwise = sys.exit
+
+        def leave(status: object = None, /) -> NoReturn:
+            self._note(status, sys._getframe(1).f_code.co_filename, sys._getframe(1).f_lineno)
+            otherwise(status)  # type: ignore[arg-type]  # it takes any object
+
+        sys.exit = leave
+
+    def caught(self, error: SystemExit) -> None:
+        """This exception leaves the block of the job."""
+        frames = traceback.extract_tb(error.__traceback__)
+        self._note(error.code, frames[-1].filename, frames[-1].lineno)
+
+    def forget(self) -> None:
+        """The program goes on: it caught the exception."""
+        self.code = None
+
+    def reason(self) -> Reason:
+        """What all tasks receive."""
+        return own_error(f"called sys.exit({self._status!r}) in {self._where}")
+
+    def _note(self, status: object, file: str, line: int | None) -> None:
+        number = 0 if status is None else status
+        self.code = number & 0xFF if isinstance(number, int) else EXIT_FAILED
+        self._status, self._where = status, f"{file}, line {line}"
 
 
 def end_by_signal() -> None:

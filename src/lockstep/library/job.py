@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar, overload
+from weakref import WeakSet
 
 import torch
 from torch import nn
 
 from lockstep.errors import EXIT_FAILED
-from lockstep.library.atexit import why_it_left
+from lockstep.library.atexit import ExitWitness, why_it_left
 from lockstep.library.edit_guard import EditGuard
 from lockstep.library.errors import UsageError
 from lockstep.library.loop_position import LoopTracker
@@ -52,17 +53,26 @@ class JobOptions:
 class Job:
     """One worker of a running cluster. Create it with ``lockstep.join()``; close it, or use it in a ``with`` block."""
 
-    def __init__(self, node: WorkerNode, options: JobOptions, say: Say, on_close: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        node: WorkerNode,
+        options: JobOptions,
+        say: Say,
+        on_close: Callable[[], None],
+        exits: ExitWitness | None = None,
+    ) -> None:
         self._node = node
         self._options = options
         self._say = say
         self._on_close = on_close
+        self._exits = exits or ExitWitness()
         self._replica: SealedReplica | None = None
         self._optimizers: list[KnownOptimizer] = []
         self._models: list[nn.Module] = []
         self._state: RemoteState | None = None
         self._watch: EditGuard | None = None
         self._handles: list[Any] = []
+        self._shards: WeakSet[MapShard] = WeakSet()
         self._loaded = False
         self._misuse: MisuseWatch | None = None
         self._course = LoopTracker(node, say)
@@ -226,6 +236,7 @@ class Job:
     def make_step(self, optimizer: torch.optim.Optimizer, void: bool, scales: bool = False) -> None:
         """What ``optimizer.step()`` does: hand over the gradients, and block until the next parameters arrive."""
         replica, known = self._checked(optimizer)
+        self._exits.forget()
         self._course.scales = self._course.scales or scales
         if self._loaded:
             self._publish("load_state_dict()")
@@ -254,7 +265,8 @@ class Job:
     def _occasion(self, known: KnownOptimizer) -> str:
         which = f" of optimizer {self._optimizers.index(known)}" if len(self._optimizers) > 1 else ""
         when = f" in step {self._course.iteration} of job.steps()" if self._course.in_steps else ""
-        return f"step(){which}{when}"
+        orders = sorted({shard.order_in(self._course.iteration) for shard in self._shards} - {""}) if when else []
+        return f"step(){which}{when}{''.join(f' on {order}' for order in orders)}"
 
     def _judge(self, sealed: SealedStep) -> None:
         """Report the first gradient that is not finite; stop the job if ``on_nan`` asks for it."""
@@ -341,7 +353,10 @@ class Job:
     ) -> MapShard | IterableShard:
         """This worker's share of a torch data set: disjoint, complete, ending on all workers at the same step."""
         place = (self.worker, self.workers)
-        return make_shard(dataset, batch_size, place, shuffle=shuffle, seed=seed, drop_last=drop_last, collate=collate)
+        made = make_shard(dataset, batch_size, place, shuffle=shuffle, seed=seed, drop_last=drop_last, collate=collate)
+        if isinstance(made, MapShard):
+            self._shards.add(made)
+        return made
 
     # -- the end --
 
@@ -383,12 +398,14 @@ class Job:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if error is None:
+        if isinstance(error, SystemExit):
+            self._exits.caught(error)
+        if error is None or (isinstance(error, SystemExit) and not self._exits.code):
             self.close()
         elif isinstance(error, JobEndedError) or self._left_by_signal() is not None:
             self._leave_quietly()
         else:
-            self.fail(why_it_left(error))
+            self.fail(self._exits.reason() if isinstance(error, SystemExit) else why_it_left(error))
 
     def _left_by_signal(self) -> Departure | None:
         return None if self._node.outcome is None else self._node.outcome.departure
@@ -413,6 +430,8 @@ class Job:
             os._exit(departure.exit_code)
         elif error is not None:
             self.fail(why_it_left(error))
+        elif self._exits.code:
+            self.fail(self._exits.reason())
         else:
             try:
                 self.close()

@@ -38,7 +38,7 @@ from lockstep.runtime.phrases import ask_with
 from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL, ON_STALL, ClusterSpec, cluster_problems
 from lockstep.runtime.startup.preflight import protocol_problems
 from lockstep.runtime.startup.rendezvous import RendezvousError, RendezvousSpec, free_port, meet
-from lockstep.runtime.task.failures import failure_of
+from lockstep.runtime.task.failures import failure_of, told_to_monitor
 from lockstep.runtime.task.node import NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError, Outcome
 from lockstep.runtime.task.signals import TaskSignals
@@ -374,25 +374,29 @@ def dropped_lines(coordinator: object) -> list[str]:
 
 
 def _join_as_worker(config: NodeConfig, sidecar: Sidecar, options: JobOptions, signals: TaskSignals) -> Job:
-    from lockstep.library.atexit import close_before_threads_end, end_by_signal
+    from lockstep.library.atexit import ExitWitness, close_before_threads_end, end_by_signal
     from lockstep.library.job import Job
     from lockstep.runtime.task.worker_node import WorkerNode
 
     node = WorkerNode(config, say, sidecar.reporter)
     signals.attach(node)
     end_by_signal()
+    exits = ExitWitness()
+    exits.install()
 
     def leave() -> None:
-        sidecar.close(EXIT_FAILED if node.outcome is None else node.outcome.exit_code(EXIT_FAILED))
+        failed = exits.code or EXIT_FAILED
+        sidecar.close(failed if node.outcome is None else node.outcome.exit_code(failed))
         signals.close()
 
     try:
-        node.start()
-        node.wait_until_member()
+        with told_to_monitor(sidecar.reporter):
+            node.start()
+            node.wait_until_member()
     except BaseException:
         node.close()
         leave()
         raise
-    job = Job(node, options, say, leave)
+    job = Job(node, options, say, leave, exits)
     close_before_threads_end(job)
     return job

@@ -84,12 +84,23 @@ class MapShard(DataShard):
                 "step; use a smaller batch_size, or drop_last=False"
             )
         self._order: tuple[int, torch.Tensor] | None = None
+        self._asked = -1
+
+    def order_in(self, step: int) -> str:
+        """What decided the examples of ``step``, if they are shuffled and were the last to be asked for; else empty.
+
+        All workers must have the same: with two orders their shares overlap.
+        """
+        if not self._shuffle or self._asked != step:
+            return ""
+        return f"{len(self._dataset)} examples in batches of {self.batch_size}, shuffled with seed {self._seed}"
 
     def __len__(self) -> int:
         return self.steps_per_epoch
 
     def indices(self, step: int) -> list[int]:
         """This worker's examples in ``step``; steps beyond the first epoch continue with the next."""
+        self._asked = step
         epoch, within = divmod(step, self.steps_per_epoch)
         together = self.batch_size * self.workers
         taken = self._order_of(epoch)[within * together : (within + 1) * together]

@@ -139,6 +139,10 @@ def refuses_since(seconds: float) -> str:
     return f"has refused connections for {seconds:.0f} s; nothing listens there"
 
 
+def had_ended(how: str, seconds: float) -> str:
+    return f"; {seconds:.0f} s ago it {how}"
+
+
 def no_answer_since(seconds: float) -> str:
     return f"has not answered for {seconds:.0f} s: the host is down, or a firewall drops the packets"
 

@@ -125,9 +125,13 @@ def test_what_may_differ_between_tasks_is_not_in_the_settings() -> None:
         cluster=dataclasses.replace(SPEC, bind="0.0.0.0", token="x"),
         devices=DeviceConfig(device="gpu", num_gpus=8, num_threads=3),
         output=OutputConfig(train_dir="/data", display_every=1),
-        seed=7,
     )
     assert settings(server_side) == settings(worker_side)
+
+
+def test_the_seed_is_part_of_the_settings_because_it_decides_the_order_of_samples() -> None:
+    ours, theirs = settings(CONFIG), settings(dataclasses.replace(CONFIG, seed=CONFIG.seed + 1))
+    assert [one.name for one, other in zip(ours, theirs, strict=True) if one != other] == ["seed"]
 
 
 def test_versions_are_part_of_the_settings() -> None:

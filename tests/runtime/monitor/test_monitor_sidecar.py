@@ -16,6 +16,7 @@ import helpers.small_task
 from helpers.ports import free_port
 from helpers.programs import Program, processes_mentioning
 from helpers.waiting import wait_until
+from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.ids import worker
 from lockstep.protocol.core.messages import Description
 from lockstep.runtime.monitor import sidecar
@@ -102,6 +103,15 @@ def test_a_program_that_says_how_it_ends_is_quoted_and_may_go_on() -> None:
         program.wait_for("still here", 15)
         assert sidecars(port) == []
         assert program.running()
+
+
+def test_a_program_that_closes_all_descriptors_is_cut_off_and_has_not_ended() -> None:
+    port = free_port()
+    with own_program(port, "phase=training", "close_all", "hang") as program:
+        found = described(port, lambda found: found.exited or found.phase == TaskPhase.CUT_OFF, "a cut-off program")
+        assert (found.exited, found.pid) == (False, program.pid)
+        program.signal(signal.SIGKILL)
+        assert described(port, lambda found: found.exited, "the death").exit_code == -signal.SIGKILL
 
 
 def test_a_program_that_fails_after_joining_is_told_by_its_exit_code() -> None:

@@ -241,8 +241,9 @@ def _bucket_setting(nbytes: int | None, cluster: ClusterSpec) -> str:
 def settings(config: BenchConfig) -> tuple[Setting, ...]:
     """What must be equal on all tasks, servers included, by flag name where there is a flag.
 
-    What may differ is left out on purpose: devices and their number (a server has none), seeds (only the chief's
-    initial parameters matter), folders, and the spelling of the addresses (a wrong order shows when the tasks meet).
+    What may differ is left out on purpose: devices and their number (a server has none), folders, and the
+    spelling of the addresses (a wrong order shows when the tasks meet). The seed must be equal: it decides the order of
+    the samples, and with two orders the workers' shares of an epoch overlap.
     """
     config = resolved(config)
     cluster = config.cluster or ClusterSpec()
@@ -262,6 +263,7 @@ def settings(config: BenchConfig) -> tuple[Setting, ...]:
         "batch_size": config.run.batch_size or "the model's own",
         "num_batches": config.run.num_batches if config.run.num_epochs is None else "by --num_epochs",
         "num_epochs": "by --num_batches" if config.run.num_epochs is None else repr(config.run.num_epochs),
+        "seed": config.seed,
         "num_warmup_batches": config.run.num_warmup_batches,
         "variable_update": config.exchange.variable_update,
         "cross_replica_sync": config.exchange.cross_replica_sync,

@@ -17,10 +17,19 @@ from lockstep.cli.flags.parsing import check_against_table, read_command_line
 from lockstep.cli.flags.table import EXCLUSIVE, TABLE
 from lockstep.errors import BadInput, HelpAsked
 from lockstep.protocol.core.ids import CHIEF, Role, TaskId
-from lockstep.runtime.startup.cluster import cluster_problems
+from lockstep.runtime.startup.cluster import ClusterSpec, cluster_problems
 from lockstep.runtime.startup.preflight import count_gpus, folder_problems, task_problems
 
-__all__ = ["BadInput", "DoctorLine", "HelpAsked", "check_machine", "parse_bench", "parse_doctor", "task_arguments"]
+__all__ = [
+    "BadInput",
+    "DoctorLine",
+    "HelpAsked",
+    "check_machine",
+    "parse_bench",
+    "parse_doctor",
+    "task_arguments",
+    "task_meant",
+]
 
 _OF_ONE_TASK = ("ps", "workers", "job_name", "task_index", "ps_hosts", "worker_hosts")
 """Flags whose value differs from task to task of a local cluster."""
@@ -46,6 +55,18 @@ def parse_bench(argv: Sequence[str], environ: Mapping[str, str]) -> BenchConfig:
     if ruled_out or broken or unreadable:
         raise BadInput(list(dict.fromkeys(ruled_out + broken + unreadable)))
     return resolved(config)
+
+
+def task_meant(argv: Sequence[str], environ: Mapping[str, str]) -> ClusterSpec | None:
+    """The cluster and the task that a refused command line names, if that much of it is right."""
+    line = read_command_line(argv, TABLE)
+    if line.help_on is not None:
+        return None
+    try:
+        cluster = build_config(line, environ).cluster
+    except (BadInput, ValueError, KeyError, TypeError):
+        return None  # it has a value that cannot be read, perhaps one of those
+    return None if cluster is None or cluster.task is None or cluster_problems(cluster) else cluster
 
 
 def _with_data_set(config: BenchConfig, named: bool) -> tuple[BenchConfig, list[str]]:

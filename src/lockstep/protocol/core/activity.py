@@ -35,6 +35,8 @@ class TaskPhase(StrEnum):
     WARMING_UP = "warming up"
     TRAINING = "training"
     FINISHING = "finishing"
+    CUT_OFF = "cut off: it runs, but has closed its descriptors and connections"
+    """Set by its monitor."""
     ENDED = "ended"
 
 

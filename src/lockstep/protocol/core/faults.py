@@ -179,6 +179,15 @@ class OddVersion:
     version: str = "0.0.0"
 
 
+@dataclass(frozen=True, slots=True)
+class FailAtStart:
+    """``task`` fails with this text before it joins; ``refused``: its command line is refused, so it never starts."""
+
+    task: str
+    text: str = "planted by a drill"
+    refused: bool = False
+
+
 Fault = (
     DropMessage
     | DropTensor
@@ -194,6 +203,7 @@ Fault = (
     | OddSetting
     | OddModel
     | OddVersion
+    | FailAtStart
 )
 
 _KINDS: Mapping[str, type[Fault]] = MappingProxyType({kind.__name__: kind for kind in get_args(Fault)})

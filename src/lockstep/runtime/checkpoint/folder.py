@@ -432,6 +432,7 @@ _MEANINGS: Mapping[str, str] = MappingProxyType(
         SERVERS: "; the shards are redistributed, the result does not change",
         WORKERS: "; each step now covers a different number of samples, so the run differs from here on; "
         "new workers start with the chief's batch-norm statistics and random numbers",
+        "seed": "; samples come in another order from here on, so this epoch has some twice and some not at all",
         "wire_dtype": "; gradients are rounded differently, so the run differs from here on",
         "compile": "; arithmetic is rounded differently, so the run differs from here on",
     }

@@ -161,6 +161,8 @@ class _Monitor:
                 self._task.kill()
             if self._task.report_fd in ready:
                 self._take_reports()
+            if not ready and not self._reports_open:
+                self._record.on_cut_off()  # not at once: a process that ends closes its descriptors first
             if self._task.status_fd in ready:
                 self._take_status()
         if self._reports_open:

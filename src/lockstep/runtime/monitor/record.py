@@ -99,6 +99,14 @@ class TaskRecord:
             self._report = report
         self.changed.notify()
 
+    def on_cut_off(self) -> None:
+        """The task has closed its end of the reports, and still runs."""
+        with self._lock:
+            if self._history[-1][0] == TaskPhase.CUT_OFF.value:
+                return
+            self._enter(TaskPhase.CUT_OFF.value)
+        self.changed.notify()
+
     def on_signal(self, signum: int) -> None:
         """A signal asks this task to end."""
         with self._lock:

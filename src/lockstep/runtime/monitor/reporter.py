@@ -52,6 +52,12 @@ class TaskReport:
     """It ended badly, and nothing is left to do."""
 
 
+def plain_reason(reason: str) -> str:
+    """The same text in characters that take one byte each in a line."""
+    plain = "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else "'" for c in reason)
+    return plain[:MAX_REASON]
+
+
 def encode_report(report: TaskReport) -> bytes:
     """One line. Long texts are truncated so that it always fits."""
     fields = {
@@ -182,8 +188,7 @@ class TaskReporter:
 
     def failed(self, reason: str) -> None:
         """The job failed here for this reason."""
-        plain = "".join(c if c.isascii() and c.isprintable() and c not in '"\\' else "'" for c in reason)
-        self._tell(reason=plain[:MAX_REASON])
+        self._tell(reason=plain_reason(reason))
 
     def leaves(self, leaver: str, signum: int) -> None:
         """A task, this one or another, received a signal that ends the job."""
@@ -225,4 +230,5 @@ __all__ = [
     "TaskReporter",
     "decode_report",
     "encode_report",
+    "plain_reason",
 ]

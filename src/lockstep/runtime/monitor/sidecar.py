@@ -31,7 +31,7 @@ from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.reporter import ReportReader, TaskReporter
 from lockstep.runtime.monitor.service import MonitorService
 from lockstep.runtime.running_jobs import listed
-from lockstep.terminal import say
+from lockstep.terminal import drop_what_cannot_be_written, say
 from lockstep.transports.control.monitor_client import Unreachable, describe
 from lockstep.transports.control.server import ListenError, PortTaken
 
@@ -161,6 +161,7 @@ def main(arguments: Sequence[str]) -> int:
     """The sidecar process. Arguments: the task's pid, the descriptors for reports and for "ready", the spec."""
     task_pid, report_reader, ready_writer = (int(text) for text in arguments[:3])
     spec = SidecarSpec(**json.loads(arguments[3]))
+    drop_what_cannot_be_written()
     # Batch systems signal every process of a job. This one must run until it has reported the end.
     with processes.SignalInbox((*processes.STOP_SIGNALS, signal.SIGUSR1), until_exit=True) as inbox:
         record = TaskRecord(spec.task, spec.version, os.getpid(), tuple(spec.cluster.items()))
@@ -221,29 +222,33 @@ class _Sidecar:
         self._report_fd = report_fd
         self._reports = ReportReader(report_fd)
         self._observer = TaskObserver(spec.task, record)
-        self._job_ended = False
+        self._reports_open = True
 
     def run(self) -> None:
         pidfd = os.pidfd_open(self._task_pid) if os.getppid() == self._task_pid else None
         died = pidfd is None or os.getppid() != self._task_pid
-        while not died and not self._job_ended:
+        while not died and self._record.report.exit_code is None:
             assert pidfd is not None
-            watched = {pidfd, self._inbox.fileno(), self._report_fd}
+            watched = {pidfd, self._inbox.fileno()} | ({self._report_fd} if self._reports_open else set())
             ready = processes.wait_readable(watched, _TICK_SECONDS)
             self._observer.look()
             self._inbox.take()
             if self._report_fd in ready:
                 self._take_reports()
             died = pidfd in ready
+            if not ready and not self._reports_open:
+                self._record.on_cut_off()  # not at once: a process that ends closes its descriptors first
         self._take_reports()
         self._tell_end(pidfd)
 
     def _take_reports(self) -> None:
-        """Their end, like a report with an exit code, means that the task has finished with the job."""
-        reports, more = self._reports.read()
+        """A report with an exit code means that the task has finished with the job; their end alone does not: a
+        program may close all descriptors, and goes on."""
+        if not self._reports_open:
+            return
+        reports, self._reports_open = self._reports.read()
         for report in reports:
             self._record.on_report(report)
-        self._job_ended = self._job_ended or not more or self._record.report.exit_code is not None
 
     def _tell_end(self, pidfd: int | None) -> None:
         exit_code = self._record.report.exit_code

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.ids import Incarnation, TaskId
 from lockstep.protocol.core.messages import Description
-from lockstep.protocol.core.reach import Reach
+from lockstep.protocol.core.reach import NOBODY_THERE, Reach
 from lockstep.protocol.core.timing import ASK_SECONDS
 from lockstep.runtime import phrases
 from lockstep.transports.control.monitor_client import snapshot_fields
@@ -52,6 +52,23 @@ class AddressFinding:
                 return phrases.no_answer_since(seconds) + self.note
             case _:
                 return f"{self.text}{self.note}"
+
+
+class EndMemory:
+    """How a task ended, as its monitor said, for the time after the monitor has left, too."""
+
+    def __init__(self) -> None:
+        self._how = ""
+        self._at = 0.0
+
+    def with_end(self, finding: AddressFinding, now: float) -> AddressFinding:
+        """The finding; where nobody is there any more, with a note of how the task that was there had ended."""
+        found = finding.description
+        if found is not None:
+            self._how, self._at = finding.text if found.exited else "", now - found.phase_seconds
+        if found is not None or not self._how or finding.answer not in NOBODY_THERE:
+            return finding
+        return replace(finding, note=finding.note + phrases.had_ended(self._how, now - self._at))
 
 
 def ask_seconds(tasks: int) -> float:

@@ -20,7 +20,9 @@ ASK_EVERY_PER_TASK: Final = 0.1
 """Large clusters are asked less often: each question costs both sides a few milliseconds."""
 ASKED_AT_ONCE: Final = 4
 NAMES_SHOWN: Final = 6
-STARTED: Final = frozenset({TaskPhase.WARMING_UP, TaskPhase.TRAINING, TaskPhase.FINISHING, TaskPhase.ENDED})
+STARTED: Final = frozenset(
+    {TaskPhase.WARMING_UP, TaskPhase.TRAINING, TaskPhase.FINISHING, TaskPhase.CUT_OFF, TaskPhase.ENDED}
+)
 _MISSING: Final = "missing"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -19,7 +20,7 @@ from lockstep.protocol.core.messages import MissingTask
 from lockstep.protocol.core.reach import Reach
 from lockstep.protocol.core.timing import ASK_AFTER_SECONDS, COMPARE_SECONDS, SEARCH_JOIN_SECONDS, SEARCH_SECONDS
 from lockstep.protocol.task import TaskMachine
-from lockstep.runtime.startup.address_finding import AddressFinding, ask_seconds, look
+from lockstep.runtime.startup.address_finding import AddressFinding, EndMemory, ask_seconds, look
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.startup.start_facts import StartFacts
 from lockstep.runtime.startup.startup_query import ask_start, difference_with_any, why_it_does_not_come
@@ -69,6 +70,7 @@ class Discovery:
         self._since = time.monotonic()
         self._attempts: dict[TaskId, int] = {}
         self._found: dict[TaskId, tuple[Reach, float]] = {}
+        self._ends: defaultdict[TaskId, EndMemory] = defaultdict(EndMemory)
         self._up_since: dict[TaskId, float] = {}
         self._reasons: dict[TaskId, str] = {}
         """The answers of tasks that were asked why they do not join."""
@@ -112,8 +114,8 @@ class Discovery:
     def _look(self, task: TaskId) -> MissingTask:
         address = self._node.config.cluster.address_of(task)
         self._attempts[task] = self._attempts.get(task, 0) + 1
-        finding = look(task, address, self._ask_seconds)
         now = time.monotonic()
+        finding = self._ends[task].with_end(look(task, address, self._ask_seconds), now)
         known, since = self._found.get(task, (None, now))
         if known is not finding.answer:
             since = now

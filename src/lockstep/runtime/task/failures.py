@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+from collections.abc import Iterator
 
+from lockstep.errors import BadInput
 from lockstep.protocol.core.causes import Cause, Reason, own_error
 from lockstep.runtime import phrases
+from lockstep.runtime.monitor.reporter import TaskReporter
+from lockstep.runtime.task.outcome import JobEndedError
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -21,3 +26,21 @@ def _cause_of(error: BaseException, memory_errors: tuple[type[BaseException], ..
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         return Cause.DISK_FULL
     return Cause.FAILED
+
+
+@contextlib.contextmanager
+def told_to_monitor(reporter: TaskReporter) -> Iterator[None]:
+    """An error that ends this task goes to its monitor first, for tasks that ask why this one does not come.
+
+    Put it around everything, imports too: they fail where torch is broken, or memory is limited.
+    """
+    try:
+        yield
+    except BadInput as bad:
+        reporter.failed(" ".join(bad.sentences))
+        raise
+    except JobEndedError:
+        raise  # the node has told it
+    except Exception as error:
+        reporter.failed(phrases.failed_with(error))
+        raise

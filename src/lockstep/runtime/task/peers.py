@@ -30,6 +30,7 @@ from lockstep.protocol.core.timing import (
 from lockstep.runtime import phrases
 from lockstep.runtime.startup.address_finding import (
     AddressFinding,
+    EndMemory,
     ask_seconds,
     left_early,
     look,
@@ -64,6 +65,7 @@ class PeerKeeper:
         self.front = front
         self.finding = AddressFinding(phrases.not_looked_at())
         self.found_since = time.monotonic()
+        self._end = EndMemory()
         self.attempts = 0
         self.since = time.monotonic()
         self._node = node
@@ -119,7 +121,7 @@ class PeerKeeper:
             facts = connection.facts(now)
         finding = self.finding
         found = {
-            "finding": finding.text,
+            "finding": f"{finding.text}{finding.note}",
             "answer": finding.answer.value,
             "front": self.front,
             "refusal": "" if finding.refusal is None else finding.refusal.value,
@@ -228,7 +230,7 @@ class PeerKeeper:
     def _find(self) -> None:
         """Not linked: query the peer, conclude whether it is gone, and dial it if it is ready."""
         self._bury()
-        finding = look(self.peer, self.front, self._ask_seconds)
+        finding = self._end.with_end(look(self.peer, self.front, self._ask_seconds), time.monotonic())
         self.attempts += 1
         self._note(finding)
         self._give_up_if_it_refuses_to_return(finding)

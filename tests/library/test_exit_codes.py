@@ -1,0 +1,47 @@
+"""A program that leaves with an exit code of its own: the code and the place reach the others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from lockstep.library.atexit import ExitWitness
+
+
+@pytest.fixture
+def witness() -> Iterator[ExitWitness]:
+    otherwise = sys.exit
+    made = ExitWitness()
+    made.install()
+    yield made
+    sys.exit = otherwise
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(5, 5), (0, 0), (None, 0), ("no labels", 1), (-1, 255), (256, 0), (True, 1)]
+)
+def test_the_code_is_the_one_that_python_makes_of_it(witness: ExitWitness, status: object, code: int) -> None:
+    with pytest.raises(SystemExit) as left:
+        sys.exit(status)  # type: ignore[arg-type]
+    assert left.value.code == status
+    assert witness.code == code
+    assert f"called sys.exit({status!r}) in {__file__}, line " in witness.reason().text
+
+
+def test_an_exception_that_leaves_the_block_of_the_job_is_noted_without_a_call() -> None:
+    witness = ExitWitness()
+    try:
+        raise SystemExit(3)
+    except SystemExit as error:
+        witness.caught(error)
+    assert witness.code == 3
+    assert __file__ in witness.reason().text
+
+
+def test_a_program_that_goes_on_has_not_left(witness: ExitWitness) -> None:
+    with pytest.raises(SystemExit):
+        sys.exit(5)
+    witness.forget()
+    assert witness.code is None
