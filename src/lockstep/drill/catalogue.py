@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from lockstep.errors import EXIT_FAILED, EXIT_VERDICT
-from lockstep.protocol.core.causes import CANNOT_HEAL, Cause, ReportKind
+from lockstep.drill.definition import GRADIENT, PARAMETER, PS0, PS1, STEP, W0, W1, Drill, Surroundings
+from lockstep.drill.user_code import USER_CODE_DRILLS
+from lockstep.protocol.core.causes import Cause, ReportKind
 from lockstep.protocol.core.faults import (
     BlockCallback,
     BlockLoop,
@@ -14,7 +13,6 @@ from lockstep.protocol.core.faults import (
     DropMessage,
     DropTensor,
     EndEarly,
-    Fault,
     FaultPlace,
     Freeze,
     OddModel,
@@ -25,79 +23,8 @@ from lockstep.protocol.core.faults import (
     SlowStore,
     Stick,
 )
-from lockstep.protocol.core.ids import server, worker
 
-STEP = 25
-"""The step in which most faults strike: by then it is known how long a step takes."""
-
-PS0, PS1, W0, W1 = str(server(0)), str(server(1)), str(worker(0)), str(worker(1))
 ENOSPC = 28
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What goes wrong around the tasks, rather than in them."""
-
-    missing: tuple[str, ...] = ()
-    """Tasks that are never started."""
-    late: tuple[tuple[str, float], ...] = ()
-    """Tasks that start to answer this many seconds late."""
-    swapped: tuple[tuple[str, str], ...] = ()
-    """Two tasks that were started with each other's index."""
-    twice: str = ""
-    """A task that is started a second time, at another port."""
-    restarted: str = ""
-    """A task whose monitor is killed in mid-run, and which is restarted at once."""
-    leftover: bool = False
-    """The server of an older job still holds its port; the workers of the new job find it there."""
-    environment: tuple[tuple[str, str], ...] = ()
-    cut: tuple[str, str, str] | None = None
-    """Two tasks on separate hosts between which packets are dropped: both, from (of the first), or slow."""
-    order: tuple[str, ...] = ()
-    """Start in this order, a second apart."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drill:
-    """One fault and what is expected. ``kind``: verdict, notice, or healthy (nothing may be reported)."""
-
-    name: str
-    group: str
-    story: str
-    faults: tuple[Fault, ...] = ()
-    around: Surroundings = Surroundings()
-    servers: int = 1
-    workers: int = 2
-    kind: ReportKind | None = ReportKind.VERDICT
-    """What must be reported; None: nothing."""
-    cause: Cause = Cause.UNKNOWN
-    or_cause: Cause | None = None
-    """Another cause that is equally right, depending on which of two things happens first."""
-    pair: tuple[str, ...] = ()
-    """The tasks of which the report must name at least the first as culprit or peer."""
-    key: str = ""
-    """What the key must contain."""
-    step: int = -2
-    startup_timeout: float = 60.0
-    steps: int = 4000
-    elements: int = 256
-    bucket_bytes: int = 1024
-
-    def is_right(self, cause: str) -> bool:
-        """Whether this is the expected cause."""
-        return cause == self.cause.value or (self.or_cause is not None and cause == self.or_cause.value)
-
-    @property
-    def ends_with(self) -> int | None:
-        """The exit code of the tasks that were not struck; None where the job need not end, or never began."""
-        if self.kind is not ReportKind.VERDICT or self.cause not in CANNOT_HEAL or not self.faults:
-            return None
-        own = all(isinstance(fault, Raise) for fault in self.faults)
-        return EXIT_FAILED if own else EXIT_VERDICT
-
-    @property
-    def needs_hosts(self) -> bool:
-        return self.around.cut is not None
 
 
 def find(name: str) -> Drill:
@@ -105,9 +32,8 @@ def find(name: str) -> Drill:
     return {drill.name: drill for drill in DRILLS}[name]
 
 
-_GRADIENT, _PARAMETER = "gradient/bucket_", "parameter/bucket_"
-
 DRILLS: tuple[Drill, ...] = (
+    *USER_CODE_DRILLS,
     # -- a tensor or a message is lost (report 2; failure modes 2, 3, 5) --
     Drill(
         name="request-lost",
@@ -116,7 +42,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(DropMessage(W1, PS0, "Pull", STEP),),
         cause=Cause.REQUEST_LOST,
         pair=(W1, PS0),
-        key=_PARAMETER,
+        key=PARAMETER,
         step=STEP,
     ),
     Drill(
@@ -126,7 +52,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(DropMessage(PS0, W1, "Open", STEP),),
         cause=Cause.REQUEST_LOST,
         pair=(W1, PS0),
-        key=_GRADIENT,
+        key=GRADIENT,
         step=STEP,
     ),
     Drill(
@@ -136,7 +62,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(DropTensor(W1, PS0, STEP, 0),),
         cause=Cause.ANSWER_LOST,
         pair=(W1, PS0),
-        key=_GRADIENT + "0",
+        key=GRADIENT + "0",
         step=STEP,
     ),
     Drill(
@@ -146,7 +72,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(DropTensor(PS0, W1, STEP + 1, 1),),
         cause=Cause.ANSWER_LOST,
         pair=(PS0, W1),
-        key=_PARAMETER + "1",
+        key=PARAMETER + "1",
         step=STEP,
     ),
     Drill(
@@ -174,7 +100,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(BlockCallback(PS0, W1, Callback.TENSOR, STEP),),
         cause=Cause.COMMUNICATION,
         pair=(PS0, W1),
-        key=_GRADIENT,
+        key=GRADIENT,
     ),
     Drill(
         name="message-callback-blocks",
@@ -193,33 +119,13 @@ DRILLS: tuple[Drill, ...] = (
         pair=(PS0,),
     ),
     Drill(
-        name="user-code-sleeps",
-        group="stuck",
-        story="the training program of a worker hangs",
-        faults=(Stick(W1, FaultPlace.USER_CODE, STEP),),
-        cause=Cause.USER_CODE,
-        pair=(W1,),
-        key=_GRADIENT,
-        step=STEP,
-    ),
-    Drill(
-        name="device-call-hangs",
-        group="stuck",
-        story="a device call of a worker does not return (modes 1, 11)",
-        faults=(Stick(W1, FaultPlace.DEVICE, STEP),),
-        cause=Cause.DEVICE_CALL,
-        pair=(W1,),
-        key=_GRADIENT,
-        step=STEP,
-    ),
-    Drill(
         name="input-starved",
         group="data",
         story="real data: the input of one worker delivers nothing (modes 47, 48, 49)",
         faults=(Stick(W1, FaultPlace.INPUT, STEP, detail="/data/train-00003-of-01024"),),
         cause=Cause.INPUT_STARVED,
         pair=(W1,),
-        key=_GRADIENT,
+        key=GRADIENT,
         step=STEP,
     ),
     Drill(
@@ -229,7 +135,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(Stick(W1, FaultPlace.BEFORE_PRODUCING, STEP),),
         cause=Cause.DEADLOCK,
         pair=(W1, PS0),
-        key=_GRADIENT,
+        key=GRADIENT,
         step=STEP,
     ),
     Drill(
@@ -239,7 +145,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(Stick(W0, FaultPlace.CHECKPOINT, STEP, detail="/checkpoints/model.safetensors"),),
         cause=Cause.CHECKPOINT_STUCK,
         pair=(W0,),
-        key=_GRADIENT,
+        key=GRADIENT,
         step=STEP,
     ),
     Drill(
@@ -258,7 +164,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(Die(W1, STEP),),
         cause=Cause.DEAD,
         pair=(W1,),
-        key=_GRADIENT,
+        key=GRADIENT,
         step=STEP,
     ),
     Drill(
@@ -268,7 +174,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(Die(W0, STEP),),
         cause=Cause.DEAD,
         pair=(W0,),
-        key=_GRADIENT,
+        key=GRADIENT,
         step=STEP,
     ),
     Drill(
@@ -312,7 +218,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(Freeze(W1, STEP),),
         cause=Cause.FROZEN,
         pair=(W1,),
-        key=_GRADIENT,
+        key=GRADIENT,
         step=STEP,
     ),
     Drill(
@@ -322,7 +228,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(Freeze(PS0, STEP),),
         cause=Cause.FROZEN,
         pair=(PS0,),
-        key=_PARAMETER,
+        key=PARAMETER,
         step=STEP,
     ),
     Drill(
@@ -343,7 +249,7 @@ DRILLS: tuple[Drill, ...] = (
         kind=ReportKind.NOTICE,
         cause=Cause.STRAGGLER,
         pair=(W1,),
-        key=_GRADIENT,
+        key=GRADIENT,
         step=STEP,
     ),
     Drill(
@@ -354,7 +260,7 @@ DRILLS: tuple[Drill, ...] = (
         kind=ReportKind.NOTICE,
         cause=Cause.OVERLOADED_SERVER,
         pair=(PS0,),
-        key=_PARAMETER,
+        key=PARAMETER,
         step=STEP,
     ),
     # -- a cluster that does not start (report 3; failure modes 14, 20 to 25, 27, 54, 55) --

@@ -14,6 +14,8 @@ class Doing(StrEnum):
     WAITING = "waiting"
     INPUT = "input"
     CHECKPOINT = "checkpoint"
+    BUSY = "busy"
+    """What the program announced that takes long, such as an evaluation."""
     FINISHING = "finishing"
     NOTHING = ""
     """A task without a training thread, or one that does not report."""
@@ -42,5 +44,6 @@ class Code(StrEnum):
 
     USER = "user code"
     DEVICE = "device call"
+    COMPILER = "compiler"
     COMMUNICATION = "communication"
     UNKNOWN = ""

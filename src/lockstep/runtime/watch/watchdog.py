@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from lockstep.diagnose.analyse import analyse
@@ -24,6 +24,7 @@ from lockstep.diagnose.verdict import Diagnosis, Verdict
 from lockstep.diagnose.views import read_task
 from lockstep.protocol.core.activity import Doing
 from lockstep.protocol.core.causes import LOSSES, Cause, Reason, ReportKind, Source
+from lockstep.protocol.core.endings import NOTICED, seconds_allowed
 from lockstep.protocol.core.events import Broken, Event, PeerGone
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.messages import Printed, Report
@@ -111,6 +112,16 @@ class _Episode:
     notices: int = 0
     notice_at: float = 0.0
     stalled: bool = False
+    named: set[Cause] = field(default_factory=set)
+
+    def notice_is_due(self, now: float, cause: Cause) -> bool:
+        """Whether to print a notice now: the first, one with another cause than before, or the next after a while."""
+        if cause in self.named and now - self.notice_at < 10.0 * 2 ** (self.notices - 1):
+            return False
+        self.notices += cause in self.named or not self.named
+        self.notice_at = now
+        self.named.add(cause)
+        return True
 
 
 class Watchdog:
@@ -124,6 +135,8 @@ class Watchdog:
         self._episode: _Episode | None = None
         self._said: dict[tuple[Cause, frozenset[str]], float] = {}
         self._report_at = 0.0
+        self._reported = Cause.UNKNOWN
+        """What the coordinator reported last."""
         self._started = time.monotonic()
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closing = False
@@ -155,7 +168,12 @@ class Watchdog:
             self._inbox.put(lambda: self._printing.heard_printed(message))
             return
         self._report_at = time.monotonic()
-        self._inbox.put(lambda: self._printing.told(message))
+        self._inbox.put(lambda: self._told(message))
+
+    def _told(self, message: Report) -> None:
+        diagnosis = self._printing.told(message)
+        if diagnosis is not None and diagnosis.verdict is not None:
+            self._reported = diagnosis.verdict.cause
 
     def job_ends(self, culprit: str, step: int, reason: Reason) -> None:
         """The job is about to end badly; on the loop's thread. The others receive the reason before the end."""
@@ -224,6 +242,7 @@ class Watchdog:
         if longest is None:
             if self._episode is not None:
                 self._episode = None
+                self._reported = Cause.UNKNOWN
                 self._printing.forget()
                 node.sampler.forget_kernel()
             return
@@ -271,7 +290,7 @@ class Watchdog:
             return True
         if self._report_at >= episode.began - OWN_LOOK_SECONDS:
             # The coordinator has reported this, which holds unless it fails to end what it should.
-            return now - self._node.sampler.progress_at >= self._stall_after()
+            return now - self._node.sampler.progress_at >= self._allowed(self._reported)
         return now - episode.began >= OWN_LOOK_SECONDS
 
     def _patience_while_forming(self) -> float:
@@ -295,20 +314,21 @@ class Watchdog:
         verdict = diagnosis.verdict
         if verdict is None or self._node.leaving or forming != self._node.forming:
             return
-        patient = verdict.warning or verdict.cause is Cause.NEVER_STARTED or not verdict.proven
+        allowed, still = self._allowed(verdict.cause), time.monotonic() - self._node.sampler.progress_at
+        if self._ends_job(verdict) and verdict.heals and not (forming or math.isinf(allowed)):
+            verdict = replace(verdict, left=max(0.0, allowed - still))
+            diagnosis = replace(diagnosis, verdict=verdict)
+        patient = verdict.cause in NOTICED or verdict.cause is Cause.NEVER_STARTED or not verdict.proven
         if verdict.cause in LOSSES and self._node.can_recover(TaskId.parse(verdict.culprit)):
             patient = True
             self._report_loss(verdict)
         if not patient:
             self._say_verdict(now, diagnosis, verdict)
-        elif now - episode.notice_at >= 10.0 * 2 ** (episode.notices - 1) or episode.notices == 0:
-            episode.notices += 1
-            episode.notice_at = now
+        elif episode.notice_is_due(now, verdict.cause):
             self._notice(diagnosis)
-        still = time.monotonic() - self._node.sampler.progress_at
         if self._node.machine.awaited:
             return  # a lost task is waited for, which every task prints; --rejoin_timeout ends that
-        if still >= self._stall_after() and not (episode.stalled or self._node.forming or verdict.warning):
+        if still >= allowed and not (episode.stalled or self._node.forming):
             episode.stalled = True
             self._say(ReportKind.STALL, diagnosis, verdict)
             self._end(Source.STALL, verdict)
@@ -321,13 +341,13 @@ class Watchdog:
             reason = Reason(verdict.cause, phrases.without_name(verdict.what, culprit), Source.VERDICT)
             self._node.post(PeerGone(culprit, reason, keeper.known_life))
 
-    def _stall_after(self) -> float:
-        """``--stall_after``, or longer where steps take longer; in its first steps a job may compile and load."""
+    def _allowed(self, cause: Cause) -> float:
+        """How long this cause may hold up the job: what the user set, or longer where steps take longer; in its first
+        steps a job may load and tune."""
         cluster = self._node.cluster
         late = 0.0 if self._leads() or not self._hears_coordinator(time.monotonic()) else AFTER_COORDINATOR_SECONDS
-        if self._first_steps():
-            return max(cluster.stall_after, cluster.startup_timeout) + late
-        return max(cluster.stall_after, 2 * self.threshold()) + late
+        least = cluster.startup_timeout if self._first_steps() else 2 * self.threshold()
+        return late + seconds_allowed(cause, max(cluster.stall_after, least), max(cluster.user_code_timeout, least))
 
     def _first_steps(self) -> bool:
         """Too few steps are done to know how long one takes."""
