@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from lockstep.diagnose.analyse import analyse
@@ -50,6 +50,7 @@ from lockstep.protocol.core.waits import WaitKind
 from lockstep.runtime import phrases
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.task.outcome import Outcome
+from lockstep.runtime.watch.episode import Episode
 from lockstep.runtime.watch.printing import Printing
 from lockstep.runtime.watch.reporting import Publisher
 from lockstep.runtime.watch.snapshot import Shown, snapshot_of
@@ -104,26 +105,6 @@ class Watched(Shown, Protocol):
         """Whether the job survives the loss of this task."""
 
 
-@dataclass(slots=True)
-class _Episode:
-    """One time of being stuck, from the first long wait to the next progress."""
-
-    began: float
-    notices: int = 0
-    notice_at: float = 0.0
-    stalled: bool = False
-    named: set[Cause] = field(default_factory=set)
-
-    def notice_is_due(self, now: float, cause: Cause) -> bool:
-        """Whether to print a notice now: the first, one with another cause than before, or the next after a while."""
-        if cause in self.named and now - self.notice_at < 10.0 * 2 ** (self.notices - 1):
-            return False
-        self.notices += cause in self.named or not self.named
-        self.notice_at = now
-        self.named.add(cause)
-        return True
-
-
 class Watchdog:
     """One task's watchdog."""
 
@@ -132,7 +113,7 @@ class Watchdog:
         self._settings = settings
         self._publisher = publisher
         self._printing = Printing(node, publisher)
-        self._episode: _Episode | None = None
+        self._episode: Episode | None = None
         self._said: dict[tuple[Cause, frozenset[str]], float] = {}
         self._report_at = 0.0
         self._reported = Cause.UNKNOWN
@@ -248,7 +229,7 @@ class Watchdog:
             return
         node.sampler.sample_kernel(now)
         if self._episode is None:
-            self._episode = _Episode(now)
+            self._episode = Episode(now)
         if now >= self._look_at and self._decides(now, self._episode):
             self._look(now, self._episode)
             # In a large cluster, or where many tasks do not answer, a look takes long: leave time between looks.
@@ -280,7 +261,7 @@ class Watchdog:
             longest = max(longest, now - store.since)
         return longest if longest >= threshold else None
 
-    def _decides(self, now: float, episode: _Episode) -> bool:
+    def _decides(self, now: float, episode: Episode) -> bool:
         """Whether this task looks itself: it is the coordinator, or the coordinator is silent."""
         if self._leads():
             return True
@@ -308,13 +289,15 @@ class Watchdog:
         keeper = self._node.peers.get(self._node.cluster.shape.coordinator)
         return keeper is not None and keeper.linked and keeper.seconds_unheard(now) < COORDINATOR_UNHEARD_SECONDS
 
-    def _look(self, now: float, episode: _Episode) -> None:
+    def _look(self, now: float, episode: Episode) -> None:
         forming = self._node.forming
         diagnosis = self._with_stack(self.evidence())
         verdict = diagnosis.verdict
         if verdict is None or self._node.leaving or forming != self._node.forming:
             return
-        allowed, still = self._allowed(verdict.cause), time.monotonic() - self._node.sampler.progress_at
+        progress_at = self._node.sampler.progress_at
+        still = time.monotonic() - episode.stuck_since(now, progress_at, verdict.cause)
+        allowed = self._allowed(verdict.cause)
         if self._ends_job(verdict) and verdict.heals and not (forming or math.isinf(allowed)):
             verdict = replace(verdict, left=max(0.0, allowed - still))
             diagnosis = replace(diagnosis, verdict=verdict)
