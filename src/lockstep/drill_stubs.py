@@ -6,6 +6,7 @@ They have their own file because a report tells whose code a thread is in by the
 from __future__ import annotations
 
 import time
+from types import FunctionType
 
 
 def user_code_that_waits(seconds: float) -> None:
@@ -16,3 +17,16 @@ def user_code_that_waits(seconds: float) -> None:
 def synchronize(seconds: float) -> None:
     """Stands for a device call that does not return; named like the real one, because stacks are read by name."""
     time.sleep(seconds)
+
+
+def user_code_that_loops(seconds: float) -> None:
+    """Stands for a loop of your script that does not end."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        sum(range(2000))
+
+
+def compiler_that_takes_long(seconds: float) -> None:
+    """Stands for a compiler; its code is of a file named like the real one, because stacks are read by name."""
+    code = user_code_that_waits.__code__.replace(co_filename="torch/_inductor/compile_fx.py", co_name="compile_fx")
+    FunctionType(code, globals())(seconds)

@@ -339,6 +339,10 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "startup_timeout": (CLUSTER, "test_a_missing_task_is_named_with_what_was_found_and_ends_the_start"),
     "bind": ("runtime/startup/test_preflight.py", "test_bind_names_another_address_to_listen_on"),
     "on_stall": ("runtime/watch/test_watchdog.py", "test_with_on_stall_report_the_job_goes_on_when_it_can"),
+    "user_code_timeout": (
+        "runtime/watch/test_watchdog.py",
+        "test_user_code_that_waits_is_noticed_with_its_line_and_the_seconds_left_and_ends_the_job_after_its_own_time",
+    ),
     "grace": ("cluster/test_signals.py", "test_a_checkpoint_that_takes_too_long_is_not_waited_for"),
     "rejoin_timeout": ("benchmark/test_every_knob.py", "test_input_is_waited_for_as_long_as_a_lost_task"),
     "job_token": ("protocol/coordinator/test_protocol_coordinator.py", "test_another_job_token_is_refused"),

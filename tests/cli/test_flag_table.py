@@ -50,8 +50,8 @@ OURS = _words("""
     bind bucket_mb collective_port compile deterministic from_scratch grace job_token max_bad_records mps num_threads
     on_stall
     on_worker_loss ps rdma_device rdma_gid_index rdma_gpudirect rdma_retry_count rdma_service_level rdma_timeout
-    rdma_traffic_class rejoin_timeout restarts seed stall_after startup_timeout timing_dir trace_steps use_bf16 verbose
-    wire_dtype workers
+    rdma_traffic_class rejoin_timeout restarts seed stall_after startup_timeout timing_dir trace_steps use_bf16
+    user_code_timeout verbose wire_dtype workers
 """)
 
 WORKING = _words("""
@@ -88,6 +88,7 @@ EFFECTS: dict[str, list[str]] = {
     "workers": ["--ps=1", "--workers=3"],
     "startup_timeout": [*CLUSTER, "--startup_timeout=5"],
     "stall_after": [*CLUSTER, "--stall_after=5"],
+    "user_code_timeout": [*CLUSTER, "--user_code_timeout=5"],
     "rejoin_timeout": [*CLUSTER, "--rejoin_timeout=5"],
     "grace": [*CLUSTER, "--grace=5"],
     "on_worker_loss": [*CLUSTER, "--on_worker_loss=shrink"],
@@ -157,6 +158,7 @@ BASELINES: dict[str, list[str]] = {
     "job_token": CLUSTER,
     "startup_timeout": CLUSTER,
     "stall_after": CLUSTER,
+    "user_code_timeout": CLUSTER,
     "rejoin_timeout": CLUSTER,
     "grace": CLUSTER,
     "on_worker_loss": CLUSTER,

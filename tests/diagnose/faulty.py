@@ -60,7 +60,7 @@ def frozen() -> Cluster:
 def holds_the_interpreter() -> Cluster:
     cluster = missing_gradient()
     cluster.no_answer(W1)
-    cluster.monitor(W1)["process"] = {"state": "running"}
+    cluster.monitor(W1).update(process={"state": "running"}, on_device=True)
     return cluster
 
 
@@ -146,6 +146,26 @@ def checkpoint_stuck() -> Cluster:
 def disk_full() -> Cluster:
     cluster = standing(missing_gradient(), "checkpoint", detail="/ckpt/model")
     cluster.task(W1)["disk"].update(free=0, written_ago=4.0)
+    return cluster
+
+
+def looping() -> Cluster:
+    cluster = standing(missing_gradient(), "computing", cpu=0.95)
+    cluster.task(W1)["main"]["dwells"] = {"place": "f (train.py:12-13)", "seconds": 2.0, "innermost": True}
+    return cluster
+
+
+def busy() -> Cluster:
+    return standing(missing_gradient(), "busy", detail="evaluation")
+
+
+def compiling() -> Cluster:
+    return standing(missing_gradient(), "computing", where="compiler")
+
+
+def native_code_without_a_device() -> Cluster:
+    cluster = holds_the_interpreter()
+    cluster.monitor(W1)["on_device"] = False
     return cluster
 
 
@@ -302,6 +322,10 @@ FAULTY: tuple[Faulty, ...] = (
     _row(Cause.INPUT_STARVED, input_starved, W1, PS0, GRADIENT),
     _row(Cause.CHECKPOINT_STUCK, checkpoint_stuck, W1, PS0, GRADIENT),
     _row(Cause.DISK_FULL, disk_full, W1, PS0, GRADIENT),
+    _row(Cause.USER_CODE, native_code_without_a_device, W1, PS0, GRADIENT),
+    _row(Cause.LOOPING, looping, W1, PS0, GRADIENT),
+    _row(Cause.BUSY, busy, W1, PS0, GRADIENT),
+    _row(Cause.COMPILING, compiling, W1, PS0, GRADIENT),
     _row(Cause.STRAGGLER, straggler, W1, PS0, GRADIENT),
     _row(Cause.COMMUNICATION, callback, W1, PS0, GRADIENT),
     _row(Cause.COMMUNICATION, loop, W1, PS0, GRADIENT),

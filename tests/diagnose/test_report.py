@@ -13,7 +13,8 @@ from lockstep.diagnose.analyse import analyse
 from lockstep.diagnose.page import page
 from lockstep.diagnose.text import RULE, notice_line, render
 from lockstep.diagnose.verdict import Diagnosis, read_diagnosis
-from lockstep.protocol.core.causes import CANNOT_HEAL, WARNINGS, Cause
+from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.endings import CANNOT_HEAL, WARNINGS
 
 
 @pytest.mark.parametrize("faulty", FAULTY, ids=[make.__name__ for _, make, _, _ in FAULTY])

@@ -11,7 +11,8 @@ from helpers.programs import run_lockstep
 from lockstep.drill.catalogue import DRILLS, find
 from lockstep.drill.model import Drill
 from lockstep.drill.run import run_drill
-from lockstep.protocol.core.causes import WARNINGS, Cause, ReportKind
+from lockstep.protocol.core.causes import Cause, ReportKind
+from lockstep.protocol.core.endings import NOTICED
 from lockstep.runtime.processes import become_subreaper
 
 QUICK = ("worker-killed",)
@@ -54,7 +55,7 @@ def test_the_catalogue_covers_the_reports_and_the_groups() -> None:
         "an out-of-memory kill would hit the machine that runs the drills; a transport without a path is bad input"
     )
     for drill in DRILLS:
-        only_slower = drill.cause in WARNINGS or drill.name == "late-worker"
+        only_slower = drill.cause in NOTICED or drill.name == "late-worker"
         assert drill.kind is None or (drill.kind is ReportKind.NOTICE) == only_slower
 
 

@@ -113,6 +113,7 @@ def in_process_cluster(
     settings: Callable[[TaskId], tuple[Setting, ...]] = lambda _: (),
     startup_timeout: float = 30.0,
     stall_after: float = 60.0,
+    user_code_timeout: float = 600.0,
     run_folder: str = "",
     watch: WatchSettings | None = None,
     faults: tuple[Fault, ...] = (),
@@ -129,6 +130,7 @@ def in_process_cluster(
         protocol=protocol,
         startup_timeout=startup_timeout,
         stall_after=stall_after,
+        user_code_timeout=user_code_timeout,
     )
     cluster = InProcessCluster()
     beginning = beginning_in(train_dir, settings(shape.coordinator), cluster.said.append) if train_dir else Beginning()

@@ -25,6 +25,7 @@ _SHARED = (
     "cross_replica_sync",
     "startup_timeout",
     "stall_after",
+    "user_code_timeout",
     "on_stall",
     "rejoin_timeout",
     "grace",

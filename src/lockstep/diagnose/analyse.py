@@ -13,7 +13,8 @@ from lockstep.diagnose.verdict import Diagnosis, Edge, Verdict
 from lockstep.diagnose.views import TaskView
 from lockstep.errors import EXIT_VERDICT
 from lockstep.protocol.core.activity import Doing
-from lockstep.protocol.core.causes import WARNINGS, Cause
+from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.endings import WARNINGS
 
 Rule = Callable[[WaitCase], Proof | None]
 
@@ -38,7 +39,10 @@ RULES: tuple[tuple[Cause, Rule], ...] = (
     (Cause.STRAGGLER, input_rules.slow_input),
     (Cause.DEADLOCK, work_rules.deadlock),
     (Cause.DEVICE_CALL, work_rules.device_call),
+    (Cause.BUSY, work_rules.busy),
+    (Cause.COMPILING, work_rules.compiling),
     (Cause.USER_CODE, work_rules.user_code),
+    (Cause.LOOPING, work_rules.looping),
     (Cause.STRAGGLER, work_rules.straggler),
     (Cause.OVERLOADED_SERVER, work_rules.overloaded_server),
     (Cause.COMMUNICATION, work_rules.store_stuck),
@@ -72,7 +76,11 @@ def without(*causes: Cause) -> tuple[tuple[Cause, Rule], ...]:
     return tuple((cause, quiet(rule)) for cause, rule in RULES if cause not in causes or rule in _OF_TWO_CAUSES)
 
 
-_OF_TWO_CAUSES: tuple[Rule, ...] = (work_rules.store_stuck, tensor_rules.commit_lost)
+_OF_TWO_CAUSES: tuple[Rule, ...] = (
+    task_rules.holds_the_interpreter,
+    work_rules.store_stuck,
+    tensor_rules.commit_lost,
+)
 
 
 def analyse(evidence: Evidence, rules: Sequence[tuple[Cause, Rule]] = RULES) -> Diagnosis:

@@ -28,6 +28,7 @@ def read_monitor(data: bytes) -> MonitorView:
         stopped=_number(fields.get("stopped_seconds"), -1.0),
         out_of_memory=lack if isinstance(lack, str) else None,
         reason=_text(fields.get("reason")),
+        on_device=fields.get("on_device") is True,
         silent=_number(fields.get("silent_seconds"), -1.0),
         stack=_main_thread(_text(stack.get("text"))),
         resident=_whole(process.get("resident_bytes")),

@@ -67,7 +67,8 @@ def holds_the_interpreter(case: WaitCase) -> Proof | None:
         return None
     what = phrases.native_code_holds_all_threads(case.on, monitor.pid, monitor.host)
     said = phrases.only_its_monitor_answers(monitor.state, case.seen.silence.text)
-    return Proof(Cause.DEVICE_CALL, what, (said,), seconds=unheard, stack=monitor.stack)
+    cause = Cause.DEVICE_CALL if monitor.on_device else Cause.USER_CODE
+    return Proof(cause, what, (said,), seconds=unheard, stack=monitor.stack)
 
 
 def never_started(case: WaitCase) -> Proof | None:

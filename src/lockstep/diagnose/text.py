@@ -21,7 +21,12 @@ def notice_line(verdict: Verdict) -> str:
     """Who is waiting for what, for how long, and why where that is proven."""
     if not verdict.stuck:
         return verdict.what
-    return phrases.notice(verdict.stuck, verdict.seconds, verdict.what if verdict.proven else "")
+    left = ""
+    if verdict.left >= 0:
+        left = phrases.job_ends_in(verdict.left, verdict.ends)
+    elif verdict.warning:
+        left = phrases.job_goes_on()
+    return phrases.notice(verdict.stuck, verdict.seconds, verdict.what if verdict.proven else "", left)
 
 
 def lead_line(diagnosis: Diagnosis, *, remedy: bool = True) -> str:

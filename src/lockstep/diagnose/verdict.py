@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.diagnose import phrases
-from lockstep.protocol.core.causes import CANNOT_HEAL, WARNINGS, Cause
+from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.endings import CANNOT_HEAL, ENDS, WARNINGS, Ends
 from lockstep.protocol.core.parts import Part
 
 FORMAT = 1
@@ -39,6 +40,13 @@ class Verdict:
     """What each side saw, one sentence each."""
     stack: tuple[str, ...] = ()
     remedy: str = ""
+    left: float = -1.0
+    """Seconds after which the job ends unless something moves; -1: it does not, or at once."""
+
+    @property
+    def ends(self) -> Ends:
+        """When it ends the job."""
+        return ENDS[self.cause]
 
     @property
     def heals(self) -> bool:

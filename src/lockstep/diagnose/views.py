@@ -136,6 +136,13 @@ class MainView:
     """Share of a CPU in the last two seconds; -1: not known."""
     where: Code
     stack: tuple[str, ...]
+    place: str = ""
+    """The innermost line of the program's own code: ``function (file:line)``."""
+    dwells: str = ""
+    """What its stacks have had in common for ``dwelt`` seconds: ``function (file:first-last line)``."""
+    dwelt: float = 0.0
+    innermost: bool = False
+    """All of these stacks ended in the program's own code, and not in a library that computes for it."""
     input: InputView | None = None
     """How far its input is, while it waits for that."""
 
@@ -305,6 +312,8 @@ class MonitorView:
     """Why the task gave up, in its own words; empty while it has not."""
     silent: float = -1.0
     """Seconds since the task's last heartbeat to its monitor; -1: not known."""
+    on_device: bool = False
+    """Whether the process has opened a GPU."""
     stack: tuple[str, ...] = ()
     resident: int = 0
     cluster: Mapping[str, str] = field(default_factory=dict)
@@ -399,6 +408,7 @@ def _main(value: object) -> MainView | None:
     one = _object(value)
     if not one:
         return None
+    dwells = _object(one.get("dwells"))
     return MainView(
         _member(Doing, one.get("doing"), Doing.NOTHING),
         _text(one.get("detail")),
@@ -406,6 +416,10 @@ def _main(value: object) -> MainView | None:
         _number(one.get("cpu"), -1.0),
         _member(Code, one.get("where"), Code.UNKNOWN),
         _lines(one.get("stack")),
+        _text(one.get("place"))[:500],
+        _text(dwells.get("place"))[:500],
+        _number(dwells.get("seconds")),
+        dwells.get("innermost") is True,
         _input(one.get("input")),
     )
 

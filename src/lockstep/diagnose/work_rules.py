@@ -8,7 +8,7 @@ from lockstep.diagnose.evidence import is_worker
 from lockstep.diagnose.views import LinkView, MainView, TaskView
 from lockstep.protocol.core.activity import TRAINING, Code, Doing, TaskPhase
 from lockstep.protocol.core.causes import Cause
-from lockstep.protocol.core.timing import STUCK_SECONDS
+from lockstep.protocol.core.timing import LOOP_SECONDS, STUCK_SECONDS
 from lockstep.protocol.core.waits import WaitKind
 from lockstep.protocol.worker.holdings import HeldBucketState
 
@@ -16,6 +16,8 @@ FULL = 1 << 20
 """A disk with less free space than this is full."""
 SETTLED = 0.6
 """A thread must have waited for this share of the patience before its waiting proves anything."""
+LONG = 4.0
+"""A step that takes this many times the patience is no longer merely slow."""
 QUEUED = 1000
 """A loop with this many queued events is overloaded."""
 
@@ -38,9 +40,46 @@ def user_code(case: WaitCase) -> Proof | None:
         return None
     if not _stands_still(case, main):
         return None
-    what = phrases.stands_still_in_user_code(case.on, case.step)
+    what = phrases.stands_still_in_user_code(case.on, case.step, main.place)
     said = phrases.did_no_work(case.on, main.doing, main.seconds)
     return Proof(Cause.USER_CODE, what, (said,), seconds=main.seconds, stack=main.stack)
+
+
+def _computes(main: MainView) -> bool:
+    """Less than ``BUSY`` counts too: a thread that neither waits nor is seen to work would be stuck for no reason."""
+    return main.doing in TRAINING and main.cpu >= IDLE
+
+
+def _loops(case: WaitCase, main: MainView) -> bool:
+    """Its stacks seconds apart have a function of the program in common, and either all ended in it, or it takes so
+    long that the difference between a loop that calls a library and one long step no longer matters."""
+    long = main.seconds >= LONG * case.evidence.patience
+    return main.where is Code.USER and bool(main.dwells) and main.dwelt >= LOOP_SECONDS and (main.innermost or long)
+
+
+def looping(case: WaitCase) -> Proof | None:
+    main = _training(case)
+    if main is None or not _computes(main) or not _loops(case, main):
+        return None
+    what = phrases.computes_without_end(case.on, case.step, main.dwells)
+    said = phrases.stacks_have_in_common(main.dwells, main.dwelt), phrases.thread_used_the_processor(main.cpu)
+    return Proof(Cause.LOOPING, what, said, seconds=main.seconds, stack=main.stack)
+
+
+def busy(case: WaitCase) -> Proof | None:
+    main = _training(case)
+    if main is None or main.doing is not Doing.BUSY:
+        return None
+    what = phrases.announced_that_it_is_busy(case.on, main.detail)
+    return Proof(Cause.BUSY, what, (phrases.says_so_itself(case.on),), seconds=main.seconds, stack=main.stack)
+
+
+def compiling(case: WaitCase) -> Proof | None:
+    main = _training(case)
+    if main is None or main.doing not in TRAINING or main.where is not Code.COMPILER:
+        return None
+    what, said = phrases.compiles(case.on, case.step), phrases.stack_is_in_the_compiler(case.on)
+    return Proof(Cause.COMPILING, what, (said,), seconds=main.seconds, stack=main.stack)
 
 
 def device_call(case: WaitCase) -> Proof | None:
@@ -83,9 +122,7 @@ def straggler(case: WaitCase) -> Proof | None:
     if view is not None and main is not None and main.doing is Doing.CHECKPOINT and _writes(case, view):
         what = phrases.still_writes_its_checkpoint(case.on, main.detail)
         return Proof(Cause.STRAGGLER, what, (phrases.wrote(view.written_ago),), seconds=main.seconds)
-    if main is None or main.doing not in TRAINING or main.where is Code.DEVICE:
-        return None
-    if main.cpu < BUSY:
+    if main is None or main.where in (Code.DEVICE, Code.COMPILER) or not _computes(main) or _loops(case, main):
         return None
     what, said = phrases.still_computes(case.on, case.step), phrases.thread_used_the_processor(main.cpu)
     return Proof(Cause.STRAGGLER, what, (said,), seconds=main.seconds, stack=main.stack)

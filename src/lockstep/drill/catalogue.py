@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from lockstep.drill.model import PS0, PS1, STEP, W0, W1, Drill, Surroundings
+from lockstep.drill.model import GRADIENT, PARAMETER, PS0, PS1, STEP, W0, W1, Drill, Surroundings
 from lockstep.drill.once_fooled import ONCE_FOOLED
+from lockstep.drill.user_code import USER_CODE_DRILLS
 from lockstep.protocol.core.causes import Cause, ReportKind
 from lockstep.protocol.core.faults import (
     BlockCallback,
@@ -32,9 +33,8 @@ def find(name: str) -> Drill:
     return {drill.name: drill for drill in DRILLS}[name]
 
 
-_GRADIENT, _PARAMETER = "gradient/bucket_", "parameter/bucket_"
-
 DRILLS: tuple[Drill, ...] = (
+    *USER_CODE_DRILLS,
     # -- a tensor or a message is lost (report 2; failure modes 2, 3, 5) --
     Drill(
         name="request-lost",
@@ -43,7 +43,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(DropMessage(W1, PS0, "Pull", STEP),),
         cause=Cause.REQUEST_LOST,
         pair=(W1, PS0),
-        key=_PARAMETER,
+        key=PARAMETER,
         step=STEP,
     ),
     Drill(
@@ -53,7 +53,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(DropMessage(PS0, W1, "Open", STEP),),
         cause=Cause.REQUEST_LOST,
         pair=(W1, PS0),
-        key=_GRADIENT,
+        key=GRADIENT,
         step=STEP,
     ),
     Drill(
@@ -63,7 +63,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(DropTensor(W1, PS0, STEP, 0),),
         cause=Cause.ANSWER_LOST,
         pair=(W1, PS0),
-        key=_GRADIENT + "0",
+        key=GRADIENT + "0",
         step=STEP,
     ),
     Drill(
@@ -73,7 +73,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(DropTensor(PS0, W1, STEP + 1, 1),),
         cause=Cause.ANSWER_LOST,
         pair=(PS0, W1),
-        key=_PARAMETER + "1",
+        key=PARAMETER + "1",
         step=STEP,
     ),
     Drill(
@@ -101,7 +101,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(BlockCallback(PS0, W1, Callback.TENSOR, STEP),),
         cause=Cause.COMMUNICATION,
         pair=(PS0, W1),
-        key=_GRADIENT,
+        key=GRADIENT,
     ),
     Drill(
         name="message-callback-blocks",
@@ -120,33 +120,13 @@ DRILLS: tuple[Drill, ...] = (
         pair=(PS0,),
     ),
     Drill(
-        name="user-code-sleeps",
-        group="stuck",
-        story="the training program of a worker hangs",
-        faults=(Stick(W1, FaultPlace.USER_CODE, STEP),),
-        cause=Cause.USER_CODE,
-        pair=(W1,),
-        key=_GRADIENT,
-        step=STEP,
-    ),
-    Drill(
-        name="device-call-hangs",
-        group="stuck",
-        story="a device call of a worker does not return (modes 1, 11)",
-        faults=(Stick(W1, FaultPlace.DEVICE, STEP),),
-        cause=Cause.DEVICE_CALL,
-        pair=(W1,),
-        key=_GRADIENT,
-        step=STEP,
-    ),
-    Drill(
         name="input-starved",
         group="data",
         story="real data: the input of one worker delivers nothing (modes 47, 48, 49)",
         faults=(Stick(W1, FaultPlace.INPUT, STEP, detail="/data/train-00003-of-01024"),),
         cause=Cause.INPUT_STARVED,
         pair=(W1,),
-        key=_GRADIENT,
+        key=GRADIENT,
         step=STEP,
     ),
     Drill(
@@ -156,7 +136,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(Stick(W1, FaultPlace.BEFORE_PRODUCING, STEP),),
         cause=Cause.DEADLOCK,
         pair=(W1, PS0),
-        key=_GRADIENT,
+        key=GRADIENT,
         step=STEP,
     ),
     Drill(
@@ -166,7 +146,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(Stick(W0, FaultPlace.CHECKPOINT, STEP, detail="/checkpoints/model.safetensors"),),
         cause=Cause.CHECKPOINT_STUCK,
         pair=(W0,),
-        key=_GRADIENT,
+        key=GRADIENT,
         step=STEP,
     ),
     Drill(
@@ -185,7 +165,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(Die(W1, STEP),),
         cause=Cause.DEAD,
         pair=(W1,),
-        key=_GRADIENT,
+        key=GRADIENT,
         step=STEP,
     ),
     Drill(
@@ -195,7 +175,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(Die(W0, STEP),),
         cause=Cause.DEAD,
         pair=(W0,),
-        key=_GRADIENT,
+        key=GRADIENT,
         step=STEP,
     ),
     Drill(
@@ -255,7 +235,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(Freeze(W1, STEP),),
         cause=Cause.FROZEN,
         pair=(W1,),
-        key=_GRADIENT,
+        key=GRADIENT,
         step=STEP,
     ),
     Drill(
@@ -265,7 +245,7 @@ DRILLS: tuple[Drill, ...] = (
         faults=(Freeze(PS0, STEP),),
         cause=Cause.FROZEN,
         pair=(PS0,),
-        key=_PARAMETER,
+        key=PARAMETER,
         step=STEP,
     ),
     Drill(
@@ -286,7 +266,7 @@ DRILLS: tuple[Drill, ...] = (
         kind=ReportKind.NOTICE,
         cause=Cause.STRAGGLER,
         pair=(W1,),
-        key=_GRADIENT,
+        key=GRADIENT,
         step=STEP,
     ),
     Drill(
@@ -297,7 +277,7 @@ DRILLS: tuple[Drill, ...] = (
         kind=ReportKind.NOTICE,
         cause=Cause.OVERLOADED_SERVER,
         pair=(PS0,),
-        key=_PARAMETER,
+        key=PARAMETER,
         step=STEP,
     ),
     # -- a cluster that does not start (report 3; failure modes 14, 20 to 25, 27, 54, 55) --

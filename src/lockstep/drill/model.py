@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lockstep.errors import EXIT_FAILED, EXIT_VERDICT
-from lockstep.protocol.core.causes import CANNOT_HEAL, Cause, ReportKind
+from lockstep.protocol.core.causes import Cause, ReportKind
+from lockstep.protocol.core.endings import CANNOT_HEAL
 from lockstep.protocol.core.faults import Fault, Raise
 from lockstep.protocol.core.ids import server, worker
 
@@ -13,6 +14,9 @@ STEP = 25
 """The step in which most faults strike: by then it is known how long a step takes."""
 
 PS0, PS1, W0, W1 = str(server(0)), str(server(1)), str(worker(0)), str(worker(1))
+
+GRADIENT, PARAMETER = "gradient/bucket_", "parameter/bucket_"
+"""The beginnings of keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,12 @@ class Drill:
     key: str = ""
     """What the key must contain."""
     step: int = -2
+    stall_after: float = 60.0
+    user_code_timeout: float = 600.0
+    ends_after: float | None = None
+    """The job ends this many seconds after the fault struck, and no sooner. None: it ends at once, or need not end."""
+    goes_on: bool = False
+    """After the report the fault ends, and the job goes on to its end: exit code 0 on every task."""
     fooled: bool = False
     """A tester had fooled us with it: it was reported wrongly, late or not at all when it was first tried."""
     startup_timeout: float = 60.0
@@ -75,6 +85,8 @@ class Drill:
     @property
     def ends_with(self) -> int | None:
         """The exit code of the tasks that were not struck; None where the job need not end, or never began."""
+        if self.ends_after is not None:
+            return EXIT_VERDICT
         if self.kind is not ReportKind.VERDICT or self.cause not in CANNOT_HEAL or not self.faults:
             return None
         own = all(isinstance(fault, Raise) for fault in self.faults)

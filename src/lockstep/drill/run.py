@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.drill.cluster import DrillCluster
+from lockstep.drill.model import STEP, Drill
 from lockstep.drill.hosts import Hosts, HostsError, why_not
 from lockstep.drill.model import STEP, Drill
 from lockstep.drill.task import TaskPlan, with_faults
+from lockstep.errors import EXIT_VERDICT
 from lockstep.protocol.core.causes import SPOKEN, WITH_FILES, ReportKind
 from lockstep.protocol.core.faults import FailAtStart, Freeze, OddModel, OddSetting, Stick
 from lockstep.protocol.core.ids import ClusterShape, TaskId
@@ -101,12 +103,17 @@ class _Run:
         self._start()
         if self._drill.kind is None:
             self._expect_a_healthy_end()
+            self._result.kind, self._result.cause = "healthy", "none"
             return
         self._struck = self._struck or self._wait_for_strike()
         if self._struck is None:
             self._result.reason = f"the fault did not strike within {START_SECONDS:g} s"
             return
         self._read_until_judged(self._struck)
+        if self._result.status == "passed" and self._drill.ends_after is not None:
+            self._expect_the_end(self._struck, self._drill.ends_after)
+        elif self._result.status == "passed" and self._drill.goes_on:
+            self._expect_a_healthy_end()
 
     # -- starting --
 
@@ -138,6 +145,8 @@ class _Run:
             task,
             steps=drill.steps,
             startup_timeout=drill.startup_timeout,
+            stall_after=drill.stall_after,
+            user_code_timeout=drill.user_code_timeout,
             delay=delay,
             elements=drill.elements,
             bucket_bytes=drill.bucket_bytes,
@@ -312,10 +321,23 @@ class _Run:
         late = self._drill.startup_timeout if self._drill.startup_timeout < 30.0 else 0.0
         if drill.kind is ReportKind.VERDICT and (result.verdict_seconds or 0.0) > VERDICT_SECONDS + late:
             problems.append(f"the verdict came after {result.verdict_seconds:.1f} s")
-        if not problems and drill.ends_with is not None:
+        if not problems and drill.ends_with is not None and drill.ends_after is None:
             problems += self._wrong_exit_codes(drill.ends_with)
         result.reason = "; ".join(problems)
         result.status = "failed" if problems else "passed"
+
+    def _expect_the_end(self, struck: float, seconds: float) -> None:
+        """The job is ended by a stall, after this time and not before."""
+        deadline = time.monotonic() + seconds + VERDICT_SECONDS
+        stalls: list[float] = []
+        while not stalls and time.monotonic() < deadline:
+            stalls = [event["time"] - struck for event in self._read() if event["kind"] == ReportKind.STALL]
+            time.sleep(_POLL)
+        in_time = bool(stalls) and seconds - 1.0 <= stalls[0] <= seconds + PROMISE_SECONDS
+        problems = [] if in_time else [f"the job should have ended after {seconds:g} s; stalls: {stalls}"]
+        problems += self._wrong_exit_codes(EXIT_VERDICT) if in_time else []
+        self._result.reason = "; ".join(problems)
+        self._result.status = "failed" if problems else "passed"
 
     def _wrong_exit_codes(self, expected: int) -> list[str]:
         """Every task that was not struck, or only hangs, leaves soon, with the exit code that the docs state."""
@@ -338,7 +360,6 @@ class _Run:
         codes = self._cluster.exit_codes()
         said = [event for event in self._read() if event["kind"] in WITH_FILES]
         self._result.status = "passed" if codes == [0] * len(codes) and not said else "failed"
-        self._result.kind, self._result.cause = "healthy", "none"
         self._result.reason = "" if self._result.status == "passed" else f"exit codes {codes}, reported {said}"
 
 

@@ -69,6 +69,7 @@ class TaskPlan:
     """Seconds that this task sleeps before it announces itself."""
     startup_timeout: float = 60.0
     stall_after: float = 60.0
+    user_code_timeout: float = 600.0
     on_stall: str = "abort"
     rough: bool = False
     """Random slow steps and checkpoints: what a healthy run may do."""
@@ -166,6 +167,7 @@ def _config(plan: TaskPlan) -> NodeConfig:
         protocol=plan.protocol,
         startup_timeout=plan.startup_timeout,
         stall_after=plan.stall_after,
+        user_code_timeout=plan.user_code_timeout,
     )
     settings = [Setting("optimizer", "sgd"), Setting("program", "drill")]
     for fault in plan.mine():

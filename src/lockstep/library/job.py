@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar, overload
@@ -26,7 +27,7 @@ from lockstep.library.parameters import trained_parameters, untrained_digests
 from lockstep.library.program_state import ProgramState
 from lockstep.library.sharding import Collate, DataShard, IterableShard, MapShard, make_shard
 from lockstep.library.state_codec import Stateful
-from lockstep.protocol.core.activity import TaskPhase
+from lockstep.protocol.core.activity import Doing, TaskPhase
 from lockstep.protocol.core.causes import Reason, own_error
 from lockstep.protocol.core.ids import CHIEF, Step
 from lockstep.protocol.core.leaving import Departure
@@ -357,6 +358,19 @@ class Job:
         if isinstance(made, MapShard):
             self._shards.add(made)
         return made
+
+    # -- what takes long --
+
+    @contextmanager
+    def busy(self, what: str = "") -> Iterator[None]:
+        """Announce that this block takes long and makes no step: an evaluation, an export, a download.
+
+        However long it takes, the job does not end because of it; the others print a notice with ``what``. Never
+        blocks. A step inside ends the announcement: from then on the usual times hold.
+        """
+        self._refuse_in_child("job.busy()")
+        with self._node.main.during(Doing.BUSY, what):
+            yield
 
     # -- the end --
 

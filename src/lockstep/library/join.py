@@ -31,7 +31,13 @@ from lockstep.library.settings import (
 )
 from lockstep.protocol.coordinator.recovery import Beginning
 from lockstep.protocol.core.ids import CHIEF, Role, TaskId
-from lockstep.protocol.core.timing import GRACE_SECONDS, REJOIN_SECONDS, STALL_AFTER_SECONDS, STARTUP_SECONDS
+from lockstep.protocol.core.timing import (
+    GRACE_SECONDS,
+    REJOIN_SECONDS,
+    STALL_AFTER_SECONDS,
+    STARTUP_SECONDS,
+    USER_CODE_SECONDS,
+)
 from lockstep.runtime.checkpoint.resuming import beginning_in
 from lockstep.runtime.monitor.sidecar import SidecarError, start_sidecar
 from lockstep.runtime.phrases import ask_with
@@ -78,6 +84,7 @@ class JoinArguments:
     bucket_mb: float = 4.0
     startup_timeout: float = STARTUP_SECONDS
     stall_after: float = STALL_AFTER_SECONDS
+    user_code_timeout: float = USER_CODE_SECONDS
     on_stall: str = "abort"
     bind: str | None = None
     job_token: str = field(default="", repr=False)
@@ -124,6 +131,7 @@ class JoinArguments:
             bind=self.bind,
             startup_timeout=self.startup_timeout,
             stall_after=self.stall_after,
+            user_code_timeout=self.user_code_timeout,
             on_stall=self.on_stall,
             rejoin_timeout=self.rejoin_timeout,
             grace=self.grace,

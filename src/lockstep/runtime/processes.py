@@ -163,6 +163,22 @@ def process_facts(pid: int) -> ProcessFacts | None:
     )
 
 
+_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
+
+
+def uses_device(pid: int) -> bool:
+    """Whether this process has opened a GPU, according to the kernel; False where that cannot be seen."""
+    try:
+        opened = [entry.path for entry in os.scandir(f"/proc/{pid}/fd")]
+    except OSError:
+        return False
+    for path in opened:
+        with contextlib.suppress(OSError):
+            if os.readlink(path).startswith(_DEVICES):
+                return True
+    return False
+
+
 def all_processes() -> list[ProcessFacts]:
     """Every process that is visible from here."""
     pids = (int(entry) for entry in os.listdir("/proc") if entry.isdecimal())

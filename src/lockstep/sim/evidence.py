@@ -26,6 +26,14 @@ HEARTBEAT_BYTES = 100
 NOTHING_LISTENS = Silence(Reach.REFUSED, "nothing listens there")
 _DETAIL = {FaultPlace.INPUT.value: "a file of the input", FaultPlace.CHECKPOINT.value: "a checkpoint"}
 
+_COMPUTING_AT = {
+    FaultPlace.LOOP.value: Code.USER,
+    FaultPlace.NO_DEVICE.value: Code.USER,
+    FaultPlace.COMPILER.value: Code.COMPILER,
+    FaultPlace.DEVICE.value: Code.DEVICE,
+}
+"""A training thread that is stuck at one of these reports that it computes; whose code its stack is in."""
+
 
 def evidence_of(world: World, patience: float = 3.0) -> Evidence:
     """Everything there is to know about a simulated cluster, in the form that a real one reports."""
@@ -105,14 +113,16 @@ def _snapshot(world: World, name: TaskId, task: SimTask, now: float) -> dict[str
 
 def _main(side: SimulatedWorker, now: float) -> dict[str, Any]:
     doing, since = side.doing
+    seconds = now - since
     # A slow step uses the processor; one that is stuck does not.
-    in_device = doing == FaultPlace.DEVICE.value
+    loops = doing == FaultPlace.LOOP.value
     return {
-        "doing": Doing.COMPUTING.value if in_device else doing,
+        "doing": Doing.COMPUTING.value if doing in _COMPUTING_AT else doing,
         "detail": _DETAIL.get(doing, ""),
-        "seconds": now - since,
-        "cpu": 0.9 if doing == Doing.COMPUTING else 0.0,
-        "where": (Code.DEVICE if in_device else Code.USER).value,
+        "seconds": seconds,
+        "cpu": 0.9 if doing == Doing.COMPUTING or loops else 0.0,
+        "where": _COMPUTING_AT.get(doing, Code.USER).value,
+        "dwells": {"place": "a loop", "seconds": seconds, "innermost": True} if loops else {},
     }
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.effects import JobEnded
+from lockstep.protocol.core.endings import seconds_allowed
 from lockstep.protocol.core.faults import (
     BlockCallback,
     BlockLoop,
@@ -39,6 +40,10 @@ _STUCK_AT = {
     FaultPlace.USER_CODE.value: Cause.USER_CODE,
     FaultPlace.INPUT.value: Cause.INPUT_STARVED,
     FaultPlace.CHECKPOINT.value: Cause.CHECKPOINT_STUCK,
+    FaultPlace.LOOP.value: Cause.LOOPING,
+    FaultPlace.BUSY.value: Cause.BUSY,
+    FaultPlace.COMPILER.value: Cause.COMPILING,
+    FaultPlace.NO_DEVICE.value: Cause.USER_CODE,
     FaultPlace.DEVICE.value: Cause.DEVICE_CALL,
     FaultPlace.BEFORE_PRODUCING.value: Cause.DEADLOCK,
 }
@@ -69,7 +74,8 @@ def expected_of(fault: AnyFault, scenario: Scenario) -> ExpectedEnding:
         return ExpectedEnding(both, causes, heals=False)
     if isinstance(fault, StartLate):
         return ExpectedEnding(both, causes, heals=0 <= fault.seconds < scenario.startup_timeout)
-    return ExpectedEnding(both, causes, 0 <= seconds < scenario.stall_after, max(seconds, 0.0))
+    patience = [seconds_allowed(cause, scenario.stall_after, scenario.user_code_timeout) for cause in causes]
+    return ExpectedEnding(both, causes, 0 <= seconds < min(patience, default=scenario.stall_after), max(seconds, 0.0))
 
 
 def _causes(fault: AnyFault) -> tuple[frozenset[Cause], float]:

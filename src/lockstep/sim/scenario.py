@@ -179,6 +179,7 @@ class Scenario:
     late_starts: tuple[tuple[TaskId, float], ...] = ()
     """Tasks that start late, and by how many seconds."""
     stall_after: float = 60.0
+    user_code_timeout: float = 600.0
     """After this long without progress the job is ended with a verdict."""
     absentees: tuple[TaskId, ...] = ()
     """Tasks that never start."""

@@ -1,8 +1,7 @@
 """All watchdogs of a simulated cluster in one: a job without progress is examined and ended with a verdict.
 
-It asks every task and monitor (``evidence_of``) and lets the real analysis decide. As in the runtime, a cause that
-cannot heal ends the job at once, anything else only after ``stall_after``. A task that cannot be notified leaves on its
-own.
+It asks every task and monitor (``evidence_of``) and lets the real analysis decide. As in the runtime, the table of
+``protocol/core/endings.py`` says when a cause ends the job. A task that cannot be notified leaves on its own.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from lockstep.diagnose.verdict import Verdict
 from lockstep.protocol.coordinator import coordinator_machine
 from lockstep.protocol.core.causes import Cause, Reason, Source
 from lockstep.protocol.core.effects import JobEnded
+from lockstep.protocol.core.endings import seconds_allowed
 from lockstep.protocol.core.events import Broken, BucketApplied, Event, Prepared, Produced, Sealed, StepBegun
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.timing import FIRST_STEPS_FACTOR, PATIENCE_SECONDS, PROMISE_SECONDS
@@ -80,7 +80,9 @@ class SimulatedWatchdog:
     def _judge(self, still: float) -> None:
         world = self._world
         verdict = analyse(evidence_of(world, self._patience())).verdict
-        stalled = still >= world.scenario.stall_after
+        cause = Cause.UNKNOWN if verdict is None else verdict.cause
+        scenario = world.scenario
+        stalled = still >= seconds_allowed(cause, scenario.stall_after, scenario.user_code_timeout)
         if verdict is None:
             if not stalled:
                 return

@@ -74,6 +74,7 @@ BROKEN: dict[str, tuple[ClusterSpec, str]] = {
     "bind": (dataclasses.replace(SPEC, bind="a b"), "--bind: 'a b' in 'a b' is not a host name"),
     "startup_timeout": (dataclasses.replace(SPEC, startup_timeout=0.0), "--startup_timeout=0 leaves no time"),
     "stall_after": (dataclasses.replace(SPEC, stall_after=-1.0), "--stall_after=-1 leaves no time"),
+    "user_code_timeout": (dataclasses.replace(SPEC, user_code_timeout=0.0), "--user_code_timeout=0 leaves no time"),
     "grace": (dataclasses.replace(SPEC, grace=0.0), "--grace=0 leaves no time"),
     "rejoin_timeout": (dataclasses.replace(SPEC, rejoin_timeout=0.0), "--rejoin_timeout=0 leaves no time"),
     "restarts": (dataclasses.replace(SPEC, restarts=-1), "--restarts=-1 is out of range"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 import socket
 import sys
 import threading
@@ -19,7 +20,7 @@ from lockstep.diagnose.verdict import read_diagnosis
 from lockstep.diagnose.views import read_task
 from lockstep.drill.task import PlainStore, TaskPlan, train
 from lockstep.protocol.core.activity import Doing
-from lockstep.protocol.core.causes import Source
+from lockstep.protocol.core.causes import Cause, Source
 from lockstep.protocol.core.faults import DropMessage, FaultPlace, Stick
 from lockstep.protocol.core.ids import ClusterShape, Role, server, worker
 from lockstep.protocol.core.journal import Happening, Journal, tensor_states
@@ -28,7 +29,8 @@ from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.runtime.watch.kernel_tcp import count_by_host
 from lockstep.runtime.watch.reporting import EVENTS
-from lockstep.runtime.watch.status import MainThread, Sampler, whose_code
+from lockstep.runtime.watch.stacks import whose_code
+from lockstep.runtime.watch.status import MainThread, Sampler
 from lockstep.runtime.watch.watchdog import WatchSettings
 
 SHAPE = ClusterShape(1, 2)
@@ -89,11 +91,67 @@ def test_a_stall_ends_the_job_on_every_task_and_leaves_the_report(tmp_path: Path
 
 
 @pytest.mark.timed
+@pytest.mark.parametrize(
+    ("place", "cause", "line"),
+    [
+        (FaultPlace.USER_CODE, Cause.USER_CODE, "at user_code_that_waits (lockstep/drill_stubs.py:"),
+        (FaultPlace.LOOP, Cause.LOOPING, "does not leave user_code_that_loops (lockstep/drill_stubs.py:"),
+    ],
+)
+def test_user_code_that_waits_is_noticed_with_its_line_and_the_seconds_left_and_ends_the_job_after_its_own_time(
+    tmp_path: Path, place: FaultPlace, cause: Cause, line: str
+) -> None:
+    faults = (Stick(str(worker(1)), place, 8, 8.0),)
+    with in_process_cluster(
+        SHAPE,
+        PlainStore,
+        run_folder=str(tmp_path),
+        watch=dataclasses.replace(QUICK, notice=1.5),
+        faults=faults,
+        stall_after=1.0,
+        user_code_timeout=5.0,
+    ) as cluster:
+        with pytest.raises(JobEndedError) as ended:
+            cluster.run(lambda node: train(node, plan_for(node, 30)))
+        said = list(cluster.said)
+    assert (ended.value.outcome.reason.source, ended.value.outcome.reason.cause) == (Source.STALL, cause)
+    events = [json.loads(text) for text in (tmp_path / EVENTS).read_text().splitlines()]
+    notice = next(event for event in events if event["kind"] == "notice" and event["cause"] == cause.value)
+    assert line in notice["text"]
+    assert re.search(r"Without progress the job ends in [1-4] s \(after --user_code_timeout\)", notice["text"])
+    assert notice["text"] in said
+    end = next(event for event in events if event["kind"] == "stall")
+    assert end["time"] - notice["time"] >= 1.0
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("place", [FaultPlace.BUSY, FaultPlace.COMPILER])
+def test_what_is_announced_and_a_compiler_get_a_notice_and_never_end_the_job(tmp_path: Path, place: FaultPlace) -> None:
+    faults = (Stick(str(worker(1)), place, 8, 3.0, "evaluation"),)
+    with in_process_cluster(
+        SHAPE,
+        PlainStore,
+        run_folder=str(tmp_path),
+        watch=QUICK,
+        faults=faults,
+        stall_after=0.5,
+        user_code_timeout=0.5,
+    ) as cluster:
+        cluster.run(lambda node: train(node, plan_for(node, 30)))
+    events = [json.loads(text) for text in (tmp_path / EVENTS).read_text().splitlines()]
+    assert {event["kind"] for event in events} <= {"notice", "injected"}
+    notices = [event for event in events if event["kind"] == "notice"]
+    assert {event["cause"] for event in notices} <= {Cause.BUSY.value, Cause.COMPILING.value}
+    assert notices
+    assert "The job does not end because of this." in notices[0]["text"]
+
+
+@pytest.mark.timed
 def test_with_on_stall_report_the_job_goes_on_when_it_can(tmp_path: Path) -> None:
     faults = (Stick(str(worker(1)), FaultPlace.USER_CODE, 8, 2.0),)
     settings = dataclasses.replace(QUICK, on_stall="report")
     with in_process_cluster(
-        SHAPE, PlainStore, run_folder=str(tmp_path), watch=settings, faults=faults, stall_after=1.0
+        SHAPE, PlainStore, run_folder=str(tmp_path), watch=settings, faults=faults, user_code_timeout=1.0
     ) as cluster:
         cluster.run(lambda node: train(node, plan_for(node, 30)))
     kinds = [json.loads(line)["kind"] for line in (tmp_path / EVENTS).read_text().splitlines()]

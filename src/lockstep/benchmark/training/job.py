@@ -44,10 +44,11 @@ FUSED = ("SGD", "Adam", "AdamW")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCallbacks:
     """What a job reports: ``on_wait`` what its input waits for, ``on_replica`` which of several devices it is
-    working on, ``say`` sentences for people."""
+    working on, ``during`` what takes long and is not a step, ``say`` sentences for people."""
 
     on_wait: Callable[[InputWait], None] = lambda _wait: None
     on_replica: Callable[[int], None] = lambda _number: None
+    during: Callable[[str], contextlib.AbstractContextManager[object]] = lambda _what: contextlib.nullcontext()
     say: Callable[[str], None] = lambda _sentence: None
 
 
@@ -127,6 +128,10 @@ class BenchJob:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
             return torch.channels_last
         return torch.contiguous_format
+
+    def busy(self, what: str) -> contextlib.AbstractContextManager[object]:
+        """Report for a block that it takes long and makes no step."""
+        return self._callbacks.during(what)
 
     # -- a step --
 

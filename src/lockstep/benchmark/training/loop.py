@@ -147,7 +147,8 @@ class _Loop:
             return False
         self._updates.settle()
         self._emit(f"Running evaluation at global_step {step + 1}")
-        result = self._evaluation.run(job.model, self._emit)
+        with job.busy("evaluation"):
+            result = self._evaluation.run(job.model, self._emit)
         self._accuracy = result.accuracy
         self._observer.evaluated(step + 1, result)
         if asked.stop_at_top_1 is None or result.accuracy.top_1 < asked.stop_at_top_1:

@@ -112,6 +112,7 @@ def _work(
     around = JobCallbacks(
         on_wait=node.main.wait_for_input,
         on_replica=lambda number: node.main.enter(Doing.COMPUTING, f"replica {number}"),
+        during=lambda what: node.main.during(Doing.BUSY, what),
         say=emit,
     )
     job = BenchJob(config, node.task.index, choose_devices(config), around)
@@ -154,6 +155,15 @@ def _tell_times(config: BenchConfig, node: WorkerNode, result: BenchResult, repl
         times.write_times(config.output.timing_dir, node.task, told)
 
 
+def _callbacks(node: CollectiveNode, emit: Emit) -> JobCallbacks:
+    return JobCallbacks(
+        on_wait=node.waits_for_input,
+        on_replica=node.computes_on,
+        during=lambda what: node.main.during(Doing.BUSY, what),
+        say=emit,
+    )
+
+
 def run_single(
     config: BenchConfig, emit: Emit, make_progress: MakeProgress, node: CollectiveNode | None = None
 ) -> BenchResult:
@@ -162,7 +172,7 @@ def run_single(
     with contextlib.ExitStack() as closing:
         around = JobCallbacks(say=emit)
         if node is not None:
-            around = JobCallbacks(on_wait=node.waits_for_input, on_replica=node.computes_on, say=emit)
+            around = _callbacks(node, emit)
         job = BenchJob(config, 0, choose_devices(config), around)
         closing.callback(job.close)
         print_banner(job, emit)
@@ -189,8 +199,7 @@ def run_collective(config: BenchConfig, node: CollectiveNode, emit: Emit, make_p
     assert config.task is not None
     with contextlib.ExitStack() as closing:
         devices = choose_devices(config)
-        around = JobCallbacks(on_wait=node.waits_for_input, on_replica=node.computes_on, say=emit)
-        job = BenchJob(config, config.task.index, devices, around)
+        job = BenchJob(config, config.task.index, devices, _callbacks(node, emit))
         closing.callback(job.close)
         print_banner(job, emit)
         node.find_others()

@@ -175,6 +175,7 @@ def _cluster(values: _Values, environ: Mapping[str, str]) -> ClusterSpec:
         bind=values.optional_text("bind"),
         startup_timeout=values.number("startup_timeout"),
         stall_after=values.number("stall_after"),
+        user_code_timeout=values.number("user_code_timeout"),
         rejoin_timeout=values.number("rejoin_timeout"),
         grace=values.number("grace"),
         on_stall=values.text("on_stall"),

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from lockstep.diagnose.phrases.units import in_milliseconds as _in_milliseconds
 from lockstep.diagnose.phrases.units import in_seconds as _in_seconds
 from lockstep.diagnose.phrases.units import named as _named
+from lockstep.protocol.core.endings import Ends
 from lockstep.protocol.core.waits import FORMING, WaitKind
 
 # -- the lead: what is stuck, why, and what to do --
@@ -89,8 +90,16 @@ def nothing_proves_why(waiter: str, task: str) -> str:
     return f"the reason is not known: nothing proves why {_named(waiter)} is waiting for {_named(task)}"
 
 
-def notice(stuck: str, seconds: float, what: str) -> str:
-    return lead(f"{stuck} ({_in_seconds(seconds)} so far)", what, "")
+def notice(stuck: str, seconds: float, what: str, left: str) -> str:
+    return lead(f"{stuck} ({_in_seconds(seconds)} so far)", what, left)
+
+
+def job_ends_in(seconds: float, ends: Ends) -> str:
+    return f"Without progress the job ends in {seconds:.0f} s ({ends.value})."
+
+
+def job_goes_on() -> str:
+    return "The job does not end because of this."
 
 
 def printed_by(lead: str, printer: str, where: str) -> str:
@@ -104,8 +113,9 @@ def printed_before(lead: str, where: str) -> str:
     return f"{lead} The report is in {where}." if where else lead
 
 
-def no_progress_for_too_long(lead: str) -> str:
-    return f"No progress within --stall_after. {lead}"
+def no_progress_for_too_long(lead: str, ends: Ends) -> str:
+    flag = "--user_code_timeout" if ends is Ends.AFTER_USER_CODE else "--stall_after"
+    return f"No progress within {flag}. {lead}"
 
 
 # -- what each side saw --

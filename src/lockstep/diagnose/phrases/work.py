@@ -15,8 +15,29 @@ def _in_step(step: int) -> str:
 # -- the training thread --
 
 
-def stands_still_in_user_code(task: str, step: int) -> str:
-    return f"the training thread of {_named(task)} is stuck in user code {_in_step(step)}"
+def stands_still_in_user_code(task: str, step: int, place: str) -> str:
+    at = f", at {place}" if place else ""
+    return f"the training thread of {_named(task)} is stuck in user code {_in_step(step)}{at}"
+
+
+def computes_without_end(task: str, step: int, place: str) -> str:
+    return f"the training thread of {_named(task)} is computing {_in_step(step)} and does not leave {place}"
+
+
+def stacks_have_in_common(place: str, seconds: float) -> str:
+    return f"all stacks taken in the course of {_in_seconds(seconds)} are in {place}"
+
+
+def announced_that_it_is_busy(task: str, what: str) -> str:
+    return f"{_named(task)} is busy, as its program announced: {what or 'no reason given'}"
+
+
+def compiles(task: str, step: int) -> str:
+    return f"{_named(task)} is compiling {_in_step(step)}"
+
+
+def stack_is_in_the_compiler(task: str) -> str:
+    return f"{_named(task)}: its stack is inside the compiler"
 
 
 def did_no_work(task: str, doing: str, seconds: float) -> str:

@@ -15,6 +15,8 @@ class Doing(StrEnum):
     WAITING = "waiting"
     INPUT = "input"
     CHECKPOINT = "checkpoint"
+    BUSY = "busy"
+    """What the program announced that takes long, such as an evaluation."""
     FINISHING = "finishing"
     NOTHING = ""
     """A task without a training thread, or one that does not report."""
@@ -45,6 +47,7 @@ class Code(StrEnum):
 
     USER = "user code"
     DEVICE = "device call"
+    COMPILER = "compiler"
     COMMUNICATION = "communication"
     UNKNOWN = ""
 

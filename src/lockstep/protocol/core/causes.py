@@ -20,6 +20,9 @@ class Cause(StrEnum):
     FAILED = "failed with an error"
     STOPPED = "ended by a signal"
     USER_CODE = "stuck in user code"
+    LOOPING = "looping in user code"
+    BUSY = "busy, as the program announced"
+    COMPILING = "compiling"
     DEVICE_CALL = "stuck in a device call"
     COMMUNICATION = "stuck in the communication layer"
     INPUT_STARVED = "input starved"
@@ -42,27 +45,6 @@ class Cause(StrEnum):
     OVERLOADED_SERVER = "overloaded server"
     UNKNOWN = "unknown"
 
-
-WARNINGS = frozenset({Cause.SLOW_LINK, Cause.STRAGGLER, Cause.OVERLOADED_SERVER})
-"""The job continues, only slower."""
-
-CANNOT_HEAL = frozenset(
-    {
-        Cause.DEAD,
-        Cause.OUT_OF_MEMORY,
-        Cause.FAILED,
-        Cause.STOPPED,
-        Cause.DISK_FULL,
-        Cause.OUT_OF_STEP,
-        Cause.MISMATCH,
-        Cause.WIRING,
-        Cause.STALE_INCARNATION,
-        Cause.LEFTOVER_SERVER,
-        Cause.DUPLICATE_TASK,
-        Cause.DEADLOCK,
-    }
-)
-"""Waiting longer changes nothing. The others may end on their own: a debugger detaches, a network comes back."""
 
 LOSSES = frozenset({Cause.DEAD, Cause.OUT_OF_MEMORY, Cause.STALE_INCARNATION})
 """An incarnation has ended; whether the job ends too depends on how it handles losses."""

@@ -28,6 +28,12 @@ class FaultPlace(StrEnum):
     INPUT = "input"
     CHECKPOINT = "checkpoint"
     DEVICE = "device call"
+    NO_DEVICE = "a call named like a device call"
+    """In a process that uses no device."""
+    LOOP = "loop"
+    COMPILER = "compiler"
+    BUSY = "busy"
+    """What the program has announced."""
     BEFORE_PRODUCING = "before producing"
     """It waits for the next parameters before it has made its own gradients: it waits for itself."""
 

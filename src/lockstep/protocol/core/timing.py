@@ -15,7 +15,9 @@ PROMISE_SECONDS: Final = 5.0
 VERDICT_SECONDS: Final = 10.0
 """A cause that can be proven is named within this time; drills require it."""
 STALL_AFTER_SECONDS: Final = 60.0
-"""``--stall_after``: a job without progress for this long has stalled, whatever the cause."""
+"""``--stall_after``: without progress for this long a job has stalled, unless user code is the cause."""
+USER_CODE_SECONDS: Final = 600.0
+"""``--user_code_timeout``: how long user code may wait, or loop, in one step: long enough for most evaluations."""
 STARTUP_SECONDS: Final = 300.0
 """``--startup_timeout``: people start the tasks of a cluster by hand, or a queue does, one after the other."""
 REJOIN_SECONDS: Final = 300.0
@@ -95,6 +97,10 @@ LOOP_ANSWER_SECONDS: Final = 0.2
 """How long a snapshot waits for the loop; one that is stuck is shown by its last books."""
 CPU_WINDOW_SECONDS: Final = 2.0
 """The time over which a thread's work is counted: the shortest wait that is reported."""
+STACK_AFTER_SECONDS: Final = 0.5
+"""A training thread that has been doing the same for this long has its stack taken with each look."""
+LOOP_SECONDS: Final = 1.0
+"""What the stacks of at least this long have in common is where a thread is, and not where it was by chance."""
 KERNEL_SECONDS: Final = 0.3
 """How often the kernel's counters of a connection are read, at most, while something is stuck."""
 WATCHED_SECONDS: Final = 1.5
@@ -268,6 +274,7 @@ def _promises() -> _Rules:
             2 * VERDICT_AGAIN_SECONDS <= STALL_AFTER_SECONDS,
         ),
         ("a verdict is not repeated while the first is being handled", VERDICT_AGAIN_SECONDS > VERDICT_SECONDS),
+        ("user code is given longer than a stall", USER_CODE_SECONDS > STALL_AFTER_SECONDS),
         (
             "proof in the first steps comes before a start has failed",
             FIRST_STEPS_FACTOR * PATIENCE_SECONDS < STARTUP_SECONDS,
@@ -334,6 +341,10 @@ def _evidence() -> _Rules:
         ),
         ("the kernel is watched long enough within the watchdog's patience", WATCHED_SECONDS < PATIENCE_SECONDS),
         ("a stuck thread is proven when its wait is reported", STUCK_SECONDS <= NOTICE_SECONDS),
+        (
+            "where a thread computes is known when its wait is reported",
+            STACK_AFTER_SECONDS + LOOP_SECONDS + TICK_SECONDS <= NOTICE_SECONDS,
+        ),
         ("a stuck loop has missed its books", STUCK_SECONDS > BOOKS_SECONDS),
         ("a tensor counts as missing when its wait is reported", SENT_SECONDS <= NOTICE_SECONDS),
         ("a stopped process is proven before patience ends", STOPPED_SECONDS < NOTICE_SECONDS + PATIENCE_SECONDS),

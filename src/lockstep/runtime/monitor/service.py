@@ -10,7 +10,7 @@ from typing import Final
 from lockstep.diagnose.views import FORMAT
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.stack import StackTaker
-from lockstep.runtime.processes import process_facts
+from lockstep.runtime.processes import process_facts, uses_device
 from lockstep.runtime.startup.start_facts import StartFacts
 from lockstep.transports.control.monitor_service import add_monitor_service, snapshot_handler
 from lockstep.transports.control.server import ControlServer
@@ -63,6 +63,7 @@ class MonitorService:
             "phases": [{"phase": phase, "began_seconds_ago": round(ago, 3)} for phase, ago in record.history()],
             "process": asdict(facts) if facts else None,
             "stopped_seconds": record.stopped_seconds() if alive else -1.0,
+            "on_device": alive and uses_device(record.pid),
             "silent_seconds": record.silent_seconds(),
             "out_of_memory": record.out_of_memory,
             "reason": record.report.reason,

@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 
 from lockstep.protocol.coordinator.recovery import LossPolicy
 from lockstep.protocol.core.ids import ClusterShape, Role, TaskId
-from lockstep.protocol.core.timing import GRACE_SECONDS, REJOIN_SECONDS, STALL_AFTER_SECONDS, STARTUP_SECONDS
+from lockstep.protocol.core.timing import (
+    GRACE_SECONDS,
+    REJOIN_SECONDS,
+    STALL_AFTER_SECONDS,
+    STARTUP_SECONDS,
+    USER_CODE_SECONDS,
+)
 from lockstep.transports.control.addresses import Address, AddressError, parse_address, parse_bind
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions, option_problems
 
@@ -46,6 +52,8 @@ class ClusterSpec:
     """Host, or host:port, to listen on instead of the task's own address in the list."""
     startup_timeout: float = STARTUP_SECONDS
     stall_after: float = STALL_AFTER_SECONDS
+    user_code_timeout: float = USER_CODE_SECONDS
+    """How long the training program of a worker may wait, or loop, in one step."""
     rejoin_timeout: float = REJOIN_SECONDS
     grace: float = GRACE_SECONDS
     """How long a job may take, after SIGTERM, to finish its step and to save it."""
@@ -187,7 +195,7 @@ def _bind_is_well_formed(spec: ClusterSpec) -> Iterator[str]:
 
 
 def _patience_is_positive(spec: ClusterSpec) -> Iterator[str]:
-    for name in ("startup_timeout", "stall_after", "rejoin_timeout", "grace"):
+    for name in ("startup_timeout", "stall_after", "user_code_timeout", "rejoin_timeout", "grace"):
         seconds = getattr(spec, name)
         if seconds <= 0:
             yield f"--{name}={seconds:g} leaves no time; give more than 0 seconds."

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from lockstep.drill_stubs import synchronize, user_code_that_waits
+from lockstep.drill_stubs import compiler_that_takes_long, synchronize, user_code_that_loops, user_code_that_waits
 from lockstep.protocol.core.activity import Doing
 from lockstep.protocol.core.faults import (
     BlockCallback,
@@ -134,7 +134,12 @@ class Injector:
                 victim.wait_version(step + 1)
             case FaultPlace.USER_CODE:
                 user_code_that_waits(fault.seconds)
-            case FaultPlace.DEVICE:
+            case FaultPlace.LOOP:
+                user_code_that_loops(fault.seconds)
+            case FaultPlace.COMPILER:
+                compiler_that_takes_long(fault.seconds)
+            case FaultPlace.DEVICE | FaultPlace.NO_DEVICE:
+                victim.main.on_device = fault.place == FaultPlace.DEVICE
                 synchronize(fault.seconds)
             case place:
                 with victim.main.during(Doing(place), fault.detail):

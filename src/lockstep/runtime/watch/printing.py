@@ -138,24 +138,25 @@ class Printing:
             until = now + PRINTED_SECONDS + (PRINTED_AFTER_SECONDS if len(before) > 1 else 0.0)
             self._unprinted.append(_Unprinted(kind, diagnosis, copy, until, before, asks=True))
 
-    def told(self, report: Report) -> None:
-        """The coordinator has found something out."""
+    def told(self, report: Report) -> Diagnosis | None:
+        """The coordinator has found something out; None if that cannot be read."""
         try:
             diagnosis = read_diagnosis(report.diagnosis)
         except ReportError as error:
             self._publisher.say_problem(error)
-            return
+            return None
         if report.kind not in WITH_FILES:
             self._publisher.say_notice(diagnosis)
-            return
+            return diagnosis
         if diagnosis.verdict is not None:
             self._culprits.add(diagnosis.verdict.culprit)
         copy = self._publisher.write(report.kind, diagnosis)
         if _key(diagnosis) in self._printed:
             self._say_again(report.kind, diagnosis, copy)
-            return
+            return diagnosis
         coordinator, until = self._node.cluster.shape.coordinator, time.monotonic() + PRINTED_SECONDS
         self._unprinted.append(_Unprinted(report.kind, diagnosis, copy, until, [coordinator], asks=False))
+        return diagnosis
 
     def heard_printed(self, printed: Printed) -> None:
         """The coordinator has printed a report."""

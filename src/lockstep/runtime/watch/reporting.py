@@ -12,6 +12,7 @@ from lockstep.diagnose.page import page
 from lockstep.diagnose.text import lead_line, notice_line, render
 from lockstep.diagnose.verdict import Diagnosis
 from lockstep.protocol.core.causes import ReportKind
+from lockstep.protocol.core.endings import Ends
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.messages import Printed, Report
 from lockstep.runtime import phrases
@@ -51,7 +52,8 @@ class Publisher:
     def say_again(self, kind: ReportKind, diagnosis: Diagnosis, copy: str) -> None:
         """One line instead of a report that was printed before and still holds."""
         line = said.printed_before(lead_line(diagnosis, remedy=False), copy)
-        self._say(said.no_progress_for_too_long(line) if kind is ReportKind.STALL else line)
+        ends = Ends.AFTER_STALL if diagnosis.verdict is None else diagnosis.verdict.ends
+        self._say(said.no_progress_for_too_long(line, ends) if kind is ReportKind.STALL else line)
 
     def say_where(self, copy: str) -> None:
         """Where the files of a report are."""

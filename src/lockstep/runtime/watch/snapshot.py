@@ -22,13 +22,14 @@ from lockstep.protocol.core.machine import WholeTask
 from lockstep.protocol.core.plan import Plan
 from lockstep.protocol.core.timing import LOOP_ANSWER_SECONDS
 from lockstep.protocol.core.waits import Wait, WaitKind
-from lockstep.runtime.processes import process_facts
+from lockstep.runtime.processes import process_facts, uses_device
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.task.loop import Books, TaskLoop
 from lockstep.runtime.task.outcome import Outcome
 from lockstep.runtime.task.peers import PeerKeeper
 from lockstep.runtime.trace.spans import parts_of_a_step, spans_of
-from lockstep.runtime.watch.status import MainThread, Sampler, frames_of, whose_code
+from lockstep.runtime.watch.stacks import MAX_FRAMES, frames_of, place_in_program, whose_code
+from lockstep.runtime.watch.status import MainThread, Sampler
 from lockstep.version import __version__
 
 MAX_TENSORS = 2000
@@ -206,14 +207,17 @@ def _main(node: Shown, now: float) -> dict[str, Any]:
     if node.task.role is Role.SERVER:
         return {}  # it has no training thread; its store is shown instead
     doing, detail, since = node.main.now()
-    stack = frames_of(node.main.ident)
+    stack = frames_of(node.main.ident, None)
+    dwelling = node.sampler.dwelling
     return {
         "doing": doing,
         "detail": detail,
         "seconds": now - since,
         "cpu": node.sampler.main_cpu(),
-        "where": whose_code(stack),
-        "stack": stack,
+        "where": whose_code(stack, on_device=node.main.on_device or uses_device(os.getpid())),
+        "stack": stack[:MAX_FRAMES],
+        "place": place_in_program(node.main.ident),
+        "dwells": {"place": dwelling.place, "seconds": dwelling.seconds, "innermost": dwelling.innermost},
         "input": _input(node.main.input, now) if doing is Doing.INPUT else None,
     }
 
@@ -277,7 +281,7 @@ def _store(node: Shown, now: float) -> dict[str, Any]:
         "busy": busy,
         "queued": store.queued(),
         "cpu": node.sampler.store_cpu(),
-        "where": whose_code(stack),
+        "where": whose_code(stack, on_device=uses_device(os.getpid())),
         "stack": stack,
     }
 

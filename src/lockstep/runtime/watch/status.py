@@ -6,8 +6,6 @@ at what the kernel and the links count: a thread that says "computing" and uses 
 
 from __future__ import annotations
 
-import functools
-import sys
 import threading
 import time
 from collections import deque
@@ -16,17 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType
 from typing import Protocol
 
-from lockstep.protocol.core.activity import Code, Doing, InputWait
+from lockstep.protocol.core.activity import TRAINING, Doing, InputWait
 from lockstep.protocol.core.ids import Role, Step, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
-from lockstep.protocol.core.timing import CPU_WINDOW_SECONDS, KERNEL_SECONDS
+from lockstep.protocol.core.timing import CPU_WINDOW_SECONDS, KERNEL_SECONDS, STACK_AFTER_SECONDS
 from lockstep.runtime.task.peers import PeerKeeper
 from lockstep.runtime.watch.kernel_tcp import Counted, count_by_host
+from lockstep.runtime.watch.stacks import Dwelling
 
-MAX_FRAMES = 16
 STEPS_KEPT = 64
 KERNEL_PAUSES = 200
 """Looking at the kernel's connections takes at most a two-hundredth of the time."""
@@ -43,6 +40,8 @@ class MainThread:
         self.native_id = 0
         self.input: InputWait | None = None
         """What it waits for, while it waits for data."""
+        self.on_device = False
+        """A drill claims that there is a device; a real one is found by what the process has opened."""
 
     def enter(self, doing: Doing, detail: str = "") -> None:
         """This thread is now doing this."""
@@ -74,40 +73,6 @@ class MainThread:
     def now(self) -> tuple[Doing, str, float]:
         """What it is doing, a detail (a file, a version), and since when."""
         return self._now
-
-
-def frames_of(ident: int | None, limit: int = MAX_FRAMES) -> list[str]:
-    """The Python stack of a thread of this process, the innermost line first: ``function (file:line)``."""
-    frame: FrameType | None = sys._current_frames().get(ident or 0)
-    lines: list[str] = []
-    while frame is not None and len(lines) < limit:
-        code = frame.f_code
-        lines.append(f"{code.co_name} ({short_path(code.co_filename)}:{frame.f_lineno})")
-        frame = frame.f_back
-    return lines
-
-
-@functools.lru_cache(maxsize=4096)
-def short_path(path: str) -> str:
-    """A file as an import names it: ``torch/nn/modules/conv.py``; unchanged where it is on no search path."""
-    roots = sorted((root for root in sys.path if root and path.startswith(f"{root}/")), key=len, reverse=True)
-    return path[len(roots[0]) + 1 :] if roots else path
-
-
-_DEVICE = ("torch/cuda/", "torch/_C", "synchronize (", "torch/autograd/graph.py")
-_OURS = ("lockstep/transports/", "lockstep/runtime/")
-_PLAIN = ("threading.py:", "queue.py:", "selectors.py:", "socket.py:")
-
-
-def whose_code(frames: list[str]) -> Code:
-    """Whose code a stack is in, judged by its innermost line outside the waits of the standard library."""
-    for line in frames:
-        if any(part in line for part in _DEVICE):
-            return Code.DEVICE
-        if any(part in line for part in _PLAIN):
-            continue
-        return Code.COMMUNICATION if any(part in line for part in _OURS) else Code.USER
-    return Code.UNKNOWN
 
 
 def thread_cpu(native_id: int) -> float:
@@ -165,6 +130,7 @@ class Sampler:
         self._step_ends: deque[tuple[Step, float]] = deque(maxlen=STEPS_KEPT)
         self.progress_at = now
         self.progress = "started"
+        self.dwelling = Dwelling()
 
     def sample(self, now: float) -> None:
         """Read the counters once. Call it about twice a second."""
@@ -173,6 +139,9 @@ class Sampler:
         moved = {peer: keeper.bytes_moved() for peer, keeper in node.peers.items() if keeper.linked}
         self._samples.append(_Sample(now, main, store, moved))
         self._read_journal()
+        doing, _, since = node.main.now()
+        if doing in TRAINING and now - since >= STACK_AFTER_SECONDS:  # never in a step that is as short as most
+            self.dwelling.look(node.main.ident, since, now)
         if node.main.doing is Doing.CHECKPOINT:
             written = bytes_written()
             if written != self._written:

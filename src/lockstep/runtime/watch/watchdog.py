@@ -24,6 +24,7 @@ from lockstep.diagnose.verdict import Diagnosis, Verdict
 from lockstep.diagnose.views import read_task
 from lockstep.protocol.core.activity import Doing
 from lockstep.protocol.core.causes import LOSSES, Cause, Reason, ReportKind, Source
+from lockstep.protocol.core.endings import NOTICED, seconds_allowed
 from lockstep.protocol.core.events import Broken, Event, PeerGone
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.messages import Printed, Report
@@ -49,6 +50,7 @@ from lockstep.protocol.core.waits import WaitKind
 from lockstep.runtime import phrases
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.task.outcome import Outcome
+from lockstep.runtime.watch.episode import Episode
 from lockstep.runtime.watch.printing import Printing
 from lockstep.runtime.watch.reporting import Publisher
 from lockstep.runtime.watch.snapshot import Shown, snapshot_of
@@ -103,16 +105,6 @@ class Watched(Shown, Protocol):
         """Whether the job survives the loss of this task."""
 
 
-@dataclass(slots=True)
-class _Episode:
-    """One time of being stuck, from the first long wait to the next progress."""
-
-    began: float
-    notices: int = 0
-    notice_at: float = 0.0
-    stalled: bool = False
-
-
 class Watchdog:
     """One task's watchdog."""
 
@@ -121,9 +113,11 @@ class Watchdog:
         self._settings = settings
         self._publisher = publisher
         self._printing = Printing(node, publisher)
-        self._episode: _Episode | None = None
+        self._episode: Episode | None = None
         self._said: dict[tuple[Cause, frozenset[str]], float] = {}
         self._report_at = 0.0
+        self._reported = Cause.UNKNOWN
+        """What the coordinator reported last."""
         self._started = time.monotonic()
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closing = False
@@ -155,7 +149,12 @@ class Watchdog:
             self._inbox.put(lambda: self._printing.heard_printed(message))
             return
         self._report_at = time.monotonic()
-        self._inbox.put(lambda: self._printing.told(message))
+        self._inbox.put(lambda: self._told(message))
+
+    def _told(self, message: Report) -> None:
+        diagnosis = self._printing.told(message)
+        if diagnosis is not None and diagnosis.verdict is not None:
+            self._reported = diagnosis.verdict.cause
 
     def job_ends(self, culprit: str, step: int, reason: Reason) -> None:
         """The job is about to end badly; on the loop's thread. The others receive the reason before the end."""
@@ -224,12 +223,13 @@ class Watchdog:
         if longest is None:
             if self._episode is not None:
                 self._episode = None
+                self._reported = Cause.UNKNOWN
                 self._printing.forget()
                 node.sampler.forget_kernel()
             return
         node.sampler.sample_kernel(now)
         if self._episode is None:
-            self._episode = _Episode(now)
+            self._episode = Episode(now)
         if now >= self._look_at and self._decides(now, self._episode):
             self._look(now, self._episode)
             # In a large cluster, or where many tasks do not answer, a look takes long: leave time between looks.
@@ -261,7 +261,7 @@ class Watchdog:
             longest = max(longest, now - store.since)
         return longest if longest >= threshold else None
 
-    def _decides(self, now: float, episode: _Episode) -> bool:
+    def _decides(self, now: float, episode: Episode) -> bool:
         """Whether this task looks itself: it is the coordinator, or the coordinator is silent."""
         if self._leads():
             return True
@@ -271,7 +271,7 @@ class Watchdog:
             return True
         if self._report_at >= episode.began - OWN_LOOK_SECONDS:
             # The coordinator has reported this, which holds unless it fails to end what it should.
-            return now - self._node.sampler.progress_at >= self._stall_after()
+            return now - self._node.sampler.progress_at >= self._allowed(self._reported)
         return now - episode.began >= OWN_LOOK_SECONDS
 
     def _patience_while_forming(self) -> float:
@@ -289,26 +289,29 @@ class Watchdog:
         keeper = self._node.peers.get(self._node.cluster.shape.coordinator)
         return keeper is not None and keeper.linked and keeper.seconds_unheard(now) < COORDINATOR_UNHEARD_SECONDS
 
-    def _look(self, now: float, episode: _Episode) -> None:
+    def _look(self, now: float, episode: Episode) -> None:
         forming = self._node.forming
         diagnosis = self._with_stack(self.evidence())
         verdict = diagnosis.verdict
         if verdict is None or self._node.leaving or forming != self._node.forming:
             return
-        patient = verdict.warning or verdict.cause is Cause.NEVER_STARTED or not verdict.proven
+        progress_at = self._node.sampler.progress_at
+        still = time.monotonic() - episode.stuck_since(now, progress_at, verdict.cause)
+        allowed = self._allowed(verdict.cause)
+        if self._ends_job(verdict) and verdict.heals and not (forming or math.isinf(allowed)):
+            verdict = replace(verdict, left=max(0.0, allowed - still))
+            diagnosis = replace(diagnosis, verdict=verdict)
+        patient = verdict.cause in NOTICED or verdict.cause is Cause.NEVER_STARTED or not verdict.proven
         if verdict.cause in LOSSES and self._node.can_recover(TaskId.parse(verdict.culprit)):
             patient = True
             self._report_loss(verdict)
         if not patient:
             self._say_verdict(now, diagnosis, verdict)
-        elif now - episode.notice_at >= 10.0 * 2 ** (episode.notices - 1) or episode.notices == 0:
-            episode.notices += 1
-            episode.notice_at = now
+        elif episode.notice_is_due(now, verdict.cause):
             self._notice(diagnosis)
-        still = time.monotonic() - self._node.sampler.progress_at
         if self._node.machine.awaited:
             return  # a lost task is waited for, which every task prints; --rejoin_timeout ends that
-        if still >= self._stall_after() and not (episode.stalled or self._node.forming or verdict.warning):
+        if still >= allowed and not (episode.stalled or self._node.forming):
             episode.stalled = True
             self._say(ReportKind.STALL, diagnosis, verdict)
             self._end(Source.STALL, verdict)
@@ -321,13 +324,13 @@ class Watchdog:
             reason = Reason(verdict.cause, phrases.without_name(verdict.what, culprit), Source.VERDICT)
             self._node.post(PeerGone(culprit, reason, keeper.known_life))
 
-    def _stall_after(self) -> float:
-        """``--stall_after``, or longer where steps take longer; in its first steps a job may compile and load."""
+    def _allowed(self, cause: Cause) -> float:
+        """How long this cause may hold up the job: what the user set, or longer where steps take longer; in its first
+        steps a job may load and tune."""
         cluster = self._node.cluster
         late = 0.0 if self._leads() or not self._hears_coordinator(time.monotonic()) else AFTER_COORDINATOR_SECONDS
-        if self._first_steps():
-            return max(cluster.stall_after, cluster.startup_timeout) + late
-        return max(cluster.stall_after, 2 * self.threshold()) + late
+        least = cluster.startup_timeout if self._first_steps() else 2 * self.threshold()
+        return late + seconds_allowed(cause, max(cluster.stall_after, least), max(cluster.user_code_timeout, least))
 
     def _first_steps(self) -> bool:
         """Too few steps are done to know how long one takes."""

@@ -139,6 +139,13 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
         upstream=False,
     ),
     _CLUSTER.works(
+        "user_code_timeout",
+        FlagKind.NUMBER,
+        _SPEC.user_code_timeout,
+        "seconds that the training program of a worker may wait, or loop, in one step before the run counts as stalled",
+        upstream=False,
+    ),
+    _CLUSTER.works(
         "on_stall",
         FlagKind.CHOICE,
         _SPEC.on_stall,

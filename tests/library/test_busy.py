@@ -1,0 +1,102 @@
+"""What a program announces with ``job.busy()`` never ends the job; what it does not announce does, after its time."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from helpers.cluster import InProcessCluster, in_process_cluster
+from helpers.waiting import wait_until
+from library.same_loop import momentum, plain, run_jobs, small_model
+from lockstep.library.job import Job
+from lockstep.protocol.core.activity import Doing
+from lockstep.protocol.core.causes import Cause, Source
+from lockstep.protocol.core.ids import ClusterShape
+from lockstep.runtime.task.outcome import JobEndedError
+from lockstep.runtime.watch.reporting import EVENTS
+from lockstep.runtime.watch.watchdog import WatchSettings
+from lockstep.training.server.shard_store import TorchShardStore
+
+QUICK = WatchSettings(tick=0.05, notice=0.3, first_steps=0.5, patience=0.6, ask=0.5)
+SHAPE = ClusterShape(1, 2)
+LONG = 3.5
+"""Longer than both times that these jobs are given."""
+
+
+def evaluate() -> None:
+    began = time.monotonic()
+    wait_until(lambda: time.monotonic() - began > LONG, 30.0, "the end of the evaluation")
+
+
+def evaluate_after_eight_steps(cluster: InProcessCluster, *, announced: bool) -> None:
+    """The chief then waits for something of its own, and the others for the chief."""
+
+    def body(job: Job) -> None:
+        model, optimizer = job.wrap(model := small_model(), momentum(model))
+        for step in job.steps(12):
+            plain(model, job.worker, step)
+            optimizer.step()
+            if step == 8 and job.is_chief:
+                with job.busy("evaluation") if announced else nullcontext():
+                    evaluate()
+
+    run_jobs(cluster, body)
+
+
+def events_in(folder: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (folder / EVENTS).read_text().splitlines()]
+
+
+@pytest.mark.timed
+def test_an_evaluation_that_is_announced_gets_a_notice_and_the_job_goes_on(tmp_path: Path) -> None:
+    with in_process_cluster(
+        SHAPE,
+        TorchShardStore,
+        eager=False,
+        run_folder=str(tmp_path),
+        watch=QUICK,
+        stall_after=0.5,
+        user_code_timeout=0.5,
+    ) as cluster:
+        evaluate_after_eight_steps(cluster, announced=True)
+    events = events_in(tmp_path)
+    assert {(event["kind"], event["cause"]) for event in events} == {("notice", Cause.BUSY.value)}
+    assert "worker 0 is busy, as its program announced: evaluation" in events[0]["text"].lower()
+
+
+@pytest.mark.timed
+def test_one_that_is_not_announced_ends_the_job_after_user_code_timeout(tmp_path: Path) -> None:
+    with (
+        in_process_cluster(
+            SHAPE,
+            TorchShardStore,
+            eager=False,
+            run_folder=str(tmp_path),
+            watch=QUICK,
+            stall_after=0.5,
+            user_code_timeout=2.0,
+        ) as cluster,
+        pytest.raises(JobEndedError) as ended,
+    ):
+        evaluate_after_eight_steps(cluster, announced=False)
+    assert ended.value.outcome.reason.source is Source.STALL
+    assert ended.value.outcome.culprit.endswith("task:0")
+
+
+def test_a_block_that_is_announced_is_over_when_it_ends() -> None:
+    seen: list[tuple[Doing, str]] = []
+
+    def body(job: Job) -> None:
+        job.wrap(model := small_model(), momentum(model))
+        with job.busy("evaluation"):
+            seen.append(job._node.main.now()[:2])
+        seen.append(job._node.main.now()[:2])
+
+    with in_process_cluster(ClusterShape(1, 1), TorchShardStore, eager=False) as cluster:
+        run_jobs(cluster, body)
+    assert seen[0] == (Doing.BUSY, "evaluation")
+    assert seen[1][0] is not Doing.BUSY
