@@ -17,6 +17,7 @@ from lockstep.diagnose import phrases
 from lockstep.protocol.core.activity import Code, Doing
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.parts import Part
+from lockstep.protocol.core.reach import Reach
 from lockstep.protocol.core.waits import WaitKind
 from lockstep.protocol.worker.holdings import HeldBucketState
 
@@ -112,6 +113,8 @@ class LinkView:
     finding: str
     refusal: Cause | None = None
     """Why the peer refuses this task, where it does."""
+    answer: Reach = Reach.NOT_ASKED
+    """What this task found at the peer's address when it last looked."""
     by_rdma: bool = False
     watched: float = 0.0
     """Seconds for which the kernel's counters below were watched; 0: not known."""
@@ -416,6 +419,7 @@ def _link(one: Mapping[str, Any]) -> LinkView:
         callback_stack=_lines(callback.get("stack")),
         finding=_text(one.get("finding")),
         refusal=_member(Cause, one.get("refusal"), None),
+        answer=_member(Reach, one.get("answer"), Reach.NOT_ASKED),
         by_rdma=one.get("rdma") is True,
         watched=_number(kernel.get("watched")),
         waiting=_whole(kernel.get("waiting")),

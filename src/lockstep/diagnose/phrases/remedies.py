@@ -12,7 +12,7 @@ REMEDIES: Mapping[Cause, str] = MappingProxyType(
         Cause.NEVER_STARTED: "Start it on that host, or correct its address in --ps_hosts and --worker_hosts.",
         Cause.DEAD: "Read the last lines of its output, then start the job again.",
         Cause.OUT_OF_MEMORY: "Give the task more memory, a smaller --batch_size, or more servers to share the model.",
-        Cause.FROZEN: "Resume it, or end it; a debugger may be holding it.",
+        Cause.FROZEN: "Resume it, or its host, or end it; a debugger or a suspended machine may be holding it.",
         Cause.STOPPED: "A person or a batch system ended it. Start it again: it resumes from its newest checkpoint.",
         Cause.FAILED: "Fix that error, then start the job again.",
         Cause.USER_CODE: "See the stack below: that line of the training program does not return.",

@@ -22,6 +22,7 @@ from lockstep.diagnose.evidence import Ended, Evidence, Seen
 from lockstep.diagnose.monitor_view import from_description
 from lockstep.diagnose.verdict import Diagnosis, Verdict
 from lockstep.diagnose.views import read_task
+from lockstep.diagnose.witness import with_witnesses
 from lockstep.protocol.core.activity import Doing
 from lockstep.protocol.core.causes import LOSSES, Cause, Reason, ReportKind, Source
 from lockstep.protocol.core.events import Broken, Event, PeerGone
@@ -382,7 +383,7 @@ class Watchdog:
         own = read_task(json.dumps(snapshot_of(self._node)).encode())
         addresses = {str(task): cluster.address_of(task) for task in self._asked()}
         found = collect(addresses, self._settings.ask, {str(self._node.task): own})
-        return self._evidence(found)
+        return self._evidence(found if self._node.forming else with_witnesses(found, str(self._node.task)))
 
     def _asked(self) -> Sequence[TaskId]:
         """All tasks. But while a large cluster forms, all are too busy to be asked by all: each asks only those that

@@ -55,6 +55,12 @@ def fetch_snapshot(address: str, service: str, timeout: float, probe_seconds: fl
         return _ask(channel, address, service, "Snapshot", timeout, decode_snapshot, probe_seconds)
 
 
+def fetch_testimony(address: str, task: str, timeout: float) -> bytes:
+    """JSON of what the task at ``host:port`` finds at the address of another. Raises ``Unreachable``."""
+    with open_channel(address) as channel:
+        return _ask(channel, address, "Task", "Witness", timeout, decode_snapshot, 0.0, task.encode())
+
+
 def snapshot_fields(address: str, service: str) -> dict[str, Any]:
     """The fields of that snapshot; empty where nobody answers, or what answers is not an object."""
     try:
@@ -88,10 +94,11 @@ def _ask(
     timeout: float,
     read: Callable[[bytes], Answer],
     probe_seconds: float = PROBE_SECONDS,
+    request: bytes = b"",
 ) -> Answer:
     """``probe_seconds``: how long it may take to find out why there was no answer."""
     try:
-        return read(channel.unary_unary(method_path(service, method))(b"", timeout=timeout))
+        return read(channel.unary_unary(method_path(service, method))(request, timeout=timeout))
     except grpc.RpcError as error:
         raise Unreachable(address, why_no_answer(error, address, timeout, probe_seconds)) from error
     except WireError as error:

@@ -15,10 +15,15 @@ from lockstep.transports.quiet_grpc import grpc
 
 def snapshot_handler(snapshot: Callable[[], bytes]) -> grpc.RpcMethodHandler:
     """A handler of ``Snapshot`` that answers with this JSON; JSON that is too large is refused with its size."""
+    return witness_handler(lambda _: snapshot())
 
-    def handle(request: bytes, context: grpc.ServicerContext) -> bytes:  # noqa: ARG001
+
+def witness_handler(testify: Callable[[str], bytes]) -> grpc.RpcMethodHandler:
+    """A handler of ``Witness`` that answers with this JSON about the task whose name was sent."""
+
+    def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
         try:
-            return encode_snapshot(snapshot())
+            return encode_snapshot(testify(request.decode(errors="replace")))
         except WireError as error:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
             raise AssertionError("abort raises") from error
