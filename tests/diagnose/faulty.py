@@ -297,6 +297,12 @@ def slow_link() -> Cluster:
     return cluster
 
 
+def large_packets_lost() -> Cluster:
+    cluster = slow_link()
+    cluster.link(W1, PS0)["kernel"].update(retransmits=4, stuck=900_000, path_mtu=1500)
+    return cluster
+
+
 def deadlock() -> Cluster:
     cluster = missing_gradient()
     waiting_worker(cluster, state="held")
@@ -347,6 +353,7 @@ FAULTY: tuple[Faulty, ...] = (
     _row(Cause.LINK_DOWN, host_unreachable, W1, PS0, GRADIENT),
     _row(Cause.LINK_DOWN, rdma_down, W1, PS0, GRADIENT),
     _row(Cause.ONE_WAY_LINK, one_way, W1, PS0, GRADIENT),
+    _row(Cause.LINK_DOWN, large_packets_lost, W1, PS0, GRADIENT),
     _row(Cause.SLOW_LINK, slow_link, W1, PS0, GRADIENT),
     _row(Cause.DEADLOCK, deadlock, W1, PS0, GRADIENT),
 )

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from helpers.programs import run_lockstep
-from lockstep.drill.catalogue import DRILLS, Drill
+from lockstep.drill.catalogue import DRILLS
+from lockstep.drill.model import Drill
 
 BARE = Path(__file__).parents[1] / "bare"
 pytestmark = pytest.mark.timed

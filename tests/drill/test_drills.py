@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from helpers.programs import run_lockstep
-from lockstep.drill.catalogue import DRILLS, Drill, find
+from lockstep.drill.catalogue import DRILLS, find
+from lockstep.drill.model import Drill
 from lockstep.drill.run import run_drill
 from lockstep.protocol.core.causes import WARNINGS, Cause, ReportKind
 from lockstep.runtime.processes import become_subreaper

@@ -99,7 +99,7 @@ def _list() -> int:
 
 
 def _run_all(chosen: Sequence[object], *, as_json: bool, keep: str) -> int:
-    from lockstep.drill.catalogue import Drill
+    from lockstep.drill.model import Drill
     from lockstep.drill.run import run_drill
     from lockstep.runtime.processes import become_subreaper
 

@@ -29,8 +29,8 @@ def dead(case: WaitCase) -> Proof | None:
         said = phrases.monitor_saw_it_end(monitor.host, monitor.pid, how)
         return Proof(Cause.DEAD, what, (said,), seconds=monitor.phase_seconds)
     if _refuses(case) and _ruling(case) is Ruling.DEAD:
-        said = (phrases.looked_at(case.seen.address, silence.text), phrases.what_others_know(case.seen.words))
-        return Proof(Cause.DEAD, phrases.gone_with_its_monitor(case.on), said)
+        found = (phrases.looked_at(case.seen.address, silence.text), phrases.what_others_know(case.seen.words))
+        return Proof(Cause.DEAD, phrases.gone_with_its_monitor(case.on), found)
     return None
 
 

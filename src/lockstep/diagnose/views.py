@@ -122,6 +122,11 @@ class LinkView:
     """Bytes that this end's kernel holds because the other has not acknowledged them."""
     segments_in: int = 0
     """TCP segments that arrived from the peer's host meanwhile, old or new."""
+    retransmits: int = 0
+    """How often the kernel has sent one segment again without progress, on the worst connection with that host."""
+    stuck: int = 0
+    """Bytes that wait on that connection."""
+    path_mtu: int = 0
 
     @property
     def up(self) -> bool:
@@ -424,6 +429,9 @@ def _link(one: Mapping[str, Any]) -> LinkView:
         watched=_number(kernel.get("watched")),
         waiting=_whole(kernel.get("waiting")),
         segments_in=_whole(kernel.get("segments_in")),
+        retransmits=_whole(kernel.get("retransmits")),
+        stuck=_whole(kernel.get("stuck")),
+        path_mtu=_whole(kernel.get("path_mtu")),
     )
 
 

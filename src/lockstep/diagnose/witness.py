@@ -18,7 +18,13 @@ from lockstep.diagnose.monitor_view import read_monitor
 from lockstep.diagnose.views import MonitorView, SnapshotError, TaskView, read_task
 from lockstep.protocol.core.death import Word
 from lockstep.protocol.core.reach import NOT_SILENT, UNREACHABLE, Reach
-from lockstep.protocol.core.timing import ASK_SECONDS, PROBE_ALL_SECONDS, WITNESS_ASK_SECONDS, WITNESS_SECONDS
+from lockstep.protocol.core.timing import (
+    ASK_SECONDS,
+    HEARD_SECONDS,
+    PROBE_ALL_SECONDS,
+    WITNESS_ASK_SECONDS,
+    WITNESS_SECONDS,
+)
 from lockstep.transports.control.monitor_client import Unreachable, describe, fetch_snapshot, fetch_testimony
 from lockstep.transports.control.monitor_query import query_monitor_quickly
 
@@ -134,7 +140,8 @@ def _ask_one(address: str, suspect: str) -> Testimony:
 
 def with_witnesses(found: Mapping[str, Seen], asker: str) -> dict[str, Seen]:
     """The same, where tasks that do not answer are looked at twice, and through the eyes of the others."""
-    suspects = [seen for seen in found.values() if seen.monitor is None and seen.task != asker][:MOST_SUSPECTS]
+    missed = [seen for seen in found.values() if seen.task != asker and _is_missed(seen, found)]
+    suspects = missed[:MOST_SUSPECTS]
     if not suspects:
         return dict(found)
     witnesses = {
@@ -147,10 +154,21 @@ def with_witnesses(found: Mapping[str, Seen], asker: str) -> dict[str, Seen]:
     try:
         said = {(one, by): pool.submit(_ask_one, witnesses[by], one) for one, by in pairs}
         again = {seen.task: pool.submit(_look_again, seen) for seen in suspects}
-        wait([*said.values(), *again.values()], timeout=WITNESS_SECONDS + PROBE_ALL_SECONDS)
+        running: list[Future[Any]] = [*said.values(), *again.values()]
+        wait(running, timeout=WITNESS_SECONDS + PROBE_ALL_SECONDS)
         return {**found, **{seen.task: _merged(_result(again[seen.task], seen), said, asker) for seen in suspects}}
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _is_missed(seen: Seen, found: Mapping[str, Seen]) -> bool:
+    """Its monitor does not answer; or the task does not, although another hears from it: then it may be too far away
+    for a whole snapshot, and another one nearer."""
+    if seen.monitor is None or seen.view is not None:
+        return seen.monitor is None
+    links = [other.view.links.get(seen.task) for other in found.values() if other.view is not None]
+    heard = any(link is not None and link.up and 0 <= link.heard < HEARD_SECONDS for link in links)
+    return heard and not seen.monitor.exited and seen.monitor.stopped < 0
 
 
 def _look_again(seen: Seen) -> Seen:
@@ -167,7 +185,7 @@ def _merged(seen: Seen, said: Mapping[tuple[str, str], Future[Testimony]], asker
     own = Testimony(reach=seen.monitor_silence.reach)
     words = {**seen.words, asker: own.word(), **{by: testimony.word() for by, testimony in known.items()}}
     relayed = next((one for one in known.values() if one.monitor is not None), None)
-    if relayed is None or seen.monitor is not None:
+    if relayed is None or seen.view is not None:
         return replace(seen, words=words)
     silence = NOT_SILENT if relayed.view is not None else seen.silence
-    return replace(seen, words=words, monitor=relayed.monitor, view=relayed.view, silence=silence)
+    return replace(seen, words=words, monitor=seen.monitor or relayed.monitor, view=relayed.view, silence=silence)

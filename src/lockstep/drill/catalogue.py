@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from lockstep.errors import EXIT_FAILED, EXIT_VERDICT
-from lockstep.protocol.core.causes import CANNOT_HEAL, Cause, ReportKind
+from lockstep.drill.hosts_and_links import HOSTS_AND_LINKS
+from lockstep.drill.model import PS0, PS1, STEP, W0, W1, Drill, Surroundings
+from lockstep.protocol.core.causes import Cause, ReportKind
 from lockstep.protocol.core.faults import (
     BlockCallback,
     BlockLoop,
@@ -14,7 +13,6 @@ from lockstep.protocol.core.faults import (
     DropMessage,
     DropTensor,
     EndEarly,
-    Fault,
     FaultPlace,
     Freeze,
     OddModel,
@@ -25,79 +23,8 @@ from lockstep.protocol.core.faults import (
     SlowStore,
     Stick,
 )
-from lockstep.protocol.core.ids import server, worker
 
-STEP = 25
-"""The step in which most faults strike: by then it is known how long a step takes."""
-
-PS0, PS1, W0, W1 = str(server(0)), str(server(1)), str(worker(0)), str(worker(1))
 ENOSPC = 28
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What goes wrong around the tasks, rather than in them."""
-
-    missing: tuple[str, ...] = ()
-    """Tasks that are never started."""
-    late: tuple[tuple[str, float], ...] = ()
-    """Tasks that start to answer this many seconds late."""
-    swapped: tuple[tuple[str, str], ...] = ()
-    """Two tasks that were started with each other's index."""
-    twice: str = ""
-    """A task that is started a second time, at another port."""
-    restarted: str = ""
-    """A task whose monitor is killed in mid-run, and which is restarted at once."""
-    leftover: bool = False
-    """The server of an older job still holds its port; the workers of the new job find it there."""
-    environment: tuple[tuple[str, str], ...] = ()
-    cut: tuple[str, str, str] | None = None
-    """Two tasks on separate hosts between which packets are dropped: both, from (of the first), or slow."""
-    order: tuple[str, ...] = ()
-    """Start in this order, a second apart."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drill:
-    """One fault and what is expected. ``kind``: verdict, notice, or healthy (nothing may be reported)."""
-
-    name: str
-    group: str
-    story: str
-    faults: tuple[Fault, ...] = ()
-    around: Surroundings = Surroundings()
-    servers: int = 1
-    workers: int = 2
-    kind: ReportKind | None = ReportKind.VERDICT
-    """What must be reported; None: nothing."""
-    cause: Cause = Cause.UNKNOWN
-    or_cause: Cause | None = None
-    """Another cause that is equally right, depending on which of two things happens first."""
-    pair: tuple[str, ...] = ()
-    """The tasks of which the report must name at least the first as culprit or peer."""
-    key: str = ""
-    """What the key must contain."""
-    step: int = -2
-    startup_timeout: float = 60.0
-    steps: int = 4000
-    elements: int = 256
-    bucket_bytes: int = 1024
-
-    def is_right(self, cause: str) -> bool:
-        """Whether this is the expected cause."""
-        return cause == self.cause.value or (self.or_cause is not None and cause == self.or_cause.value)
-
-    @property
-    def ends_with(self) -> int | None:
-        """The exit code of the tasks that were not struck; None where the job need not end, or never began."""
-        if self.kind is not ReportKind.VERDICT or self.cause not in CANNOT_HEAL or not self.faults:
-            return None
-        own = all(isinstance(fault, Raise) for fault in self.faults)
-        return EXIT_FAILED if own else EXIT_VERDICT
-
-    @property
-    def needs_hosts(self) -> bool:
-        return self.around.cut is not None
 
 
 def find(name: str) -> Drill:
@@ -497,4 +424,5 @@ DRILLS: tuple[Drill, ...] = (
         elements=400_000,
         bucket_bytes=1 << 20,
     ),
+    *HOSTS_AND_LINKS,
 )

@@ -25,7 +25,7 @@ REMEDIES: Mapping[Cause, str] = MappingProxyType(
         Cause.ANSWER_LOST: "It is sent again after ten seconds. If that does not help, keep the run folder.",
         Cause.LINK_DOWN: (
             "Try to reach one host from the other (ping, nc; ib_write_bw for RDMA), and look for a firewall, a cable "
-            "or a route."
+            "or a route. If only large packets are lost (ping -M do -s 1472), lower the MTU of the interfaces."
         ),
         Cause.NO_PATH: "Use --server_protocol=auto, or fix what keeps the two from using that transport.",
         Cause.ONE_WAY_LINK: "Look for a firewall rule or a route that lets packets through in one direction only.",

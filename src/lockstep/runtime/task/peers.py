@@ -13,7 +13,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from lockstep.diagnose.witness import Testimony, is_absent
+from lockstep.diagnose.collect import is_absent
+from lockstep.diagnose.witness import Testimony
 from lockstep.errors import EXIT_BAD_INPUT
 from lockstep.protocol.core.causes import FINAL_REFUSALS, Cause, Reason, link_down
 from lockstep.protocol.core.death import PROOFS, Ruling, Word, rule_on

@@ -11,7 +11,7 @@ from lockstep.protocol.core.messages import Description
 from lockstep.protocol.core.reach import Reach, Silence
 from lockstep.protocol.core.timing import ASK_SECONDS, PROBE_SECONDS
 from lockstep.transports.control.channels import open_channel
-from lockstep.transports.control.codec import WireError, decode_description, decode_snapshot
+from lockstep.transports.control.codec import WireError, decode_description, decode_snapshot, encode_witness_request
 from lockstep.transports.control.reasons import explain, why_no_answer
 from lockstep.transports.control.server import method_path
 from lockstep.transports.quiet_grpc import grpc
@@ -58,7 +58,7 @@ def fetch_snapshot(address: str, service: str, timeout: float, probe_seconds: fl
 def fetch_testimony(address: str, task: str, timeout: float) -> bytes:
     """JSON of what the task at ``host:port`` finds at the address of another. Raises ``Unreachable``."""
     with open_channel(address) as channel:
-        return _ask(channel, address, "Task", "Witness", timeout, decode_snapshot, 0.0, task.encode())
+        return _ask(channel, address, "Task", "Witness", timeout, decode_snapshot, 0.0, encode_witness_request(task))
 
 
 def snapshot_fields(address: str, service: str) -> dict[str, Any]:

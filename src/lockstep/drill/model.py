@@ -1,0 +1,92 @@
+"""What a drill is: a fault in a task or around it, and what must be reported about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lockstep.errors import EXIT_FAILED, EXIT_VERDICT
+from lockstep.protocol.core.causes import CANNOT_HEAL, Cause, ReportKind
+from lockstep.protocol.core.faults import Fault, Raise
+from lockstep.protocol.core.ids import server, worker
+
+STEP = 25
+"""The step in which most faults strike: by then it is known how long a step takes."""
+
+PS0, PS1, W0, W1 = str(server(0)), str(server(1)), str(worker(0)), str(worker(1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What goes wrong around the tasks, rather than in them."""
+
+    missing: tuple[str, ...] = ()
+    """Tasks that are never started."""
+    late: tuple[tuple[str, float], ...] = ()
+    """Tasks that start to answer this many seconds late."""
+    swapped: tuple[tuple[str, str], ...] = ()
+    """Two tasks that were started with each other's index."""
+    twice: str = ""
+    """A task that is started a second time, at another port."""
+    restarted: str = ""
+    """A task whose monitor is killed in mid-run, and which is restarted at once."""
+    leftover: bool = False
+    """The server of an older job still holds its port; the workers of the new job find it there."""
+    environment: tuple[tuple[str, str], ...] = ()
+    cut: tuple[str, str, str] | None = None
+    """Two tasks on separate hosts between which packets are dropped: both, from (of the first), slow (what exceeds a
+    low rate), large (what exceeds a size); or, with reset, connections are reset."""
+    paused: str = ""
+    """A task whose host is paused: it, its monitor and all their helpers are stopped."""
+    heals_after: float = 0.0
+    """The cut, or the pause, ends after this many seconds; 0: only once it was reported."""
+    order: tuple[str, ...] = ()
+    """Start in this order, a second apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drill:
+    """One fault and what is expected. ``kind``: verdict, notice, or healthy (nothing may be reported)."""
+
+    name: str
+    group: str
+    story: str
+    faults: tuple[Fault, ...] = ()
+    around: Surroundings = Surroundings()
+    servers: int = 1
+    workers: int = 2
+    kind: ReportKind | None = ReportKind.VERDICT
+    """What must be reported; None: nothing."""
+    cause: Cause = Cause.UNKNOWN
+    or_cause: Cause | None = None
+    """Another cause that is equally right, depending on which of two things happens first."""
+    pair: tuple[str, ...] = ()
+    """The tasks of which the report must name at least the first as culprit or peer."""
+    key: str = ""
+    """What the key must contain."""
+    one_answer: bool = False
+    """All verdicts are the same: the first of the pair is the culprit, the second its peer."""
+    goes_on: bool = False
+    """Once it was reported the fault ends, and the job goes on to its end: exit code 0 on every task."""
+    fooled: bool = False
+    """A tester had fooled us with it: it was reported wrongly, late or not at all when it was first tried."""
+    step: int = -2
+    startup_timeout: float = 60.0
+    steps: int = 4000
+    elements: int = 256
+    bucket_bytes: int = 1024
+
+    def is_right(self, cause: str) -> bool:
+        """Whether this is the expected cause."""
+        return cause == self.cause.value or (self.or_cause is not None and cause == self.or_cause.value)
+
+    @property
+    def ends_with(self) -> int | None:
+        """The exit code of the tasks that were not struck; None where the job need not end, or never began."""
+        if self.kind is not ReportKind.VERDICT or self.cause not in CANNOT_HEAL or not self.faults:
+            return None
+        own = all(isinstance(fault, Raise) for fault in self.faults)
+        return EXIT_FAILED if own else EXIT_VERDICT
+
+    @property
+    def needs_hosts(self) -> bool:
+        return self.around.cut is not None
