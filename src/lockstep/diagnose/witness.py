@@ -25,7 +25,7 @@ from lockstep.protocol.core.timing import (
     WITNESS_ASK_SECONDS,
     WITNESS_SECONDS,
 )
-from lockstep.transports.control.monitor_client import Unreachable, describe, fetch_snapshot, fetch_testimony
+from lockstep.transports.control.monitor_client import Unreachable, describe, fetch_snapshot, fetch_statement
 from lockstep.transports.control.monitor_query import query_monitor_quickly
 
 MOST_SUSPECTS: Final = 4
@@ -34,7 +34,7 @@ MOST_WITNESSES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Testimony:
+class Statement:
     """What one witness knows of a task."""
 
     heard: bool = False
@@ -64,7 +64,7 @@ class Testimony:
 # -- the witness --
 
 
-def testify(address: str, *, heard: bool) -> bytes:
+def make_statement(address: str, *, heard: bool) -> bytes:
     """JSON of what is found at the ``address`` of another task, with its snapshots where it answers."""
     answer = query_monitor_quickly(address, WITNESS_ASK_SECONDS)
     reach = answer.found.reach
@@ -93,31 +93,31 @@ def _parsed(data: bytes) -> object:
 # -- who asks --
 
 
-def read_testimony(data: bytes) -> Testimony:
+def read_statement(data: bytes) -> Statement:
     """Nothing in it is trusted: what cannot be read counts as not said."""
     fields = _parsed(data)
     if not isinstance(fields, dict):
-        return Testimony()
+        return Statement()
     reach = next((one for one in Reach if one.value == fields.get("reach")), Reach.NOT_ASKED)
     heard, absent = fields.get("heard") is True, fields.get("absent") is True
     try:
         monitor = read_monitor(json.dumps(fields.get("monitor")).encode())
     except SnapshotError:
-        return Testimony(heard, absent, reach)
+        return Statement(heard, absent, reach)
     try:
-        return Testimony(heard, absent, reach, monitor, read_task(json.dumps(fields.get("task")).encode()))
+        return Statement(heard, absent, reach, monitor, read_task(json.dumps(fields.get("task")).encode()))
     except SnapshotError:
-        return Testimony(heard, absent, reach, monitor)
+        return Statement(heard, absent, reach, monitor)
 
 
-def ask_witnesses(suspect: str, fronts: Mapping[str, str]) -> dict[str, Testimony]:
+def ask_witnesses(suspect: str, fronts: Mapping[str, str]) -> dict[str, Statement]:
     """What the tasks with these monitors know of ``suspect``; bounded by a few seconds, whoever answers."""
 
-    def ask(front: str) -> Testimony:
+    def ask(front: str) -> Statement:
         try:
             return _ask_one(describe(front, WITNESS_ASK_SECONDS).task_address, suspect)
         except Unreachable:
-            return Testimony()
+            return Statement()
 
     asked = list(fronts.items())[:MOST_WITNESSES]
     if not asked:
@@ -131,11 +131,11 @@ def ask_witnesses(suspect: str, fronts: Mapping[str, str]) -> dict[str, Testimon
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _ask_one(address: str, suspect: str) -> Testimony:
+def _ask_one(address: str, suspect: str) -> Statement:
     try:
-        return read_testimony(fetch_testimony(address, suspect, WITNESS_SECONDS)) if address else Testimony()
+        return read_statement(fetch_statement(address, suspect, WITNESS_SECONDS)) if address else Statement()
     except Unreachable:
-        return Testimony()
+        return Statement()
 
 
 def with_witnesses(found: Mapping[str, Seen], asker: str) -> dict[str, Seen]:
@@ -180,10 +180,10 @@ def _result(future: Future[Seen], otherwise: Seen) -> Seen:
     return future.result() if future.done() else otherwise
 
 
-def _merged(seen: Seen, said: Mapping[tuple[str, str], Future[Testimony]], asker: str) -> Seen:
+def _merged(seen: Seen, said: Mapping[tuple[str, str], Future[Statement]], asker: str) -> Seen:
     known = {by: future.result() for (one, by), future in said.items() if one == seen.task and future.done()}
-    own = Testimony(reach=seen.monitor_silence.reach)
-    words = {**seen.words, asker: own.word(), **{by: testimony.word() for by, testimony in known.items()}}
+    own = Statement(reach=seen.monitor_silence.reach)
+    words = {**seen.words, asker: own.word(), **{by: statement.word() for by, statement in known.items()}}
     relayed = next((one for one in known.values() if one.monitor is not None), None)
     if relayed is None or seen.view is not None:
         return replace(seen, words=words)

@@ -127,7 +127,7 @@ class CollectiveNode(Observed):
     def _listen(self) -> ControlServer:
         own = self._cluster.address_of(self.task).rsplit(":", 1)[0].strip("[]")
         server = ControlServer(self._cluster.listen_address().host, 0, threads=16, advertised_host=own)
-        witness = witness_handler(self._testify)
+        witness = witness_handler(self._statement_about)
         server.add_handlers("Task", {"Snapshot": snapshot_handler(self._snapshot_json), "Witness": witness})
         return server
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from lockstep.diagnose.witness import ask_witnesses, testify
+from lockstep.diagnose.witness import ask_witnesses, make_statement
 from lockstep.protocol.core.causes import ReportKind
 from lockstep.protocol.core.death import Word
 from lockstep.protocol.core.effects import Effect, JobEnded, Send
@@ -128,14 +128,14 @@ class Observed:
 
     # -- tasks that others miss --
 
-    def _testify(self, name: str) -> bytes:
+    def _statement_about(self, name: str) -> bytes:
         """JSON of what this task knows of another one of the cluster; on a thread of gRPC."""
         address = dict(self.cluster.all_addresses()).get(name)
         if address is None:
             return b"{}"
         keeper = self.peers.get(TaskId.parse(name))
         heard = keeper is not None and keeper.linked and keeper.seconds_unheard(time.monotonic()) < HEARD_SECONDS
-        return testify(address, heard=heard)
+        return make_statement(address, heard=heard)
 
     def words_about(self, peer: TaskId, incarnation: Incarnation) -> list[Word]:
         """What all other tasks know of this incarnation of ``peer``; waits for their answers."""

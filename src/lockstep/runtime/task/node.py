@@ -152,7 +152,7 @@ class Node(Observed):
         self._search = Search(dialed, self.start_facts, self._say_missing, lambda: self.leaving, tasks)
         self._begin_observing(say, config.watch, config.run_folder, config.faults)
         serve_links(self._server, self._on_hello, self._on_link)
-        witness = witness_handler(self._testify)
+        witness = witness_handler(self._statement_about)
         self._server.add_handlers("Task", {"Snapshot": snapshot_handler(self._snapshot_json), "Witness": witness})
 
     # -- making of --

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from lockstep.diagnose.collect import is_absent
-from lockstep.diagnose.witness import Testimony
+from lockstep.diagnose.witness import Statement
 from lockstep.errors import EXIT_BAD_INPUT
 from lockstep.protocol.core.causes import FINAL_REFUSALS, Cause, Reason, link_down
 from lockstep.protocol.core.death import PROOFS, Ruling, Word, rule_on
@@ -280,7 +280,7 @@ class PeerKeeper:
 
     def _word_of_all(self, finding: AddressFinding, known: Incarnation) -> Reason | None:
         """That it cannot be reached from here does not prove its end; the word of all tasks does."""
-        own = Testimony(reach=finding.answer, absent=is_absent(self.front, finding.answer)).word()
+        own = Statement(reach=finding.answer, absent=is_absent(self.front, finding.answer)).word()
         if own is Word.NONE or time.monotonic() < self._ask_at:
             return None
         words = [own] if own in PROOFS else [own, *self._node.words_about(self.peer, known)]

@@ -55,7 +55,7 @@ def fetch_snapshot(address: str, service: str, timeout: float, probe_seconds: fl
         return _ask(channel, address, service, "Snapshot", timeout, decode_snapshot, probe_seconds)
 
 
-def fetch_testimony(address: str, task: str, timeout: float) -> bytes:
+def fetch_statement(address: str, task: str, timeout: float) -> bytes:
     """JSON of what the task at ``host:port`` finds at the address of another. Raises ``Unreachable``."""
     with open_channel(address) as channel:
         return _ask(channel, address, "Task", "Witness", timeout, decode_snapshot, 0.0, encode_witness_request(task))

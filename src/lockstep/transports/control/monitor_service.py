@@ -18,9 +18,9 @@ def snapshot_handler(snapshot: Callable[[], bytes]) -> grpc.RpcMethodHandler:
     return _json_handler(lambda _: snapshot())
 
 
-def witness_handler(testify: Callable[[str], bytes]) -> grpc.RpcMethodHandler:
+def witness_handler(make_statement: Callable[[str], bytes]) -> grpc.RpcMethodHandler:
     """A handler of ``Witness`` that answers with this JSON about the task in question."""
-    return _json_handler(lambda request: testify(decode_witness_request(request)))
+    return _json_handler(lambda request: make_statement(decode_witness_request(request)))
 
 
 def _json_handler(answer: Callable[[bytes], bytes]) -> grpc.RpcMethodHandler:
