@@ -11,7 +11,7 @@ import pytest
 
 from helpers.ports import free_port
 from helpers.snapshots import PS0, W0, W1, healthy, life
-from lockstep.diagnose.collect import collect, look_at
+from lockstep.diagnose.collect import collect, is_absent, look_at
 from lockstep.diagnose.evidence import Seen
 from lockstep.diagnose.witness import Statement, ask_witnesses, make_statement, read_statement, with_witnesses
 from lockstep.protocol.core.death import Word
@@ -75,6 +75,17 @@ def test_on_its_own_host_a_task_where_nothing_listens_is_absent() -> None:
     address = f"127.0.0.1:{free_port()}"
     assert look_at(str(W1), address, 1.0).words == {str(W1): Word.ABSENT}
     assert read_statement(make_statement(address, heard=False)).word() is Word.ABSENT
+
+
+def test_ended_connections_that_keep_the_port_do_not_count_as_listening() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            listening.accept()[0].close()  # the end that closes first keeps the port for a minute
+            assert client.recv(1) == b""
+        assert not is_absent(f"127.0.0.1:{port}", Reach.REFUSED), "something listens: the refusal was a firewall's"
+    assert is_absent(f"127.0.0.1:{port}", Reach.REFUSED)
+    assert not is_absent("192.0.2.1:2222", Reach.REFUSED), "another host"
 
 
 def test_a_host_that_accepts_and_says_nothing_is_looked_at_twice_and_is_not_unreachable() -> None:

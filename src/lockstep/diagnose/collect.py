@@ -19,7 +19,7 @@ from lockstep.protocol.core.messages import Description
 from lockstep.protocol.core.reach import NOT_SILENT, Reach, Silence
 from lockstep.protocol.core.timing import PROBE_ALL_SECONDS
 from lockstep.transports.control import monitor_client
-from lockstep.transports.control.addresses import AddressError, is_local_address, parse_address, who_listens
+from lockstep.transports.control.addresses import AddressError, is_local_address, nothing_listens, parse_address
 from lockstep.transports.control.monitor_client import Unreachable, fetch_snapshot
 from lockstep.transports.control.monitor_query import query_monitor_quickly
 
@@ -78,7 +78,7 @@ def is_absent(address: str, reach: Reach) -> bool:
         return False
     try:
         place = parse_address(address)
-        return is_local_address(place.host) and who_listens(place.port) is None
+        return is_local_address(place.host) and nothing_listens(place.port)
     except AddressError:
         return False
 

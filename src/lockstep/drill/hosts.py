@@ -22,7 +22,7 @@ SLOW_KBYTES: Final = 60
 LARGE_BYTES: Final = 1000
 """Packets above this size vanish where the drill is about large ones: less than Ethernet's, more than a heartbeat."""
 _NETWORK: Final = "10.77.0"
-_RULES: Final = MappingProxyType(
+PACKETS: Final = MappingProxyType(
     {
         "slow": f"limit rate over {SLOW_KBYTES} kbytes/second burst 64 kbytes drop",
         "large": f"meta length > {LARGE_BYTES} drop",
@@ -128,7 +128,7 @@ class Hosts(HostNetwork):
 
     def drop(self, at: TaskId, source: TaskId, how: str = "") -> None:
         """Drop what comes from ``source`` to the host of ``at``: all of it, or only what ``how`` is about."""
-        set_firewall(self.namespaces[self._names[at]], f"ip saddr {self.addresses[source]} {_RULES.get(how, 'drop')}")
+        set_firewall(self.namespaces[self._names[at]], f"ip saddr {self.addresses[source]} {PACKETS.get(how, 'drop')}")
 
     def restore(self, at: TaskId) -> None:
         """Let everything pass to the host of ``at`` again."""

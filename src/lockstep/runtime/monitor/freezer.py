@@ -37,7 +37,7 @@ def is_frozen(pid: int, groups: Path = _GROUPS) -> bool:
 
 
 def _says_frozen(group: Path) -> bool:
-    return "frozen 1" in _read(group / "cgroup.events").splitlines()
+    return ["frozen", "1"] in [line.split() for line in _read(group / "cgroup.events").splitlines()]
 
 
 def _read(path: Path) -> str:

@@ -280,8 +280,10 @@ class PeerKeeper:
 
     def _word_of_all(self, finding: AddressFinding, known: Incarnation) -> Reason | None:
         """That it cannot be reached from here does not prove its end; the word of all tasks does."""
+        if time.monotonic() < self._ask_at:
+            return None
         own = Statement(reach=finding.answer, absent=is_absent(self.front, finding.answer)).word()
-        if own is Word.NONE or time.monotonic() < self._ask_at:
+        if own is Word.NONE:
             return None
         words = [own] if own in PROOFS else [own, *self._node.words_about(self.peer, known)]
         self._ask_at = time.monotonic() + GONE_SECONDS
