@@ -13,8 +13,11 @@ import pytest
 
 from helpers.waiting import wait_until
 from lockstep.diagnose.case import HELD_BACK, IN_VAIN
+from lockstep.diagnose.collect import is_absent
 from lockstep.drill.hosts import PACKETS, HostNetwork, set_firewall, why_not
+from lockstep.protocol.core.reach import Reach
 from lockstep.runtime.watch.kernel_tcp import Counted, count_by_host
+from lockstep.transports.control.tcp_probe import probe
 
 ONE, TWO = "10.78.0.1", "10.78.0.2"
 CLONE_NEWNET = 0x40000000
@@ -91,3 +94,17 @@ def test_a_slow_path_makes_progress_with_each_try(network: HostNetwork) -> None:
 
         wait_until(arrived, 30, "it arrives, slowly")
         assert worst < IN_VAIN
+
+
+def test_a_firewall_that_resets_connections_looks_like_a_refusal(network: HostNetwork) -> None:
+    one, two = network.namespaces["one"], network.namespaces["two"]
+    here, there = connection(network)
+    with on_host(two, lambda: socket.create_server((TWO, 0))) as listening, here, there:
+        address = f"{TWO}:{listening.getsockname()[1]}"
+        assert on_host(one, lambda: probe(address)).reach is Reach.OPEN
+        set_firewall(two, f"ip saddr {ONE} {PACKETS['reset']}")
+        assert on_host(one, lambda: probe(address)).reach is Reach.REFUSED
+        assert not on_host(one, lambda: is_absent(address, Reach.REFUSED)), "only its own host could tell"
+        here.send(b"beat")
+        with pytest.raises(ConnectionResetError):
+            here.recv(1)
