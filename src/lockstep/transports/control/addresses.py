@@ -180,7 +180,8 @@ def nothing_listens(port: int) -> bool:
     except (psutil.Error, OSError):
         return False
     # Connections that have ended keep their port for a while; they do not count.
-    return all(entry.status != psutil.CONN_LISTEN or entry.laddr.port != port for entry in connections)
+    listening = [entry.laddr.port for entry in connections if entry.status == psutil.CONN_LISTEN and entry.laddr]
+    return port not in listening
 
 
 def who_listens(port: int) -> Listener | None:
