@@ -9,7 +9,17 @@ from collections.abc import Callable
 
 import pytest
 
-from diagnose.faulty import FAULTY, Faulty, dead, frozen, keys, store_stuck, user_code
+from diagnose.faulty import (
+    FAULTY,
+    Faulty,
+    dead,
+    frozen,
+    host_paused,
+    keys,
+    large_packets_lost,
+    store_stuck,
+    user_code,
+)
 from helpers.reasons import because
 from helpers.snapshots import (
     PS0,
@@ -29,6 +39,8 @@ from lockstep.diagnose.analyse import CAUSES, RULES, analyse, without
 from lockstep.diagnose.evidence import Ended, Evidence
 from lockstep.diagnose.verdict import Diagnosis, Verdict
 from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.death import Word
+from lockstep.protocol.core.reach import Reach, Silence
 from lockstep.protocol.core.waits import WaitKind
 
 IDS = [make.__name__ for _, make, _, _ in FAULTY]
@@ -229,3 +241,41 @@ def test_a_task_that_is_only_starved_of_the_processor_is_not_behind_a_cut_link()
     assert verdict_of(analyse(cluster.evidence())).cause is Cause.UNKNOWN
     cluster.link(W1, PS0)["kernel"]["segments_in"] = 3
     assert verdict_of(analyse(cluster.evidence())).cause is Cause.UNKNOWN
+
+
+def test_a_host_is_not_called_paused_while_anyone_hears_from_it_or_too_soon() -> None:
+    assert verdict_of(analyse(host_paused().evidence())).cause is Cause.FROZEN
+    heard = host_paused()
+    heard.words[str(W1)][str(W0)] = Word.HEARS
+    recent = host_paused()
+    recent.link(PS0, W1)["heard"] = 2.5
+    late = host_paused()
+    late.monitor_silent[str(W1)] = Silence(Reach.NOT_ASKED, "there was no time to ask")
+    for cluster in (heard, recent, late):
+        assert verdict_of(analyse(cluster.evidence())).cause is Cause.UNKNOWN
+    first_steps = host_paused().evidence(patience=30.0)
+    assert verdict_of(analyse(first_steps)).cause is Cause.UNKNOWN
+
+
+def test_a_task_that_refuses_connections_is_dead_only_by_proof_or_majority() -> None:
+    """The same refusal, and what the others know of the task: only that differs."""
+    cut, hears, none = Word.UNREACHABLE, Word.HEARS, Word.NONE
+    for words, cause in (
+        ({"ps0": cut, "worker0": cut}, Cause.DEAD),
+        ({"ps0": cut, "worker0": Word.ABSENT}, Cause.DEAD),
+        ({"ps0": cut, "worker0": none}, Cause.LINK_DOWN),
+        ({"ps0": cut, "worker0": hears}, Cause.LINK_DOWN),
+        ({"ps0": cut}, Cause.LINK_DOWN),
+    ):
+        cluster = missing_gradient()
+        cluster.vanish(W1, Silence(Reach.REFUSED, "nothing listens there"), **words)
+        assert verdict_of(analyse(cluster.evidence())).cause is cause, words
+
+
+def test_large_packets_are_not_blamed_where_the_link_is_only_slow_or_all_packets_are_lost() -> None:
+    slow, cut = large_packets_lost(), large_packets_lost()
+    slow.link(W1, PS0)["kernel"]["retransmits"] = 2
+    assert verdict_of(analyse(slow.evidence())).cause is Cause.SLOW_LINK
+    cut.both_unheard(PS0, W1)
+    cut.link(PS0, W1)["kernel"]["segments_in"] = 0
+    assert verdict_of(analyse(cut.evidence())).cause is Cause.ONE_WAY_LINK
