@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from helpers.snapshots import (
     GRADIENT,
+    MUTE,
     PARAMETER,
     PS0,
     PS1,
@@ -22,6 +23,7 @@ from helpers.snapshots import (
     waiting_worker,
 )
 from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.death import Word
 from lockstep.protocol.core.reach import Reach, Silence
 from lockstep.protocol.core.waits import WaitKind
 
@@ -39,8 +41,32 @@ def dead() -> Cluster:
 
 def dead_with_its_monitor() -> Cluster:
     cluster = missing_gradient()
-    cluster.no_answer(W1, REFUSED)
-    cluster.monitor_silent[str(W1)] = REFUSED
+    cluster.vanish(W1, REFUSED, ps0=Word.UNREACHABLE, worker0=Word.UNREACHABLE)
+    return cluster
+
+
+def dead_according_to_its_host() -> Cluster:
+    cluster = missing_gradient()
+    cluster.vanish(W1, REFUSED, ps0=Word.UNREACHABLE, worker0=Word.ABSENT)
+    return cluster
+
+
+def reset_by_a_firewall() -> Cluster:
+    cluster = missing_gradient()
+    cluster.vanish(W1, REFUSED, ps0=Word.UNREACHABLE, worker0=Word.HEARS)
+    return cluster
+
+
+def refused_in_a_job_of_two() -> Cluster:
+    cluster = missing_gradient()
+    del cluster.tasks[str(W0)]
+    cluster.vanish(W1, REFUSED, ps0=Word.UNREACHABLE)
+    return cluster
+
+
+def host_paused() -> Cluster:
+    cluster = missing_gradient()
+    cluster.vanish(W1, MUTE, ps0=Word.NONE, worker0=Word.NONE)
     return cluster
 
 
@@ -291,6 +317,12 @@ def slow_link() -> Cluster:
     return cluster
 
 
+def large_packets_lost() -> Cluster:
+    cluster = slow_link()
+    cluster.link(W1, PS0)["kernel"].update(retransmits=4, stuck=900_000, path_mtu=1500)
+    return cluster
+
+
 def deadlock() -> Cluster:
     cluster = missing_gradient()
     waiting_worker(cluster, state="held")
@@ -307,6 +339,10 @@ def _row(cause: Cause, make: Callable[[], Cluster], one: object, other: object, 
 FAULTY: tuple[Faulty, ...] = (
     _row(Cause.DEAD, dead, W1, PS0, GRADIENT),
     _row(Cause.DEAD, dead_with_its_monitor, W1, PS0, GRADIENT),
+    _row(Cause.DEAD, dead_according_to_its_host, W1, PS0, GRADIENT),
+    _row(Cause.LINK_DOWN, reset_by_a_firewall, W1, PS0, GRADIENT),
+    _row(Cause.LINK_DOWN, refused_in_a_job_of_two, W1, PS0, GRADIENT),
+    _row(Cause.FROZEN, host_paused, W1, PS0, GRADIENT),
     _row(Cause.OUT_OF_MEMORY, out_of_memory, W1, PS0, GRADIENT),
     _row(Cause.FROZEN, frozen, W1, PS0, GRADIENT),
     _row(Cause.DEVICE_CALL, holds_the_interpreter, W1, PS0, GRADIENT),
@@ -341,6 +377,7 @@ FAULTY: tuple[Faulty, ...] = (
     _row(Cause.LINK_DOWN, host_unreachable, W1, PS0, GRADIENT),
     _row(Cause.LINK_DOWN, rdma_down, W1, PS0, GRADIENT),
     _row(Cause.ONE_WAY_LINK, one_way, W1, PS0, GRADIENT),
+    _row(Cause.LINK_DOWN, large_packets_lost, W1, PS0, GRADIENT),
     _row(Cause.SLOW_LINK, slow_link, W1, PS0, GRADIENT),
     _row(Cause.DEADLOCK, deadlock, W1, PS0, GRADIENT),
 )

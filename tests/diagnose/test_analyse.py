@@ -10,7 +10,17 @@ from dataclasses import replace
 
 import pytest
 
-from diagnose.faulty import FAULTY, Faulty, dead, frozen, keys, store_stuck, user_code
+from diagnose.faulty import (
+    FAULTY,
+    Faulty,
+    dead,
+    frozen,
+    host_paused,
+    keys,
+    large_packets_lost,
+    store_stuck,
+    user_code,
+)
 from helpers.reasons import because
 from helpers.snapshots import (
     PS0,
@@ -31,7 +41,10 @@ from lockstep.diagnose.evidence import Ended, Evidence, ended_by
 from lockstep.diagnose.phrases.units import in_milliseconds, in_seconds
 from lockstep.diagnose.text import lead_line
 from lockstep.diagnose.verdict import Diagnosis, Verdict
-from lockstep.protocol.core.causes import WARNINGS, Cause, Source
+from lockstep.protocol.core.causes import Cause, Source
+from lockstep.protocol.core.death import Word
+from lockstep.protocol.core.endings import WARNINGS
+from lockstep.protocol.core.reach import Reach, Silence
 from lockstep.protocol.core.waits import WaitKind
 
 IDS = [make.__name__ for _, make, _, _ in FAULTY]
@@ -299,3 +312,39 @@ def test_a_job_that_a_verdict_has_ended_is_not_healthy() -> None:
 @pytest.mark.parametrize("seconds", [-0.04, -0.0, 0.0, 0.04])
 def test_no_time_is_negative(seconds: float) -> None:
     assert (in_seconds(seconds), in_milliseconds(min(0.0, seconds))) == ("0.0 s", "0 ms")
+def test_a_host_is_not_called_paused_while_anyone_hears_from_it_or_too_soon() -> None:
+    assert verdict_of(analyse(host_paused().evidence())).cause is Cause.FROZEN
+    heard = host_paused()
+    heard.words[str(W1)][str(W0)] = Word.HEARS
+    recent = host_paused()
+    recent.link(PS0, W1)["heard"] = 2.5
+    late = host_paused()
+    late.monitor_silent[str(W1)] = Silence(Reach.NOT_ASKED, "there was no time to ask")
+    for cluster in (heard, recent, late):
+        assert verdict_of(analyse(cluster.evidence())).cause is Cause.UNKNOWN
+    first_steps = host_paused().evidence(patience=30.0)
+    assert verdict_of(analyse(first_steps)).cause is Cause.UNKNOWN
+
+
+def test_a_task_that_refuses_connections_is_dead_only_by_proof_or_majority() -> None:
+    """The same refusal, and what the others know of the task: only that differs."""
+    cut, hears, none = Word.UNREACHABLE, Word.HEARS, Word.NONE
+    for words, cause in (
+        ({"ps0": cut, "worker0": cut}, Cause.DEAD),
+        ({"ps0": cut, "worker0": Word.ABSENT}, Cause.DEAD),
+        ({"ps0": cut, "worker0": none}, Cause.LINK_DOWN),
+        ({"ps0": cut, "worker0": hears}, Cause.LINK_DOWN),
+        ({"ps0": cut}, Cause.LINK_DOWN),
+    ):
+        cluster = missing_gradient()
+        cluster.vanish(W1, Silence(Reach.REFUSED, "nothing listens there"), **words)
+        assert verdict_of(analyse(cluster.evidence())).cause is cause, words
+
+
+def test_large_packets_are_not_blamed_where_the_link_is_only_slow_or_all_packets_are_lost() -> None:
+    slow, cut = large_packets_lost(), large_packets_lost()
+    slow.link(W1, PS0)["kernel"]["retransmits"] = 2
+    assert verdict_of(analyse(slow.evidence())).cause is Cause.SLOW_LINK
+    cut.both_unheard(PS0, W1)
+    cut.link(PS0, W1)["kernel"]["segments_in"] = 0
+    assert verdict_of(analyse(cut.evidence())).cause is Cause.ONE_WAY_LINK

@@ -14,6 +14,7 @@ from typing import Any
 from lockstep.diagnose.evidence import Ended, Evidence, Seen
 from lockstep.diagnose.monitor_view import read_monitor
 from lockstep.diagnose.views import FORMAT, read_task
+from lockstep.protocol.core.death import Word
 from lockstep.protocol.core.ids import ClusterShape, TaskId, server, worker
 from lockstep.protocol.core.reach import NOT_SILENT, Reach, Silence
 from lockstep.protocol.core.waits import WaitKind
@@ -78,6 +79,8 @@ class Cluster:
     silent: dict[str, Silence] = field(default_factory=dict)
     """Tasks that give no snapshot, with the reason."""
     monitor_silent: dict[str, Silence] = field(default_factory=dict)
+    words: dict[str, dict[str, Word]] = field(default_factory=dict)
+    """What other tasks know of those that do not answer."""
     end: Ended | None = None
 
     def task(self, task: TaskId) -> Fields:
@@ -101,6 +104,13 @@ class Cluster:
                 if entry["peer"] == str(task):
                     entry["heard"] = 5.0
 
+    def vanish(self, task: TaskId, why: Silence, **words: Word) -> None:
+        """Neither the task nor its monitor answers. ``words``: what ``ps0``, ``worker0`` and so on know of it."""
+        self.no_answer(task, why)
+        self.monitor_silent[str(task)] = why
+        names = {f"{other.role.value}{other.index}": str(other) for other in self.shape.tasks()}
+        self.words[str(task)] = {names[short]: word for short, word in words.items()}
+
     def evidence(self, **changes: Any) -> Evidence:
         seen = {}
         for name in self.tasks:
@@ -112,6 +122,7 @@ class Cluster:
                 silence=mute or NOT_SILENT,
                 monitor=None if no_monitor is not None else read_monitor(json.dumps(self.monitors[name]).encode()),
                 monitor_silence=no_monitor or NOT_SILENT,
+                words=self.words.get(name, {}),
             )
         return Evidence(**{"tasks": seen, "version": VERSION, "end": self.end, **changes})
 

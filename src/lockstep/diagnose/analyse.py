@@ -49,6 +49,7 @@ RULES: tuple[tuple[Cause, Rule], ...] = (
     (Cause.REQUEST_LOST, tensor_rules.request_lost),
     (Cause.REQUEST_LOST, tensor_rules.commit_lost),
     (Cause.ANSWER_LOST, tensor_rules.answer_lost),
+    (Cause.LINK_DOWN, tensor_rules.large_packets_lost),
     (Cause.SLOW_LINK, tensor_rules.slow_link),
     (Cause.LINK_DOWN, tensor_rules.rdma_down),
     (Cause.COMMUNICATION, tensor_rules.transfer_stands),

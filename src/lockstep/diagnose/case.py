@@ -16,6 +16,9 @@ BUSY = 0.4
 """Shares of the time in which a thread had work."""
 HELD_BACK = 4096
 """More bytes than heartbeats leave in the kernel for a moment."""
+IN_VAIN = 3
+"""A segment that was sent again this often, each time after twice as long, does not pass; on a slow link the second
+try does."""
 
 
 @dataclass(frozen=True, slots=True)

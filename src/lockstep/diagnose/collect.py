@@ -16,10 +16,12 @@ from lockstep.diagnose import phrases
 from lockstep.diagnose.evidence import Seen
 from lockstep.diagnose.monitor_view import from_description, read_monitor
 from lockstep.diagnose.views import MonitorView, SnapshotError, TaskView, read_task
+from lockstep.protocol.core.death import Word
 from lockstep.protocol.core.messages import Description
 from lockstep.protocol.core.reach import NOT_SILENT, Reach, Silence
 from lockstep.protocol.core.timing import PROBE_ALL_SECONDS
 from lockstep.transports.control import monitor_client
+from lockstep.transports.control.addresses import AddressError, is_local_address, nothing_listens, parse_address
 from lockstep.transports.control.monitor_client import Unreachable, fetch_snapshot, seconds_left
 from lockstep.transports.control.monitor_query import query_monitor_quickly
 
@@ -43,7 +45,8 @@ def collect(
             for task, address in addresses.items()
         }
         wait(asked.values(), timeout=(1 if together else 3) * seconds + PROBE_ALL_SECONDS)
-        late = Silence(Reach.MUTE, phrases.late())
+        # That the time was not enough to ask it tells nothing of the task.
+        late = Silence(Reach.NOT_ASKED, phrases.late())
         return {
             task: future.result()
             if future.done()
@@ -60,7 +63,9 @@ def look_at(task: str, address: str, seconds: float, known: TaskView | None = No
     answer = query_monitor_quickly(address, seconds, deadline)
     if answer.description is None:
         silence = answer.found.silence(address)
-        return Seen(task=task, address=address, view=known, silence=silence, monitor_silence=silence)
+        # Where this is its own host, the kernel knows.
+        words = {task: Word.ABSENT} if is_absent(address, silence.reach) else {}
+        return Seen(task=task, address=address, view=known, silence=silence, monitor_silence=silence, words=words)
     monitor = _view_of(answer.description, answer.snapshot)
     seen = Seen(task=task, address=address, monitor=monitor, monitor_silence=NOT_SILENT, view=known)
     if known is not None:
@@ -69,6 +74,17 @@ def look_at(task: str, address: str, seconds: float, known: TaskView | None = No
         return replace(seen, silence=Silence(Reach.BROKEN, phrases.does_not_listen()))
     view, why = _ask_task(monitor.task_address, seconds_left(seconds, deadline))
     return replace(seen, view=view, silence=why)
+
+
+def is_absent(address: str, reach: Reach) -> bool:
+    """Whether this is the host of that address and nothing listens there: a refusal alone may be a firewall's."""
+    if reach is not Reach.REFUSED:
+        return False
+    try:
+        place = parse_address(address)
+        return is_local_address(place.host) and nothing_listens(place.port)
+    except AddressError:
+        return False
 
 
 def _view_of(description: Description, snapshot: bytes) -> MonitorView:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from lockstep.diagnose.views import Ended as Ended
 from lockstep.diagnose.views import LinkView, MonitorView, TaskView, WaitView
 from lockstep.protocol import phrases
 from lockstep.protocol.core.activity import Doing, TaskPhase
+from lockstep.protocol.core.causes import Reason
+from lockstep.protocol.core.death import Word
 from lockstep.protocol.core.reach import NOT_SILENT, Silence
 from lockstep.protocol.core.waits import FORMING, TENSORS, WaitKind
 
@@ -27,6 +30,8 @@ class Seen:
     """Why the task itself gave no snapshot."""
     monitor: MonitorView | None = None
     monitor_silence: Silence = NOT_SILENT
+    words: Mapping[str, Word] = field(default_factory=lambda: MappingProxyType({}))
+    """What other tasks know of it, where they were asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ from lockstep.diagnose import phrases
 from lockstep.diagnose.case import Proof, WaitCase
 from lockstep.diagnose.views import LinkView
 from lockstep.protocol.core.causes import Cause
-from lockstep.protocol.core.reach import NOBODY_THERE, Reach
+from lockstep.protocol.core.death import Ruling, Word, rule_on
+from lockstep.protocol.core.reach import NOBODY_THERE, UNREACHABLE, Reach
 from lockstep.protocol.core.timing import (
     HEARD_SECONDS,
     LAST_WAIT_SECONDS,
@@ -18,7 +19,7 @@ from lockstep.protocol.core.waits import WaitKind
 
 
 def dead(case: WaitCase) -> Proof | None:
-    """Its monitor reports how it ended; or both it and its monitor are gone."""
+    """Its monitor reports how it ended; or both are gone, according to its host or to a majority of all tasks."""
     monitor, silence = case.monitor, case.seen.monitor_silence
     if case.waiting.kind is WaitKind.END and case.waiting.wait.seconds < LAST_WAIT_SECONDS:
         return None  # tasks leave one after another; the message that the job is over may still be in flight
@@ -27,11 +28,21 @@ def dead(case: WaitCase) -> Proof | None:
         what = phrases.ended(case.on, how, monitor.reason if monitor.exit_code > 0 else "")
         said = phrases.monitor_saw_it_end(monitor.host, monitor.pid, how)
         return Proof(Cause.DEAD, what, (said,), seconds=monitor.phase_seconds)
-    gone = case.view is None and silence.reach in NOBODY_THERE
-    if gone and not case.forming:
-        said = phrases.looked_at(case.seen.address, silence.text)
-        return Proof(Cause.DEAD, phrases.gone_with_its_monitor(case.on), (said,))
+    if _refuses(case) and _ruling(case) is Ruling.DEAD:
+        found = (phrases.looked_at(case.seen.address, silence.text), phrases.what_others_know(case.seen.words))
+        return Proof(Cause.DEAD, phrases.gone_with_its_monitor(case.on), found)
     return None
+
+
+def _refuses(case: WaitCase) -> bool:
+    """Nothing seems to listen at its address; but a firewall can refuse connections in its name."""
+    silent = case.view is None and case.monitor is None and not case.forming
+    return silent and case.seen.monitor_silence.reach in NOBODY_THERE
+
+
+def _ruling(case: WaitCase) -> Ruling:
+    words = {**case.seen.words, **dict.fromkeys(_who_hears(case), Word.HEARS)}
+    return rule_on(words.values(), len(case.evidence.tasks))
 
 
 def _is_meant(case: WaitCase) -> bool:
@@ -47,12 +58,27 @@ def out_of_memory(case: WaitCase) -> Proof | None:
 
 
 def frozen(case: WaitCase) -> Proof | None:
+    if case.monitor is None:
+        return _host_paused(case)
     monitor = case.monitor
-    if monitor is None or monitor.exited or monitor.stopped < STOPPED_SECONDS:
+    if monitor.exited or monitor.stopped < STOPPED_SECONDS:
         return None
     what = phrases.is_stopped(case.on, monitor.pid, monitor.host, monitor.stopped)
     said = phrases.kernel_has_it_stopped(monitor.state, monitor.stopped)
     return Proof(Cause.FROZEN, what, (said,), seconds=monitor.stopped, stack=monitor.stack)
+
+
+def _host_paused(case: WaitCase) -> Proof | None:
+    """The task and its monitor are separate processes: only if their whole host is paused are both silent while its
+    kernel accepts connections for them."""
+    mine, _ = case.links()
+    if case.view is not None or case.forming or case.seen.monitor_silence.reach is not Reach.MUTE or _who_hears(case):
+        return None
+    unheard = mine.heard if mine is not None else case.waiting.wait.seconds if case.waiting.kind is WaitKind.SUM else -1
+    if unheard < max(UNHEARD_SECONDS, case.evidence.patience):
+        return None
+    said = (phrases.nothing_from_the_task(case.waiter, case.on, unheard), _found_there(case))
+    return Proof(Cause.FROZEN, phrases.host_is_paused(case.on), said, seconds=unheard)
 
 
 def holds_the_interpreter(case: WaitCase) -> Proof | None:
@@ -149,11 +175,18 @@ def link_down(case: WaitCase) -> Proof | None:
     if theirs is not None:
         return _both_ways(case, mine, theirs)
     others = _who_hears(case)
-    if others and _gives_no_packets(case):
+    if others and (_gives_no_packets(case) or _refuses(case)):
         what = phrases.no_packet_though_others_reach_it(case.on, case.waiter)
-        said = (phrases.others_hear_it(others, case.on, HEARD_SECONDS), _found_there(case))
+        said = (phrases.others_hear_it(others[:3], case.on, HEARD_SECONDS), _found_there(case))
         return Proof(Cause.LINK_DOWN, what, said, seconds=mine.heard)
-    return _no_packets(case, mine.heard)
+    return _refused(case, mine.heard) or _no_packets(case, mine.heard)
+
+
+def _refused(case: WaitCase, seconds: float) -> Proof | None:
+    if not _refuses(case) or case.waiting.kind is WaitKind.END or _ruling(case) is Ruling.DEAD:
+        return None
+    said = (_found_there(case), phrases.what_others_know(case.seen.words))
+    return Proof(Cause.LINK_DOWN, phrases.refused_without_proof(case.on), said, seconds=seconds)
 
 
 def _no_packets(case: WaitCase, seconds: float = -1.0) -> Proof | None:
@@ -173,7 +206,9 @@ def _found_there(case: WaitCase) -> str:
 
 def _both_ways(case: WaitCase, mine: LinkView, theirs: LinkView) -> Proof | None:
     if not (mine.up and theirs.up):
-        cut = mine.heard >= 2 * UNHEARD_SECONDS and theirs.heard >= 2 * UNHEARD_SECONDS
+        # Where one end finds that it cannot reach the other, this explains it; else opening may just take long.
+        enough = UNHEARD_SECONDS if {mine.answer, theirs.answer} & UNREACHABLE else 2 * UNHEARD_SECONDS
+        cut = mine.heard >= enough and theirs.heard >= enough
     elif _kernel_knows(mine, theirs):
         cut = _lost_between(mine, theirs) and _lost_between(theirs, mine)
     else:
@@ -206,12 +241,12 @@ def _packets(case: WaitCase, mine: LinkView, theirs: LinkView) -> tuple[str, ...
 
 
 def _who_hears(case: WaitCase) -> list[str]:
-    found = []
+    found = [task for task, word in case.seen.words.items() if word is Word.HEARS]
     for seen in case.evidence.tasks.values():
         link = None if seen.view is None else seen.view.links.get(case.on)
         if link is not None and link.up and 0 <= link.heard < HEARD_SECONDS and seen.task != case.waiter:
             found.append(seen.task)
-    return found[:3]
+    return list(dict.fromkeys(found))
 
 
 def _deaf_end(mine: LinkView, theirs: LinkView) -> LinkView | None:

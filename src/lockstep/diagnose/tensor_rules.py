@@ -7,12 +7,12 @@ other side saw.
 from __future__ import annotations
 
 from lockstep.diagnose import phrases
-from lockstep.diagnose.case import HELD_BACK, Proof, WaitCase
+from lockstep.diagnose.case import HELD_BACK, IN_VAIN, Proof, WaitCase
 from lockstep.diagnose.evidence import has_come, is_worker
-from lockstep.diagnose.views import MovingView, TaskView
+from lockstep.diagnose.views import LinkView, MovingView, TaskView
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.journal import Happening
-from lockstep.protocol.core.timing import SENT_SECONDS, STUCK_SECONDS, UNHEARD_SECONDS
+from lockstep.protocol.core.timing import SENT_SECONDS, STUCK_SECONDS, UNHEARD_SECONDS, WATCHED_SECONDS
 from lockstep.protocol.core.waits import WaitKind
 
 
@@ -113,8 +113,33 @@ def _held_back(case: WaitCase) -> bool:
     return theirs is not None and theirs.waiting >= HELD_BACK
 
 
+def large_packets_lost(case: WaitCase) -> Proof | None:
+    """Small packets pass and large ones vanish, as where a tunnel takes less than both ends assume.
+
+    Heartbeats pass, so the link seems sound; but one end's kernel sends the same full segment again and again.
+    """
+    mine, theirs = case.links()
+    if mine is None or theirs is None or not (mine.up and theirs.up and case.nobody_is_stuck()):
+        return None
+    for speaker, listener, out, back in ((case.on, case.waiter, theirs, mine), (case.waiter, case.on, mine, theirs)):
+        if _goes_out_in_vain(out) and back.segments_in > 0 and back.watched >= WATCHED_SECONDS:
+            said = (
+                phrases.sent_again(speaker, out.stuck, out.retransmits, out.path_mtu),
+                phrases.small_packets_arrive(listener, back.segments_in, back.watched),
+            )
+            what = phrases.large_packets_vanish(speaker, listener)
+            return Proof(Cause.LINK_DOWN, what, said, culprit=speaker, peer=listener)
+    return None
+
+
+def _goes_out_in_vain(end: LinkView) -> bool:
+    return end.retransmits >= IN_VAIN and end.stuck >= HELD_BACK
+
+
 def slow_link(case: WaitCase) -> Proof | None:
     moving, (mine, theirs) = _moving(case), case.links()
+    if any(end is not None and _goes_out_in_vain(end) for end in (mine, theirs)):
+        return None
     if theirs is not None and _held_back(case) and case.link_is_sound() and case.nobody_is_stuck():
         what = phrases.link_is_slow_in_the_kernel(case.on, case.waiter, theirs.waiting)
         return Proof(Cause.SLOW_LINK, what, (phrases.kernel_holds(case.on, theirs.waiting, case.waiter),))

@@ -17,6 +17,7 @@ from lockstep.diagnose import phrases
 from lockstep.protocol.core.activity import Code, Doing
 from lockstep.protocol.core.causes import Cause, Reason, Source
 from lockstep.protocol.core.parts import Part
+from lockstep.protocol.core.reach import Reach
 from lockstep.protocol.core.waits import WaitKind
 from lockstep.protocol.worker.holdings import HeldBucketState
 
@@ -112,6 +113,8 @@ class LinkView:
     finding: str
     refusal: Cause | None = None
     """Why the peer refuses this task, where it does."""
+    answer: Reach = Reach.NOT_ASKED
+    """What this task found at the peer's address when it last looked."""
     by_rdma: bool = False
     watched: float = 0.0
     """Seconds for which the kernel's counters below were watched; 0: not known."""
@@ -119,6 +122,11 @@ class LinkView:
     """Bytes that this end's kernel holds because the other has not acknowledged them."""
     segments_in: int = 0
     """TCP segments that arrived from the peer's host meanwhile, old or new."""
+    retransmits: int = 0
+    """How often the kernel has sent one segment again without progress, on the worst connection with that host."""
+    stuck: int = 0
+    """Bytes that wait on that connection."""
+    path_mtu: int = 0
 
     @property
     def up(self) -> bool:
@@ -483,10 +491,14 @@ def _link(one: Mapping[str, Any]) -> LinkView:
         callback_stack=_lines(callback.get("stack")),
         finding=_text(one.get("finding")),
         refusal=_member(Cause, one.get("refusal"), None),
+        answer=_member(Reach, one.get("answer"), Reach.NOT_ASKED),
         by_rdma=one.get("rdma") is True,
         watched=_number(kernel.get("watched")),
         waiting=_whole(kernel.get("waiting")),
         segments_in=_whole(kernel.get("segments_in")),
+        retransmits=_whole(kernel.get("retransmits")),
+        stuck=_whole(kernel.get("stuck")),
+        path_mtu=_whole(kernel.get("path_mtu")),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lockstep.drill.hosts_and_links import HOSTS_AND_LINKS
 from lockstep.drill.model import GRADIENT, PARAMETER, PS0, PS1, STEP, W0, W1, Drill, Surroundings
 from lockstep.drill.once_fooled import ONCE_FOOLED
 from lockstep.drill.user_code import USER_CODE_DRILLS
@@ -421,4 +422,5 @@ DRILLS: tuple[Drill, ...] = (
         bucket_bytes=1 << 20,
     ),
     *ONCE_FOOLED,
+    *HOSTS_AND_LINKS,
 )

@@ -102,6 +102,12 @@ class DrillCluster:
         self._processes[place].kill()
         self._processes[place].wait()
 
+    def signal_all(self, place: int, number: int) -> None:
+        """Send a signal to a monitor and to everything below it."""
+        top = self._processes[place].pid
+        for pid in (top, *(below.pid for below in processes.descendants(top))):
+            processes.send_signal(pid, number)
+
     def exit_codes(self) -> list[int | None]:
         """Of each monitor, None while it runs."""
         return [process.poll() for process in self._processes]

@@ -19,7 +19,17 @@ PROGRAMS: Final = MappingProxyType({"ip": "iproute2", "nft": "nftables"})
 """What this needs, and the Debian package that has it."""
 SLOW_KBYTES: Final = 60
 """A slow link passes this many kilobytes per second."""
+LARGE_BYTES: Final = 1000
+"""Packets above this size vanish where the drill is about large ones: less than Ethernet's, more than a heartbeat."""
 _NETWORK: Final = "10.77.0"
+PACKETS: Final = MappingProxyType(
+    {
+        "slow": f"limit rate over {SLOW_KBYTES} kbytes/second burst 64 kbytes drop",
+        "large": f"meta length > {LARGE_BYTES} drop",
+        "reset": "meta l4proto tcp reject with tcp reset",
+    }
+)
+"""What happens to packets, as nft says it; for any other word all are dropped."""
 
 
 class HostsError(Exception):
@@ -116,7 +126,10 @@ class Hosts(HostNetwork):
         """How to run a command on the host of this task."""
         return run_prefix(self.namespaces[self._names[task]])
 
-    def drop(self, at: TaskId, source: TaskId, *, slow: bool = False) -> None:
-        """Drop what comes from ``source`` to the host of ``at``; ``slow``: only what exceeds a low rate."""
-        limit = f"limit rate over {SLOW_KBYTES} kbytes/second burst 64 kbytes " if slow else ""
-        set_firewall(self.namespaces[self._names[at]], f"ip saddr {self.addresses[source]} {limit}drop")
+    def drop(self, at: TaskId, source: TaskId, how: str = "") -> None:
+        """Drop what comes from ``source`` to the host of ``at``: all of it, or only what ``how`` is about."""
+        set_firewall(self.namespaces[self._names[at]], f"ip saddr {self.addresses[source]} {PACKETS.get(how, 'drop')}")
+
+    def restore(self, at: TaskId) -> None:
+        """Let everything pass to the host of ``at`` again."""
+        set_firewall(self.namespaces[self._names[at]])

@@ -37,7 +37,12 @@ class Surroundings:
     """The server of an older job still holds its port; the workers of the new job find it there."""
     environment: tuple[tuple[str, str], ...] = ()
     cut: tuple[str, str, str] | None = None
-    """Two tasks on separate hosts between which packets are dropped: both, from (of the first), or slow."""
+    """Two tasks on separate hosts between which packets are dropped: both, from (of the first), slow (what exceeds a
+    low rate), large (what exceeds a size); or, with reset, connections are reset."""
+    paused: str = ""
+    """A task whose host is paused: it, its monitor and all their helpers are stopped."""
+    heals_after: float = 0.0
+    """The cut, or the pause, ends after this many seconds; 0: only once it was reported."""
     full_log: tuple[str, ...] = ()
     """Tasks that can write neither stdout nor stderr: the disk under their log is full."""
     order: tuple[str, ...] = ()
@@ -64,6 +69,8 @@ class Drill:
     """The tasks of which the report must name at least the first as culprit or peer."""
     key: str = ""
     """What the key must contain."""
+    one_answer: bool = False
+    """All verdicts are the same: the first of the pair is the culprit, the second its peer."""
     step: int = -2
     stall_after: float = 60.0
     user_code_timeout: float = 600.0

@@ -102,6 +102,10 @@ class _Run:
     def run(self) -> None:
         self._start()
         if self._drill.kind is None:
+            if self._drill.around.heals_after:
+                self._wait_for_strike()
+                time.sleep(self._drill.around.heals_after)
+                self._heal()
             self._expect_a_healthy_end()
             self._result.kind, self._result.cause = "healthy", "none"
             return
@@ -113,6 +117,7 @@ class _Run:
         if self._result.status == "passed" and self._drill.ends_after is not None:
             self._expect_the_end(self._struck, self._drill.ends_after)
         elif self._result.status == "passed" and self._drill.goes_on:
+            self._heal()
             self._expect_a_healthy_end()
 
     # -- starting --
@@ -205,6 +210,9 @@ class _Run:
         if around.cut is not None:
             self._wait_for_step(STEP)
             return self._cut(*around.cut)
+        if around.paused:
+            self._wait_for_step(STEP)
+            return self._signal_host(TaskId.parse(around.paused), signal.SIGSTOP)
         if around.restarted:
             self._wait_for_step(STEP)
             return self._restart(TaskId.parse(around.restarted))
@@ -227,13 +235,25 @@ class _Run:
         assert self._hosts is not None
         first, second = TaskId.parse(one), TaskId.parse(other)
         struck = time.time()
-        if how == "slow":
-            self._hosts.drop(second, first, slow=True)
-            return struck
-        self._hosts.drop(second, first)
-        if how == "both":
-            self._hosts.drop(first, second)
+        self._hosts.drop(second, first, how)
+        if how in ("both", "reset"):
+            self._hosts.drop(first, second, how)
         return struck
+
+    def _signal_host(self, task: TaskId, number: int) -> float:
+        """Stop or resume all that belongs to a task; the monitor first, or it would notice that its task stopped."""
+        place = list(self._cluster.shape.tasks()).index(task)
+        struck = time.time()
+        self._cluster.signal_all(place, number)
+        return struck
+
+    def _heal(self) -> None:
+        around = self._drill.around
+        if around.paused:
+            self._signal_host(TaskId.parse(around.paused), signal.SIGCONT)
+        if around.cut is not None and self._hosts is not None:
+            for name in around.cut[:2]:
+                self._hosts.restore(TaskId.parse(name))
 
     def _restart(self, task: TaskId) -> float:
         place = list(self._cluster.shape.tasks()).index(task)
@@ -312,6 +332,8 @@ class _Run:
         if not drill.is_right(result.cause) or result.kind != drill.kind:
             said = f"{result.kind or 'nothing'} {result.cause}".strip()
             problems.append(f"expected {drill.kind} {drill.cause.value!r}, got {said!r}")
+        elif drill.one_answer and (different := self._other_answers()):
+            problems.append(f"it was also called {different}")
         elif result.culprit not in drill.pair:
             problems.append(f"blamed {result.culprit}, not {' or '.join(drill.pair)}")
         if result.notice_seconds is None:
@@ -338,6 +360,12 @@ class _Run:
         problems += self._wrong_exit_codes(EXIT_VERDICT) if in_time else []
         self._result.reason = "; ".join(problems)
         self._result.status = "failed" if problems else "passed"
+    def _other_answers(self) -> list[tuple[str, str, str]]:
+        """The verdicts, of any task, that are not the expected one."""
+        expected = (self._drill.cause.value, *self._drill.pair[:2])
+        verdicts = [event for event in self._read() if event["kind"] == ReportKind.VERDICT]
+        said = {(event["cause"], event["culprit"], event["peer"]) for event in verdicts}
+        return sorted(said - {expected})
 
     def _wrong_exit_codes(self, expected: int) -> list[str]:
         """Every task that was not struck, or only hangs, leaves soon, with the exit code that the docs state."""
@@ -358,9 +386,12 @@ class _Run:
         while time.monotonic() < deadline and None in self._cluster.exit_codes():
             time.sleep(_POLL)
         codes = self._cluster.exit_codes()
-        said = [event for event in self._read() if event["kind"] in WITH_FILES]
+        said = [event for event in self._read() if event["kind"] in WITH_FILES and not self._was_to_come(event)]
         self._result.status = "passed" if codes == [0] * len(codes) and not said else "failed"
         self._result.reason = "" if self._result.status == "passed" else f"exit codes {codes}, reported {said}"
+
+    def _was_to_come(self, event: dict[str, Any]) -> bool:
+        return self._drill.goes_on and event["kind"] == self._drill.kind and self._drill.is_right(event["cause"])
 
 
 @contextlib.contextmanager

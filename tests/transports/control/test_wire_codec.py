@@ -133,6 +133,7 @@ def test_the_committed_descriptors_are_those_of_the_contract() -> None:
 
 def test_the_contract_has_no_message_without_a_dataclass_but_for_the_wire_itself() -> None:
     wire_only = {"DescribeRequest", "WatchRequest", "SnapshotRequest", "SnapshotReply", "DataFrame", "Envelopes"}
+    wire_only |= {"WitnessRequest"}
     dataclasses_there = {
         name for name, kind in vars(messages).items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)
     }

@@ -13,7 +13,7 @@ REMEDIES: Mapping[Cause, str] = MappingProxyType(
         Cause.NEVER_STARTED: "Start it on that host, or correct its address in --ps_hosts and --worker_hosts.",
         Cause.DEAD: "Read the last lines of its output, then start the job again.",
         Cause.OUT_OF_MEMORY: "Give the task more memory, a smaller --batch_size, or more servers to share the model.",
-        Cause.FROZEN: "Resume it, or end it; a debugger may be holding it.",
+        Cause.FROZEN: "Resume it, or its host, or end it; a debugger or a suspended machine may be holding it.",
         Cause.STOPPED: "A person or a batch system ended it. Start it again: it resumes from its newest checkpoint.",
         Cause.FAILED: "Fix that error, then start the job again.",
         Cause.USER_CODE: "See the stack below: that line of the training program does not return.",
@@ -29,7 +29,7 @@ REMEDIES: Mapping[Cause, str] = MappingProxyType(
         Cause.ANSWER_LOST: "It is sent again after ten seconds. If that does not help, keep the run folder.",
         Cause.LINK_DOWN: (
             "Try to reach one host from the other (ping, nc; ib_write_bw for RDMA), and look for a firewall, a cable "
-            "or a route."
+            "or a route. If only large packets are lost (ping -M do -s 1472), lower the MTU of the interfaces."
         ),
         Cause.NO_PATH: "Use --server_protocol=auto, or fix what keeps the two from using that transport.",
         Cause.ONE_WAY_LINK: "Look for a firewall rule or a route that lets packets through in one direction only.",

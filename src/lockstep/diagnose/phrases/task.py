@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from lockstep.diagnose.phrases.units import in_brackets as _in_brackets
 from lockstep.diagnose.phrases.units import in_seconds as _in_seconds
@@ -37,6 +37,22 @@ def looked_at(address: str, found: str) -> str:
     return f"at {address}: {found}"
 
 
+def what_others_know(words: Mapping[str, str]) -> str:
+    """One entry per word, with the tasks that say it."""
+    by_word: dict[str, list[str]] = {}
+    for task, word in words.items():
+        by_word.setdefault(word, []).append(_named(task))
+    found = [f"{', '.join(tasks[:4])}{' and others' * (len(tasks) > 4)}: {word}" for word, tasks in by_word.items()]
+    return f"what each task knows of it: {'; '.join(found) or 'no task was asked'}"
+
+
+def refused_without_proof(task: str) -> str:
+    return (
+        f"connections to {_named(task)} are refused: either it has ended together with its monitor, or a firewall "
+        "resets them; no monitor, no task on its host and no majority of all tasks proves its end"
+    )
+
+
 def ended_for_lack_of_memory(task: str, how: str) -> str:
     return f"{_named(task)} {how} because its host ran out of memory"
 
@@ -54,6 +70,14 @@ def is_stopped(task: str, pid: int, host: str, seconds: float) -> str:
 
 def kernel_has_it_stopped(state: str, seconds: float) -> str:
     return f"its monitor reports the process as {state or 'stopped'} for {_in_seconds(seconds)}"
+
+
+def host_is_paused(task: str) -> str:
+    return f"host paused: the host of {_named(task)} accepts connections, but neither the task nor its monitor answers"
+
+
+def nothing_from_the_task(waiter: str, task: str, seconds: float) -> str:
+    return f"{_named(waiter)} has received nothing from {_named(task)} for {_in_seconds(seconds)}"
 
 
 def native_code_holds_all_threads(task: str, pid: int, host: str) -> str:
@@ -127,7 +151,7 @@ def was_told_so(waiter: str, task: str) -> str:
 
 
 def no_packet_though_others_reach_it(task: str, waiter: str) -> str:
-    return f"no packet from {_named(task)} reaches {_named(waiter)}, although other tasks hear from it"
+    return f"{_named(waiter)} cannot reach {_named(task)}, although other tasks hear from it"
 
 
 def others_hear_it(others: Sequence[str], task: str, seconds: float) -> str:

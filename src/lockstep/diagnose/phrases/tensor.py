@@ -107,3 +107,21 @@ def sum_does_not_come(bucket: int, names: Sequence[str], step: int) -> str:
 
 def has_handed_over(task: str, bucket: int, step: int) -> str:
     return f"{_named(task)}: has handed over bucket {bucket} of step {step}"
+
+
+def large_packets_vanish(speaker: str, listener: str) -> str:
+    return (
+        f"large packets from {_named(speaker)} to {_named(listener)} vanish, small ones arrive: some part of the path "
+        "takes smaller packets than both hosts assume (MTU)"
+    )
+
+
+def sent_again(speaker: str, nbytes: int, times: int, path_mtu: int) -> str:
+    return (
+        f"{_named(speaker)}: its kernel has retransmitted one segment {times} times without an answer; {nbytes} bytes "
+        f"wait on that connection, whose path MTU is {path_mtu} bytes as far as that kernel knows"
+    )
+
+
+def small_packets_arrive(listener: str, segments: int, seconds: float) -> str:
+    return f"{_named(listener)}: its kernel received {segments} segments from the other host in {_in_seconds(seconds)}"

@@ -25,6 +25,8 @@ class Reach(StrEnum):
 
 
 NOBODY_THERE = frozenset({Reach.REFUSED, Reach.UNRESOLVED})
+UNREACHABLE = frozenset({*NOBODY_THERE, Reach.SILENT, Reach.NO_ROUTE, Reach.BROKEN, Reach.OTHER_PROGRAM})
+"""The task cannot be reached. One that accepts connections and says nothing can be: it may only be paused."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from lockstep.errors import EXIT_FAILED
 from lockstep.protocol.core.timing import ANSWERED_FOR_SECONDS, SAME_SIGNAL_SECONDS, TELL_SECONDS
+from lockstep.runtime.monitor.freezer import task_facts
 from lockstep.runtime.monitor.oom import OomWitness, find_counters
-from lockstep.runtime.processes import SignalInbox, process_facts, signal_name, wait_readable
+from lockstep.runtime.processes import SignalInbox, signal_name, wait_readable
 
 if TYPE_CHECKING:
     # Most readers need only what signals mean, and must not wait until gRPC is imported.
@@ -93,7 +94,7 @@ class TaskObserver:
     def look(self) -> None:
         """Note what the kernel shows of the task; call it often."""
         self._witness.sample(time.monotonic())
-        if (facts := process_facts(self._record.pid)) is not None:
+        if (facts := task_facts(self._record.pid)) is not None:
             self._record.on_state(stopped=facts.stopped)
 
     def death(self, exit_code: int) -> str:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Final
 
 from lockstep.diagnose.views import FORMAT
+from lockstep.runtime.monitor.freezer import task_facts
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.stack import StackTaker
 from lockstep.runtime.processes import process_facts, uses_device
@@ -49,7 +50,7 @@ class MonitorService:
     def _snapshot(self, with_stack: bool) -> bytes:
         record = self._record
         alive = record.pid != 0 and record.exit_code is None
-        facts = process_facts(record.pid) if alive else None
+        facts = task_facts(record.pid) if alive else None
         if facts is not None:
             record.on_state(stopped=facts.stopped)
         stack = self._stacks.take(record.pid) if alive and with_stack else None

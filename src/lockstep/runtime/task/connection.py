@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lockstep.protocol.core.causes import Cause, Reason, link_down
+from lockstep.protocol.core.death import Word
 from lockstep.protocol.core.events import Event, LinkLost, LinkUp, Received, TransferEnded, VersionArrived
 from lockstep.protocol.core.faults import Callback
 from lockstep.protocol.core.ids import BucketId, Incarnation, TaskId, hex64
@@ -71,6 +72,9 @@ class NodeSide(Protocol):
 
     def tensors_in(self, bucket: BucketId) -> int:
         """How many tensors, or parts of them, are in a bucket."""
+
+    def words_about(self, peer: TaskId, incarnation: Incarnation) -> list[Word]:
+        """What all other tasks know of this incarnation of ``peer``; waits for their answers."""
 
     def hello(self) -> Hello: ...
 

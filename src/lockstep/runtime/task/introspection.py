@@ -8,16 +8,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from lockstep.diagnose.witness import ask_witnesses, make_statement
 from lockstep.protocol.core.causes import ReportKind
+from lockstep.protocol.core.death import Word
 from lockstep.protocol.core.effects import Effect, JobEnded, Send
 from lockstep.protocol.core.events import Event
 from lockstep.protocol.core.faults import Fault
-from lockstep.protocol.core.ids import Incarnation, JobId, TaskId
+from lockstep.protocol.core.ids import Incarnation, JobId, TaskId, hex64
 from lockstep.protocol.core.journal import Journal
 from lockstep.protocol.core.leaving import Departure
 from lockstep.protocol.core.machine import WholeTask
 from lockstep.protocol.core.messages import End, Printed, Report
 from lockstep.protocol.core.plan import Plan
+from lockstep.protocol.core.timing import HEARD_SECONDS
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.task.injection import Injector
@@ -122,6 +125,23 @@ class Observed:
 
     def _snapshot_json(self) -> bytes:
         return json.dumps(self.snapshot()).encode()
+
+    # -- tasks that others miss --
+
+    def _statement_about(self, name: str) -> bytes:
+        """JSON of what this task knows of another one of the cluster; on a thread of gRPC."""
+        address = dict(self.cluster.all_addresses()).get(name)
+        if address is None:
+            return b"{}"
+        keeper = self.peers.get(TaskId.parse(name))
+        heard = keeper is not None and keeper.linked and keeper.seconds_unheard(time.monotonic()) < HEARD_SECONDS
+        return make_statement(address, heard=heard)
+
+    def words_about(self, peer: TaskId, incarnation: Incarnation) -> list[Word]:
+        """What all other tasks know of this incarnation of ``peer``; waits for their answers."""
+        here = (str(self.task), str(peer))
+        fronts = {task: address for task, address in self.cluster.all_addresses() if task not in here}
+        return [said.word(hex64(incarnation)) for said in ask_witnesses(str(peer), fronts).values()]
 
     # -- reports --
 

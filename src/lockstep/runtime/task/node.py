@@ -56,7 +56,7 @@ from lockstep.runtime.watch.status import MainThread
 from lockstep.runtime.watch.watchdog import WatchSettings
 from lockstep.transports.base import Loan, Transport
 from lockstep.transports.control.link import ControlLink, LinkEvents, serve_links
-from lockstep.transports.control.monitor_service import snapshot_handler
+from lockstep.transports.control.monitor_service import snapshot_handler, witness_handler
 from lockstep.transports.control.server import ControlServer
 from lockstep.transports.registry import make_transport, stays_on_one_host
 from lockstep.version import __version__
@@ -156,7 +156,8 @@ class Node(Observed):
         self._search = Search(dialed, self.start_facts, self._say_missing, lambda: self.leaving, tasks)
         self._begin_observing(say, config.watch, config.run_folder, config.faults)
         serve_links(self._server, self._on_hello, self._on_link)
-        self._server.add_handlers("Task", {"Snapshot": snapshot_handler(self._snapshot_json)})
+        witness = witness_handler(self._statement_about)
+        self._server.add_handlers("Task", {"Snapshot": snapshot_handler(self._snapshot_json), "Witness": witness})
 
     # -- construction --
 

@@ -13,19 +13,20 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from lockstep.diagnose.collect import is_absent
+from lockstep.diagnose.witness import Statement
 from lockstep.errors import EXIT_BAD_INPUT
 from lockstep.protocol.core.causes import FINAL_REFUSALS, Cause, Reason, link_down
+from lockstep.protocol.core.death import PROOFS, Ruling, Word, rule_on
 from lockstep.protocol.core.events import Broken, PeerGone
 from lockstep.protocol.core.ids import INITIAL_STEP, Incarnation, TaskId
 from lockstep.protocol.core.messages import Heartbeat, Hello, Message
-from lockstep.protocol.core.reach import Reach
 from lockstep.protocol.core.timing import (
     DIAL_SECONDS,
     GONE_SECONDS,
     HEARTBEAT_SECONDS,
     LEFT_SECONDS,
     LONGEST_DIAL_SECONDS,
-    SLOW_SECONDS,
 )
 from lockstep.runtime import phrases
 from lockstep.runtime.startup.address_finding import (
@@ -50,10 +51,6 @@ DIAL_PER_TASK = 0.5
 HURRIED_PAUSE = 0.1
 HURRIED_LOOKS = 100
 TIMES_WITHOUT_PATH = 2
-
-
-def _gone_after(finding: AddressFinding) -> float:
-    return SLOW_SECONDS if finding.answer is Reach.MUTE else GONE_SECONDS
 
 
 class PeerKeeper:
@@ -81,6 +78,9 @@ class PeerKeeper:
         self._accepted: tuple[Connection, ControlLink, Hello] | None = None
         self._closing = False
         self._longest_pause = max(LONGEST_PAUSE, PAUSE_PER_TASK * tasks)
+        self._tasks = tasks
+        self._ask_at = 0.0
+        """When the other tasks may be asked about this one again."""
         self._dial_seconds = max(DIAL_SECONDS, DIAL_PER_TASK * tasks)
         self._ask_seconds = ask_seconds(tasks)
         self._looks = 0
@@ -269,8 +269,8 @@ class PeerKeeper:
         # While a large cluster starts, its machines are so busy that links break and monitors are silent: tasks that
         # are missing then are reported, and have until the startup deadline.
         silent = finding.description is None and self._was_up() and not self._node.forming
-        if proof is None and silent and lost_for > _gone_after(finding):
-            proof = Reason(Cause.DEAD, phrases.is_gone(finding.text))
+        if proof is None and silent and lost_for > GONE_SECONDS:
+            proof = self._word_of_all(finding, known)
         if proof is None and lost_for > LEFT_SECONDS:
             proof = left_early(finding)
         if proof is None or self.linked:
@@ -279,6 +279,17 @@ class PeerKeeper:
             self._told_gone = True
             self._node.post(PeerGone(self.peer, proof, known))
         return True
+
+    def _word_of_all(self, finding: AddressFinding, known: Incarnation) -> Reason | None:
+        """That it cannot be reached from here does not prove its end; the word of all tasks does."""
+        if time.monotonic() < self._ask_at:
+            return None
+        own = Statement(reach=finding.answer, absent=is_absent(self.front, finding.answer)).word()
+        if own is Word.NONE:
+            return None
+        words = [own] if own in PROOFS else [own, *self._node.words_about(self.peer, known)]
+        self._ask_at = time.monotonic() + GONE_SECONDS
+        return Reason(Cause.DEAD, phrases.is_gone(finding.text)) if rule_on(words, self._tasks) is Ruling.DEAD else None
 
     def _was_up(self) -> bool:
         """A link that never came up, for example on a busy machine, does not prove that the peer is gone."""

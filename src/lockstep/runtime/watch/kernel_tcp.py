@@ -1,8 +1,8 @@
 """The kernel's counters of the TCP connections of this process, read over netlink without any privilege.
 
 A transport knows what it handed to the kernel and what it received. What happens in between shows whether a link is
-slow, cut, or cut in one direction only: bytes that wait to be acknowledged, and segments that arrived although they
-carried nothing new.
+slow, cut, cut in one direction only, or closed to large packets: bytes that wait to be acknowledged, segments that are
+sent again and again, and segments that arrived although they carried nothing new.
 """
 
 from __future__ import annotations
@@ -34,13 +34,23 @@ class Counted:
     received: int = 0
     waiting: int = 0
     """Bytes that were handed to the kernel but not acknowledged by the peer's kernel."""
+    retransmits: int = 0
+    """How often the kernel has sent the same segment again without any progress; of the worst connection."""
+    stuck: int = 0
+    """The bytes that wait on that connection."""
+    path_mtu: int = 0
+    """The largest packet that its path takes, as far as its kernel knows."""
 
     def plus(self, other: Counted) -> Counted:
+        worst = max(self, other, key=lambda one: (one.retransmits, one.stuck))
         return Counted(
             self.segments_in + other.segments_in,
             self.acknowledged + other.acknowledged,
             self.received + other.received,
             self.waiting + other.waiting,
+            worst.retransmits,
+            worst.stuck,
+            worst.path_mtu,
         )
 
 
@@ -120,4 +130,5 @@ def _read_info(info: bytes, write_queue: int) -> Counted:
     """The fields of the kernel's ``struct tcp_info`` that matter here; their offsets never change."""
     acknowledged, received = struct.unpack_from("=QQ", info, 120)
     (segments_in,) = struct.unpack_from("=I", info, 140)
-    return Counted(segments_in, acknowledged, received, write_queue)
+    retransmits, (path_mtu,) = info[2], struct.unpack_from("=I", info, 60)
+    return Counted(segments_in, acknowledged, received, write_queue, retransmits, write_queue, path_mtu)

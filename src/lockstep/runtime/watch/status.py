@@ -206,7 +206,7 @@ class Sampler:
     def kernel_facts(self, host: str) -> dict[str, float]:
         """What moved on the connections with ``host`` since the look before, and for how long that was watched."""
         if not self._kernel:
-            return {"watched": 0.0, "waiting": 0, "segments_in": 0, "acknowledged": 0}
+            return {"watched": 0.0}
         (began, first), (ended, last) = self._kernel[0], self._kernel[-1]
         before, now = first.get(host, Counted()), last.get(host, Counted())
         return {
@@ -214,6 +214,9 @@ class Sampler:
             "waiting": now.waiting,
             "segments_in": max(0, now.segments_in - before.segments_in),
             "acknowledged": max(0, now.acknowledged - before.acknowledged),
+            "retransmits": now.retransmits,
+            "stuck": now.stuck,
+            "path_mtu": now.path_mtu,
         }
 
     def written_ago(self, now: float) -> float:

@@ -21,7 +21,8 @@ from lockstep.diagnose.collect import collect, fetch_stack
 from lockstep.diagnose.evidence import Ended, Evidence, Seen
 from lockstep.diagnose.monitor_view import from_description
 from lockstep.diagnose.verdict import Diagnosis, Verdict
-from lockstep.diagnose.views import read_task
+from lockstep.diagnose.views import TaskView, read_task
+from lockstep.diagnose.witness import with_witnesses
 from lockstep.protocol.core.activity import Doing
 from lockstep.protocol.core.causes import LOSSES, Cause, Reason, ReportKind, Source
 from lockstep.protocol.core.endings import NOTICED, seconds_allowed
@@ -382,10 +383,16 @@ class Watchdog:
     def evidence(self) -> Evidence:
         """The snapshots of all tasks, collected now."""
         cluster = self._node.cluster
-        own = read_task(json.dumps(snapshot_of(self._node)).encode())
+        me = str(self._node.task)
         addresses = {str(task): cluster.address_of(task) for task in self._asked()}
-        found = collect(addresses, self._settings.ask, {str(self._node.task): own})
-        return self._evidence(found)
+        found = collect(addresses, self._settings.ask, {me: self._own_view()})
+        if not self._node.forming:
+            found = with_witnesses(found, me)
+        # Asking takes seconds where one does not answer; meanwhile this task may have heard from it, or still has not.
+        return self._evidence({**found, me: replace(found[me], view=self._own_view())})
+
+    def _own_view(self) -> TaskView:
+        return read_task(json.dumps(snapshot_of(self._node)).encode())
 
     def _asked(self) -> Sequence[TaskId]:
         """All tasks. But while a large cluster forms, all are too busy to be asked by all: each asks only those that

@@ -171,6 +171,19 @@ def is_local_address(host: str) -> bool:
     return not interface_addresses().isdisjoint(addresses)
 
 
+def nothing_listens(port: int) -> bool:
+    """Whether this machine's kernel knows of no socket that listens at this TCP port; False where it does not tell."""
+    import psutil
+
+    try:
+        connections = psutil.net_connections(kind="tcp")
+    except (psutil.Error, OSError):
+        return False
+    # Connections that have ended keep their port for a while; they do not count.
+    listening = [entry.laddr.port for entry in connections if entry.status == psutil.CONN_LISTEN and entry.laddr]
+    return port not in listening
+
+
 def who_listens(port: int) -> Listener | None:
     """The process that holds a TCP port of this machine, as far as the system reveals it; None if none is found."""
     import psutil

@@ -246,6 +246,16 @@ def encode_snapshot(json: bytes) -> bytes:
     return _serialized("SnapshotReply", _PROTO["SnapshotReply"], {"json": json})
 
 
+def encode_witness_request(task: str) -> bytes:
+    """The question what a task finds at the address of another."""
+    return _serialized("WitnessRequest", _PROTO["WitnessRequest"], {"task": task})
+
+
+def decode_witness_request(data: bytes) -> str:
+    task: str = _parsed("WitnessRequest", _PROTO["WitnessRequest"], data).task
+    return task
+
+
 def decode_snapshot(data: bytes) -> bytes:
     """The JSON in these bytes; ``WireError`` says what is wrong with them."""
     json: bytes = _parsed("SnapshotReply", _PROTO["SnapshotReply"], data).json

@@ -13,7 +13,7 @@ from lockstep.protocol.core.messages import Description
 from lockstep.protocol.core.reach import Reach, Silence
 from lockstep.protocol.core.timing import ASK_SECONDS, PROBE_SECONDS
 from lockstep.transports.control.channels import open_channel
-from lockstep.transports.control.codec import WireError, decode_description, decode_snapshot
+from lockstep.transports.control.codec import WireError, decode_description, decode_snapshot, encode_witness_request
 from lockstep.transports.control.reasons import explain, why_no_answer
 from lockstep.transports.control.server import method_path
 from lockstep.transports.quiet_grpc import grpc
@@ -68,6 +68,12 @@ def fetch_snapshot(address: str, service: str, timeout: float, probe_seconds: fl
         return _ask(channel, address, service, "Snapshot", timeout, decode_snapshot, probe_seconds)
 
 
+def fetch_statement(address: str, task: str, timeout: float) -> bytes:
+    """JSON of what the task at ``host:port`` finds at the address of another. Raises ``Unreachable``."""
+    with open_channel(address) as channel:
+        return _ask(channel, address, "Task", "Witness", timeout, decode_snapshot, 0.0, encode_witness_request(task))
+
+
 def snapshot_fields(address: str, service: str) -> dict[str, Any]:
     """The fields of that snapshot; empty if nothing answers, or the answer is not an object."""
     try:
@@ -101,10 +107,11 @@ def _ask(
     timeout: float,
     read: Callable[[bytes], Answer],
     probe_seconds: float = PROBE_SECONDS,
+    request: bytes = b"",
 ) -> Answer:
     """``probe_seconds``: how long it may take to find out why there was no answer."""
     try:
-        return read(channel.unary_unary(method_path(service, method))(b"", timeout=timeout))
+        return read(channel.unary_unary(method_path(service, method))(request, timeout=timeout))
     except grpc.RpcError as error:
         raise Unreachable(address, why_no_answer(error, address, timeout, probe_seconds)) from error
     except WireError as error:

@@ -8,17 +8,25 @@ from collections.abc import Callable, Iterator
 from lockstep.protocol.core.messages import Description
 from lockstep.protocol.core.timing import PUSH_SECONDS
 from lockstep.transports.control.broadcast import Broadcast
-from lockstep.transports.control.codec import WireError, encode_description, encode_snapshot
+from lockstep.transports.control.codec import WireError, decode_witness_request, encode_description, encode_snapshot
 from lockstep.transports.control.server import ControlServer
 from lockstep.transports.quiet_grpc import grpc
 
 
 def snapshot_handler(snapshot: Callable[[], bytes]) -> grpc.RpcMethodHandler:
     """A handler of ``Snapshot`` that answers with this JSON; JSON that is too large is refused with its size."""
+    return _json_handler(lambda _: snapshot())
 
-    def handle(request: bytes, context: grpc.ServicerContext) -> bytes:  # noqa: ARG001
+
+def witness_handler(make_statement: Callable[[str], bytes]) -> grpc.RpcMethodHandler:
+    """A handler of ``Witness`` that answers with this JSON about the task in question."""
+    return _json_handler(lambda request: make_statement(decode_witness_request(request)))
+
+
+def _json_handler(answer: Callable[[bytes], bytes]) -> grpc.RpcMethodHandler:
+    def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
         try:
-            return encode_snapshot(snapshot())
+            return encode_snapshot(answer(request))
         except WireError as error:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
             raise AssertionError("abort raises") from error
