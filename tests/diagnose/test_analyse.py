@@ -312,6 +312,8 @@ def test_a_job_that_a_verdict_has_ended_is_not_healthy() -> None:
 @pytest.mark.parametrize("seconds", [-0.04, -0.0, 0.0, 0.04])
 def test_no_time_is_negative(seconds: float) -> None:
     assert (in_seconds(seconds), in_milliseconds(min(0.0, seconds))) == ("0.0 s", "0 ms")
+
+
 def test_a_host_is_not_called_paused_while_anyone_hears_from_it_or_too_soon() -> None:
     assert verdict_of(analyse(host_paused().evidence())).cause is Cause.FROZEN
     heard = host_paused()

@@ -10,7 +10,6 @@ from lockstep.diagnose.views import Ended as Ended
 from lockstep.diagnose.views import LinkView, MonitorView, TaskView, WaitView
 from lockstep.protocol import phrases
 from lockstep.protocol.core.activity import Doing, TaskPhase
-from lockstep.protocol.core.causes import Reason
 from lockstep.protocol.core.death import Word
 from lockstep.protocol.core.reach import NOT_SILENT, Silence
 from lockstep.protocol.core.waits import FORMING, TENSORS, WaitKind

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.drill.cluster import DrillCluster
-from lockstep.drill.model import STEP, Drill
 from lockstep.drill.hosts import Hosts, HostsError, why_not
 from lockstep.drill.model import STEP, Drill
 from lockstep.drill.task import TaskPlan, with_faults
@@ -360,6 +359,7 @@ class _Run:
         problems += self._wrong_exit_codes(EXIT_VERDICT) if in_time else []
         self._result.reason = "; ".join(problems)
         self._result.status = "failed" if problems else "passed"
+
     def _other_answers(self) -> list[tuple[str, str, str]]:
         """The verdicts, of any task, that are not the expected one."""
         expected = (self._drill.cause.value, *self._drill.pair[:2])

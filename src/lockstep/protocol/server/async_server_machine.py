@@ -1,8 +1,8 @@
 """The machine of one server without synchronisation: each worker's gradient is applied by itself, as it comes.
 
 Every worker has its own step. A bucket is updated for one worker at a time, from one slot of the store to another,
-and the new value goes back to the worker whose gradient made it. Nothing is committed, no task waits for another, and so
-the result depends on the order of arrival: that is what ``--cross_replica_sync=False`` asks for.
+and the new value goes back to the worker whose gradient made it. Nothing is committed, no task waits for another, and
+so the result depends on the order of arrival: that is what ``--cross_replica_sync=False`` asks for.
 
 A worker that hangs while it receives a value keeps reading the slot of that value. Over shared memory that is the rule:
 the receiver copies, so the transfer lasts until it wakes up. With two slots every second update would wait for it.

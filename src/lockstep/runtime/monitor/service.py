@@ -11,7 +11,7 @@ from lockstep.diagnose.views import FORMAT
 from lockstep.runtime.monitor.freezer import task_facts
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.stack import StackTaker
-from lockstep.runtime.processes import process_facts, uses_device
+from lockstep.runtime.processes import uses_device
 from lockstep.runtime.startup.start_facts import StartFacts
 from lockstep.transports.control.monitor_service import add_monitor_service, snapshot_handler
 from lockstep.transports.control.server import ControlServer
