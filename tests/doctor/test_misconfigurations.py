@@ -93,7 +93,10 @@ def test_the_starting_job_says_what_is_wrong(name: str, clean: Network, tmp_path
     with started(clean, scenario, "bench", tmp_path) as programs:
         for task, text in scenario.job:
             either = [programs[name] for name in task.split("|")]
-            said = wait_until(lambda: said_by(either, text), 25, f"{text!r} from {task} ({texts(either)})")  # noqa: B023
+            try:
+                said = wait_until(lambda: said_by(either, text), 25, f"{text!r} from {task}")  # noqa: B023
+            except AssertionError as error:
+                raise AssertionError(f"{error}; only {texts(either)}") from None
             assert "Traceback" not in said
 
 

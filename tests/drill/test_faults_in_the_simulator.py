@@ -71,5 +71,5 @@ def test_what_a_task_is_can_be_wrong_too(fault: Fault, words: str) -> None:
 
 
 def test_a_fault_of_a_handshake_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="OddVersion is found by the handshake of two processes"):
+    with pytest.raises(ValueError, match="OddVersion shows in the handshake of two processes"):
         with_faults(SCENARIO, [OddVersion(W1)])

@@ -32,7 +32,7 @@ def why_it_does_not_come(ours: StartFacts, finding: AddressFinding, address: str
     found = finding.description
     assert found is not None
     if found.version != ours.version:
-        return phrases.other_version(found.version, ours.short, ours.version)
+        return phrases.other_version(found.version, ours.task, ours.version)
     theirs = read_start_facts(snapshot_fields(address, "Monitor").get("start"))
     if theirs is not None and (difference := list_difference(ours, theirs)) is not None:
         return phrases.is_up_but(difference)
@@ -48,7 +48,7 @@ def _as_seen_from_there(ours: StartFacts, pid: int, host: str, link: dict[str, A
     front, finding = str(link.get("front", ""))[:300], str(link.get("finding", ""))[:1000]
     if not front or not int(link.get("attempts", 0)) or link.get("found_up") is True:
         return ""  # it has not looked yet, or it reaches us and the link is about to open
-    return phrases.does_not_reach(pid, host, ours.short, front, finding)
+    return phrases.does_not_reach(pid, host, ours.task, front, finding)
 
 
 def difference_with_any(ours: StartFacts, theirs: Iterable[StartFacts] | None) -> str:

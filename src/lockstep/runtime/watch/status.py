@@ -1,7 +1,7 @@
 """What a task knows of itself: what its training thread is doing, and what moved recently.
 
-``MainThread`` is told by whoever trains; telling costs one assignment. ``Sampler`` looks from outside, twice a second,
-at what the kernel and the links count: a thread that says "computing" and uses no processor does not compute.
+The training loop sets ``MainThread``, which costs one assignment. ``Sampler`` looks from outside, twice a second, at
+what the kernel and the links count: a thread that is marked "computing" and uses no CPU does not compute.
 """
 
 from __future__ import annotations
