@@ -185,7 +185,7 @@ class MemberMachine:
         """Notify the coordinator. If it is the one that is gone, no task is left to decide, and the job ends here."""
         if event.peer == self.coordinator:
             culprit, reason = self._why_coordinator_gone(event)
-            return self._end(False, culprit, reason, now, again=self._returns)
+            return self._end(False, culprit, reason, now, again=self._returns and not event.reason.refuses_to_return)
         known = self._lives.get(event.peer, 0)
         if event.incarnation and known and event.incarnation != known:
             return []  # an incarnation that the cluster has forgotten already

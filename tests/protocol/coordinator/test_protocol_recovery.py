@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from helpers.reasons import because
+from lockstep.errors import EXIT_BAD_INPUT
 from lockstep.protocol.coordinator.recovery import Beginning, LossPolicy, RecoveryRules
 from lockstep.protocol.core.causes import NO_REASON, Cause
 from lockstep.protocol.core.effects import (
@@ -359,6 +362,20 @@ def test_a_member_that_loses_its_coordinator_returns_too() -> None:
     rig.tell(LinkUp(PS, life(PS)))
     (ended,) = only(rig.tell(PeerGone(PS, because("was killed"))), JobEnded)
     assert ended.again
+
+
+def test_nobody_returns_to_a_server_that_cannot_start_any_more() -> None:
+    """Its checkpoints are damaged, for example: it has left with the reason, and nothing restarts it."""
+    refused = replace(because("no checkpoint can be used", Cause.DEAD), exit_code=EXIT_BAD_INPUT)
+    member = MemberRig()
+    member.machine._returns = True
+    member.tell(LinkUp(PS, life(PS)))
+    (ended,) = only(member.tell(PeerGone(PS, refused)), JobEnded)
+    assert (ended.again, ended.reason) == (False, refused)
+    rig = CoordinatorRig(servers=2, rules=RecoveryRules(returns=True))
+    rig.join_all()
+    (end,) = messages_to(rig.tell(PeerGone(server(1), refused, life(server(1)))), W0, End)
+    assert (end.again, end.reason) == (False, refused)
 
 
 def test_a_member_passes_on_who_was_lost() -> None:

@@ -248,7 +248,8 @@ class RunningJob:
                 self._joined.pop(task, None)
                 return []
             if is_server:
-                return self._finish(End(False, str(task), self._steps_seen(), reason, again=True), now)
+                again = not reason.refuses_to_return
+                return self._finish(End(False, str(task), self._steps_seen(), reason, again=again), now)
             return self._lose_worker(task, reason, now)
         return self._finish_badly(task, self._steps_seen(), reason, now)
 

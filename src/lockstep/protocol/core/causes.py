@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from lockstep.errors import EXIT_BAD_INPUT
+
 
 class Cause(StrEnum):
     """Why a job is stuck or has ended; the value is what a report shows."""
@@ -106,6 +108,11 @@ class Reason:
     def own_error(self) -> bool:
         """The task that failed reported it itself: exit code 1 instead of 3."""
         return self.source is Source.TASK
+
+    @property
+    def refuses_to_return(self) -> bool:
+        """The process ended because it cannot start (no intact checkpoint, for example), and nothing restarts it."""
+        return self.exit_code == EXIT_BAD_INPUT
 
     def worded(self, text: str) -> Reason:
         """The same with another text."""
