@@ -15,6 +15,7 @@ from diagnose.faulty import (
     Faulty,
     dead,
     frozen,
+    gradient_lost,
     host_paused,
     keys,
     large_packets_lost,
@@ -275,6 +276,16 @@ def test_a_task_that_is_only_starved_of_the_processor_is_not_behind_a_cut_link()
         cluster.link(one, other)["kernel"].update(segments_in=0, waiting=0)
     assert verdict_of(analyse(cluster.evidence())).cause is Cause.UNKNOWN
     cluster.link(W1, PS0)["kernel"]["segments_in"] = 3
+    assert verdict_of(analyse(cluster.evidence())).cause is Cause.UNKNOWN
+
+
+def test_a_tensor_is_lost_only_if_something_that_was_sent_later_has_arrived() -> None:
+    """Else the link may have been cut just after it was sent; the kernel's counters show that a moment later."""
+    cluster = gradient_lost()
+    cluster.task(W1)["tensors"][0]["ages"]["sent"] = 2.3
+    cluster.link(PS0, W1)["heard"] = 1.0
+    assert verdict_of(analyse(cluster.evidence())).cause is Cause.ANSWER_LOST
+    cluster.link(PS0, W1)["heard"] = 2.2
     assert verdict_of(analyse(cluster.evidence())).cause is Cause.UNKNOWN
 
 

@@ -15,6 +15,9 @@ from lockstep.protocol.core.journal import Happening
 from lockstep.protocol.core.timing import SENT_SECONDS, STUCK_SECONDS, UNHEARD_SECONDS, WATCHED_SECONDS
 from lockstep.protocol.core.waits import WaitKind
 
+_BOOKS_APART = 0.5
+"""Seconds by which the ages in the books of two tasks may differ: they are asked one after the other."""
+
 
 def request_lost(case: WaitCase) -> Proof | None:
     if not (case.link_is_sound() and case.nobody_is_stuck()):
@@ -78,7 +81,7 @@ def answer_lost(case: WaitCase) -> Proof | None:
         return None
     sent = case.tensor(sender, case.number, case.bucket, case.waiter)
     sent_ago = -1.0 if sent is None else sent.ages.get(Happening.SENT, -1.0)
-    if sent is None or sent_ago < SENT_SECONDS or _has_arrived(case, receiver):
+    if sent is None or sent_ago < SENT_SECONDS or _has_arrived(case, receiver) or not _later_came(case, sent_ago):
         return None
     what = phrases.tensor_never_arrived(case.on, case.waiting.kind, case.bucket, case.step)
     said = (
@@ -87,6 +90,12 @@ def answer_lost(case: WaitCase) -> Proof | None:
         phrases.heartbeats_pass(),
     )
     return Proof(Cause.ANSWER_LOST, what, said, seconds=sent_ago)
+
+
+def _later_came(case: WaitCase, sent_ago: float) -> bool:
+    """Whether anything that was sent after the tensor has arrived; if not, the link may have been cut meanwhile."""
+    mine, _ = case.links()
+    return mine is not None and mine.heard < sent_ago - _BOOKS_APART
 
 
 def _has_arrived(case: WaitCase, receiver: TaskView) -> bool:

@@ -38,3 +38,21 @@ def test_what_was_announced_does_not_count_against_user_code_that_waits_after_it
     episode = Episode(0.0)
     episode.stuck_since(700.0, 1.0, Cause.BUSY)
     assert episode.stuck_since(701.0, 1.0, Cause.USER_CODE) == 700.0
+
+
+PAIR = frozenset({"worker 1", "server 0"})
+
+
+def test_a_verdict_that_differs_from_the_one_before_must_last_as_a_healing_link_looks_like_another_fault() -> None:
+    episode = Episode(0.0)
+    assert episode.verdict_holds(4.0, Cause.LINK_DOWN, PAIR)
+    assert not episode.verdict_holds(5.0, Cause.ONE_WAY_LINK, PAIR)
+    assert episode.verdict_holds(5.5, Cause.LINK_DOWN, PAIR)
+    assert not episode.verdict_holds(6.0, Cause.ONE_WAY_LINK, PAIR)
+    assert episode.verdict_holds(7.0, Cause.ONE_WAY_LINK, PAIR)
+
+
+def test_a_death_after_another_verdict_is_named_at_once() -> None:
+    episode = Episode(0.0)
+    assert episode.verdict_holds(4.0, Cause.LINK_DOWN, PAIR)
+    assert episode.verdict_holds(5.0, Cause.DEAD, PAIR)

@@ -307,7 +307,8 @@ class Watchdog:
             patient = True
             self._report_loss(verdict)
         if not patient:
-            self._say_verdict(now, diagnosis, verdict)
+            if episode.verdict_holds(now, verdict.cause, verdict.pair()):
+                self._say_verdict(now, diagnosis, verdict)
         elif episode.notice_is_due(now, verdict.cause):
             self._notice(diagnosis)
         if self._node.machine.awaited:
