@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lockstep.drill.model import PS0, PS1, W1, Drill, Surroundings
+from lockstep.drill.model import PS0, PS1, W0, W1, Drill, Surroundings
 from lockstep.protocol.core.causes import Cause
 
 _STEPS = 400
@@ -49,7 +49,7 @@ HOSTS_AND_LINKS: tuple[Drill, ...] = (
         name="host-paused",
         group="lost task",
         story="the host of a worker is paused, its monitor too, and resumes: both addresses accept and say nothing",
-        around=Surroundings(paused=W1),
+        around=Surroundings(paused=(W1,)),
         cause=Cause.FROZEN,
         pair=(W1,),
         goes_on=True,
@@ -60,7 +60,7 @@ HOSTS_AND_LINKS: tuple[Drill, ...] = (
         name="server-host-paused",
         group="lost task",
         story="the same with the only server, which is also the coordinator",
-        around=Surroundings(paused=PS0),
+        around=Surroundings(paused=(PS0,)),
         cause=Cause.FROZEN,
         pair=(PS0,),
         goes_on=True,
@@ -71,7 +71,15 @@ HOSTS_AND_LINKS: tuple[Drill, ...] = (
         name="host-paused-briefly",
         group="lost task",
         story="the host of a worker is paused for a second: nothing is reported",
-        around=Surroundings(paused=W1, heals_after=_BRIEF),
+        around=Surroundings(paused=(W1,), heals_after=_BRIEF),
+        kind=None,
+        steps=_STEPS,
+    ),
+    Drill(
+        name="everything-paused",
+        group="lost task",
+        story="all hosts are paused together for 20 s, as a suspended machine is: nothing is reported",
+        around=Surroundings(paused=(PS0, W0, W1), heals_after=20.0),
         kind=None,
         steps=_STEPS,
     ),

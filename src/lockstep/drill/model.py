@@ -39,8 +39,8 @@ class Surroundings:
     cut: tuple[str, str, str] | None = None
     """Two tasks on separate hosts between which packets are dropped: both, from (of the first), slow (what exceeds a
     low rate), large (what exceeds a size); or, with reset, connections are reset."""
-    paused: str = ""
-    """A task whose host is paused: it, its monitor and all their helpers are stopped."""
+    paused: tuple[str, ...] = ()
+    """Tasks whose hosts are paused: they, their monitors and all their helpers are stopped."""
     heals_after: float = 0.0
     """The cut, or the pause, ends after this many seconds; 0: only once it was reported."""
     full_log: tuple[str, ...] = ()

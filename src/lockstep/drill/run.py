@@ -211,7 +211,7 @@ class _Run:
             return self._cut(*around.cut)
         if around.paused:
             self._wait_for_step(STEP)
-            return self._signal_host(TaskId.parse(around.paused), signal.SIGSTOP)
+            return self._signal_hosts(around.paused, signal.SIGSTOP)
         if around.restarted:
             self._wait_for_step(STEP)
             return self._restart(TaskId.parse(around.restarted))
@@ -239,17 +239,18 @@ class _Run:
             self._hosts.drop(first, second, how)
         return struck
 
-    def _signal_host(self, task: TaskId, number: int) -> float:
-        """Stop or resume all that belongs to a task; the monitor first, or it would notice that its task stopped."""
-        place = list(self._cluster.shape.tasks()).index(task)
+    def _signal_hosts(self, names: tuple[str, ...], number: int) -> float:
+        """Stop or resume all that belongs to these tasks; monitors first, or they would notice that a task stopped."""
+        tasks = list(self._cluster.shape.tasks())
         struck = time.time()
-        self._cluster.signal_all(place, number)
+        for name in names:
+            self._cluster.signal_all(tasks.index(TaskId.parse(name)), number)
         return struck
 
     def _heal(self) -> None:
         around = self._drill.around
         if around.paused:
-            self._signal_host(TaskId.parse(around.paused), signal.SIGCONT)
+            self._signal_hosts(around.paused, signal.SIGCONT)
         if around.cut is not None and self._hosts is not None:
             for name in around.cut[:2]:
                 self._hosts.restore(TaskId.parse(name))
