@@ -34,7 +34,7 @@ lockstep why: who waits for whom, for which tensor, and why.
   --watch                    ask again every two seconds, until Ctrl-C
   --json                     one JSON object instead of text
 
-Exit codes: 0 healthy, 3 something is stuck, 2 bad input.
+Exit codes: 0 healthy, 3 something is stuck or has ended, 2 bad input.
 """
 
 EXIT_STANDS_STILL = 3
