@@ -18,6 +18,7 @@ from diagnose.faulty import (
     host_paused,
     keys,
     large_packets_lost,
+    never_started,
     store_stuck,
     user_code,
 )
@@ -289,6 +290,18 @@ def test_while_a_lost_worker_is_waited_for_the_remedy_is_to_start_it_again() -> 
     assert (verdict.cause, verdict.culprit) == (Cause.DEAD, str(W1))
     assert verdict.remedy == (
         "Start the same command again for worker 1: it takes its place again, and the job goes on."
+    )
+
+
+def test_why_a_task_was_refused_leads_also_after_its_monitor_has_left() -> None:
+    cluster = never_started()
+    assert lead_line(analyse(cluster.evidence())).endswith(
+        "Worker 1 has not been started. Start it on that host, or correct its address in --ps_hosts and --worker_hosts."
+    )
+    cluster.link(PS0, W1)["last_end"] = "ended with exit code 2 (process 9 on b): there is no flag --modle"
+    assert lead_line(analyse(cluster.evidence())).endswith(
+        "Worker 1 has not joined: it ended with exit code 2 (process 9 on b): there is no flag --modle. Correct that, "
+        "and start it again."
     )
 
 
