@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn, Protocol
 
@@ -45,14 +47,17 @@ class ExitWitness:
         self._status: object = None
 
     def install(self) -> None:
-        """Take part in ``sys.exit``, until this process ends."""
-        otherwise = sys.exit
+        """Take part in ``sys.exit`` and in the ``exit`` and ``quit`` of scripts, until this process ends."""
+        for module, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
+            if (otherwise := getattr(module, name, None)) is not None:  # without the site module there are no builtins
+                setattr(module, name, self._noting(otherwise))
 
-        def leave(status: object = None, /) -> NoReturn:
-            self._note(status, sys._getframe(1).f_code.co_filename, sys._getframe(1).f_lineno)
-            otherwise(status)  # type: ignore[arg-type]  # it takes any object
+    def _noting(self, otherwise: Callable[[object], NoReturn]) -> Callable[..., NoReturn]:
+        def leave(code: object = None) -> NoReturn:
+            self._note(code, sys._getframe(1).f_code.co_filename, sys._getframe(1).f_lineno)
+            otherwise(code)
 
-        sys.exit = leave
+        return leave
 
     def caught(self, error: SystemExit) -> None:
         """This exception leaves the block of the job."""

@@ -129,7 +129,9 @@ def test_user_code_that_waits_is_noticed_with_its_line_and_the_seconds_left_and_
 
 @pytest.mark.timed
 @pytest.mark.parametrize(
-    ("place", "cause"), [(FaultPlace.BUSY, Cause.BUSY), (FaultPlace.COMPILER, Cause.COMPILING)], ids=["busy", "compiler"]
+    ("place", "cause"),
+    [(FaultPlace.BUSY, Cause.BUSY), (FaultPlace.COMPILER, Cause.COMPILING)],
+    ids=["busy", "compiler"],
 )
 def test_what_is_announced_and_a_compiler_get_a_notice_and_never_end_the_job(
     tmp_path: Path, place: FaultPlace, cause: Cause
