@@ -35,9 +35,10 @@ def test_the_code_is_the_one_that_python_makes_of_it(witness: ExitWitness, statu
 def test_the_exit_of_scripts_is_noted_too(
     witness: ExitWitness, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with (tmp_path / "empty").open("w+") as stdin, pytest.raises(SystemExit) as left:
+    with (tmp_path / "empty").open("w+") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)  # it closes the real one
-        getattr(builtins, name)(5)
+        with pytest.raises(SystemExit) as left:
+            getattr(builtins, name)(5)
     assert left.value.code == witness.code == 5
 
 
