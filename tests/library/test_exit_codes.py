@@ -42,14 +42,18 @@ def test_the_exit_of_scripts_is_noted_too(
     assert left.value.code == witness.code == 5
 
 
-def test_an_exception_that_leaves_the_block_of_the_job_is_noted_without_a_call() -> None:
-    witness = ExitWitness()
+@pytest.mark.parametrize("called", [True, False])
+def test_an_exception_that_leaves_the_block_of_the_job_is_noted_with_the_place_of_the_program(
+    witness: ExitWitness, called: bool
+) -> None:
     try:
+        if called:
+            sys.exit(3)
         raise SystemExit(3)
     except SystemExit as error:
         witness.caught(error)
     assert witness.code == 3
-    assert __file__ in witness.reason().text
+    assert f"called sys.exit(3) in {__file__}, line " in witness.reason().text
 
 
 def test_a_program_that_goes_on_has_not_left(witness: ExitWitness) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import sys
 import threading
 import traceback
@@ -61,7 +62,8 @@ class ExitWitness:
 
     def caught(self, error: SystemExit) -> None:
         """This exception leaves the block of the job."""
-        frames = traceback.extract_tb(error.__traceback__)
+        # From here on it is no longer the program, but what it called to leave.
+        frames = list(itertools.takewhile(_is_elsewhere, traceback.extract_tb(error.__traceback__)))
         self._note(error.code, frames[-1].filename, frames[-1].lineno)
 
     def forget(self) -> None:
@@ -76,6 +78,10 @@ class ExitWitness:
         number = 0 if status is None else status
         self.code = number & 0xFF if isinstance(number, int) else EXIT_FAILED
         self._status, self._where = status, f"{file}, line {line}"
+
+
+def _is_elsewhere(frame: traceback.FrameSummary) -> bool:
+    return frame.filename != __file__
 
 
 def end_by_signal() -> None:
