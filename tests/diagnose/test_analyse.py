@@ -19,6 +19,7 @@ from diagnose.faulty import (
     host_paused,
     keys,
     large_packets_lost,
+    never_started,
     store_stuck,
     user_code,
 )
@@ -40,11 +41,13 @@ from helpers.snapshots import (
 from lockstep.diagnose.analyse import CAUSES, RULES, analyse, without
 from lockstep.diagnose.evidence import Ended, Evidence, ended_by
 from lockstep.diagnose.phrases.units import in_milliseconds, in_seconds
-from lockstep.diagnose.text import lead_line
+from lockstep.diagnose.text import lead_line, render
 from lockstep.diagnose.verdict import Diagnosis, Verdict
-from lockstep.protocol.core.causes import Cause, Source
+from lockstep.errors import EXIT_VERDICT
+from lockstep.protocol.core.causes import Cause, ReportKind, Source
 from lockstep.protocol.core.death import Word
 from lockstep.protocol.core.endings import WARNINGS
+from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.reach import Reach, Silence
 from lockstep.protocol.core.waits import WaitKind
 
@@ -301,6 +304,18 @@ def test_while_a_lost_worker_is_waited_for_the_remedy_is_to_start_it_again() -> 
     )
 
 
+def test_why_a_task_was_refused_leads_also_after_its_monitor_has_left() -> None:
+    cluster = never_started()
+    assert lead_line(analyse(cluster.evidence())).endswith(
+        "Worker 1 has not been started. Start it on that host, or correct its address in --ps_hosts and --worker_hosts."
+    )
+    cluster.link(PS0, W1)["last_end"] = "ended with exit code 2 (process 9 on b): there is no flag --modle"
+    assert lead_line(analyse(cluster.evidence())).endswith(
+        "Worker 1 has not joined: it ended with exit code 2 (process 9 on b): there is no flag --modle. Correct that, "
+        "and start it again."
+    )
+
+
 def test_a_job_that_a_verdict_has_ended_is_not_healthy() -> None:
     """All tasks still answer for a moment, and nobody waits any more."""
     cluster = healthy()
@@ -318,6 +333,36 @@ def test_a_job_that_a_verdict_has_ended_is_not_healthy() -> None:
     verdict = verdict_of(diagnosis)
     assert (verdict.cause, verdict.culprit, verdict.step, verdict.peer) == (Cause.FROZEN, str(W1), STEP, "")
     assert lead_line(diagnosis).startswith(f"The job ended in step {STEP}. Worker 1 was stopped.")
+
+
+def left_behind(cluster: Cluster, task: TaskId, exit_code: int, reason: str = "") -> None:
+    """Of this task only its monitor is left."""
+    cluster.no_answer(task)
+    cluster.monitor(task)["description"].update(exited=True, exit_code=exit_code)
+    cluster.monitor(task)["reason"] = reason
+
+
+def test_a_job_of_which_only_monitors_are_left_is_over_and_neither_healthy_nor_without_a_fault() -> None:
+    cluster = healthy()
+    left_behind(cluster, PS0, EXIT_VERDICT)
+    left_behind(cluster, W0, EXIT_VERDICT)
+    left_behind(cluster, W1, 1, "no labels in step 7")
+    diagnosis = analyse(cluster.evidence())
+    assert not diagnosis.healthy
+    lead, _, title, *_ = render(ReportKind.ANSWER, diagnosis).splitlines()
+    assert lead == (
+        "The job is over: worker 1 ended with exit code 1: no labels in step 7; server 0 ended with exit code 3; "
+        "worker 0 ended with exit code 3."
+    )
+    assert title == "why: not every task answers"
+
+
+def test_a_task_that_has_just_ended_is_named_before_anyone_waits_for_it() -> None:
+    cluster = healthy()
+    left_behind(cluster, W1, -9)
+    diagnosis = analyse(cluster.evidence())
+    assert not diagnosis.healthy
+    assert diagnosis.summary.endswith("1 of 3 tasks do not answer: worker 1; worker 1 was killed by SIGKILL")
 
 
 @pytest.mark.parametrize("seconds", [-0.04, -0.0, 0.0, 0.04])

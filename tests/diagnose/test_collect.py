@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
+import pytest
+
 from helpers.snapshots import W0, healthy
+from lockstep.cli.main import main
 from lockstep.diagnose.collect import collect
 from lockstep.protocol.core.messages import Description
 from lockstep.protocol.core.timing import WHY_ASK_SECONDS
@@ -53,6 +56,13 @@ def test_a_live_task_that_answers_late_is_waited_for() -> None:
         (seen,) = collect({str(W0): address}, WHY_ASK_SECONDS, together=True).values()
     assert seen.view is not None, seen.silence
     assert seen.view.task == str(W0)
+
+
+def test_why_asks_a_late_task_again_before_it_says_that_it_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    with late_task(2.0) as address:
+        assert main(["why", address, "--json"]) == 0
+    (task,) = json.loads(capsys.readouterr().out)["tasks"]
+    assert (task["task"], task["answers"]) == (str(W0), True)
 
 
 def test_all_questions_to_one_address_share_their_time() -> None:

@@ -255,6 +255,17 @@ def test_the_odd_one_out_is_named_for_each_setting() -> None:
     ]
 
 
+@pytest.mark.parametrize(("seed", "found"), [("7", 0), ("8", 1)])
+def test_a_seed_is_compared_between_workers_only(seed: str, found: int) -> None:
+    own = (start(str(PS0), {"seed": "1234"}),)
+    reports = (
+        PeerReport(str(W0), "h", True, start(str(W0), {"seed": "7"})),
+        PeerReport(str(W1), "h", True, start(str(W1), {"seed": seed})),
+    )
+    said = ["worker 0 has seed=7, worker 1 has seed=8; start all tasks with the same value."]
+    assert sentences(ClusterFacts(own=own, protocol="grpc", reports=reports)) == said[:found]
+
+
 def test_a_clock_that_is_wrong_is_a_note() -> None:
     report = PeerReport(str(W1), "b", True, start(str(W1)), clock_ahead=-300.0, clock_doubt=0.1)
     (found,) = analyse(ClusterFacts(own=OWN, protocol="grpc", reports=(report,)))

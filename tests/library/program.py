@@ -1,11 +1,12 @@
 """A small program of one's own, for tests that start it as real processes.
 
 ``python program.py [flags of the cluster] [--die | --raise | --exit | --close-all |
---seed-differs | --forget]``: prints its final parameter's digest.
+--seed-differs | --forget] [--with]``: prints its final parameter's digest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -22,6 +23,11 @@ def main() -> None:
     ours, rest = lockstep.cluster_flags(sys.argv[1:])
     torch.set_num_threads(1)
     job = lockstep.join(startup_timeout=100, **ours)  # type: ignore[arg-type]  # flags are checked by their table
+    with job if "--with" in rest else contextlib.nullcontext():
+        train(job, rest)
+
+
+def train(job: lockstep.Job, rest: list[str]) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.Dropout(0.5), nn.Linear(32, 16))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

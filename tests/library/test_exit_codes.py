@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,12 +12,12 @@ from lockstep.library.atexit import ExitWitness
 
 
 @pytest.fixture
-def witness() -> Iterator[ExitWitness]:
-    otherwise = sys.exit
+def witness(monkeypatch: pytest.MonkeyPatch) -> ExitWitness:
+    for module, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
+        monkeypatch.setattr(module, name, getattr(module, name))  # restored in the end
     made = ExitWitness()
     made.install()
-    yield made
-    sys.exit = otherwise
+    return made
 
 
 @pytest.mark.parametrize(
@@ -30,14 +31,29 @@ def test_the_code_is_the_one_that_python_makes_of_it(witness: ExitWitness, statu
     assert f"called sys.exit({status!r}) in {__file__}, line " in witness.reason().text
 
 
-def test_an_exception_that_leaves_the_block_of_the_job_is_noted_without_a_call() -> None:
-    witness = ExitWitness()
+@pytest.mark.parametrize("name", ["exit", "quit"])
+def test_the_exit_of_scripts_is_noted_too(
+    witness: ExitWitness, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with (tmp_path / "empty").open("w+") as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)  # it closes the real one
+        with pytest.raises(SystemExit) as left:
+            getattr(builtins, name)(5)
+    assert left.value.code == witness.code == 5
+
+
+@pytest.mark.parametrize("called", [True, False])
+def test_an_exception_that_leaves_the_block_of_the_job_is_noted_with_the_place_of_the_program(
+    witness: ExitWitness, called: bool
+) -> None:
     try:
+        if called:
+            sys.exit(3)
         raise SystemExit(3)
     except SystemExit as error:
         witness.caught(error)
     assert witness.code == 3
-    assert __file__ in witness.reason().text
+    assert f"called sys.exit(3) in {__file__}, line " in witness.reason().text
 
 
 def test_a_program_that_goes_on_has_not_left(witness: ExitWitness) -> None:

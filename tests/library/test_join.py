@@ -128,8 +128,9 @@ def test_an_exception_in_one_program_is_told_to_all() -> None:
 
 
 @pytest.mark.slow
-def test_the_exit_code_of_a_program_that_gives_up_reaches_all() -> None:
-    server, chief, other = run_all(cluster_of("--exit"))
+@pytest.mark.parametrize("inside", [(), ("--with",)], ids=["outside of a with block", "inside"])
+def test_the_exit_code_of_a_program_that_gives_up_reaches_all(inside: tuple[str, ...]) -> None:
+    server, chief, other = run_all(cluster_of("--exit", *inside))
     assert (server.code, chief.code, other.code) == (1, 1, 5)
     for one in (server, chief):
         assert re.search(r"orker 1 called sys\.exit\(5\) in \S+program\.py, line \d+", one.stderr), one.stderr

@@ -6,21 +6,28 @@ import json
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lockstep.errors import BadInput, HelpAsked
 from lockstep.protocol.core.causes import ReportKind
+from lockstep.protocol.core.reach import MAY_BE_LATE
 from lockstep.protocol.core.timing import (
     NOTICE_SECONDS,
     PATIENCE_SECONDS,
     PROBE_ALL_SECONDS,
+    WHY_AGAIN_SECONDS,
     WHY_ASK_SECONDS,
     WHY_BUDGET_SECONDS,
 )
 from lockstep.runtime.running_jobs import LocalJob
 from lockstep.terminal import say
+
+if TYPE_CHECKING:
+    from lockstep.diagnose.evidence import Seen
+    from lockstep.diagnose.verdict import Diagnosis
 
 _HELP = """\
 lockstep why: who waits for whom, for which tensor, and why.
@@ -34,7 +41,7 @@ lockstep why: who waits for whom, for which tensor, and why.
   --watch                    ask again every two seconds, until Ctrl-C
   --json                     one JSON object instead of text
 
-Exit codes: 0 healthy, 3 something is stuck, 2 bad input.
+Exit codes: 0 healthy, 3 something is stuck or has ended, 2 bad input.
 """
 
 EXIT_STANDS_STILL = 3
@@ -180,24 +187,18 @@ def _answers(cluster: dict[str, str], asked: _Asked, began: float) -> int:
 
 
 def _one_answer(cluster: dict[str, str], asked: _Asked, began: float) -> int:
-    from lockstep.diagnose.analyse import analyse
     from lockstep.diagnose.collect import collect, fetch_stack
-    from lockstep.diagnose.evidence import Evidence, ended_by
-    from lockstep.version import __version__
 
     left = WHY_BUDGET_SECONDS - PROBE_ALL_SECONDS - (time.monotonic() - began)
     found = collect(cluster, max(PROBE_ALL_SECONDS, min(WHY_ASK_SECONDS, left)), together=True)
-    usual = max((seen.view.usual for seen in found.values() if seen.view is not None), default=NOTICE_SECONDS)
-    evidence = Evidence(
-        tasks=found,
-        asker="lockstep why",
-        version=__version__,
-        floor=max(1.5, 0.75 * min(usual, 60.0)),
-        patience=max(PATIENCE_SECONDS, min(usual, 60.0)),
-        time=time.time(),
-        end=ended_by(found),
-    )
-    diagnosis = analyse(evidence)
+    diagnosis = _analysed(found)
+    late = {
+        task: seen.address for task, seen in found.items() if seen.view is None and seen.silence.reach in MAY_BE_LATE
+    }
+    if late and (diagnosis.verdict is None or not diagnosis.verdict.proven):
+        found |= collect(late, WHY_AGAIN_SECONDS, together=True)
+        diagnosis = _analysed(found)
+        began = time.monotonic()
     verdict = diagnosis.verdict
     if verdict is not None and (seen := found.get(verdict.culprit)) is not None and seen.view is None:
         left = WHY_BUDGET_SECONDS - (time.monotonic() - began)
@@ -208,11 +209,27 @@ def _one_answer(cluster: dict[str, str], asked: _Asked, began: float) -> int:
     return 0 if diagnosis.healthy else EXIT_STANDS_STILL
 
 
-def _text_of(diagnosis: object) -> str:
-    from lockstep.diagnose.text import render
-    from lockstep.diagnose.verdict import Diagnosis
+def _analysed(found: Mapping[str, Seen]) -> Diagnosis:
+    from lockstep.diagnose.analyse import analyse
+    from lockstep.diagnose.evidence import Evidence, ended_by
+    from lockstep.version import __version__
 
-    assert isinstance(diagnosis, Diagnosis)
+    usual = max((seen.view.usual for seen in found.values() if seen.view is not None), default=NOTICE_SECONDS)
+    evidence = Evidence(
+        tasks=found,
+        asker="lockstep why",
+        version=__version__,
+        floor=max(1.5, 0.75 * min(usual, 60.0)),
+        patience=max(PATIENCE_SECONDS, min(usual, 60.0)),
+        time=time.time(),
+        end=ended_by(found),
+    )
+    return analyse(evidence)
+
+
+def _text_of(diagnosis: Diagnosis) -> str:
+    from lockstep.diagnose.text import render
+
     proven = diagnosis.verdict is None or diagnosis.verdict.proven
     kind = ReportKind.ANSWER if proven else ReportKind.NOTICE
     return render(kind, diagnosis)

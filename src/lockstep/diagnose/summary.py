@@ -3,9 +3,12 @@ spends its time."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lockstep.diagnose import phrases
 from lockstep.diagnose.evidence import Evidence, Seen, is_worker
 from lockstep.diagnose.verdict import TaskLine, TimelineSpan
+from lockstep.errors import EXIT_VERDICT
 from lockstep.protocol.core.activity import Doing
 from lockstep.protocol.core.parts import Part
 from lockstep.protocol.core.reach import Reach
@@ -61,17 +64,25 @@ def timeline(evidence: Evidence) -> tuple[TimelineSpan, ...]:
 
 def health_summary(evidence: Evidence) -> str:
     """One sentence on a job without unusually long waits, with the slowest part of a step."""
-    silent = [seen.task for seen in evidence.tasks.values() if seen.view is None]
-    if silent:
-        return phrases.some_do_not_answer(silent, len(evidence.tasks))
+    silent = [seen for seen in evidence.tasks.values() if seen.view is None]
+    ends = _ends(silent)
     views = [seen.view for seen in evidence.tasks.values() if seen.view is not None]
+    if silent and views:
+        return phrases.some_do_not_answer([seen.task for seen in silent], len(evidence.tasks), ends)
     if not views:
-        return phrases.no_task_found()
+        return phrases.nobody_is_left(len(silent), ends) if silent else phrases.no_task_found()
     step = max(view.step for view in views)
     median = max(view.step_median for view in views)
     if median <= 0:
         return phrases.healthy_before_a_step(len(views))
     return phrases.healthy(len(views), step, median, _slowest(evidence))
+
+
+def _ends(silent: Sequence[Seen]) -> list[str]:
+    """How the tasks among them ended whose monitors still answer; first those that left for a reason of their own."""
+    ended = [(seen.task, seen.monitor) for seen in silent if seen.monitor is not None and seen.monitor.exited]
+    ended.sort(key=lambda one: (one[1].exit_code == 0, one[1].exit_code == EXIT_VERDICT))
+    return [phrases.ended(task, phrases.how_it_ended(one.exit_code), one.reason) for task, one in ended]
 
 
 def _slowest(evidence: Evidence) -> str:

@@ -101,8 +101,12 @@ def never_started(case: WaitCase) -> Proof | None:
     silence = case.seen.monitor_silence
     if not case.forming or case.monitor is not None or silence.reach not in NOBODY_THERE:
         return None
-    said = phrases.found_at(case.seen.address, silence.text)
-    return Proof(Cause.NEVER_STARTED, phrases.not_started(case.on), (said,))
+    said = (phrases.found_at(case.seen.address, silence.text),)
+    mine, _ = case.links()
+    if mine is not None and mine.last_end:
+        what, remedy = phrases.ended_before_it_joined(case.on, mine.last_end), phrases.remedy_of_a_failed_start()
+        return Proof(Cause.NEVER_STARTED, what, said, remedy=remedy)
+    return Proof(Cause.NEVER_STARTED, phrases.not_started(case.on), said)
 
 
 def wiring(case: WaitCase) -> Proof | None:

@@ -61,7 +61,7 @@ def render(kind: str, diagnosis: Diagnosis) -> str:
 def _title(diagnosis: Diagnosis) -> str:
     verdict = diagnosis.verdict
     if verdict is None:
-        return phrases.cluster_is_healthy() if diagnosis.healthy else phrases.nothing_stands_still()
+        return phrases.cluster_is_healthy() if diagnosis.healthy else phrases.not_all_answer()
     return verdict.cause.value if verdict.proven else phrases.cause_unknown()
 
 

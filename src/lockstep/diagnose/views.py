@@ -115,6 +115,8 @@ class LinkView:
     """Why the peer refuses this task, where it does."""
     answer: Reach = Reach.NOT_ASKED
     """What this task found at the peer's address when it last looked."""
+    last_end: str = ""
+    """How the process that was last seen there ended; empty if none has ended, or another has started."""
     by_rdma: bool = False
     watched: float = 0.0
     """Seconds for which the kernel's counters below were watched; 0: not known."""
@@ -492,6 +494,7 @@ def _link(one: Mapping[str, Any]) -> LinkView:
         finding=_text(one.get("finding")),
         refusal=_member(Cause, one.get("refusal"), None),
         answer=_member(Reach, one.get("answer"), Reach.NOT_ASKED),
+        last_end=_text(one.get("last_end")),
         by_rdma=one.get("rdma") is True,
         watched=_number(kernel.get("watched")),
         waiting=_whole(kernel.get("waiting")),

@@ -9,7 +9,7 @@ from lockstep.doctor.facts import ClusterFacts
 from lockstep.doctor.finding import DoctorFinding, FindingKind
 from lockstep.doctor.rules_machine import VERBS
 from lockstep.protocol.core.ids import TaskId
-from lockstep.protocol.core.setting_names import COUNTS, LOCKSTEP_VERSION, VERSIONS
+from lockstep.protocol.core.setting_names import COUNTS, LOCKSTEP_VERSION, VERSIONS, concerns
 from lockstep.runtime.startup.start_facts import StartFacts, list_difference
 from lockstep.transports.verbs.devices import RdmaPort
 
@@ -49,7 +49,8 @@ def _versions_and_settings(starts: list[StartFacts]) -> Iterator[DoctorFinding]:
     for name in names:
         if name in COUNTS or (name == LOCKSTEP_VERSION and len(versions) > 1):
             continue  # host lists and versions have their own sentences
-        values = [(start.short, _value(start, name)) for start in with_settings]
+        concerned = [start for start in with_settings if concerns(name, TaskId.parse(start.task))]
+        values = [(start.short, _value(start, name)) for start in concerned]
         by_value = _by_value(values)
         if len(by_value) > 1:
             told.append((name, by_value))

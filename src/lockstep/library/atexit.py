@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
+import itertools
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import NoReturn, Protocol
 
@@ -45,18 +48,22 @@ class ExitWitness:
         self._status: object = None
 
     def install(self) -> None:
-        """Take part in ``sys.exit``, until this process ends."""
-        otherwise = sys.exit
+        """Take part in ``sys.exit`` and in the ``exit`` and ``quit`` of scripts, until this process ends."""
+        for module, name in ((sys, "exit"), (builtins, "exit"), (builtins, "quit")):
+            if (otherwise := getattr(module, name, None)) is not None:  # without the site module there are no builtins
+                setattr(module, name, self._noting(otherwise))
 
-        def leave(status: object = None, /) -> NoReturn:
-            self._note(status, sys._getframe(1).f_code.co_filename, sys._getframe(1).f_lineno)
-            otherwise(status)  # type: ignore[arg-type]  # it takes any object
+    def _noting(self, otherwise: Callable[[object], NoReturn]) -> Callable[..., NoReturn]:
+        def leave(code: object = None) -> NoReturn:
+            self._note(code, sys._getframe(1).f_code.co_filename, sys._getframe(1).f_lineno)
+            otherwise(code)
 
-        sys.exit = leave
+        return leave
 
     def caught(self, error: SystemExit) -> None:
         """This exception leaves the block of the job."""
-        frames = traceback.extract_tb(error.__traceback__)
+        # From here on it is no longer the program, but what it called to leave.
+        frames = list(itertools.takewhile(_is_elsewhere, traceback.extract_tb(error.__traceback__)))
         self._note(error.code, frames[-1].filename, frames[-1].lineno)
 
     def forget(self) -> None:
@@ -71,6 +78,10 @@ class ExitWitness:
         number = 0 if status is None else status
         self.code = number & 0xFF if isinstance(number, int) else EXIT_FAILED
         self._status, self._where = status, f"{file}, line {line}"
+
+
+def _is_elsewhere(frame: traceback.FrameSummary) -> bool:
+    return frame.filename != __file__
 
 
 def end_by_signal() -> None:

@@ -179,8 +179,9 @@ class Scenario:
     late_starts: tuple[tuple[TaskId, float], ...] = ()
     """Tasks that start late, and by how many seconds."""
     stall_after: float = 60.0
-    user_code_timeout: float = 600.0
     """After this long without progress the job is ended with a verdict."""
+    user_code_timeout: float = 100.0
+    """The same where user code is the cause; shorter than a real job's, so that it is within ``patience``."""
     absentees: tuple[TaskId, ...] = ()
     """Tasks that never start."""
     odd_settings: tuple[tuple[TaskId, Setting], ...] = ()

@@ -9,7 +9,7 @@ from lockstep.protocol.coordinator.coordinator_machine import JOB_PHASE_TRANSITI
 from lockstep.protocol.core.causes import NO_REASON, Cause, Reason
 from lockstep.protocol.core.effects import Send
 from lockstep.protocol.core.events import Broken, LinkLost, LinkUp, PeerGone, Searched, Tick
-from lockstep.protocol.core.ids import INITIAL_STEP, server, worker
+from lockstep.protocol.core.ids import INITIAL_STEP, TaskId, server, worker
 from lockstep.protocol.core.messages import (
     Applied,
     Commit,
@@ -125,6 +125,21 @@ def test_a_setting_that_only_one_side_has_is_a_difference() -> None:
     assert rig.machine.end is not None
     assert "has dtype=float16" in rig.machine.end.reason.text
     assert "has dtype=(none)" in rig.machine.end.reason.text
+
+
+@pytest.mark.parametrize("order", [(PS, W0, W1), (W0, PS, W1), (W0, W1, PS)])
+def test_the_seed_is_compared_between_workers_and_a_server_may_be_started_without(order: tuple[TaskId, ...]) -> None:
+    started = {PS: "1234", W0: "7", W1: "7"}
+    agreeing = CoordinatorRig()
+    for task in order:
+        agreeing.join(task, seed=started[task])
+    assert agreeing.machine.phase is JobPhase.RUNNING
+    rig = CoordinatorRig()
+    for task in order:
+        rig.join(task, seed={**started, W1: "1234"}[task])
+    assert rig.machine.end is not None
+    reason = "worker 1 has seed=1234, worker 0 has seed=7; start all tasks with the same value"
+    assert rig.machine.end.reason == Reason(Cause.MISMATCH, reason, peer=str(W0))
 
 
 def test_before_the_view_a_task_may_come_and_go() -> None:

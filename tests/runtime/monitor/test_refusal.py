@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import replace
 
 import pytest
@@ -9,13 +11,23 @@ import pytest
 from helpers.ports import free_ports
 from helpers.programs import LOCKSTEP, Program
 from helpers.waiting import wait_until
+from lockstep.diagnose.text import lead_line
+from lockstep.drill.task import PlainStore
 from lockstep.errors import EXIT_BAD_INPUT, BadInput
-from lockstep.protocol.core.ids import worker
+from lockstep.protocol.core.ids import server, worker
 from lockstep.protocol.core.messages import Description
 from lockstep.protocol.core.reach import Reach
-from lockstep.runtime.monitor.reporter import TaskReporter
+from lockstep.runtime.monitor.record import TaskRecord
+from lockstep.runtime.monitor.reporter import TaskReport, TaskReporter
+from lockstep.runtime.monitor.service import MonitorService
 from lockstep.runtime.startup.address_finding import AddressFinding, EndMemory, look
+from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.runtime.startup.startup_progress import Board
 from lockstep.runtime.task.failures import told_to_monitor
+from lockstep.runtime.task.node import NodeConfig
+from lockstep.runtime.task.server_node import ServerNode
+from lockstep.transports.control.addresses import parse_address
+from lockstep.version import __version__
 
 DESCRIPTION = Description(
     task=str(worker(1)),
@@ -73,6 +85,40 @@ def test_a_task_that_was_started_again_has_not_ended() -> None:
     memory.with_end(AddressFinding("ended with exit code 2", DESCRIPTION, True), 10.0)
     memory.with_end(AddressFinding("is up", replace(DESCRIPTION, exited=False), True), 11.0)
     assert memory.with_end(NOBODY, 15.0).note == ""
+
+
+def test_the_coordinator_says_why_a_task_was_refused_after_its_monitor_has_left() -> None:
+    ps, other = (f"127.0.0.1:{port}" for port in free_ports(2))
+    cluster = ClusterSpec(ps_hosts=(ps,), worker_hosts=(other,), startup_timeout=60.0, task=server(0))
+    record = TaskRecord(str(worker(0)), __version__, os.getpid())
+    record.on_started(os.getpid())
+    record.on_report(TaskReport(reason="there is no flag --modle"))
+    record.on_exited(EXIT_BAD_INPUT)
+    place = parse_address(other)
+    refused = MonitorService(place.host, place.port, record)
+    node = ServerNode(NodeConfig(cluster=cluster, settings=()), PlainStore, lambda _: None, TaskReporter.none())
+    node.start()
+    try:
+        wait_until(lambda: node.peers[worker(0)].last_end.how, 20, "it is seen by the coordinator")
+        refused.close()
+
+        def lead() -> str:
+            return lead_line(node.watchdog.look_now())
+
+        said = wait_until(lambda: found if "has not joined" in (found := lead()) else "", 20, "nobody is there")
+        assert re.search(r"orker 0 has not joined: it ended with exit code 2 .*: there is no flag --modle\. ", said)
+    finally:
+        refused.close()
+        node.close()
+
+
+def test_the_line_about_a_start_says_why_a_task_is_missing_after_its_monitor_has_left() -> None:
+    board = Board((server(0), worker(1)))
+    up = replace(DESCRIPTION, task=str(server(0)), exited=False, phase="connecting")
+    board.note(server(0), AddressFinding("is up", up, True), 1.0)
+    board.note(worker(1), AddressFinding("ended with exit code 2: no such flag", DESCRIPTION, True), 2.0)
+    board.note(worker(1), NOBODY, 5.0)
+    assert board.line(8.0).endswith("nothing listens there; 4 s ago it ended with exit code 2: no such flag")
 
 
 @pytest.mark.parametrize(

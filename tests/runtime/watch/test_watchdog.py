@@ -36,6 +36,9 @@ from lockstep.runtime.watch.watchdog import WatchSettings
 SHAPE = ClusterShape(1, 2)
 QUICK = WatchSettings(tick=0.05, notice=0.3, first_steps=0.5, patience=0.6, ask=0.5)
 """The real watchdog with its times scaled down."""
+PATIENT = dataclasses.replace(QUICK, tick=0.2, notice=1.5, ask=3.0)
+"""For what takes seconds to prove: all tasks are in one process, so each look leaves traces that the next must not see,
+and an answer may come late."""
 
 
 def plan_for(node: WorkerNode, steps: int) -> TaskPlan:
@@ -101,15 +104,15 @@ def test_a_stall_ends_the_job_on_every_task_and_leaves_the_report(tmp_path: Path
 def test_user_code_that_waits_is_noticed_with_its_line_and_the_seconds_left_and_ends_the_job_after_its_own_time(
     tmp_path: Path, place: FaultPlace, cause: Cause, line: str
 ) -> None:
-    faults = (Stick(str(worker(1)), place, 8, 8.0),)
+    faults = (Stick(str(worker(1)), place, 8, 9.0),)
     with in_process_cluster(
         SHAPE,
         PlainStore,
         run_folder=str(tmp_path),
-        watch=dataclasses.replace(QUICK, notice=1.5),
+        watch=PATIENT,
         faults=faults,
-        stall_after=1.0,
-        user_code_timeout=5.0,
+        stall_after=4.5,
+        user_code_timeout=7.0,
     ) as cluster:
         with pytest.raises(JobEndedError) as ended:
             cluster.run(lambda node: train(node, plan_for(node, 30)))
@@ -118,31 +121,35 @@ def test_user_code_that_waits_is_noticed_with_its_line_and_the_seconds_left_and_
     events = [json.loads(text) for text in (tmp_path / EVENTS).read_text().splitlines()]
     notice = next(event for event in events if event["kind"] == "notice" and event["cause"] == cause.value)
     assert line in notice["text"]
-    assert re.search(r"Without progress the job ends in [1-4] s \(after --user_code_timeout\)", notice["text"])
+    assert re.search(r"Without progress the job ends in [1-5] s \(after --user_code_timeout\)", notice["text"])
     assert notice["text"] in said
     end = next(event for event in events if event["kind"] == "stall")
     assert end["time"] - notice["time"] >= 1.0
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("place", [FaultPlace.BUSY, FaultPlace.COMPILER])
-def test_what_is_announced_and_a_compiler_get_a_notice_and_never_end_the_job(tmp_path: Path, place: FaultPlace) -> None:
-    faults = (Stick(str(worker(1)), place, 8, 3.0, "evaluation"),)
+@pytest.mark.parametrize(
+    ("place", "cause"),
+    [(FaultPlace.BUSY, Cause.BUSY), (FaultPlace.COMPILER, Cause.COMPILING)],
+    ids=["busy", "compiler"],
+)
+def test_what_is_announced_and_a_compiler_get_a_notice_and_never_end_the_job(
+    tmp_path: Path, place: FaultPlace, cause: Cause
+) -> None:
+    faults = (Stick(str(worker(1)), place, 8, 4.0, "evaluation"),)
     with in_process_cluster(
         SHAPE,
         PlainStore,
         run_folder=str(tmp_path),
-        watch=QUICK,
+        watch=dataclasses.replace(PATIENT, notice=0.3),
         faults=faults,
-        stall_after=0.5,
-        user_code_timeout=0.5,
+        stall_after=2.0,
+        user_code_timeout=2.0,
     ) as cluster:
         cluster.run(lambda node: train(node, plan_for(node, 30)))
     events = [json.loads(text) for text in (tmp_path / EVENTS).read_text().splitlines()]
     assert {event["kind"] for event in events} <= {"notice", "injected"}
-    notices = [event for event in events if event["kind"] == "notice"]
-    assert {event["cause"] for event in notices} <= {Cause.BUSY.value, Cause.COMPILING.value}
-    assert notices
+    notices = [event for event in events if event["kind"] == "notice" and event["cause"] == cause.value]
     assert "The job does not end because of this." in notices[0]["text"]
 
 
@@ -151,7 +158,13 @@ def test_with_on_stall_report_the_job_goes_on_when_it_can(tmp_path: Path) -> Non
     faults = (Stick(str(worker(1)), FaultPlace.USER_CODE, 8, 2.0),)
     settings = dataclasses.replace(QUICK, on_stall="report")
     with in_process_cluster(
-        SHAPE, PlainStore, run_folder=str(tmp_path), watch=settings, faults=faults, user_code_timeout=1.0
+        SHAPE,
+        PlainStore,
+        run_folder=str(tmp_path),
+        watch=settings,
+        faults=faults,
+        stall_after=1.0,
+        user_code_timeout=1.0,
     ) as cluster:
         cluster.run(lambda node: train(node, plan_for(node, 30)))
     kinds = [json.loads(line)["kind"] for line in (tmp_path / EVENTS).read_text().splitlines()]

@@ -17,7 +17,7 @@ from lockstep.benchmark.settings.features import DataConfig, EvaluationConfig, P
 from lockstep.protocol.coordinator.recovery import LossPolicy, RecoveryRules
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.messages import Setting
-from lockstep.protocol.core.setting_names import LOCKSTEP_VERSION, SERVERS, TORCH_VERSION, WORKERS
+from lockstep.protocol.core.setting_names import LOCKSTEP_VERSION, SEED, SERVERS, TORCH_VERSION, WORKERS
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.version import __version__, torch_version
 
@@ -242,8 +242,8 @@ def settings(config: BenchConfig) -> tuple[Setting, ...]:
     """What must be equal on all tasks, servers included, by flag name where there is a flag.
 
     What may differ is left out on purpose: devices and their number (a server has none), folders, and the
-    spelling of the addresses (a wrong order shows when the tasks meet). The seed must be equal: it decides the order of
-    the samples, and with two orders the workers' shares of an epoch overlap.
+    spelling of the addresses (a wrong order shows when the tasks meet). The seed must be equal on all workers: it
+    decides the order of the samples, and with two orders the workers' shares of an epoch overlap.
     """
     config = resolved(config)
     cluster = config.cluster or ClusterSpec()
@@ -263,7 +263,7 @@ def settings(config: BenchConfig) -> tuple[Setting, ...]:
         "batch_size": config.run.batch_size or "the model's own",
         "num_batches": config.run.num_batches if config.run.num_epochs is None else "by --num_epochs",
         "num_epochs": "by --num_batches" if config.run.num_epochs is None else repr(config.run.num_epochs),
-        "seed": config.seed,
+        SEED: config.seed,
         "num_warmup_batches": config.run.num_warmup_batches,
         "variable_update": config.exchange.variable_update,
         "cross_replica_sync": config.exchange.cross_replica_sync,

@@ -57,3 +57,7 @@ def remedy(cause: Cause, pid: int = 0) -> str:
 def remedy_while_waited_for(culprit: str) -> str:
     """The job keeps its place: only this task has to start."""
     return f"Start the same command again for {_named(culprit)}: it takes its place again, and the job goes on."
+
+
+def remedy_of_a_failed_start() -> str:
+    return "Correct that, and start it again."

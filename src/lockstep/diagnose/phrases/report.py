@@ -195,9 +195,16 @@ def nobody_answers(why: str) -> str:
 # -- a healthy job --
 
 
-def some_do_not_answer(silent: Sequence[str], total: int) -> str:
+def some_do_not_answer(silent: Sequence[str], total: int, ends: Sequence[str]) -> str:
     names = ", ".join(_named(task) for task in silent[:5])
-    return f"no wait is longer than usual, but {len(silent)} of {total} tasks do not answer: {names}"
+    said = f"no wait is longer than usual, but {len(silent)} of {total} tasks do not answer: {names}"
+    return f"{said}; {'; '.join(ends[:5])}" if ends else said
+
+
+def nobody_is_left(total: int, ends: Sequence[str]) -> str:
+    """No task answers; where it says how one ended, only its monitor is left."""
+    said = "the job is over" if len(ends) == total else "none of the tasks answers"
+    return f"{said}: {'; '.join(ends[:5])}" if ends else said
 
 
 def no_task_found() -> str:
@@ -239,8 +246,8 @@ def cluster_is_healthy() -> str:
     return "the cluster is healthy"
 
 
-def nothing_stands_still() -> str:
-    return "nothing is stuck"
+def not_all_answer() -> str:
+    return "not every task answers"
 
 
 def culprit_line(culprit: str, host: str, pid: int, seconds: float, *, full_name: bool) -> str:

@@ -92,6 +92,10 @@ def not_started(task: str) -> str:
     return f"{_named(task)} has not been started"
 
 
+def ended_before_it_joined(task: str, how: str) -> str:
+    return f"{_named(task)} has not joined: it {how}"
+
+
 def found_at(address: str, found: str) -> str:
     return f"{address}: {found}"
 

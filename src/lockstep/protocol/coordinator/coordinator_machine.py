@@ -28,7 +28,7 @@ from lockstep.protocol.core.events import (
     Searched,
     Tick,
 )
-from lockstep.protocol.core.ids import INITIAL_STEP, TaskId
+from lockstep.protocol.core.ids import INITIAL_STEP, Role, TaskId
 from lockstep.protocol.core.journal import Happening
 from lockstep.protocol.core.machine import advance
 from lockstep.protocol.core.messages import (
@@ -46,6 +46,7 @@ from lockstep.protocol.core.messages import (
     Saved,
     Seal,
 )
+from lockstep.protocol.core.setting_names import concerns
 from lockstep.protocol.core.timing import REPEAT_SECONDS
 from lockstep.protocol.core.waits import Wait, WaitKind
 
@@ -122,7 +123,7 @@ class CoordinatorMachine(RunningJob):
         refusal = self._why_refused(peer, join)
         if refusal is not None:
             return [Send(peer, Refused(refusal))]
-        difference = self._first_different_setting(join)
+        difference = self._first_different_setting(peer, join)
         if self.phase is JobPhase.RUNNING:
             return [Send(peer, Refused(difference))] if difference is not None else self._take_back(peer, join, now)
         self._joined[peer] = join
@@ -146,16 +147,17 @@ class CoordinatorMachine(RunningJob):
         text = phrases.job_runs_already(peer, known)
         return Reason(Cause.LEFTOVER_SERVER, text, host=known.host, pid=known.pid)
 
-    def _first_different_setting(self, join: Join) -> Reason | None:
-        if not self._joined:
-            return None
-        reference_task, reference = next(iter(self._joined.items()))
+    def _first_different_setting(self, peer: TaskId, join: Join) -> Reason | None:
+        """Compared with the task that joined first and, for what servers have no use for, with the first worker."""
         theirs = {s.name: s.value for s in join.settings}
-        ours = {s.name: s.value for s in reference.settings}
-        for name in sorted(ours.keys() | theirs.keys()):
-            if ours.get(name) != theirs.get(name):
-                text = phrases.setting_differs(name, join.task, theirs.get(name), reference_task, ours.get(name))
-                return Reason(Cause.MISMATCH, text, peer=str(reference_task))
+        first_worker = next((task for task in self._joined if task.role is Role.WORKER), None)
+        for reference in filter(None, (next(iter(self._joined), None), first_worker)):
+            ours = {s.name: s.value for s in self._joined[reference].settings}
+            both = [name for name in ours.keys() | theirs.keys() if concerns(name, peer) and concerns(name, reference)]
+            for name in sorted(both):
+                if ours.get(name) != theirs.get(name):
+                    text = phrases.setting_differs(name, join.task, theirs.get(name), reference, ours.get(name))
+                    return Reason(Cause.MISMATCH, text, peer=str(reference))
         return None
 
     def _on_link_up(self, event: LinkUp) -> list[Effect]:

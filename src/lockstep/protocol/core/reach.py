@@ -28,6 +28,9 @@ NOBODY_THERE = frozenset({Reach.REFUSED, Reach.UNRESOLVED})
 UNREACHABLE = frozenset({*NOBODY_THERE, Reach.SILENT, Reach.NO_ROUTE, Reach.BROKEN, Reach.OTHER_PROGRAM})
 """The task cannot be reached. One that accepts connections and says nothing can be: it may only be paused."""
 
+MAY_BE_LATE = frozenset({Reach.MUTE, Reach.NOT_ASKED})
+"""An answer may come to one who waits longer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Silence:

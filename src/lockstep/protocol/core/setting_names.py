@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from lockstep.protocol.core.ids import Role, TaskId
+
 LOCKSTEP_VERSION = "lockstep version"
 TORCH_VERSION = "torch version"
 SERVERS = "number of servers"
@@ -11,3 +13,12 @@ VERSIONS = frozenset({LOCKSTEP_VERSION, TORCH_VERSION})
 """Settings that differ because different programs are installed."""
 COUNTS = frozenset({SERVERS, WORKERS})
 """Settings that follow from the host lists, which are compared entry by entry."""
+
+SEED = "seed"
+_OF_WORKERS = frozenset({SEED})
+"""Settings that servers have no use for, and may be started without."""
+
+
+def concerns(name: str, task: TaskId) -> bool:
+    """Whether this task must have the same value of the setting as all others that it concerns."""
+    return name not in _OF_WORKERS or task.role is Role.WORKER

@@ -31,7 +31,7 @@ from typing import Any
 
 from lockstep.protocol.core.ids import hex64
 from lockstep.protocol.core.messages import Layout, OptimizerEntry, ParameterEntry, Saved, Setting
-from lockstep.protocol.core.setting_names import SERVERS, WORKERS
+from lockstep.protocol.core.setting_names import SEED, SERVERS, WORKERS
 from lockstep.runtime.checkpoint.tensor_file import FileFacts, digest_of, sync_folder, write_bytes
 
 FOLDER = "checkpoints"
@@ -432,7 +432,7 @@ _MEANINGS: Mapping[str, str] = MappingProxyType(
         SERVERS: "; the shards are redistributed, the result does not change",
         WORKERS: "; each step now covers a different number of samples, so the run differs from here on; "
         "new workers start with the chief's batch-norm statistics and random numbers",
-        "seed": "; samples come in another order from here on, so this epoch has some twice and some not at all",
+        SEED: "; samples come in another order from here on, so this epoch has some twice and some not at all",
         "wire_dtype": "; gradients are rounded differently, so the run differs from here on",
         "compile": "; arithmetic is rounded differently, so the run differs from here on",
     }

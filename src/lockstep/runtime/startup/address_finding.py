@@ -58,17 +58,18 @@ class EndMemory:
     """How a task ended, as its monitor said, for the time after the monitor has left, too."""
 
     def __init__(self) -> None:
-        self._how = ""
+        self.how = ""
+        """``ended with exit code 2 (process 9 on host): REASON``; empty if none has ended, or another has started."""
         self._at = 0.0
 
     def with_end(self, finding: AddressFinding, now: float) -> AddressFinding:
         """The finding; where nobody is there any more, with a note of how the task that was there had ended."""
         found = finding.description
         if found is not None:
-            self._how, self._at = finding.text if found.exited else "", now - found.phase_seconds
-        if found is not None or not self._how or finding.answer not in NOBODY_THERE:
+            self.how, self._at = finding.text if found.exited else "", now - found.phase_seconds
+        if found is not None or not self.how or finding.answer not in NOBODY_THERE:
             return finding
-        return replace(finding, note=finding.note + phrases.had_ended(self._how, now - self._at))
+        return replace(finding, note=finding.note + phrases.had_ended(self.how, now - self._at))
 
 
 def ask_seconds(tasks: int) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep.protocol.core.ids import Role, TaskId
 from lockstep.protocol.core.messages import Setting
-from lockstep.protocol.core.setting_names import COUNTS, LOCKSTEP_VERSION, VERSIONS
+from lockstep.protocol.core.setting_names import COUNTS, LOCKSTEP_VERSION, VERSIONS, concerns
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.transports.control.addresses import AddressError, parse_address
 
@@ -114,8 +114,9 @@ def setting_differences(ours: StartFacts, theirs: StartFacts) -> Iterator[tuple[
         yield LOCKSTEP_VERSION, ours.version, theirs.version
     mine = {setting.name: setting.value for setting in ours.settings}
     other = {setting.name: setting.value for setting in theirs.settings}
+    tasks = TaskId.parse(ours.task), TaskId.parse(theirs.task)
     for name in sorted(mine.keys() | other.keys()):
-        if mine.get(name) != other.get(name) and name not in COUNTS:
+        if mine.get(name) != other.get(name) and name not in COUNTS and all(concerns(name, task) for task in tasks):
             if name == LOCKSTEP_VERSION and ours.version != theirs.version:
                 continue
             yield name, mine.get(name, "(none)"), other.get(name, "(none)")

@@ -13,7 +13,7 @@ from typing import Final
 
 from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.ids import TaskId
-from lockstep.runtime.startup.address_finding import AddressFinding, ask_seconds, look
+from lockstep.runtime.startup.address_finding import AddressFinding, EndMemory, ask_seconds, look
 
 ASK_EVERY: Final = 1.0
 ASK_EVERY_PER_TASK: Final = 0.1
@@ -33,9 +33,11 @@ class Board:
         self._tasks = tasks
         self._phases: dict[TaskId, str] = {}
         self._missing: dict[TaskId, tuple[AddressFinding, float]] = {}
+        self._ends = {task: EndMemory() for task in tasks}
 
     def note(self, task: TaskId, finding: AddressFinding, now: float) -> None:
         """Record what was found at the address of a task."""
+        finding = self._ends[task].with_end(finding, now)
         found = finding.description
         if found is not None:
             self._phases[task] = TaskPhase.ENDED if found.exited else found.phase

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -20,7 +19,7 @@ from lockstep.protocol.core.messages import MissingTask
 from lockstep.protocol.core.reach import Reach
 from lockstep.protocol.core.timing import ASK_AFTER_SECONDS, COMPARE_SECONDS, SEARCH_JOIN_SECONDS, SEARCH_SECONDS
 from lockstep.protocol.task import TaskMachine
-from lockstep.runtime.startup.address_finding import AddressFinding, EndMemory, ask_seconds, look
+from lockstep.runtime.startup.address_finding import AddressFinding, ask_seconds, look
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.startup.start_facts import StartFacts
 from lockstep.runtime.startup.startup_query import ask_start, difference_with_any, why_it_does_not_come
@@ -53,6 +52,7 @@ class Coordinating(Protocol):
 
     machine: TaskMachine
     loop: TaskLoop
+    peers: dict[TaskId, PeerKeeper]
 
     @property
     def config(self) -> _Config: ...
@@ -70,7 +70,6 @@ class Discovery:
         self._since = time.monotonic()
         self._attempts: dict[TaskId, int] = {}
         self._found: dict[TaskId, tuple[Reach, float]] = {}
-        self._ends: defaultdict[TaskId, EndMemory] = defaultdict(EndMemory)
         self._up_since: dict[TaskId, float] = {}
         self._reasons: dict[TaskId, str] = {}
         """The answers of tasks that were asked why they do not join."""
@@ -115,7 +114,7 @@ class Discovery:
         address = self._node.config.cluster.address_of(task)
         self._attempts[task] = self._attempts.get(task, 0) + 1
         now = time.monotonic()
-        finding = self._ends[task].with_end(look(task, address, self._ask_seconds), now)
+        finding = self._node.peers[task].last_end.with_end(look(task, address, self._ask_seconds), now)
         known, since = self._found.get(task, (None, now))
         if known is not finding.answer:
             since = now

@@ -62,7 +62,7 @@ class PeerKeeper:
         self.front = front
         self.finding = AddressFinding(phrases.not_looked_at())
         self.found_since = time.monotonic()
-        self._end = EndMemory()
+        self.last_end = EndMemory()
         self.attempts = 0
         self.since = time.monotonic()
         self._node = node
@@ -126,6 +126,7 @@ class PeerKeeper:
             "front": self.front,
             "refusal": "" if finding.refusal is None else finding.refusal.value,
             "found_up": finding.is_up,
+            "last_end": self.last_end.how,
         }
         return {**facts, **found, "attempts": self.attempts}
 
@@ -230,7 +231,7 @@ class PeerKeeper:
     def _find(self) -> None:
         """Not linked: query the peer, conclude whether it is gone, and dial it if it is ready."""
         self._bury()
-        finding = self._end.with_end(look(self.peer, self.front, self._ask_seconds), time.monotonic())
+        finding = self.last_end.with_end(look(self.peer, self.front, self._ask_seconds), time.monotonic())
         self.attempts += 1
         self._note(finding)
         self._give_up_if_it_refuses_to_return(finding)

@@ -29,6 +29,9 @@ KERNEL_PAUSES = 200
 """Looking at the kernel's connections takes at most a two-hundredth of the time."""
 STEPS_TO_KNOW = 3
 """This many steps must be done before it is known how long one takes."""
+SAMPLES_KEPT = 12
+SAMPLE_SECONDS = 2 * CPU_WINDOW_SECONDS / SAMPLES_KEPT
+"""Samples are at least this far apart: those kept span the window, however often a watchdog ticks."""
 
 
 class MainThread:
@@ -121,7 +124,7 @@ class Sampler:
 
     def __init__(self, node: Sampled, now: float) -> None:
         self._node = node
-        self._samples: deque[_Sample] = deque(maxlen=12)
+        self._samples: deque[_Sample] = deque(maxlen=SAMPLES_KEPT)
         self._kernel: deque[tuple[float, dict[str, Counted]]] = deque(maxlen=10)
         self._kernel_at = 0.0
         self._seen = 0
@@ -135,9 +138,10 @@ class Sampler:
     def sample(self, now: float) -> None:
         """Read the counters once. Call it about twice a second."""
         node = self._node
-        main, store = thread_cpu(node.main.native_id), thread_cpu(node.store_native_id)
-        moved = {peer: keeper.bytes_moved() for peer, keeper in node.peers.items() if keeper.linked}
-        self._samples.append(_Sample(now, main, store, moved))
+        if not self._samples or now - self._samples[-1].at >= SAMPLE_SECONDS:
+            main, store = thread_cpu(node.main.native_id), thread_cpu(node.store_native_id)
+            moved = {peer: keeper.bytes_moved() for peer, keeper in node.peers.items() if keeper.linked}
+            self._samples.append(_Sample(now, main, store, moved))
         self._read_journal()
         doing, _, since = node.main.now()
         if doing in TRAINING and now - since >= STACK_AFTER_SECONDS:  # never in a step that is as short as most
