@@ -111,7 +111,11 @@ def _run_drills(argv: Sequence[str]) -> int:
 
 def _flag(word: str) -> tuple[str, str]:
     name, equals, value = word.partition("=")
-    if name not in (_WITH_VALUE if equals else _WITHOUT_VALUE):
+    if name in _WITH_VALUE and not value:
+        raise BadInput(f"{name!r} needs a value: {name}=...")
+    if name in _WITHOUT_VALUE and equals:
+        raise BadInput(f"{name!r} takes no value.")
+    if name not in (*_WITH_VALUE, *_WITHOUT_VALUE):
         raise BadInput(f"'lockstep drill' has no flag {word!r}; 'lockstep drill --help' lists its flags.")
     return name, value
 
