@@ -46,6 +46,16 @@ def test_every_drill_is_explained_in_time(drill: Drill) -> None:
     assert result.status == "passed", result
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", ["worker-killed", "worker-frozen", "request-lost", "proxy-set"])
+@pytest.mark.timed
+def test_a_drill_is_explained_in_time_in_a_cluster_of_64_tasks(name: str) -> None:
+    become_subreaper()
+    result = run_drill(find(name).sized(2, 62))
+    assert result.status == "passed", result
+
+
 def test_the_catalogue_covers_the_reports_and_the_groups() -> None:
     assert len(DRILLS) >= 25
     assert len({drill.name for drill in DRILLS}) == len(DRILLS)
@@ -79,9 +89,10 @@ def test_the_command_lists_its_drills_and_explains_bad_names() -> None:
         (("drill", "worker-kiled"), "did you mean"),
         (("drill", "--never"), "'lockstep drill' has no flag '--never'"),
         (("drill", "--json"), "name a drill, or give --all"),
+        (("drill", "worker-killed", "--fooled"), "none of the named drills had fooled us"),
         (("drill", "--keep"), "'--keep' needs a value"),
         (("drill", "--all=yes"), "'--all' takes no value"),
-        (("drill", "worker-killed", "--workers=many"), "--workers=many must be a whole number from 1 to 200"),
+        (("drill", "worker-killed", "--workers=many"), "--workers=many must be a whole number from 1 to 120"),
         (("drill", "worker-killed", "--workers=1"), "'worker-killed' needs at least --ps=1 and --workers=2"),
     ):
         finished = run_lockstep(*words, timeout=20)

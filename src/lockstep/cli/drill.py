@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 _WITH_VALUE = ("--keep", "--ps", "--workers")
 _WITHOUT_VALUE = ("--all", "--fooled", "--json", "--list")
-MOST_TASKS = 200
-"""Of a kind: hosts of drills have the addresses of one network of 254."""
+MOST_TASKS = 120
+"""Servers, and workers: where each has a host of its own, they share a network with 254 addresses."""
 LINGER = 2.0
 """Seconds for which a monitor of a drill answers for a task that failed."""
 
@@ -104,6 +104,8 @@ def _run_drills(argv: Sequence[str]) -> int:
     chosen = [find(name) for name in names] if names and "--all" not in flags else list(DRILLS)
     if "--fooled" in flags:
         chosen = [drill for drill in chosen if drill.fooled]
+        if not chosen:
+            raise BadInput("none of the named drills had fooled us; 'lockstep drill --list' marks those that had.")
     servers, workers = (_number(name, flags.get(name, "")) for name in ("--ps", "--workers"))
     chosen = [drill.sized(servers, workers) for drill in chosen]
     return _run_all(chosen, as_json="--json" in flags, keep=flags.get("--keep", ""))

@@ -96,7 +96,7 @@ class DrillSum:
 
     def lines(self) -> list[str]:
         """What is printed after several drills."""
-        lines = ["", "What struck (rows) and what was said (columns), in drills:", "", *self._matrix(), ""]
+        lines = ["", "What struck (rows) and what was said (columns), in number of drills:", "", *self._matrix(), ""]
         lines.append(f"{self.counts.total() - len(self.wrong)} of {self.counts.total()} drills went as expected.")
         if self.wrong:
             lines += ["Wrong:", *(f"  {name}" for name in self.wrong)]

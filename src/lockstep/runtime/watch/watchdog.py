@@ -61,6 +61,8 @@ from lockstep.version import __version__
 STARTING_LOOK_PER_TASK = 0.1
 """While a cluster starts, its machines are busy: the larger it is, the longer the time between looks."""
 STARTING_PATIENCE_PER_TASK = 0.5
+OWN_LOOK_PER_TASK = 0.1
+"""The coordinator of a large cluster needs longer for a look, and the more so if all others look as well."""
 SMALL_CLUSTER = 8
 PENDING_TICK = 0.1
 """How often it looks whether another task has printed a report."""
@@ -273,7 +275,7 @@ class Watchdog:
         if self._report_at >= episode.began - OWN_LOOK_SECONDS:
             # The coordinator has reported this, which holds unless it fails to end what it should.
             return now - self._node.sampler.progress_at >= self._allowed(self._reported)
-        return now - episode.began >= OWN_LOOK_SECONDS
+        return now - episode.began >= OWN_LOOK_SECONDS + OWN_LOOK_PER_TASK * self._more_than_few()
 
     def _starting(self) -> bool:
         """The cluster forms, or is a large one in its first steps, in which all tasks are as busy."""
@@ -281,7 +283,11 @@ class Watchdog:
 
     def _patience_while_starting(self) -> float:
         """In a large cluster every task misses some other at first; if all asked all, nothing else would get done."""
-        return STARTING_PATIENCE_PER_TASK * max(0, self._tasks() - SMALL_CLUSTER)
+        return STARTING_PATIENCE_PER_TASK * self._more_than_few()
+
+    def _more_than_few(self) -> int:
+        """How many tasks this cluster has more than a small one."""
+        return max(0, self._tasks() - SMALL_CLUSTER)
 
     def _tasks(self) -> int:
         """Of the whole cluster: a worker is linked only with the servers, but all tasks start at the same time."""
