@@ -34,8 +34,8 @@ test-drills: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 -m 'drill and not alone' tests/drill
 	$(BIN)/python -m pytest -q -m 'drill and alone' tests/drill
 
-# Only the runs in which nothing may be said: 2,000 rough steps, and 2,500 beside four busy loops; two to four minutes
-# each, on a machine with nothing else to do.
+# Only the runs in which nothing may be said: 2,000 rough steps, and 2,500 beside four busy loops. Three minutes in all,
+# on a machine with nothing else to do.
 test-rough: $(STAMP)
 	$(BIN)/python -m pytest -q -m drill --durations=0 tests/drill/test_no_alarm.py
 
