@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Tests start hundreds of processes: none of them compiles the same files again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow test-drills test-soak test-rdma test-rdma-short lint types unit bench clean
+.PHONY: demo test test-slow test-drills test-rough test-soak test-rdma test-rdma-short lint types unit bench clean
 
 demo: $(STAMP)
 	$(BIN)/lockstep bench --ps=1 --workers=2 --device=cpu --model=lenet --batch_size=64 --num_batches=100
@@ -33,6 +33,11 @@ test-slow: $(STAMP)
 test-drills: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 -m 'drill and not alone' tests/drill
 	$(BIN)/python -m pytest -q -m 'drill and alone' tests/drill
+
+# Only the runs in which nothing may be said: 2,000 rough steps, and 2,500 beside four busy loops. Three minutes in all,
+# on a machine with nothing else to do.
+test-rough: $(STAMP)
+	$(BIN)/python -m pytest -q -m drill --durations=0 tests/drill/test_no_alarm.py
 
 # Every mis-configuration in network namespaces, transfers under random kills: for a quiet machine.
 test-soak: $(STAMP)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from lockstep.protocol.core.endings import NOTICED
 from lockstep.runtime.processes import become_subreaper
 
 QUICK = ("worker-killed",)
+DOCUMENT = Path(__file__).parents[2] / "docs" / "drills.md"
 
 
 @pytest.mark.timeout(120)
@@ -44,6 +46,16 @@ def test_every_drill_is_explained_in_time(drill: Drill) -> None:
     assert result.status == "passed", result
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", ["worker-killed", "worker-frozen", "request-lost", "proxy-set"])
+@pytest.mark.timed
+def test_a_drill_is_explained_in_time_in_a_cluster_of_64_tasks(name: str) -> None:
+    become_subreaper()
+    result = run_drill(find(name).sized(2, 62))
+    assert result.status == "passed", result
+
+
 def test_the_catalogue_covers_the_reports_and_the_groups() -> None:
     assert len(DRILLS) >= 25
     assert len({drill.name for drill in DRILLS}) == len(DRILLS)
@@ -59,14 +71,29 @@ def test_the_catalogue_covers_the_reports_and_the_groups() -> None:
         assert drill.kind is None or (drill.kind is ReportKind.NOTICE) == only_slower
 
 
+def test_the_document_has_one_row_per_drill_and_marks_those_that_had_fooled_us() -> None:
+    text = DOCUMENT.read_text()
+    rows = [name for name in re.findall(r"^\| ([a-z-]+) \|", text, re.MULTILINE) if name != "drill"]
+    assert sorted(rows) == sorted(drill.name for drill in DRILLS)
+    marked = text.partition("## Faults that had fooled us")[2].partition("\n## ")[0]
+    assert [drill.name for drill in DRILLS if drill.fooled and f"\n| {drill.name} |" not in marked] == []
+
+
 def test_the_command_lists_its_drills_and_explains_bad_names() -> None:
     listed = run_lockstep("drill", "--list", timeout=20)
     assert listed.code == 0
     assert len(listed.stdout.splitlines()) == len(DRILLS)
+    marked = {line.split()[0] for line in listed.stdout.splitlines() if "had fooled us" in line}
+    assert marked == {drill.name for drill in DRILLS if drill.fooled}
     for words, sentence in (
         (("drill", "worker-kiled"), "did you mean"),
         (("drill", "--never"), "'lockstep drill' has no flag '--never'"),
         (("drill", "--json"), "name a drill, or give --all"),
+        (("drill", "worker-killed", "--fooled"), "none of the named drills had fooled us"),
+        (("drill", "--keep"), "'--keep' needs a value"),
+        (("drill", "--all=yes"), "'--all' takes no value"),
+        (("drill", "worker-killed", "--workers=many"), "--workers=many must be a whole number from 1 to 120"),
+        (("drill", "worker-killed", "--workers=1"), "'worker-killed' needs at least --ps=1 and --workers=2"),
     ):
         finished = run_lockstep(*words, timeout=20)
         assert finished.code == 2

@@ -5,10 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from lockstep.errors import EXIT_BAD_INPUT, BadInput, HelpAsked
 from lockstep.terminal import drop_what_cannot_be_written
 
+if TYPE_CHECKING:
+    from lockstep.drill.model import Drill
+
+_WITH_VALUE = ("--keep", "--ps", "--workers")
+_WITHOUT_VALUE = ("--all", "--fooled", "--json", "--list")
+MOST_TASKS = 120
+"""Servers, and workers: where each has a host of its own, they share a network with 254 addresses."""
 LINGER = 2.0
 """Seconds for which a monitor of a drill answers for a task that failed."""
 
@@ -18,10 +26,13 @@ lockstep drill: fire drills for the promise that nothing waits in silence.
   lockstep drill --list          the faults that can be planted
   lockstep drill NAME [NAME...]  run a small cluster, plant the fault, show what was reported and when
   lockstep drill --all           all of them, one after the other
+  lockstep drill --fooled        only those with which a tester had fooled us
 
-  --json                         one JSON object per drill instead of a table
+  --ps=N, --workers=N            a larger cluster than the drill is made for
+  --json                         one JSON object per drill instead of a table, and one for the sum of several
   --keep=FOLDER                  keep the run folders (reports, journals, output of each task) there
 
+Several drills end with a table of what struck against what was said, and how soon it was said.
 Each drill starts a real cluster on this machine (one server and two workers without torch, a few seconds).
 Drills that need separate hosts use network namespaces; without root they are skipped, with the reason.
 Exit codes: 0 every drill went as expected, 1 one did not, 2 bad input.
@@ -79,14 +90,8 @@ def _run_drills(argv: Sequence[str]) -> int:
     if not argv or any(word in ("-h", "--help") for word in argv):
         raise HelpAsked(_HELP)
     names = [word for word in argv if not word.startswith("-")]
-    flags = [word for word in argv if word.startswith("-")]
+    flags = dict(_flag(word) for word in argv if word.startswith("-"))
     known = [drill.name for drill in DRILLS]
-    keep = ""
-    for flag in flags:
-        if flag.startswith("--keep="):
-            keep = flag.removeprefix("--keep=")
-        elif flag not in ("--list", "--all", "--json"):
-            raise BadInput(f"'lockstep drill' has no flag {flag!r}; 'lockstep drill --help' lists its flags.")
     for name in names:
         if name not in known:
             alike = nearest(name, known)
@@ -94,35 +99,59 @@ def _run_drills(argv: Sequence[str]) -> int:
             raise BadInput(f"there is no drill {name!r}; {remedy}")
     if "--list" in flags:
         return _list()
-    if not names and "--all" not in flags:
+    if not names and not {"--all", "--fooled"} & flags.keys():
         raise BadInput("name a drill, or give --all; 'lockstep drill --list' lists all drills.")
-    chosen = list(DRILLS) if "--all" in flags else [find(name) for name in names]
-    return _run_all(chosen, as_json="--json" in flags, keep=keep)
+    chosen = [find(name) for name in names] if names and "--all" not in flags else list(DRILLS)
+    if "--fooled" in flags:
+        chosen = [drill for drill in chosen if drill.fooled]
+        if not chosen:
+            raise BadInput("none of the named drills had fooled us; 'lockstep drill --list' marks those that had.")
+    servers, workers = (_number(name, flags.get(name, "")) for name in ("--ps", "--workers"))
+    chosen = [drill.sized(servers, workers) for drill in chosen]
+    return _run_all(chosen, as_json="--json" in flags, keep=flags.get("--keep", ""))
+
+
+def _flag(word: str) -> tuple[str, str]:
+    name, equals, value = word.partition("=")
+    if name in _WITH_VALUE and not value:
+        raise BadInput(f"{name!r} needs a value: {name}=...")
+    if name in _WITHOUT_VALUE and equals:
+        raise BadInput(f"{name!r} takes no value.")
+    if name not in (*_WITH_VALUE, *_WITHOUT_VALUE):
+        raise BadInput(f"'lockstep drill' has no flag {word!r}; 'lockstep drill --help' lists its flags.")
+    return name, value
+
+
+def _number(name: str, text: str) -> int:
+    """0 where the flag is not given."""
+    if text and not (text.isascii() and text.isdigit() and 0 < int(text) <= MOST_TASKS):
+        raise BadInput(f"{name}={text} must be a whole number from 1 to {MOST_TASKS}.")
+    return int(text or 0)
 
 
 def _list() -> int:
     from lockstep.drill.catalogue import DRILLS
 
     for drill in DRILLS:
-        print(f"{drill.name:<26} {drill.group:<14} {drill.story}")
+        mark = "had fooled us" if drill.fooled else ""
+        print(f"{drill.name:<26} {drill.group:<10} {mark:<14} {drill.story}")
     return 0
 
 
-def _run_all(chosen: Sequence[object], *, as_json: bool, keep: str) -> int:
-    from lockstep.drill.model import Drill
+def _run_all(chosen: Sequence[Drill], *, as_json: bool, keep: str) -> int:
+    from lockstep.drill.matrix import DrillSum
     from lockstep.drill.run import run_drill
     from lockstep.runtime.processes import become_subreaper
 
     become_subreaper()
-    failed = 0
+    results = []
     for drill in chosen:
-        assert isinstance(drill, Drill)
         result = run_drill(drill, keep)
-        failed += result.status == "failed"
-        if as_json:
-            print(json.dumps(result.to_fields()), flush=True)
-        else:
-            print(result.line(), flush=True)
-            if len(chosen) == 1 and result.report:
-                print(result.report)
-    return 1 if failed else 0
+        results.append(result)
+        print(json.dumps(result.to_fields()) if as_json else result.line(), flush=True)
+        if len(chosen) == 1 and result.report and not as_json:
+            print(result.report)
+    in_sum = DrillSum.of(results)
+    if len(results) > 1:
+        print(json.dumps(in_sum.to_fields()) if as_json else "\n".join(in_sum.lines()))
+    return 1 if in_sum.wrong else 0

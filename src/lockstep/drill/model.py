@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
-from lockstep.errors import EXIT_FAILED, EXIT_VERDICT
+from lockstep.errors import EXIT_FAILED, EXIT_VERDICT, BadInput
 from lockstep.protocol.core.causes import Cause, ReportKind
 from lockstep.protocol.core.endings import CANNOT_HEAL
 from lockstep.protocol.core.faults import Fault, Raise
@@ -12,6 +13,9 @@ from lockstep.protocol.core.ids import server, worker
 
 STEP = 25
 """The step in which most faults strike: by then it is known how long a step takes."""
+
+START_SECONDS_PER_TASK = 2.0
+"""On a few cores the tasks of a large cluster start one after the other."""
 
 PS0, PS1, W0, W1 = str(server(0)), str(server(1)), str(worker(0)), str(worker(1))
 
@@ -85,6 +89,15 @@ class Drill:
     elements: int = 256
     bucket_bytes: int = 1024
 
+    def sized(self, servers: int, workers: int) -> Drill:
+        """The same in a larger cluster, which takes longer to start; 0: as many as it is made for."""
+        servers, workers = servers or self.servers, workers or self.workers
+        if servers < self.servers or workers < self.workers:
+            raise BadInput(f"the drill {self.name!r} needs at least --ps={self.servers} and --workers={self.workers}.")
+        more = servers + workers - self.servers - self.workers
+        patience = self.startup_timeout + START_SECONDS_PER_TASK * more
+        return dataclasses.replace(self, servers=servers, workers=workers, startup_timeout=patience)
+
     def is_right(self, cause: str) -> bool:
         """Whether this is the expected cause."""
         return cause == self.cause.value or (self.or_cause is not None and cause == self.or_cause.value)
@@ -98,6 +111,11 @@ class Drill:
             return None
         own = all(isinstance(fault, Raise) for fault in self.faults)
         return EXIT_FAILED if own else EXIT_VERDICT
+
+    @property
+    def proof_takes(self) -> float:
+        """Seconds before which a verdict proves nothing: a task that comes late is no fault."""
+        return self.startup_timeout if self.cause is Cause.NEVER_STARTED else 0.0
 
     @property
     def needs_hosts(self) -> bool:

@@ -1,4 +1,4 @@
-"""Runs one drill: start the cluster, let the fault strike, read what was reported, and judge."""
+"""Runs one drill: starts the cluster, lets the fault strike, reads what was reported, and has it judged."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lockstep.drill.cluster import DrillCluster
 from lockstep.drill.hosts import Hosts, HostsError, why_not
-from lockstep.drill.model import STEP, Drill
+from lockstep.drill.judgement import Event, cause_said, false_alarms, hear, problems_of
+from lockstep.drill.model import START_SECONDS_PER_TASK, STEP, Drill
+from lockstep.drill.result import DrillResult, DrillStatus
 from lockstep.drill.task import TaskPlan, with_faults
 from lockstep.errors import EXIT_VERDICT
-from lockstep.protocol.core.causes import SPOKEN, WITH_FILES, ReportKind
+from lockstep.protocol.core.causes import ReportKind
 from lockstep.protocol.core.faults import FailAtStart, Freeze, OddModel, OddSetting, Stick
 from lockstep.protocol.core.ids import ClusterShape, TaskId
 from lockstep.protocol.core.timing import PROMISE_SECONDS, TASKS_LEAVE_SECONDS, VERDICT_SECONDS
@@ -31,42 +31,11 @@ START_SECONDS = 60.0
 _POLL = 0.02
 
 
-@dataclass(slots=True, kw_only=True)
-class DrillResult:
-    """What was reported, and when, counted from the moment the fault struck."""
-
-    name: str
-    status: str = "failed"
-    """``passed``, ``failed`` or ``skipped``."""
-    reason: str = ""
-    notice_seconds: float | None = None
-    verdict_seconds: float | None = None
-    kind: str = ""
-    cause: str = ""
-    culprit: str = ""
-    peer: str = ""
-    key: str = ""
-    step: int = -2
-    exit_codes: tuple[int | None, ...] = ()
-    """Of the tasks that were not struck, if the job must end; None: still running."""
-    report: str = ""
-
-    def to_fields(self) -> dict[str, Any]:
-        return {name: value for name, value in dataclasses.asdict(self).items() if name != "report"}
-
-    def line(self) -> str:
-        """One line of the table."""
-        notice = "-" if self.notice_seconds is None else f"{self.notice_seconds:.1f} s"
-        verdict = "-" if self.verdict_seconds is None else f"{self.verdict_seconds:.1f} s"
-        what = self.reason or f"{self.cause}: {self.culprit}"
-        return f"{self.name:<26} {self.status:<8} notice {notice:<7} verdict {verdict:<7} {what}"
-
-
 def run_drill(drill: Drill, keep: str = "") -> DrillResult:
     """Run it, and leave nothing behind except its files, if ``keep`` names a folder."""
-    result = DrillResult(name=drill.name)
+    result = DrillResult(name=drill.name, fooled=drill.fooled)
     if drill.needs_hosts and (missing := why_not()):
-        result.status, result.reason = "skipped", missing
+        result.skip(missing)
         return result
     with contextlib.ExitStack() as stack:
         if keep:
@@ -79,7 +48,7 @@ def run_drill(drill: Drill, keep: str = "") -> DrillResult:
         try:
             hosts = stack.enter_context(Hosts(shape.tasks())) if drill.needs_hosts else None
         except HostsError as error:
-            result.status, result.reason = "skipped", str(error)
+            result.skip(str(error))
             return result
         places = None if hosts is None else {t: [hosts.addresses[t], *hosts.run_prefix(t)] for t in shape.tasks()}
         with DrillCluster(shape, folder, places) as cluster:
@@ -97,6 +66,7 @@ class _Run:
         self._result = result
         self._events = cluster.folder / EVENTS
         self._struck: float | None = None
+        self._start_seconds = START_SECONDS + START_SECONDS_PER_TASK * len(cluster.shape.tasks())
 
     def run(self) -> None:
         self._start()
@@ -107,25 +77,27 @@ class _Run:
                 self._heal()
             self._expect_a_healthy_end()
             self._result.kind, self._result.cause = "healthy", "none"
+            self._result.said = cause_said(self._drill, self._read(), 0.0)
             return
         self._struck = self._struck or self._wait_for_strike()
         if self._struck is None:
-            self._result.reason = f"the fault did not strike within {START_SECONDS:g} s"
+            self._result.reason = f"the fault did not strike within {self._start_seconds:g} s"
             return
         self._read_until_judged(self._struck)
-        if self._result.status == "passed" and self._drill.ends_after is not None:
+        if self._result.status is DrillStatus.PASSED and self._drill.ends_after is not None:
             self._expect_the_end(self._struck, self._drill.ends_after)
-        elif self._result.status == "passed" and self._drill.goes_on:
+        elif self._result.status is DrillStatus.PASSED and self._drill.goes_on:
             self._heal()
             self._expect_a_healthy_end()
+        said = self._result.said = cause_said(self._drill, self._read(), self._struck)
+        self._result.struck = said if self._drill.is_right(said) else self._drill.cause.value
 
     # -- starting --
 
     def _start(self) -> None:
         drill, around = self._drill, self._drill.around
-        tasks = list(self._cluster.shape.tasks())
-        if around.order:
-            tasks = [TaskId.parse(name) for name in around.order]
+        first = [TaskId.parse(name) for name in around.order]
+        tasks = [*first, *(task for task in self._cluster.shape.tasks() if task not in first)]
         swapped = {a: b for one, other in around.swapped for a, b in ((one, other), (other, one))}
         if around.leftover:
             self._start_older_job()
@@ -133,7 +105,7 @@ class _Run:
         for place, task in enumerate(tasks):
             if str(task) in around.missing or (around.leftover and task.role.value == "ps"):
                 continue
-            if around.order and place:
+            if 0 < place < len(first):
                 time.sleep(1.0)
             self._start_one(task, swapped.get(str(task), ""))
         if around.twice:
@@ -191,7 +163,7 @@ class _Run:
         with _free_port() as port:
             hosts[task.index] = f"127.0.0.1:{port}"
         self._cluster.start(dataclasses.replace(second, worker_hosts=tuple(hosts)), log="second.log")
-        self._cluster.wait_until_it_listens(task, START_SECONDS, hosts[task.index])
+        self._cluster.wait_until_it_listens(task, self._start_seconds, hosts[task.index])
         self._struck = time.time()
 
     def _when_all_listen(self) -> float:
@@ -199,7 +171,7 @@ class _Run:
         absent = {*self._drill.around.missing, *dict(self._drill.around.late)}
         for task in self._cluster.shape.tasks():
             if str(task) not in absent:
-                self._cluster.wait_until_it_listens(task, START_SECONDS)
+                self._cluster.wait_until_it_listens(task, self._start_seconds)
         return time.time()
 
     # -- striking --
@@ -215,7 +187,7 @@ class _Run:
         if around.restarted:
             self._wait_for_step(STEP)
             return self._restart(TaskId.parse(around.restarted))
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + self._start_seconds
         while time.monotonic() < deadline:
             struck = [event for event in self._read() if event["kind"] == "injected"]
             if struck:
@@ -266,7 +238,7 @@ class _Run:
         """Wait until the cluster trains, according to the snapshot of the chief's task."""
         from lockstep.diagnose.collect import look_at
 
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + self._start_seconds
         chief = self._cluster.shape.worker_ids()[0]
         while time.monotonic() < deadline:
             if self._hosts is not None:
@@ -285,7 +257,7 @@ class _Run:
 
     # -- reading and judging --
 
-    def _read(self) -> list[dict[str, Any]]:
+    def _read(self) -> list[Event]:
         try:
             lines = self._events.read_text().splitlines()
         except OSError:
@@ -297,56 +269,14 @@ class _Run:
         return found
 
     def _read_until_judged(self, struck: float) -> None:
-        patience = VERDICT_SECONDS + self._drill.startup_timeout * (self._drill.startup_timeout < 30.0)
-        deadline = time.monotonic() + patience + 2.0
-        while time.monotonic() < deadline and not self._judge(struck):
+        drill, result = self._drill, self._result
+        deadline = time.monotonic() + VERDICT_SECONDS + drill.proof_takes + 2.0
+        while time.monotonic() < deadline and not hear(drill, result, self._read(), struck):
             time.sleep(_POLL)
-        self._conclude()
-
-    def _judge(self, struck: float) -> bool:
-        """Read what was reported; True once the answer is complete."""
-        drill, result = self._drill, self._result
-        for event in self._read():
-            seconds = event["time"] - struck
-            if event["kind"] not in SPOKEN or seconds < -0.5:
-                continue
-            if result.notice_seconds is None and self._is_right(event):
-                result.notice_seconds = seconds
-            if event["kind"] == ReportKind.VERDICT and result.verdict_seconds is None:
-                result.verdict_seconds = seconds
-            if event["kind"] == drill.kind and (not result.cause or drill.is_right(event["cause"])):
-                result.kind, result.cause = event["kind"], event["cause"]
-                result.culprit, result.peer = event["culprit"], event["peer"]
-                result.key, result.step = event["key"], event["step"]
-        return drill.is_right(result.cause) and result.kind == drill.kind
-
-    def _is_right(self, event: dict[str, Any]) -> bool:
-        drill = self._drill
-        named = {event["culprit"], event["peer"]}
-        right_step = drill.step == -2 or abs(event["step"] - drill.step) <= 1
-        return drill.pair[0] in named and (not drill.key or drill.key in event["key"]) and right_step
-
-    def _conclude(self) -> None:
-        drill, result = self._drill, self._result
-        problems = []
-        if not drill.is_right(result.cause) or result.kind != drill.kind:
-            said = f"{result.kind or 'nothing'} {result.cause}".strip()
-            problems.append(f"expected {drill.kind} {drill.cause.value!r}, got {said!r}")
-        elif drill.one_answer and (different := self._other_answers()):
-            problems.append(f"it was also called {different}")
-        elif result.culprit not in drill.pair:
-            problems.append(f"blamed {result.culprit}, not {' or '.join(drill.pair)}")
-        if result.notice_seconds is None:
-            problems.append("nothing named the right tasks, key and step")
-        elif result.notice_seconds > PROMISE_SECONDS:
-            problems.append(f"the first correct report came after {result.notice_seconds:.1f} s")
-        late = self._drill.startup_timeout if self._drill.startup_timeout < 30.0 else 0.0
-        if drill.kind is ReportKind.VERDICT and (result.verdict_seconds or 0.0) > VERDICT_SECONDS + late:
-            problems.append(f"the verdict came after {result.verdict_seconds:.1f} s")
+        problems = problems_of(drill, result, self._read())
         if not problems and drill.ends_with is not None and drill.ends_after is None:
-            problems += self._wrong_exit_codes(drill.ends_with)
-        result.reason = "; ".join(problems)
-        result.status = "failed" if problems else "passed"
+            problems = self._wrong_exit_codes(drill.ends_with)
+        result.conclude(problems)
 
     def _expect_the_end(self, struck: float, seconds: float) -> None:
         """The job is ended by a stall, after this time and not before."""
@@ -357,16 +287,7 @@ class _Run:
             time.sleep(_POLL)
         in_time = bool(stalls) and seconds - 1.0 <= stalls[0] <= seconds + PROMISE_SECONDS
         problems = [] if in_time else [f"the job should have ended after {seconds:g} s; stalls: {stalls}"]
-        problems += self._wrong_exit_codes(EXIT_VERDICT) if in_time else []
-        self._result.reason = "; ".join(problems)
-        self._result.status = "failed" if problems else "passed"
-
-    def _other_answers(self) -> list[tuple[str, str, str]]:
-        """The verdicts, of any task, that are not the expected one."""
-        expected = (self._drill.cause.value, *self._drill.pair[:2])
-        verdicts = [event for event in self._read() if event["kind"] == ReportKind.VERDICT]
-        said = {(event["cause"], event["culprit"], event["peer"]) for event in verdicts}
-        return sorted(said - {expected})
+        self._result.conclude(problems or self._wrong_exit_codes(EXIT_VERDICT))
 
     def _wrong_exit_codes(self, expected: int) -> list[str]:
         """Every task that was not struck, or only hangs, leaves soon, with the exit code that the docs state."""
@@ -383,16 +304,13 @@ class _Run:
         return [f"the others exited with {self._result.exit_codes}, not {expected}"] if wrong else []
 
     def _expect_a_healthy_end(self) -> None:
-        deadline = time.monotonic() + START_SECONDS + 10.0
+        deadline = time.monotonic() + self._start_seconds + 10.0
         while time.monotonic() < deadline and None in self._cluster.exit_codes():
             time.sleep(_POLL)
         codes = self._cluster.exit_codes()
-        said = [event for event in self._read() if event["kind"] in WITH_FILES and not self._was_to_come(event)]
-        self._result.status = "passed" if codes == [0] * len(codes) and not said else "failed"
-        self._result.reason = "" if self._result.status == "passed" else f"exit codes {codes}, reported {said}"
-
-    def _was_to_come(self, event: dict[str, Any]) -> bool:
-        return self._drill.goes_on and event["kind"] == self._drill.kind and self._drill.is_right(event["cause"])
+        said = false_alarms(self._drill, self._read())
+        healthy = codes == [0] * len(codes) and not said
+        self._result.conclude([] if healthy else [f"exit codes {codes}, reported {said}"])
 
 
 @contextlib.contextmanager

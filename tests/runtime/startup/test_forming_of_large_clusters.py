@@ -1,4 +1,4 @@
-"""While a large cluster forms, all tasks are busy: the number of their queries must not grow with its square."""
+"""While a large cluster starts, all tasks are busy: the number of their queries must not grow with its square."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.task.discovery import ask_after
 from lockstep.runtime.task.node import NodeConfig
 from lockstep.runtime.task.worker_node import WorkerNode
+from lockstep.runtime.watch.status import STEPS_TO_KNOW
 from lockstep.runtime.watch.watchdog import WatchSettings
 
 LARGE = ClusterShape(2, 12)
@@ -41,6 +42,16 @@ def names(*tasks: TaskId) -> set[str]:
 def test_a_worker_of_a_large_cluster_asks_its_servers_only_while_the_cluster_forms() -> None:
     with lonely_worker(LARGE) as node:
         assert asked_by(node) == names(worker(1), server(0), server(1))
+
+
+def test_in_the_first_steps_of_a_large_cluster_it_still_asks_its_servers_only() -> None:
+    with lonely_worker(LARGE) as node:
+        node._member.set()
+        assert not node.forming
+        assert asked_by(node) == names(worker(1), server(0), server(1))
+        steps = STEPS_TO_KNOW + 1
+        node.sampler._step_ends.extend((step, float(step)) for step in range(steps))
+        assert asked_by(node) == names(*LARGE.tasks())
 
 
 def test_a_worker_of_a_small_cluster_asks_all_others() -> None:

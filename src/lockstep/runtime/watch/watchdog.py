@@ -58,9 +58,11 @@ from lockstep.runtime.watch.snapshot import Shown, snapshot_of
 from lockstep.runtime.watch.status import STEPS_TO_KNOW
 from lockstep.version import __version__
 
-FORMING_LOOK_PER_TASK = 0.1
+STARTING_LOOK_PER_TASK = 0.1
 """While a cluster starts, its machines are busy: the larger it is, the longer the time between looks."""
-FORMING_PATIENCE_PER_TASK = 0.5
+STARTING_PATIENCE_PER_TASK = 0.5
+OWN_LOOK_PER_TASK = 0.1
+"""The coordinator of a large cluster needs longer for a look, and the more so if all others look as well."""
 SMALL_CLUSTER = 8
 PENDING_TICK = 0.1
 """How often it looks whether another task has printed a report."""
@@ -234,7 +236,7 @@ class Watchdog:
         if now >= self._look_at and self._decides(now, self._episode):
             self._look(now, self._episode)
             # In a large cluster, or where many tasks do not answer, a look takes long: leave time between looks.
-            pause = FORMING_LOOK_PER_TASK * self._tasks() if self._node.forming else 0.0
+            pause = STARTING_LOOK_PER_TASK * self._tasks() if self._starting() else 0.0
             self._look_at = time.monotonic() + max(pause, min(5.0, time.monotonic() - now))
 
     def threshold(self) -> float:
@@ -266,18 +268,26 @@ class Watchdog:
         """Whether this task looks itself: it is the coordinator, or the coordinator is silent."""
         if self._leads():
             return True
-        if self._node.forming and now - episode.began < self._patience_while_forming():
+        if self._starting() and now - episode.began < self._patience_while_starting():
             return False
         if not self._hears_coordinator(now):
             return True
         if self._report_at >= episode.began - OWN_LOOK_SECONDS:
             # The coordinator has reported this, which holds unless it fails to end what it should.
             return now - self._node.sampler.progress_at >= self._allowed(self._reported)
-        return now - episode.began >= OWN_LOOK_SECONDS
+        return now - episode.began >= OWN_LOOK_SECONDS + OWN_LOOK_PER_TASK * self._more_than_few()
 
-    def _patience_while_forming(self) -> float:
+    def _starting(self) -> bool:
+        """The cluster forms, or is a large one in its first steps, in which all tasks are as busy."""
+        return self._node.forming or (self._tasks() > SMALL_CLUSTER and self._first_steps())
+
+    def _patience_while_starting(self) -> float:
         """In a large cluster every task misses some other at first; if all asked all, nothing else would get done."""
-        return FORMING_PATIENCE_PER_TASK * max(0, self._tasks() - SMALL_CLUSTER)
+        return STARTING_PATIENCE_PER_TASK * self._more_than_few()
+
+    def _more_than_few(self) -> int:
+        """How many tasks this cluster has more than a small one."""
+        return max(0, self._tasks() - SMALL_CLUSTER)
 
     def _tasks(self) -> int:
         """Of the whole cluster: a worker is linked only with the servers, but all tasks start at the same time."""
@@ -387,7 +397,7 @@ class Watchdog:
         me = str(self._node.task)
         addresses = {str(task): cluster.address_of(task) for task in self._asked()}
         found = collect(addresses, self._settings.ask, {me: self._own_view()})
-        if not self._node.forming:
+        if not self._node.forming and not self._asks_few():
             found = with_witnesses(found, me)
         # Asking takes seconds where one does not answer; meanwhile this task may have heard from it, or still has not.
         return self._evidence({**found, me: replace(found[me], view=self._own_view())})
@@ -396,12 +406,14 @@ class Watchdog:
         return read_task(json.dumps(snapshot_of(self._node)).encode())
 
     def _asked(self) -> Sequence[TaskId]:
-        """All tasks. But while a large cluster forms, all are too busy to be asked by all: each asks only those that
-        it is linked with, and the coordinator asks all."""
         node = self._node
-        if node.peers and node.forming and not self._leads() and self._tasks() > SMALL_CLUSTER:
-            return (node.task, *node.peers)
-        return node.cluster.shape.tasks()
+        return (node.task, *node.peers) if self._asks_few() else node.cluster.shape.tasks()
+
+    def _asks_few(self) -> bool:
+        """While a large cluster starts, all are too busy to be asked by all: each asks only those that it is linked
+        with, and the coordinator asks all."""
+        large = self._tasks() > SMALL_CLUSTER
+        return large and bool(self._node.peers) and self._starting() and not self._leads()
 
     def look_now(self) -> Diagnosis:
         """What can be proven at this moment; for a thread that may wait."""
