@@ -1,0 +1,47 @@
+"""Without synchronisation no worker waits for another, over shared memory either."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from cluster.tasks import Tasks, tasks_of
+from helpers.waiting import wait_until
+from lockstep.diagnose.collect import look_at
+from lockstep.protocol.core.ids import ClusterShape, TaskId, worker
+
+pytestmark = [pytest.mark.timed, pytest.mark.slow]
+
+STOPS = 12
+STEPS = 10
+"""A held worker does one or two, with the values that are already on their way."""
+ENDLESS = ("--cross_replica_sync=False", "--server_protocol=shm", "--num_batches=1000000", "--num_warmup_batches=0")
+
+
+def _step(tasks: Tasks, task: TaskId) -> int:
+    view = look_at(str(task), tasks.addresses[task], 2.0).view
+    return -1 if view is None else view.step
+
+
+def _advances(tasks: Tasks, task: TaskId, steps: int, seconds: float, what: str) -> None:
+    target = max(0, _step(tasks, task)) + steps
+    wait_until(lambda: _step(tasks, task) >= target, seconds, what)
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_that_is_stopped_twelve_times_never_holds_the_other() -> None:
+    """Over shared memory the receiver copies, so a value on its way to a stopped worker keeps its slot of the server's
+    store until that worker wakes up; with two slots, every second update of the others waited for it."""
+    with tasks_of(ClusterShape(1, 2), *ENDLESS) as tasks:
+        for task in tasks.shape.tasks():
+            tasks.start(task)
+        pid = wait_until(lambda: tasks.task_pid(worker(1)), 30, "worker 1 runs")
+        for stop in range(STOPS):
+            _advances(tasks, worker(1), 3, 40, "worker 1 trains")
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                _advances(tasks, worker(0), STEPS, 5, f"worker 0 goes on during stop {stop + 1}")
+            finally:
+                os.kill(pid, signal.SIGCONT)
