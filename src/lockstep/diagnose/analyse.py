@@ -35,6 +35,8 @@ RULES: tuple[tuple[Cause, Rule], ...] = (
     (Cause.DEVICE_CALL, task_rules.holds_the_interpreter),
     (Cause.DISK_FULL, work_rules.disk_full),
     (Cause.CHECKPOINT_STUCK, work_rules.checkpoint_stuck),
+    (Cause.CHECKPOINT_STUCK, work_rules.shard_stuck),
+    (Cause.STRAGGLER, work_rules.shard_slow),
     (Cause.INPUT_STARVED, input_rules.input_starved),
     (Cause.STRAGGLER, input_rules.slow_input),
     (Cause.DEADLOCK, work_rules.deadlock),
