@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.timed, pytest.mark.slow]
 STOPS = 12
 STEPS = 10
 """A held worker does one or two, with the values that are already on their way."""
-ENDLESS = ("--cross_replica_sync=False", "--server_protocol=shm", "--num_batches=1000000", "--num_warmup_batches=0")
+ENDLESS = ("--nocross_replica_sync", "--server_protocol=grpc+shm", "--num_batches=1000000", "--num_warmup_batches=0")
 
 
 def _step(tasks: Tasks, task: TaskId) -> int:

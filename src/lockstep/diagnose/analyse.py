@@ -27,6 +27,7 @@ RULES: tuple[tuple[Cause, Rule], ...] = (
     (Cause.LEFTOVER_SERVER, task_rules.leftover_server),
     (Cause.DUPLICATE_TASK, task_rules.duplicate_task),
     (Cause.FROZEN, task_rules.frozen),
+    (Cause.COMMUNICATION, task_rules.cut_off),
     (Cause.NEVER_STARTED, task_rules.never_started),
     (Cause.OUT_OF_STEP, task_rules.out_of_step),
     (Cause.COMMUNICATION, work_rules.callback_stuck),

@@ -59,7 +59,7 @@ ONCE_FOOLED: tuple[Drill, ...] = (
         story="the training program of a worker closes all descriptors, and lives on: it has no exit code",
         faults=(CloseDescriptors(W1, STEP),),
         fooled=True,
-        cause=Cause.UNKNOWN,
+        cause=Cause.COMMUNICATION,
         pair=(W1,),
     ),
 )
