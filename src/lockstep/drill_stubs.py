@@ -5,8 +5,13 @@ They have their own file because a report tells whose code a thread is in by the
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 from types import FunctionType
+
+_PAGE = 4096
+_BETWEEN_PAGES = 0.1
 
 
 def user_code_that_waits(seconds: float) -> None:
@@ -24,6 +29,16 @@ def user_code_that_loops(seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         sum(range(2000))
+
+
+def user_code_that_writes(seconds: float, folder: str) -> None:
+    """Stands for a large file on a slow disk: a page at a time, each on the disk before the next."""
+    deadline = time.monotonic() + seconds
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        while time.monotonic() < deadline:
+            file.write(bytes(_PAGE))
+            os.fsync(file)
+            time.sleep(_BETWEEN_PAGES)
 
 
 def compiler_that_takes_long(seconds: float) -> None:

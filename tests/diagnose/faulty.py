@@ -22,6 +22,7 @@ from helpers.snapshots import (
     wait,
     waiting_worker,
 )
+from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.death import Word
 from lockstep.protocol.core.reach import Reach, Silence
@@ -36,6 +37,13 @@ def dead() -> Cluster:
     cluster = missing_gradient()
     cluster.no_answer(W1, NOT_LISTENING)
     cluster.monitor(W1)["description"].update(exited=True, exit_code=-9)
+    return cluster
+
+
+def closed_descriptors() -> Cluster:
+    cluster = missing_gradient()
+    cluster.no_answer(W1, NOT_LISTENING)
+    cluster.monitor(W1)["description"].update(phase=TaskPhase.CUT_OFF.value, phase_seconds=2.0)
     return cluster
 
 
@@ -345,6 +353,7 @@ FAULTY: tuple[Faulty, ...] = (
     _row(Cause.FROZEN, host_paused, W1, PS0, GRADIENT),
     _row(Cause.OUT_OF_MEMORY, out_of_memory, W1, PS0, GRADIENT),
     _row(Cause.FROZEN, frozen, W1, PS0, GRADIENT),
+    _row(Cause.COMMUNICATION, closed_descriptors, W1, PS0, GRADIENT),
     _row(Cause.DEVICE_CALL, holds_the_interpreter, W1, PS0, GRADIENT),
     _row(Cause.NEVER_STARTED, never_started, W1, PS0, WaitKind.JOINING),
     _row(Cause.WIRING, wiring, W1, PS0, WaitKind.JOINING),

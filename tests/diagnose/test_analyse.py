@@ -190,6 +190,26 @@ def test_a_stopped_decoder_is_named_and_not_the_disk() -> None:
     assert any("process 78, which reads its data, is sleeping" in line for line in verdict.evidence)
 
 
+def saving(written_ago: float) -> Cluster:
+    """Server 0, the coordinator, has been writing its part of the last checkpoint for 40 s."""
+    cluster = healthy()
+    cluster.task(PS0)["waits"] = [wait(PS0, WaitKind.SHARD, 40.0)]
+    cluster.task(PS0)["shard"] = {"file": "/ckpt/shard-0", "seconds": 40.0, "written_ago": written_ago}
+    return cluster
+
+
+def test_a_checkpoint_that_still_writes_is_no_verdict_and_never_ends_the_job() -> None:
+    verdict = verdict_of(analyse(saving(0.5).evidence()))
+    assert (verdict.cause, verdict.culprit) == (Cause.STRAGGLER, str(PS0))
+    assert "/ckpt/shard-0" in verdict.what
+    assert verdict.cause in WARNINGS
+
+
+def test_a_checkpoint_that_writes_nothing_any_more_is_stuck() -> None:
+    verdict = verdict_of(analyse(saving(20.0).evidence()))
+    assert (verdict.cause, verdict.culprit) == (Cause.CHECKPOINT_STUCK, str(PS0))
+
+
 def test_the_end_of_a_job_is_a_verdict_with_what_was_waited_for() -> None:
     cluster = dead()
     cluster.end = Ended(str(W1), STEP, because("was killed by SIGKILL (process 1001 on host-worker-1)", Cause.DEAD))

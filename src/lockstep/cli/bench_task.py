@@ -23,6 +23,7 @@ from lockstep.protocol.core.ids import CHIEF, Role
 from lockstep.protocol.core.journal import Happening
 from lockstep.runtime.checkpoint.resuming import beginning_in
 from lockstep.runtime.monitor.reporter import TaskReporter
+from lockstep.runtime.reading_process import InputLost
 from lockstep.runtime.task.node import NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError, Outcome
 from lockstep.runtime.task.signals import TaskSignals
@@ -259,7 +260,7 @@ def _run_collective(config: BenchConfig, reporter: TaskReporter, signals: TaskSi
 
 def _reduce(config: BenchConfig, node: CollectiveNode, reporter: TaskReporter) -> int:
     reporter.phase(TaskPhase.IMPORTING_TORCH)
-    from lockstep.benchmark.data.errors import BadData, InputLost, TooManyBadRecords
+    from lockstep.benchmark.data.errors import BadData, TooManyBadRecords
     from lockstep.benchmark.training.collective import CollectiveLost
     from lockstep.benchmark.training.run import NoSuchDeviceError, run_collective
     from lockstep.runtime.task.collective_node import StartRefused
@@ -290,7 +291,7 @@ def run_alone(config: BenchConfig) -> int:
     """Train, or evaluate, in this process, without a cluster."""
     signals = TaskSignals(CHIEF, say, 0.0, signums=(signal.SIGUSR1,))
     signals.install()
-    from lockstep.benchmark.data.errors import BadData, InputLost, TooManyBadRecords
+    from lockstep.benchmark.data.errors import BadData, TooManyBadRecords
     from lockstep.benchmark.training.run import NoSuchDeviceError, run_evaluation, run_single
     from lockstep.runtime.task.collective_node import node_alone
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lockstep.diagnose import phrases
 from lockstep.diagnose.case import Proof, WaitCase
 from lockstep.diagnose.views import LinkView
+from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.death import Ruling, Word, rule_on
 from lockstep.protocol.core.reach import NOBODY_THERE, UNREACHABLE, Reach
@@ -79,6 +80,17 @@ def _host_paused(case: WaitCase) -> Proof | None:
         return None
     said = (phrases.nothing_from_the_task(case.waiter, case.on, unheard), _found_there(case))
     return Proof(Cause.FROZEN, phrases.host_is_paused(case.on), said, seconds=unheard)
+
+
+def cut_off(case: WaitCase) -> Proof | None:
+    """Its monitor sees it run, but no longer has a connection to it: the task has closed all its descriptors."""
+    monitor = case.monitor
+    if monitor is None or monitor.exited or monitor.phase != TaskPhase.CUT_OFF or not _is_meant(case):
+        return None
+    what = phrases.has_closed_its_descriptors(case.on, monitor.pid, monitor.host)
+    said = phrases.runs_without_connections(monitor.pid, monitor.state, monitor.phase_seconds)
+    remedy = phrases.keep_descriptors_open()
+    return Proof(Cause.COMMUNICATION, what, (said,), seconds=monitor.phase_seconds, stack=monitor.stack, remedy=remedy)
 
 
 def holds_the_interpreter(case: WaitCase) -> Proof | None:

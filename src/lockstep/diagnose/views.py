@@ -173,6 +173,15 @@ class InputView:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardView:
+    """The part of a checkpoint that a server is writing."""
+
+    file: str
+    seconds: float
+    written_ago: float
+
+
+@dataclass(frozen=True, slots=True)
 class TensorView:
     """What one task saw of one tensor: the age of each state, and how often it occurred."""
 
@@ -284,6 +293,7 @@ class TaskView:
     disk_free: int = -1
     disk_folder: str = ""
     written_ago: float = -1.0
+    shard: ShardView | None = None
     available_memory: int = -1
     parts: Mapping[str, float] = field(default_factory=dict)
     """Median seconds of the parts of a step (compute, wait, apply), where they are known."""
@@ -389,6 +399,7 @@ def read_task(data: bytes) -> TaskView:
         disk_free=_whole(disk.get("free"), -1),
         disk_folder=_text(disk.get("folder")),
         written_ago=_number(disk.get("written_ago"), -1.0),
+        shard=_shard(fields.get("shard")),
         available_memory=_whole(_object(fields.get("memory")).get("available"), -1),
         parts={str(name): _number(value) for name, value in _object(fields.get("parts")).items()},
         cluster=addresses_in(fields),
@@ -446,6 +457,13 @@ def _input(value: object) -> InputView | None:
         tuple(_whole(pid) for pid in stopped[:_MAX_ITEMS]) if isinstance(stopped, list) else (),
         tuple((_whole(reader.get("pid")), _text(reader.get("state"))) for reader in _objects(one.get("readers"))),
     )
+
+
+def _shard(value: object) -> ShardView | None:
+    one = _object(value)
+    if not one:
+        return None
+    return ShardView(_text(one.get("file")), _number(one.get("seconds")), _number(one.get("written_ago")))
 
 
 def _store(value: object) -> StoreView | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lockstep.diagnose import phrases
 from lockstep.diagnose.case import BUSY, IDLE, Proof, WaitCase
 from lockstep.diagnose.evidence import is_worker
-from lockstep.diagnose.views import LinkView, MainView, TaskView
+from lockstep.diagnose.views import LinkView, MainView, ShardView, TaskView
 from lockstep.protocol.core.activity import TRAINING, Code, Doing, TaskPhase
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.timing import LOOP_SECONDS, STUCK_SECONDS
@@ -111,6 +111,28 @@ def checkpoint_stuck(case: WaitCase) -> Proof | None:
     what = phrases.checkpoint_stands_still(case.on, main.detail)
     said = phrases.no_byte_written(case.on, main.seconds, view.written_ago)
     return Proof(Cause.CHECKPOINT_STUCK, what, (said,), seconds=main.seconds, stack=main.stack)
+
+
+def _shard(case: WaitCase) -> ShardView | None:
+    """What the server that is waited for writes of a checkpoint."""
+    return case.view.shard if case.view is not None and case.waiting.kind is WaitKind.SHARD else None
+
+
+def shard_stuck(case: WaitCase) -> Proof | None:
+    shard = _shard(case)
+    if shard is None or shard.written_ago < case.evidence.patience:
+        return None
+    what = phrases.checkpoint_stands_still(case.on, shard.file)
+    said = phrases.no_byte_written(case.on, shard.seconds, shard.written_ago)
+    return Proof(Cause.CHECKPOINT_STUCK, what, (said,), seconds=shard.seconds)
+
+
+def shard_slow(case: WaitCase) -> Proof | None:
+    shard = _shard(case)
+    if shard is None or shard.written_ago >= case.evidence.patience:
+        return None
+    what = phrases.still_writes_its_checkpoint(case.on, shard.file)
+    return Proof(Cause.STRAGGLER, what, (phrases.wrote(shard.written_ago),), seconds=shard.seconds)
 
 
 def _writes(case: WaitCase, view: TaskView) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lockstep.drill.hosts_and_links import HOSTS_AND_LINKS
+from lockstep.drill.input import INPUT_DRILLS
 from lockstep.drill.model import GRADIENT, PARAMETER, PS0, PS1, STEP, W0, W1, Drill, Surroundings
 from lockstep.drill.once_fooled import ONCE_FOOLED
 from lockstep.drill.user_code import USER_CODE_DRILLS
@@ -421,6 +422,7 @@ DRILLS: tuple[Drill, ...] = (
         elements=400_000,
         bucket_bytes=1 << 20,
     ),
+    *INPUT_DRILLS,
     *ONCE_FOOLED,
     *HOSTS_AND_LINKS,
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lockstep.errors import EXIT_FAILED, EXIT_VERDICT, BadInput
 from lockstep.protocol.core.causes import Cause, ReportKind
 from lockstep.protocol.core.endings import CANNOT_HEAL
-from lockstep.protocol.core.faults import Fault, Raise
+from lockstep.protocol.core.faults import Fault, HitReaders, Raise
 from lockstep.protocol.core.ids import server, worker
 
 STEP = 25
@@ -86,6 +86,9 @@ class Drill:
     """A tester had fooled us with it: it was reported wrongly, late or not at all when it was first tried."""
     startup_timeout: float = 60.0
     steps: int = 4000
+    step_seconds: float = 0.02
+    readers: int = 0
+    """How many processes read the data of each worker; 0: it has none."""
     elements: int = 256
     bucket_bytes: int = 1024
 
@@ -109,7 +112,7 @@ class Drill:
             return EXIT_VERDICT
         if self.kind is not ReportKind.VERDICT or self.cause not in CANNOT_HEAL or not self.faults:
             return None
-        own = all(isinstance(fault, Raise) for fault in self.faults)
+        own = all(isinstance(fault, Raise | HitReaders) for fault in self.faults)
         return EXIT_FAILED if own else EXIT_VERDICT
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lockstep.drill.model import PS0, STEP, W0, W1, Drill, Surroundings
 from lockstep.protocol.core.causes import Cause
-from lockstep.protocol.core.faults import Die, FailAtStart
+from lockstep.protocol.core.faults import CallExit, CloseDescriptors, Die, FailAtStart
 
 ONCE_FOOLED: tuple[Drill, ...] = (
     Drill(
@@ -42,6 +42,24 @@ ONCE_FOOLED: tuple[Drill, ...] = (
         faults=(FailAtStart(W1, "--modle is not a flag; did you mean --model?", refused=True),),
         fooled=True,
         cause=Cause.DEAD,
+        pair=(W1,),
+    ),
+    Drill(
+        name="user-code-exits",
+        group="lost task",
+        story="the training program of a worker calls sys.exit(5): the code is named",
+        faults=(CallExit(W1, STEP, 5),),
+        fooled=True,
+        cause=Cause.DEAD,
+        pair=(W1,),
+    ),
+    Drill(
+        name="descriptors-closed",
+        group="lost task",
+        story="the training program of a worker closes all descriptors, and lives on: it has no exit code",
+        faults=(CloseDescriptors(W1, STEP),),
+        fooled=True,
+        cause=Cause.COMMUNICATION,
         pair=(W1,),
     ),
 )

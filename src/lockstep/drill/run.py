@@ -120,6 +120,8 @@ class _Run:
         plan = self._cluster.plan(
             task,
             steps=drill.steps,
+            step_seconds=drill.step_seconds,
+            readers=drill.readers,
             startup_timeout=drill.startup_timeout,
             stall_after=drill.stall_after,
             user_code_timeout=drill.user_code_timeout,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.drill.reading import DrillInput
 from lockstep.errors import EXIT_FAILED, EXIT_VERDICT
 from lockstep.protocol.core.activity import Doing, TaskPhase
 from lockstep.protocol.core.effects import Apply
@@ -24,6 +26,7 @@ from lockstep.protocol.core.faults import (
     OddModel,
     OddSetting,
     OddVersion,
+    SlowReads,
     parse_fault,
     to_text,
 )
@@ -63,6 +66,7 @@ class TaskPlan:
     faults: tuple[str, ...] = ()
     steps: int = 2000
     step_seconds: float = 0.02
+    readers: int = 0
     elements: int = 256
     bucket_bytes: int = 1024
     delay: float = 0.0
@@ -213,8 +217,7 @@ def _run_server(node: ServerNode) -> int:
         node.start()
         node.wait_until_member()
         outcome = node.wait_until_ended()
-        if outcome.ok:
-            node.see_others_off()  # else a worker that is the last to finish may miss the end
+        node.see_others_off()  # else one of them may miss the end, and take this server for dead
     except JobEndedError as ended:
         outcome = ended.outcome
     finally:
@@ -265,17 +268,25 @@ def train(node: WorkerNode, plan: TaskPlan) -> None:
     rates = (GroupRates(("lr",), (0.1,)),) if node.task == CHIEF else ()
     chance = random.Random(f"{plan.seed} {plan.task}")
     steps = next((fault.steps for fault in plan.mine() if isinstance(fault, EndEarly)), plan.steps)
-    for step in range(steps):
-        node.begin_step(step, rates)
-        _compute(node, plan, step, chance)
-        for bucket in layout_plan.buckets:
-            node.produced(step, bucket.id)
-        node.seal(step)
-        node.wait_version(step + 1)
-        if step % _SHOWN_EVERY == 0:
-            sys.stdout.write(f"step {step}\n")
-            sys.stdout.flush()
-    node.finish(steps)
+    with contextlib.closing(_input(node, plan)) as data:
+        for step in range(steps):
+            data.next()
+            node.begin_step(step, rates)
+            _compute(node, plan, step, chance)
+            for bucket in layout_plan.buckets:
+                node.produced(step, bucket.id)
+            node.seal(step)
+            node.wait_version(step + 1)
+            if step % _SHOWN_EVERY == 0:
+                sys.stdout.write(f"step {step}\n")
+                sys.stdout.flush()
+        node.finish(steps)
+
+
+def _input(node: WorkerNode, plan: TaskPlan) -> DrillInput:
+    slow = next((fault for fault in plan.mine() if isinstance(fault, SlowReads)), None)
+    folder = Path(plan.folder, f"data-{node.task.index}")
+    return DrillInput(folder, plan.readers, slow, node.main.wait_for_input)
 
 
 def _compute(node: WorkerNode, plan: TaskPlan, step: int, chance: random.Random) -> None:

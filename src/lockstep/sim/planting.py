@@ -140,8 +140,8 @@ class Planted:
                 Freeze(step=step) | Die(step=step) | Raise(step=step) | BlockLoop(step=step) | BlockCallback(step=step)
             ):
                 self._when_step(task, step, partial(self._strike, fault))
-            case OddVersion():
-                raise ValueError("OddVersion cannot be planted in the simulator")
+            case _:
+                raise ValueError(f"{type(fault).__name__} cannot be planted in the simulator")
 
     def _hamper(self, task: TaskId, fault: SlowSteps | SlowStore | Stick) -> None:
         side = self._world.tasks[task].side

@@ -20,7 +20,7 @@ from PIL import Image
 
 from helpers.programs import Program, alive
 from helpers.waiting import wait_until
-from lockstep.benchmark.data.errors import BadData, BadRecord, InputLost, TooManyBadRecords
+from lockstep.benchmark.data.errors import BadData, BadRecord, TooManyBadRecords
 from lockstep.benchmark.data.example import PictureExample, encode_example
 from lockstep.benchmark.data.geometry import AREAS, ASPECTS, Window, middle_window, random_window
 from lockstep.benchmark.data.order import OnceThrough, Order, TrainingOrder
@@ -30,6 +30,7 @@ from lockstep.benchmark.data.records import framed
 from lockstep.benchmark.data.tfrecords import TFRecordSource
 from lockstep.benchmark.data.transforms import ENGINES, Preparation, distort_colors, make_engine, prepare
 from lockstep.protocol.core.activity import InputWait
+from lockstep.runtime.reading_process import InputLost
 
 SIZE = 16
 

@@ -13,7 +13,3 @@ class BadRecord(ValueError):  # noqa: N818 - reads as the fact it states
 
 class TooManyBadRecords(BadData):
     """More records were skipped than ``--max_bad_records`` allows."""
-
-
-class InputLost(RuntimeError):  # noqa: N818 - reads as the fact it states
-    """A decoding process has ended, or has sent nothing for too long."""

@@ -6,17 +6,18 @@ the pipes back, and ``next`` collects them. While it waits, it publishes what it
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from lockstep.benchmark.data.decoder_pool import CLOSE_SECONDS, DecoderProcess, wait_for_lines
-from lockstep.benchmark.data.errors import BadData, InputLost, TooManyBadRecords
+from lockstep.benchmark.data.errors import BadData, TooManyBadRecords
 from lockstep.benchmark.data.jobs import DecodeJob, DecodeResult, Sample, SetUp
 from lockstep.benchmark.data.order import EpochSample, Order
 from lockstep.benchmark.data.slots import Slots, SlotShape
@@ -24,9 +25,26 @@ from lockstep.benchmark.data.source import EncodedSource
 from lockstep.benchmark.data.transforms import Preparation, make_engine
 from lockstep.protocol.core.activity import InputWait
 from lockstep.runtime.monitor.oom import OomWitness, find_counters
+from lockstep.runtime.reading_process import (
+    CLOSE_SECONDS,
+    InputLost,
+    ReadingProcess,
+    parent_to_die_with,
+    wait_for_lines,
+)
 
 _LOOK_SECONDS = 0.5
 """While waiting, how often to check which file the processes are reading."""
+
+_ROOT = str(Path(__file__).resolve().parents[3])
+_DECODER = (
+    # The images are spread over processes already, so threads inside libraries would only get in the way.
+    "import os, sys; os.environ.update(OMP_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1');"
+    "sys.path.insert(0, sys.argv[1]);"
+    "parent = int(sys.argv[2]);"
+    "from lockstep.runtime.processes import die_with_parent; parent and die_with_parent(parent);"
+    "from lockstep.benchmark.data.decoding import main; sys.exit(main())"
+)
 
 OnWait = Callable[[InputWait], None]
 Say = Callable[[str], None]
@@ -121,14 +139,15 @@ class DecodePipeline:
         self._slots = Slots(shape)
         self._free = list(range(shape.slots))
         self._used: int | None = None
-        self._children: list[DecoderProcess] = []
+        self._children: list[ReadingProcess] = []
         self._handed_out_at = time.monotonic()
         self._read = 0
         """Records of all finished jobs."""
         self._witness = OomWitness(find_counters(), self._handed_out_at)
         try:
             for number in range(options.processes):
-                child = DecoderProcess(self._slots.descriptor, self._witness)
+                command = [sys.executable, "-c", _DECODER, _ROOT, str(parent_to_die_with())]
+                child = ReadingProcess(command, self._witness, (self._slots.descriptor,))
                 self._children.append(child)
                 child.send(SetUp(self._slots.descriptor, shape, number, source.classes, how).to_line())
         except BaseException:

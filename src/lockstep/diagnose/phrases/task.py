@@ -72,6 +72,21 @@ def kernel_has_it_stopped(state: str, seconds: float) -> str:
     return f"its monitor reports the process as {state or 'stopped'} for {_in_seconds(seconds)}"
 
 
+def has_closed_its_descriptors(task: str, pid: int, host: str) -> str:
+    return f"{_named(task)}{_in_brackets(pid, host)} runs, but has closed all its descriptors, and so its connections"
+
+
+def runs_without_connections(pid: int, state: str, seconds: float) -> str:
+    found = state or "alive"
+    return f"its monitor has had no connection to process {pid} for {_in_seconds(seconds)}, and finds it {found}"
+
+
+def keep_descriptors_open() -> str:
+    return (
+        "Let the program close only what it has opened, not all descriptors of its process; then start the job again."
+    )
+
+
 def host_is_paused(task: str) -> str:
     return f"host paused: the host of {_named(task)} accepts connections, but neither the task nor its monitor answers"
 

@@ -66,3 +66,13 @@ class InputWait:
     """When the thread had received its batch before."""
     pids: tuple[int, ...] = ()
     """The processes that read and decode."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardWrite:
+    """A server writes its part of a checkpoint. Times are on the monotonic clock."""
+
+    file: str
+    since: float
+    wrote_at: float
+    """When its last bytes were written."""

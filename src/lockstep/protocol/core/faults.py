@@ -135,6 +135,57 @@ class SlowSteps:
 
 
 @dataclass(frozen=True, slots=True)
+class SlowCheckpoint:
+    """The training thread of ``task`` writes for ``seconds`` in ``step``, a few bytes at a time.
+
+    ``folder``: on a disk; of files in memory, which /tmp often has, the kernel does not count what is written.
+    """
+
+    task: str
+    step: Step = 0
+    seconds: float = 60.0
+    folder: str = "/var/tmp"
+
+
+@dataclass(frozen=True, slots=True)
+class SlowReads:
+    """Of ``steps`` steps after ``step``, each record of ``task`` takes this long to read, in the input of a drill."""
+
+    task: str
+    step: Step = 0
+    seconds: float = 1.0
+    steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class HitReaders:
+    """The child processes of ``task``, which read its data, get this signal in ``step``; after ``seconds``, SIGCONT."""
+
+    task: str
+    step: Step = 0
+    signum: int = 9
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallExit:
+    """The training code of ``task`` calls ``sys.exit`` with this code as it begins ``step``."""
+
+    task: str
+    step: Step = 0
+    code: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class CloseDescriptors:
+    """The training code of ``task`` closes all descriptors of its process in ``step``, and waits for ``seconds``."""
+
+    task: str
+    step: Step = 0
+    seconds: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
 class SlowStore:
     """From ``step`` on, each update of server ``task`` takes this much longer; ``busy``: it uses the processor."""
 
@@ -203,6 +254,11 @@ Fault = (
     | Raise
     | Stick
     | SlowSteps
+    | SlowCheckpoint
+    | SlowReads
+    | HitReaders
+    | CallExit
+    | CloseDescriptors
     | SlowStore
     | BlockLoop
     | EndEarly

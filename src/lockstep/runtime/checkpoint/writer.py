@@ -10,10 +10,13 @@ import errno
 import queue
 import shutil
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
+from lockstep.protocol.core.activity import ShardWrite
 from lockstep.protocol.core.effects import WriteCheckpoint
 from lockstep.protocol.core.messages import Saved
 from lockstep.protocol.core.timing import SAVE_AGAIN_SECONDS
@@ -49,6 +52,8 @@ class CheckpointWriter:
         self.folder = folder
         self._keep = keep
         self._say = say
+        self.writing: ShardWrite | None = None
+        """What it writes now, for readers in other threads; replaced as a whole."""
         self._told: set[str] = set()
         """Problems already reported that prevent checkpoints from being written; empty once one is written."""
         self._told_of_old: set[str] = set()
@@ -82,15 +87,23 @@ class CheckpointWriter:
 
     def _write_shard(self, version: int, job: int, name: str, tensors: Sequence[NamedTensor]) -> Saved:
         part = self.folder.part(version, job)
+        now = time.monotonic()
+        self.writing = ShardWrite(str(part / name), now, now)
         try:
             part.mkdir(parents=True, exist_ok=True)
-            facts = write_tensors(part / name, tensors, {"version": str(version)})
+            facts = write_tensors(part / name, tensors, {"version": str(version)}, self._wrote)
         except Exception as error:  # noqa: BLE001 - the coordinator waits for this answer, whatever failed
             problem = self._problem(error, name)
         else:
             return Saved(version, facts.name, facts.nbytes, facts.digest)
+        finally:
+            self.writing = None
         _remove_half(part / name)
         return Saved(version, name, 0, "", problem)
+
+    def _wrote(self) -> None:
+        if self.writing is not None:
+            self.writing = replace(self.writing, wrote_at=time.monotonic())
 
     def write_checkpoint(
         self, effect: WriteCheckpoint, job: int, manifest: Manifest, done: Callable[[str], None]

@@ -7,29 +7,42 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from lockstep.drill_stubs import compiler_that_takes_long, synchronize, user_code_that_loops, user_code_that_waits
+from lockstep.drill_stubs import (
+    compiler_that_takes_long,
+    synchronize,
+    user_code_that_loops,
+    user_code_that_waits,
+    user_code_that_writes,
+)
 from lockstep.protocol.core.activity import Doing
 from lockstep.protocol.core.faults import (
     BlockCallback,
     BlockLoop,
+    CallExit,
+    CloseDescriptors,
     Die,
     DropMessage,
     DropTensor,
     Fault,
     FaultPlace,
     Freeze,
+    HitReaders,
     Raise,
+    SlowCheckpoint,
+    SlowReads,
     SlowSteps,
     SlowStore,
     Stick,
 )
 from lockstep.protocol.core.ids import Step, TaskId
 from lockstep.protocol.core.messages import Message
+from lockstep.runtime import processes
 from lockstep.runtime.watch.status import MainThread
 
 OnInjected = Callable[[str], None]
@@ -122,6 +135,22 @@ class Injector:
             case Raise(errno=number, text=text):
                 self._begins(fault)
                 raise OSError(number, os.strerror(number), text) if number else RuntimeError(text)
+            case CallExit(code=code):
+                self._begins(fault)
+                sys.exit(code)
+            case CloseDescriptors(seconds=seconds):
+                self._begins(fault)
+                os.closerange(0, os.sysconf("SC_OPEN_MAX"))
+                user_code_that_waits(seconds)
+            case SlowCheckpoint(seconds=seconds, folder=folder):
+                self._begins(fault)
+                with victim.main.during(Doing.CHECKPOINT, folder):
+                    user_code_that_writes(seconds, folder)
+            case HitReaders(signum=signum, seconds=seconds):
+                self._begins(fault)
+                _hit_children(signum, seconds)
+            case SlowReads():
+                self._begins(fault)  # the input of the drill carries it out
             case Stick():
                 self._begins(fault)
                 self._stick(fault, victim, step)
@@ -167,6 +196,17 @@ class Injector:
             if isinstance(fault, BlockLoop) and step >= fault.step and id(fault) not in self._told:
                 self._begins(fault)
                 _blocking_copy(fault.seconds)
+
+
+def _hit_children(signum: int, seconds: float) -> None:
+    pids = [child.pid for child in processes.descendants(os.getpid())]
+    for pid in pids:
+        processes.send_signal(pid, signum)
+    if seconds:
+        resume = [threading.Timer(seconds, processes.send_signal, (pid, signal.SIGCONT)) for pid in pids]
+        for timer in resume:
+            timer.daemon = True
+            timer.start()
 
 
 def _spin(seconds: float) -> None:

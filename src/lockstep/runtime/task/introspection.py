@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lockstep.diagnose.witness import ask_witnesses, make_statement
+from lockstep.protocol.core.activity import ShardWrite
 from lockstep.protocol.core.causes import ReportKind
 from lockstep.protocol.core.death import Word
 from lockstep.protocol.core.effects import Effect, JobEnded, Send
@@ -78,6 +79,11 @@ class Observed:
     @property
     def store_status(self) -> StoreStatus | None:
         """What the thread of a server's store is doing; None on a worker."""
+        return None
+
+    @property
+    def shard_write(self) -> ShardWrite | None:
+        """The part of a checkpoint that a server is writing."""
         return None
 
     @property

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from lockstep.protocol.coordinator.recovery import LossPolicy
-from lockstep.protocol.core.activity import TaskPhase
+from lockstep.protocol.core.activity import ShardWrite, TaskPhase
 from lockstep.protocol.core.effects import (
     Apply,
     Effect,
@@ -128,6 +128,10 @@ class ServerNode(Node):
     @property
     def store_status(self) -> _StoreStatus:
         return self._status
+
+    @property
+    def shard_write(self) -> ShardWrite | None:
+        return None if self._writer is None else self._writer.writing
 
     @property
     def store_native_id(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from lockstep.diagnose.views import FORMAT
 from lockstep.protocol import phrases
-from lockstep.protocol.core.activity import Doing, InputWait
+from lockstep.protocol.core.activity import Doing, InputWait, ShardWrite
 from lockstep.protocol.core.ids import BucketId, Incarnation, JobId, Role, TaskId, hex64
 from lockstep.protocol.core.journal import Journal, Record, tensor_states
 from lockstep.protocol.core.machine import WholeTask
@@ -77,6 +77,9 @@ class Shown(Protocol):
     def store_status(self) -> StoreStatus | None: ...
 
     @property
+    def shard_write(self) -> ShardWrite | None: ...
+
+    @property
     def folder(self) -> str: ...
 
     def usual(self) -> float: ...
@@ -122,6 +125,7 @@ def snapshot_of(node: Shown, *, on_loop: bool = False) -> dict[str, Any]:
         "spans": spans_of(records, node.task.role, now),
         "memory": _memory(),
         "disk": _disk(node, now),
+        "shard": _shard_write(node.shard_write, now),
         "threads": sorted(thread.name for thread in threading.enumerate())[:200],
     }
 
@@ -284,6 +288,12 @@ def _store(node: Shown, now: float) -> dict[str, Any]:
         "where": whose_code(stack, on_device=uses_device(os.getpid())),
         "stack": stack,
     }
+
+
+def _shard_write(write: ShardWrite | None, now: float) -> dict[str, Any] | None:
+    if write is None:
+        return None
+    return {"file": write.file, "seconds": now - write.since, "written_ago": now - write.wrote_at}
 
 
 def _disk(node: Shown, now: float) -> dict[str, Any]:

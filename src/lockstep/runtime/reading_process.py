@@ -1,4 +1,4 @@
-"""The decoding processes, as the training sees them: lines go in, lines come out, and none outlives the training."""
+"""Processes that read a worker's data, as its training sees them: lines go in, lines come out, and none outlives it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import fcntl
 import os
 import select
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
-from lockstep.benchmark.data.errors import InputLost
 from lockstep.runtime.monitor.exit import describe_death
 from lockstep.runtime.monitor.oom import OomWitness
 
@@ -22,33 +19,30 @@ CLOSE_SECONDS = 2.0
 """How long all processes together may take to end when their input does."""
 _KILL_SECONDS = 1.0
 _READ_BYTES = 1 << 16
-_CODE = (
-    # The images are spread over processes already, so threads inside libraries would only get in the way.
-    "import os, sys; os.environ.update(OMP_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1');"
-    "sys.path.insert(0, sys.argv[1]);"
-    "parent = int(sys.argv[2]);"
-    "from lockstep.runtime.processes import die_with_parent; parent and die_with_parent(parent);"
-    "from lockstep.benchmark.data.decoding import main; sys.exit(main())"
-)
 
 
-class DecoderProcess:
+class InputLost(RuntimeError):  # noqa: N818 - reads as the fact it states
+    """A process that reads data has ended, or has sent nothing for too long."""
+
+
+def parent_to_die_with() -> int:
+    """What a reading process gives to ``die_with_parent``; 0: nothing.
+
+    The kernel's parent-death signal is tied to the thread that started the child; the end of the pipe is not, and works
+    in every case except a child that hangs in a read.
+    """
+    return os.getpid() if threading.current_thread() is threading.main_thread() else 0
+
+
+class ReadingProcess:
     """One process. Neither writing to it nor reading from it blocks."""
 
-    def __init__(self, descriptor: int, witness: OomWitness) -> None:
-        """``descriptor`` is the shared memory, which the process inherits under the same number. ``witness`` shows
-        whether the kernel killed it for lack of memory."""
+    def __init__(self, command: Sequence[str], witness: OomWitness, inherits: tuple[int, ...] = ()) -> None:
+        """``inherits``: descriptors that it has under the same number. ``witness`` shows whether the kernel killed it
+        for lack of memory."""
         self._witness = witness
-        root = str(Path(__file__).resolve().parents[3])
-        # The kernel's parent-death signal is tied to the thread that started the child; the end of the pipe is
-        # not, and works in every case except a child that hangs in a read.
-        parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _CODE, root, str(parent)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=(descriptor,),
-            bufsize=0,
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=inherits, bufsize=0
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -103,8 +97,8 @@ class DecoderProcess:
         except subprocess.TimeoutExpired:
             return f"input process {self.pid} closed its pipe"
         if code < 0:
-            return f"images can no longer be decoded: {describe_death('input process', self.pid, -code, self._witness)}"
-        return f"input process {self.pid} ended with code {code}; images can no longer be decoded"
+            return f"data can no longer be read: {describe_death('input process', self.pid, -code, self._witness)}"
+        return f"input process {self.pid} ended with code {code}; data can no longer be read"
 
     def end_input(self) -> None:
         """Let the process end after its current work."""
@@ -123,7 +117,7 @@ class DecoderProcess:
                 self._process.wait(_KILL_SECONDS)
 
 
-def wait_for_lines(children: list[DecoderProcess], seconds: float) -> list[DecoderProcess]:
+def wait_for_lines(children: list[ReadingProcess], seconds: float) -> list[ReadingProcess]:
     """Block until a child has sent something; meanwhile, flush pending lines to children that have room."""
     poller = select.poll()
     by_descriptor = {}
