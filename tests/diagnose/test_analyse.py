@@ -330,6 +330,7 @@ def test_why_a_task_was_refused_leads_also_after_its_monitor_has_left() -> None:
         "Worker 1 has not been started. Start it on that host, or correct its address in --ps_hosts and --worker_hosts."
     )
     cluster.link(PS0, W1)["last_end"] = "ended with exit code 2 (process 9 on b): there is no flag --modle"
+    assert verdict_of(analyse(cluster.evidence())).cause is Cause.DEAD
     assert lead_line(analyse(cluster.evidence())).endswith(
         "Worker 1 has not joined: it ended with exit code 2 (process 9 on b): there is no flag --modle. Correct that, "
         "and start it again."

@@ -32,7 +32,18 @@ def dead(case: WaitCase) -> Proof | None:
     if _refuses(case) and _ruling(case) is Ruling.DEAD:
         found = (phrases.looked_at(case.seen.address, silence.text), phrases.what_others_know(case.seen.words))
         return Proof(Cause.DEAD, phrases.gone_with_its_monitor(case.on), found)
-    return None
+    return _ended_before_it_joined(case)
+
+
+def _ended_before_it_joined(case: WaitCase) -> Proof | None:
+    """Its monitor has left too, but the waiter had asked it before."""
+    mine, _ = case.links()
+    if not case.forming or case.monitor is not None or mine is None or not mine.last_end:
+        return None
+    if case.seen.monitor_silence.reach not in NOBODY_THERE:
+        return None
+    what, remedy = phrases.ended_before_it_joined(case.on, mine.last_end), phrases.remedy_of_a_failed_start()
+    return Proof(Cause.DEAD, what, (_found_there(case),), remedy=remedy)
 
 
 def _refuses(case: WaitCase) -> bool:
@@ -113,12 +124,8 @@ def never_started(case: WaitCase) -> Proof | None:
     silence = case.seen.monitor_silence
     if not case.forming or case.monitor is not None or silence.reach not in NOBODY_THERE:
         return None
-    said = (phrases.found_at(case.seen.address, silence.text),)
-    mine, _ = case.links()
-    if mine is not None and mine.last_end:
-        what, remedy = phrases.ended_before_it_joined(case.on, mine.last_end), phrases.remedy_of_a_failed_start()
-        return Proof(Cause.NEVER_STARTED, what, said, remedy=remedy)
-    return Proof(Cause.NEVER_STARTED, phrases.not_started(case.on), said)
+    said = phrases.found_at(case.seen.address, silence.text)
+    return Proof(Cause.NEVER_STARTED, phrases.not_started(case.on), (said,))
 
 
 def wiring(case: WaitCase) -> Proof | None:

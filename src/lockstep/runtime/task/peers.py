@@ -349,7 +349,7 @@ class PeerKeeper:
 
     def _give_up_if_it_refuses_to_return(self, finding: AddressFinding) -> None:
         """It was in this job before and now reports that the job cannot start (no intact checkpoint, for example).
-        Unlike after a signal, nothing restarts it. At a first start a person may be fixing it, so we wait.
+        Unlike after a signal, nothing restarts it. At a first start the watchdog decides: it knows who is waited for.
         """
         found = finding.description
         refuses = found is not None and found.exited and found.exit_code == EXIT_BAD_INPUT
