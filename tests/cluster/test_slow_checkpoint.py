@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -31,12 +32,12 @@ tensor_file.hashlib = types.SimpleNamespace(sha256=Slow)
 @pytest.mark.timeout(150)
 def test_a_last_checkpoint_that_takes_longer_than_stall_after_is_noticed_and_finished(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW_DISK)
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
     folder = tmp_path / "checkpoints"
     flags = ("--num_batches=30", "--num_warmup_batches=0", "--stall_after=3", f"--train_dir={folder}")
     with tasks_of(ClusterShape(1, 2), *flags) as tasks:
         for task in tasks.shape.tasks():
-            slow = {"PYTHONPATH": str(tmp_path)} if task.role is Role.SERVER else None
-            tasks.start(task, environment=slow)
+            tasks.start(task, environment={"PYTHONPATH": path} if task.role is Role.SERVER else None)
         ends = tasks.finish(120)
     assert [end.code for end in ends.values()] == [0, 0, 0], ends
     assert "is still writing its checkpoint" in ends[server(0)].stdout + ends[server(0)].stderr
