@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockstep.cli.key_flags import KEY_FLAGS_HELP
 from lockstep.errors import BadInput, HelpAsked
+from lockstep.security.chosen import settle
 from lockstep.terminal import say
 from lockstep.transports.control.addresses import AddressError, parse_address, parse_bind
 
@@ -34,7 +36,7 @@ a bare stream of grpcio and bare NIXL, in the same run.
   --max_size=BYTES  largest transfer (268435456)
   --rounds=N        how often each transport is measured at each size (3)
   --only=TEXT       measure only what has TEXT in its name
-
+{key_flags}
 Exit codes: 0 done, 1 failed, 2 bad input (nothing started).
 """
 
@@ -57,6 +59,7 @@ class _Asked:
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     asked = parse(argv)
+    settle(say)
     if asked.serve is not None:
         return _serve(asked.serve)
     return _measure(asked)
@@ -65,7 +68,7 @@ def run(argv: Sequence[str]) -> int:
 def parse(argv: Sequence[str]) -> _Asked:
     """What a command line asks for. BadInput explains what is wrong with it."""
     if any(word in ("-h", "--help") for word in argv):
-        raise HelpAsked(_HELP)
+        raise HelpAsked(_HELP.format(key_flags=KEY_FLAGS_HELP))
     given: dict[str, str] = {}
     target, serve = "", None
     for word in argv:

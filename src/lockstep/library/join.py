@@ -13,12 +13,12 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInput
-from lockstep.library.launcher import TOKEN_VARIABLE, Launch, launched_by
+from lockstep.library.launcher import Launch, launched_by
 from lockstep.library.settings import (
     ON_NAN,
     Exchange,
@@ -49,6 +49,7 @@ from lockstep.runtime.task.node import NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError, Outcome
 from lockstep.runtime.task.signals import TaskSignals
 from lockstep.runtime.watch.watchdog import WatchSettings
+from lockstep.security.chosen import choose, settle
 from lockstep.terminal import say
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions
 from lockstep.version import __version__
@@ -87,7 +88,8 @@ class JoinArguments:
     user_code_timeout: float = USER_CODE_SECONDS
     on_stall: str = "abort"
     bind: str | None = None
-    job_token: str = field(default="", repr=False)
+    key_file: str | None = None
+    insecure: bool = False
     rdma: RdmaOptions = NO_OPTIONS
     train_dir: str | None = None
     save_model_secs: float = 0
@@ -122,7 +124,7 @@ class JoinArguments:
             replicas_to_aggregate=self.replicas_to_aggregate,
         )
 
-    def spec(self, environ: Mapping[str, str]) -> ClusterSpec:
+    def spec(self) -> ClusterSpec:
         """The cluster, without the task that this process is."""
         return ClusterSpec(
             ps_hosts=tuple(self.ps_hosts),
@@ -135,7 +137,6 @@ class JoinArguments:
             on_stall=self.on_stall,
             rejoin_timeout=self.rejoin_timeout,
             grace=self.grace,
-            token=self.job_token or environ.get(TOKEN_VARIABLE, ""),
             rdma=self.rdma,
         )
 
@@ -200,6 +201,8 @@ def _end_with_the_sentence() -> None:
 def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     """``join`` with a given environment."""
     _refuse_bad_choices(arguments)
+    choose(arguments.key_file, arguments.insecure)
+    settle(say)
     cluster = _cluster(arguments, environ)
     refuse_bad_cluster(cluster, arguments)
     _refuse(protocol_problems(cluster))
@@ -288,7 +291,7 @@ def _refuse(sentences: Sequence[str]) -> None:
 
 
 def _cluster(arguments: JoinArguments, environ: Mapping[str, str]) -> ClusterSpec:
-    spec = arguments.spec(environ)
+    spec = arguments.spec()
     if arguments.job_name:
         return spec.for_task(TaskId(Role(arguments.job_name), arguments.task_index))
     launch = launched_by(environ, arguments.address)
@@ -312,7 +315,6 @@ def _gather(spec: ClusterSpec, launch: Launch, servers: int) -> ClusterSpec:
         address=launch.address,
         timeout=spec.startup_timeout,
         version=__version__,
-        token=spec.token,
     )
     with contextlib.closing(free_port()) as held:
         try:
