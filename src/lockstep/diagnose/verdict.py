@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from lockstep.diagnose import phrases
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.endings import CANNOT_HEAL, ENDS, WARNINGS, Ends
 from lockstep.protocol.core.parts import Part
+
+_Made = TypeVar("_Made")
 
 FORMAT = 1
 """Version of the JSON form. A reader refuses any other."""
@@ -142,16 +144,17 @@ def read_diagnosis(data: bytes) -> Diagnosis:
     if fields.pop("format") != FORMAT:
         raise ReportError(phrases.report_of_another_version(FORMAT))
     try:
-        return Diagnosis(
-            **{
+        return _made(
+            Diagnosis,
+            {
                 **fields,
                 "verdict": None if fields["verdict"] is None else _verdict(fields["verdict"]),
                 "also": tuple(_verdict(one) for one in fields["also"]),
-                "causes": tuple(Edge(**one) for one in fields["causes"]),
-                "consequences": tuple(Edge(**one) for one in fields["consequences"]),
-                "tasks": tuple(TaskLine(**one) for one in fields["tasks"]),
+                "causes": tuple(_made(Edge, one) for one in fields["causes"]),
+                "consequences": tuple(_made(Edge, one) for one in fields["consequences"]),
+                "tasks": tuple(_made(TaskLine, one) for one in fields["tasks"]),
                 "timeline": tuple(_span(one) for one in fields["timeline"]),
-            }
+            },
         )
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ReportError(phrases.report_damaged(error)) from error
@@ -159,9 +162,22 @@ def read_diagnosis(data: bytes) -> Diagnosis:
 
 def _span(fields: dict[str, Any]) -> TimelineSpan:
     part = fields.get("part")
-    return TimelineSpan(**{**fields, "part": None if part is None else Part(part)})
+    return _made(TimelineSpan, {**fields, "part": None if part is None else Part(part)})
 
 
 def _verdict(fields: dict[str, Any]) -> Verdict:
     tuples = {name: tuple(str(line) for line in fields[name]) for name in ("names", "evidence", "stack")}
-    return Verdict(**{**fields, **tuples, "cause": Cause(fields["cause"])})
+    return _made(Verdict, {**fields, **tuples, "cause": Cause(fields["cause"])})
+
+
+_PLAIN: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,)}
+"""The types that JSON has, by their name in an annotation."""
+
+
+def _made(kind: type[_Made], fields: dict[str, Any]) -> _Made:
+    """A value of this class. TypeError where a text stands where a number belongs: it would fail when it is printed."""
+    for one in dataclasses.fields(kind):  # type: ignore[arg-type]  # all of them are dataclasses
+        value, allowed = fields.get(one.name, one.default), _PLAIN.get(str(one.type))
+        if allowed is not None and type(value) not in allowed:
+            raise TypeError(f"{one.name} is {type(value).__name__}, not {one.type}")
+    return kind(**fields)
