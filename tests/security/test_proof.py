@@ -1,4 +1,4 @@
-"""Two ends that agree prove it to each other; anything changed, repeated, sent back or made with another key does not."""
+"""Two ends that agree prove it to each other; what is changed, repeated, sent back or of another key proves nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lockstep.security.proof import (
     Session,
     check_agreement,
     pack_fields,
-    refusal_of,
+    refusal_by_peer,
     unpack_fields,
 )
 
@@ -161,5 +161,5 @@ def test_one_end_with_a_key_and_one_without_are_told_apart() -> None:
 
 @given(st.binary(max_size=30))
 def test_an_unknown_refusal_is_malformed(value: bytes) -> None:
-    assert refusal_of(value) in Refusal
-    assert refusal_of(b"\xff") is Refusal.MALFORMED
+    assert refusal_by_peer(value) in Refusal
+    assert refusal_by_peer(b"\xff") is Refusal.MALFORMED

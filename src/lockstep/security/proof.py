@@ -47,8 +47,8 @@ class Refusal(StrEnum):
 
 
 _SENTENCES: Final = {
-    Refusal.NO_KEY_THERE: "the other end runs without a key (--insecure) and this end with one; use the same everywhere",
-    Refusal.NO_KEY_HERE: "the other end wants a key and this end runs without one (--insecure); use the same everywhere",
+    Refusal.NO_KEY_THERE: "the other end runs without a key (--insecure), this end with one; use the same everywhere",
+    Refusal.NO_KEY_HERE: "the other end wants a key, this end runs without one (--insecure); use the same everywhere",
     Refusal.OTHER_KEY: "the other end does not know this job's key; give every task of the job the same key",
     Refusal.OTHER_VERSION: "the other end runs another version of Lockstep; install the same version everywhere",
     Refusal.OTHER_TARGET: "this is not the task, or not the incarnation of it, that the other end means",
@@ -68,12 +68,16 @@ class ProofError(Exception):
         self.refusal = refusal
 
 
-def refusal_of(value: bytes) -> Refusal:
-    """The value that the other end sent; anything unknown is malformed."""
+_SWAPPED: Final = {Refusal.NO_KEY_HERE: Refusal.NO_KEY_THERE, Refusal.NO_KEY_THERE: Refusal.NO_KEY_HERE}
+
+
+def refusal_by_peer(value: bytes) -> Refusal:
+    """The value that the other end sent, seen from here (its "here" is there); anything unknown is malformed."""
     try:
-        return Refusal(value.decode())
+        refusal = Refusal(value.decode())
     except ValueError:
         return Refusal.MALFORMED
+    return _SWAPPED.get(refusal, refusal)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

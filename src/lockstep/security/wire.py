@@ -21,7 +21,7 @@ from lockstep.security.proof import (
     Session,
     check_agreement,
     pack_fields,
-    refusal_of,
+    refusal_by_peer,
     unpack_fields,
 )
 
@@ -74,7 +74,7 @@ def dial(connection: socket.socket, key: bytes | None, parties: Parties, deadlin
     answer = _receive(connection, FIRST_BYTES, deadline)
     kind, content = answer[:1], answer[1:]
     if kind == _REFUSED:
-        raise ProofError(_seen_from_the_dialer(refusal_of(content)))
+        raise ProofError(refusal_by_peer(content))
     if dialer is None:
         if kind != _PLAIN:
             raise ProofError(Refusal.NO_KEY_HERE if kind == _OPENING else Refusal.MALFORMED)
@@ -131,12 +131,6 @@ def _read_claim(first: bytes) -> tuple[Claim, bytes]:
     except UnicodeDecodeError as error:
         raise ProofError(Refusal.MALFORMED) from error
     return claim, nonce
-
-
-def _seen_from_the_dialer(refusal: Refusal) -> Refusal:
-    """What the acceptor calls "there" is here."""
-    swapped = {Refusal.NO_KEY_HERE: Refusal.NO_KEY_THERE, Refusal.NO_KEY_THERE: Refusal.NO_KEY_HERE}
-    return swapped.get(refusal, refusal)
 
 
 def _send(connection: socket.socket, message: bytes, deadline: float) -> None:

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
+from lockstep.security.key import Key
 from lockstep.transports.base import Transport, TransportError
 from lockstep.transports.verbs.checks import verbs_problems
 from lockstep.transports.verbs.devices import NIXL_MODULES
@@ -27,7 +28,7 @@ class TransportFactory(Protocol):
     """
 
     def __call__(
-        self, server: ControlServer, task: str, incarnation: int, options: RdmaOptions = ..., /
+        self, server: ControlServer, task: str, incarnation: int, key: Key | None, options: RdmaOptions = ..., /
     ) -> Transport: ...
 
 
@@ -88,9 +89,10 @@ def known_transports() -> tuple[str, ...]:
 
 
 def make_transport(
-    name: str, server: ControlServer, task: str, incarnation: int, options: RdmaOptions = NO_OPTIONS
+    name: str, server: ControlServer, task: str, incarnation: int, key: Key | None, options: RdmaOptions = NO_OPTIONS
 ) -> Transport:
-    """The transport ``name`` for this incarnation of ``task``; ``TransportError`` lists the known names."""
+    """The transport ``name`` for this incarnation of ``task``; ``TransportError`` lists the known names.
+    ``key``: what both ends of every link prove to know; None (``--insecure``): nothing."""
     if name not in _WHERE:
         nearest = difflib.get_close_matches(name, _WHERE, n=1)
         suggestion = f"; did you mean {nearest[0]}?" if nearest else ""
@@ -100,8 +102,8 @@ def make_transport(
         raise TransportError(missing)
     factory = _factory(name)
     if name in _TAKE_RDMA_OPTIONS:
-        return factory(server, task, incarnation, options)
-    return factory(server, task, incarnation)
+        return factory(server, task, incarnation, key, options)
+    return factory(server, task, incarnation, key)
 
 
 def load_libraries(name: str) -> None:

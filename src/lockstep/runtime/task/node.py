@@ -54,6 +54,7 @@ from lockstep.runtime.task.peers import PeerKeeper
 from lockstep.runtime.trace.traffic import Traffic
 from lockstep.runtime.watch.status import MainThread
 from lockstep.runtime.watch.watchdog import WatchSettings
+from lockstep.security.chosen import chosen_key
 from lockstep.transports.base import Loan, Transport
 from lockstep.transports.control.link import ControlLink, LinkEvents, serve_links
 from lockstep.transports.control.monitor_service import snapshot_handler, witness_handler
@@ -145,7 +146,7 @@ class Node(Observed):
         self.traffic = Traffic()
         self._server = self._listen()
         self.transport: Transport = make_transport(
-            config.cluster.protocol, self._server, str(self.task), self.incarnation, config.cluster.rdma
+            config.cluster.protocol, self._server, str(self.task), self.incarnation, chosen_key(), config.cluster.rdma
         )
         self.machine = self._make_machine(time.monotonic())
         self.loop = TaskLoop(self.machine, self._carry_out)
@@ -165,7 +166,7 @@ class Node(Observed):
         listen = self.config.cluster.listen_address()
         own = self.config.cluster.address_of(self.task)
         links = len(self.config.cluster.shape.tasks())
-        return ControlServer(listen.host, 0, threads=8 + 3 * links, advertised_host=own.rsplit(":", 1)[0].strip("[]"))
+        return ControlServer(listen.host, 0, threads=24 + 3 * links, advertised_host=own.rsplit(":", 1)[0].strip("[]"))
 
     def _make_machine(self, now: float) -> TaskMachine:
         spec = self.config.cluster

@@ -7,6 +7,7 @@ from itertools import count
 from typing import ClassVar
 
 from lockstep.protocol.core.messages import Ticket
+from lockstep.security.key import Key
 from lockstep.transports.base import EndpointEvents, PeerAddress, Region
 from lockstep.transports.control.server import ControlServer
 from lockstep.transports.memory import GpuRegion
@@ -23,7 +24,9 @@ class UcxTransport:
     service: ClassVar[str] = "Ucx"
     """The name of its streams on the control server."""
 
-    def __init__(self, server: ControlServer, task: str, incarnation: int, nixl: Nixl | None = None) -> None:
+    def __init__(
+        self, server: ControlServer, task: str, incarnation: int, key: Key | None, nixl: Nixl | None = None
+    ) -> None:
         self._nixl = load_nixl() if nixl is None else nixl
         self._server = server
         self._task = task
@@ -31,7 +34,7 @@ class UcxTransport:
         self._timers = TimerThread(f"ucx-timers-{task}")
         self._agents = count(1)
         self._regions = Regions(self.name, self._forget)
-        self._links: StreamLinks[UcxEndpoint] = StreamLinks(server, self.service, task, incarnation, self._timers)
+        self._links: StreamLinks[UcxEndpoint] = StreamLinks(server, self.service, task, incarnation, self._timers, key)
 
     @classmethod
     def load_libraries(cls) -> None:
