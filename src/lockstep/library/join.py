@@ -49,6 +49,8 @@ from lockstep.runtime.task.node import NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError, Outcome
 from lockstep.runtime.task.signals import TaskSignals
 from lockstep.runtime.watch.watchdog import WatchSettings
+from lockstep.security.chosen import chosen_key
+from lockstep.security.key import Purpose
 from lockstep.terminal import say
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions
 from lockstep.version import __version__
@@ -312,7 +314,7 @@ def _gather(spec: ClusterSpec, launch: Launch, servers: int) -> ClusterSpec:
         address=launch.address,
         timeout=spec.startup_timeout,
         version=__version__,
-        token=spec.token,
+        key=None if (key := chosen_key()) is None else key.sub(Purpose.RENDEZVOUS),
     )
     with contextlib.closing(free_port()) as held:
         try:
