@@ -6,13 +6,15 @@ import importlib.util
 import json
 import socket
 import sys
+import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.errors import BadInput, HelpAsked
+from lockstep.security.chosen import chosen_key
 from lockstep.terminal import say
 from lockstep.transports.control.addresses import AddressError, parse_address, parse_bind
 
@@ -123,7 +125,7 @@ def _check(asked: _Asked) -> None:
 
 
 def _serve(where: str) -> int:
-    from lockstep.transports.net.serving import serve_one
+    from lockstep.transports.net.serving import NetServer
 
     try:
         address = parse_bind(where, DEFAULT_PORT)
@@ -132,12 +134,13 @@ def _serve(where: str) -> int:
         raise BadInput(f"--serve: {error}") from error
     except OSError as error:
         raise BadInput(f"--serve={where} is not available ({error.strerror}); use another address.") from error
-    with listener:
-        host, port = listener.getsockname()[:2]
-        print(f"Waiting at {host}:{port}; run 'lockstep net THIS_HOST:{port}' on the other host. Ctrl-C ends it.")
-        sys.stdout.flush()
-        while True:
-            serve_one(listener)
+    key = chosen_key()
+    host, port = listener.getsockname()[:2]
+    print(f"Waiting at {host}:{port}; run 'lockstep net THIS_HOST:{port}' on the other host. Ctrl-C ends it.")
+    sys.stdout.flush()
+    with closing(NetServer(listener, key)):
+        threading.Event().wait()
+    return 0
 
 
 def _measure(asked: _Asked) -> int:
@@ -152,7 +155,7 @@ def _measure(asked: _Asked) -> int:
         try:
             if asked.target:
                 address = parse_address(asked.target)
-                caller = Caller(address.host, address.port)
+                caller = Caller(address.host, address.port, chosen_key())
                 opened.callback(caller.close)
             else:
                 caller = opened.enter_context(local_peer())

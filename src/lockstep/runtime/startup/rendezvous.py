@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from lockstep.protocol.core.timing import SAY_SECONDS
+from lockstep.security.listening import ProvenListener
 from lockstep.security.proof import Parties, ProofError, Refusal
-from lockstep.security.strangers import Strangers
-from lockstep.security.wire import PROOF_SECONDS, Claim, ProvenSocket, accept, dial
+from lockstep.security.wire import PROOF_SECONDS, Claim, ProvenSocket, dial
 from lockstep.transports.control.addresses import Address
 
 MAX_LINE_BYTES = 1 << 20
@@ -91,17 +91,13 @@ class _Host:
         self._changed = threading.Condition()
         self._ports = {0: port}
         self._guests: dict[int, ProvenSocket] = {}
-        self._strangers = Strangers()
-        self._visits: list[threading.Thread] = []
         self._over = False
 
     def gather(self) -> tuple[str, ...]:
         meeting = self._meeting
         if meeting.world == 1:
             return (str(Address("127.0.0.1", self._ports[0])),)
-        listener = self._listen()
-        door = threading.Thread(target=self._accept_all, args=(listener,), name="rendezvous", daemon=True)
-        door.start()
+        door = ProvenListener(self._listen(), meeting.key, self._believed, self._hear, "rendezvous")
         try:
             self._wait_for_all()
             hosts = self._hosts()
@@ -110,7 +106,11 @@ class _Host:
                 with contextlib.suppress(ProofError):  # it has ended; its own output says why
                     guest.send(line, time.monotonic() + TALK_SECONDS)
         finally:
-            self._close(listener, door)
+            with self._changed:
+                self._over = True
+            for guest in self._guests.values():
+                guest.close()
+            door.close()
         return tuple(hosts)
 
     def _listen(self) -> socket.socket:
@@ -147,45 +147,13 @@ class _Host:
     def _missing(self) -> str:
         return ", ".join(str(rank) for rank in range(self._meeting.world) if rank not in self._ports)
 
-    def _close(self, listener: socket.socket, door: threading.Thread) -> None:
-        with self._changed:
-            self._over = True
-        listener.shutdown(socket.SHUT_RDWR)  # ends its accept
-        door.join()
-        listener.close()
-        self._strangers.cut_all()
-        for guest in self._guests.values():
+    def _hear(self, guest: ProvenSocket) -> None:
+        """On the guest's own thread."""
+        line = _read(guest.receive(GREETING_BYTES, time.monotonic() + TALK_SECONDS))
+        problem = self._admit(line, guest)
+        if problem:
+            guest.send(json.dumps({"problem": problem}).encode(), time.monotonic() + TALK_SECONDS)
             guest.close()
-        for visit in self._visits:
-            visit.join(TALK_SECONDS)
-
-    # -- visitors, each on its own thread --
-
-    def _accept_all(self, listener: socket.socket) -> None:
-        while not self._over:
-            try:
-                guest, _ = listener.accept()
-                visit = threading.Thread(target=self._hear, args=(guest,), name="rendezvous-visitor", daemon=True)
-                self._visits = [*(one for one in self._visits if one.is_alive()), visit]
-                visit.start()
-            except (OSError, RuntimeError):  # the end, or no descriptor or thread is free: strangers leave soon
-                with self._changed:
-                    self._changed.wait_for(lambda: self._over, RETRY_SECONDS)
-
-    def _hear(self, guest: socket.socket) -> None:
-        try:
-            with self._strangers.place(lambda: _cut(guest)):
-                _, proven = accept(guest, self._meeting.key, self._believed)
-                if self._over:
-                    raise ProofError(Refusal.CLOSED)
-            line = _read(proven.receive(GREETING_BYTES, time.monotonic() + TALK_SECONDS))
-            problem = self._admit(line, proven)
-            if not problem:
-                return
-            proven.send(json.dumps({"problem": problem}).encode(), time.monotonic() + TALK_SECONDS)
-        except ProofError:
-            pass
-        guest.close()
 
     def _believed(self, claim: Claim) -> Parties:
         return self._meeting.parties(claim.dialer, claim.dialer_life)
@@ -291,11 +259,6 @@ def _connect_once(meeting: RendezvousSpec, deadline: float) -> ProvenSocket:
     except BaseException:
         guest.close()
         raise
-
-
-def _cut(guest: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        guest.shutdown(socket.SHUT_RDWR)
 
 
 def _plain_host(name: tuple[object, ...]) -> str:

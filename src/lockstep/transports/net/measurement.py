@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from lockstep.security.chosen import chosen_key
 from lockstep.transports.base import TransportError
 from lockstep.transports.net.contenders import (
     GRPC,
@@ -28,7 +29,6 @@ from lockstep.transports.net.control import Caller, NetError
 from lockstep.transports.net.measured import Measured, MeasurementReport, describe_machine
 from lockstep.transports.registry import missing_library
 from lockstep.transports.ucx.agent import AgentError
-from lockstep.version import __version__
 
 IN_FLIGHT = 4
 
@@ -50,7 +50,7 @@ def local_peer() -> Iterator[Caller]:
     command = [sys.executable, "-m", "lockstep.transports.net.serving"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        caller = Caller("127.0.0.1", int(process.stdout.readline()))
+        caller = Caller("127.0.0.1", int(process.stdout.readline()), chosen_key())
         try:
             yield caller
         finally:
@@ -63,7 +63,7 @@ def local_peer() -> Iterator[Caller]:
 
 def measure(caller: Caller, plan: MeasurementPlan, progress: Callable[[int, int, str], None]) -> MeasurementReport:
     """Run the plan with this peer; ``progress`` is called with the number done, the total, and what is next."""
-    report = MeasurementReport(describe_machine(), caller.call("hello", version=__version__))
+    report = MeasurementReport(describe_machine(), caller.call("describe"))
     with ExitStack() as opened:
         contenders = _open_all(caller, plan, report, opened)
         if not contenders:
