@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 from lockstep.transports.control.codec import MAX_JOINED_BYTES
+from lockstep.transports.control.credentials import Options, channel_to, plain_channel_to
 from lockstep.transports.quiet_grpc import grpc
-
-Options = list[tuple[str, int]]
 
 MAX_FRAME_BYTES: Final = 2 << 20
 """Largest message of a data stream: a chunk of 1 MiB, its header, and room to spare."""
@@ -65,9 +64,14 @@ def _client_options(max_bytes: int) -> Options:
 
 def open_channel(address: str) -> grpc.Channel:
     """A channel for control messages to ``host:port``. It connects with its first call; close it when done."""
-    return grpc.insecure_channel(f"dns:///{address}", options=_client_options(MAX_JOINED_BYTES))
+    return channel_to(address, _client_options(MAX_JOINED_BYTES))
+
+
+def open_plain_channel(address: str) -> grpc.Channel:
+    """A channel without proof, to find out whether what listens there was started with ``--insecure``."""
+    return plain_channel_to(address, _client_options(MAX_FRAME_BYTES))
 
 
 def open_data_channel(address: str) -> grpc.Channel:
     """A channel for a data stream to ``host:port``."""
-    return grpc.insecure_channel(f"dns:///{address}", options=_client_options(MAX_FRAME_BYTES))
+    return channel_to(address, _client_options(MAX_FRAME_BYTES))

@@ -10,6 +10,7 @@ from typing import Final
 
 from lockstep.transports.control.addresses import Address
 from lockstep.transports.control.channels import server_options
+from lockstep.transports.control.credentials import add_port
 from lockstep.transports.quiet_grpc import grpc
 
 PACKAGE: Final = "lockstep"
@@ -56,7 +57,7 @@ class ControlServer:
         self._server = grpc.server(self._pool, options=server_options(), maximum_concurrent_rpcs=threads)
         self._server.add_generic_rpc_handlers((self._handlers,))
         try:
-            self.port: int = self._server.add_insecure_port(address)
+            self.port: int = add_port(self._server, address)
         except RuntimeError as error:
             self._pool.shutdown(wait=False)
             raise ListenError(address, str(error)) from error
