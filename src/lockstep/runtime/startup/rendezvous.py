@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from lockstep.foreign import read_json
 from lockstep.protocol.core.timing import SAY_SECONDS
 from lockstep.transports.control.addresses import Address
 
@@ -225,7 +226,7 @@ def _receive(peer: socket.socket, *, patient: bool = False) -> dict[str, object]
             if not chunk:
                 return None
             data += chunk
-        line = json.loads(data)
+        line = read_json(data, MAX_LINE_BYTES + 65536)
     except (OSError, ValueError):
         return None
     return line if isinstance(line, dict) else None

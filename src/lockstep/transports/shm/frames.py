@@ -10,6 +10,7 @@ import struct
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
+from lockstep.foreign import JsonError, read_json
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.memory import MAX_NOTE_BYTES
 
@@ -101,8 +102,8 @@ def unpack_hello(frame: bytes) -> dict[str, Any]:
     if frame[:1] != bytes([SignalKind.HELLO]):
         raise FrameError("a signal socket must begin with a hello")
     try:
-        content = json.loads(frame[1:])
-    except ValueError as error:
+        content = read_json(frame[1:])
+    except JsonError as error:
         raise FrameError("a hello cannot be read") from error
     if not isinstance(content, dict):
         raise FrameError("a hello has no fields")

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lockstep.foreign import read_json
 from lockstep.transports.base import NoPathError
 
 
@@ -30,7 +31,7 @@ class HostPlace:
 
 def unpack_place(address: bytes) -> HostPlace:
     """What ``pack`` packed; ValueError for anything else."""
-    content = json.loads(address)
+    content = read_json(address)
     place = HostPlace(**content) if isinstance(content, dict) else None
     if place is None or not isinstance(place.user, int):
         raise ValueError("this is not the address of a task on this host")
