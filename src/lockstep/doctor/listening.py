@@ -14,6 +14,7 @@ import time
 from typing import Any, Final
 
 from lockstep.doctor.facts import DOCTOR_PHASE, Shared, Visit, shared_to_json, visits_to_json
+from lockstep.foreign import read_json
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.messages import Description
 from lockstep.runtime.startup.cluster import ClusterSpec
@@ -61,7 +62,7 @@ class Inbox:
 
     def take(self, data: bytes) -> None:
         try:
-            said = json.loads(data)
+            said = read_json(data, _MOST_BYTES)
             teller = str(TaskId.parse(said["start"]["task"]))
         except (ValueError, TypeError, KeyError):
             return

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from lockstep.foreign import JsonError, plain, read_json
 from lockstep.protocol.core.timing import SAY_SECONDS
 from lockstep.security.listening import ProvenListener
 from lockstep.security.proof import Parties, ProofError, Refusal
@@ -216,11 +217,11 @@ def _ask(meeting: RendezvousSpec, port: int, say: Say) -> tuple[str, ...]:
                 f"rank 0 at {meeting.address} ended before all ranks had connected; its output names the missing ones"
             ) from None
     if "problem" in answer:
-        raise RendezvousError(f"rank {meeting.rank} was refused: {answer['problem']}")
+        raise RendezvousError(f"rank {meeting.rank} was refused: {plain(str(answer['problem']))}")
     hosts = answer.get("hosts")
     if not isinstance(hosts, list) or len(hosts) != meeting.world:
         raise RendezvousError(f"what answers at {meeting.address} is not rank 0 of this job; choose another port")
-    return tuple(str(host) for host in hosts)
+    return tuple(plain(str(host)) for host in hosts)
 
 
 def _reach(meeting: RendezvousSpec, deadline: float, say: Say) -> ProvenSocket:
@@ -275,8 +276,8 @@ def _is_loopback(host: str) -> bool:
 def _read(line: bytes) -> dict[str, object]:
     """One bounded object of JSON; ``ProofError`` for anything else."""
     try:
-        content = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        content = read_json(line, MAX_LINE_BYTES)
+    except JsonError as error:
         raise ProofError(Refusal.MALFORMED) from error
     if not isinstance(content, dict):
         raise ProofError(Refusal.MALFORMED)
@@ -284,4 +285,4 @@ def _read(line: bytes) -> dict[str, object]:
 
 
 def _short(value: object) -> str:
-    return repr(value)[:40]
+    return plain(repr(value), 40)

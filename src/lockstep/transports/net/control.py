@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from lockstep.foreign import JsonError, plain, read_json
 from lockstep.security.key import Key, Purpose
 from lockstep.security.proof import Parties, ProofError, Refusal
 from lockstep.security.wire import PROOF_SECONDS, Claim, ProvenSocket, dial
@@ -88,11 +89,11 @@ class Caller:
         deadline = time.monotonic() + CALL_SECONDS
         try:
             self._proven.send(json.dumps({"call": method, "with": arguments}).encode(), deadline)
-            answer = json.loads(self._proven.receive(_MAX_MESSAGE, deadline))
-        except (ProofError, ValueError, RecursionError) as error:
+            answer = read_json(self._proven.receive(_MAX_MESSAGE, deadline))
+        except (ProofError, JsonError) as error:
             raise NetError(f"the peer did not answer {method}: {error}") from error
         if not isinstance(answer, dict) or "result" not in answer:
-            raise NetError(str(answer.get("error")) if isinstance(answer, dict) else f"{method} has no answer")
+            raise NetError(plain(str(answer.get("error"))) if isinstance(answer, dict) else f"{method} has no answer")
         return answer["result"]
 
     def close(self) -> None:
@@ -114,7 +115,7 @@ def answer_calls(connection: ProvenSocket, methods: Methods, expected: tuple[typ
 def _answer(line: bytes, methods: Methods, expected: tuple[type[Exception], ...]) -> dict[str, Any]:
     """Whatever goes wrong in a call is the caller's answer, and never ends this process."""
     try:
-        asked = json.loads(line)
+        asked = read_json(line)
         return {"result": methods[asked["call"]](**asked["with"])}
     except expected as error:
         return {"error": str(error)}

@@ -9,6 +9,7 @@ import struct
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from lockstep.foreign import plain
 from lockstep.security.proof import ProofError, Refusal, pack_fields, refusal_by_peer, unpack_fields
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.memory import MAX_NOTE_BYTES
@@ -143,4 +144,4 @@ def pack_fault(reason: str) -> bytes:
 
 
 def text_of(frame: bytes) -> str:
-    return frame[1 : 1 + _MAX_TEXT_BYTES].decode(errors="replace")
+    return plain(frame[1 : 1 + _MAX_TEXT_BYTES].decode(errors="replace"))

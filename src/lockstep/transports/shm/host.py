@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Final
 
+from lockstep.foreign import read_json
 from lockstep.transports.base import NoPathError
 
 
@@ -34,10 +35,7 @@ _TYPES: Final = {"str": str, "int": int}
 
 def unpack_place(address: bytes) -> HostPlace:
     """What ``pack`` packed; ValueError for anything else."""
-    try:
-        content = json.loads(address)
-    except RecursionError as error:
-        raise ValueError("these are brackets only") from error
+    content = read_json(address)
     place = HostPlace(**content) if isinstance(content, dict) else None
     if place is None or any(type(getattr(place, each.name)) is not _TYPES[str(each.type)] for each in fields(place)):
         raise ValueError("this is not the address of a task on this host")

@@ -10,6 +10,7 @@ import struct
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from lockstep.foreign import plain
 from lockstep.security.proof import INSECURE, ProofError, Refusal, refusal_by_peer
 from lockstep.transports.frame_error import FrameError
 
@@ -140,4 +141,4 @@ def pack_fault(reason: str, flags: int = 0) -> bytes:
 
 def text_of(payload: memoryview) -> str:
     """A text in a payload, whatever its bytes."""
-    return bytes(payload[:MAX_TEXT_BYTES]).decode(errors="replace")
+    return plain(bytes(payload[:MAX_TEXT_BYTES]).decode(errors="replace"))
