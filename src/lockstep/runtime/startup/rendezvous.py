@@ -10,13 +10,22 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import select
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lockstep.protocol.core.timing import SAY_SECONDS
-from lockstep.transports.control.addresses import Address
+from lockstep.transports.control.addresses import (
+    Address,
+    AddressError,
+    IPAddress,
+    interface_addresses,
+    main_address,
+    parse_bind,
+    resolve,
+)
 
 MAX_LINE_BYTES = 1 << 20
 TALK_SECONDS = 10.0
@@ -40,17 +49,12 @@ class RendezvousSpec:
     timeout: float
     version: str
     token: str = field(default="", repr=False)
+    bind: str | None = None
+    """The address at which rank 0 listens, if it is not the one that the others know."""
 
     def greeting(self, port: int) -> dict[str, object]:
         secret = hashlib.sha256(self.token.encode()).hexdigest()
         return {"rank": self.rank, "world": self.world, "port": port, "version": self.version, "token": secret}
-
-
-def free_port() -> socket.socket:
-    """A free port, held by this socket until it is closed."""
-    held = socket.socket()
-    held.bind(("", 0))
-    return held
 
 
 def meet(meeting: RendezvousSpec, port: int, say: Say) -> tuple[str, ...]:
@@ -58,6 +62,25 @@ def meet(meeting: RendezvousSpec, port: int, say: Say) -> tuple[str, ...]:
     if meeting.rank == 0:
         return _Host(meeting, port, say).gather()
     return _ask(meeting, port, say)
+
+
+def own_addresses(meeting: RendezvousSpec) -> list[str]:
+    """Where rank 0 listens: at the address that the others know, as far as it is one of this machine.
+
+    Where it is not (the address of a service in front), or this machine resolves its own name to loopback (many do),
+    the others come to the address with which this machine appears to them.
+    """
+    if meeting.bind is not None:
+        return [str(resolve(parse_bind(meeting.bind, 1).host)[0])]
+    name, own = meeting.address.host, interface_addresses()
+    found: list[IPAddress] = []
+    with contextlib.suppress(AddressError):
+        found = [address for address in resolve(name) if address in own or address.is_loopback]
+    means_loopback = meeting.address.literal is not None or name.lower() == "localhost"
+    numbers = [str(address) for address in found]
+    if not found or (all(address.is_loopback for address in found) and not means_loopback):
+        numbers.append(main_address())
+    return list(dict.fromkeys(numbers))
 
 
 class _Host:
@@ -76,10 +99,10 @@ class _Host:
         if meeting.world == 1:
             return (str(Address("127.0.0.1", self._ports[0])),)
         with contextlib.ExitStack() as opened:
-            listener = opened.enter_context(self._listen())
+            listeners = [opened.enter_context(self._listen(host)) for host in own_addresses(meeting)]
             opened.callback(self._see_guests_off)
             while len(self._ports) < meeting.world:
-                self._take_one(listener)
+                self._take_one(listeners)
             hosts = self._hosts()
             for guest in self._guests.values():
                 _send(guest, {"hosts": hosts})
@@ -89,36 +112,34 @@ class _Host:
         for guest in self._guests.values():
             guest.close()
 
-    def _listen(self) -> socket.socket:
-        address = self._meeting.address
-        loopback = address.host == "localhost" or address.host.startswith("127.") or address.host == "::1"
-        # This machine's name may resolve to an address that others cannot reach; hence all interfaces.
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        where = (address.host if loopback else "", address.port)
+    def _listen(self, host: str) -> socket.socket:
+        port = self._meeting.address.port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            return socket.create_server(where, family=family, backlog=max(128, self._meeting.world))
+            listener = socket.create_server((host, port), family=family, backlog=max(128, self._meeting.world))
         except OSError as error:
             raise RendezvousError(
-                f"rank 0 cannot listen at {address} ({error.strerror}); choose another port with "
+                f"rank 0 cannot listen at {Address(host, port)} ({error.strerror}); choose another port with "
                 "lockstep.join(address='HOST:PORT') or MASTER_PORT"
             ) from None
+        listener.setblocking(False)
+        return listener
 
-    def _take_one(self, listener: socket.socket) -> None:
+    def _take_one(self, listeners: list[socket.socket]) -> None:
         left = self._began + self._meeting.timeout - time.monotonic()
         if left <= 0:
             raise RendezvousError(
                 f"ranks {self._missing()} of {self._meeting.world} did not connect to {self._meeting.address} within "
                 f"{self._meeting.timeout:g} s; look at their output, and check whether they can reach that address"
             )
-        listener.settimeout(min(left, 1.0))
-        try:
-            guest, _ = listener.accept()
-        except TimeoutError:
+        ready, _, _ = select.select(listeners, [], [], min(left, 1.0))
+        if not ready:
             if time.monotonic() - self._said_at >= SAY_SECONDS:
                 self._said_at = time.monotonic()
                 self._say(f"rank 0 is waiting at {self._meeting.address} for ranks {self._missing()}")
             return
-        self._admit(guest)
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):  # it has hung up again
+            self._admit(ready[0].accept()[0])
 
     def _missing(self) -> str:
         return ", ".join(str(rank) for rank in range(self._meeting.world) if rank not in self._ports)

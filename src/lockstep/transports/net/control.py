@@ -7,6 +7,8 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from lockstep.transports.control.ports import PortRange
+
 CALL_SECONDS: Final = 60.0
 _MAX_LINE: Final = 1 << 20
 
@@ -20,7 +22,9 @@ class NetError(Exception):
 class Caller:
     """The end that asks."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, ports: PortRange | None = None) -> None:
+        """``ports``: where this process listens for the peer."""
+        self.ports = ports
         try:
             self._socket = socket.create_connection((host, port), timeout=CALL_SECONDS)
         except OSError as error:

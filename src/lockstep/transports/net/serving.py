@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from lockstep.transports.base import PeerAddress, TransportError
+from lockstep.transports.control.ports import PortRange, PortsUsedUp, listen_at, parse_ports
 from lockstep.transports.control.server import ControlServer
 from lockstep.transports.net.control import NetError, answer_calls
 from lockstep.transports.net.links import LinkEnd, pack_ticket, unpack_ticket
 from lockstep.transports.net.measured import describe_machine
 from lockstep.transports.quiet_grpc import grpc
 from lockstep.transports.ucx.agent import Agent, AgentError, load_nixl
+from lockstep.transports.ucx.network import tcp_settings
 from lockstep.version import __version__
 
 MAX_BYTES: Final = 1 << 30
@@ -29,8 +31,9 @@ TASK: Final = "/net/there"
 class Serving:
     """What one caller may request."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, ports: PortRange | None = None) -> None:
         self._host = host
+        self._ports = ports
         self._incarnation = secrets.randbits(62) + 1
         self._ends: dict[str, LinkEnd] = {}
         self._closing: list[Callable[[], None]] = []
@@ -52,7 +55,7 @@ class Serving:
 
     def prepare(self, transport: str, nbytes: int) -> dict[str, Any]:
         """Make this side's transport and region; returns its address."""
-        end = LinkEnd(transport, self._host, TASK, self._incarnation, _bounded(nbytes))
+        end = LinkEnd(transport, self._host, TASK, self._incarnation, _bounded(nbytes), self._ports)
         self._ends[transport] = end
         self._closing.append(end.close)
         return {"incarnation": self._incarnation, "address": end.address().address.hex()}
@@ -72,7 +75,7 @@ class Serving:
     def tcp(self, nbytes: int) -> int:
         """A bare socket: receives into memory and answers each message with one byte. Returns its port."""
         memory = memoryview(bytearray(_bounded(nbytes)))
-        listener = socket.create_server((self._host, 0))
+        listener = listen_at(self._host, self._ports)
         self._closing.append(listener.close)
         threading.Thread(target=_receive, args=(listener, memory), name="net-tcp", daemon=True).start()
         return int(listener.getsockname()[1])
@@ -91,7 +94,7 @@ class Serving:
                     at = 0
                     yield b"!"
 
-        server = ControlServer(self._host, 0, threads=4)
+        server = ControlServer(self._host, 0, threads=4, ports=self._ports)
         server.add_handlers("Net", {"Bare": grpc.stream_stream_rpc_method_handler(stream)})
         server.start()
         self._closing.append(lambda: server.stop(0))
@@ -101,7 +104,7 @@ class Serving:
         """A bare agent of NIXL with memory to write to."""
         memory = self._memory = bytearray(_bounded(nbytes))
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        agent = Agent(load_nixl(), f"net-there-{secrets.token_hex(8)}")
+        agent = Agent(load_nixl(tcp_settings(self._host, self._ports)), f"net-there-{secrets.token_hex(8)}")
         agent.register(1, address, nbytes)
         self._nixl = _Polled(agent)
         self._closing.append(self._nixl.close)
@@ -164,23 +167,24 @@ def _receive(listener: socket.socket, memory: memoryview) -> None:
                 connection.sendall(b"!")
 
 
-def serve_one(listener: socket.socket) -> None:
+def serve_one(listener: socket.socket, ports: PortRange | None = None) -> None:
     """Serve one caller until it hangs up."""
     connection, _ = listener.accept()
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    serving = Serving(str(connection.getsockname()[0]))
+    serving = Serving(str(connection.getsockname()[0]), ports)
     try:
-        answer_calls(connection, serving.methods(), (NetError, TransportError, AgentError))
+        answer_calls(connection, serving.methods(), (NetError, TransportError, AgentError, PortsUsedUp))
     finally:
         serving.close()
 
 
 def main() -> None:
     """The child of a measurement on one machine: print the port, serve the parent, and end."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    ports = parse_ports(sys.argv[1]) if len(sys.argv) > 1 else None
+    with listen_at("127.0.0.1", ports) as listener:
         sys.stdout.write(f"{listener.getsockname()[1]}\n")
         sys.stdout.flush()
-        serve_one(listener)
+        serve_one(listener, ports)
 
 
 if __name__ == "__main__":
