@@ -30,6 +30,8 @@ _SHARED = (
     "rejoin_timeout",
     "grace",
     "bind",
+    "ports",
+    "require_private",
     "job_token",
     "train_dir",
     "save_model_secs",

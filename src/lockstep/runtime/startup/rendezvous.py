@@ -28,7 +28,15 @@ from lockstep.protocol.core.timing import SAY_SECONDS
 from lockstep.security.listening import ProvenListener
 from lockstep.security.proof import Parties, ProofError, Refusal
 from lockstep.security.wire import PROOF_SECONDS, Claim, ProvenSocket, dial
-from lockstep.transports.control.addresses import Address
+from lockstep.transports.control.addresses import (
+    Address,
+    AddressError,
+    IPAddress,
+    interface_addresses,
+    main_address,
+    parse_bind,
+    resolve,
+)
 
 MAX_LINE_BYTES = 1 << 20
 """Of the list that rank 0 sends."""
@@ -57,6 +65,8 @@ class RendezvousSpec:
     timeout: float
     version: str
     key: bytes | None = field(repr=False)
+    bind: str | None = None
+    """The address at which rank 0 listens, if it is not the one that the others know."""
 
     def parties(self, guest: str, guest_life: int) -> Parties:
         return Parties(
@@ -69,18 +79,30 @@ class RendezvousSpec:
         )
 
 
-def free_port() -> socket.socket:
-    """A free port, held by this socket until it is closed."""
-    held = socket.socket()
-    held.bind(("", 0))
-    return held
-
-
 def meet(meeting: RendezvousSpec, port: int, say: Say) -> tuple[str, ...]:
     """``host:port`` of every rank, in order; RendezvousError if not all arrived in time."""
     if meeting.rank == 0:
         return _Host(meeting, port, say).gather()
     return _ask(meeting, port, say)
+
+
+def own_addresses(meeting: RendezvousSpec) -> list[str]:
+    """Where rank 0 listens: at the address that the others know, as far as it is one of this machine.
+
+    Where it is not (the address of a service in front), or this machine resolves its own name to loopback (many do),
+    the others come to the address with which this machine appears to them.
+    """
+    if meeting.bind is not None:
+        return [str(resolve(parse_bind(meeting.bind, 1).host)[0])]
+    name, own = meeting.address.host, interface_addresses()
+    found: list[IPAddress] = []
+    with contextlib.suppress(AddressError):
+        found = [address for address in resolve(name) if address in own or address.is_loopback]
+    means_loopback = meeting.address.literal is not None or name.lower() == "localhost"
+    numbers = [str(address) for address in found]
+    if not found or (all(address.is_loopback for address in found) and not means_loopback):
+        numbers.append(main_address())
+    return list(dict.fromkeys(numbers))
 
 
 class _Host:
@@ -98,33 +120,33 @@ class _Host:
         meeting = self._meeting
         if meeting.world == 1:
             return (str(Address("127.0.0.1", self._ports[0])),)
-        door = ProvenListener(self._listen(), meeting.key, self._believed, self._hear, "rendezvous")
-        try:
+        with contextlib.ExitStack() as opened:
+            for host in own_addresses(meeting):
+                door = ProvenListener(self._listen(host), meeting.key, self._believed, self._hear, "rendezvous")
+                opened.callback(door.close)
+            opened.callback(self._see_guests_off)
             self._wait_for_all()
             hosts = self._hosts()
             line = json.dumps({"hosts": hosts}).encode()
             for guest in self._guests.values():
                 with contextlib.suppress(ProofError):  # it has ended; its own output says why
                     guest.send(line, time.monotonic() + TALK_SECONDS)
-        finally:
-            with self._changed:
-                self._over = True
-            for guest in self._guests.values():
-                guest.close()
-            door.close()
         return tuple(hosts)
 
-    def _listen(self) -> socket.socket:
-        address = self._meeting.address
-        loopback = address.host == "localhost" or address.host.startswith("127.") or address.host == "::1"
-        # This machine's name may resolve to an address that others cannot reach; hence all interfaces.
-        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-        where = (address.host if loopback else "", address.port)
+    def _see_guests_off(self) -> None:
+        with self._changed:
+            self._over = True
+        for guest in self._guests.values():
+            guest.close()
+
+    def _listen(self, host: str) -> socket.socket:
+        port = self._meeting.address.port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            return socket.create_server(where, family=family, backlog=max(128, self._meeting.world))
+            return socket.create_server((host, port), family=family, backlog=max(128, self._meeting.world))
         except OSError as error:
             raise RendezvousError(
-                f"rank 0 cannot listen at {address} ({error.strerror}); choose another port with "
+                f"rank 0 cannot listen at {Address(host, port)} ({error.strerror}); choose another port with "
                 "lockstep.join(address='HOST:PORT') or MASTER_PORT"
             ) from None
 

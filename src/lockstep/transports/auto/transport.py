@@ -31,12 +31,21 @@ _OPEN: Final = (LinkState.CONNECTING, LinkState.UP)
 
 
 def paths_of(
-    server: ControlServer, task: str, incarnation: int, key: Key | None, options: RdmaOptions = NO_OPTIONS
+    server: ControlServer,
+    task: str,
+    incarnation: int,
+    key: Key | None,
+    options: RdmaOptions = NO_OPTIONS,
+    *,
+    private: bool = False,
 ) -> list[Transport]:
-    """The paths in the order in which a link tries them. The first one allocates the memory for all."""
+    """The paths in the order in which a link tries them. The first one allocates the memory for all.
+
+    ``private``: without RDMA, which cannot encrypt.
+    """
     shared = ShmTransport(server, task, incarnation, key)
     plain = GrpcTransport(server, task, incarnation, key)
-    if not runs_here(VERBS, options):
+    if private or not runs_here(VERBS, options):
         return [shared, plain]
     # Imported here, so that a machine without RDMA does not wait for NIXL.
     from lockstep.transports.verbs.transport import VerbsTransport
@@ -48,9 +57,16 @@ class AutoTransport:
     """Several transports behind one. Memory is allocated once and registered with all of them."""
 
     def __init__(
-        self, server: ControlServer, task: str, incarnation: int, key: Key | None, options: RdmaOptions = NO_OPTIONS
+        self,
+        server: ControlServer,
+        task: str,
+        incarnation: int,
+        key: Key | None,
+        options: RdmaOptions = NO_OPTIONS,
+        *,
+        private: bool = False,
     ) -> None:
-        self._paths: Sequence[Transport] = paths_of(server, task, incarnation, key, options)
+        self._paths: Sequence[Transport] = paths_of(server, task, incarnation, key, options, private=private)
         self._timers = TimerThread(f"auto-timers-{task}")
         self._lock = threading.Lock()
         self._regions: list[ManyRegion] = []

@@ -35,6 +35,7 @@ from lockstep.transports.net.control import (
 from lockstep.transports.net.links import LinkEnd, pack_ticket, unpack_ticket
 from lockstep.transports.quiet_grpc import grpc
 from lockstep.transports.ucx.agent import Agent, load_nixl
+from lockstep.transports.ucx.network import tcp_settings
 
 COPY, BARE_NIXL = "memory copy", "bare NIXL"
 SHM, SHM_LEND, GRPC, UCX, VERBS = "grpc+shm", "grpc+shm lend", "grpc", "grpc+ucx", "grpc+verbs"
@@ -177,7 +178,9 @@ class BareNixl:
         self._caller = caller
         self._memory = filled(nbytes)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self._agent = Agent(load_nixl(), f"net-here-{secrets.token_hex(8)}")
+        self._agent = Agent(
+            load_nixl(tcp_settings(caller.local_host, caller.ports)), f"net-here-{secrets.token_hex(8)}"
+        )
         self._agent.register(1, self._address, nbytes)
         there = caller.call("bare_nixl", nbytes=nbytes)
         self._agent.meet(bytes.fromhex(there["metadata"]))
@@ -212,7 +215,7 @@ class Linked:
         self.name = transport
         there = caller.call("prepare", transport=transport, nbytes=nbytes)
         task, life = "/net/here", secrets.randbits(62) + 1
-        self._end = LinkEnd(transport, caller.local_host, task, life, nbytes, caller.key)
+        self._end = LinkEnd(transport, caller.local_host, task, life, nbytes, caller.key, caller.ports)
         with contextlib.ExitStack() as unwind:
             unwind.callback(self._end.close)
             peer = PeerAddress("/net/there", int(there["incarnation"]), bytes.fromhex(there["address"]))

@@ -16,6 +16,7 @@ from lockstep.foreign import JsonError, plain, read_json
 from lockstep.security.key import Key, Purpose
 from lockstep.security.proof import Parties, ProofError, Refusal
 from lockstep.security.wire import PROOF_SECONDS, Claim, ProvenSocket, dial
+from lockstep.transports.control.ports import PortRange
 from lockstep.version import __version__
 
 TCP, BARE_GRPC = "TCP socket", "bare grpcio"
@@ -65,8 +66,10 @@ def _why_not(refusal: Refusal, where: str, error: ProofError) -> str:
 class Caller:
     """The end that asks."""
 
-    def __init__(self, host: str, port: int, key: Key | None) -> None:
+    def __init__(self, host: str, port: int, key: Key | None, ports: PortRange | None = None) -> None:
+        """``ports``: where this process listens for the peer."""
         self.key = key
+        self.ports = ports
         try:
             self._proven = connect_proven(host, port, "net", key)
         except OSError as error:

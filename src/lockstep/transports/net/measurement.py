@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from lockstep.security.chosen import chosen_key
 from lockstep.transports.base import TransportError
+from lockstep.transports.control.ports import PortRange, PortsUsedUp
 from lockstep.transports.net.contenders import (
     GRPC,
     SHM,
@@ -45,12 +46,12 @@ class MeasurementPlan:
 
 
 @contextmanager
-def local_peer() -> Iterator[Caller]:
+def local_peer(ports: PortRange | None = None) -> Iterator[Caller]:
     """A peer in a separate process on this machine. It ends with the connection, whatever happens here."""
-    command = [sys.executable, "-m", "lockstep.transports.net.serving"]
+    command = [sys.executable, "-m", "lockstep.transports.net.serving", *([] if ports is None else [str(ports)])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        caller = Caller("127.0.0.1", int(process.stdout.readline()), chosen_key())
+        caller = Caller("127.0.0.1", int(process.stdout.readline()), chosen_key(), ports)
         try:
             yield caller
         finally:
@@ -90,7 +91,7 @@ def _open_all(caller: Caller, plan: MeasurementPlan, report: MeasurementReport, 
             return
         try:
             contender = make()
-        except (NetError, TransportError, AgentError) as error:
+        except (NetError, TransportError, AgentError, PortsUsedUp) as error:
             report.left_out[name] = str(error)
             return
         opened.callback(contender.close)

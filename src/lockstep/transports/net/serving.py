@@ -21,6 +21,7 @@ from lockstep.security.proof import INSECURE, Acceptor, ProofError, check_agreem
 from lockstep.security.strangers import Strangers
 from lockstep.security.wire import ProvenSocket
 from lockstep.transports.base import PeerAddress, TransportError
+from lockstep.transports.control.ports import PortRange, PortsUsedUp, listen_at, parse_ports
 from lockstep.transports.control.server import ControlServer
 from lockstep.transports.memory import available_memory
 from lockstep.transports.net.control import (
@@ -37,6 +38,7 @@ from lockstep.transports.net.links import LinkEnd, pack_ticket, unpack_ticket
 from lockstep.transports.net.measured import describe_machine
 from lockstep.transports.quiet_grpc import grpc
 from lockstep.transports.ucx.agent import Agent, AgentError, load_nixl
+from lockstep.transports.ucx.network import tcp_settings
 
 _Stream = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
 
@@ -47,9 +49,10 @@ TASK: Final = "/net/there"
 class Serving:
     """What one caller may request."""
 
-    def __init__(self, host: str, key: Key | None) -> None:
+    def __init__(self, host: str, key: Key | None, ports: PortRange | None = None) -> None:
         self._host = host
         self._key = key
+        self._ports = ports
         self._taken: set[str] = set()
         self._incarnation = secrets.randbits(62) + 1
         self._ends: dict[str, LinkEnd] = {}
@@ -68,7 +71,8 @@ class Serving:
 
     def prepare(self, transport: str, nbytes: int) -> dict[str, Any]:
         """Make this side's transport and region; returns its address."""
-        end = LinkEnd(transport, self._host, TASK, self._incarnation, self._bounded(transport, nbytes), self._key)
+        nbytes = self._bounded(transport, nbytes)
+        end = LinkEnd(transport, self._host, TASK, self._incarnation, nbytes, self._key, self._ports)
         self._ends[transport] = end
         self._closing.append(end.close)
         return {"incarnation": self._incarnation, "address": end.address().address.hex()}
@@ -88,7 +92,7 @@ class Serving:
     def tcp(self, nbytes: int) -> int:
         """A bare socket: receives into memory and answers each message with one byte. Returns its port."""
         memory = memoryview(bytearray(self._bounded("tcp", nbytes)))
-        listener = socket.create_server((self._host, 0))
+        listener = listen_at(self._host, self._ports)
         port = int(listener.getsockname()[1])
         use = partial(_receive, memory=memory)
         self._closing.append(ProvenListener(listener, net_key(self._key), believed(TCP), use, "net-tcp").close)
@@ -116,7 +120,7 @@ class Serving:
                     at = 0
                     yield b"!"
 
-        server = ControlServer(self._host, 0, threads=4)
+        server = ControlServer(self._host, 0, threads=4, ports=self._ports)
         server.add_handlers("Net", {"Bare": grpc.stream_stream_rpc_method_handler(_quietly(stream))})
         server.start()
         self._closing.append(lambda: server.stop(0))
@@ -126,7 +130,7 @@ class Serving:
         """A bare agent of NIXL with memory to write to."""
         memory = self._memory = bytearray(self._bounded("bare_nixl", nbytes))
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        agent = Agent(load_nixl(), f"net-there-{secrets.token_hex(8)}")
+        agent = Agent(load_nixl(tcp_settings(self._host, self._ports)), f"net-there-{secrets.token_hex(8)}")
         agent.register(1, address, nbytes)
         self._nixl = _Polled(agent)
         self._closing.append(self._nixl.close)
@@ -209,19 +213,20 @@ def _receive(proven: ProvenSocket, memory: memoryview) -> None:
 class NetServer:
     """Serves callers that prove themselves, one after the other: two measurements would disturb each other."""
 
-    def __init__(self, listener: socket.socket, key: Key | None) -> None:
+    def __init__(self, listener: socket.socket, key: Key | None, ports: PortRange | None = None) -> None:
         self.served = threading.Event()
         """Set once a caller has been served."""
         self._key = key
+        self._ports = ports
         self._turn = threading.Lock()
         self._listener = ProvenListener(listener, net_key(key), believed("net"), self._serve, "net-serve")
         self.close = self._listener.close
 
     def _serve(self, proven: ProvenSocket) -> None:
         with self._turn:
-            serving = Serving(str(proven.socket.getsockname()[0]), self._key)
+            serving = Serving(str(proven.socket.getsockname()[0]), self._key, self._ports)
             try:
-                answer_calls(proven, serving.methods(), (NetError, TransportError, AgentError))
+                answer_calls(proven, serving.methods(), (NetError, TransportError, AgentError, PortsUsedUp))
             finally:
                 serving.close()
                 self.served.set()
@@ -229,10 +234,11 @@ class NetServer:
 
 def main() -> None:
     """The child of a measurement on one machine: print the port, serve the parent, and end."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    ports = parse_ports(sys.argv[1]) if len(sys.argv) > 1 else None
+    listener = listen_at("127.0.0.1", ports)
     sys.stdout.write(f"{listener.getsockname()[1]}\n")
     sys.stdout.flush()
-    server = NetServer(listener, chosen_key())
+    server = NetServer(listener, chosen_key(), ports)
     parent = os.getppid()
     while not server.served.wait(1.0) and os.getppid() == parent:
         pass
