@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from helpers.keys import make_key
 from lockstep.errors import BadInput
@@ -125,7 +126,7 @@ def test_many_at_once_leave_one_that_is_whole(key: Key) -> None:
 def test_a_certificate_is_for_both_ends_of_a_connection_and_signs_nothing(key: Key) -> None:
     leaf = _leaf(certificates_for(key))
     usages = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    assert set(usages) == {x509.ExtendedKeyUsageOID.SERVER_AUTH, x509.ExtendedKeyUsageOID.CLIENT_AUTH}
+    assert set(usages) == {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH}
     assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == [NAME]

@@ -20,6 +20,7 @@ from lockstep.library.launcher import LAUNCHED_VARIABLE
 from lockstep.protocol.coordinator.recovery import LossPolicy
 from lockstep.protocol.core.ids import CHIEF, Role, TaskId, server
 from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.security.chosen import settle
 from lockstep.terminal import drop_what_cannot_be_written, say
 from lockstep.version import __version__
 
@@ -51,6 +52,8 @@ def start(argv: Sequence[str], program: Sequence[str]) -> int:
         return _refuse(argv, bad)
     for notice in (*config.output.notices, *start_notices(config, os.environ)):
         say(notice)
+    if config.local is not None or config.task is not None:
+        settle(say)
     if config.local is not None:
         return _run_local_cluster(config, argv, program)
     if config.task is not None:
@@ -73,7 +76,7 @@ def _checked(argv: Sequence[str]) -> BenchConfig:
 
 def _refuse(argv: Sequence[str], bad: BadInput) -> int:
     """One task of a cluster answers for a moment, so that the others learn why it does not come."""
-    cluster = task_meant(argv, os.environ)
+    cluster = task_meant(argv)
     if cluster is None:
         raise bad
     from lockstep.runtime.monitor.refusal import answer_for_refused

@@ -32,6 +32,8 @@ _SHARED = (
     "bind",
     "ports",
     "require_private",
+    "key_file",
+    "insecure",
     "job_token",
     "train_dir",
     "save_model_secs",

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockstep.cli.key_flags import KEY_FLAGS_HELP
 from lockstep.errors import BadInput, HelpAsked
-from lockstep.security.chosen import chosen_key
+from lockstep.security.chosen import chosen_key, settle
 from lockstep.terminal import say
 from lockstep.transports.control.addresses import Address, AddressError, main_address, parse_address, parse_bind
 from lockstep.transports.control.ports import PortRange, parse_ports
@@ -39,7 +40,7 @@ a bare stream of grpcio and bare NIXL, in the same run.
   --rounds=N        how often each transport is measured at each size (3)
   --only=TEXT       measure only what has TEXT in its name
   --ports=A-B       listen at these ports besides that of --serve (default: ports that the kernel chooses)
-
+{key_flags}
 Exit codes: 0 done, 1 failed, 2 bad input (nothing started).
 """
 
@@ -63,6 +64,7 @@ class _Asked:
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     asked = parse(argv)
+    settle(say)
     if asked.serve is not None:
         return _serve(asked.serve, asked.ports)
     return _measure(asked)
@@ -71,7 +73,7 @@ def run(argv: Sequence[str]) -> int:
 def parse(argv: Sequence[str]) -> _Asked:
     """What a command line asks for. BadInput explains what is wrong with it."""
     if any(word in ("-h", "--help") for word in argv):
-        raise HelpAsked(_HELP)
+        raise HelpAsked(_HELP.format(key_flags=KEY_FLAGS_HELP))
     given: dict[str, str] = {}
     target, serve = "", None
     for word in argv:

@@ -13,12 +13,12 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInput
-from lockstep.library.launcher import TOKEN_VARIABLE, Launch, launched_by
+from lockstep.library.launcher import Launch, launched_by
 from lockstep.library.settings import (
     ON_NAN,
     Exchange,
@@ -49,7 +49,7 @@ from lockstep.runtime.task.node import NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError, Outcome
 from lockstep.runtime.task.signals import TaskSignals
 from lockstep.runtime.watch.watchdog import WatchSettings
-from lockstep.security.chosen import chosen_key
+from lockstep.security.chosen import choose, chosen_key, settle
 from lockstep.security.key import Purpose
 from lockstep.terminal import say
 from lockstep.transports.control.ports import ReservedPort
@@ -92,7 +92,8 @@ class JoinArguments:
     bind: str | None = None
     ports: str | None = None
     require_private: bool = False
-    job_token: str = field(default="", repr=False)
+    key_file: str | None = None
+    insecure: bool = False
     rdma: RdmaOptions = NO_OPTIONS
     train_dir: str | None = None
     save_model_secs: float = 0
@@ -127,7 +128,7 @@ class JoinArguments:
             replicas_to_aggregate=self.replicas_to_aggregate,
         )
 
-    def spec(self, environ: Mapping[str, str]) -> ClusterSpec:
+    def spec(self) -> ClusterSpec:
         """The cluster, without the task that this process is."""
         return ClusterSpec(
             ps_hosts=tuple(self.ps_hosts),
@@ -142,7 +143,6 @@ class JoinArguments:
             on_stall=self.on_stall,
             rejoin_timeout=self.rejoin_timeout,
             grace=self.grace,
-            token=self.job_token or environ.get(TOKEN_VARIABLE, ""),
             rdma=self.rdma,
         )
 
@@ -207,6 +207,8 @@ def _end_with_the_sentence() -> None:
 def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     """``join`` with a given environment."""
     _refuse_bad_choices(arguments)
+    choose(arguments.key_file, arguments.insecure)
+    settle(say)
     with contextlib.ExitStack() as until_listening:
         cluster = _cluster(arguments, environ, until_listening)
         refuse_bad_cluster(cluster, arguments)
@@ -304,7 +306,7 @@ def _cluster(
     arguments: JoinArguments, environ: Mapping[str, str], until_listening: contextlib.ExitStack
 ) -> ClusterSpec:
     """``until_listening`` keeps the port that this process announces to the others."""
-    spec = arguments.spec(environ)
+    spec = arguments.spec()
     if arguments.job_name:
         return spec.for_task(TaskId(Role(arguments.job_name), arguments.task_index))
     _refuse(cluster_problems(spec))

@@ -16,8 +16,6 @@ from lockstep.transports.control.addresses import Address, AddressError, parse_a
 
 Environment = Mapping[str, str]
 
-TOKEN_VARIABLE = "LOCKSTEP_JOB_TOKEN"
-"""The secret that all tasks of a job share, if no argument or flag gives it."""
 
 LAUNCHED_VARIABLE = "LOCKSTEP_LAUNCHED"
 """Set for the tasks of a local cluster: the launcher shows the progress of their start, and ends them together."""

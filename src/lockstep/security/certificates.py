@@ -30,7 +30,7 @@ NAME: Final = "lockstep.job"
 """The name in every certificate. Addresses are not in it: a host may have several, and the key is what counts."""
 
 OWN_FOLDER_VARIABLE: Final = "LOCKSTEP_CERTIFICATES"
-"""A folder with ``ca.pem``, ``task.pem`` (for the name ``lockstep.job``) and ``task.key``, in place of the derived ones.
+"""A folder with ``ca.pem``, ``task.pem`` (for ``lockstep.job``) and ``task.key``, in place of the derived ones.
 The authority must sign for this job only, because every certificate of it opens every door."""
 
 _DAY: Final = 86_400

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lockstep.protocol.coordinator.recovery import LossPolicy
 from lockstep.protocol.core.ids import ClusterShape, Role, TaskId
@@ -36,7 +36,6 @@ ON_STALL = ("report", "abort")
 ON_WORKER_LOSS = tuple(policy.value for policy in LossPolicy)
 MAX_RESTARTS = 1000
 
-MAX_TOKEN_LENGTH = 256
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -75,7 +74,6 @@ class ClusterSpec:
     has_servers: bool = True
     """False: the workers reduce among themselves, and the list of servers stays empty."""
     rdma: RdmaOptions = NO_OPTIONS
-    token: str = field(default="", repr=False)
 
     @property
     def shape(self) -> ClusterShape:
@@ -263,11 +261,6 @@ def _loss_policy_is_known(spec: ClusterSpec) -> Iterator[str]:
         yield f"--on_worker_loss={spec.on_worker_loss} is not known; use one of: {', '.join(ON_WORKER_LOSS)}."
 
 
-def _token_is_printable(spec: ClusterSpec) -> Iterator[str]:
-    if len(spec.token) > MAX_TOKEN_LENGTH or not (spec.token.isascii() and spec.token.isprintable()):
-        yield f"the job token must be at most {MAX_TOKEN_LENGTH} printable ASCII characters; choose another one."
-
-
 def _list_flag(role: Role) -> str:
     return f"--{role.value}_hosts"
 
@@ -285,5 +278,4 @@ CLUSTER_RULES: tuple[Callable[[ClusterSpec], Iterator[str]], ...] = (
     _patience_is_positive,
     _restarts_are_few,
     _loss_policy_is_known,
-    _token_is_printable,
 )

@@ -172,9 +172,7 @@ class Node(Observed):
     def _make_machine(self, now: float) -> TaskMachine:
         spec = self.config.cluster
         shape = spec.shape
-        join = Join(
-            str(self.task), self.incarnation, spec.token, socket.gethostname(), os.getpid(), self.config.settings
-        )
+        join = Join(str(self.task), self.incarnation, socket.gethostname(), os.getpid(), self.config.settings)
         rules = self.config.recovery
         deadline = now + spec.startup_timeout
         member = MemberMachine(self.task, shape.coordinator, join, deadline, self.journal, now, returns=rules.returns)
@@ -184,7 +182,6 @@ class Node(Observed):
             coordinator = CoordinatorMachine(
                 shape,
                 job,
-                spec.token,
                 self.journal,
                 now,
                 aggregate=self.config.aggregate,
@@ -327,9 +324,7 @@ class Node(Observed):
 
     def hello(self) -> Hello:
         published = TransportAddress(self.transport.name, self.transport.address())
-        return Hello(
-            str(self.task), self.incarnation, self.job, self.config.version, self.config.cluster.token, (published,)
-        )
+        return Hello(str(self.task), self.incarnation, self.job, self.config.version, (published,))
 
     def envelope(self, message: Message) -> Envelope:
         return Envelope(self.job, str(self.task), self.incarnation, message)
@@ -383,8 +378,6 @@ class Node(Observed):
         if hello.version != self.config.version:
             text = phrases.versions_differ(self.task, self.config.version, hello.task, hello.version)
             return Reason(Cause.MISMATCH, text)
-        if hello.token != self.config.cluster.token:
-            return Reason(Cause.MISMATCH, phrases.tokens_differ(hello.task, self.task))
         try:
             keeper = self.peers.get(TaskId.parse(hello.task))
         except ValueError as error:
