@@ -147,14 +147,15 @@ def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequen
 
     assert config.local is not None
     local = config.local
-    meeting_port = _free_port() if config.exchange.is_collective else 0
+    cluster = config.cluster or ClusterSpec()
+    meeting_port = _free_port() if config.exchange.is_collective and cluster.ports is None else 0
     on_gpus = config.devices.device != "cpu" and count_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) > 0
 
     def command(task: TaskId, ps_hosts: Sequence[str], worker_hosts: Sequence[str]) -> list[str]:
         arguments = task_arguments(argv, task, ps_hosts, worker_hosts)
         if config.devices.num_threads is None:
             arguments.append(f"--num_threads={_threads(task, local, on_gpus)}")
-        if config.exchange.is_collective and config.exchange.collective_port is None:
+        if meeting_port and config.exchange.collective_port is None:
             arguments.append(f"--collective_port={meeting_port}")
         return [*program, "bench", *arguments]
 
@@ -164,9 +165,10 @@ def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequen
         workers=local.workers,
         command=command,
         show_all=config.output.verbose,
-        grace=(config.cluster or ClusterSpec()).grace,
+        grace=cluster.grace,
         forming=forming_line,
-        may_lose_workers=config.cluster is not None and config.cluster.on_worker_loss == LossPolicy.SHRINK.value,
+        may_lose_workers=cluster.on_worker_loss == LossPolicy.SHRINK.value,
+        ports=cluster.second_ports,
         around=functools.partial(shared_gpu, os.environ, say) if on_gpus and shares_gpus(config) else nullcontext,
     )
     return run_local_cluster(spec)

@@ -30,6 +30,8 @@ _SHARED = (
     "rejoin_timeout",
     "grace",
     "bind",
+    "ports",
+    "require_private",
     "key_file",
     "insecure",
     "job_token",

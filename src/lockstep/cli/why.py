@@ -245,7 +245,7 @@ def _read_files(asked: _Asked) -> int:
     diagnosis = found.report or analyse(evidence_of(found))
     job, age = diagnosis.job or _number_in(path), time.time() - (diagnosis.time or found.newest)
     if asked.as_json:
-        fields = {**json.loads(diagnosis.to_json()), "problems": found.problems}
+        fields = {**diagnosis.to_fields(), "problems": found.problems}
         print(json.dumps({**fields, "job": job, "folder": str(path), "age_seconds": round(age, 1)}), flush=True)
     else:
         of_job = f" of job {job}" if job else ""

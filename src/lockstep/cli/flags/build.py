@@ -172,6 +172,8 @@ def _cluster(values: _Values) -> ClusterSpec:
         task=TaskId(Role(job_name), values.whole("task_index")) if job_name else None,
         protocol=values.text("server_protocol"),
         bind=values.optional_text("bind"),
+        ports=values.optional_text("ports"),
+        require_private=values.switch("require_private"),
         startup_timeout=values.number("startup_timeout"),
         stall_after=values.number("stall_after"),
         user_code_timeout=values.number("user_code_timeout"),

@@ -71,6 +71,20 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
         upstream=False,
     ),
     _CLUSTER.works(
+        "ports",
+        FlagKind.TEXT,
+        _SPEC.ports,
+        "FIRST-LAST: where tasks listen besides their listed ports; default: ports that the kernel chooses",
+        upstream=False,
+    ),
+    _CLUSTER.works(
+        "require_private",
+        FlagKind.SWITCH,
+        _SPEC.require_private,
+        "refuse every transport that others on the network could read: grpc+ucx, grpc+verbs, gloo and NCCL",
+        upstream=False,
+    ),
+    _CLUSTER.works(
         "server_protocol",
         FlagKind.CHOICE,
         _SPEC.protocol,
