@@ -248,3 +248,7 @@ def untrained_differs(name: str) -> str:
 
 def chief_lacks_untrained(name: str) -> str:
     return f"the chief does not have {name}; build the same model on every worker"
+
+
+def not_its_to_send(message: str) -> str:
+    return f"{message} is not this task's to send"
