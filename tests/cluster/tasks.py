@@ -26,12 +26,13 @@ class Tasks:
 
     shape: ClusterShape
     flags: tuple[str, ...]
+    host: str = "127.0.0.1"
     addresses: dict[TaskId, str] = field(default_factory=dict)
     programs: dict[TaskId, Program] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         ports = free_ports(len(self.shape.tasks()))
-        self.addresses = {task: f"127.0.0.1:{port}" for task, port in zip(self.shape.tasks(), ports, strict=True)}
+        self.addresses = {task: f"{self.host}:{port}" for task, port in zip(self.shape.tasks(), ports, strict=True)}
 
     def start(self, task: TaskId, *more: str, environment: Mapping[str, str] | None = None) -> Program:
         """Start one task the way a person does; a former life of it must have ended."""
@@ -67,9 +68,9 @@ class Tasks:
 
 
 @contextlib.contextmanager
-def tasks_of(shape: ClusterShape, *flags: str) -> Iterator[Tasks]:
+def tasks_of(shape: ClusterShape, *flags: str, host: str = "127.0.0.1") -> Iterator[Tasks]:
     """A cluster whose tasks the test starts; whatever still runs at the end is killed."""
-    tasks = Tasks(shape, (*SMALL_RUN, *flags))
+    tasks = Tasks(shape, (*SMALL_RUN, *flags), host)
     try:
         yield tasks
     finally:

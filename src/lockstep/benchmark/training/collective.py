@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from lockstep.benchmark.settings.config import BUCKET_BYTES, BenchConfig
+from lockstep.benchmark.settings.config import BUCKET_BYTES, BenchConfig, store_port
 from lockstep.benchmark.training.job import BenchJob
 from lockstep.benchmark.training.listening import gloo_device, serve_store, stay_on_interface
 from lockstep.benchmark.training.updates import LocalUpdates
@@ -64,7 +64,6 @@ def meeting_of(config: BenchConfig, device: torch.device) -> MeetingPoint:
     assert cluster is not None
     assert cluster.task is not None
     hosts = [address.rpartition(":") for address in cluster.worker_hosts]
-    ports = cluster.second_ports
     spec = config.exchange.all_reduce_spec or "collective"
     chosen = "nccl" if device.type == "cuda" and spec != "gloo" else "gloo"
     return MeetingPoint(
@@ -73,7 +72,7 @@ def meeting_of(config: BenchConfig, device: torch.device) -> MeetingPoint:
         host=hosts[0][0].strip("[]"),
         own_host=hosts[cluster.task.index][0].strip("[]"),
         listen_host=cluster.listen_address().host,
-        port=config.exchange.collective_port or (int(hosts[0][2]) + 1 if ports is None else ports.agreed),
+        port=store_port(config),
         patience=max(_STORE_SECONDS, cluster.startup_timeout),
         backend=chosen,
     )
