@@ -33,11 +33,9 @@ QUICK = ("auto", "grpc+ucx", "all-reduce")
 pytestmark = [pytest.mark.timed, pytest.mark.timeout(150)]
 
 
-def marked(names: object, *quick: str) -> list[object]:
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in MODES]
-
-
-@pytest.mark.parametrize("mode", marked(MODES, *QUICK))
+@pytest.mark.parametrize(
+    "mode", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODES]
+)
 def test_a_job_listens_at_its_listed_addresses_and_in_its_range(mode: str) -> None:
     shape, flag, of_gloo = MODES[mode]
     first, last = free_range(20)
@@ -97,7 +95,7 @@ def test_net_listens_at_one_address_and_in_its_range() -> None:
         serving.wait_for(f"Waiting at {HOST}:{first}", 30)
         with start_lockstep("net", f"{HOST}:{first}", ports, "--max_size=4096", "--rounds=1000") as asking:
             found = wait_until(
-                lambda: each if len(each := listeners_of([serving, asking])) > 6 else None, 60, "they measure"
+                lambda: each if len(each := listeners_of([serving, asking])) > 6 else (), 60, "they measure"
             )
         assert (elsewhere(found, HOST), outside(found, first, last)) == ([], [])
 

@@ -14,7 +14,7 @@ from lockstep.doctor.analysis import analyse
 from lockstep.doctor.facts import ClusterFacts, NameFact, OwnPort, PeerReport, Shared, Visit
 from lockstep.doctor.finding import DoctorFinding, FindingKind, in_order
 from lockstep.doctor.listening import Inbox, Notes, Stand
-from lockstep.doctor.posture import Listener, found_listeners, planned_listeners
+from lockstep.doctor.posture import ListeningPlace, found_listeners, planned_listeners
 from lockstep.doctor.rules_own_address import judge_own_address
 from lockstep.doctor.rules_time import Story, without_early_refusals
 from lockstep.doctor.visiting import VisitResult, heard_from, leave_word, look_at, told_at
@@ -66,7 +66,7 @@ class Examination:
     visits: tuple[Visit, ...]
     reports: tuple[PeerReport, ...]
     seconds: float
-    listeners: tuple[Listener, ...] = ()
+    listeners: tuple[ListeningPlace, ...] = ()
     """Where the tasks of this machine listen, or will."""
 
     @property
@@ -174,7 +174,7 @@ class _Work:
             self._starts[task] = judged.start
             self.remarks += judged.remarks
 
-    def listeners(self) -> Iterator[Listener]:
+    def listeners(self) -> Iterator[ListeningPlace]:
         """Of the tasks that run here, what the kernel says; of the others, what they will have."""
         running = {port.task for port in self._ports if port.running}
         for task in self._own:

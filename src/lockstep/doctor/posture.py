@@ -27,7 +27,7 @@ class Purpose(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Proof(StrEnum):
+class CallerProof(StrEnum):
     """What a caller must show before it is served."""
 
     KEY = "the job's key"
@@ -38,7 +38,7 @@ _ASKS: Final = frozenset({Purpose.MONITOR, Purpose.TASK})
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class ListeningPlace:
     """One place at which a task listens, or will."""
 
     task: str
@@ -48,8 +48,8 @@ class Listener:
     purpose: Purpose
 
     @property
-    def proof(self) -> Proof:
-        return Proof.KEY if self.purpose in _ASKS else Proof.NOTHING
+    def proof(self) -> CallerProof:
+        return CallerProof.KEY if self.purpose in _ASKS else CallerProof.NOTHING
 
     @property
     def everywhere(self) -> bool:
@@ -81,7 +81,7 @@ class RunningTask:
     """Where the task itself listens, which its monitor reveals."""
 
 
-def planned_listeners(spec: ClusterSpec, task: TaskId, store_port: int) -> list[Listener]:
+def planned_listeners(spec: ClusterSpec, task: TaskId, store_port: int) -> list[ListeningPlace]:
     """Where a task will listen. ``store_port``: where worker 0 keeps torch's store, in a mode without servers."""
     listen = spec.for_task(task).listen_address()
     ports = "*" if spec.second_ports is None else str(spec.second_ports)
@@ -91,12 +91,12 @@ def planned_listeners(spec: ClusterSpec, task: TaskId, store_port: int) -> list[
         wanted.append(("*", Purpose.COLLECTIVE))
     elif spec.protocol == "grpc+ucx":
         wanted.append((ports, Purpose.UCX))
-    return [Listener(str(task), listen.host, which, purpose) for which, purpose in wanted]
+    return [ListeningPlace(str(task), listen.host, which, purpose) for which, purpose in wanted]
 
 
 def found_listeners(
     spec: ClusterSpec, task: TaskId, store_port: int, running: RunningTask, sockets: Iterable[ListeningSocket]
-) -> list[Listener]:
+) -> list[ListeningPlace]:
     """Where a running task listens, from the sockets that its processes have."""
     known = {spec.for_task(task).listen_address().port: Purpose.MONITOR}
     if running.address:
@@ -106,12 +106,12 @@ def found_listeners(
         other = Purpose.COLLECTIVE
         if task == CHIEF:
             known[store_port] = Purpose.STORE
-    return [Listener(str(task), one.address, str(one.port), known.get(one.port, other)) for one in sockets]
+    return [ListeningPlace(str(task), one.address, str(one.port), known.get(one.port, other)) for one in sockets]
 
 
-def posture_lines(listeners: Iterable[Listener]) -> list[str]:
+def posture_lines(listeners: Iterable[ListeningPlace]) -> list[str]:
     """A line per task, and what to know about those that serve anybody."""
-    by_task: dict[str, list[Listener]] = {}
+    by_task: dict[str, list[ListeningPlace]] = {}
     for one in listeners:
         by_task.setdefault(one.task, []).append(one)
     shown = list(by_task.items())[:_MOST_SHOWN]
@@ -119,7 +119,7 @@ def posture_lines(listeners: Iterable[Listener]) -> list[str]:
     if len(by_task) > len(shown):
         lines.append(f"{len(by_task) - len(shown)} more tasks listen on this machine; --json lists them")
     every = [one for places in by_task.values() for one in places]
-    open_to_all = dict.fromkeys(one.purpose.value for one in every if one.proof is Proof.NOTHING)
+    open_to_all = dict.fromkeys(one.purpose.value for one in every if one.proof is CallerProof.NOTHING)
     if open_to_all:
         lines.append(
             f"note: {' and '.join(open_to_all)} cannot check who connects; let only the hosts of this job reach those "

@@ -23,8 +23,8 @@ from lockstep.transports.control.server import method_path
 from lockstep.transports.grpc.chunks import CHUNK_BYTES
 from lockstep.transports.net.control import CALL_SECONDS, Caller, NetError
 from lockstep.transports.net.links import LinkEnd, pack_ticket, unpack_ticket
-from lockstep.transports.ucx.agent import Agent, load_nixl
-from lockstep.transports.ucx.network import tcp_settings
+from lockstep.transports.ucx.agent import Agent
+from lockstep.transports.ucx.network import nixl_at
 
 COPY, TCP, BARE_GRPC, BARE_NIXL = "memory copy", "TCP socket", "bare grpcio", "bare NIXL"
 SHM, SHM_LEND, GRPC, UCX, VERBS = "grpc+shm", "grpc+shm lend", "grpc", "grpc+ucx", "grpc+verbs"
@@ -150,9 +150,7 @@ class BareNixl:
         self._caller = caller
         self._memory = filled(nbytes)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self._agent = Agent(
-            load_nixl(tcp_settings(caller.local_host, caller.ports)), f"net-here-{secrets.token_hex(8)}"
-        )
+        self._agent = Agent(nixl_at(caller.local_host, caller.ports), f"net-here-{secrets.token_hex(8)}")
         self._agent.register(1, self._address, nbytes)
         there = caller.call("bare_nixl", nbytes=nbytes)
         self._agent.meet(bytes.fromhex(there["metadata"]))
