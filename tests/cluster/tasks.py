@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from helpers.ports import free_ports
@@ -38,12 +38,10 @@ class Tasks:
         """Start one task the way a person does; a former life of it must have ended."""
         if task in self.programs:
             self.programs[task].close()
-        hosts = {role: [self.addresses[t] for t in ids] for role, ids in self._roles()}
         program = start_lockstep(
             "bench",
             *self.flags,
-            f"--ps_hosts={','.join(hosts['ps'])}",
-            f"--worker_hosts={','.join(hosts['worker'])}",
+            *self.lists(),
             f"--job_name={task.role.value}",
             f"--task_index={task.index}",
             *more,
@@ -52,8 +50,10 @@ class Tasks:
         self.programs[task] = program
         return program
 
-    def _roles(self) -> Sequence[tuple[str, tuple[TaskId, ...]]]:
-        return (("ps", self.shape.server_ids()), ("worker", self.shape.worker_ids()))
+    def lists(self) -> list[str]:
+        """The host lists, as flags."""
+        flags = (("--ps_hosts", self.shape.server_ids()), ("--worker_hosts", self.shape.worker_ids()))
+        return [f"{flag}={','.join(self.addresses[task] for task in ids)}" for flag, ids in flags]
 
     def task_pid(self, task: TaskId) -> int:
         """The process of the task itself (its monitor is the program that was started); 0 while there is none."""

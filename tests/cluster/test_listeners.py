@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -49,6 +50,10 @@ def test_a_job_listens_at_its_listed_addresses_and_in_its_range(mode: str) -> No
         assert len(outside(found, first, last, *listed)) == of_gloo, found
         assert set(listed) <= set(map(str, found))
         assert len(found) >= 2 * len(tasks.programs), found
+        told = json.loads(run_lockstep("doctor", *tasks.flags, *tasks.lists(), "--json", timeout=40).stdout)
+    listed_by_doctor = {f"{one['address']}:{one['port']}": one["purpose"] for one in told["listeners"]}
+    assert listed_by_doctor.keys() == set(map(str, found))
+    assert "unknown" not in listed_by_doctor.values()
 
 
 @pytest.mark.slow
