@@ -25,7 +25,7 @@ LAYERS: dict[str, set[str]] = {
     "drill": {"protocol", "security", "transports", "diagnose", "runtime"},
     "training": {"protocol", "transports", "runtime"},
     "library": {"protocol", "security", "transports", "runtime", "training"},
-    "benchmark": {"protocol", "runtime", "training"},
+    "benchmark": {"protocol", "runtime", "security", "training"},
     "cli": {
         "protocol",
         "security",

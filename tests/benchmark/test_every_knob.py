@@ -333,6 +333,11 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "task_index": ("cluster/tasks.py", "start"),
     "ps_hosts": ("cluster/tasks.py", "start"),
     "worker_hosts": ("cluster/tasks.py", "start"),
+    "ports": ("cluster/test_listeners.py", "test_a_job_listens_at_its_listed_addresses_and_in_its_range"),
+    "require_private": (
+        "runtime/startup/test_cluster.py",
+        "test_on_one_host_and_with_encryption_bytes_are_private",
+    ),
     "server_protocol": (CLUSTER, "test_report_1_command_lines_train"),
     "local_parameter_device": (CLUSTER, "test_report_1_command_lines_train"),
     "cross_replica_sync": (CLUSTER, "test_asynchronous_training_ends_on_every_task"),

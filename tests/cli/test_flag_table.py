@@ -49,9 +49,9 @@ OLDER = _words("cache_data enable_layout_optimizer learning_rate pretrain_dir re
 OURS = _words("""
     bind bucket_mb collective_port compile deterministic from_scratch grace insecure job_token
     key_file max_bad_records mps num_threads on_stall
-    on_worker_loss ps rdma_device rdma_gid_index rdma_gpudirect rdma_retry_count rdma_service_level rdma_timeout
-    rdma_traffic_class rejoin_timeout restarts seed stall_after startup_timeout timing_dir trace_steps use_bf16
-    user_code_timeout verbose wire_dtype workers
+    on_worker_loss ports ps rdma_device rdma_gid_index rdma_gpudirect rdma_retry_count rdma_service_level rdma_timeout
+    rdma_traffic_class rejoin_timeout require_private restarts seed stall_after startup_timeout timing_dir trace_steps
+    use_bf16 user_code_timeout verbose wire_dtype workers
 """)
 
 WORKING = _words("""
@@ -84,6 +84,8 @@ EFFECTS: dict[str, list[str]] = {
     "ps_hosts": [CLUSTER[0], CLUSTER[2], "--ps_hosts=10.0.0.1:9"],
     "worker_hosts": [*CLUSTER[:2], "--worker_hosts=10.0.0.1:9"],
     "bind": [*CLUSTER, "--bind=0.0.0.0"],
+    "ports": [*CLUSTER, "--ports=4700-4799"],
+    "require_private": [*CLUSTER, "--require_private"],
     "ps": ["--ps=2", "--workers=1"],
     "workers": ["--ps=1", "--workers=3"],
     "startup_timeout": [*CLUSTER, "--startup_timeout=5"],

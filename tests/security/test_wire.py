@@ -188,6 +188,23 @@ def test_a_relay_that_changes_any_message_is_noticed(beside: ThreadPoolExecutor,
         between.exception()
 
 
+def test_a_stranger_that_has_spoken_is_cut_after_the_silent_ones() -> None:
+    strangers = Strangers(places=2)
+    cut: list[int] = []
+    speaks, silent, later, last = (strangers.place(lambda number=number: cut.append(number)) for number in range(4))  # type: ignore[misc]
+    speaks.__enter__().spoke()
+    silent.__enter__()
+    later.__enter__().spoke()
+    assert cut == [1]
+    last.__enter__()
+    assert cut == [1, 0]
+    for kept in (later, last):
+        kept.__exit__(None, None, None)
+    for evicted in (speaks, silent):
+        with pytest.raises(ProofError):
+            evicted.__exit__(None, None, None)
+
+
 def test_strangers_never_hold_more_than_their_places_and_the_latest_get_in() -> None:
     strangers = Strangers(places=4)
     cut: list[int] = []

@@ -7,13 +7,14 @@ import os
 from collections.abc import Mapping, Sequence
 
 from lockstep.benchmark.models.catalogue import UnknownModel
-from lockstep.benchmark.settings.config import BenchConfig, settings
+from lockstep.benchmark.settings.config import BenchConfig, settings, store_port
 from lockstep.cli.flags import DoctorLine, parse_doctor
 from lockstep.cli.start_checks import job_of, proxies
 from lockstep.doctor.examination import Examination, Order, examine
 from lockstep.doctor.facts import Shared
 from lockstep.doctor.finding import DoctorFinding, FindingKind, in_order
 from lockstep.doctor.host import JobRequirements, look_at_host
+from lockstep.doctor.posture import posture_lines
 from lockstep.errors import EXIT_BAD_INPUT, BadInput, HelpAsked
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.messages import Setting
@@ -97,6 +98,7 @@ def _examine(line: DoctorLine, wait: float, environ: Mapping[str, str]) -> Exami
         version=__version__,
         bad_flags=line.problems,
         proxies=proxies(environ),
+        store_port=store_port(config),
         wait_seconds=wait,
         look_at_machine=lambda tasks: look_at_host(job, tasks),
     )
@@ -130,7 +132,7 @@ def _lines(result: Examination) -> list[str]:
     lines += [f"  note: {finding.sentence}" for finding in remarks]
     if not defects:
         lines.append("  nothing was found that keeps the job from working")
-    return lines
+    return lines + [f"  {line}" for line in posture_lines(result.listeners)]
 
 
 def _as_json(result: Examination) -> dict[str, object]:
@@ -146,6 +148,7 @@ def _as_json(result: Examination) -> dict[str, object]:
             }
             for finding in result.findings
         ],
+        "listeners": [listener.to_json() for listener in result.listeners],
         "pairs": [
             {
                 "from": visit.visitor,

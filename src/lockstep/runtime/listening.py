@@ -48,10 +48,16 @@ def _sockets(process: psutil.Process) -> list[ListeningSocket]:
     except psutil.Error:
         return []
     return [
-        ListeningSocket(str(one.laddr.ip), int(one.laddr.port), process.pid)
+        ListeningSocket(_plain(one.laddr.ip), int(one.laddr.port), process.pid)
         for one in found
         if one.status == psutil.CONN_LISTEN
     ]
+
+
+def _plain(number: str) -> str:
+    """gRPC has IPv6 sockets for IPv4 addresses too."""
+    address = ip_address(number)
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 def address_here(host: str) -> str:

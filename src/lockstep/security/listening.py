@@ -59,8 +59,8 @@ class ProvenListener:
 
     def _let_in(self, visitor: socket.socket) -> None:
         try:
-            with self._strangers.place(lambda: _cut(visitor)):
-                _, proven = accept(visitor, self._key, self._parties)
+            with self._strangers.place(lambda: _cut(visitor)) as place:
+                _, proven = accept(visitor, self._key, self._parties, spoke=place.spoke)
             self._use(proven)
         except ProofError:
             visitor.close()

@@ -87,14 +87,20 @@ def dial(connection: socket.socket, key: bytes | None, parties: Parties, deadlin
 
 
 def accept(
-    connection: socket.socket, key: bytes | None, parties: Callable[[Claim], Parties], seconds: float = PROOF_SECONDS
+    connection: socket.socket,
+    key: bytes | None,
+    parties: Callable[[Claim], Parties],
+    seconds: float = PROOF_SECONDS,
+    spoke: Callable[[], object] = lambda: None,
 ) -> tuple[Claim, ProvenSocket]:
     """The acceptor's part. ``parties``: what this end believes about whoever claims this; it may raise ``ProofError``.
-    The dialer is told why it is refused; the caller closes the socket."""
+    ``spoke`` is called when the first message is there. The dialer is told why it is refused; the caller closes the
+    socket."""
     began = time.monotonic()
     try:
         first = _receive(connection, FIRST_BYTES, began + min(FIRST_SECONDS, seconds))
         claim, nonce = _read_claim(first)
+        spoke()
         believed = parties(claim)
         if claim.purpose != believed.purpose:
             raise ProofError(Refusal.OTHER_TARGET)

@@ -23,14 +23,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from lockstep.benchmark.settings.config import BUCKET_BYTES, BenchConfig
+from lockstep.benchmark.settings.config import BUCKET_BYTES, BenchConfig, store_port
 from lockstep.benchmark.training.job import BenchJob
 from lockstep.benchmark.training.listening import gloo_device, serve_store, stay_on_interface
+from lockstep.benchmark.training.sealed_store import SealedStore, StoreForged
 from lockstep.benchmark.training.updates import LocalUpdates
 from lockstep.protocol.core.ids import Role, TaskId
 from lockstep.protocol.core.messages import GroupRates, ParameterEntry
 from lockstep.protocol.core.plan import Bucket, Piece, Plan
 from lockstep.runtime.task.collective_node import CollectiveNode
+from lockstep.security.chosen import chosen_key
+from lockstep.security.key import Purpose
 from lockstep.training.worker.replica import Trained
 
 _LOOK_SECONDS = 0.5
@@ -64,7 +67,6 @@ def meeting_of(config: BenchConfig, device: torch.device) -> MeetingPoint:
     assert cluster is not None
     assert cluster.task is not None
     hosts = [address.rpartition(":") for address in cluster.worker_hosts]
-    ports = cluster.second_ports
     spec = config.exchange.all_reduce_spec or "collective"
     chosen = "nccl" if device.type == "cuda" and spec != "gloo" else "gloo"
     return MeetingPoint(
@@ -73,7 +75,7 @@ def meeting_of(config: BenchConfig, device: torch.device) -> MeetingPoint:
         host=hosts[0][0].strip("[]"),
         own_host=hosts[cluster.task.index][0].strip("[]"),
         listen_host=cluster.listen_address().host,
-        port=config.exchange.collective_port or (int(hosts[0][2]) + 1 if ports is None else ports.agreed),
+        port=store_port(config),
         patience=max(_STORE_SECONDS, cluster.startup_timeout),
         backend=chosen,
     )
@@ -85,7 +87,7 @@ class WorkerGroup:
     def __init__(self, meeting: MeetingPoint, node: CollectiveNode) -> None:
         self.meeting = meeting
         self.node = node
-        self._store = _meet(meeting)
+        self._store = _sealed(meeting, _meet(meeting))
         self._group = _process_group(meeting, self._store)
         node.met(self._same_job(), self._lives())
 
@@ -136,7 +138,28 @@ def _meet(meeting: MeetingPoint) -> c10d.TCPStore:
         ) from None
 
 
-def _process_group(meeting: MeetingPoint, store: c10d.TCPStore) -> Any:
+def _sealed(meeting: MeetingPoint, store: c10d.Store) -> c10d.Store:
+    """Nobody without the job's key can write an entry that the workers believe."""
+    key = chosen_key()
+    if key is None:
+        return store
+    try:
+        return SealedStore(store, key.sub(Purpose.STORE), meeting.rank, meeting.size)
+    except StoreForged as error:
+        raise _forged(meeting, error) from None
+    except (RuntimeError, dist.DistError) as error:
+        where, reason = f"{meeting.host}:{meeting.port}", _first_line(error)
+        raise CollectiveLost(f"not all workers came to {where} within {meeting.patience:g} s ({reason})") from None
+
+
+def _forged(meeting: MeetingPoint, error: StoreForged) -> CollectiveLost:
+    return CollectiveLost(
+        f"{error}; another program writes to {meeting.host}:{meeting.port}, or the workers have different keys: give "
+        "them the same key, and let nobody else reach that port."
+    )
+
+
+def _process_group(meeting: MeetingPoint, store: c10d.Store) -> Any:
     patience = timedelta(seconds=meeting.patience)
     if meeting.backend == "nccl":
         stay_on_interface(meeting.listen_host)
@@ -147,6 +170,8 @@ def _process_group(meeting: MeetingPoint, store: c10d.TCPStore) -> Any:
     gloo._timeout = patience
     try:
         return dist.ProcessGroupGloo(c10d.PrefixStore("gloo", store), meeting.rank, meeting.size, gloo)
+    except StoreForged as error:
+        raise _forged(meeting, error) from None
     except RuntimeError as error:
         missing = [rank for rank in range(meeting.size) if not store.check([f"gloo/rank_{rank}"])]
         who = ", ".join(_name(rank) for rank in missing) or "a worker"

@@ -13,6 +13,7 @@ import re
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Self
 
 from lockstep.errors import BadInput
@@ -73,7 +74,8 @@ class ReservedPort:
 
     def __init__(self, host: str = "127.0.0.1", ports: PortRange | None = None) -> None:
         """An empty ``host``: of all addresses, for a task that does not know its own yet."""
-        self._socket = _bound(host, ports)
+        self._held = contextlib.ExitStack()
+        self._socket = _bind(host, 0, self._held) if ports is None else _first_free(host, ports, self._held)
         self.port = int(self._socket.getsockname()[1])
         self.address = str(Address(host, self.port))
 
@@ -85,13 +87,8 @@ class ReservedPort:
             return True
         return False
 
-    def listen(self, backlog: int) -> socket.socket:
-        """Listen at it; the caller closes the socket."""
-        self._socket.listen(backlog)
-        return self._socket
-
     def close(self) -> None:
-        self._socket.close()
+        self._held.close()
 
     def __enter__(self) -> Self:
         return self
@@ -102,36 +99,35 @@ class ReservedPort:
 
 def listen_at(host: str, ports: PortRange | None, backlog: int = 128) -> socket.socket:
     """A listening socket at this address, at a port of the range, or at one that the kernel chooses."""
-    return ReservedPort(host, ports).listen(backlog)
+    with contextlib.ExitStack() as held:
+        listener = _bind(host, 0, held) if ports is None else _first_free(host, ports, held)
+        listener.listen(backlog)
+        return listener.dup()
 
 
-def _bound(host: str, ports: PortRange | None) -> socket.socket:
-    if ports is None:
-        bound = _bind(host, 0, shared=False)
-        assert bound is not None
-        return bound
-    # First what nobody has, then what only connections that have ended still keep.
-    for shared, port in itertools.product((False, True), ports):
-        bound = _bind(host, port, shared=shared)
-        if bound is not None:
+def _first_free(host: str, ports: PortRange, held: contextlib.ExitStack) -> socket.socket:
+    for port in ports:
+        with contextlib.ExitStack() as attempt:
+            try:
+                # Among those that share a range, the port belongs to whoever has it for UDP: several can bind a TCP
+                # port on which nobody listens yet, and must be able to, because ended connections keep it for a while.
+                _bind(host, port, attempt, socket.SOCK_DGRAM)
+                bound = _bind(host, port, attempt)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+            held.push(attempt.pop_all())
             return bound
     raise PortsUsedUp(host or "this machine", ports)
 
 
-def _bind(host: str, port: int, *, shared: bool) -> socket.socket | None:
-    """None if the port is taken. Set after ``bind``, SO_REUSEADDR keeps the port from others who do it this way, and
-    lets the program that was promised the port listen there."""
-    family = socket.AF_INET6 if host and resolve(host)[0].version == 6 else socket.AF_INET
-    with contextlib.ExitStack() as unwind:
-        attempt = unwind.enter_context(socket.socket(family, socket.SOCK_STREAM))
-        if shared:
-            attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            attempt.bind((str(resolve(host)[0]) if host else "", port))
-        except OSError as error:
-            if port and error.errno == errno.EADDRINUSE:
-                return None
-            raise
-        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        unwind.pop_all()
-        return attempt
+def _bind(
+    host: str, port: int, held: contextlib.ExitStack, kind: socket.SocketKind = socket.SOCK_STREAM
+) -> socket.socket:
+    number = resolve(host)[0] if host else ip_address("0.0.0.0")
+    bound = held.enter_context(socket.socket(socket.AF_INET6 if number.version == 6 else socket.AF_INET, kind))
+    if kind == socket.SOCK_STREAM:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind((str(number), port))
+    return bound

@@ -34,8 +34,8 @@ from lockstep.transports.net.control import (
 )
 from lockstep.transports.net.links import LinkEnd, pack_ticket, unpack_ticket
 from lockstep.transports.quiet_grpc import grpc
-from lockstep.transports.ucx.agent import Agent, load_nixl
-from lockstep.transports.ucx.network import tcp_settings
+from lockstep.transports.ucx.agent import Agent
+from lockstep.transports.ucx.network import nixl_at
 
 COPY, BARE_NIXL = "memory copy", "bare NIXL"
 SHM, SHM_LEND, GRPC, UCX, VERBS = "grpc+shm", "grpc+shm lend", "grpc", "grpc+ucx", "grpc+verbs"
@@ -178,9 +178,7 @@ class BareNixl:
         self._caller = caller
         self._memory = filled(nbytes)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self._agent = Agent(
-            load_nixl(tcp_settings(caller.local_host, caller.ports)), f"net-here-{secrets.token_hex(8)}"
-        )
+        self._agent = Agent(nixl_at(caller.local_host, caller.ports), f"net-here-{secrets.token_hex(8)}")
         self._agent.register(1, self._address, nbytes)
         there = caller.call("bare_nixl", nbytes=nbytes)
         self._agent.meet(bytes.fromhex(there["metadata"]))

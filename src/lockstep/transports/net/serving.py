@@ -37,8 +37,8 @@ from lockstep.transports.net.control import (
 from lockstep.transports.net.links import LinkEnd, pack_ticket, unpack_ticket
 from lockstep.transports.net.measured import describe_machine
 from lockstep.transports.quiet_grpc import grpc
-from lockstep.transports.ucx.agent import Agent, AgentError, load_nixl
-from lockstep.transports.ucx.network import tcp_settings
+from lockstep.transports.ucx.agent import Agent, AgentError
+from lockstep.transports.ucx.network import nixl_at
 
 _Stream = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
 
@@ -130,7 +130,7 @@ class Serving:
         """A bare agent of NIXL with memory to write to."""
         memory = self._memory = bytearray(self._bounded("bare_nixl", nbytes))
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        agent = Agent(load_nixl(tcp_settings(self._host, self._ports)), f"net-there-{secrets.token_hex(8)}")
+        agent = Agent(nixl_at(self._host, self._ports), f"net-there-{secrets.token_hex(8)}")
         agent.register(1, address, nbytes)
         self._nixl = _Polled(agent)
         self._closing.append(self._nixl.close)

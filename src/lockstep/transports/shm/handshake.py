@@ -18,7 +18,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final
@@ -124,11 +124,12 @@ def greet(signals: Signals, me: ThisEnd, peer: PeerAddress, key: DoorKey, deadli
     return tokens
 
 
-def listen_to(signals: Signals, task: str, incarnation: int, key: DoorKey) -> IncomingPeer:
+def listen_to(signals: Signals, task: str, incarnation: int, key: DoorKey, spoke: Callable[[], None]) -> IncomingPeer:
     """The acceptor's first part: let the visitor prove who it is."""
     began = time.monotonic()
     frame = _receive(signals, began + FIRST_SECONDS, "the visitor", descriptors=0)[0]
     claim = unpack_claim(frame)
+    spoke()
     if claim.keyed != key.keyed:
         raise ProofError(Refusal.NO_KEY_THERE if key.keyed else Refusal.NO_KEY_HERE)
     if claim.meant != incarnation:

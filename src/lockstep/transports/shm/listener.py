@@ -25,14 +25,14 @@ PAUSE_MS: Final = 100
 
 
 class SignalListener:
-    """Accepts connections until it is closed. Each visitor has a thread: ``identify`` finds out who it is, ``admit``
-    may wait until it is expected."""
+    """Accepts connections until it is closed. Each visitor has a thread: ``identify`` finds out who it is (and
+    calls back when it has spoken), ``admit`` may wait until it is expected."""
 
     def __init__(
         self,
         place: HostPlace,
         task: str,
-        identify: Callable[[Signals], IncomingPeer],
+        identify: Callable[[Signals, Callable[[], None]], IncomingPeer],
         admit: Callable[[IncomingPeer], None],
     ) -> None:
         self._identify = identify
@@ -72,8 +72,8 @@ class SignalListener:
         try:
             check_user(connection, "the visitor")
             signals = Signals(connection)
-            with self._strangers.place(lambda: _cut(connection)):
-                visitor = self._identify(signals)
+            with self._strangers.place(lambda: _cut(connection)) as place:
+                visitor = self._identify(signals, place.spoke)
             self._admit(visitor)
         except FrameError as fault:
             _turn_away(connection, signals, pack_fault(str(fault)))

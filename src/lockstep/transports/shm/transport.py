@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from lockstep.protocol.core.messages import Ticket
@@ -114,8 +115,8 @@ class ShmTransport:
             self._door.close()
         self._regions.close()
 
-    def _identify(self, signals: Signals) -> IncomingPeer:
-        return listen_to(signals, self._task, self._incarnation, door_key(self._place, self._key))
+    def _identify(self, signals: Signals, spoke: Callable[[], None]) -> IncomingPeer:
+        return listen_to(signals, self._task, self._incarnation, door_key(self._place, self._key), spoke)
 
     def _admit(self, visitor: IncomingPeer) -> None:
         """A visitor has proven itself: hand it to the endpoint that waits for it. On the visitor's thread."""

@@ -179,9 +179,10 @@ class StreamLinks(Generic[AnyEndpoint]):
     def _serve(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """A stream came in; this thread of gRPC is the sender of its endpoint from here on."""
         try:
-            with self._strangers.place(context.cancel):
+            with self._strangers.place(context.cancel) as place:
                 with self._within(FIRST_SECONDS, context):
                     hello = unpack_hello(next(incoming, b""))
+                place.spoke()
                 check_agreement(self._key, hello.nonce)
                 if self._key is not None:
                     acceptor = self._challenge(self._key, hello)

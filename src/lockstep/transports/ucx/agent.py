@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lockstep.transports.base import TransportError
+from lockstep.transports.control.ports import PortRange, PortsUsedUp, ReservedPort
 
 MODULES: Final = ("nixl_cu12", "nixl_cu13")
 
@@ -30,9 +31,6 @@ _QUIET: Final = (("UCX_LOG_LEVEL", "fatal"), ("NIXL_LOG_LEVEL", "FATAL"))
 """We report what these libraries print about a dead peer ourselves, with its name. Users may set these."""
 
 WITHOUT_SHARED_MEMORY: Final = (("UCX_TLS", "^sm"),)
-
-PORTS: Final = "UCX_TCP_PORT_RANGE"
-"""Each agent takes one port of this range."""
 
 
 class AgentError(Exception):
@@ -45,6 +43,17 @@ class Nixl:
 
     module: Any
     settings: Settings
+    place: tuple[str, PortRange] | None = None
+    """Where each agent takes one port, if that is limited."""
+
+    def check_room(self) -> None:
+        """UCX tries the ports of a range for ever if all are taken, so look first."""
+        if self.place is None:
+            return
+        try:
+            ReservedPort(*self.place).close()
+        except PortsUsedUp as error:
+            raise AgentError(f"each link over UCX takes one port, and {error}") from None
 
     def apply_settings(self) -> None:
         """UCX reads its variables in C whenever an agent is made: they are set there, and children do not get them."""
@@ -92,13 +101,12 @@ class Agent:
 
     def __init__(self, nixl: Nixl, name: str) -> None:
         nixl.apply_settings()
+        nixl.check_room()
         try:
             config = nixl.module.nixl_agent_config(enable_prog_thread=False)
             self._agent: Any = nixl.module.nixl_agent(name, config)
         except Exception as error:
-            ports = dict(nixl.settings).get(PORTS)
-            hint = f"; if every port from {ports} is taken, give --ports a larger range" if ports else ""
-            raise AgentError(f"NIXL could not be started: {type(error).__name__}: {error}{hint}") from error
+            raise AgentError(f"NIXL could not be started: {type(error).__name__}: {error}") from error
         self._peer = ""
         self._registered: dict[int, Any] = {}
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Final
 
 from lockstep.transports.control.addresses import interface_of, resolve
 from lockstep.transports.control.ports import PortRange
-from lockstep.transports.ucx.agent import PORTS, WITHOUT_SHARED_MEMORY, Settings
+from lockstep.transports.ucx.agent import WITHOUT_SHARED_MEMORY, Nixl, Settings, load_nixl
 
 DEVICES: Final = "UCX_NET_DEVICES"
 FAMILIES: Final = "UCX_TCP_AF_PRIO"
+PORTS: Final = "UCX_TCP_PORT_RANGE"
 _RDMA_DEVICES: Final = Path("/sys/class/infiniband")
+
+
+def nixl_at(host: str, ports: PortRange | None = None) -> Nixl:
+    """NIXL for a task that listens at ``host``; ``TransportError`` if it cannot be loaded."""
+    nixl = load_nixl(tcp_settings(host, ports))
+    return nixl if ports is None else dataclasses.replace(nixl, place=(host, PortRange(*ports.longest_run())))
 
 
 def tcp_settings(host: str, ports: PortRange | None = None) -> Settings:

@@ -16,7 +16,7 @@ from lockstep.transports.stream.links import StreamLinks
 from lockstep.transports.timers import TimerThread
 from lockstep.transports.ucx.agent import Nixl, load_nixl
 from lockstep.transports.ucx.endpoint import NAME, UcxEndpoint, agent_name
-from lockstep.transports.ucx.network import tcp_settings
+from lockstep.transports.ucx.network import nixl_at
 
 
 class UcxTransport:
@@ -28,7 +28,7 @@ class UcxTransport:
     def __init__(
         self, server: ControlServer, task: str, incarnation: int, key: Key | None, nixl: Nixl | None = None
     ) -> None:
-        self._nixl = load_nixl(tcp_settings(server.listen_host, server.ports)) if nixl is None else nixl
+        self._nixl = nixl_at(server.listen_host, server.ports) if nixl is None else nixl
         self._server = server
         self._task = task
         self._incarnation = incarnation
