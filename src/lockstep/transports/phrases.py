@@ -46,3 +46,9 @@ def wants_a_key(version: str) -> str:
 
 def _lockstep(version: str) -> str:
     return f"Lockstep {version}".rstrip()
+
+
+def sends_in_the_clear(task: str) -> str:
+    return (
+        f"{task} sends tensors in the clear, and this task was started with --require_private; start all tasks with it"
+    )

@@ -106,8 +106,8 @@ def make_transport(
 ) -> Transport:
     """The transport ``name`` for this incarnation of ``task``; ``TransportError`` lists the known names.
 
-    ``key``: what both ends of every link prove to know; None (``--insecure``): nothing. ``private``: nothing that is
-    ``in_the_clear``, and ``auto`` does without it too.
+    ``key``: what both ends of every link prove to know; None (``--insecure``): nothing. ``private``: tensors are
+    encrypted between hosts, and nothing is used that is ``in_the_clear``.
     """
     if name not in _WHERE:
         nearest = difflib.get_close_matches(name, _WHERE, n=1)
@@ -122,6 +122,10 @@ def make_transport(
         from lockstep.transports.auto.transport import AutoTransport
 
         return AutoTransport(server, task, incarnation, key, options, private=True)
+    if private and name == "grpc":
+        from lockstep.transports.grpc.transport import GrpcTransport
+
+        return GrpcTransport(server, task, incarnation, key, private=True)
     factory = _factory(name)
     if name in _TAKE_RDMA_OPTIONS:
         return factory(server, task, incarnation, key, options)

@@ -20,6 +20,7 @@ from lockstep.protocol.core.timing import (
     STARTUP_SECONDS,
     USER_CODE_SECONDS,
 )
+from lockstep.security.chosen import is_insecure
 from lockstep.transports.control.addresses import Address, AddressError, parse_address, parse_bind
 from lockstep.transports.control.ports import PortRange, parse_ports
 from lockstep.transports.registry import in_the_clear
@@ -55,9 +56,7 @@ class ClusterSpec:
     ports: str | None = None
     """``FIRST-LAST``: where tasks listen besides their listed ports; None: at ports that the kernel chooses."""
     require_private: bool = False
-    """Refuse whatever others on the network could read."""
-    encrypts_tensors: bool = False
-    """Whether tensors that gRPC carries to another host are encrypted, as control messages are."""
+    """Encrypt tensors between hosts too, and refuse whatever others on the network could read."""
     startup_timeout: float = STARTUP_SECONDS
     stall_after: float = STALL_AFTER_SECONDS
     user_code_timeout: float = USER_CODE_SECONDS
@@ -237,11 +236,8 @@ def _bytes_are_private(spec: ClusterSpec) -> Iterator[str]:
         )
     elif in_the_clear(spec.protocol):
         yield f"--require_private refuses --server_protocol={spec.protocol}, which cannot encrypt; use auto or grpc."
-    elif not spec.encrypts_tensors:
-        yield (
-            f"--require_private refuses --server_protocol={spec.protocol} across hosts, because tensors travel in "
-            "the clear; put all tasks on one host, or leave --require_private out on a network of your own."
-        )
+    elif is_insecure():
+        yield "--require_private and --insecure exclude each other; leave one of them out."
 
 
 def _patience_is_positive(spec: ClusterSpec) -> Iterator[str]:

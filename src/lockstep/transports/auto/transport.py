@@ -44,7 +44,7 @@ def paths_of(
     ``private``: without RDMA, which cannot encrypt.
     """
     shared = ShmTransport(server, task, incarnation, key)
-    plain = GrpcTransport(server, task, incarnation, key)
+    plain = GrpcTransport(server, task, incarnation, key, private=private)
     if private or not runs_here(VERBS, options):
         return [shared, plain]
     # Imported here, so that a machine without RDMA does not wait for NIXL.

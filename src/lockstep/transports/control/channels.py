@@ -18,6 +18,9 @@ MAX_FRAME_BYTES: Final = 2 << 20
 
 _MOST_DESCRIPTORS: Final = 1 << 20
 _RESERVE: Final = 256
+PLAIN: Final = "plain://"
+"""Before the address of a port without TLS, which only streams of tensors have."""
+
 _CONNECT_MS: Final = 5_000
 _PING_MS: Final = 30_000
 _PING_PATIENCE_MS: Final = 600_000
@@ -44,15 +47,15 @@ def _most_connections() -> int:
     return most - max(most // 4, min(_RESERVE, most // 2))
 
 
-def server_options() -> Options:
-    """For ``grpc.server``. One port serves control and data, so the larger limit applies; the codec checks its own."""
+def server_options(max_bytes: int) -> Options:
+    """For ``grpc.server``."""
     return [
         *_shared_options(),
         ("grpc.so_reuseport", 0),
         ("grpc.max_allowed_incoming_connections", _most_connections()),
         ("grpc.server_handshake_timeout_ms", _CONNECT_MS),
-        ("grpc.max_receive_message_length", MAX_JOINED_BYTES),
-        ("grpc.max_send_message_length", MAX_JOINED_BYTES),
+        ("grpc.max_receive_message_length", max_bytes),
+        ("grpc.max_send_message_length", max_bytes),
         # Never answer a client's pings with GOAWAY "too many pings".
         ("grpc.http2.min_ping_interval_without_data_ms", _PING_MS // 3),
         ("grpc.http2.max_ping_strikes", 0),
@@ -85,5 +88,7 @@ def open_plain_channel(address: str) -> grpc.Channel:
 
 
 def open_data_channel(address: str) -> grpc.Channel:
-    """A channel for a data stream to ``host:port``."""
+    """A channel for a data stream to the address that its acceptor has published."""
+    if address.startswith(PLAIN):
+        return open_plain_channel(address.removeprefix(PLAIN))
     return channel_to(address, _client_options(MAX_FRAME_BYTES))

@@ -1,6 +1,7 @@
 """The only place that opens ports and channels of gRPC: both ends of every call prove that they have the key.
 
-A server demands a certificate before it reads a call, so no handler ever meets a caller without the key. With
+A server demands a certificate before it reads a call, so no handler ever meets a caller without the key. The exception
+are streams of tensors, at a port of their own, whose handlers demand a proof (``transports/stream/links.py``). With
 ``--insecure`` everything is plain text and nobody proves anything.
 """
 
@@ -37,7 +38,15 @@ def _client_side(own: Certificates) -> grpc.ChannelCredentials:
 def add_port(server: grpc.Server, address: str) -> int:
     """Let ``server`` listen at ``host:port``; returns the port. ``RuntimeError`` if it cannot."""
     own = own_certificates()
-    port: int = server.add_insecure_port(address) if own is None else server.add_secure_port(address, _server_side(own))
+    if own is None:
+        return add_plain_port(server, address)
+    port: int = server.add_secure_port(address, _server_side(own))
+    return port
+
+
+def add_plain_port(server: grpc.Server, address: str) -> int:
+    """The same for callers that prove themselves later, or not at all."""
+    port: int = server.add_insecure_port(address)
     return port
 
 

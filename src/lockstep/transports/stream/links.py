@@ -30,8 +30,9 @@ from lockstep.security.proof import (
 )
 from lockstep.security.strangers import Strangers
 from lockstep.security.wire import FIRST_SECONDS
+from lockstep.transports import phrases
 from lockstep.transports.base import PeerAddress
-from lockstep.transports.control.channels import open_data_channel
+from lockstep.transports.control.channels import PLAIN, open_data_channel
 from lockstep.transports.control.reasons import explain
 from lockstep.transports.control.server import ControlServer, method_path
 from lockstep.transports.frame_error import FrameError
@@ -80,10 +81,18 @@ class StreamLinks(Generic[AnyEndpoint]):
     """All links of one transport of one task, each on a stream of ``Task.<method>``."""
 
     def __init__(
-        self, server: ControlServer, method: str, task: str, incarnation: int, timers: TimerThread, key: Key | None
+        self,
+        server: ControlServer,
+        method: str,
+        task: str,
+        incarnation: int,
+        timers: TimerThread,
+        key: Key | None,
+        *,
+        bulk: bool,
     ) -> None:
-        """``server`` must not have been started yet."""
-        self._server = server
+        """``server`` must not have been started yet. ``bulk``: without TLS, which would slow down so many bytes."""
+        self._bulk = bulk
         self._method = method
         self._task = task
         self._incarnation = incarnation
@@ -91,7 +100,13 @@ class StreamLinks(Generic[AnyEndpoint]):
         self._key = None if key is None else key.sub(Purpose.DATA)
         self._strangers = Strangers(STRANGERS)
         self._meeting: Meeting[AnyEndpoint, _Stream] = Meeting(task, incarnation)
-        server.add_handlers("Task", {method: grpc.stream_stream_rpc_method_handler(self._serve)})
+        handlers = {method: grpc.stream_stream_rpc_method_handler(self._serve)}
+        if bulk:
+            self.address = server.add_bulk_handlers("Task", handlers)
+        else:
+            server.add_handlers("Task", handlers)
+            self.address = server.address
+        """What peers dial."""
 
     def open(self, endpoint: AnyEndpoint, dials: bool) -> Callable[[], str]:
         """Take part in a link; returns what its thread runs: connect, exchange frames, give the reason for the end."""
@@ -111,6 +126,8 @@ class StreamLinks(Generic[AnyEndpoint]):
     def _dial(self, endpoint: AnyEndpoint) -> str:
         peer = endpoint.peer
         address = peer.address.decode(errors="replace")
+        if not self._bulk and address.startswith(PLAIN):
+            return phrases.sends_in_the_clear(peer.task)
         first: SimpleQueue[bytes | None] = SimpleQueue()
         with open_data_channel(address) as channel:
             call = channel.stream_stream(method_path("Task", self._method))(_outgoing(first, endpoint.sender))
@@ -133,7 +150,7 @@ class StreamLinks(Generic[AnyEndpoint]):
             except grpc.RpcError as error:
                 if late.is_set():
                     return f"{peer.task} at {address} did not answer within {CONNECT_SECONDS:g} s"
-                return explain(error, address)
+                return explain(error, address.removeprefix(PLAIN))
             finally:
                 first.put(None)
                 deadline.cancel()
@@ -209,7 +226,7 @@ class StreamLinks(Generic[AnyEndpoint]):
         """Strangers do not learn which incarnation this is."""
         if hello.meant != self._incarnation:
             raise ProofError(Refusal.OTHER_TARGET)
-        return Acceptor(key, self._parties(hello, self._task, self._server.address), hello.nonce)
+        return Acceptor(key, self._parties(hello, self._task, self.address), hello.nonce)
 
     @contextmanager
     def _within(self, seconds: float, context: grpc.ServicerContext) -> Iterator[None]:

@@ -35,7 +35,9 @@ class UcxTransport:
         self._timers = TimerThread(f"ucx-timers-{task}")
         self._agents = count(1)
         self._regions = Regions(self.name, self._forget)
-        self._links: StreamLinks[UcxEndpoint] = StreamLinks(server, self.service, task, incarnation, self._timers, key)
+        self._links: StreamLinks[UcxEndpoint] = StreamLinks(
+            server, self.service, task, incarnation, self._timers, key, bulk=False
+        )
 
     @classmethod
     def load_libraries(cls) -> None:

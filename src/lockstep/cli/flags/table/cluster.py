@@ -81,7 +81,7 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
         "require_private",
         FlagKind.SWITCH,
         _SPEC.require_private,
-        "refuse every transport that others on the network could read: grpc+ucx, grpc+verbs, gloo and NCCL",
+        "encrypt tensors too, and refuse what cannot be encrypted: grpc+ucx, grpc+verbs, gloo and NCCL",
         upstream=False,
     ),
     _CLUSTER.works(
