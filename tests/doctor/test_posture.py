@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from helpers.keys import no_key
 from lockstep.doctor.posture import (
     CallerProof,
     ListeningPlace,
@@ -27,7 +28,11 @@ def shown(listeners: list[ListeningPlace]) -> list[str]:
 
 def test_before_the_start_the_ports_are_those_that_were_named() -> None:
     named = dataclasses.replace(SPEC, ports="4700-4799", protocol="grpc+ucx")
-    assert shown(planned_listeners(SPEC, server(0), 0)) == ["10.0.0.1:2222 (monitor)", "10.0.0.1:* (task)"]
+    assert shown(planned_listeners(dataclasses.replace(SPEC, require_private=True), server(0), 0)) == [
+        "10.0.0.1:2222 (monitor)",
+        "10.0.0.1:* (task)",
+    ]
+    assert shown(planned_listeners(SPEC, server(0), 0))[2:] == ["10.0.0.1:* (tensors)"]
     assert shown(planned_listeners(named, CHIEF, 0))[1:] == ["10.0.0.2:4700-4799 (task)", "10.0.0.2:4700-4799 (UCX)"]
 
 
@@ -43,13 +48,22 @@ def test_of_a_running_task_the_sockets_of_its_processes_count() -> None:
     found = found_listeners(WITHOUT_SERVERS, CHIEF, 2223, running, sockets)
     assert [one.purpose for one in found] == [Purpose.MONITOR, Purpose.TASK, Purpose.STORE, Purpose.COLLECTIVE]
     assert [one.proof for one in found] == [CallerProof.KEY, CallerProof.KEY, CallerProof.NOTHING, CallerProof.NOTHING]
-    (stray,) = found_listeners(SPEC, CHIEF, 0, running, sockets[3:])
-    assert (stray.purpose, stray.proof) == (Purpose.UNKNOWN, CallerProof.NOTHING)
+    (tensors,) = found_listeners(SPEC, CHIEF, 0, running, sockets[3:])
+    assert (tensors.purpose, tensors.proof) == (Purpose.TENSORS, CallerProof.KEY)
+    strays = found_listeners(SPEC, CHIEF, 0, running, sockets[2:])
+    assert {(one.purpose, one.proof) for one in strays} == {(Purpose.UNKNOWN, CallerProof.NOTHING)}
+
+
+def test_with_insecure_nobody_must_prove_anything() -> None:
+    with no_key():
+        listeners = planned_listeners(SPEC, CHIEF, 0)
+        assert {one.proof for one in listeners} == {CallerProof.NOTHING}
+        assert len(listeners) == 2
 
 
 def test_the_posture_is_a_line_per_task_and_names_what_serves_anybody() -> None:
     assert posture_lines(planned_listeners(SPEC, CHIEF, 0)) == [
-        "worker 0 listens at 10.0.0.2:2222 (monitor), 10.0.0.2:* (task)"
+        "worker 0 listens at 10.0.0.2:2222 (monitor), 10.0.0.2:* (task), 10.0.0.2:* (tensors)"
     ]
     *_, note = posture_lines(planned_listeners(WITHOUT_SERVERS, CHIEF, 2223))
     assert note.startswith("note: torch's store and gloo or NCCL cannot check who connects")

@@ -11,6 +11,7 @@ from typing import Any, Final
 from lockstep.protocol.core.ids import CHIEF, TaskId
 from lockstep.runtime.listening import ListeningSocket
 from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.security.chosen import is_insecure
 from lockstep.transports.control.addresses import parse_address
 
 _MOST_SHOWN: Final = 4
@@ -21,6 +22,7 @@ class Purpose(StrEnum):
 
     MONITOR = "monitor"
     TASK = "task"
+    TENSORS = "tensors"
     STORE = "torch's store"
     COLLECTIVE = "gloo or NCCL"
     UCX = "UCX"
@@ -34,7 +36,7 @@ class CallerProof(StrEnum):
     NOTHING = "nothing"
 
 
-_ASKS: Final = frozenset({Purpose.MONITOR, Purpose.TASK})
+_ASKS: Final = frozenset({Purpose.MONITOR, Purpose.TASK, Purpose.TENSORS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class ListeningPlace:
 
     @property
     def proof(self) -> CallerProof:
-        return CallerProof.KEY if self.purpose in _ASKS else CallerProof.NOTHING
+        return CallerProof.KEY if self.purpose in _ASKS and not is_insecure() else CallerProof.NOTHING
 
     @property
     def everywhere(self) -> bool:
@@ -91,6 +93,8 @@ def planned_listeners(spec: ClusterSpec, task: TaskId, store_port: int) -> list[
         wanted.append(("*", Purpose.COLLECTIVE))
     elif spec.protocol == "grpc+ucx":
         wanted.append((ports, Purpose.UCX))
+    elif _has_port_for_tensors(spec):
+        wanted.append((ports, Purpose.TENSORS))
     return [ListeningPlace(str(task), listen.host, which, purpose) for which, purpose in wanted]
 
 
@@ -106,7 +110,16 @@ def found_listeners(
         other = Purpose.COLLECTIVE
         if task == CHIEF:
             known[store_port] = Purpose.STORE
-    return [ListeningPlace(str(task), one.address, str(one.port), known.get(one.port, other)) for one in sockets]
+    found = list(sockets)
+    strays = [one for one in found if one.port not in known]
+    if other is Purpose.UNKNOWN and len(strays) == 1 and _has_port_for_tensors(spec):
+        other = Purpose.TENSORS
+    return [ListeningPlace(str(task), one.address, str(one.port), known.get(one.port, other)) for one in found]
+
+
+def _has_port_for_tensors(spec: ClusterSpec) -> bool:
+    """Whether tensors over gRPC have a port of their own, which nobody but the peers is told."""
+    return spec.protocol in ("auto", "grpc") and not spec.require_private and not is_insecure()
 
 
 def posture_lines(listeners: Iterable[ListeningPlace]) -> list[str]:
