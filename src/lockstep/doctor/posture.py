@@ -24,6 +24,7 @@ class Purpose(StrEnum):
     STORE = "torch's store"
     COLLECTIVE = "gloo or NCCL"
     UCX = "UCX"
+    VERBS = "RDMA"
     UNKNOWN = "unknown"
 
 
@@ -44,7 +45,7 @@ class ListeningPlace:
     task: str
     address: str
     ports: str
-    """A port; before the start ``4700-4799``, or ``*`` where the kernel will choose."""
+    """A port; before the start ``4700-4799``, or ``*`` where the kernel will choose. Empty for RDMA, which has none."""
     purpose: Purpose
 
     @property
@@ -60,7 +61,7 @@ class ListeningPlace:
 
     def __str__(self) -> str:
         host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{host}:{self.ports} ({self.purpose})"
+        return f"{host}:{self.ports} ({self.purpose})" if self.ports else f"{host} ({self.purpose})"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -73,6 +74,19 @@ class ListeningPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class Openings:
+    """What only the command line and the machine tell about a job."""
+
+    store_port: int = 0
+    """Where worker 0 keeps torch's store, in a mode without servers."""
+    rdma: bool = False
+    """Whether the transport that was asked for uses RDMA here."""
+
+    def without_socket(self, task: TaskId, host: str) -> list[ListeningPlace]:
+        return [ListeningPlace(str(task), host, "", Purpose.VERBS)] if self.rdma else []
+
+
+@dataclass(frozen=True, slots=True)
 class RunningTask:
     """What a running task's monitor says about it."""
 
@@ -81,32 +95,35 @@ class RunningTask:
     """Where the task itself listens, which its monitor reveals."""
 
 
-def planned_listeners(spec: ClusterSpec, task: TaskId, store_port: int) -> list[ListeningPlace]:
-    """Where a task will listen. ``store_port``: where worker 0 keeps torch's store, in a mode without servers."""
+def planned_listeners(spec: ClusterSpec, task: TaskId, job: Openings) -> list[ListeningPlace]:
+    """Where a task will listen."""
     listen = spec.for_task(task).listen_address()
     ports = "*" if spec.second_ports is None else str(spec.second_ports)
     wanted = [(str(listen.port), Purpose.MONITOR), (ports, Purpose.TASK)]
     if not spec.has_servers:
-        wanted += [(str(store_port), Purpose.STORE)] if task == CHIEF else []
+        wanted += [(str(job.store_port), Purpose.STORE)] if task == CHIEF else []
         wanted.append(("*", Purpose.COLLECTIVE))
     elif spec.protocol == "grpc+ucx":
         wanted.append((ports, Purpose.UCX))
-    return [ListeningPlace(str(task), listen.host, which, purpose) for which, purpose in wanted]
+    places = [ListeningPlace(str(task), listen.host, which, purpose) for which, purpose in wanted]
+    return places + job.without_socket(task, listen.host)
 
 
 def found_listeners(
-    spec: ClusterSpec, task: TaskId, store_port: int, running: RunningTask, sockets: Iterable[ListeningSocket]
+    spec: ClusterSpec, task: TaskId, job: Openings, running: RunningTask, sockets: Iterable[ListeningSocket]
 ) -> list[ListeningPlace]:
     """Where a running task listens, from the sockets that its processes have."""
-    known = {spec.for_task(task).listen_address().port: Purpose.MONITOR}
+    listen = spec.for_task(task).listen_address()
+    known = {listen.port: Purpose.MONITOR}
     if running.address:
         known[parse_address(running.address).port] = Purpose.TASK
     other = Purpose.UCX if spec.protocol == "grpc+ucx" else Purpose.UNKNOWN
     if not spec.has_servers:
         other = Purpose.COLLECTIVE
         if task == CHIEF:
-            known[store_port] = Purpose.STORE
-    return [ListeningPlace(str(task), one.address, str(one.port), known.get(one.port, other)) for one in sockets]
+            known[job.store_port] = Purpose.STORE
+    places = [ListeningPlace(str(task), one.address, str(one.port), known.get(one.port, other)) for one in sockets]
+    return places + job.without_socket(task, listen.host)
 
 
 def posture_lines(listeners: Iterable[ListeningPlace]) -> list[str]:
@@ -122,8 +139,8 @@ def posture_lines(listeners: Iterable[ListeningPlace]) -> list[str]:
     open_to_all = dict.fromkeys(one.purpose.value for one in every if one.proof is CallerProof.NOTHING)
     if open_to_all:
         lines.append(
-            f"note: {' and '.join(open_to_all)} cannot check who connects; let only the hosts of this job reach those "
-            "ports (docs/security.md)."
+            f"note: {' and '.join(open_to_all)} cannot check who connects; let only the hosts of this job reach "
+            "them (docs/security.md)."
         )
     if any(one.everywhere for one in every):
         lines.append("note: --bind makes a task listen on every interface; give the address of one of them instead.")
