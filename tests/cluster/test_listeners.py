@@ -79,7 +79,7 @@ def test_what_a_launcher_starts_listens_in_the_range_from_the_rendezvous_on() ->
         for one in ranks:
             one.wait_for("training", START_SECONDS)
         found = listeners_of([server, *ranks])
-        assert len(found) == 6, found  # a monitor and a task each
+        assert len(found) == 9, found  # a monitor, a task and a port for tensors each
         assert (elsewhere(found, HOST), outside(found, first, last)) == ([], [])
 
 
@@ -89,7 +89,7 @@ def test_a_local_cluster_takes_all_its_ports_from_the_range() -> None:
     with start_lockstep("bench", *flags, f"--ports={first}-{last}", environment=ONE_THREAD) as program:
         program.wait_for("Done warm up", START_SECONDS)
         found = listeners_of([program])
-        assert len(found) == 6, found
+        assert len(found) == 9, found
         assert (elsewhere(found, "127.0.0.1"), outside(found, first, last)) == ([], [])
 
 

@@ -14,13 +14,15 @@ from lockstep.doctor.examination import Examination, Order, examine
 from lockstep.doctor.facts import Shared
 from lockstep.doctor.finding import DoctorFinding, FindingKind, in_order
 from lockstep.doctor.host import JobRequirements, look_at_host
-from lockstep.doctor.posture import posture_lines
+from lockstep.doctor.posture import Openings, posture_lines
+from lockstep.doctor.rules_machine import VERBS
 from lockstep.errors import EXIT_BAD_INPUT, BadInput, HelpAsked
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.messages import Setting
-from lockstep.runtime.startup.cluster import cluster_problems
+from lockstep.runtime.startup.cluster import ClusterSpec, cluster_problems
 from lockstep.security.chosen import settle
 from lockstep.terminal import say
+from lockstep.transports.registry import runs_here
 from lockstep.version import __version__
 
 EXIT_HEALTHY = 0
@@ -98,12 +100,17 @@ def _examine(line: DoctorLine, wait: float, environ: Mapping[str, str]) -> Exami
         version=__version__,
         bad_flags=line.problems,
         proxies=proxies(environ),
-        store_port=store_port(config),
+        openings=Openings(store_port(config), _uses_rdma(spec)),
         wait_seconds=wait,
         look_at_machine=lambda tasks: look_at_host(job, tasks),
     )
     settle(say)
     return examine(order)
+
+
+def _uses_rdma(spec: ClusterSpec) -> bool:
+    may = spec.protocol == VERBS or (spec.protocol == "auto" and not spec.require_private)
+    return spec.has_servers and may and runs_here(VERBS, spec.rdma)
 
 
 def _settings(config: BenchConfig) -> tuple[Setting, ...]:

@@ -14,7 +14,7 @@ from lockstep.doctor.analysis import analyse
 from lockstep.doctor.facts import ClusterFacts, NameFact, OwnPort, PeerReport, Shared, Visit
 from lockstep.doctor.finding import DoctorFinding, FindingKind, in_order
 from lockstep.doctor.listening import Inbox, Notes, Stand
-from lockstep.doctor.posture import ListeningPlace, found_listeners, planned_listeners
+from lockstep.doctor.posture import ListeningPlace, Openings, found_listeners, planned_listeners
 from lockstep.doctor.rules_own_address import judge_own_address
 from lockstep.doctor.rules_time import Story, without_early_refusals
 from lockstep.doctor.visiting import VisitResult, heard_from, leave_word, look_at, told_at
@@ -48,8 +48,7 @@ class Order:
     version: str = ""
     bad_flags: tuple[str, ...] = ()
     proxies: tuple[str, ...] = ()
-    store_port: int = 0
-    """Where worker 0 keeps torch's store, in a mode without servers."""
+    openings: Openings = field(default_factory=Openings)
     wait_seconds: float = 2.0
     """How long to wait for tasks that do not answer yet."""
     look_at_machine: Callable[[tuple[TaskId, ...]], Shared] = field(default=lambda _: Shared())
@@ -180,10 +179,10 @@ class _Work:
         for task in self._own:
             found = self._seen[task].running if str(task) in running else None
             if found is None:
-                yield from planned_listeners(self._spec, task, self._order.store_port)
+                yield from planned_listeners(self._spec, task, self._order.openings)
             else:
                 sockets = listening_sockets(found.pids)
-                yield from found_listeners(self._spec, task, self._order.store_port, found, sockets)
+                yield from found_listeners(self._spec, task, self._order.openings, found, sockets)
 
     # -- others --
 

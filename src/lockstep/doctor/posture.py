@@ -17,7 +17,7 @@ from lockstep.transports.control.addresses import parse_address
 _MOST_SHOWN: Final = 4
 
 
-class Purpose(StrEnum):
+class ListenerPurpose(StrEnum):
     """What a socket is for; the value is shown."""
 
     MONITOR = "monitor"
@@ -26,6 +26,7 @@ class Purpose(StrEnum):
     STORE = "torch's store"
     COLLECTIVE = "gloo or NCCL"
     UCX = "UCX"
+    VERBS = "RDMA"
     UNKNOWN = "unknown"
 
 
@@ -36,7 +37,7 @@ class CallerProof(StrEnum):
     NOTHING = "nothing"
 
 
-_ASKS: Final = frozenset({Purpose.MONITOR, Purpose.TASK, Purpose.TENSORS})
+_ASKS: Final = frozenset({ListenerPurpose.MONITOR, ListenerPurpose.TASK, ListenerPurpose.TENSORS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,8 @@ class ListeningPlace:
     task: str
     address: str
     ports: str
-    """A port; before the start ``4700-4799``, or ``*`` where the kernel will choose."""
-    purpose: Purpose
+    """A port; before the start ``4700-4799``, or ``*`` where the kernel will choose. Empty for RDMA, which has none."""
+    purpose: ListenerPurpose
 
     @property
     def proof(self) -> CallerProof:
@@ -62,7 +63,7 @@ class ListeningPlace:
 
     def __str__(self) -> str:
         host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{host}:{self.ports} ({self.purpose})"
+        return f"{host}:{self.ports} ({self.purpose})" if self.ports else f"{host} ({self.purpose})"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -75,6 +76,19 @@ class ListeningPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class Openings:
+    """What only the command line and the machine tell about a job."""
+
+    store_port: int = 0
+    """Where worker 0 keeps torch's store, in a mode without servers."""
+    rdma: bool = False
+    """Whether the transport that was asked for uses RDMA here."""
+
+    def without_socket(self, task: TaskId, host: str) -> list[ListeningPlace]:
+        return [ListeningPlace(str(task), host, "", ListenerPurpose.VERBS)] if self.rdma else []
+
+
+@dataclass(frozen=True, slots=True)
 class RunningTask:
     """What a running task's monitor says about it."""
 
@@ -83,38 +97,40 @@ class RunningTask:
     """Where the task itself listens, which its monitor reveals."""
 
 
-def planned_listeners(spec: ClusterSpec, task: TaskId, store_port: int) -> list[ListeningPlace]:
-    """Where a task will listen. ``store_port``: where worker 0 keeps torch's store, in a mode without servers."""
+def planned_listeners(spec: ClusterSpec, task: TaskId, job: Openings) -> list[ListeningPlace]:
+    """Where a task will listen."""
     listen = spec.for_task(task).listen_address()
     ports = "*" if spec.second_ports is None else str(spec.second_ports)
-    wanted = [(str(listen.port), Purpose.MONITOR), (ports, Purpose.TASK)]
+    wanted = [(str(listen.port), ListenerPurpose.MONITOR), (ports, ListenerPurpose.TASK)]
     if not spec.has_servers:
-        wanted += [(str(store_port), Purpose.STORE)] if task == CHIEF else []
-        wanted.append(("*", Purpose.COLLECTIVE))
+        wanted += [(str(job.store_port), ListenerPurpose.STORE)] if task == CHIEF else []
+        wanted.append(("*", ListenerPurpose.COLLECTIVE))
     elif spec.protocol == "grpc+ucx":
-        wanted.append((ports, Purpose.UCX))
+        wanted.append((ports, ListenerPurpose.UCX))
     elif _has_port_for_tensors(spec):
-        wanted.append((ports, Purpose.TENSORS))
-    return [ListeningPlace(str(task), listen.host, which, purpose) for which, purpose in wanted]
+        wanted.append((ports, ListenerPurpose.TENSORS))
+    places = [ListeningPlace(str(task), listen.host, which, purpose) for which, purpose in wanted]
+    return places + job.without_socket(task, listen.host)
 
 
 def found_listeners(
-    spec: ClusterSpec, task: TaskId, store_port: int, running: RunningTask, sockets: Iterable[ListeningSocket]
+    spec: ClusterSpec, task: TaskId, job: Openings, running: RunningTask, sockets: Iterable[ListeningSocket]
 ) -> list[ListeningPlace]:
     """Where a running task listens, from the sockets that its processes have."""
-    known = {spec.for_task(task).listen_address().port: Purpose.MONITOR}
+    listen = spec.for_task(task).listen_address()
+    known = {listen.port: ListenerPurpose.MONITOR}
     if running.address:
-        known[parse_address(running.address).port] = Purpose.TASK
-    other = Purpose.UCX if spec.protocol == "grpc+ucx" else Purpose.UNKNOWN
+        known[parse_address(running.address).port] = ListenerPurpose.TASK
+    other = ListenerPurpose.UCX if spec.protocol == "grpc+ucx" else ListenerPurpose.UNKNOWN
     if not spec.has_servers:
-        other = Purpose.COLLECTIVE
+        other = ListenerPurpose.COLLECTIVE
         if task == CHIEF:
-            known[store_port] = Purpose.STORE
-    found = list(sockets)
-    strays = [one for one in found if one.port not in known]
-    if other is Purpose.UNKNOWN and len(strays) == 1 and _has_port_for_tensors(spec):
-        other = Purpose.TENSORS
-    return [ListeningPlace(str(task), one.address, str(one.port), known.get(one.port, other)) for one in found]
+            known[job.store_port] = ListenerPurpose.STORE
+    listening = list(sockets)
+    if other is ListenerPurpose.UNKNOWN and sum(one.port not in known for one in listening) == 1:
+        other = ListenerPurpose.TENSORS if _has_port_for_tensors(spec) else ListenerPurpose.UNKNOWN
+    places = [ListeningPlace(str(task), one.address, str(one.port), known.get(one.port, other)) for one in listening]
+    return places + job.without_socket(task, listen.host)
 
 
 def _has_port_for_tensors(spec: ClusterSpec) -> bool:
@@ -135,8 +151,8 @@ def posture_lines(listeners: Iterable[ListeningPlace]) -> list[str]:
     open_to_all = dict.fromkeys(one.purpose.value for one in every if one.proof is CallerProof.NOTHING)
     if open_to_all:
         lines.append(
-            f"note: {' and '.join(open_to_all)} cannot check who connects; let only the hosts of this job reach those "
-            "ports (docs/security.md)."
+            f"note: {' and '.join(open_to_all)} cannot check who connects; let only the hosts of this job reach "
+            "them (docs/security.md)."
         )
     if any(one.everywhere for one in every):
         lines.append("note: --bind makes a task listen on every interface; give the address of one of them instead.")

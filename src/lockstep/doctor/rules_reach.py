@@ -191,6 +191,6 @@ def _other_ports(case: ClusterFacts) -> Iterator[DoctorFinding]:
             yield DoctorFinding(
                 FindingKind.OTHER_PORTS,
                 f"{_short(visit.visitor)} reaches {_short(visit.host)} at {visit.address}, but not at other ports "
-                f"({visit.other_port}); tasks also use free ports besides the listed one, so allow all TCP ports "
-                "between the hosts.",
+                f"({visit.other_port}); tasks also listen at ports besides the listed one; allow all TCP ports "
+                "between the hosts, or name some with --ports=FIRST-LAST and allow those.",
             )

@@ -205,7 +205,7 @@ def link_not_open_in_time() -> str:
 def port_of_task_closed(address: str, found: str) -> str:
     return (
         f"answers, but the port of its task, {address}, {found}; "
-        "a task uses a free port besides the listed one, so allow all TCP ports between the hosts"
+        "a task also listens at another port than the listed one; allow all TCP ports between the hosts, or --ports"
     )
 
 

@@ -27,13 +27,17 @@ class ProvenListener:
         parties: Callable[[Claim], Parties],
         use: Callable[[ProvenSocket], None],
         name: str,
+        refused: Callable[[str, ProofError], None] = lambda _, __: None,
     ) -> None:
-        """``use`` has the connection from then on, and closes it; a ``ProofError`` from it closes it too."""
+        """``use`` has the connection from then on, and closes it; a ``ProofError`` from it closes it too. ``refused``:
+        what to do about one that did not get that far, with its address."""
         self._listener = listener
         self._key = key
         self._parties = parties
         self._use = use
+        self._refused = refused
         self._name = name
+        self._in_use: set[socket.socket] = set()
         self._strangers = Strangers()
         self._visits: list[threading.Thread] = []
         self._over = threading.Event()
@@ -58,27 +62,48 @@ class ProvenListener:
             raise
 
     def _let_in(self, visitor: socket.socket) -> None:
+        self._in_use.add(visitor)
+        try:
+            proven = self._prove(visitor)
+            if proven is not None:
+                self._use(proven)
+        except BaseException as error:
+            visitor.close()
+            if not isinstance(error, ProofError):
+                raise
+        finally:
+            self._in_use.discard(visitor)
+
+    def _prove(self, visitor: socket.socket) -> ProvenSocket | None:
+        where = _address_of(visitor)
         try:
             with self._strangers.place(lambda: _cut(visitor)) as place:
-                _, proven = accept(visitor, self._key, self._parties, spoke=place.spoke)
-            self._use(proven)
-        except ProofError:
+                return accept(visitor, self._key, self._parties, spoke=place.spoke)[1]
+        except ProofError as error:
             visitor.close()
-        except BaseException:
-            visitor.close()
-            raise
+            if not self._over.is_set():
+                self._refused(where, error)
+            return None
 
     def close(self) -> None:
-        """Listen no more. Waits for visitors, strangers excepted; not from one of their threads."""
+        """Listen no more, cut the connections in use, and wait for their threads; not from one of them."""
         self._over.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # ends its accept
         self._thread.join(JOIN_SECONDS)
         self._listener.close()
-        self._strangers.cut_all()
+        for visitor in list(self._in_use):
+            _cut(visitor)
         for visit in self._visits:
             if visit.ident is not None:
                 visit.join(JOIN_SECONDS)
+
+
+def _address_of(visitor: socket.socket) -> str:
+    try:
+        return str(visitor.getpeername()[0])
+    except OSError:
+        return "somewhere"
 
 
 def _cut(visitor: socket.socket) -> None:

@@ -146,9 +146,7 @@ class Node(Observed):
         """The requested transport cannot be used here: bad input, not a failure of a task."""
         self.traffic = Traffic()
         self._server = self._listen()
-        name, rdma, private = config.cluster.protocol, config.cluster.rdma, config.cluster.require_private
-        life = (str(self.task), self.incarnation)
-        self.transport: Transport = make_transport(name, self._server, *life, chosen_key(), rdma, private=private)
+        self.transport = self._make_transport()
         self.machine = self._make_machine(time.monotonic())
         self.loop = TaskLoop(self.machine, self._carry_out)
         self.peers = {peer: self._make_keeper(peer) for peer in self._linked_tasks()}
@@ -164,17 +162,19 @@ class Node(Observed):
     # -- construction --
 
     def _listen(self) -> ControlServer:
-        cluster = self.cluster
-        host, own = cluster.listen_address().host, parse_address(cluster.address_of(self.task)).host
-        threads = 24 + 3 * len(cluster.shape.tasks())
-        return ControlServer(host, 0, threads=threads, advertised_host=own, ports=cluster.second_ports)
+        spec, own = self.cluster, parse_address(self.cluster.address_of(self.task)).host
+        threads, host = 24 + 3 * len(spec.shape.tasks()), spec.listen_address().host
+        return ControlServer(host, 0, threads=threads, advertised_host=own, ports=spec.second_ports)
+
+    def _make_transport(self) -> Transport:
+        name, rdma, private = self.cluster.protocol, self.cluster.rdma, self.cluster.require_private
+        life = (str(self.task), self.incarnation)
+        return make_transport(name, self._server, *life, chosen_key(), rdma, private=private)
 
     def _make_machine(self, now: float) -> TaskMachine:
-        spec = self.config.cluster
-        shape = spec.shape
+        spec, shape = self.cluster, self.cluster.shape
         join = Join(str(self.task), self.incarnation, socket.gethostname(), os.getpid(), self.config.settings)
-        rules = self.config.recovery
-        deadline = now + spec.startup_timeout
+        rules, deadline = self.config.recovery, now + spec.startup_timeout
         member = MemberMachine(self.task, shape.coordinator, join, deadline, self.journal, now, returns=rules.returns)
         coordinator = None
         if self.task == shape.coordinator:

@@ -18,6 +18,7 @@ from lockstep.security.chosen import chosen_key
 from lockstep.security.key import Key
 from lockstep.security.listening import ProvenListener
 from lockstep.security.proof import INSECURE, Acceptor, ProofError, check_agreement
+from lockstep.security.refusal_notices import RefusalNotices
 from lockstep.security.strangers import Strangers
 from lockstep.security.wire import ProvenSocket
 from lockstep.transports.base import PeerAddress, TransportError
@@ -213,13 +214,21 @@ def _receive(proven: ProvenSocket, memory: memoryview) -> None:
 class NetServer:
     """Serves callers that prove themselves, one after the other: two measurements would disturb each other."""
 
-    def __init__(self, listener: socket.socket, key: Key | None, ports: PortRange | None = None) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        key: Key | None,
+        ports: PortRange | None = None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """``say`` is told who was refused."""
         self.served = threading.Event()
         """Set once a caller has been served."""
         self._key = key
         self._ports = ports
         self._turn = threading.Lock()
-        self._listener = ProvenListener(listener, net_key(key), believed("net"), self._serve, "net-serve")
+        refused = RefusalNotices(say)
+        self._listener = ProvenListener(listener, net_key(key), believed("net"), self._serve, "net-serve", refused)
         self.close = self._listener.close
 
     def _serve(self, proven: ProvenSocket) -> None:
