@@ -65,6 +65,7 @@ OUR_OWN_FORMATS = {
     "protocol/core/ids.py": "task names",
     "protocol/core/keys.py": "tensor keys",
     "transports/control/addresses.py": "host:port",
+    "transports/control/ports.py": "ranges of ports",
     "runtime/checkpoint/folder.py": "names of files",
     "runtime/startup/rendezvous.py": "addresses",
     "runtime/running_jobs.py": "names of files",

@@ -333,6 +333,11 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "task_index": ("cluster/tasks.py", "start"),
     "ps_hosts": ("cluster/tasks.py", "start"),
     "worker_hosts": ("cluster/tasks.py", "start"),
+    "ports": ("cluster/test_listeners.py", "test_a_job_listens_at_its_listed_addresses_and_in_its_range"),
+    "require_private": (
+        "runtime/startup/test_cluster.py",
+        "test_on_one_host_and_with_encryption_bytes_are_private",
+    ),
     "server_protocol": (CLUSTER, "test_report_1_command_lines_train"),
     "local_parameter_device": (CLUSTER, "test_report_1_command_lines_train"),
     "cross_replica_sync": (CLUSTER, "test_asynchronous_training_ends_on_every_task"),
@@ -345,7 +350,8 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     ),
     "grace": ("cluster/test_signals.py", "test_a_checkpoint_that_takes_too_long_is_not_waited_for"),
     "rejoin_timeout": ("benchmark/test_every_knob.py", "test_input_is_waited_for_as_long_as_a_lost_task"),
-    "job_token": ("protocol/coordinator/test_protocol_coordinator.py", "test_another_job_token_is_refused"),
+    "key_file": ("cli/test_key_flags.py", "test_every_command_takes_the_key_flags_wherever_they_stand"),
+    "insecure": ("cli/test_key_flags.py", "test_insecure_is_said_once_and_passed_on"),
     "resnet_base_lr": ("benchmark/settings/test_schedules.py", "test_resnets_take_another_base"),
     "display_perf_ewma": (
         "benchmark/outputs/test_metrics.py",

@@ -63,6 +63,15 @@ SENTENCES: dict[str, str] = {
     "--ps=1 --workers=1 --server_protocol=grpc --rdma_device=mlx5_0": (
         "--rdma_... has no effect with --server_protocol=grpc; leave it out, or use --server_protocol=grpc+verbs."
     ),
+    "--ps=1 --workers=1 --ports=4700": (
+        "--ports: '4700' is not a range of ports; write FIRST-LAST, for example 4700-4799."
+    ),
+    "--ps=1 --workers=1 --require_private --server_protocol=grpc+ucx": (
+        "--require_private refuses --server_protocol=grpc+ucx, which cannot encrypt; use auto or grpc."
+    ),
+    f"--job_name=worker --require_private --server_protocol=grpc+verbs {HOSTS}": (
+        "--require_private refuses --server_protocol=grpc+verbs, which cannot encrypt; use auto or grpc."
+    ),
     "--optimizer=adamx": (
         "--optimizer=adamx is not known; did you mean adam? Known: sgd, momentum, rmsprop, adam, adamw."
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from helpers.ports import free_ports
@@ -26,23 +26,22 @@ class Tasks:
 
     shape: ClusterShape
     flags: tuple[str, ...]
+    host: str = "127.0.0.1"
     addresses: dict[TaskId, str] = field(default_factory=dict)
     programs: dict[TaskId, Program] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         ports = free_ports(len(self.shape.tasks()))
-        self.addresses = {task: f"127.0.0.1:{port}" for task, port in zip(self.shape.tasks(), ports, strict=True)}
+        self.addresses = {task: f"{self.host}:{port}" for task, port in zip(self.shape.tasks(), ports, strict=True)}
 
     def start(self, task: TaskId, *more: str, environment: Mapping[str, str] | None = None) -> Program:
         """Start one task the way a person does; a former life of it must have ended."""
         if task in self.programs:
             self.programs[task].close()
-        hosts = {role: [self.addresses[t] for t in ids] for role, ids in self._roles()}
         program = start_lockstep(
             "bench",
             *self.flags,
-            f"--ps_hosts={','.join(hosts['ps'])}",
-            f"--worker_hosts={','.join(hosts['worker'])}",
+            *self.lists(),
             f"--job_name={task.role.value}",
             f"--task_index={task.index}",
             *more,
@@ -51,8 +50,10 @@ class Tasks:
         self.programs[task] = program
         return program
 
-    def _roles(self) -> Sequence[tuple[str, tuple[TaskId, ...]]]:
-        return (("ps", self.shape.server_ids()), ("worker", self.shape.worker_ids()))
+    def lists(self) -> list[str]:
+        """The host lists, as flags."""
+        flags = (("--ps_hosts", self.shape.server_ids()), ("--worker_hosts", self.shape.worker_ids()))
+        return [f"{flag}={','.join(self.addresses[task] for task in ids)}" for flag, ids in flags]
 
     def task_pid(self, task: TaskId) -> int:
         """The process of the task itself (its monitor is the program that was started); 0 while there is none."""
@@ -67,9 +68,9 @@ class Tasks:
 
 
 @contextlib.contextmanager
-def tasks_of(shape: ClusterShape, *flags: str) -> Iterator[Tasks]:
+def tasks_of(shape: ClusterShape, *flags: str, host: str = "127.0.0.1") -> Iterator[Tasks]:
     """A cluster whose tasks the test starts; whatever still runs at the end is killed."""
-    tasks = Tasks(shape, (*SMALL_RUN, *flags))
+    tasks = Tasks(shape, (*SMALL_RUN, *flags), host)
     try:
         yield tasks
     finally:

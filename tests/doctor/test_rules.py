@@ -208,6 +208,12 @@ def test_the_direction_in_which_packets_are_lost_is_named() -> None:
             "but is worker 0",
         ),
         (visit(PS0, W1, Reach.OTHER_PROGRAM, words="is X"), FindingKind.OTHER_PROGRAM, "the address of worker 1, is X"),
+        (
+            visit(PS0, W1, Reach.OTHER_KEY, words="has a key"),
+            FindingKind.OTHER_KEY,
+            "the address of worker 1, has a key.",
+        ),
+        (visit(PS0, W1, Reach.INSECURE, words="is open"), FindingKind.OTHER_KEY, "is open."),
         (visit(PS0, W1, Reach.MUTE, words="is mute"), FindingKind.OTHER_PROGRAM, "is mute"),
         (visit(PS0, W1, Reach.NO_ROUTE, words="is away"), FindingKind.NO_ANSWER, "cannot be reached from ps 0"),
         (visit(PS0, W1, Reach.LOCKSTEP, other_port="x: silence"), FindingKind.OTHER_PORTS, "but not at other ports"),

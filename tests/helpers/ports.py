@@ -6,6 +6,7 @@ tests in parallel take theirs from different parts: some time passes until a tas
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
@@ -34,3 +35,15 @@ def free_port() -> int:
 def free_ports(count: int) -> list[int]:
     """Several free ports, all different."""
     return [free_port() for _ in range(count)]
+
+
+def free_range(count: int) -> tuple[int, int]:
+    """First and last of as many ports in a row that no process listens on."""
+    while True:
+        first = free_port()
+        row = range(first, first + count)
+        with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+            for port in row:
+                probe = held.enter_context(socket.socket())
+                probe.bind(("127.0.0.1", port))
+            return row[0], row[-1]

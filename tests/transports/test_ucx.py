@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import time
 
 import pytest
 
+from helpers.ports import free_range
 from lockstep.transports import registry
 from lockstep.transports.base import TransportError
 from lockstep.transports.conformance.events import EventLog
 from lockstep.transports.conformance.stage import Stage
+from lockstep.transports.control.addresses import main_address
+from lockstep.transports.control.ports import PortRange
 from lockstep.transports.control.server import ControlServer
 from lockstep.transports.ucx.driver import pause_after, pause_beside_a_device
+from lockstep.transports.ucx.network import tcp_settings
 
 pytestmark = pytest.mark.skipif(registry.missing_library("grpc+ucx") is not None, reason="NIXL is not installed")
 
@@ -53,7 +58,7 @@ def test_without_nixl_the_command_that_installs_it_is_told(monkeypatch: pytest.M
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     server = ControlServer("127.0.0.1", 0, threads=4)
     with pytest.raises(TransportError, match=r"pip install -c constraints.txt 'lockstep-torch\[ucx\]'"):
-        registry.make_transport("grpc+ucx", server, "/t", 1)
+        registry.make_transport("grpc+ucx", server, "/t", 1, None)
     server.stop(0)
 
 
@@ -62,3 +67,55 @@ def test_nixl_is_not_loaded_before_it_is_asked_for() -> None:
         "sys.exit(any('nixl' in name for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
+
+
+LISTENERS = """
+import os, sys
+from lockstep.runtime.listening import listening_sockets
+from lockstep.transports.control.ports import parse_ports
+from lockstep.transports.ucx.agent import Agent, AgentError
+from lockstep.transports.ucx.network import nixl_at
+host, ports, count = sys.argv[1], parse_ports(sys.argv[2]), int(sys.argv[3])
+nixl = nixl_at(host, ports)
+agents = []
+try:
+    for number in range(count):
+        agents.append(Agent(nixl, str(number)))
+except AgentError as error:
+    print(error)
+for one in listening_sockets([os.getpid()]):
+    print(one.address, one.port)
+"""
+
+
+def agents_at(host: str, ports: PortRange, count: int, **environment: str) -> list[list[str]]:
+    """What a process with so many agents prints: an error, and where it listens."""
+    command = [sys.executable, "-c", LISTENERS, host, str(ports), str(count)]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=50, check=True, env={**os.environ, **environment}
+    )
+    return [line.split() for line in ran.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("host", sorted({"127.0.0.1", main_address()}))
+def test_ucx_listens_at_the_listed_address_only_and_in_the_range(host: str) -> None:
+    ports = PortRange(*free_range(8))
+    found = agents_at(host, ports, 8)
+    assert {address for address, _ in found} == {host}
+    assert sorted(int(port) for _, port in found) == list(ports)
+
+
+def test_a_range_that_ucx_has_used_up_is_named() -> None:
+    ports = PortRange(*free_range(2))
+    error, *found = agents_at("127.0.0.1", ports, 3)
+    assert f"each link over UCX takes one port, and every port of --ports={ports} is taken" in " ".join(error)
+    assert len(found) == 2
+
+
+def test_devices_that_the_user_has_named_stay() -> None:
+    assert ("UCX_NET_DEVICES", "lo") in tcp_settings("127.0.0.1")
+    assert ("UCX_TCP_AF_PRIO", "inet") in tcp_settings("127.0.0.1")
+    assert "UCX_NET_DEVICES" not in dict(tcp_settings("0.0.0.0"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UCX_NET_DEVICES", "eth7")
+        assert "UCX_NET_DEVICES" not in dict(tcp_settings("127.0.0.1"))

@@ -7,17 +7,22 @@ import os
 from collections.abc import Mapping, Sequence
 
 from lockstep.benchmark.models.catalogue import UnknownModel
-from lockstep.benchmark.settings.config import BenchConfig, settings
+from lockstep.benchmark.settings.config import BenchConfig, settings, store_port
 from lockstep.cli.flags import DoctorLine, parse_doctor
 from lockstep.cli.start_checks import job_of, proxies
 from lockstep.doctor.examination import Examination, Order, examine
 from lockstep.doctor.facts import Shared
 from lockstep.doctor.finding import DoctorFinding, FindingKind, in_order
 from lockstep.doctor.host import JobRequirements, look_at_host
+from lockstep.doctor.posture import Openings, posture_lines
+from lockstep.doctor.rules_machine import VERBS
 from lockstep.errors import EXIT_BAD_INPUT, BadInput, HelpAsked
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.messages import Setting
-from lockstep.runtime.startup.cluster import cluster_problems
+from lockstep.runtime.startup.cluster import ClusterSpec, cluster_problems
+from lockstep.security.chosen import settle
+from lockstep.terminal import say
+from lockstep.transports.registry import runs_here
 from lockstep.version import __version__
 
 EXIT_HEALTHY = 0
@@ -47,7 +52,7 @@ Exit codes: 0 nothing prevents the job from working, 1 something does, 2 bad inp
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     rest, as_json, wait = _own_flags(argv)
-    line = parse_doctor(rest, os.environ)
+    line = parse_doctor(rest)
     result = _examine(line, wait, os.environ)
     print(json.dumps(_as_json(result), indent=2) if as_json else "\n".join(_lines(result)))
     if any(finding.kind is FindingKind.RDMA and finding.keeps_from_working for finding in result.findings):
@@ -95,10 +100,17 @@ def _examine(line: DoctorLine, wait: float, environ: Mapping[str, str]) -> Exami
         version=__version__,
         bad_flags=line.problems,
         proxies=proxies(environ),
+        openings=Openings(store_port(config), _uses_rdma(spec)),
         wait_seconds=wait,
         look_at_machine=lambda tasks: look_at_host(job, tasks),
     )
+    settle(say)
     return examine(order)
+
+
+def _uses_rdma(spec: ClusterSpec) -> bool:
+    may = spec.protocol == VERBS or (spec.protocol == "auto" and not spec.require_private)
+    return spec.has_servers and may and runs_here(VERBS, spec.rdma)
 
 
 def _settings(config: BenchConfig) -> tuple[Setting, ...]:
@@ -127,7 +139,7 @@ def _lines(result: Examination) -> list[str]:
     lines += [f"  note: {finding.sentence}" for finding in remarks]
     if not defects:
         lines.append("  nothing was found that keeps the job from working")
-    return lines
+    return lines + [f"  {line}" for line in posture_lines(result.listeners)]
 
 
 def _as_json(result: Examination) -> dict[str, object]:
@@ -143,6 +155,7 @@ def _as_json(result: Examination) -> dict[str, object]:
             }
             for finding in result.findings
         ],
+        "listeners": [listener.to_json() for listener in result.listeners],
         "pairs": [
             {
                 "from": visit.visitor,

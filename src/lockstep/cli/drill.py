@@ -7,8 +7,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from lockstep.cli.key_flags import KEY_FLAGS_HELP
 from lockstep.errors import EXIT_BAD_INPUT, BadInput, HelpAsked
-from lockstep.terminal import drop_what_cannot_be_written
+from lockstep.security.chosen import settle
+from lockstep.terminal import drop_what_cannot_be_written, say
 
 if TYPE_CHECKING:
     from lockstep.drill.model import Drill
@@ -31,7 +33,7 @@ lockstep drill: fire drills for the promise that nothing waits in silence.
   --ps=N, --workers=N            a larger cluster than the drill is made for
   --json                         one JSON object per drill instead of a table, and one for the sum of several
   --keep=FOLDER                  keep the run folders (reports, journals, output of each task) there
-
+{key_flags}
 Several drills end with a table of what struck against what was said, and how soon it was said.
 Each drill starts a real cluster on this machine (one server and two workers without torch, a few seconds).
 Drills that need separate hosts use network namespaces; without root they are skipped, with the reason.
@@ -88,7 +90,7 @@ def _run_drills(argv: Sequence[str]) -> int:
     from lockstep.drill.catalogue import DRILLS, find
 
     if not argv or any(word in ("-h", "--help") for word in argv):
-        raise HelpAsked(_HELP)
+        raise HelpAsked(_HELP.format(key_flags=KEY_FLAGS_HELP))
     names = [word for word in argv if not word.startswith("-")]
     flags = dict(_flag(word) for word in argv if word.startswith("-"))
     known = [drill.name for drill in DRILLS]
@@ -143,6 +145,7 @@ def _run_all(chosen: Sequence[Drill], *, as_json: bool, keep: str) -> int:
     from lockstep.drill.run import run_drill
     from lockstep.runtime.processes import become_subreaper
 
+    settle(say)
     become_subreaper()
     results = []
     for drill in chosen:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from lockstep.benchmark.settings.config import BenchConfig, recovery_rules
 from lockstep.doctor.finding import DoctorFinding
 from lockstep.doctor.host import JobRequirements, look_at_limits
 from lockstep.protocol.core.ids import CHIEF, ClusterShape, Role
 from lockstep.transports.control.addresses import parse_address
+from lockstep.transports.control.ports import parse_ports
 from lockstep.transports.verbs.checks import gpudirect_problems
 from lockstep.transports.verbs.options import NO_OPTIONS
 
+_KERNEL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy")
 
 
@@ -59,9 +62,23 @@ def start_notices(config: BenchConfig, environ: Mapping[str, str]) -> list[str]:
         from lockstep.doctor.analysis import proxy_sentence  # here, because most starts do not need the analysis
 
         sentences.append(proxy_sentence(names))
+    if _ports_of_its_own(config):
+        sentences.append(
+            "gloo and NCCL choose their ports themselves, not from --ports (docs/security.md says what to set instead)"
+        )
     if (loss := _what_a_loss_means(config)) is not None:
         sentences.append(loss)
     return sentences
+
+
+def _ports_of_its_own(config: BenchConfig) -> bool:
+    """Printed once: whether the kernel may give gloo and NCCL ports outside the range."""
+    told_here = config.local is not None or config.task == CHIEF
+    if not told_here or config.cluster is None or config.cluster.ports is None or not config.exchange.is_collective:
+        return False
+    ports = parse_ports(config.cluster.ports)
+    first, last = map(int, _KERNEL_PORTS.read_text().split())
+    return not ports.first <= first <= last <= ports.last
 
 
 def _what_a_loss_means(config: BenchConfig) -> str | None:

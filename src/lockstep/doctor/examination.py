@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -14,11 +14,13 @@ from lockstep.doctor.analysis import analyse
 from lockstep.doctor.facts import ClusterFacts, NameFact, OwnPort, PeerReport, Shared, Visit
 from lockstep.doctor.finding import DoctorFinding, FindingKind, in_order
 from lockstep.doctor.listening import Inbox, Notes, Stand
+from lockstep.doctor.posture import ListeningPlace, Openings, found_listeners, planned_listeners
 from lockstep.doctor.rules_own_address import judge_own_address
 from lockstep.doctor.rules_time import Story, without_early_refusals
 from lockstep.doctor.visiting import VisitResult, heard_from, leave_word, look_at, told_at
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.messages import Setting
+from lockstep.runtime.listening import listening_sockets
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.startup.preflight import address_problems, port_problems
 from lockstep.runtime.startup.start_facts import start_facts
@@ -46,6 +48,7 @@ class Order:
     version: str = ""
     bad_flags: tuple[str, ...] = ()
     proxies: tuple[str, ...] = ()
+    openings: Openings = field(default_factory=Openings)
     wait_seconds: float = 2.0
     """How long to wait for tasks that do not answer yet."""
     look_at_machine: Callable[[tuple[TaskId, ...]], Shared] = field(default=lambda _: Shared())
@@ -62,6 +65,8 @@ class Examination:
     visits: tuple[Visit, ...]
     reports: tuple[PeerReport, ...]
     seconds: float
+    listeners: tuple[ListeningPlace, ...] = ()
+    """Where the tasks of this machine listen, or will."""
 
     @property
     def healthy(self) -> bool:
@@ -80,7 +85,8 @@ def examine(order: Order) -> Examination:
     if not own:
         work.remarks.append(_NOT_OF_THE_CLUSTER)
     shown = tuple(in_order([*analyse(case), *work.remarks]))
-    return Examination(shown, tuple(map(str, own)), case.visits, case.reports, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    return Examination(shown, tuple(map(str, own)), case.visits, case.reports, seconds, tuple(work.listeners()))
 
 
 def own_tasks(spec: ClusterSpec) -> tuple[TaskId, ...]:
@@ -166,6 +172,17 @@ class _Work:
             self._ports[position] = judged.port
             self._starts[task] = judged.start
             self.remarks += judged.remarks
+
+    def listeners(self) -> Iterator[ListeningPlace]:
+        """Of the tasks that run here, what the kernel says; of the others, what they will have."""
+        running = {port.task for port in self._ports if port.running}
+        for task in self._own:
+            found = self._seen[task].running if str(task) in running else None
+            if found is None:
+                yield from planned_listeners(self._spec, task, self._order.openings)
+            else:
+                sockets = listening_sockets(found.pids)
+                yield from found_listeners(self._spec, task, self._order.openings, found, sockets)
 
     # -- others --
 

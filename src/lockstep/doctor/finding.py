@@ -18,20 +18,21 @@ class FindingKind(IntEnum):
     HOST_LISTS = 7
     NAME = 8
     WRONG_TASK = 9
-    OTHER_PROGRAM = 10
-    NOTHING_LISTENS = 11
-    NO_ANSWER = 12
-    OTHER_PORTS = 13
-    VERSION = 14
-    SETTING = 15
-    GPU = 16
-    LIMIT = 17
-    FOLDER = 18
-    RDMA = 19
-    DATA = 20
-    CLOCK = 21
-    PROXY = 22
-    REMARK = 23
+    OTHER_KEY = 10
+    OTHER_PROGRAM = 11
+    NOTHING_LISTENS = 12
+    NO_ANSWER = 13
+    OTHER_PORTS = 14
+    VERSION = 15
+    SETTING = 16
+    GPU = 17
+    LIMIT = 18
+    FOLDER = 19
+    RDMA = 20
+    DATA = 21
+    CLOCK = 22
+    PROXY = 23
+    REMARK = 24
 
     @property
     def code(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from lockstep.doctor.facts import DOCTOR_PHASE, ClusterFacts, NameFact, Visit
 from lockstep.doctor.finding import DoctorFinding, FindingKind
 from lockstep.protocol.core.ids import TaskId
-from lockstep.protocol.core.reach import Reach
+from lockstep.protocol.core.reach import UNPROVEN, Reach
 
 _LOST = (Reach.SILENT, Reach.NO_ROUTE, Reach.BROKEN, Reach.REFUSED)
 
@@ -118,6 +118,8 @@ def _wrong_answers(case: ClusterFacts) -> Iterator[DoctorFinding]:
                 f"{visit.address} should be {who} but is {there}: the host lists or the task indices do not match; "
                 "give every task the same host lists, and each its own index.",
             )
+        elif visit.answer in UNPROVEN and key not in told:
+            yield DoctorFinding(FindingKind.OTHER_KEY, f"{visit.address}, the address of {who}, {visit.words}.")
         elif visit.answer in (Reach.OTHER_PROGRAM, Reach.MUTE) and key not in told:
             yield DoctorFinding(
                 FindingKind.OTHER_PROGRAM,
@@ -189,6 +191,6 @@ def _other_ports(case: ClusterFacts) -> Iterator[DoctorFinding]:
             yield DoctorFinding(
                 FindingKind.OTHER_PORTS,
                 f"{_short(visit.visitor)} reaches {_short(visit.host)} at {visit.address}, but not at other ports "
-                f"({visit.other_port}); tasks also use free ports besides the listed one, so allow all TCP ports "
-                "between the hosts.",
+                f"({visit.other_port}); tasks also listen at ports besides the listed one; allow all TCP ports "
+                "between the hosts, or name some with --ports=FIRST-LAST and allow those.",
             )

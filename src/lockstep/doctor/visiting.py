@@ -8,6 +8,7 @@ from typing import Any
 
 from lockstep.doctor.facts import DOCTOR_PHASE, MAX_ENTRIES, MAX_TEXT, PeerReport, Visit, read_shared, read_visits
 from lockstep.doctor.listening import SERVICE
+from lockstep.doctor.posture import RunningTask
 from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.messages import Description
@@ -32,6 +33,8 @@ class VisitResult:
     """By the clock of the task that answered."""
     seen_at: float = field(default_factory=time.monotonic)
     """By this machine's monotonic clock."""
+    running: RunningTask | None = None
+    """Its processes, if its monitor answered and they live."""
 
 
 def look_at(visitor: TaskId, task: TaskId, address: str, word: bytes = b"") -> VisitResult:
@@ -83,7 +86,9 @@ def _ask(visit: Visit, found: Description, address: str) -> VisitResult:
     if found.job and not visit.other_port:
         visit = replace(visit, waits_for=_lost_tasks(found))
     its_visits = read_visits(said.get("visits")) if by_doctor else _links_of(visit, found)
-    return VisitResult(visit, report, its_visits, found.incarnation, told_at(said))
+    pids = tuple(dict.fromkeys(pid for pid in (found.monitor_pid, found.pid) if pid > 0))
+    running = None if by_doctor or found.exited else RunningTask(pids, found.task_address)
+    return VisitResult(visit, report, its_visits, found.incarnation, told_at(said), running=running)
 
 
 def leave_word(address: str, word: bytes) -> None:

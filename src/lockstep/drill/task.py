@@ -17,6 +17,7 @@ from pathlib import Path
 
 from lockstep.drill.reading import DrillInput
 from lockstep.errors import EXIT_FAILED, EXIT_VERDICT
+from lockstep.foreign import read_json
 from lockstep.protocol.core.activity import Doing, TaskPhase
 from lockstep.protocol.core.effects import Apply
 from lockstep.protocol.core.faults import (
@@ -85,7 +86,7 @@ class TaskPlan:
 
     @classmethod
     def parse(cls, text: str) -> TaskPlan:
-        fields = json.loads(text)
+        fields = read_json(text)
         lists = {name: tuple(fields[name]) for name in ("ps_hosts", "worker_hosts", "faults")}
         return cls(**{**fields, **lists})
 

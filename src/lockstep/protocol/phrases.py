@@ -94,10 +94,6 @@ def handed_over() -> str:
 # -- forming --
 
 
-def other_token(task: TaskId | str) -> str:
-    return f"{named(task)} has a different job token; start every task with the same --job_token"
-
-
 def index_taken(task: TaskId, holder: Join, join: Join) -> str:
     return (
         f"{named(task)} is already running as process {holder.pid} on {holder.host}; "
@@ -252,3 +248,7 @@ def untrained_differs(name: str) -> str:
 
 def chief_lacks_untrained(name: str) -> str:
     return f"the chief does not have {name}; build the same model on every worker"
+
+
+def not_its_to_send(message: str) -> str:
+    return f"{message} is not this task's to send"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from lockstep.protocol import phrases
 from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
 from lockstep.protocol.core.effects import Effect, Send
 from lockstep.protocol.core.events import (
@@ -20,8 +21,9 @@ from lockstep.protocol.core.events import (
     VersionArrived,
 )
 from lockstep.protocol.core.ids import Incarnation, TaskId
-from lockstep.protocol.core.journal import Journal
+from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.machine import Machine
+from lockstep.protocol.core.speakers import may_say
 from lockstep.protocol.core.waits import Wait
 from lockstep.protocol.member import MemberMachine
 from lockstep.protocol.server.server_machine import ServerMachine
@@ -63,6 +65,10 @@ class TaskMachine:
         return self.handle(LinkUp(self.task, self.incarnation), now)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
+        if isinstance(event, Received) and not may_say(event.peer, event.message, self.member.coordinator):
+            cause = phrases.not_its_to_send(type(event.message).__name__)
+            self.journal.record(now, Happening.DROPPED, peer=event.peer, cause=cause)
+            return []
         outgoing: list[Effect] = []
         pending: deque[Event] = deque()
         current = event

@@ -205,7 +205,7 @@ def link_not_open_in_time() -> str:
 def port_of_task_closed(address: str, found: str) -> str:
     return (
         f"answers, but the port of its task, {address}, {found}; "
-        "a task uses a free port besides the listed one, so allow all TCP ports between the hosts"
+        "a task also listens at another port than the listed one; allow all TCP ports between the hosts, or --ports"
     )
 
 
@@ -231,10 +231,6 @@ def has_left(task: TaskId) -> str:
 
 def versions_differ(task: TaskId, ours: str, caller: str, theirs: str) -> str:
     return f"{named(task)} runs Lockstep {ours}, but {named(caller)} runs {theirs}; install the same version"
-
-
-def tokens_differ(caller: str, task: TaskId) -> str:
-    return f"{named(caller)} and {named(task)} have different job tokens; start both with the same --job_token"
 
 
 def link_not_expected(task: TaskId, caller: str) -> str:

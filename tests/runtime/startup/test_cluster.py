@@ -6,14 +6,13 @@ import dataclasses
 
 import pytest
 
+from helpers.keys import no_key
 from lockstep.protocol.core.ids import ClusterShape, Role, TaskId, server, worker
 from lockstep.runtime.startup.cluster import CLUSTER_RULES, DEFAULT_PROTOCOL, PROTOCOLS, ClusterSpec, cluster_problems
 from lockstep.transports.control.addresses import Address
 from lockstep.transports.verbs.options import RdmaOptions
 
-SPEC = ClusterSpec(
-    ps_hosts=("10.0.0.1:2222",), worker_hosts=("10.0.0.2:2222", "10.0.0.3:2222"), task=worker(1), token="secret"
-)
+SPEC = ClusterSpec(ps_hosts=("10.0.0.1:2222",), worker_hosts=("10.0.0.2:2222", "10.0.0.3:2222"), task=worker(1))
 
 
 def test_a_right_description_has_no_problems() -> None:
@@ -49,8 +48,21 @@ def test_another_task_sees_the_same_cluster() -> None:
     assert SPEC.with_hosts(("a:1",), ("b:1",)).shape == ClusterShape(1, 1)
 
 
-def test_the_token_is_not_printed() -> None:
-    assert "secret" not in repr(SPEC)
+def test_second_ports_are_those_of_the_range_that_no_task_is_listed_with() -> None:
+    assert SPEC.second_ports is None
+    ports = dataclasses.replace(SPEC, ports="2221-2223").second_ports
+    assert list(ports or ()) == [2221, 2223]
+
+
+def test_on_one_host_and_with_encryption_bytes_are_private() -> None:
+    one_host = SPEC.with_hosts(("127.0.0.1:1",), ("127.0.0.1:2", "127.0.0.1:3"))
+    assert cluster_problems(dataclasses.replace(one_host, require_private=True)) == []
+    assert cluster_problems(dataclasses.replace(SPEC, require_private=True)) == []
+    with no_key():
+        (found,) = cluster_problems(dataclasses.replace(SPEC, require_private=True))
+    assert found == "--require_private and --insecure exclude each other; leave one of them out."
+    (found,) = cluster_problems(dataclasses.replace(one_host, require_private=True, protocol="grpc+ucx"))
+    assert "which cannot encrypt; use auto or grpc." in found
 
 
 BROKEN: dict[str, tuple[ClusterSpec, str]] = {
@@ -72,6 +84,23 @@ BROKEN: dict[str, tuple[ClusterSpec, str]] = {
     ),
     "protocol": (dataclasses.replace(SPEC, protocol="pigeon"), "--server_protocol=pigeon is not known"),
     "bind": (dataclasses.replace(SPEC, bind="a b"), "--bind: 'a b' in 'a b' is not a host name"),
+    "ports": (dataclasses.replace(SPEC, ports="4700"), "--ports: '4700' is not a range of ports"),
+    "ports of the lists": (
+        dataclasses.replace(SPEC, ports="2222-2222"),
+        "--ports=2222-2222 has no port besides those in the host lists; give a larger range",
+    ),
+    "private over UCX": (
+        dataclasses.replace(SPEC, require_private=True, protocol="grpc+ucx"),
+        "--require_private refuses --server_protocol=grpc+ucx, which cannot encrypt",
+    ),
+    "private over RDMA": (
+        dataclasses.replace(SPEC, require_private=True, protocol="grpc+verbs"),
+        "--require_private refuses --server_protocol=grpc+verbs, which cannot encrypt",
+    ),
+    "private all-reduce": (
+        dataclasses.replace(SPEC, require_private=True, has_servers=False, ps_hosts=()),
+        "--require_private refuses modes without servers across hosts: gloo and NCCL cannot encrypt",
+    ),
     "startup_timeout": (dataclasses.replace(SPEC, startup_timeout=0.0), "--startup_timeout=0 leaves no time"),
     "stall_after": (dataclasses.replace(SPEC, stall_after=-1.0), "--stall_after=-1 leaves no time"),
     "user_code_timeout": (dataclasses.replace(SPEC, user_code_timeout=0.0), "--user_code_timeout=0 leaves no time"),
@@ -83,8 +112,6 @@ BROKEN: dict[str, tuple[ClusterSpec, str]] = {
         dataclasses.replace(SPEC, protocol="grpc", rdma=RdmaOptions(gid_index=1)),
         "has no effect with --server_protocol=grpc",
     ),
-    "token too long": (dataclasses.replace(SPEC, token="x" * 257), "the job token must be at most 256 printable"),
-    "token unprintable": (dataclasses.replace(SPEC, token="a\nb"), "the job token must be at most 256 printable"),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import threading
 from dataclasses import replace
@@ -9,12 +10,17 @@ from dataclasses import replace
 import pytest
 
 from helpers.ports import free_port
-from lockstep.runtime.startup.rendezvous import RendezvousError, RendezvousSpec, meet
-from lockstep.transports.control.addresses import Address
+from lockstep.runtime.startup import rendezvous
+from lockstep.runtime.startup.rendezvous import RendezvousError, RendezvousSpec, meet, own_addresses
+from lockstep.transports.control.addresses import Address, IPAddress
+
+KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 
 
 def meeting(rank: int, world: int, port: int, **changes: object) -> RendezvousSpec:
-    whole = RendezvousSpec(rank=rank, world=world, address=Address("127.0.0.1", port), timeout=10.0, version="1")
+    whole = RendezvousSpec(
+        rank=rank, world=world, address=Address("127.0.0.1", port), timeout=10.0, version="1", key=KEY
+    )
     return replace(whole, **changes)  # type: ignore[arg-type]
 
 
@@ -66,8 +72,9 @@ def test_two_processes_with_one_rank() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"token": "other"}, "rank 0 has a different token; start every process with the same job token"),
-        ({"version": "2"}, r"rank 0 has a different version \(2, not 1\)"),
+        ({"key": OTHER_KEY}, "does not know this job's key; give every task of the job the same key"),
+        ({"key": None}, "the other end wants a key, this end runs without one"),
+        ({"version": "2"}, "the other end runs another version of Lockstep"),
         ({"world": 3}, r"rank 0 has a different world \(3, not 2\)"),
     ],
 )
@@ -125,3 +132,29 @@ def test_a_port_that_is_taken_gets_a_sentence() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(RendezvousError, match=r"rank 0 cannot listen at 127\.0\.0\.1.*choose another port"):
             meet(meeting(0, 2, port), 4000, lambda _: None)
+
+
+OWN, OTHER, LOOPBACK = (ipaddress.ip_address(text) for text in ("10.0.0.1", "10.9.9.9", "127.0.1.1"))
+
+
+@pytest.mark.parametrize(
+    ("resolved", "listens"),
+    [
+        ((OWN,), ["10.0.0.1"]),
+        ((LOOPBACK, OWN), ["127.0.1.1", "10.0.0.1"]),
+        ((LOOPBACK,), ["127.0.1.1", "10.0.0.5"]),
+        ((OTHER,), ["10.0.0.5"]),
+    ],
+    ids=["its own", "both", "a machine that takes itself for loopback", "a service in front"],
+)
+def test_rank_0_listens_where_the_others_look_for_it_and_not_on_every_interface(
+    resolved: tuple[IPAddress, ...], listens: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "resolve", lambda _: resolved)
+    monkeypatch.setattr(rendezvous, "interface_addresses", lambda: frozenset({OWN}))
+    monkeypatch.setattr(rendezvous, "main_address", lambda: "10.0.0.5")
+    assert own_addresses(meeting(0, 2, 1, address=Address("node1", 1))) == listens
+
+
+def test_rank_0_listens_where_bind_says() -> None:
+    assert own_addresses(meeting(0, 2, 1, address=Address("203.0.113.7", 1), bind="127.0.0.2")) == ["127.0.0.2"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import signal
 import socket
@@ -17,7 +19,7 @@ import pytest
 
 from helpers.reasons import because
 from helpers.wire import PATIENCE, Acceptor, RecordingOwner, accepting, hello, wait_until
-from lockstep.protocol.core.messages import Commit, Envelope, Heartbeat, Hello, Refused
+from lockstep.protocol.core.messages import Commit, Envelope, Heartbeat, Hello, Refused, TransportAddress
 from lockstep.transports.base import LinkState
 from lockstep.transports.control import link as link_module
 from lockstep.transports.control import outbox
@@ -345,3 +347,33 @@ def test_a_message_that_cannot_be_encoded_is_the_senders_error_and_the_link_goes
         link.send(numbered(1))
         accepted.wait_messages(1)
         link.close()
+
+
+def test_silent_streams_do_not_use_up_the_threads_of_a_server() -> None:
+    """H4: 17 of them, and the cluster never formed."""
+    with accepting() as acceptor:
+        threads = acceptor.server.threads
+        with contextlib.ExitStack() as held:
+            silent = []
+            for _ in range(2 * threads):
+                channel = held.enter_context(open_channel(acceptor.server.address))
+                never = threading.Event()
+                held.callback(never.set)
+                silent.append(channel.stream_stream(method_path("Task", "Link"))(_says_nothing(never)))
+            wait_until("those beyond a third were cut", lambda: sum(c.is_active() for c in silent) <= threads // 3)
+            link, _, _ = open_link(acceptor)
+            link.close()
+
+
+def _says_nothing(until: threading.Event) -> Iterator[bytes]:
+    until.wait(PATIENCE)
+    yield from ()
+
+
+def test_a_first_message_larger_than_any_hello_is_not_decoded() -> None:
+    with accepting() as acceptor:
+        owner = RecordingOwner()
+        large = dataclasses.replace(hello("/dialer"), transports=(TransportAddress("grpc", bytes(100_000)),))
+        dial_link(acceptor.server.address, large, owner, PATIENCE)
+        assert owner.wait_lost()
+        assert acceptor.owners == []

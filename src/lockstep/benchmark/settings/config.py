@@ -85,7 +85,7 @@ class ExchangeConfig:
     all_reduce_spec: str | None = None
     gradient_repacking: int = 0
     collective_port: int | None = None
-    """Where worker 0 listens for the others in the modes without servers; None: one above its own port."""
+    """Where worker 0 listens for the others in the modes without servers; None: see ``store_port``."""
 
     @property
     def is_collective(self) -> bool:
@@ -236,6 +236,15 @@ def _bucket_setting(nbytes: int | None, cluster: ClusterSpec) -> str:
     if nbytes is not None:
         return f"{nbytes / MEBIBYTE!r}"
     return "as fits one host" if cluster.shares_memory else "as fits a network"
+
+
+def store_port(config: BenchConfig) -> int:
+    """Where worker 0 keeps the store of a mode without servers: as given, the last of --ports, or next to its own."""
+    cluster = config.cluster
+    if config.exchange.collective_port is not None or cluster is None or not cluster.worker_hosts:
+        return config.exchange.collective_port or 0
+    ports = cluster.second_ports
+    return int(cluster.worker_hosts[0].rpartition(":")[2]) + 1 if ports is None else ports.agreed
 
 
 def settings(config: BenchConfig) -> tuple[Setting, ...]:

@@ -23,13 +23,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from lockstep.benchmark.settings.config import BUCKET_BYTES, BenchConfig
+from lockstep.benchmark.settings.config import BUCKET_BYTES, BenchConfig, store_port
 from lockstep.benchmark.training.job import BenchJob
+from lockstep.benchmark.training.listening import gloo_device, serve_store, stay_on_interface
+from lockstep.benchmark.training.sealed_store import SealedStore, StoreForged
 from lockstep.benchmark.training.updates import LocalUpdates
 from lockstep.protocol.core.ids import Role, TaskId
 from lockstep.protocol.core.messages import GroupRates, ParameterEntry
 from lockstep.protocol.core.plan import Bucket, Piece, Plan
 from lockstep.runtime.task.collective_node import CollectiveNode
+from lockstep.security.chosen import chosen_key
+from lockstep.security.key import Purpose
 from lockstep.training.worker.replica import Trained
 
 _LOOK_SECONDS = 0.5
@@ -50,6 +54,8 @@ class MeetingPoint:
     host: str
     """Worker 0's."""
     own_host: str
+    listen_host: str
+    """Where this worker listens."""
     port: int
     patience: float
     backend: str
@@ -68,7 +74,8 @@ def meeting_of(config: BenchConfig, device: torch.device) -> MeetingPoint:
         size=len(hosts),
         host=hosts[0][0].strip("[]"),
         own_host=hosts[cluster.task.index][0].strip("[]"),
-        port=config.exchange.collective_port or int(hosts[0][2]) + 1,
+        listen_host=cluster.listen_address().host,
+        port=store_port(config),
         patience=max(_STORE_SECONDS, cluster.startup_timeout),
         backend=chosen,
     )
@@ -80,7 +87,7 @@ class WorkerGroup:
     def __init__(self, meeting: MeetingPoint, node: CollectiveNode) -> None:
         self.meeting = meeting
         self.node = node
-        self._store = _meet(meeting)
+        self._store = _sealed(meeting, _meet(meeting))
         self._group = _process_group(meeting, self._store)
         node.met(self._same_job(), self._lives())
 
@@ -114,15 +121,16 @@ class WorkerGroup:
 
 def _meet(meeting: MeetingPoint) -> c10d.TCPStore:
     try:
+        if meeting.rank == 0:
+            return serve_store(meeting.listen_host, meeting.port, meeting.size, meeting.patience)
         return c10d.TCPStore(
             meeting.host,
             meeting.port,
             meeting.size,
-            is_master=meeting.rank == 0,
             timeout=timedelta(seconds=meeting.patience),
             wait_for_workers=False,
         )
-    except (RuntimeError, dist.DistError) as error:
+    except (RuntimeError, OSError, dist.DistError) as error:
         reason = _first_line(error)
         raise CollectiveLost(
             f"{_name(meeting.rank)} cannot meet the others at {meeting.host}:{meeting.port} ({reason}); "
@@ -130,16 +138,40 @@ def _meet(meeting: MeetingPoint) -> c10d.TCPStore:
         ) from None
 
 
-def _process_group(meeting: MeetingPoint, store: c10d.TCPStore) -> Any:
+def _sealed(meeting: MeetingPoint, store: c10d.Store) -> c10d.Store:
+    """Nobody without the job's key can write an entry that the workers believe."""
+    key = chosen_key()
+    if key is None:
+        return store
+    try:
+        return SealedStore(store, key.sub(Purpose.STORE), meeting.rank, meeting.size)
+    except StoreForged as error:
+        raise _forged(meeting, error) from None
+    except (RuntimeError, dist.DistError) as error:
+        where, reason = f"{meeting.host}:{meeting.port}", _first_line(error)
+        raise CollectiveLost(f"not all workers came to {where} within {meeting.patience:g} s ({reason})") from None
+
+
+def _forged(meeting: MeetingPoint, error: StoreForged) -> CollectiveLost:
+    return CollectiveLost(
+        f"{error}; another program writes to {meeting.host}:{meeting.port}, or the workers have different keys: give "
+        "them the same key, and let nobody else reach that port."
+    )
+
+
+def _process_group(meeting: MeetingPoint, store: c10d.Store) -> Any:
     patience = timedelta(seconds=meeting.patience)
     if meeting.backend == "nccl":
+        stay_on_interface(meeting.listen_host)
         options = dist.ProcessGroupNCCL.Options()
         return dist.ProcessGroupNCCL(c10d.PrefixStore("nccl", store), meeting.rank, meeting.size, options)
     gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
-    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=meeting.own_host)]
+    gloo._devices = [gloo_device(meeting.own_host)]
     gloo._timeout = patience
     try:
         return dist.ProcessGroupGloo(c10d.PrefixStore("gloo", store), meeting.rank, meeting.size, gloo)
+    except StoreForged as error:
+        raise _forged(meeting, error) from None
     except RuntimeError as error:
         missing = [rank for rank in range(meeting.size) if not store.check([f"gloo/rank_{rank}"])]
         who = ", ".join(_name(rank) for rank in missing) or "a worker"

@@ -89,8 +89,8 @@ class NodeSide(Protocol):
 
     def version_lent(self, peer: TaskId, note: VersionNote, loan: Loan) -> None: ...
 
-    def report_received(self, peer: TaskId, report: Report | Printed) -> None:
-        """The coordinator has sent a report."""
+    def report_received(self, peer: TaskId, report: Report | Printed) -> bool:
+        """A report has come; False if it is not from the coordinator."""
 
     @property
     def faults(self) -> Faults | None:
@@ -211,8 +211,8 @@ class Connection:
         self.heard_at = time.monotonic()
         if isinstance(envelope.message, Heartbeat) or envelope.incarnation != self.incarnation:
             return
-        if isinstance(envelope.message, Report | Printed):
-            self._node.report_received(self.peer, envelope.message)
+        message = envelope.message
+        if isinstance(message, Report | Printed) and self._node.report_received(self.peer, message):
             return
         self._enter(0, "a message arrived", Callback.MESSAGE)
         self._post(Received(self.peer, envelope.incarnation, envelope.message))

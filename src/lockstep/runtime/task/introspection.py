@@ -21,6 +21,7 @@ from lockstep.protocol.core.leaving import Departure
 from lockstep.protocol.core.machine import WholeTask
 from lockstep.protocol.core.messages import End, Printed, Report
 from lockstep.protocol.core.plan import Plan
+from lockstep.protocol.core.speakers import may_say
 from lockstep.protocol.core.timing import HEARD_SECONDS
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import ClusterSpec
@@ -151,9 +152,12 @@ class Observed:
 
     # -- reports --
 
-    def report_received(self, peer: TaskId, report: Report | Printed) -> None:  # noqa: ARG002 - only one sends them
-        """The coordinator has found something, or printed it; on a link's thread."""
+    def report_received(self, peer: TaskId, report: Report | Printed) -> bool:
+        """The coordinator has found something, or printed it; on a link's thread. False: it was not the coordinator."""
+        if not may_say(peer, report, self.cluster.shape.coordinator):
+            return False
         self.watchdog.heard(report)
+        return True
 
     def report_printed(self) -> None:
         """Report to the monitor that a report is on this task's terminal: tasks without a link to this one ask it."""

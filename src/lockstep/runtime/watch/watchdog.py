@@ -208,10 +208,17 @@ class Watchdog:
             self._was_stopped()
             self._idle_since = math.inf
             if work is not None:
-                work()
+                self._guarded(work)
             elif not self._closing:
                 self._tick(time.monotonic())
             self._printing.settle(time.monotonic())
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """What another task sent must not end the thread that would notice a hang."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            self._publisher.say_problem(error)
 
     def _tick(self, now: float) -> None:
         node = self._node

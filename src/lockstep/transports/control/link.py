@@ -14,6 +14,8 @@ from typing import Final, Protocol
 from lockstep.protocol.core.causes import Reason, link_down
 from lockstep.protocol.core.messages import Envelope, Hello, Refused
 from lockstep.protocol.core.timing import CUT_SECONDS, FLUSH_SECONDS, HELLO_SECONDS
+from lockstep.security.proof import ProofError
+from lockstep.security.strangers import Strangers
 from lockstep.transports.base import LinkState
 from lockstep.transports.control.channels import open_channel
 from lockstep.transports.control.codec import WireError, decode_envelopes, encode, join_envelopes
@@ -23,6 +25,9 @@ from lockstep.transports.control.server import ControlServer, method_path
 from lockstep.transports.quiet_grpc import grpc
 
 _OWNER_FAILED: Final = "a callback of the link's owner raised an error"
+
+MAX_FIRST_BYTES: Final = 64 << 10
+"""Of the first message of a link, a Hello with a few addresses."""
 
 _GOODBYE: Final = b""
 """No envelopes at all: the last message of a side that closes."""
@@ -150,9 +155,13 @@ class ControlLink:
 
 def _envelopes(incoming: Iterable[bytes]) -> Iterator[Envelope]:
     """The peer's envelopes one by one. Never just ends: ``LinkEndedError`` or ``WireError`` says why it stopped."""
+    first = True
     for data in incoming:
         if data == _GOODBYE:
             raise LinkEndedError("closed by the peer")
+        if first and len(data) > MAX_FIRST_BYTES:
+            raise WireError(f"a link began with {len(data)} bytes, more than the {MAX_FIRST_BYTES} of any Hello")
+        first = False
         yield from decode_envelopes(data)
     raise LinkEndedError("the connection ended without a goodbye")
 
@@ -251,8 +260,9 @@ MakeEvents = Callable[[Hello, ControlLink], LinkEvents]
 class _Acceptor:
     """Runs the accepting end of one link: gRPC's thread writes, the link's own thread reads."""
 
-    def __init__(self, on_hello: OnHello, make_events: MakeEvents) -> None:
+    def __init__(self, on_hello: OnHello, make_events: MakeEvents, strangers: Strangers) -> None:
         self.link = ControlLink("link-accepted")
+        self._strangers = strangers
         self._on_hello = on_hello
         self._make_events = make_events
         self._decided = threading.Event()
@@ -264,7 +274,13 @@ class _Acceptor:
             self._on_rpc_over()
         link._thread = threading.Thread(target=self._read, args=(incoming,), name=link.name, daemon=True)
         link._thread.start()
-        if not self._decided.wait(HELLO_SECONDS):
+        try:
+            with self._strangers.place(context.cancel):
+                decided = self._decided.wait(HELLO_SECONDS)
+        except ProofError:
+            link._outbox.abort()
+            return
+        if not decided:
             link._outbox.abort()
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"no Hello within {HELLO_SECONDS:g} s")
         yield from link._outgoing()
@@ -312,9 +328,13 @@ class _Acceptor:
 
 
 def serve_links(server: ControlServer, on_hello: OnHello, make_events: MakeEvents) -> None:
-    """Accept links at ``server``: ``on_hello`` accepts or refuses a peer, ``make_events`` makes a link's owner."""
+    """Accept links at ``server``: ``on_hello`` accepts or refuses a peer, ``make_events`` makes a link's owner.
+
+    Streams without a Hello hold a third of the server's threads at most; the first that came makes room for a new one.
+    """
+    strangers = Strangers(max(1, server.threads // 3))
 
     def handle(incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        return _Acceptor(on_hello, make_events).serve(incoming, context)
+        return _Acceptor(on_hello, make_events, strangers).serve(incoming, context)
 
     server.add_handlers("Task", {"Link": grpc.stream_stream_rpc_method_handler(handle)})

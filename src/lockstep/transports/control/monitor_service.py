@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from lockstep.protocol.core.messages import Description
 from lockstep.protocol.core.timing import PUSH_SECONDS
 from lockstep.transports.control.broadcast import Broadcast
+from lockstep.transports.control.caller_budget import CallerBudget, host_of
 from lockstep.transports.control.codec import WireError, decode_witness_request, encode_description, encode_snapshot
 from lockstep.transports.control.server import ControlServer
 from lockstep.transports.quiet_grpc import grpc
 
 
 def snapshot_handler(snapshot: Callable[[], bytes]) -> grpc.RpcMethodHandler:
-    """A handler of ``Snapshot`` that answers with this JSON; JSON that is too large is refused with its size."""
+    """A handler of ``Snapshot`` that answers with this JSON; JSON that is too large is refused with its size, and so
+    is a host that asks all the time."""
     return _json_handler(lambda _: snapshot())
 
 
@@ -24,7 +26,11 @@ def witness_handler(make_statement: Callable[[str], bytes]) -> grpc.RpcMethodHan
 
 
 def _json_handler(answer: Callable[[bytes], bytes]) -> grpc.RpcMethodHandler:
+    budget = CallerBudget()
+
     def handle(request: bytes, context: grpc.ServicerContext) -> bytes:
+        if not budget.take(host_of(context.peer())):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "your host has asked too often; ask again in a second")
         try:
             return encode_snapshot(answer(request))
         except WireError as error:

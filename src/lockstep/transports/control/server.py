@@ -1,4 +1,7 @@
-"""The one gRPC server of a process; services and data planes add their handlers to it before it starts."""
+"""The gRPC server of a process; services and data planes add their handlers to it before it starts.
+
+One port serves all calls, to callers with the key only (``credentials.py``). Streams of tensors have a second one.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,12 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from lockstep.security.chosen import is_insecure
 from lockstep.transports.control.addresses import Address
-from lockstep.transports.control.channels import server_options
+from lockstep.transports.control.channels import MAX_FRAME_BYTES, PLAIN, server_options
+from lockstep.transports.control.codec import MAX_JOINED_BYTES
+from lockstep.transports.control.credentials import add_plain_port, add_port
+from lockstep.transports.control.ports import PortRange, ReservedPort
 from lockstep.transports.quiet_grpc import grpc
 
 PACKAGE: Final = "lockstep"
@@ -40,6 +47,53 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no ty
         return self.by_method.get(handler_call_details.method)
 
 
+class _Port:
+    """One gRPC server at one port, with its own threads."""
+
+    def __init__(self, host: str, port: int, ports: PortRange | None, threads: int, *, plain: bool = False) -> None:
+        if not port and ports is not None:
+            with ReservedPort(host, ports) as reserved:
+                self._listen(host, reserved.port, threads, plain)
+        else:
+            self._listen(host, port, threads, plain)
+
+    def _listen(self, host: str, port: int, threads: int, plain: bool) -> None:
+        address = str(Address(host, port))
+        _check_free(host, port, address)
+        self.handlers = _Handlers()
+        self.started = False
+        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rpc")
+        options = server_options(MAX_FRAME_BYTES if plain else MAX_JOINED_BYTES)
+        self._server = grpc.server(self._pool, options=options, maximum_concurrent_rpcs=threads)
+        self._server.add_generic_rpc_handlers((self.handlers,))
+        try:
+            self.port: int = (add_plain_port if plain else add_port)(self._server, address)
+        except RuntimeError as error:
+            self._pool.shutdown(wait=False)
+            raise ListenError(address, str(error)) from error
+
+    def add(self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
+        if self.started:
+            raise RuntimeError(f"handlers of {service} must be added before the server starts")
+        for method, handler in handlers.items():
+            name = method_path(service, method)
+            if name in self.handlers.by_method:
+                raise RuntimeError(f"{name} already has a handler")
+            self.handlers.by_method[name] = handler
+
+    def start(self) -> None:
+        self.started = True
+        self._server.start()
+
+    def stop(self, grace: float) -> None:
+        if not self.started:
+            # gRPC only frees the port of a running server; this one has no methods.
+            self.handlers.by_method.clear()
+            self.start()
+        self._server.stop(grace).wait(grace + 5.0)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
 class ControlServer:
     """Listens from construction on (so that ``port`` is known), and answers from ``start`` on.
 
@@ -47,21 +101,26 @@ class ControlServer:
     refused at once with a reason instead of waiting silently for a thread.
     """
 
-    def __init__(self, host: str, port: int, *, threads: int, advertised_host: str | None = None) -> None:
-        address = str(Address(host, port))
-        _check_free(host, port, address)
-        self._handlers = _Handlers()
-        self._started = False
-        self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rpc")
-        self._server = grpc.server(self._pool, options=server_options(), maximum_concurrent_rpcs=threads)
-        self._server.add_generic_rpc_handlers((self._handlers,))
-        try:
-            self.port: int = self._server.add_insecure_port(address)
-        except RuntimeError as error:
-            self._pool.shutdown(wait=False)
-            raise ListenError(address, str(error)) from error
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        threads: int,
+        advertised_host: str | None = None,
+        ports: PortRange | None = None,
+    ) -> None:
+        """``port`` 0: a port of ``ports``, or one that the kernel chooses. ``PortsUsedUp`` if all are taken."""
+        self.listen_host = host
+        self.ports = ports
         self.host = advertised_host or host
         self.threads = threads
+        self._main = _Port(host, port, ports, threads)
+        self._bulk: _Port | None = None
+
+    @property
+    def port(self) -> int:
+        return self._main.port
 
     @property
     def address(self) -> str:
@@ -70,27 +129,34 @@ class ControlServer:
 
     def add_handlers(self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
         """Serve these methods of ``service`` (``Task`` or ``Monitor``). Only before ``start``."""
-        if self._started:
-            raise RuntimeError(f"handlers of {service} must be added before the server starts")
-        for method, handler in handlers.items():
-            name = method_path(service, method)
-            if name in self._handlers.by_method:
-                raise RuntimeError(f"{name} already has a handler")
-            self._handlers.by_method[name] = handler
+        self._main.add(service, handlers)
+
+    def add_bulk_handlers(self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler]) -> str:
+        """Serve streams of tensors without TLS, at a port of their own; returns the address for ``open_data_channel``.
+
+        Encryption takes a good part of the processor time of such a stream. Whoever calls has proven nothing yet: the
+        handlers demand a proof. With ``--insecure`` one port serves everything.
+        """
+        if is_insecure():
+            self._main.add(service, handlers)
+            return self.address
+        if self._bulk is None:
+            self._bulk = _Port(self.listen_host, 0, self.ports, self.threads, plain=True)
+        self._bulk.add(service, handlers)
+        return f"{PLAIN}{Address(self.host, self._bulk.port)}"
 
     def start(self) -> None:
         """Answer calls from now on."""
-        self._started = True
-        self._server.start()
+        for port in self._open():
+            port.start()
 
     def stop(self, grace: float) -> None:
         """Refuse new calls, give running ones ``grace`` seconds, cut them off, and free the port and the threads."""
-        if not self._started:
-            # gRPC only frees the port of a running server; this one has no methods.
-            self._handlers.by_method.clear()
-            self.start()
-        self._server.stop(grace).wait(grace + 5.0)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for port in self._open():
+            port.stop(grace)
+
+    def _open(self) -> tuple[_Port, ...]:
+        return (self._main,) if self._bulk is None else (self._main, self._bulk)
 
 
 def method_path(service: str, method: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from lockstep.transports.base import EndpointEvents, Move, PeerAddress, TransferId
+from lockstep.transports.control.channels import PLAIN
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grants import Grants
 from lockstep.transports.grpc.chunks import CHUNK, ChunkedTransfer
@@ -59,7 +60,7 @@ class GrpcEndpoint(StreamLife[ChunkedTransfer]):
         return sending + self._landing.bytes_landed()
 
     def path(self) -> str:
-        return f"gRPC stream to {self.peer.address.decode(errors='replace')}"
+        return f"gRPC stream to {self.peer.address.decode(errors='replace').removeprefix(PLAIN)}"
 
     def _stop_landing(self) -> None:
         self._landing.close()

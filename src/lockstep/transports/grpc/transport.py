@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from lockstep.protocol.core.messages import Ticket
+from lockstep.security.key import Key
 from lockstep.transports.base import EndpointEvents, PeerAddress, Region
 from lockstep.transports.control.server import ControlServer
 from lockstep.transports.grpc.endpoint import NAME, GrpcEndpoint
@@ -16,18 +17,22 @@ from lockstep.transports.timers import TimerThread
 class GrpcTransport:
     """Works wherever the tasks can reach one another's ports. ``server`` must not have been started yet."""
 
-    def __init__(self, server: ControlServer, task: str, incarnation: int) -> None:
-        self._server = server
+    def __init__(
+        self, server: ControlServer, task: str, incarnation: int, key: Key | None, *, private: bool = False
+    ) -> None:
+        """``private``: encrypt the tensors too."""
         self._timers = TimerThread(f"grpc-timers-{task}")
         self._regions = Regions(NAME)
-        self._links: StreamLinks[GrpcEndpoint] = StreamLinks(server, "Data", task, incarnation, self._timers)
+        self._links: StreamLinks[GrpcEndpoint] = StreamLinks(
+            server, "Data", task, incarnation, self._timers, key, bulk=not private
+        )
 
     @property
     def name(self) -> str:
         return NAME
 
     def address(self) -> bytes:
-        return self._server.address.encode()
+        return self._links.address.encode()
 
     def allocate(self, nbytes: int, purpose: str) -> Region:
         return self._regions.allocate(nbytes, purpose)

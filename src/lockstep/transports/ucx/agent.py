@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lockstep.transports.base import TransportError
+from lockstep.transports.control.ports import PortRange, PortsUsedUp, ReservedPort
 
 MODULES: Final = ("nixl_cu12", "nixl_cu13")
 
@@ -42,6 +43,17 @@ class Nixl:
 
     module: Any
     settings: Settings
+    place: tuple[str, PortRange] | None = None
+    """Where each agent takes one port, if that is limited."""
+
+    def check_room(self) -> None:
+        """UCX tries the ports of a range for ever if all are taken, so look first."""
+        if self.place is None:
+            return
+        try:
+            ReservedPort(*self.place).close()
+        except PortsUsedUp as error:
+            raise AgentError(f"each link over UCX takes one port, and {error}") from None
 
     def apply_settings(self) -> None:
         """UCX reads its variables in C whenever an agent is made: they are set there, and children do not get them."""
@@ -89,6 +101,7 @@ class Agent:
 
     def __init__(self, nixl: Nixl, name: str) -> None:
         nixl.apply_settings()
+        nixl.check_room()
         try:
             config = nixl.module.nixl_agent_config(enable_prog_thread=False)
             self._agent: Any = nixl.module.nixl_agent(name, config)

@@ -1,0 +1,83 @@
+"""Who may say what: every decision of a job belongs to one task, and is ignored from any other.
+
+Tasks prove to each other that they belong to the job, and each link names its two ends; this is checked where messages
+arrive, by the name of the link's other end. So a worker gone wrong, or a leftover of another life, cannot commit a
+step, end the job or change a learning rate.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import Final
+
+from lockstep.protocol.core.ids import Role, TaskId
+from lockstep.protocol.core.messages import (
+    Answer,
+    Applied,
+    Commit,
+    Contributors,
+    Description,
+    Done,
+    End,
+    Failed,
+    Grant,
+    Heartbeat,
+    Hello,
+    Join,
+    Layout,
+    Leaving,
+    Left,
+    LocalState,
+    Lost,
+    Message,
+    Open,
+    Printed,
+    Pull,
+    Question,
+    Rates,
+    Refused,
+    Report,
+    Roster,
+    Saved,
+    Seal,
+    View,
+)
+
+
+class Speaker(Enum):
+    """Whose a message is."""
+
+    COORDINATOR = auto()
+    WORKER = auto()
+    SERVER = auto()
+    ANY = auto()
+    NOBODY = auto()
+    """It does not come over a link, or only before the link is up."""
+
+
+SPEAKERS: Final = MappingProxyType[type[Message], Speaker](
+    {
+        **dict.fromkeys((Commit, Contributors, End, Left, Printed, Refused, Report, Roster, View), Speaker.COORDINATOR),
+        # Of the rates of all workers, servers take the chief's (``ServerMachine._on_rates``).
+        **dict.fromkeys((Done, Layout, LocalState, Pull, Question, Rates, Seal), Speaker.WORKER),
+        **dict.fromkeys((Answer, Applied, Grant, Open, Saved), Speaker.SERVER),
+        **dict.fromkeys((Failed, Heartbeat, Join, Leaving, Lost), Speaker.ANY),
+        **dict.fromkeys((Description, Hello), Speaker.NOBODY),
+    }
+)
+
+
+def may_say(peer: TaskId, message: Message, coordinator: TaskId) -> bool:
+    """Whether the task at the other end of a link is one whose message this is."""
+    match SPEAKERS[type(message)]:
+        case Speaker.COORDINATOR:
+            return peer == coordinator
+        case Speaker.WORKER:
+            return peer.role is Role.WORKER
+        case Speaker.SERVER:
+            return peer.role is Role.SERVER
+        case Speaker.ANY:
+            return True
+        case Speaker.NOBODY:
+            return False
