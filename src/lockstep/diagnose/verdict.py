@@ -158,7 +158,11 @@ def read_diagnosis(data: bytes) -> Diagnosis:
 
 
 _Built = TypeVar("_Built")
-_hints = functools.cache(get_type_hints)
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _built(kind: type[_Built], fields: object) -> _Built:
@@ -183,6 +187,6 @@ def _value(name: str, hint: Any, value: object) -> Any:
         return hint(value)
     if isinstance(hint, type) and issubclass(hint, StrEnum) and isinstance(value, str):
         return hint(value)
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _built(hint, value)
     raise TypeError(f"it has {plain(repr(value), 40)} as {name}")

@@ -20,3 +20,8 @@ def accepts_without_answer(seconds: float) -> str:
 
 def accepts_but(why: str) -> str:
     return f"accepts connections, but {why}"
+
+
+def thread_goes_on(thread: str, what: str, where: str, unsaid: int) -> str:
+    more = f"; {unsaid} more since the last such line" if unsaid else ""
+    return f"{thread} caught {what} ({where}), and continues{more}"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from collections.abc import Callable, Mapping
 from typing import Any, Final
+
+from lockstep.foreign import JsonError, plain, read_json
 
 CALL_SECONDS: Final = 60.0
 _MAX_LINE: Final = 1 << 20
@@ -48,9 +51,13 @@ class Caller:
             raise NetError(f"the peer did not answer {method}: {error}") from error
         if not line:
             raise NetError(f"the peer hung up during {method}")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise NetError(answer["error"])
+        try:
+            answer = read_json(line, _MAX_LINE)
+        except JsonError as error:
+            raise NetError(f"the peer's answer to {method} cannot be read: {error}") from error
+        if not isinstance(answer, dict) or "error" in answer or "result" not in answer:
+            said = answer.get("error") if isinstance(answer, dict) else answer
+            raise NetError(plain(str(said), 500))
         return answer["result"]
 
     def close(self) -> None:
@@ -60,7 +67,7 @@ class Caller:
 
 def answer_calls(connection: socket.socket, methods: Methods, expected: tuple[type[Exception], ...]) -> None:
     """The end that answers: serve one caller until it hangs up."""
-    with connection, connection.makefile("rwb") as lines:
+    with contextlib.suppress(OSError), connection, connection.makefile("rwb") as lines:
         while line := lines.readline(_MAX_LINE):
             lines.write(json.dumps(_answer(line, methods, expected)).encode() + b"\n")
             lines.flush()
@@ -68,10 +75,10 @@ def answer_calls(connection: socket.socket, methods: Methods, expected: tuple[ty
 
 def _answer(line: bytes, methods: Methods, expected: tuple[type[Exception], ...]) -> dict[str, Any]:
     try:
-        asked = json.loads(line)
+        asked = read_json(line, _MAX_LINE)
         method = methods[asked["call"]]
         return {"result": method(**asked["with"])}
     except expected as error:
         return {"error": str(error)}
-    except (ValueError, KeyError, TypeError) as error:
-        return {"error": f"this call is not valid: {error}"}
+    except Exception as error:  # noqa: BLE001 - the next caller needs this process, whatever this one has sent
+        return {"error": plain(f"this call is not valid: {type(error).__name__}: {error}", 500)}
