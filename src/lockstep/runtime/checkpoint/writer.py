@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
+from lockstep.private_files import check_real_folder
 from lockstep.protocol.core.effects import WriteCheckpoint
 from lockstep.protocol.core.messages import Saved
 from lockstep.protocol.core.timing import SAVE_AGAIN_SECONDS
@@ -83,7 +84,8 @@ class CheckpointWriter:
     def _write_shard(self, version: int, job: int, name: str, tensors: Sequence[NamedTensor]) -> Saved:
         part = self.folder.part(version, job)
         try:
-            part.mkdir(parents=True, exist_ok=True)
+            part.mkdir(parents=True, exist_ok=True)  # another server may have been first
+            check_real_folder(part)
             facts = write_tensors(part / name, tensors, {"version": str(version)})
         except Exception as error:  # noqa: BLE001 - the coordinator waits for this answer, whatever failed
             problem = self._problem(error, name)
