@@ -18,6 +18,7 @@ from lockstep.errors import EXIT_BAD_INPUT, BadInput, HelpAsked
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.messages import Setting
 from lockstep.runtime.startup.cluster import cluster_problems
+from lockstep.terminal import shown
 from lockstep.version import __version__
 
 EXIT_HEALTHY = 0
@@ -49,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
     rest, as_json, wait = _own_flags(argv)
     line = parse_doctor(rest, os.environ)
     result = _examine(line, wait, os.environ)
-    print(json.dumps(_as_json(result), indent=2) if as_json else "\n".join(_lines(result)))
+    print(json.dumps(_as_json(result), indent=2) if as_json else shown("\n".join(_lines(result))))
     if any(finding.kind is FindingKind.RDMA and finding.keeps_from_working for finding in result.findings):
         return EXIT_BAD_INPUT  # as the job itself would end: what was requested does not exist here
     return EXIT_HEALTHY if result.healthy else EXIT_DEFECTS

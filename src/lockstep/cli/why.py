@@ -20,7 +20,7 @@ from lockstep.protocol.core.timing import (
     WHY_BUDGET_SECONDS,
 )
 from lockstep.runtime.running_jobs import LocalJob
-from lockstep.terminal import say
+from lockstep.terminal import say, shown
 
 _HELP = """\
 lockstep why: who waits for whom, for which tensor, and why.
@@ -219,7 +219,7 @@ def _text_of(diagnosis: object) -> str:
 
 
 def _show(data: bytes, text: str, as_json: bool) -> None:
-    print(data.decode() if as_json else text, flush=True)
+    print(data.decode() if as_json else shown(text), flush=True)
 
 
 # -- the files of a dead one --
@@ -245,5 +245,5 @@ def _read_files(asked: _Asked) -> int:
     else:
         of_job = f" of job {job}" if job else ""
         print(f"From the files{of_job} in {path}, {_age(age)} old; nothing was asked.", flush=True)
-        print(_text_of(diagnosis), flush=True)
+        print(shown(_text_of(diagnosis)), flush=True)
     return 0 if diagnosis.healthy else EXIT_STANDS_STILL
