@@ -47,11 +47,10 @@ def test_what_json_dumps_writes_is_read_back(value: Any) -> None:
 def test_any_bytes_are_a_value_that_json_would_read_too_or_a_typed_error(data: bytes) -> None:
     try:
         value = read_json(data)
-    except JsonError as error:
-        assert error.fault in JsonFault
-    else:
-        assert value == json.loads(data)
-        assert all(math.isfinite(one) for one in numbers(value))
+    except JsonError:
+        return
+    assert value == json.loads(data)
+    assert all(math.isfinite(one) for one in numbers(value))
 
 
 def numbers(value: Any) -> Iterator[float]:
@@ -219,11 +218,9 @@ def writes(tree: ast.Module) -> Iterator[int]:
             continue
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         modes = [arg.value for arg in node.args[-1:] if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
-        if called in ("write_text", "touch", "mkfifo", "mkstemp", "mktemp"):
-            yield node.lineno
-        elif called == "open" and any(mode[:1] in ("w", "a", "x") and len(mode) <= 3 for mode in modes):
-            yield node.lineno
-        elif called == "write_bytes" and isinstance(node.func, ast.Attribute):
+        opens = called == "open" and any(mode[:1] in ("w", "a", "x") and len(mode) <= 3 for mode in modes)
+        writes_whole = called == "write_bytes" and isinstance(node.func, ast.Attribute)
+        if opens or writes_whole or called in ("write_text", "touch", "mkfifo", "mkstemp", "mktemp"):
             yield node.lineno
 
 

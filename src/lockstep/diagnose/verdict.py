@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from dataclasses import dataclass
 from enum import StrEnum
@@ -160,14 +159,12 @@ def read_diagnosis(data: bytes) -> Diagnosis:
 _Built = TypeVar("_Built")
 
 
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+_HINTS = {kind: get_type_hints(kind) for kind in (Diagnosis, Verdict, Edge, TaskLine, TimelineSpan)}
 
 
 def _built(kind: type[_Built], fields: object) -> _Built:
     """A dataclass from its fields, each of its declared type: nobody who uses a report checks again."""
-    hints = _hints(kind)
+    hints = _HINTS[kind]
     if not isinstance(fields, dict) or not fields.keys() <= hints.keys():
         raise TypeError(f"it has something else in the place of a {kind.__name__}")
     return kind(**{name: _value(f"{kind.__name__}.{name}", hints[name], value) for name, value in fields.items()})

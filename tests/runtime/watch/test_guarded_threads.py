@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from helpers.printing import FROZEN, Recorded, Task, received
 from helpers.waiting import wait_until
 from lockstep.protocol.core.causes import ReportKind
 from lockstep.protocol.core.ids import TaskId, server, worker
@@ -20,7 +21,6 @@ from lockstep.transports.control.monitor_service import add_monitor_service
 from lockstep.transports.control.server import ControlServer
 from lockstep.transports.guard import SAY_EVERY, Guard
 from lockstep.transports.timers import TimerThread
-from runtime.watch.test_printing import FROZEN, Recorded, Task, received
 
 PATIENCE = 20.0
 
@@ -117,7 +117,7 @@ def test_a_report_that_cannot_be_settled_does_not_keep_a_task_from_leaving(monke
 
 
 def test_errors_are_printed_at_a_bounded_rate() -> None:
-    now, said = [0.0], []
+    now, said = [0.0], list[str]()
     guard = Guard("the thread", said.append, lambda: now[0])
 
     def fails() -> None:
