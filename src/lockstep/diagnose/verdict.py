@@ -159,7 +159,9 @@ def read_diagnosis(data: bytes) -> Diagnosis:
 _Built = TypeVar("_Built")
 
 
-_HINTS = {kind: get_type_hints(kind) for kind in (Diagnosis, Verdict, Edge, TaskLine, TimelineSpan)}
+_HINTS: dict[type, dict[str, Any]] = {
+    kind: get_type_hints(kind) for kind in (Diagnosis, Verdict, Edge, TaskLine, TimelineSpan)
+}
 
 
 def _built(kind: type[_Built], fields: object) -> _Built:
