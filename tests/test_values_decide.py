@@ -61,6 +61,7 @@ THE_KERNEL_AND_OTHER_PROGRAMS = {
 }
 
 OUR_OWN_FORMATS = {
+    "foreign.py": "the characters that a terminal would obey",
     "diagnose/evidence.py": "task names",
     "protocol/core/ids.py": "task names",
     "protocol/core/keys.py": "tensor keys",

@@ -13,6 +13,8 @@ here; what counts is the owner, checked on a descriptor, with everything below o
   would meet one for good reasons (in a container, folders belong to the users of the host), so root may use it.
 - No file is opened through a link, none that is not a plain file, none for writing that has a second name elsewhere.
   New ones have mode 0600. Nothing waits: a pipe is opened without blocking and then refused.
+- Results in a folder that a user has named (checkpoints, traces, metrics) are meant to be shared: their mode is the
+  umask's affair. They too are never written through a link, nor into a file that was there before.
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
+RESULT_MODE: Final = 0o666
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _PLAIN: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -184,14 +187,8 @@ def read_held(folder: int, name: str, limit: int) -> bytes | None:
 def append(folder: int, name: str, data: bytes) -> None:
     """Append in one piece, because several tasks do so at once."""
     refusal = f"{name} is not a plain file of this user; remove it"
-    descriptor = _open_plain(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, refusal, folder)
-    try:
-        found = os.fstat(descriptor)
-        if found.st_nlink != 1 or not _is_trusted(found.st_uid):
-            raise NotOurs(refusal, name)
-        os.write(descriptor, data)
-    finally:
-        os.close(descriptor)
+    with open(_open_to_append(name, refusal, FILE_MODE, folder), "ab", buffering=0) as stream:
+        stream.write(data)
 
 
 def read_plain(path: Path, limit: int) -> tuple[bytes, float]:
@@ -200,17 +197,60 @@ def read_plain(path: Path, limit: int) -> tuple[bytes, float]:
         return stream.read(limit), os.fstat(stream.fileno()).st_mtime
 
 
-def _open_plain(name: Path | str, flags: int, refusal: str, folder: int | None = None) -> int:
+# -- results, by their path --
+
+
+def fresh_file(path: Path) -> BinaryIO:
+    """Open a file that did not exist before; what has its name is removed, never written to."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, RESULT_MODE), "wb")
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file beside its place and move it there, as ``write_whole`` does; its folder is created if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        descriptor = os.open(name, flags | _PLAIN, FILE_MODE, dir_fd=folder)
+        with fresh_file(beside) as stream:
+            stream.write(data)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def open_to_append(path: Path, mode: int = FILE_MODE) -> BinaryIO:
+    """Open a plain file of this user for appending; it is created with this mode."""
+    return open(_open_to_append(path, "it is not a plain file of this user; remove it", mode), "ab")
+
+
+def _open_to_append(name: Path | str, refusal: str, mode: int, folder: int | None = None) -> int:
+    descriptor = _open_plain(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, refusal, folder, mode)
+    found = os.fstat(descriptor)
+    if found.st_nlink != 1 or not _is_trusted(found.st_uid):
+        os.close(descriptor)
+        raise NotOurs(refusal, name)
+    return descriptor
+
+
+def check_real_folder(path: Path) -> None:
+    """``NotOurs`` if it is a link, which would lead what is written elsewhere."""
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        raise NotOurs("it is not a real folder", path)
+
+
+def _open_plain(name: Path | str, flags: int, refusal: str, folder: int | None = None, mode: int = FILE_MODE) -> int:
+    try:
+        descriptor = os.open(name, flags | _PLAIN, mode, dir_fd=folder)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a pipe that nobody reads
             raise NotOurs(refusal, name) from None
         raise
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
+    found = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(found):
         return descriptor
     os.close(descriptor)
-    if stat.S_ISDIR(mode):
+    if stat.S_ISDIR(found):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(name))
     raise NotOurs(refusal, name)

@@ -8,6 +8,9 @@ import os
 import sys
 from typing import Any, TextIO
 
+from lockstep.foreign import plain_lines
+
+_LONGEST_LINE = 1 << 16
 CLEAR_LINE = "\r\x1b[K"
 """Back to the first column, and empty the line."""
 
@@ -23,15 +26,20 @@ def say(text: str) -> None:
     A line that cannot be written is dropped: a full disk under a log must not end what the line is about.
     """
     with contextlib.suppress(OSError, ValueError, AttributeError):  # full, closed, or never there (None)
-        sys.stderr.write(f"lockstep: {text}\n")
+        sys.stderr.write(f"lockstep: {shown(text)}\n")
         sys.stderr.flush()
 
 
 def say_over(text: str) -> None:
     """As ``say``, in place of a live line or the ``^C`` that a terminal shows."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"{clear_line(sys.stderr.isatty())}lockstep: {text}\n")
+        sys.stderr.write(f"{clear_line(sys.stderr.isatty())}lockstep: {shown(text)}\n")
         sys.stderr.flush()
+
+
+def shown(text: str) -> str:
+    """The same lines without anything that a terminal would obey, whoever has put it into them."""
+    return plain_lines(text.split("\n"), _LONGEST_LINE)
 
 
 def drop_what_cannot_be_written() -> None:

@@ -16,6 +16,7 @@ from lockstep.diagnose.analyse import analyse
 from lockstep.diagnose.evidence import Evidence, Seen
 from lockstep.diagnose.files import evidence_of, read_folder
 from lockstep.diagnose.monitor_view import read_monitor
+from lockstep.diagnose.text import render
 from lockstep.diagnose.verdict import ReportError, read_diagnosis
 from lockstep.diagnose.views import FORMAT, SnapshotError, read_task
 
@@ -103,3 +104,46 @@ def test_a_folder_with_damaged_files_is_read_as_far_as_it_goes(tmp_path: Path) -
 def test_a_folder_that_is_a_directory_of_directories_gives_sentences(tmp_path: Path) -> None:
     (tmp_path / "ps-0.snapshot.json").mkdir()
     assert read_folder(tmp_path).problems == ["ps-0.snapshot.json is ignored: Is a directory"]
+
+
+ESCAPES = "\x1b]0;owned\x07\x1b[2Jfine\nlockstep: all is well\u202e"
+
+
+def test_no_text_of_a_snapshot_reaches_a_terminal_as_it_was() -> None:
+    fields = spoilt({**healthy().task(W0), "format": FORMAT, "kind": "task"})
+    monitor = spoilt(healthy().monitor(W0))
+    seen = Seen(
+        task=str(W0), view=read_task(json.dumps(fields).encode()), monitor=read_monitor(json.dumps(monitor).encode())
+    )
+    shown = repr(seen)
+    assert "\\x1b" not in shown
+    assert "\\n" not in shown
+    assert "?[2Jfine lockstep: all is well?" in shown
+
+
+def test_no_text_of_a_report_reaches_a_terminal_as_it_was() -> None:
+    fields = spoilt(analyse(frozen().evidence()).to_fields())
+    report = read_diagnosis(json.dumps(fields).encode())
+    text = render("verdict", report)
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert "?[2Jfine lockstep: all is well?" in text
+
+
+def spoilt(value: Any, name: str = "") -> Any:
+    """The same with a hostile end of every text that is not a word of ours."""
+    if isinstance(value, dict):
+        return {key: spoilt(inner, key) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [spoilt(inner, name) for inner in value]
+    words = ("format", "kind", "cause", "part", "source", "answer", "refusal", "doing", "where")
+    return f"{value}{ESCAPES}" if isinstance(value, str) and name not in words else value
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "1" + "0" * 400])
+def test_a_number_that_arithmetic_chokes_on_makes_it_unreadable(number: str) -> None:
+    fields = json.dumps({**healthy().task(W0), "pid": 12345678}).replace("12345678", number)
+    with pytest.raises(SnapshotError):
+        read_task(fields.encode())
+    report = json.dumps({**analyse(frozen().evidence()).to_fields(), "time": 12345678}).replace("12345678", number)
+    with pytest.raises(ReportError):
+        read_diagnosis(report.encode())

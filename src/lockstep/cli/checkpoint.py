@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lockstep.errors import EXIT_FAILED, BadInput, HelpAsked
+from lockstep.foreign import plain
 from lockstep.runtime.checkpoint.folder import (
     MANIFEST,
     CheckpointError,
@@ -86,10 +87,10 @@ def _print(path: Path, manifest: Manifest) -> None:
     size = sum(facts.nbytes for facts in manifest.files())
     elements = sum(entry.elements for entry in manifest.parameters)
     print(path)
-    print(f"  step {manifest.version}, written {written} by Lockstep {manifest.program}, job {manifest.job}")
+    print(plain(f"  step {manifest.version}, written {written} by Lockstep {manifest.program}, job {manifest.job}"))
     print(f"  {len(manifest.parameters)} parameters, {elements} numbers, {size / 1e6:.1f} MB in {_files(manifest)}")
     for name, value in manifest.settings.items():
-        print(f"  {name}: {value}")
+        print(plain(f"  {name}: {value}"))
 
 
 def _files(manifest: Manifest) -> str:

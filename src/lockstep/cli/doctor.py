@@ -21,7 +21,7 @@ from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.messages import Setting
 from lockstep.runtime.startup.cluster import ClusterSpec, cluster_problems
 from lockstep.security.chosen import settle
-from lockstep.terminal import say
+from lockstep.terminal import say, shown
 from lockstep.transports.registry import runs_here
 from lockstep.version import __version__
 
@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
     rest, as_json, wait = _own_flags(argv)
     line = parse_doctor(rest)
     result = _examine(line, wait, os.environ)
-    print(json.dumps(_as_json(result), indent=2) if as_json else "\n".join(_lines(result)))
+    print(json.dumps(_as_json(result), indent=2) if as_json else shown("\n".join(_lines(result))))
     if any(finding.kind is FindingKind.RDMA and finding.keeps_from_working for finding in result.findings):
         return EXIT_BAD_INPUT  # as the job itself would end: what was requested does not exist here
     return EXIT_HEALTHY if result.healthy else EXIT_DEFECTS

@@ -34,6 +34,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _merge(target: Path, sources: list[Path]) -> int:
+    from lockstep.private_files import replace_file
     from lockstep.runtime.trace.merge import merged, read_trace
     from lockstep.runtime.trace.page import trace_page
     from lockstep.runtime.trace.task_trace import write_trace
@@ -43,8 +44,7 @@ def _merge(target: Path, sources: list[Path]) -> int:
     result = merged([read_trace(source) for source in sources])
     try:
         if target.suffix == ".html":
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(trace_page(result))
+            replace_file(target, trace_page(result))
         else:
             write_trace(target, result)
     except OSError as error:

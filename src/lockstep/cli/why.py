@@ -25,7 +25,7 @@ from lockstep.protocol.core.timing import (
 )
 from lockstep.runtime.running_jobs import LocalJob
 from lockstep.security.chosen import settle
-from lockstep.terminal import say
+from lockstep.terminal import say, shown
 
 if TYPE_CHECKING:
     from lockstep.diagnose.evidence import Seen
@@ -241,7 +241,7 @@ def _text_of(diagnosis: Diagnosis) -> str:
 
 
 def _show(data: bytes, text: str, as_json: bool) -> None:
-    print(data.decode() if as_json else text, flush=True)
+    print(data.decode() if as_json else shown(text), flush=True)
 
 
 # -- the files of a dead one --
@@ -267,5 +267,5 @@ def _read_files(asked: _Asked) -> int:
     else:
         of_job = f" of job {job}" if job else ""
         print(f"From the files{of_job} in {path}, {_age(age)} old; nothing was asked.", flush=True)
-        print(_text_of(diagnosis), flush=True)
+        print(shown(_text_of(diagnosis)), flush=True)
     return 0 if diagnosis.healthy else EXIT_STANDS_STILL

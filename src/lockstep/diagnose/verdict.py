@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from dataclasses import dataclass
 from enum import StrEnum
@@ -158,12 +157,16 @@ def read_diagnosis(data: bytes) -> Diagnosis:
 
 
 _Built = TypeVar("_Built")
-_hints = functools.cache(get_type_hints)
+
+
+_HINTS: dict[type, dict[str, Any]] = {
+    kind: get_type_hints(kind) for kind in (Diagnosis, Verdict, Edge, TaskLine, TimelineSpan)
+}
 
 
 def _built(kind: type[_Built], fields: object) -> _Built:
     """A dataclass from its fields, each of its declared type: nobody who uses a report checks again."""
-    hints = _hints(kind)
+    hints = _HINTS[kind]
     if not isinstance(fields, dict) or not fields.keys() <= hints.keys():
         raise TypeError(f"it has something else in the place of a {kind.__name__}")
     return kind(**{name: _value(f"{kind.__name__}.{name}", hints[name], value) for name, value in fields.items()})
@@ -183,6 +186,6 @@ def _value(name: str, hint: Any, value: object) -> Any:
         return hint(value)
     if isinstance(hint, type) and issubclass(hint, StrEnum) and isinstance(value, str):
         return hint(value)
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return _built(hint, value)
     raise TypeError(f"it has {plain(repr(value), 40)} as {name}")

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lockstep.doctor.finding import DoctorFinding, FindingKind
+from lockstep.foreign import plain
 from lockstep.protocol.core.reach import Reach
 from lockstep.runtime.startup.start_facts import StartFacts
 from lockstep.transports.verbs.devices import RdmaPort
@@ -172,4 +173,4 @@ def _visit(one: Any) -> Visit | None:
 
 def _text(value: object) -> str:
     assert isinstance(value, str)
-    return value[:MAX_TEXT]
+    return plain(value, MAX_TEXT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lockstep.foreign import plain
 from lockstep.protocol.core.ids import Role, Step, TaskId
 from lockstep.protocol.core.leaving import Departure
 from lockstep.protocol.core.messages import Join, MissingTask, ParameterEntry
@@ -109,7 +110,7 @@ def job_runs_already(task: TaskId, holder: Join) -> str:
 
 
 def setting_differs(name: str, task: str, theirs: str | None, other: TaskId, ours: str | None) -> str:
-    return (
+    return plain(
         f"{named(task)} has {name}={'(none)' if theirs is None else theirs}, "
         f"{named(other)} has {name}={'(none)' if ours is None else ours}; start all tasks with the same value"
     )
@@ -232,22 +233,22 @@ def more_parameters(ours: int, theirs: int, extra: ParameterEntry) -> str:
 
 
 def _described(entry: ParameterEntry) -> str:
-    return f"{entry.name!r} ({entry.elements} x {entry.dtype}, group {entry.group})"
+    return f"{plain(entry.name)!r} ({entry.elements} x {entry.dtype}, group {entry.group})"
 
 
 def lacks_untrained(name: str) -> str:
-    return f"it does not have {name}; build the same model on every worker"
+    return f"it does not have {plain(name)}; build the same model on every worker"
 
 
 def untrained_differs(name: str) -> str:
     return (
-        f"{name}, which is not trained, has different values; "
+        f"{plain(name)}, which is not trained, has different values; "
         "seed the random numbers, or load the same file, before building the model on every worker"
     )
 
 
 def chief_lacks_untrained(name: str) -> str:
-    return f"the chief does not have {name}; build the same model on every worker"
+    return f"the chief does not have {plain(name)}; build the same model on every worker"
 
 
 def not_its_to_send(message: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,14 @@ def write_final_parameters(model: nn.Module, folder: str) -> Path:
 
 def _write(tensors: dict[str, Tensor], target: Path) -> None:
     """The file appears whole or not at all."""
-    half = target.with_name(target.name + ".part")
-    save_file(tensors, half)
-    with half.open("rb") as written:
-        os.fsync(written.fileno())
-    half.replace(target)
+    half = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    try:
+        save_file(tensors, half)
+        with half.open("rb") as written:
+            os.fsync(written.fileno())
+        half.replace(target)
+    finally:
+        half.unlink(missing_ok=True)
 
 
 def _parameters(checkpoint: Path, manifest: Manifest) -> dict[str, Tensor]:

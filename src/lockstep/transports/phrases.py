@@ -52,3 +52,8 @@ def sends_in_the_clear(task: str) -> str:
     return (
         f"{task} sends tensors in the clear, and this task was started with --require_private; start all tasks with it"
     )
+
+
+def thread_goes_on(thread: str, what: str, where: str, unsaid: int) -> str:
+    more = f"; {unsaid} more since the last such line" if unsaid else ""
+    return f"{thread} caught {what} ({where}), and continues{more}"

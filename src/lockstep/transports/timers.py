@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from itertools import count
 
+from lockstep.transports.guard import Guard
+
 
 class Timer:
     """A job for the timers; ``cancel`` takes it back if it has not begun."""
@@ -56,8 +58,9 @@ class TimerThread:
             self._thread.join(5.0)
 
     def _run(self) -> None:
+        guard = Guard(self._thread.name)
         while (errand := self._next()) is not None:
-            errand.run()
+            guard.passes(errand.run)
 
     def _next(self) -> Timer | None:
         with self._wake:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from pathlib import Path
@@ -11,12 +12,14 @@ import pytest
 
 from lockstep.benchmark.data.cifar import cifar_source, read_batch, read_pickle
 from lockstep.benchmark.data.digits import digits_source
-from lockstep.benchmark.data.errors import BadData
+from lockstep.benchmark.data.errors import BadData, BadRecord
 from lockstep.benchmark.data.example import PictureExample, encode_example
+from lockstep.benchmark.data.geometry import Window
 from lockstep.benchmark.data.open_dataset import kind_of, open_source, recognised
 from lockstep.benchmark.data.pictures import PictureSource
 from lockstep.benchmark.data.records import framed
 from lockstep.benchmark.data.tfrecords import TFRecordSource, missing_files, record_files
+from lockstep.benchmark.data.transforms import PillowEngine
 
 
 def _cifar_batch(folder: Path, name: str, count: int = 4) -> None:
@@ -165,3 +168,58 @@ def test_a_class_that_is_only_evaluated_is_refused(tmp_path: Path) -> None:
         (tmp_path / place).mkdir(parents=True)
     with pytest.raises(BadData, match="lacks: emu"):
         PictureSource(tmp_path, "validation")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02\x8b\xff\xff\xff\x7f9" + b"9" * 10,
+        b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x0f",
+        b"\x80\x02r\xff\xff\xff\x7f",
+        b"\x80\x02cnumpy\nndarray\n(J\xff\xff\xff\x7fJ\xff\xff\xff\x7ft\x85R.",
+        b"\x80\x02" + b"(" * 100_000 + b"l" * 100_000 + b".",
+        b"\x80\x02" + b"]" * 50_000 + b"a" * 49_999 + b".",
+    ],
+    ids=["long", "bytes", "memo", "array", "lists", "lists in lists"],
+)
+def test_a_pickle_with_lengths_that_no_memory_has_is_damaged(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(content)
+    with pytest.raises(BadData, match="unpack the archive again"):
+        read_batch(path)
+
+
+def test_memory_that_runs_out_is_damage_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(b"x")
+
+    def full(_data: bytes) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("lockstep.benchmark.data.cifar.read_pickle", full)
+    with pytest.raises(BadData, match="is refused"):
+        read_batch(path)
+
+
+@pytest.mark.parametrize("form", ["GIF", "BMP", "TIFF", "PPM", "WEBP", "ICO", "TGA"])
+def test_pillow_decodes_jpeg_and_png_only(form: str) -> None:
+    from PIL import Image
+
+    engine, picture = PillowEngine(), Image.new("RGB", (8, 8))
+    encoded = io.BytesIO()
+    picture.save(encoded, form)
+    with pytest.raises(BadRecord, match="not a readable image"):
+        engine.size_of(encoded.getvalue())
+    with pytest.raises(BadRecord, match="damaged"):
+        engine.cut_out(encoded.getvalue(), Window(0, 0, 8, 8), 8, "bilinear", np.zeros((8, 8, 3), np.uint8))
+    for known in ("JPEG", "PNG"):
+        encoded = io.BytesIO()
+        picture.save(encoded, known)
+        assert engine.size_of(encoded.getvalue()) == (8, 8)
+
+
+def test_a_picture_in_a_format_that_is_not_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train" / "cats").mkdir(parents=True)
+    (tmp_path / "train" / "cats" / "one.bmp").touch()
+    with pytest.raises(BadData, match=r"one.bmp is neither JPEG nor PNG; convert it, or move it away"):
+        PictureSource(tmp_path, "train")

@@ -19,7 +19,7 @@ import pytest
 
 from helpers.reasons import because
 from helpers.wire import PATIENCE, Acceptor, RecordingOwner, accepting, hello, wait_until
-from lockstep.protocol.core.messages import Commit, Envelope, Heartbeat, Hello, Refused, TransportAddress
+from lockstep.protocol.core.messages import Commit, Envelope, Heartbeat, Hello, LocalState, Refused, TransportAddress
 from lockstep.transports.base import LinkState
 from lockstep.transports.control import link as link_module
 from lockstep.transports.control import outbox
@@ -84,18 +84,18 @@ def test_envelopes_arrive_in_order_in_both_directions() -> None:
         assert accepted.link is not None
         for number in range(3000):
             assert link.send(numbered(number))
-            assert accepted.link.send(numbered(-number))
+            assert accepted.link.send(numbered(3000 + number))
         accepted.wait_messages(3000)
         owner.wait_messages(3000)
         assert [m.message for m in accepted.messages] == [Commit(n) for n in range(3000)]
-        assert [m.message for m in owner.messages] == [Commit(-n) for n in range(3000)]
+        assert [m.message for m in owner.messages] == [Commit(3000 + n) for n in range(3000)]
         link.close()
 
 
 def test_an_envelope_of_the_largest_size_passes() -> None:
     with accepting() as acceptor:
         link, _, accepted = open_link(acceptor)
-        largest = Envelope(1, "/dialer", 1, Refused(because("x" * ((16 << 20) - 100))))
+        largest = Envelope(1, "/dialer", 1, LocalState(0, b"x" * ((16 << 20) - 100)))
         for number in range(100):
             link.send(numbered(number))
         link.send(largest)

@@ -35,6 +35,13 @@ _LATIN_1 = ("_codecs", "encode")
 """How Python 3 writes bytes in the old format that these files use."""
 
 
+_DAMAGED = (
+    *(pickle.UnpicklingError, EOFError, ValueError, TypeError, IndexError, KeyError, AttributeError),
+    *(MemoryError, OverflowError, RecursionError),
+)
+"""What reading a damaged file raises: a length in it may be any number, and lists may lie in lists without end."""
+
+
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == _LATIN_1:
@@ -93,9 +100,9 @@ def read_batch(path: Path) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]
         content = read_pickle(path.read_bytes())
     except OSError as error:
         raise BadData(f"{path} cannot be read ({error.strerror}); unpack the archive again.") from None
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
-        if isinstance(error, BadData):
-            raise
+    except BadData:
+        raise
+    except _DAMAGED as error:
         raise BadData(f"{path} is refused: {error or 'it is cut off'}; unpack the archive again.") from None
     return _pictures_of(path, content)
 

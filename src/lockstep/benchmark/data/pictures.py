@@ -8,7 +8,9 @@ from pathlib import Path
 from lockstep.benchmark.data.errors import BadData
 from lockstep.benchmark.data.source import TRAIN, VALIDATION, Reference
 
-ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+ENDINGS = (".jpg", ".jpeg", ".png")
+_NOT_READ = (".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
+"""Images too, but their decoders are closed to what a data set may contain (``transforms.PILLOW_FORMATS``)."""
 _FOLDERS = {TRAIN: ("train", "training"), VALIDATION: ("validation", "val", "valid", "test")}
 
 
@@ -23,8 +25,12 @@ def class_names(folder: Path) -> list[str]:
 
 
 def pictures_in(folder: Path) -> list[str]:
-    """The images of one class, sorted by name."""
-    return sorted(entry.name for entry in os.scandir(folder) if entry.name.lower().endswith(ENDINGS))
+    """The images of one class, sorted by name; BadData if some are in formats that are not read."""
+    names = sorted(entry.name for entry in os.scandir(folder))
+    refused = next((name for name in names if name.lower().endswith(_NOT_READ)), None)
+    if refused is not None:
+        raise BadData(f"{folder / refused} is neither JPEG nor PNG; convert it, or move it away.")
+    return [name for name in names if name.lower().endswith(ENDINGS)]
 
 
 class PictureSource:
@@ -50,7 +56,7 @@ class PictureSource:
         if not self._paths:
             raise BadData(
                 f"there are no images in {where}; it needs one folder per class, with files that end in "
-                f"{', '.join(ENDINGS[:3])} or the like."
+                f"{', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}."
             )
 
     def __len__(self) -> int:

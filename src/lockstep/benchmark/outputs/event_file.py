@@ -14,6 +14,7 @@ import numpy.typing as npt
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from lockstep.benchmark.data.records import framed
+from lockstep.private_files import fresh_file
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
 _DOUBLE, _FLOAT, _INT64, _INT32 = _FIELD.TYPE_DOUBLE, _FIELD.TYPE_FLOAT, _FIELD.TYPE_INT64, _FIELD.TYPE_INT32
@@ -78,7 +79,7 @@ class EventFile:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{os.getpid()}"
-        self._file = self.path.open("wb")
+        self._file = fresh_file(self.path)
         self._write(_event_class()(wall_time=time.time(), file_version="brain.Event:2"))
 
     def _write(self, event: Any) -> None:

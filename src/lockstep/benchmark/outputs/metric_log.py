@@ -16,6 +16,7 @@ from lockstep.benchmark.outputs.observers import RunObserver, StepFacts
 from lockstep.benchmark.settings.config import BenchConfig
 from lockstep.benchmark.training.evaluation import Evaluated
 from lockstep.benchmark.training.job import BenchJob
+from lockstep.private_files import RESULT_MODE, open_to_append, replace_file
 from lockstep.version import __version__, torch_version
 
 METRICS = "metric.log"
@@ -31,8 +32,7 @@ class MetricLog(RunObserver):
         self._test_id = test_id
 
     def started(self, job: BenchJob) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / RUN).write_text(json.dumps(run_facts(job, self._test_id)) + "\n")
+        replace_file(self._folder / RUN, f"{json.dumps(run_facts(job, self._test_id))}\n".encode())
 
     def step(self, facts: StepFacts) -> None:
         self._write("current_examples_per_sec", facts.speed.mean, facts.step + 1)
@@ -57,8 +57,8 @@ class MetricLog(RunObserver):
             "timestamp": datetime.now(UTC).strftime(_TIME),
             "extras": [],
         }
-        with (self._folder / METRICS).open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        with open_to_append(self._folder / METRICS, RESULT_MODE) as file:
+            file.write(f"{json.dumps(line)}\n".encode())
 
 
 def run_facts(job: BenchJob, test_id: str | None) -> dict[str, Any]:

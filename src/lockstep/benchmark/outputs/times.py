@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lockstep.private_files import replace_file
 from lockstep.protocol.core.ids import TaskId
 from lockstep.runtime.task.node import Node
 from lockstep.runtime.trace.step_times import Moments, computing_and_waiting, server_moments, worker_moments
@@ -84,9 +85,7 @@ def _shard_bytes(node: ServerNode) -> int:
 
 def write_times(folder: str, task: TaskId, times: dict[str, Any]) -> None:
     """Write the file of one task; the folder is created if it does not exist."""
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    (place / file_name(task)).write_text(json.dumps(times))
+    replace_file(Path(folder) / file_name(task), json.dumps(times).encode())
 
 
 def read_moments(times: dict[str, Any]) -> Moments:

@@ -254,7 +254,7 @@ class CheckpointFolder:
 
     def named(self, name: str) -> Path:
         """The finished one with this name, which comes from another task: no other place can be named by it."""
-        if _version_in(name) < 0 or Path(name).name != name:
+        if _version_in(name) < 0 or Path(name).name != name or not name.isprintable():
             raise CheckpointError(f"{plain(name, 100)!r} is not the name of a checkpoint in {self.path}")
         return self.path / name
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.private_files import fresh_file
+
 CHUNK_BYTES = 1 << 20
 _ALIGNMENT = 64
 _SYNC_BYTES = 16 << 20
@@ -65,7 +67,7 @@ def write_bytes(path: Path, data: bytes) -> FileFacts:
 
 def _write(path: Path, parts: Sequence[memoryview], on_written: Callable[[], None] | None = None) -> FileFacts:
     digest, nbytes, synced = hashlib.sha256(), 0, 0
-    with path.open("wb") as file:
+    with fresh_file(path) as file:
         for part in parts:
             flat = part.cast("B")
             for first in range(0, len(flat), CHUNK_BYTES):

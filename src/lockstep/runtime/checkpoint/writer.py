@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
+from lockstep.private_files import check_real_folder
 from lockstep.protocol.core.activity import ShardWrite
 from lockstep.protocol.core.effects import WriteCheckpoint
 from lockstep.protocol.core.messages import Saved
@@ -90,7 +91,8 @@ class CheckpointWriter:
         now = time.monotonic()
         self.writing = ShardWrite(str(part / name), now, now)
         try:
-            part.mkdir(parents=True, exist_ok=True)
+            part.mkdir(parents=True, exist_ok=True)  # another server may have been first
+            check_real_folder(part)
             facts = write_tensors(part / name, tensors, {"version": str(version)}, self._wrote)
         except Exception as error:  # noqa: BLE001 - the coordinator waits for this answer, whatever failed
             problem = self._problem(error, name)

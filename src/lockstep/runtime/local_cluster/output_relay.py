@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from lockstep.diagnose.text import RULE
+from lockstep.private_files import open_to_append
 from lockstep.runtime.processes import read_available
 from lockstep.terminal import clear_line
 
@@ -101,4 +102,4 @@ def open_log(folder: Path | None, name: str) -> IO[bytes] | None:
     if folder is None:
         return None
     folder.mkdir(parents=True, exist_ok=True)
-    return (folder / f"{name.replace(' ', '-')}.log").open("ab")
+    return open_to_append(folder / f"{name.replace(' ', '-')}.log")

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.foreign import plain
 from lockstep.protocol.core.ids import Role, TaskId
 from lockstep.protocol.core.messages import Setting
 from lockstep.protocol.core.setting_names import COUNTS, LOCKSTEP_VERSION, VERSIONS, concerns
@@ -60,13 +61,18 @@ def read_start_facts(said: object) -> StartFacts | None:
         task = str(TaskId.parse(_text(said["task"])))
         servers, workers = (tuple(map(_text, said[name][:_MAX_ENTRIES])) for name in ("ps_hosts", "worker_hosts"))
         pairs = list(said["settings"].items())[:_MAX_ENTRIES]
-        settings = tuple(Setting(_text(name), _text(value)) for name, value in pairs)
+        settings = tuple(Setting(_exact(name), _exact(value)) for name, value in pairs)
         return StartFacts(task, servers, workers, _text(said["version"]), settings)
     except (AssertionError, KeyError, TypeError, ValueError, AttributeError):
         return None
 
 
 def _text(value: object) -> str:
+    return plain(_exact(value))
+
+
+def _exact(value: object) -> str:
+    """To be compared with our own."""
     assert isinstance(value, str)
     return value[:_MAX_TEXT]
 
@@ -126,5 +132,5 @@ def first_setting_difference(ours: StartFacts, theirs: StartFacts) -> str | None
     """The first setting that must be the same and is not, as a phrase with the remedy."""
     for name, mine, other in setting_differences(ours, theirs):
         remedy = "install the same version" if name in VERSIONS else "start all tasks with the same value"
-        return f"{ours.short} has {name}={mine}, {theirs.short} has {name}={other}; {remedy}"
+        return plain(f"{ours.short} has {name}={mine}, {theirs.short} has {name}={other}; {remedy}")
     return None

@@ -9,11 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.ids import TaskId
 from lockstep.runtime.startup.address_finding import AddressFinding, EndMemory, ask_seconds, look
+from lockstep.transports.guard import Guard
 
 ASK_EVERY: Final = 1.0
 ASK_EVERY_PER_TASK: Final = 0.1
@@ -116,15 +118,19 @@ class StartupProgress:
 
     def _run(self) -> None:
         every = max(ASK_EVERY, ASK_EVERY_PER_TASK * len(self._addresses))
+        guard = Guard("the watch over the start")
         with ThreadPoolExecutor(ASKED_AT_ONCE, thread_name_prefix="forming") as pool:
             while not self._stop.wait(every):
-                tasks = list(self._addresses)
-                for task, finding in zip(tasks, pool.map(self._look, tasks), strict=True):
-                    self._board.note(task, finding, time.monotonic())
+                guard.passes(partial(self._ask_all, pool))
                 if self._board.formed(self._until) or self._stop.is_set():
                     break
                 self._show(self._board.line(time.monotonic()))
         self._over()
+
+    def _ask_all(self, pool: ThreadPoolExecutor) -> None:
+        tasks = list(self._addresses)
+        for task, finding in zip(tasks, pool.map(self._look, tasks), strict=True):
+            self._board.note(task, finding, time.monotonic())
 
     def _look(self, task: TaskId) -> AddressFinding:
         return look(task, self._addresses[task], ask_seconds(len(self._addresses)))

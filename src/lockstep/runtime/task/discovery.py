@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 from lockstep.protocol.core.events import Event, Searched
@@ -25,6 +26,7 @@ from lockstep.runtime.startup.start_facts import StartFacts
 from lockstep.runtime.startup.startup_query import ask_start, difference_with_any, why_it_does_not_come
 from lockstep.runtime.task.loop import TaskLoop
 from lockstep.runtime.task.peers import PeerKeeper
+from lockstep.transports.guard import Guard
 
 LOOP_SECONDS = 1.0
 """How long the loop may take to report which tasks are missing."""
@@ -92,15 +94,19 @@ class Discovery:
         coordinator = self._node.machine.coordinator
         assert coordinator is not None
         with ThreadPoolExecutor(PROBES_AT_ONCE, thread_name_prefix="probe") as pool:
+            guard = Guard("the search for missing tasks")
             while not self._stop.is_set():
                 missing = self._node.loop.ask(coordinator.missing, LOOP_SECONDS)
                 if missing == ():
                     return
                 if missing is None:
                     continue  # the loop is busy; it answers later, or the task leaves
-                self._may_ask = self._whose_turn(missing)
-                self._node.post(Searched(tuple(pool.map(self._look, missing))))
+                guard.passes(partial(self._search, missing, pool))
                 self._stop.wait(SEARCH_SECONDS + PROBE_SECONDS_PER_TASK * len(missing))
+
+    def _search(self, missing: tuple[TaskId, ...], pool: ThreadPoolExecutor) -> None:
+        self._may_ask = self._whose_turn(missing)
+        self._node.post(Searched(tuple(pool.map(self._look, missing))))
 
     def _whose_turn(self, missing: Iterable[TaskId]) -> frozenset[TaskId]:
         """The tasks to ask for their reasons in this round: a few, in turn."""
@@ -180,12 +186,12 @@ class Search:
             self._thread.join(SEARCH_JOIN_SECONDS)
 
     def _run(self) -> None:
+        guard = Guard("the search for other tasks")
         while not self._stop.wait(SEARCH_SECONDS) and not self._over():
             self._keepers = [keeper for keeper in self._keepers if not keeper.linked]
             if not self._keepers:
                 return
-            missing = tuple(self._missing(keeper) for keeper in self._keepers)
-            self._say_missing(missing)
+            guard.passes(lambda: self._say_missing(tuple(self._missing(keeper) for keeper in self._keepers)))
 
     def _missing(self, keeper: PeerKeeper) -> MissingTask:
         now = time.monotonic()

@@ -42,6 +42,7 @@ from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL
 from lockstep.runtime.task.connection import Connection, NodeSide
 from lockstep.transports.control.link import ControlLink, dial_link
 from lockstep.transports.control.tcp_probe import probe
+from lockstep.transports.guard import Guard
 
 RETRY_SECONDS = 0.3
 LONGEST_PAUSE = 0.9
@@ -198,16 +199,21 @@ class PeerKeeper:
             self._wake.notify_all()
 
     def _run(self) -> None:
+        guard = Guard(f"the keeper of {self.peer}")
         while not self._closing:
-            if self.linked:
-                self._looks = 0
-                self.send(Heartbeat(time.time()))
+            if not guard.passes(self._keep):
                 self._pause(HEARTBEAT_SECONDS)
-            elif self._node.leaving or (self._connection is None and not self.dials):
-                self._pause(HEARTBEAT_SECONDS)
-            else:
-                self._find()
-            self._bury()
+
+    def _keep(self) -> None:
+        if self.linked:
+            self._looks = 0
+            self.send(Heartbeat(time.time()))
+            self._pause(HEARTBEAT_SECONDS)
+        elif self._node.leaving or (self._connection is None and not self.dials):
+            self._pause(HEARTBEAT_SECONDS)
+        else:
+            self._find()
+        self._bury()
 
     def _pause(self, seconds: float) -> None:
         with self._wake:

@@ -7,12 +7,12 @@ difference is the difference of the clocks. Tasks that share no tensor are align
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from lockstep.errors import BadInput
+from lockstep.foreign import read_json
 from lockstep.protocol.core.journal import Happening
 
 Trace = Mapping[str, Any]
@@ -20,16 +20,45 @@ Tensor = tuple[str, str, int, int]
 """From, to, step or version, bucket."""
 
 
+MAX_BYTES: Final = 1 << 30
+MAX_VALUES: Final = 1 << 25
+LATEST: Final = 1e15
+"""Microseconds, some thirty years after a machine has started: no monotonic clock shows more."""
+
+
 def read_trace(path: Path) -> Trace:
     """One task's trace; BadInput if the file is not one."""
     try:
-        trace = json.loads(path.read_text())
-        str(trace["lockstep"]["task"]), float(trace["lockstep"]["wall_offset"]), list(trace["traceEvents"])
+        with path.open("rb") as file:
+            trace = read_json(file.read(MAX_BYTES + 1), MAX_BYTES, values=MAX_VALUES)
+        _check(trace)
     except OSError as error:
         raise BadInput(f"{path} cannot be read ({error.strerror}); give files that --trace_file wrote.") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f"{path} is not a trace of a Lockstep task; give files that --trace_file wrote.") from None
     return trace  # type: ignore[no-any-return]  # its form was just checked
+
+
+def _check(trace: Any) -> None:
+    """ValueError, or what a value of the wrong type raises, for anything that ``write_trace`` does not write."""
+    texts, numbers = [trace["lockstep"]["task"]], [trace["lockstep"]["wall_offset"]]
+    for event in trace["traceEvents"]:
+        texts += [event["ph"], event["name"]]
+        numbers += [event["pid"], event["tid"], event.get("dur", 0)]
+        arguments = event.get("args", {})
+        if event["ph"] == "M":
+            texts.append(arguments["name"])
+            continue
+        numbers.append(event["ts"])
+        if event["ph"] in ("b", "e"):
+            texts += [event["cat"], event["id"]]
+        if event["ph"] == "b" and event["cat"] == "transfer":
+            texts.append(arguments["peer"])
+            numbers += [arguments["number"], arguments["bucket"], *arguments["seen"].values()]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("something else than a text is in its place")
+    if not all(isinstance(number, int | float) and abs(number) <= LATEST for number in numbers):
+        raise ValueError("a number in it is out of range")
 
 
 def merged(traces: Sequence[Trace]) -> dict[str, Any]:

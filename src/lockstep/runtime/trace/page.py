@@ -97,7 +97,7 @@ def trace_page(trace: Trace) -> bytes:
 
 def _axis(duration: float, scale: float, bottom: int) -> str:
     """Thin vertical lines at regular intervals, at most ten of them."""
-    apart = next(size for size in _ROUND if duration / size <= _MOST_TICKS or size == _ROUND[-1])
+    apart = next((size for size in _ROUND if duration / size <= _MOST_TICKS), duration / _MOST_TICKS)
     drawn = []
     for number in range(int(duration / apart) + 1):
         x = _LEFT + number * apart * scale

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lockstep.private_files import replace_file
 from lockstep.protocol.core.ids import Role, Step, TaskId
 from lockstep.protocol.core.journal import NO_BUCKET, Happening, Record, TensorStates, tensor_states
 from lockstep.protocol.core.plan import Plan
@@ -80,10 +81,7 @@ def trace_of(
 
 def write_trace(path: Path, trace: dict[str, Any]) -> None:
     """Write the whole trace or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(path.name + ".part")
-    half.write_text(json.dumps(trace))
-    half.replace(path)
+    replace_file(path, json.dumps(trace).encode())
 
 
 def trace_path(asked: str, task: TaskId | None) -> Path:

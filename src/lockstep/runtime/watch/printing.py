@@ -167,17 +167,26 @@ class Printing:
     def settle(self, now: float) -> None:
         """Print what nobody else has printed in time."""
         for one in list(self._unprinted):
-            if not one.asks and (now >= one.until or not self._hears_coordinator()):
-                # ``Printed`` will not come any more; its monitor still knows, and otherwise the next task prints.
-                one.before, one.asks = self._before(one.diagnosis), True
-                one.until += PRINTED_AFTER_SECONDS if len(one.before) > 1 else 0.0
-            if one.asks and now - one.asked_at >= ASK_AGAIN_SECONDS:
-                one.asked_at = now
-                self._ask(one)
-            if one in self._unprinted and (not one.before or now >= one.until):
-                self._unprinted.remove(one)
-                self._print(one.kind, one.diagnosis)
-                self._publisher.say_where(one.copy)
+            try:
+                self._settle(one, now)
+            except BaseException:
+                # Otherwise it would fail again and again, and a task that leaves waits for this list to be empty.
+                if one in self._unprinted:
+                    self._unprinted.remove(one)
+                raise
+
+    def _settle(self, one: _Unprinted, now: float) -> None:
+        if not one.asks and (now >= one.until or not self._hears_coordinator()):
+            # ``Printed`` will not come any more; its monitor still knows, and otherwise the next task prints.
+            one.before, one.asks = self._before(one.diagnosis), True
+            one.until += PRINTED_AFTER_SECONDS if len(one.before) > 1 else 0.0
+        if one.asks and now - one.asked_at >= ASK_AGAIN_SECONDS:
+            one.asked_at = now
+            self._ask(one)
+        if one in self._unprinted and (not one.before or now >= one.until):
+            self._unprinted.remove(one)
+            self._print(one.kind, one.diagnosis)
+            self._publisher.say_where(one.copy)
 
     def _hears_coordinator(self) -> bool:
         keeper = self._node.peers.get(self._node.cluster.shape.coordinator)

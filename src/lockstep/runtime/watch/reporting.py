@@ -32,28 +32,28 @@ class Publisher:
 
     def __init__(self, node: Shown, say: Callable[[str], None], asked_folder: str) -> None:
         self._node = node
-        self._say = say
+        self.say = say
         self._said: set[str] = set()
         self.folder = RunFolder(asked_folder, lambda: node.job)
 
     # -- to people --
 
     def say_notice(self, diagnosis: Diagnosis) -> None:
-        self._say(notice_line(diagnosis.verdict) if diagnosis.verdict is not None else lead_line(diagnosis))
+        self.say(notice_line(diagnosis.verdict) if diagnosis.verdict is not None else lead_line(diagnosis))
 
     def say_report(self, kind: ReportKind, diagnosis: Diagnosis) -> None:
         """The whole report."""
-        self._say(render(kind, diagnosis))
+        self.say(render(kind, diagnosis))
 
     def say_printed(self, diagnosis: Diagnosis, printer: TaskId, copy: str) -> None:
         """One line instead of a report that another task has printed."""
-        self._say(said.printed_by(lead_line(diagnosis, remedy=False), str(printer), copy))
+        self.say(said.printed_by(lead_line(diagnosis, remedy=False), str(printer), copy))
 
     def say_again(self, kind: ReportKind, diagnosis: Diagnosis, copy: str) -> None:
         """One line instead of a report that was printed before and still holds."""
         line = said.printed_before(lead_line(diagnosis, remedy=False), copy)
         ends = Ends.AFTER_STALL if diagnosis.verdict is None else diagnosis.verdict.ends
-        self._say(said.no_progress_for_too_long(line, ends) if kind is ReportKind.STALL else line)
+        self.say(said.no_progress_for_too_long(line, ends) if kind is ReportKind.STALL else line)
 
     def say_where(self, copy: str) -> None:
         """Where the files of a report are."""
@@ -61,12 +61,12 @@ class Publisher:
             self._say_once(phrases.files_are_in(str(self.folder.nearest)))
 
     def say_problem(self, problem: Exception) -> None:
-        self._say(phrases.report_unreadable(problem))
+        self.say(phrases.report_unreadable(problem))
 
     def _say_once(self, sentence: str) -> None:
         if sentence and sentence not in self._said:
             self._said.add(sentence)
-            self._say(sentence)
+            self.say(sentence)
 
     # -- to the other tasks; never blocks --
 
@@ -103,7 +103,7 @@ class Publisher:
         """Write this task's snapshot and journal. ``tells``: print where, to a person who asked for it."""
         folder = self._write_all({}, why)
         if folder and tells:
-            self._say(phrases.files_on_request(why, self._node.task, f"{folder}/{file_name(self._node.task)}"))
+            self.say(phrases.files_on_request(why, self._node.task, f"{folder}/{file_name(self._node.task)}"))
         elif folder:
             self._say_once(phrases.files_are_in(folder))
 

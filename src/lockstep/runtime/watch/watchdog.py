@@ -56,6 +56,7 @@ from lockstep.runtime.watch.printing import Printing
 from lockstep.runtime.watch.reporting import Publisher
 from lockstep.runtime.watch.snapshot import Shown, snapshot_of
 from lockstep.runtime.watch.status import STEPS_TO_KNOW
+from lockstep.transports.guard import Guard
 from lockstep.version import __version__
 
 STARTING_LOOK_PER_TASK = 0.1
@@ -131,6 +132,7 @@ class Watchdog:
         """Since when its thread waits for work; infinity while it does some."""
         self._look_at = 0.0
         self._beat_at = 0.0
+        self._guard = Guard("the watchdog", publisher.say)
         self._thread = threading.Thread(target=self._run, name=f"watchdog {node.task.short}", daemon=True)
 
     def start(self) -> None:
@@ -208,17 +210,10 @@ class Watchdog:
             self._was_stopped()
             self._idle_since = math.inf
             if work is not None:
-                self._guarded(work)
+                self._guard.passes(work)
             elif not self._closing:
-                self._tick(time.monotonic())
-            self._printing.settle(time.monotonic())
-
-    def _guarded(self, work: Callable[[], None]) -> None:
-        """What another task sent must not end the thread that would notice a hang."""
-        try:
-            work()
-        except Exception as error:  # noqa: BLE001 - whatever it is
-            self._publisher.say_problem(error)
+                self._guard.passes(lambda: self._tick(time.monotonic()))
+            self._guard.passes(lambda: self._printing.settle(time.monotonic()))
 
     def _tick(self, now: float) -> None:
         node = self._node

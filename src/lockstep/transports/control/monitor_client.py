@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from lockstep.foreign import read_json
+from lockstep.foreign import plain, read_json
 from lockstep.protocol.core.messages import Description
 from lockstep.protocol.core.reach import Reach, Silence
 from lockstep.protocol.core.timing import ASK_SECONDS, PROBE_SECONDS
@@ -147,6 +147,8 @@ class Watch:
             reason = explain(error, self._address)
         except WireError as error:
             reason = f"{self._address} sent a description that cannot be read: {error}"
+        except Exception as error:  # noqa: BLE001 - the owner must hear that the watch is over, and may begin another
+            reason = f"{self._address} sent a description that means nothing: {plain(str(error), 200)}"
         finally:
             self._call.cancel()
             self._channel.close()

@@ -122,5 +122,5 @@ def _answer(line: bytes, methods: Methods, expected: tuple[type[Exception], ...]
         return {"result": methods[asked["call"]](**asked["with"])}
     except expected as error:
         return {"error": str(error)}
-    except Exception as error:  # noqa: BLE001 - a call must not end the server
-        return {"error": f"this call failed: {type(error).__name__}: {error}"}
+    except Exception as error:  # noqa: BLE001 - the next caller needs this process, whatever this one has sent
+        return {"error": plain(f"this call is not valid: {type(error).__name__}: {error}", 500)}
