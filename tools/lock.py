@@ -29,7 +29,7 @@ CUDA = ("cuda-", "nvidia-", "triton")
 
 _HEADS = {
     "packages": "Everything that `make` installs, except torch.",
-    "torch": "torch: the builds on the package index, and the CPU build. Installed without what it needs; see the others.",
+    "torch": "torch: the builds on the package index, and the CPU build.",
     "torch-cuda": "What torch's build with CUDA needs besides; `make` installs it unless torch is a CPU build.",
 }
 
