@@ -53,11 +53,13 @@ bench: $(STAMP)
 	$(BIN)/python bench/image_libraries.py
 
 # Only files whose hashes are in locks/ are installed, and nothing is looked up besides; pip check sees that nothing is
-# missing.
+# missing. Of torch, a build in one of pip's find-links folders comes first: pip itself would prefer the index.
 $(STAMP): pyproject.toml $(wildcard locks/*.txt)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Lockstep needs Python 3.11 or newer; set PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r locks/packages.txt -r locks/torch.txt
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r locks/packages.txt
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps --no-index -r locks/torch.txt 2> /dev/null || \
+	  $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r locks/torch.txt
 	if $(BIN)/python -c 'import importlib.metadata as m, sys; sys.exit("+cpu" in m.version("torch"))'; then \
 	  $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r locks/torch-cuda.txt; fi
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .

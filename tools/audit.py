@@ -33,14 +33,14 @@ IMPORTED_AS: Final = {
     "google-crc32c": "google_crc32c",
     "grpcio": "grpc",
     "grpcio-tools": "grpc_tools",
-    "nixl-cu12": "nixl",
-    "nixl-cu13": "nixl",
     "opencv-python-headless": "cv2",
     "pillow": "PIL",
     "protobuf": "google.protobuf",
 }
 NOT_IMPORTED: Final = {
     "mypy": "make types",
+    "nixl-cu12": "loaded by transports/ucx/agent.py, whichever of the two is there",
+    "nixl-cu13": "the same for CUDA 13",
     "py-spy": "a program that the monitor starts",
     "pytest-timeout": "a plugin of pytest",
     "pytest-xdist": "a plugin of pytest",
@@ -115,7 +115,7 @@ def dependencies() -> set[str]:
 
 
 def _imported() -> set[str]:
-    """Every module that any file imports, with the packages it is in."""
+    """Every module that any file imports or names, with the packages it is in."""
     found: set[str] = set()
     for folder in ("src", "tests", "bench", "examples"):
         for file in (ROOT / folder).rglob("*.py"):
@@ -124,6 +124,8 @@ def _imported() -> set[str]:
                     names = [alias.name for alias in node.names]
                 elif isinstance(node, ast.ImportFrom) and node.module:
                     names = [f"{node.module}.{alias.name}" for alias in node.names]
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value:
+                    names = [node.value]  # importorskip, or python -m
                 else:
                     continue
                 for name in names:
