@@ -78,7 +78,7 @@ audit: $(STAMP)
 # Mutated inputs for every parser and for the live ports of a small job.
 FUZZ_SECONDS ?= 600
 fuzz: $(STAMP)
-	$(BIN)/python -m fuzz --seconds=$(FUZZ_SECONDS)
+	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds=$(FUZZ_SECONDS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

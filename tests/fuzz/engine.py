@@ -27,6 +27,8 @@ INPUT_SECONDS: Final = 5.0
 """No parser takes longer for one input, even on a busy machine."""
 GROWTH_BYTES: Final = 64 << 20
 _WARM_UP: Final = 50
+_COLLECT_EVERY: Final = 20
+_LOOK_EVERY: Final = 500
 _SHRINK_SECONDS: Final = 3.0
 _HEAD: Final = struct.Struct("<QQQ")
 """How many inputs have begun, the length of the present one, and how many defects have been written."""
@@ -42,6 +44,8 @@ class Target:
     parse: Callable[[bytes], object]
     seeds: Sequence[bytes]
     documented: tuple[type[BaseException], ...] = ()
+    limit: int = MAX_BYTES
+    """Longer inputs are cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,7 @@ def input_of(target: Target, seed: int, number: int) -> bytes:
     """Input ``number`` of a seed: the first ones are the real inputs themselves."""
     if number < len(target.seeds):
         return target.seeds[number]
-    return mutated(random.Random(f"{seed} {target.name} {number}"), target.seeds)
+    return mutated(random.Random(f"{seed} {target.name} {number}"), target.seeds)[: target.limit]
 
 
 def fuzz(target: Target, seed: int, *, seconds: float = float("inf"), inputs: int = sys.maxsize) -> Fuzzed:
@@ -120,34 +124,60 @@ def _feed(target: Target, seed: int, shared: mmap.mmap, deadline: float, inputs:
     """The child: parse, and note what happened. Ends by itself."""
     known: set[str] = set()
     notes = bytearray()
-    base = 0
+    memory = _Memory()
     number = 0
-    gc.disable()  # what a parser leaves behind shows
+    gc.freeze()  # so that collecting looks only at what parsers leave behind
     while number < inputs and time.monotonic() < deadline:
         data = input_of(target, seed, number)
         shared[_HEAD.size : _HEAD.size + len(data)] = data
         _HEAD.pack_into(shared, 0, number + 1, len(data), len(notes))
         began = time.monotonic()
         what = _outcome(target, data)
-        if not what and time.monotonic() - began > INPUT_SECONDS:
-            what = f"slow: took {time.monotonic() - began:.1f} s"
-        number += 1
-        if number % 200 == 0:
-            gc.collect()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        if number == _WARM_UP:
-            base = peak
-        elif base and peak - base > GROWTH_BYTES and not what and "memory" not in known:
-            known.add("memory")
-            what = f"memory: grew by {(peak - base) >> 20} MiB"
-        if what and what not in known:
-            known.add(what)
-            notes += _note(number - 1, what, _shrunk(target, data, what)[: 1 << 16])
+        spent = time.monotonic() - began
+        what = what or memory.finding(number) or (f"slow (took {spent:.1f} s)" if spent > INPUT_SECONDS else "")
+        if what and _kind(what) not in known:
+            known.add(_kind(what))
+            notes += _note(number, what, _shrunk(target, data, what)[: 1 << 16])
             shared[_DEFECTS_AT : _DEFECTS_AT + len(notes)] = bytes(notes)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    notes += _note(-1, str(max(0, peak - base) if base else 0), b"")
+        number += 1
+    notes += _note(-1, str(memory.grown()), b"")
     shared[_DEFECTS_AT : _DEFECTS_AT + len(notes)] = bytes(notes)
     _HEAD.pack_into(shared, 0, number, 0, len(notes))
+
+
+class _Memory:
+    """What this process uses: at its peak during one input, and what stays."""
+
+    def __init__(self) -> None:
+        self._peak = _peak()
+        self._base = 0
+
+    def finding(self, number: int) -> str:
+        """After each input: whether it took, or all together have kept, more than is allowed."""
+        peak, before = _peak(), self._peak
+        self._peak = peak
+        if number % _COLLECT_EVERY == 0:
+            gc.collect()
+        if number == _WARM_UP:
+            self._base = _resident()
+        if number > _WARM_UP and peak - before > GROWTH_BYTES:
+            return f"memory at its peak (one input took {(peak - before) >> 20} MiB)"
+        if self._base and number % _LOOK_EVERY == 0 and self.grown() > GROWTH_BYTES:
+            return f"memory that stays (grew by {self.grown() >> 20} MiB)"
+        return ""
+
+    def grown(self) -> int:
+        gc.collect()
+        return max(0, _resident() - self._base) if self._base else 0
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _resident() -> int:
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * mmap.PAGESIZE
 
 
 def _outcome(target: Target, data: bytes) -> str:
@@ -164,6 +194,9 @@ def _outcome(target: Target, data: bytes) -> str:
     return ""
 
 
+_NOT_SHRUNK: Final = ("memory", "slow")
+
+
 def _kind(what: str) -> str:
     return what.partition(" (")[0]
 
@@ -172,7 +205,7 @@ def _shrunk(target: Target, data: bytes, what: str) -> bytes:
     """A shorter input with the same exception at the same place, by leaving out ever smaller parts."""
     deadline = time.monotonic() + _SHRINK_SECONDS
     size = len(data) // 2
-    while size and time.monotonic() < deadline and not what.startswith(("memory", "slow")):
+    while size and time.monotonic() < deadline and not what.startswith(_NOT_SHRUNK):
         at = 0
         while at < len(data) and time.monotonic() < deadline:
             shorter = data[:at] + data[at + size :]

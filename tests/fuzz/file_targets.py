@@ -21,10 +21,9 @@ from helpers.snapshots import healthy
 from lockstep.benchmark.data.cifar import read_batch
 from lockstep.benchmark.data.errors import BadData, BadRecord
 from lockstep.benchmark.data.example import PictureExample, decode_example, encode_example
-from lockstep.benchmark.data.jobs import DecodeResult
 from lockstep.benchmark.data.records import framed, index_records, read_payload
 from lockstep.benchmark.data.scenes import SCENES, draw
-from lockstep.benchmark.data.transforms import Preparation, make_engine, prepare
+from lockstep.benchmark.data.transforms import Engine, Preparation, make_engine, prepare
 from lockstep.diagnose.analyse import analyse
 from lockstep.diagnose.files import evidence_of, read_folder
 from lockstep.errors import BadInput
@@ -45,7 +44,6 @@ def file_targets(stack: contextlib.ExitStack) -> Iterator[Target]:
     yield from _traces(folder)
     yield _run_folder(folder)
     yield Target("monitor: report of its task", decode_report, [_report()])
-    yield Target("decoder: result", DecodeResult.from_line, [b'[1, [[0, "bad"]]]\n'], (ValueError, TypeError))
     yield Target("optimizer state", lambda data: unpack(data, 2), [_state()], (ValueError, SafetensorError))
     yield from _records(folder)
     yield from _pictures()
@@ -87,7 +85,7 @@ def _traces(folder: Path) -> Iterator[Target]:
             {"name": "step", "ph": "X", "ts": at, "dur": 10, "pid": 1, "tid": 1, "args": {}},
             {"name": "g", "cat": "transfer", "ph": "b", "id": 1, "ts": at, "pid": 1, "tid": 2, "args": seen},
             {"name": "g", "cat": "transfer", "ph": "e", "id": 1, "ts": at + 5, "pid": 1, "tid": 2},
-            {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": task}},
+            {"name": "process_name", "ph": "M", "pid": 1, "tid": 1, "args": {"name": task}},
         ]
         return json.dumps({"traceEvents": events, "lockstep": {"task": task, "wall_offset": 1.5}}).encode()
 
@@ -153,7 +151,7 @@ def _pictures() -> Iterator[Target]:
     for name in ("turbo", "pillow"):
         engine = make_engine(name)
 
-        def read(data: bytes, engine=engine) -> None:  # type: ignore[no-untyped-def]
+        def read(data: bytes, engine: Engine = engine) -> None:
             prepare(data, (), Preparation(SIDE), engine, random.Random(1), target)
 
         yield Target(f"image, {name}", read, seeds, (BadRecord,))

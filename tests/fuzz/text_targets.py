@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from fuzz.engine import Target
 from lockstep.benchmark.settings.schedules import BadSchedule, parse_piecewise
@@ -33,24 +33,30 @@ def _text(data: bytes) -> str:
     return data.decode(errors="surrogateescape")
 
 
+LIMIT = 4096
+
+
 def text_targets() -> Iterator[Target]:
     lines = [line.encode() for line in _LINES]
     spoken = (BadInput, HelpAsked)
-    yield Target("flags of bench", lambda data: parse_bench(_text(data).split(" "), {}), lines, spoken)
-    yield Target("flags of doctor", lambda data: parse_doctor(_text(data).split(" "), {}), lines[:2], spoken)
+    yield _target("flags of bench", lambda text: parse_bench(text.split(" "), {}), lines, *spoken)
+    yield _target("flags of doctor", lambda text: parse_doctor(text.split(" "), {}), lines[:2], *spoken)
     hosts = [b"10.0.0.1:20000", b"[fe80::1%eth0]:1", b"node-3.example:65535"]
-    yield Target("address", lambda data: parse_address(_text(data)), hosts, (AddressError,))
-    yield Target("address to bind", lambda data: parse_bind(_text(data), 1), [*hosts, b"0.0.0.0", b"[::]"], (AddressError,))
-    yield Target("task name", lambda data: TaskId.parse(_text(data)), [b"/job:ps/replica:0/task:12"], (ValueError,))
+    yield _target("address", parse_address, hosts, AddressError)
+    yield _target("address to bind", lambda text: parse_bind(text, 1), [*hosts, b"0.0.0.0", b"[::]"], AddressError)
+    yield _target("task name", TaskId.parse, [b"/job:ps/replica:0/task:12"], ValueError)
     key = str(TensorKey(worker(0), 1, worker(1), "gradient/bucket_0")).encode()
-    yield Target("tensor key", lambda data: TensorKey.parse(_text(data)), [key], (ValueError,))
+    yield _target("tensor key", TensorKey.parse, [key], ValueError)
     fault = to_text(Die(str(worker(1)), 3)).encode()
-    yield Target("planted faults", lambda data: parse_faults(_text(data)), [fault, fault + b"\n" + fault], (ValueError,))
-    schedule = [b"0.1;30;0.01;60;0.001"]
-    yield Target("learning rates", lambda data: parse_piecewise(_text(data)), schedule, (BadSchedule,))
+    yield _target("planted faults", parse_faults, [fault, fault + b"\n" + fault], ValueError)
+    yield _target("learning rates", parse_piecewise, [b"0.1;30;0.01;60;0.001"], BadSchedule)
+    yield _target("variables of launchers", _launched, [line.encode() for line in _VARIABLES], BadInput)
 
-    def launched(data: bytes) -> None:
-        pairs = [word.partition("=") for word in _text(data).split(" ")]
-        launched_by({name: value for name, _, value in pairs})
 
-    yield Target("variables of launchers", launched, [line.encode() for line in _VARIABLES], (BadInput,))
+def _target(name: str, parse: Callable[[str], object], seeds: list[bytes], *documented: type[BaseException]) -> Target:
+    return Target(name, lambda data: parse(_text(data)), seeds, documented, LIMIT)
+
+
+def _launched(text: str) -> None:
+    pairs = [word.partition("=") for word in text.split(" ")]
+    launched_by({name: value for name, _, value in pairs})

@@ -152,7 +152,9 @@ def _answers() -> Iterator[Target]:
 def _of_doctors() -> Iterator[Target]:
     start = {"task": TASK, "ps_hosts": ["a:1"], "worker_hosts": ["b:1", "c:2"], "version": "1", "settings": {"a": "b"}}
     visit = {
-        **dict.fromkeys(("visitor", "host", "address", "words", "task", "phase", "process", "version", "other_port"), "a"),
+        **dict.fromkeys(
+            ("visitor", "host", "address", "words", "task", "phase", "process", "version", "other_port"), "a"
+        ),
         **{"phase_seconds": 1.5, "job": 3, "answer": "mute"},
     }
     port = {"device": "mlx5_0", "port": 1, "state": "ACTIVE", "link_layer": "Ethernet", "provider": "p", "gids": ["a"]}
