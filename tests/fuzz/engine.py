@@ -103,6 +103,15 @@ def fuzz(target: Target, seed: int, *, seconds: float = float("inf"), inputs: in
 
 def _watch(child: int, shared: mmap.mmap) -> str:
     """Wait for the process; what went wrong, if it did not end by itself."""
+    try:
+        return _ended(child, shared)
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
+
+
+def _ended(child: int, shared: mmap.mmap) -> str:
     before, since = -1, time.monotonic()
     while True:
         pid, status = os.waitpid(child, os.WNOHANG)

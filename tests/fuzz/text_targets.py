@@ -33,7 +33,8 @@ def _text(data: bytes) -> str:
     return data.decode(errors="surrogateescape")
 
 
-LIMIT = 4096
+LIMIT = 512
+"""Of a command line, or of a variable: for each word that is no flag, similar ones are looked for."""
 
 
 def text_targets() -> Iterator[Target]:
