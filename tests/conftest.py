@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +21,14 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Processes that a test's own child left behind come back to us and are seen, instead of going to init.
     become_subreaper()
+    # Tests and the programs that they start have a key of their own and never touch the user's.
+    for variable in ("LOCKSTEP_KEY_FILE", "LOCKSTEP_INSECURE"):
+        os.environ.pop(variable, None)
+    os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="lockstep-test-config-")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ.pop("XDG_CONFIG_HOME"), ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

@@ -15,18 +15,20 @@ BASE = {"drill_stubs", "errors", "private_files", "terminal", "version"}
 """Single modules that any package may import; they import one another and nothing else of ours."""
 
 LAYERS: dict[str, set[str]] = {
+    "security": set(),
     "protocol": set(),
-    "transports": {"protocol"},
+    "transports": {"protocol", "security"},
     "diagnose": {"protocol", "transports"},
     "sim": {"protocol", "diagnose"},
-    "runtime": {"protocol", "transports", "diagnose"},
-    "doctor": {"protocol", "transports", "runtime"},
-    "drill": {"protocol", "transports", "diagnose", "runtime"},
+    "runtime": {"protocol", "security", "transports", "diagnose"},
+    "doctor": {"protocol", "security", "transports", "runtime"},
+    "drill": {"protocol", "security", "transports", "diagnose", "runtime"},
     "training": {"protocol", "transports", "runtime"},
-    "library": {"protocol", "transports", "runtime", "training"},
+    "library": {"protocol", "security", "transports", "runtime", "training"},
     "benchmark": {"protocol", "runtime", "training"},
     "cli": {
         "protocol",
+        "security",
         "transports",
         "diagnose",
         "sim",
@@ -42,6 +44,7 @@ LAYERS: dict[str, set[str]] = {
 }
 
 LIBRARIES: dict[str, set[str]] = {
+    "security": {"cryptography"},
     "protocol": set(),
     "transports": {"google", "grpc", "grpc_tools", "nixl", "numpy", "psutil"},
     "diagnose": set(),

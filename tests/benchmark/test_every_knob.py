@@ -345,7 +345,8 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     ),
     "grace": ("cluster/test_signals.py", "test_a_checkpoint_that_takes_too_long_is_not_waited_for"),
     "rejoin_timeout": ("benchmark/test_every_knob.py", "test_input_is_waited_for_as_long_as_a_lost_task"),
-    "job_token": ("protocol/coordinator/test_protocol_coordinator.py", "test_another_job_token_is_refused"),
+    "key_file": ("cli/test_key_flags.py", "test_every_command_takes_the_key_flags_wherever_they_stand"),
+    "insecure": ("cli/test_key_flags.py", "test_insecure_is_said_once_and_passed_on"),
     "resnet_base_lr": ("benchmark/settings/test_schedules.py", "test_resnets_take_another_base"),
     "display_perf_ewma": (
         "benchmark/outputs/test_metrics.py",

@@ -163,15 +163,6 @@ def test_a_server_may_name_more_gpus_than_it_has() -> None:
     assert parse_bench(argv, {"CUDA_VISIBLE_DEVICES": ""}).devices.num_gpus == 8
 
 
-def test_the_job_token_can_come_from_the_environment_and_the_flag_wins() -> None:
-    argv = _words("--job_name=ps --ps_hosts=a:1 --worker_hosts=b:1")
-    for words, expected in ((argv, "quiet"), ([*argv, "--job_token=loud"], "loud")):
-        cluster = parse_bench(words, {"LOCKSTEP_JOB_TOKEN": "quiet"}).cluster
-        assert cluster is not None
-        assert cluster.token == expected
-        assert expected not in repr(cluster)
-
-
 def test_a_flag_that_another_one_makes_useless_gets_a_notice() -> None:
     notices = parse_bench(["--momentum=0.5", "--adam_beta1=0.8"], {}).output.notices
     assert notices == (

@@ -11,6 +11,7 @@ import threading
 from typing import Any, TextIO
 
 from conformance_hosts.remote import pack, unpack
+from lockstep.security.chosen import chosen_key
 from lockstep.transports.base import TransportError
 from lockstep.transports.conformance.events import EventLog, Heard
 from lockstep.transports.conformance.node import LocalNode
@@ -52,7 +53,7 @@ def _carry_out(node: LocalNode, line: str) -> dict[str, Any]:
 def main() -> None:
     transport, task, incarnation, *host = sys.argv[1:]
     out = _Lines(sys.stdout)
-    node = LocalNode(transport, task, int(incarnation), *host)
+    node = LocalNode(transport, task, int(incarnation), *host, key=chosen_key())
     node.log = _TellingLog(task, out)
     for line in sys.stdin:
         out.write(_carry_out(node, line))

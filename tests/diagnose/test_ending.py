@@ -54,27 +54,24 @@ def test_another_life_at_the_address_is_a_stale_incarnation() -> None:
 
 
 def joined(coordinator: CoordinatorMachine, task: TaskId, life: int, **changes: object) -> list[object]:
-    fields = {"task": str(task), "incarnation": life, "token": "", "host": "h", "pid": 1, "settings": ()}
+    fields = {"task": str(task), "incarnation": life, "host": "h", "pid": 1, "settings": ()}
     join = Join(**{**fields, **changes})  # type: ignore[arg-type]  # a test names real fields
     return [e.message for e in coordinator.handle(Received(task, life, join), 1.0) if isinstance(e, Send)]
 
 
 def test_the_refusals_of_a_coordinator_lead_to_their_causes() -> None:
-    coordinator = CoordinatorMachine(SHAPE, 1, "", Journal(), 0.0)
+    coordinator = CoordinatorMachine(SHAPE, 1, Journal(), 0.0)
     joined(coordinator, worker(0), 1)
     (twice,) = joined(coordinator, worker(0), 2)
     assert isinstance(twice, Refused)
     assert twice.reason.cause is Cause.DUPLICATE_TASK
-    (token,) = joined(coordinator, worker(1), 3, token="other")
-    assert isinstance(token, Refused)
-    assert token.reason.cause is Cause.MISMATCH
     ends = joined(coordinator, worker(1), 3, settings=(Setting("optimizer", "adam"),))
     assert isinstance(ends[0], End)
     assert ends[0].reason.cause is Cause.MISMATCH
 
 
 def test_a_running_job_refuses_newcomers_as_a_leftover_would() -> None:
-    coordinator = CoordinatorMachine(SHAPE, 1, "", Journal(), 0.0)
+    coordinator = CoordinatorMachine(SHAPE, 1, Journal(), 0.0)
     for life, task in enumerate(SHAPE.tasks()):
         joined(coordinator, task, life + 1)
     (refused,) = joined(coordinator, worker(0), 99)
@@ -84,7 +81,7 @@ def test_a_running_job_refuses_newcomers_as_a_leftover_would() -> None:
 
 def test_a_cluster_that_is_never_complete_was_never_started_or_does_not_answer() -> None:
     for linked, cause in ((False, Cause.NEVER_STARTED), (True, Cause.COMMUNICATION)):
-        join = Join(str(worker(0)), 1, "", "h", 1, ())
+        join = Join(str(worker(0)), 1, "h", 1, ())
         member = MemberMachine(worker(0), server(0), join, 5.0, Journal(), 0.0)
         if linked:
             member.handle(LinkUp(server(0), 9), 0.0)

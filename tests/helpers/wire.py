@@ -15,7 +15,7 @@ PATIENCE = 10.0
 
 
 def hello(task: str, incarnation: int = 1) -> Hello:
-    return Hello(task, incarnation, 0, "test", "", ())
+    return Hello(task, incarnation, 0, "test", ())
 
 
 class RecordingOwner:

@@ -225,7 +225,6 @@ def join_of(
     return Join(
         str(task),
         life(task) if incarnation is None else incarnation,
-        "secret",
         f"host{task.index}",
         pid,
         tuple(Setting(name, value) for name, value in chosen.items()),
@@ -247,7 +246,7 @@ class CoordinatorRig(Rig):
         journal = Journal()
         self.shape = ClusterShape(servers, workers)
         self.machine = CoordinatorMachine(
-            self.shape, JOB, "secret", journal, 100.0, aggregate=aggregate, rules=rules, beginning=beginning
+            self.shape, JOB, journal, 100.0, aggregate=aggregate, rules=rules, beginning=beginning
         )
         super().__init__(self.machine, journal)
 

@@ -21,7 +21,7 @@ PS, W0 = server(0), worker(0)
 
 def make(task: TaskId) -> TaskMachine:
     journal = Journal()
-    coordinator = CoordinatorMachine(SHAPE, JOB, "secret", journal, 0.0) if task == PS else None
+    coordinator = CoordinatorMachine(SHAPE, JOB, journal, 0.0) if task == PS else None
     role: ServerMachine | WorkerMachine = (
         ServerMachine(task, SHAPE, journal, eager=True) if task == PS else WorkerMachine(task, 1, journal, eager=True)
     )
@@ -70,7 +70,7 @@ def test_the_coordinators_task_that_gives_up_tells_those_that_wait_with_it() -> 
         life(PS),
         MemberMachine(PS, PS, join_of(PS), 300.0, journal, 0.0),
         ServerMachine(PS, shape, journal, eager=True),
-        CoordinatorMachine(shape, JOB, "secret", journal, 0.0),
+        CoordinatorMachine(shape, JOB, journal, 0.0),
         journal,
     )
     task.start(0.0)

@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 from conformance_hosts.hosts import Here
 from helpers.wire import PATIENCE
 from lockstep.protocol.core.messages import Ticket
+from lockstep.security.chosen import chosen_key
+from lockstep.security.key import Purpose
+from lockstep.security.proof import Dialer, Parties
 from lockstep.transports import meeting
 from lockstep.transports.base import Move, PeerAddress, TransportError
 from lockstep.transports.conformance.node import LocalNode, note_for
@@ -26,9 +29,10 @@ from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grpc.chunks import CHUNK, FIRST, LAST, ChunkedTransfer
 from lockstep.transports.memory import HostRegion
 from lockstep.transports.stream import frames, links
-from lockstep.transports.stream.frames import LOAN, FrameKind, Header
+from lockstep.transports.stream.frames import LOAN, FrameKind, Header, StreamHello
 from lockstep.transports.stream.sending import Sender
 from lockstep.transports.timers import TimerThread
+from lockstep.version import __version__
 
 UNSIGNED = st.integers(0, 2**64 - 1)
 HEADERS = st.builds(
@@ -75,12 +79,28 @@ def test_a_frame_that_was_cut_short_is_refused(header: Header, payload: bytes, c
 class RawPeer:
     """Speaks the data stream to a node without our endpoint, so it can break every rule."""
 
-    def __init__(self, node: LocalNode, hello: bytes) -> None:
+    def __init__(self, node: LocalNode, hello: StreamHello) -> None:
+        """Proves that it knows the key of this process."""
+        address = node.address().address.decode()
+        parties = Parties(
+            purpose="Task.Data",
+            dialer=hello.task,
+            acceptor=node.task,
+            version=__version__,
+            dialer_life=hello.incarnation,
+            acceptor_life=node.incarnation,
+            acceptor_address=address,
+        )
+        key = chosen_key()
+        assert key is not None
+        dialer = Dialer(key.sub(Purpose.DATA), parties)
         self._more = threading.Semaphore(0)
         self._frames: list[bytes | None] = []
-        self._channel = open_data_channel(node.address().address.decode())
-        self.send(hello)
+        self._channel = open_data_channel(address)
+        self.send(frames.pack_hello(hello._replace(nonce=dialer.nonce)))
         self._answers = self._channel.stream_stream(method_path("Task", "Data"))(self._outgoing())
+        proof, _ = dialer.answer(frames.unpack_proof(next(self._answers)))
+        self.send(frames.pack(Header(FrameKind.PROOF), proof))
 
     def _outgoing(self) -> Iterator[bytes]:
         while self._more.acquire(timeout=PATIENCE):
@@ -115,7 +135,7 @@ RAW = PeerAddress("/raw", 77, b"127.0.0.1:1")
 @contextmanager
 def raw_link(node: LocalNode) -> Iterator[tuple[RawPeer, int]]:
     link = node.connect(RAW, False)
-    peer = RawPeer(node, frames.pack_hello(RAW.task, RAW.incarnation, node.incarnation))
+    peer = RawPeer(node, StreamHello(RAW.task, RAW.incarnation, node.incarnation))
     assert peer.answer()[0] == FrameKind.HELLO
     node.log.wait("up", link=link)
     try:
@@ -196,10 +216,10 @@ def test_a_loan_of_a_raw_peer_is_released_with_its_number(stage: Stage) -> None:
         assert (header.kind, header.transfer) == (FrameKind.RELEASE, 42)
 
 
-def test_a_stranger_is_refused_with_a_reason(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_is_not_expected_is_refused_with_a_reason(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "MATCH_SECONDS", 0.2)
     node = stage.node("/node")
-    peer = RawPeer(node, frames.pack_hello("/stranger", 5, node.incarnation))
+    peer = RawPeer(node, StreamHello("/stranger", 5, node.incarnation))
     assert peer.answer() == (FrameKind.FAULT, "/node does not expect /stranger in incarnation 0000000000000005")
     peer.close()
 
@@ -207,14 +227,14 @@ def test_a_stranger_is_refused_with_a_reason(stage: Stage, monkeypatch: pytest.M
 def test_a_second_stream_of_the_same_life_is_refused(stage: Stage) -> None:
     node = stage.node("/node")
     with raw_link(node) as (_, link):
-        second = RawPeer(node, frames.pack_hello(RAW.task, RAW.incarnation, node.incarnation))
+        second = RawPeer(node, StreamHello(RAW.task, RAW.incarnation, node.incarnation))
         assert second.answer() == (FrameKind.FAULT, "/node already has a link with this incarnation of /raw")
         second.close()
         assert node.state(link) == "up"
 
 
 def test_a_stream_without_a_hello_is_given_up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "HELLO_SECONDS", 0.2)
+    monkeypatch.setattr(links, "FIRST_SECONDS", 0.2)
     node = stage.node("/node")
     with open_data_channel(node.address().address.decode()) as channel:
         never = threading.Event()

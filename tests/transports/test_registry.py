@@ -13,7 +13,7 @@ from lockstep.transports.registry import make_transport, runs_here
 def test_each_known_name_gives_a_transport_of_that_name() -> None:
     for name in RUN_HERE:
         server = ControlServer("127.0.0.1", 0, threads=4)
-        transport = make_transport(name, server, "/t", 1)
+        transport = make_transport(name, server, "/t", 1, None)
         assert transport.name == name
         transport.close()
         server.stop(0)
@@ -23,14 +23,14 @@ def test_each_known_name_gives_a_transport_of_that_name() -> None:
 def test_without_a_device_rdma_is_refused_with_what_was_looked_for_and_what_to_do() -> None:
     server = ControlServer("127.0.0.1", 0, threads=4)
     with pytest.raises(TransportError, match=r"needs an RDMA device, but /sys/class/infiniband shows none; load the"):
-        make_transport("grpc+verbs", server, "/t", 1)
+        make_transport("grpc+verbs", server, "/t", 1, None)
     server.stop(0)
 
 
 def test_an_unknown_name_lists_the_known_ones_and_suggests_the_nearest() -> None:
     server = ControlServer("127.0.0.1", 0, threads=4)
     with pytest.raises(TransportError, match=r"no transport 'gprc', only auto, grpc.*did you mean grpc\?"):
-        make_transport("gprc", server, "/t", 1)
+        make_transport("gprc", server, "/t", 1, None)
     with pytest.raises(TransportError, match="no transport 'pigeon', only auto, grpc"):
-        make_transport("pigeon", server, "/t", 1)
+        make_transport("pigeon", server, "/t", 1, None)
     server.stop(0)

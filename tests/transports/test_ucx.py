@@ -53,7 +53,7 @@ def test_without_nixl_the_command_that_installs_it_is_told(monkeypatch: pytest.M
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     server = ControlServer("127.0.0.1", 0, threads=4)
     with pytest.raises(TransportError, match=r"pip install -c constraints.txt 'lockstep-torch\[ucx\]'"):
-        registry.make_transport("grpc+ucx", server, "/t", 1)
+        registry.make_transport("grpc+ucx", server, "/t", 1, None)
     server.stop(0)
 
 

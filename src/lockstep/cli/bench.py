@@ -20,6 +20,7 @@ from lockstep.library.launcher import LAUNCHED_VARIABLE
 from lockstep.protocol.coordinator.recovery import LossPolicy
 from lockstep.protocol.core.ids import CHIEF, Role, TaskId, server
 from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.security.chosen import settle
 from lockstep.terminal import drop_what_cannot_be_written, say
 from lockstep.version import __version__
 
@@ -51,6 +52,8 @@ def start(argv: Sequence[str], program: Sequence[str]) -> int:
         return _refuse(argv, bad)
     for notice in (*config.output.notices, *start_notices(config, os.environ)):
         say(notice)
+    if config.local is not None or config.task is not None:
+        settle(say)
     if config.local is not None:
         return _run_local_cluster(config, argv, program)
     if config.task is not None:
@@ -73,7 +76,7 @@ def _checked(argv: Sequence[str]) -> BenchConfig:
 
 def _refuse(argv: Sequence[str], bad: BadInput) -> int:
     """One task of a cluster answers for a moment, so that the others learn why it does not come."""
-    cluster = task_meant(argv, os.environ)
+    cluster = task_meant(argv)
     if cluster is None:
         raise bad
     from lockstep.runtime.monitor.refusal import answer_for_refused
@@ -144,14 +147,15 @@ def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequen
 
     assert config.local is not None
     local = config.local
-    meeting_port = _free_port() if config.exchange.is_collective else 0
+    cluster = config.cluster or ClusterSpec()
+    meeting_port = _free_port() if config.exchange.is_collective and cluster.ports is None else 0
     on_gpus = config.devices.device != "cpu" and count_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) > 0
 
     def command(task: TaskId, ps_hosts: Sequence[str], worker_hosts: Sequence[str]) -> list[str]:
         arguments = task_arguments(argv, task, ps_hosts, worker_hosts)
         if config.devices.num_threads is None:
             arguments.append(f"--num_threads={_threads(task, local, on_gpus)}")
-        if config.exchange.is_collective and config.exchange.collective_port is None:
+        if meeting_port and config.exchange.collective_port is None:
             arguments.append(f"--collective_port={meeting_port}")
         return [*program, "bench", *arguments]
 
@@ -161,9 +165,10 @@ def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequen
         workers=local.workers,
         command=command,
         show_all=config.output.verbose,
-        grace=(config.cluster or ClusterSpec()).grace,
+        grace=cluster.grace,
         forming=forming_line,
-        may_lose_workers=config.cluster is not None and config.cluster.on_worker_loss == LossPolicy.SHRINK.value,
+        may_lose_workers=cluster.on_worker_loss == LossPolicy.SHRINK.value,
+        ports=cluster.second_ports,
         around=functools.partial(shared_gpu, os.environ, say) if on_gpus and shares_gpus(config) else nullcontext,
     )
     return run_local_cluster(spec)

@@ -18,6 +18,8 @@ from lockstep.errors import EXIT_BAD_INPUT, BadInput, HelpAsked
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.messages import Setting
 from lockstep.runtime.startup.cluster import cluster_problems
+from lockstep.security.chosen import settle
+from lockstep.terminal import say
 from lockstep.version import __version__
 
 EXIT_HEALTHY = 0
@@ -47,7 +49,7 @@ Exit codes: 0 nothing prevents the job from working, 1 something does, 2 bad inp
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     rest, as_json, wait = _own_flags(argv)
-    line = parse_doctor(rest, os.environ)
+    line = parse_doctor(rest)
     result = _examine(line, wait, os.environ)
     print(json.dumps(_as_json(result), indent=2) if as_json else "\n".join(_lines(result)))
     if any(finding.kind is FindingKind.RDMA and finding.keeps_from_working for finding in result.findings):
@@ -98,6 +100,7 @@ def _examine(line: DoctorLine, wait: float, environ: Mapping[str, str]) -> Exami
         wait_seconds=wait,
         look_at_machine=lambda tasks: look_at_host(job, tasks),
     )
+    settle(say)
     return examine(order)
 
 

@@ -6,8 +6,10 @@ import json
 import sys
 from collections.abc import Sequence
 
+from lockstep.cli.key_flags import KEY_FLAGS_HELP
 from lockstep.errors import EXIT_BAD_INPUT, BadInput, HelpAsked
-from lockstep.terminal import drop_what_cannot_be_written
+from lockstep.security.chosen import settle
+from lockstep.terminal import drop_what_cannot_be_written, say
 
 LINGER = 2.0
 """Seconds for which a monitor of a drill answers for a task that failed."""
@@ -21,7 +23,7 @@ lockstep drill: fire drills for the promise that nothing waits in silence.
 
   --json                         one JSON object per drill instead of a table
   --keep=FOLDER                  keep the run folders (reports, journals, output of each task) there
-
+{key_flags}
 Each drill starts a real cluster on this machine (one server and two workers without torch, a few seconds).
 Drills that need separate hosts use network namespaces; without root they are skipped, with the reason.
 Exit codes: 0 every drill went as expected, 1 one did not, 2 bad input.
@@ -77,7 +79,7 @@ def _run_drills(argv: Sequence[str]) -> int:
     from lockstep.drill.catalogue import DRILLS, find
 
     if not argv or any(word in ("-h", "--help") for word in argv):
-        raise HelpAsked(_HELP)
+        raise HelpAsked(_HELP.format(key_flags=KEY_FLAGS_HELP))
     names = [word for word in argv if not word.startswith("-")]
     flags = [word for word in argv if word.startswith("-")]
     known = [drill.name for drill in DRILLS]
@@ -113,6 +115,7 @@ def _run_all(chosen: Sequence[object], *, as_json: bool, keep: str) -> int:
     from lockstep.drill.run import run_drill
     from lockstep.runtime.processes import become_subreaper
 
+    settle(say)
     become_subreaper()
     failed = 0
     for drill in chosen:

@@ -107,7 +107,9 @@ def _dispatch(words: list[str]) -> int:
         raise HelpAsked(f"Lockstep {__version__}\n")
     for command in COMMANDS:
         if command.name == name:
-            return int(importlib.import_module(command.module).run(rest))
+            from lockstep.cli.key_flags import take_key_flags
+
+            return int(importlib.import_module(command.module).run(take_key_flags(rest)))
     raise BadInput(_unknown(name))
 
 

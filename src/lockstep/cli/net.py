@@ -6,15 +6,19 @@ import importlib.util
 import json
 import socket
 import sys
+import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lockstep.cli.key_flags import KEY_FLAGS_HELP
 from lockstep.errors import BadInput, HelpAsked
+from lockstep.security.chosen import chosen_key, settle
 from lockstep.terminal import say
-from lockstep.transports.control.addresses import AddressError, parse_address, parse_bind
+from lockstep.transports.control.addresses import Address, AddressError, main_address, parse_address, parse_bind
+from lockstep.transports.control.ports import PortRange, parse_ports
 
 if TYPE_CHECKING:
     from lockstep.transports.net.measured import MeasurementReport
@@ -25,7 +29,8 @@ lockstep net: measure every transport, next to a memory copy, a bare TCP socket,
 a bare stream of grpcio and bare NIXL, in the same run.
 
   lockstep net                   between two processes of this machine
-  lockstep net --serve[=ADDRESS] wait for the other host (port 4600 by default)
+  lockstep net --serve[=ADDRESS] wait for the other host, at this machine's main address
+                                 and port 4600 by default
   lockstep net HOST:PORT         between this machine and the one that serves there
 
   --json=FILE       write the numbers there ('-': to standard output, instead of the table)
@@ -34,12 +39,13 @@ a bare stream of grpcio and bare NIXL, in the same run.
   --max_size=BYTES  largest transfer (268435456)
   --rounds=N        how often each transport is measured at each size (3)
   --only=TEXT       measure only what has TEXT in its name
-
+  --ports=A-B       listen at these ports besides that of --serve (default: ports that the kernel chooses)
+{key_flags}
 Exit codes: 0 done, 1 failed, 2 bad input (nothing started).
 """
 
 DEFAULT_PORT = 4600
-_FLAGS = ("json", "plot", "min_size", "max_size", "rounds", "only")
+_FLAGS = ("json", "plot", "min_size", "max_size", "rounds", "only", "ports")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +58,22 @@ class _Asked:
     max_size: int = 256 << 20
     rounds: int = 3
     only: str = ""
+    ports: PortRange | None = None
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     asked = parse(argv)
+    settle(say)
     if asked.serve is not None:
-        return _serve(asked.serve)
+        return _serve(asked.serve, asked.ports)
     return _measure(asked)
 
 
 def parse(argv: Sequence[str]) -> _Asked:
     """What a command line asks for. BadInput explains what is wrong with it."""
     if any(word in ("-h", "--help") for word in argv):
-        raise HelpAsked(_HELP)
+        raise HelpAsked(_HELP.format(key_flags=KEY_FLAGS_HELP))
     given: dict[str, str] = {}
     target, serve = "", None
     for word in argv:
@@ -73,7 +81,7 @@ def parse(argv: Sequence[str]) -> _Asked:
         if not word.startswith("-"):
             target = _one(target, word)
         elif name == "serve":
-            serve = value or f"0.0.0.0:{DEFAULT_PORT}"
+            serve = value or main_address()
         elif name in _FLAGS and value:
             given[name] = value
         else:
@@ -88,6 +96,7 @@ def parse(argv: Sequence[str]) -> _Asked:
         _whole(given, "max_size", 256 << 20),
         _whole(given, "rounds", 3),
         given.get("only", ""),
+        _ports(given.get("ports")),
     )
     _check(asked)
     return asked
@@ -106,6 +115,13 @@ def _whole(given: dict[str, str], name: str, default: int) -> int:
     return int(text)
 
 
+def _ports(text: str | None) -> PortRange | None:
+    try:
+        return None if text is None else parse_ports(text)
+    except AddressError as error:
+        raise BadInput(f"--ports: {error}") from error
+
+
 def _check(asked: _Asked) -> None:
     if asked.serve is not None and asked.target:
         raise BadInput("--serve and an address exclude each other; leave one out.")
@@ -122,22 +138,26 @@ def _check(asked: _Asked) -> None:
             raise BadInput(str(error)) from error
 
 
-def _serve(where: str) -> int:
-    from lockstep.transports.net.serving import serve_one
+def _serve(where: str, ports: PortRange | None) -> int:
+    from lockstep.transports.net.serving import NetServer
 
     try:
         address = parse_bind(where, DEFAULT_PORT)
-        listener = socket.create_server((address.host, address.port), reuse_port=False)
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        listener = socket.create_server((address.host, address.port), family=family)
     except AddressError as error:
         raise BadInput(f"--serve: {error}") from error
     except OSError as error:
         raise BadInput(f"--serve={where} is not available ({error.strerror}); use another address.") from error
-    with listener:
-        host, port = listener.getsockname()[:2]
-        print(f"Waiting at {host}:{port}; run 'lockstep net THIS_HOST:{port}' on the other host. Ctrl-C ends it.")
-        sys.stdout.flush()
-        while True:
-            serve_one(listener)
+    key = chosen_key()
+    host, port = listener.getsockname()[:2]
+    place = Address(host, port)
+    other = f"THIS_HOST:{port}" if place.is_wildcard else place
+    print(f"Waiting at {place}; run 'lockstep net {other}' on the other host. Ctrl-C ends it.")
+    sys.stdout.flush()
+    with closing(NetServer(listener, key, ports)):
+        threading.Event().wait()
+    return 0
 
 
 def _measure(asked: _Asked) -> int:
@@ -152,10 +172,10 @@ def _measure(asked: _Asked) -> int:
         try:
             if asked.target:
                 address = parse_address(asked.target)
-                caller = Caller(address.host, address.port)
+                caller = Caller(address.host, address.port, chosen_key(), asked.ports)
                 opened.callback(caller.close)
             else:
-                caller = opened.enter_context(local_peer())
+                caller = opened.enter_context(local_peer(asked.ports))
             report = _with_bar(caller, plan)
         except NetError as error:
             say(str(error))

@@ -5,9 +5,8 @@ The process that a person starts is the monitor; the server runs as its child, a
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from lockstep.cli.library_flags import LIBRARY_TABLE, join_arguments, read_library_flags
 from lockstep.errors import EXIT_FAILED, BadInput, HelpAsked
@@ -15,6 +14,7 @@ from lockstep.library.join import JoinArguments, refuse_bad_cluster
 from lockstep.protocol.core.ids import Role, TaskId
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.startup.preflight import task_problems
+from lockstep.security.chosen import settle
 from lockstep.terminal import drop_what_cannot_be_written, say
 from lockstep.version import __version__
 
@@ -41,11 +41,12 @@ def run(argv: Sequence[str]) -> int:
         raise HelpAsked(help_text())
     drop_what_cannot_be_written()
     if argv and argv[0].startswith(TASK_FLAG):
-        return _run_server(argv[1:], int(argv[0].removeprefix(TASK_FLAG)), os.environ)
-    cluster, _ = _parse(argv, os.environ)
+        return _run_server(argv[1:], int(argv[0].removeprefix(TASK_FLAG)))
+    cluster, _ = _parse(argv)
     problems = task_problems(cluster)
     if problems:
         raise BadInput(problems)
+    settle(say)
     from lockstep.runtime.monitor.monitor import MonitorSpec, run_monitor
     from lockstep.runtime.monitor.task_process import REPORT_FD
 
@@ -71,17 +72,17 @@ def help_text() -> str:
     return _HELP.format(flags="\n".join(rows))
 
 
-def _parse(argv: Sequence[str], environ: Mapping[str, str]) -> tuple[ClusterSpec, JoinArguments]:
+def _parse(argv: Sequence[str]) -> tuple[ClusterSpec, JoinArguments]:
     line = read_library_flags(argv)
     if line.value("job_name") not in ("", Role.SERVER):
         raise BadInput("'lockstep ps' is always a server; leave out --job_name, or start your script as the worker.")
     arguments = JoinArguments(**{**join_arguments(line), "job_name": Role.SERVER.value})  # type: ignore[arg-type]
-    cluster = arguments.spec(environ).for_task(TaskId(Role.SERVER, arguments.task_index))
+    cluster = arguments.spec().for_task(TaskId(Role.SERVER, arguments.task_index))
     refuse_bad_cluster(cluster, arguments)
     return cluster, arguments
 
 
-def _run_server(argv: Sequence[str], report_fd: int, environ: Mapping[str, str]) -> int:
+def _run_server(argv: Sequence[str], report_fd: int) -> int:
     from lockstep.runtime.monitor.reporter import TaskReporter
     from lockstep.runtime.task.failures import told_to_monitor
 
@@ -90,7 +91,7 @@ def _run_server(argv: Sequence[str], report_fd: int, environ: Mapping[str, str])
         from lockstep.library.join import node_config, serve
         from lockstep.runtime.task.signals import TaskSignals
 
-        cluster, arguments = _parse(argv, environ)
+        cluster, arguments = _parse(argv)
         assert cluster.task is not None
         signals = TaskSignals(cluster.task, say, cluster.grace)
         signals.install()

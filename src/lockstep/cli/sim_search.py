@@ -14,7 +14,7 @@ from typing import Any
 from lockstep.cli.sim import SimRequest
 from lockstep.errors import BadInput
 from lockstep.sim.explore import Played, play_seed
-from lockstep.sim.faults import AnyFault, parse_fault, to_text
+from lockstep.sim.faults import AnyFault, parse_fault, to_fields, to_text
 from lockstep.sim.generate import Size
 from lockstep.sim.pool import parallel
 from lockstep.sim.scenario import Mishap
@@ -121,8 +121,8 @@ def _one_as_json(played: Played) -> dict[str, Any]:
         "seed": played.seed,
         "virtual_seconds": played.seconds,
         "events": played.events,
-        "faults": [json.loads(to_text(fault)) for fault in played.faults],
-        "struck": [json.loads(to_text(fault)) for fault in played.struck],
+        "faults": [to_fields(fault) for fault in played.faults],
+        "struck": [to_fields(fault) for fault in played.struck],
         "mishaps": [mishap.to_text() for mishap in played.mishaps],
         "completed": ending is not None and ending.completed,
         "cause": "" if ending is None else ending.cause,
@@ -201,7 +201,7 @@ def _tally_as_json(tally: Tally, recipes: Iterable[tuple[Played, Recipe]]) -> di
             {
                 "seed": played.seed,
                 "violation": played.headline,
-                "faults": [json.loads(to_text(fault)) for fault in recipe.faults],
+                "faults": [to_fields(fault) for fault in recipe.faults],
                 "mishaps": [mishap.to_text() for mishap in recipe.mishaps],
                 "command": recipe.command(),
             }

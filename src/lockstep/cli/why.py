@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lockstep.cli.key_flags import KEY_FLAGS_HELP
 from lockstep.errors import BadInput, HelpAsked
 from lockstep.protocol.core.causes import ReportKind
 from lockstep.protocol.core.timing import (
@@ -20,6 +21,7 @@ from lockstep.protocol.core.timing import (
     WHY_BUDGET_SECONDS,
 )
 from lockstep.runtime.running_jobs import LocalJob
+from lockstep.security.chosen import settle
 from lockstep.terminal import say
 
 _HELP = """\
@@ -33,7 +35,7 @@ lockstep why: who waits for whom, for which tensor, and why.
 
   --watch                    ask again every two seconds, until Ctrl-C
   --json                     one JSON object instead of text
-
+{key_flags}
 Exit codes: 0 healthy, 3 something is stuck, 2 bad input.
 """
 
@@ -52,6 +54,7 @@ def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     asked = _parse(argv)
     if _is_address(asked.target):
+        settle(say)
         return _ask_address(asked)
     if not asked.target or (os.sep not in asked.target and not Path(asked.target).is_dir()):
         jobs = _running_jobs(asked.target)
@@ -67,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _parse(argv: Sequence[str]) -> _Asked:
     if any(word in ("-h", "--help") for word in argv):
-        raise HelpAsked(_HELP)
+        raise HelpAsked(_HELP.format(key_flags=KEY_FLAGS_HELP))
     targets = [word for word in argv if not word.startswith("-")]
     unknown = [word for word in argv if word.startswith("-") and word not in ("--watch", "--json")]
     if unknown:
@@ -126,6 +129,8 @@ def _running_jobs(name: str) -> list[_Named]:
     from lockstep.runtime.running_jobs import running_jobs
 
     jobs = running_jobs()
+    if jobs:
+        settle(say)
     # Their monitors only: a number is all that is needed, and a task may be stuck.
     found = collect({job.address: job.address for job in jobs}, PROBE_ALL_SECONDS, together=True)
     numbers = {address: seen.monitor.job for address, seen in found.items() if seen.monitor is not None}
@@ -240,7 +245,7 @@ def _read_files(asked: _Asked) -> int:
     diagnosis = found.report or analyse(evidence_of(found))
     job, age = diagnosis.job or _number_in(path), time.time() - (diagnosis.time or found.newest)
     if asked.as_json:
-        fields = {**json.loads(diagnosis.to_json()), "problems": found.problems}
+        fields = {**diagnosis.to_fields(), "problems": found.problems}
         print(json.dumps({**fields, "job": job, "folder": str(path), "age_seconds": round(age, 1)}), flush=True)
     else:
         of_job = f" of job {job}" if job else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lockstep.diagnose.views import MonitorView, SnapshotError, _load, _number, _object, _text, _whole, addresses_in
+from lockstep.foreign import plain
 from lockstep.protocol.core.ids import hex64
 from lockstep.protocol.core.messages import Description
 
@@ -26,21 +27,21 @@ def read_monitor(data: bytes) -> MonitorView:
         exit_code=_whole(found.get("exit_code")),
         state=_text(process.get("state")),
         stopped=_number(fields.get("stopped_seconds"), -1.0),
-        out_of_memory=lack if isinstance(lack, str) else None,
+        out_of_memory=plain(lack) if isinstance(lack, str) else None,
         reason=_text(fields.get("reason")),
         on_device=fields.get("on_device") is True,
         silent=_number(fields.get("silent_seconds"), -1.0),
-        stack=_main_thread(_text(stack.get("text"))),
+        stack=_main_thread(stack.get("text")),
         resident=_whole(process.get("resident_bytes")),
         cluster=addresses_in(fields),
     )
 
 
-def _main_thread(text: str) -> tuple[str, ...]:
+def _main_thread(text: object) -> tuple[str, ...]:
     """The main thread's lines from py-spy's listing of all threads, which starts with the command line."""
-    threads = text.split("\nThread ")[1:]
+    threads = text.split("\nThread ")[1:] if isinstance(text, str) else []
     chosen = next((thread for thread in threads if '"MainThread"' in thread.partition("\n")[0]), "")
-    return tuple(line.strip() for line in chosen.splitlines()[1:40] if line.strip())
+    return tuple(plain(line.strip(), 500) for line in chosen.splitlines()[1:40] if line.strip())
 
 
 def from_description(found: Description) -> MonitorView:

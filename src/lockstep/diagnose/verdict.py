@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from dataclasses import dataclass
-from typing import Any
+from enum import StrEnum
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from lockstep.diagnose import phrases
+from lockstep.foreign import JsonError, plain, read_json
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.endings import CANNOT_HEAL, ENDS, WARNINGS, Ends
 from lockstep.protocol.core.parts import Part
@@ -16,6 +19,8 @@ FORMAT = 1
 """Version of the JSON form. A reader refuses any other."""
 
 MAX_BYTES = 4 << 20
+_MOST = 1e15
+"""No number in a report is larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +126,11 @@ class Diagnosis:
     ends: bool = False
     """The task that reports this ends the job because of it."""
 
+    def to_fields(self) -> dict[str, Any]:
+        return {"format": FORMAT, **dataclasses.asdict(self)}
+
     def to_json(self) -> bytes:
-        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, ensure_ascii=False).encode()
+        return json.dumps(self.to_fields(), ensure_ascii=False).encode(errors="replace")
 
 
 class ReportError(ValueError):
@@ -134,34 +142,47 @@ def read_diagnosis(data: bytes) -> Diagnosis:
     if len(data) > MAX_BYTES:
         raise ReportError(phrases.report_too_long(MAX_BYTES, len(data)))
     try:
-        fields = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        fields = read_json(data, MAX_BYTES)
+    except JsonError as error:
         raise ReportError(phrases.report_not_json(error)) from error
     if not isinstance(fields, dict) or "format" not in fields:
         raise ReportError(phrases.report_without_format())
     if fields.pop("format") != FORMAT:
         raise ReportError(phrases.report_of_another_version(FORMAT))
     try:
-        return Diagnosis(
-            **{
-                **fields,
-                "verdict": None if fields["verdict"] is None else _verdict(fields["verdict"]),
-                "also": tuple(_verdict(one) for one in fields["also"]),
-                "causes": tuple(Edge(**one) for one in fields["causes"]),
-                "consequences": tuple(Edge(**one) for one in fields["consequences"]),
-                "tasks": tuple(TaskLine(**one) for one in fields["tasks"]),
-                "timeline": tuple(_span(one) for one in fields["timeline"]),
-            }
-        )
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        if not fields.keys() >= {"verdict", "also", "causes", "consequences", "tasks", "timeline"}:
+            raise TypeError("it is incomplete")
+        return _built(Diagnosis, fields)
+    except (TypeError, ValueError) as error:
         raise ReportError(phrases.report_damaged(error)) from error
 
 
-def _span(fields: dict[str, Any]) -> TimelineSpan:
-    part = fields.get("part")
-    return TimelineSpan(**{**fields, "part": None if part is None else Part(part)})
+_Built = TypeVar("_Built")
+_hints = functools.cache(get_type_hints)
 
 
-def _verdict(fields: dict[str, Any]) -> Verdict:
-    tuples = {name: tuple(str(line) for line in fields[name]) for name in ("names", "evidence", "stack")}
-    return Verdict(**{**fields, **tuples, "cause": Cause(fields["cause"])})
+def _built(kind: type[_Built], fields: object) -> _Built:
+    """A dataclass from its fields, each of its declared type: nobody who uses a report checks again."""
+    hints = _hints(kind)
+    if not isinstance(fields, dict) or not fields.keys() <= hints.keys():
+        raise TypeError(f"it has something else in the place of a {kind.__name__}")
+    return kind(**{name: _value(f"{kind.__name__}.{name}", hints[name], value) for name, value in fields.items()})
+
+
+def _value(name: str, hint: Any, value: object) -> Any:
+    parts = get_args(hint)
+    if get_origin(hint) is tuple and isinstance(value, list):
+        return tuple([_value(name, parts[0], one) for one in value])
+    if parts and parts[-1] is type(None):
+        return None if value is None else _value(name, parts[0], value)
+    if hint is str and isinstance(value, str):
+        return plain(value)
+    if hint is bool and isinstance(value, bool):
+        return value
+    if hint in (int, float) and isinstance(value, int | hint) and not isinstance(value, bool) and abs(value) <= _MOST:
+        return hint(value)
+    if isinstance(hint, type) and issubclass(hint, StrEnum) and isinstance(value, str):
+        return hint(value)
+    if dataclasses.is_dataclass(hint):
+        return _built(hint, value)
+    raise TypeError(f"it has {plain(repr(value), 40)} as {name}")

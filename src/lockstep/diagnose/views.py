@@ -7,13 +7,13 @@ the snapshot was taken: the clocks of two hosts are never compared.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from lockstep.diagnose import phrases
+from lockstep.foreign import JsonError, plain, read_json
 from lockstep.protocol.core.activity import Code, Doing
 from lockstep.protocol.core.causes import Cause, Reason, Source
 from lockstep.protocol.core.parts import Part
@@ -27,6 +27,8 @@ _Default = TypeVar("_Default")
 FORMAT = 2
 MAX_BYTES = 16 << 20
 _MAX_ITEMS = 100_000
+_MOST = 1 << 64
+"""No number of a task is larger; one that is counts as not said."""
 
 
 class SnapshotError(ValueError):
@@ -34,15 +36,17 @@ class SnapshotError(ValueError):
 
 
 def _text(value: object, default: str = "") -> str:
-    return value if isinstance(value, str) else default
+    return plain(value) if isinstance(value, str) else default
 
 
 def _number(value: object, default: float = 0.0) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _MOST:
+        return float(value)
+    return default
 
 
 def _whole(value: object, default: int = 0) -> int:
-    return int(value) if isinstance(value, int) and not isinstance(value, bool) else default
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MOST else default
 
 
 def _member(kind: type[_Kind], value: object, default: _Default) -> _Kind | _Default:
@@ -62,7 +66,7 @@ def _objects(value: object) -> list[Mapping[str, Any]]:
 
 
 def _lines(value: object) -> tuple[str, ...]:
-    return tuple(str(line)[:500] for line in value[:200]) if isinstance(value, list) else ()
+    return tuple(plain(str(line), 500) for line in value[:200]) if isinstance(value, list) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,15 +335,16 @@ class MonitorView:
 def addresses_in(fields: Mapping[str, Any]) -> dict[str, str]:
     """The cluster as listed in a snapshot: tasks and their addresses."""
     named = _object(fields.get("cluster"))
-    return {str(task): address for task, address in list(named.items())[:_MAX_ITEMS] if isinstance(address, str)}
+    items = list(named.items())[:_MAX_ITEMS]
+    return {plain(task): plain(address) for task, address in items if isinstance(address, str)}
 
 
 def _load(data: bytes, kind: str) -> Mapping[str, Any]:
     if len(data) > MAX_BYTES:
         raise SnapshotError(phrases.snapshot_too_long(MAX_BYTES, len(data)))
     try:
-        fields = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        fields = read_json(data, MAX_BYTES)
+    except JsonError as error:
         raise SnapshotError(phrases.snapshot_not_json()) from error
     if not isinstance(fields, dict) or fields.get("kind") != kind:
         raise SnapshotError(phrases.no_snapshot_of(kind))
@@ -388,7 +393,7 @@ def read_task(data: bytes) -> TaskView:
         disk_folder=_text(disk.get("folder")),
         written_ago=_number(disk.get("written_ago"), -1.0),
         available_memory=_whole(_object(fields.get("memory")).get("available"), -1),
-        parts={str(name): _number(value) for name, value in _object(fields.get("parts")).items()},
+        parts={plain(name): _number(value) for name, value in _object(fields.get("parts")).items()},
         cluster=addresses_in(fields),
         spans=tuple(_span(one) for one in _objects(fields.get("spans"))),
     )
@@ -518,8 +523,8 @@ def _tensor(one: Mapping[str, Any]) -> TensorView:
         _whole(one.get("number"), -2),
         _whole(one.get("bucket"), -1),
         _text(one.get("peer")),
-        {str(name): _number(age) for name, age in _object(one.get("ages")).items()},
-        {str(name): _whole(count) for name, count in _object(one.get("counts")).items()},
+        {plain(name): _number(age) for name, age in _object(one.get("ages")).items()},
+        {plain(name): _whole(count) for name, count in _object(one.get("counts")).items()},
     )
 
 

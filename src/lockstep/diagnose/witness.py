@@ -16,6 +16,7 @@ from lockstep.diagnose.collect import is_absent, look_at
 from lockstep.diagnose.evidence import Seen
 from lockstep.diagnose.monitor_view import read_monitor
 from lockstep.diagnose.views import MonitorView, SnapshotError, TaskView, read_task
+from lockstep.foreign import JsonError, read_json
 from lockstep.protocol.core.death import Word
 from lockstep.protocol.core.reach import NOT_SILENT, UNREACHABLE, Reach
 from lockstep.protocol.core.timing import (
@@ -85,8 +86,8 @@ def _snapshot(address: str) -> object:
 
 def _parsed(data: bytes) -> object:
     try:
-        return json.loads(data)
-    except ValueError:
+        return read_json(data)
+    except JsonError:
         return None
 
 

@@ -1,6 +1,7 @@
 """A doctor answers at the address of its task, as the task's monitor would, so that others can try to reach it.
 
-It also listens at a second, free port: tasks do that too, and some firewalls let only the listed ports through.
+It also listens at a second port (of ``--ports``, or a free one), for which the kernel answers: tasks do that too, and
+some firewalls let only the listed ports through.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import time
 from typing import Any, Final
 
 from lockstep.doctor.facts import DOCTOR_PHASE, Shared, Visit, shared_to_json, visits_to_json
+from lockstep.foreign import read_json
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.messages import Description
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.startup.start_facts import StartFacts
-from lockstep.transports.control.addresses import resolve
 from lockstep.transports.control.broadcast import Broadcast
 from lockstep.transports.control.monitor_service import add_monitor_service, inbox_handler
+from lockstep.transports.control.ports import listen_at
 from lockstep.transports.control.server import ControlServer
 
 _THREADS: Final = 48
@@ -61,7 +63,7 @@ class Inbox:
 
     def take(self, data: bytes) -> None:
         try:
-            said = json.loads(data)
+            said = read_json(data, _MOST_BYTES)
             teller = str(TaskId.parse(said["start"]["task"]))
         except (ValueError, TypeError, KeyError):
             return
@@ -102,7 +104,7 @@ class Stand:
         self._server.add_handlers(SERVICE, {"Tell": inbox_handler(inbox.take, _MOST_BYTES)})
         self._server.start()
         own_host = spec.address_of(spec.task).rpartition(":")[0] if spec.task is not None else listen.host
-        self._side = _side_port(listen.host)
+        self._side = listen_at(listen.host, spec.second_ports, _BACKLOG)
         self._side_address = f"{own_host}:{self._side.getsockname()[1]}"
 
     def _describe(self) -> Description:
@@ -131,10 +133,3 @@ class Stand:
         self._changed.close()
         self._server.stop(0.2)
         self._side.close()
-
-
-def _side_port(host: str) -> socket.socket:
-    """A port for which the kernel answers: a connection succeeds although nothing accepts it."""
-    number = resolve(host)[0]
-    family = socket.AF_INET6 if number.version == 6 else socket.AF_INET
-    return socket.create_server((str(number), 0), family=family, backlog=_BACKLOG)

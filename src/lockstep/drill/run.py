@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import shutil
 import signal
@@ -20,6 +19,7 @@ from lockstep.drill.hosts import Hosts, HostsError, why_not
 from lockstep.drill.model import STEP, Drill
 from lockstep.drill.task import TaskPlan, with_faults
 from lockstep.errors import EXIT_VERDICT
+from lockstep.foreign import read_json
 from lockstep.protocol.core.causes import SPOKEN, WITH_FILES, ReportKind
 from lockstep.protocol.core.faults import FailAtStart, Freeze, OddModel, OddSetting, Stick
 from lockstep.protocol.core.ids import ClusterShape, TaskId
@@ -292,7 +292,7 @@ class _Run:
         found = []
         for line in lines:
             with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
+                found.append(read_json(line))
         return found
 
     def _read_until_judged(self, struck: float) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lockstep.errors import EXIT_FAILED, EXIT_VERDICT
+from lockstep.foreign import read_json
 from lockstep.protocol.core.activity import Doing, TaskPhase
 from lockstep.protocol.core.effects import Apply
 from lockstep.protocol.core.faults import (
@@ -81,7 +82,7 @@ class TaskPlan:
 
     @classmethod
     def parse(cls, text: str) -> TaskPlan:
-        fields = json.loads(text)
+        fields = read_json(text)
         lists = {name: tuple(fields[name]) for name in ("ps_hosts", "worker_hosts", "faults")}
         return cls(**{**fields, **lists})
 

@@ -13,12 +13,12 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInput
-from lockstep.library.launcher import TOKEN_VARIABLE, Launch, launched_by
+from lockstep.library.launcher import Launch, launched_by
 from lockstep.library.settings import (
     ON_NAN,
     Exchange,
@@ -43,13 +43,16 @@ from lockstep.runtime.monitor.sidecar import SidecarError, start_sidecar
 from lockstep.runtime.phrases import ask_with
 from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL, ON_STALL, ClusterSpec, cluster_problems
 from lockstep.runtime.startup.preflight import protocol_problems
-from lockstep.runtime.startup.rendezvous import RendezvousError, RendezvousSpec, free_port, meet
+from lockstep.runtime.startup.rendezvous import RendezvousError, RendezvousSpec, meet
 from lockstep.runtime.task.failures import failure_of, told_to_monitor
 from lockstep.runtime.task.node import NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError, Outcome
 from lockstep.runtime.task.signals import TaskSignals
 from lockstep.runtime.watch.watchdog import WatchSettings
+from lockstep.security.chosen import choose, chosen_key, settle
+from lockstep.security.key import Purpose
 from lockstep.terminal import say
+from lockstep.transports.control.ports import ReservedPort
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions
 from lockstep.version import __version__
 
@@ -87,7 +90,10 @@ class JoinArguments:
     user_code_timeout: float = USER_CODE_SECONDS
     on_stall: str = "abort"
     bind: str | None = None
-    job_token: str = field(default="", repr=False)
+    ports: str | None = None
+    require_private: bool = False
+    key_file: str | None = None
+    insecure: bool = False
     rdma: RdmaOptions = NO_OPTIONS
     train_dir: str | None = None
     save_model_secs: float = 0
@@ -122,20 +128,21 @@ class JoinArguments:
             replicas_to_aggregate=self.replicas_to_aggregate,
         )
 
-    def spec(self, environ: Mapping[str, str]) -> ClusterSpec:
+    def spec(self) -> ClusterSpec:
         """The cluster, without the task that this process is."""
         return ClusterSpec(
             ps_hosts=tuple(self.ps_hosts),
             worker_hosts=tuple(self.worker_hosts),
             protocol=self.server_protocol,
             bind=self.bind,
+            ports=self.ports,
+            require_private=self.require_private,
             startup_timeout=self.startup_timeout,
             stall_after=self.stall_after,
             user_code_timeout=self.user_code_timeout,
             on_stall=self.on_stall,
             rejoin_timeout=self.rejoin_timeout,
             grace=self.grace,
-            token=self.job_token or environ.get(TOKEN_VARIABLE, ""),
             rdma=self.rdma,
         )
 
@@ -200,20 +207,18 @@ def _end_with_the_sentence() -> None:
 def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     """``join`` with a given environment."""
     _refuse_bad_choices(arguments)
-    cluster = _cluster(arguments, environ)
-    refuse_bad_cluster(cluster, arguments)
-    _refuse(protocol_problems(cluster))
-    config = node_config(cluster, arguments.exchange, arguments.keeping, launched=arguments.launched)
-    listen = cluster.listen_address()
-    assert cluster.task is not None
-    serves = cluster.task.role is Role.SERVER
-    signals = TaskSignals(cluster.task, say, cluster.grace, interrupts_others=serves)
-    signals.install(only_defaults=True)
-    try:
-        sidecar = start_sidecar(cluster.task, listen.host, listen.port, __version__, cluster=cluster.all_addresses())
-    except SidecarError as error:
-        signals.close()
-        raise BadInput(str(error)) from None
+    choose(arguments.key_file, arguments.insecure)
+    settle(say)
+    with contextlib.ExitStack() as until_listening:
+        cluster = _cluster(arguments, environ, until_listening)
+        refuse_bad_cluster(cluster, arguments)
+        _refuse(protocol_problems(cluster))
+        config = node_config(cluster, arguments.exchange, arguments.keeping, launched=arguments.launched)
+        assert cluster.task is not None
+        serves = cluster.task.role is Role.SERVER
+        signals = TaskSignals(cluster.task, say, cluster.grace, interrupts_others=serves)
+        signals.install(only_defaults=True)
+        sidecar = _start_sidecar(cluster, signals)
     if cluster.task == CHIEF:  # on one task only: where people look
         say(ask_with(cluster.address_of(CHIEF)))
     signals.on_forced = sidecar.reporter.ended
@@ -223,6 +228,16 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
 
     options = JobOptions(on_nan=arguments.on_nan, bucket_bytes=round(arguments.bucket_mb * MEBIBYTE))
     return _join_as_worker(config, sidecar, options, signals)
+
+
+def _start_sidecar(cluster: ClusterSpec, signals: TaskSignals) -> Sidecar:
+    assert cluster.task is not None
+    listen = cluster.listen_address()
+    try:
+        return start_sidecar(cluster.task, listen.host, listen.port, __version__, cluster=cluster.all_addresses())
+    except SidecarError as error:
+        signals.close()
+        raise BadInput(str(error)) from None
 
 
 def refuse_bad_cluster(cluster: ClusterSpec, arguments: JoinArguments) -> None:
@@ -287,20 +302,25 @@ def _refuse(sentences: Sequence[str]) -> None:
 # -- where the cluster is --
 
 
-def _cluster(arguments: JoinArguments, environ: Mapping[str, str]) -> ClusterSpec:
-    spec = arguments.spec(environ)
+def _cluster(
+    arguments: JoinArguments, environ: Mapping[str, str], until_listening: contextlib.ExitStack
+) -> ClusterSpec:
+    """``until_listening`` keeps the port that this process announces to the others."""
+    spec = arguments.spec()
     if arguments.job_name:
         return spec.for_task(TaskId(Role(arguments.job_name), arguments.task_index))
-    launch = launched_by(environ, arguments.address)
+    _refuse(cluster_problems(spec))
+    launch = launched_by(environ, arguments.address, None if spec.second_ports is None else spec.second_ports.agreed)
     if launch is None:
         raise BadInput(
             "this process does not know its cluster; start it with torchrun, srun or mpirun, or give lockstep.join() "
             "ps_hosts, worker_hosts, job_name and task_index."
         )
-    return _gather(spec, launch, arguments.servers)
+    held = until_listening.enter_context(ReservedPort("", spec.second_ports))
+    return _gather(spec, launch, arguments.servers, held.port)
 
 
-def _gather(spec: ClusterSpec, launch: Launch, servers: int) -> ClusterSpec:
+def _gather(spec: ClusterSpec, launch: Launch, servers: int, port: int) -> ClusterSpec:
     if not 1 <= servers < launch.world:
         raise BadInput(
             f"{launch.launcher} started {launch.world} processes, and servers={servers} leaves "
@@ -312,13 +332,13 @@ def _gather(spec: ClusterSpec, launch: Launch, servers: int) -> ClusterSpec:
         address=launch.address,
         timeout=spec.startup_timeout,
         version=__version__,
-        token=spec.token,
+        key=None if (key := chosen_key()) is None else key.sub(Purpose.RENDEZVOUS),
+        bind=spec.bind,
     )
-    with contextlib.closing(free_port()) as held:
-        try:
-            hosts = meet(meeting, held.getsockname()[1], say)
-        except RendezvousError as error:
-            raise BadInput(str(error)) from None
+    try:
+        hosts = meet(meeting, port, say)
+    except RendezvousError as error:
+        raise BadInput(str(error)) from None
     is_server = launch.rank < servers
     task = TaskId(Role.SERVER if is_server else Role.WORKER, launch.rank if is_server else launch.rank - servers)
     return spec.with_hosts(hosts[:servers], hosts[servers:]).for_task(task)

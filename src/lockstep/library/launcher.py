@@ -17,8 +17,6 @@ from lockstep.transports.control.addresses import Address, AddressError, parse_a
 
 Environment = Mapping[str, str]
 
-TOKEN_VARIABLE = "LOCKSTEP_JOB_TOKEN"
-"""The secret that all tasks of a job share, if no argument or flag gives it."""
 
 LAUNCHED_VARIABLE = "LOCKSTEP_LAUNCHED"
 """Set for the tasks of a local cluster: the launcher shows the progress of their start, and ends them together."""
@@ -37,10 +35,10 @@ class Launch:
     address: Address
 
 
-def launched_by(environ: Environment, address: str | None = None) -> Launch | None:
+def launched_by(environ: Environment, address: str | None = None, port: int | None = None) -> Launch | None:
     """Which launcher started this process, if any. BadInput if its variables make no sense.
 
-    ``address``: where rank 0 is, if the script specifies it.
+    ``address``: where rank 0 is, if the script specifies it. ``port``: where it listens, if only that is known.
     """
     for launcher, rank, world, find in _LAUNCHERS:
         if rank in environ and world in environ:
@@ -49,7 +47,10 @@ def launched_by(environ: Environment, address: str | None = None) -> Launch | No
                 raise BadInput(
                     f"{rank}={place[0]} is not below {world}={place[1]}; start the processes with {launcher}."
                 )
-            return Launch(launcher, *place, _given(address) if address else find(environ, place[1]))
+            if address:
+                return Launch(launcher, *place, _given(address))
+            found = find(environ, place[1])
+            return Launch(launcher, *place, Address(found.host, port or found.port))
     return None
 
 

@@ -18,10 +18,7 @@ from torch import Tensor
 from lockstep.library.errors import UsageError
 from lockstep.protocol.core.messages import GroupRates, OptimizerEntry
 from lockstep.training.server.rates import numbers_of
-
-ELEMENTWISE = frozenset(
-    ("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "ASGD")
-)
+from lockstep.training.server.shard_store import ELEMENTWISE
 
 WHOLE_TENSOR: Mapping[str, str] = MappingProxyType(
     {

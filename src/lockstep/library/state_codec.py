@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 
+from lockstep.foreign import read_json
 from lockstep.library.errors import UsageError
+
+_MAX_BYTES: Final = 64 << 20
+_MAX_VALUES: Final = 1 << 24
+"""A program may keep the order of all its samples."""
+_MAX_DEPTH: Final = 256
+"""Each list or dictionary of the program takes two or three here."""
 
 
 class Stateful(Protocol):
@@ -28,7 +35,7 @@ def to_text(value: object, tensors: dict[str, Tensor]) -> str:
 
 def from_text(text: str, tensors: Mapping[str, Tensor]) -> Any:
     """The value that ``to_text`` wrote."""
-    return _untagged(json.loads(text), tensors)
+    return _untagged(read_json(text, _MAX_BYTES, depth=_MAX_DEPTH, values=_MAX_VALUES, any_number=True), tensors)
 
 
 def _tagged(value: object, tensors: dict[str, Tensor]) -> object:

@@ -94,10 +94,6 @@ def handed_over() -> str:
 # -- forming --
 
 
-def other_token(task: TaskId | str) -> str:
-    return f"{named(task)} has a different job token; start every task with the same --job_token"
-
-
 def index_taken(task: TaskId, holder: Join, join: Join) -> str:
     return (
         f"{named(task)} is already running as process {holder.pid} on {holder.host}; "

@@ -233,10 +233,6 @@ def versions_differ(task: TaskId, ours: str, caller: str, theirs: str) -> str:
     return f"{named(task)} runs Lockstep {ours}, but {named(caller)} runs {theirs}; install the same version"
 
 
-def tokens_differ(caller: str, task: TaskId) -> str:
-    return f"{named(caller)} and {named(task)} have different job tokens; start both with the same --job_token"
-
-
 def link_not_expected(task: TaskId, caller: str) -> str:
     return f"{named(task)} does not expect a link from {named(caller)}; give every task the same host lists"
 

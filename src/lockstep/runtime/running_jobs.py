@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from lockstep.foreign import read_json
 from lockstep.private_files import FOLDER_MODE, own_folder, read_held, user_folder, user_folders, write_held
 
 FOLDER: Final = "running"
@@ -116,7 +117,7 @@ def _tasks_in(parent: int) -> list[ListedTask]:
 
 def _read(data: bytes) -> ListedTask | None:
     try:
-        fields: dict[str, Any] = json.loads(data)
+        fields: dict[str, Any] = read_json(data, MAX_BYTES)
         cluster = {str(task): str(address) for task, address in fields["cluster"].items()}
         task, started = str(fields["task"]), float(fields["started"])
         if task not in cluster:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import get_args, get_type_hints
 
+from lockstep.foreign import read_json
 from lockstep.protocol.core import faults as shared
 from lockstep.protocol.core.faults import Fault
 
@@ -72,15 +73,20 @@ AnyFault = Fault | SimFault
 _KINDS: Mapping[str, type[SimFault]] = MappingProxyType({kind.__name__: kind for kind in get_args(SimFault)})
 
 
+def to_fields(fault: AnyFault) -> dict[str, object]:
+    """A fault as plain values."""
+    return {"fault": type(fault).__name__, **dataclasses.asdict(fault)}
+
+
 def to_text(fault: AnyFault) -> str:
     """One line of JSON."""
-    return json.dumps({"fault": type(fault).__name__, **dataclasses.asdict(fault)})
+    return json.dumps(to_fields(fault))
 
 
 def parse_fault(text: str) -> AnyFault:
     """Read the printed form back; ValueError is one plain sentence."""
     try:
-        fields = json.loads(text)
+        fields = read_json(text)
     except ValueError as error:
         raise ValueError(f"a fault must be a JSON object: {error}") from error
     kind = _KINDS.get(str(fields.get("fault"))) if isinstance(fields, dict) else None

@@ -36,7 +36,7 @@ class MachineMaker:
         shape = scenario.shape
         journal = Journal(JOURNAL_ROWS if shape.servers + shape.workers < LARGE else JOURNAL_ROWS_OF_LARGE)
         settings = (dict(scenario.odd_settings).get(task, Setting("optimizer", "sgd")),)
-        join = Join(str(task), incarnation, "", f"host-{task.role.value}-{task.index}", 1000 + task.index, settings)
+        join = Join(str(task), incarnation, f"host-{task.role.value}-{task.index}", 1000 + task.index, settings)
         deadline = now + scenario.startup_timeout
         returns = scenario.rules.returns
         member = MemberMachine(task, shape.coordinator, join, deadline, journal, now, returns=returns)
@@ -63,4 +63,4 @@ class MachineMaker:
         self, scenario: Scenario, job: JobId, journal: Journal, now: float, beginning: Beginning
     ) -> CoordinatorMachine:
         shape, aggregate, rules = scenario.shape, scenario.aggregate, scenario.rules
-        return CoordinatorMachine(shape, job, "", journal, now, aggregate=aggregate, rules=rules, beginning=beginning)
+        return CoordinatorMachine(shape, job, journal, now, aggregate=aggregate, rules=rules, beginning=beginning)

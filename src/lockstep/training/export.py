@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from lockstep.foreign import read_json
 from lockstep.runtime.checkpoint.folder import CheckpointError, Manifest, verify
 from lockstep.training.server.shard_file import ShardFiles
 from lockstep.training.tensors import torch_dtype
@@ -70,7 +70,7 @@ def _described(checkpoint: Path, manifest: Manifest) -> tuple[dict[str, list[int
     if chief is None:
         return {}, {}
     with safe_open(checkpoint / chief, framework="pt") as file:
-        described: dict[str, Any] = json.loads(file.metadata().get(DESCRIPTION, "{}"))
+        described: dict[str, Any] = read_json(file.metadata().get(DESCRIPTION, "{}"))
         flat = {key: file.get_tensor(key) for key in file.keys() if key.startswith("buffers/")}  # noqa: SIM118
     shapes = {str(name): [int(size) for size in shape] for name, shape in described.get("parameters", [])}
     buffers: dict[str, Tensor] = {}

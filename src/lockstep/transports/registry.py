@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
+from lockstep.security.key import Key
 from lockstep.transports.base import Transport, TransportError
 from lockstep.transports.verbs.checks import verbs_problems
 from lockstep.transports.verbs.devices import NIXL_MODULES
@@ -27,7 +28,7 @@ class TransportFactory(Protocol):
     """
 
     def __call__(
-        self, server: ControlServer, task: str, incarnation: int, options: RdmaOptions = ..., /
+        self, server: ControlServer, task: str, incarnation: int, key: Key | None, options: RdmaOptions = ..., /
     ) -> Transport: ...
 
 
@@ -42,6 +43,7 @@ _WHERE: Final = {
 
 _ONE_HOST: Final = frozenset({"grpc+shm"})
 _RDMA: Final = frozenset({"grpc+verbs"})
+_IN_THE_CLEAR: Final = frozenset({"grpc+ucx", "grpc+verbs"})
 _LIBRARIES: Final = {"grpc+ucx": NIXL_MODULES, "grpc+verbs": NIXL_MODULES}
 _EXTRAS: Final = {"grpc+ucx": "ucx", "grpc+verbs": "ucx"}
 _TAKE_RDMA_OPTIONS: Final = frozenset({"auto", "grpc+verbs"})
@@ -50,6 +52,11 @@ _TAKE_RDMA_OPTIONS: Final = frozenset({"auto", "grpc+verbs"})
 def moves_by_rdma(transport: str) -> bool:
     """Whether bytes move over this transport without the help of either program."""
     return transport in _RDMA
+
+
+def in_the_clear(transport: str) -> bool:
+    """Whether this transport can neither encrypt nor tell who writes: its library has no means for that."""
+    return transport in _IN_THE_CLEAR
 
 
 def stays_on_one_host(name: str) -> bool:
@@ -88,9 +95,20 @@ def known_transports() -> tuple[str, ...]:
 
 
 def make_transport(
-    name: str, server: ControlServer, task: str, incarnation: int, options: RdmaOptions = NO_OPTIONS
+    name: str,
+    server: ControlServer,
+    task: str,
+    incarnation: int,
+    key: Key | None,
+    options: RdmaOptions = NO_OPTIONS,
+    *,
+    private: bool = False,
 ) -> Transport:
-    """The transport ``name`` for this incarnation of ``task``; ``TransportError`` lists the known names."""
+    """The transport ``name`` for this incarnation of ``task``; ``TransportError`` lists the known names.
+
+    ``key``: what both ends of every link prove to know; None (``--insecure``): nothing. ``private``: nothing that is
+    ``in_the_clear``, and ``auto`` does without it too.
+    """
     if name not in _WHERE:
         nearest = difflib.get_close_matches(name, _WHERE, n=1)
         suggestion = f"; did you mean {nearest[0]}?" if nearest else ""
@@ -98,10 +116,16 @@ def make_transport(
     missing = missing_library(name)
     if missing is not None:
         raise TransportError(missing)
+    if private and in_the_clear(name):
+        raise TransportError(f"{name} cannot encrypt, and --require_private asks for that: use auto or grpc")
+    if private and name == "auto":
+        from lockstep.transports.auto.transport import AutoTransport
+
+        return AutoTransport(server, task, incarnation, key, options, private=True)
     factory = _factory(name)
     if name in _TAKE_RDMA_OPTIONS:
-        return factory(server, task, incarnation, options)
-    return factory(server, task, incarnation)
+        return factory(server, task, incarnation, key, options)
+    return factory(server, task, incarnation, key)
 
 
 def load_libraries(name: str) -> None:

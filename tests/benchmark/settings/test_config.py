@@ -122,7 +122,7 @@ def test_the_numbers_of_an_optimizer_count_too() -> None:
 def test_what_may_differ_between_tasks_is_not_in_the_settings() -> None:
     server_side = BenchConfig(cluster=SPEC.for_task(server(0)))
     worker_side = BenchConfig(
-        cluster=dataclasses.replace(SPEC, bind="0.0.0.0", token="x"),
+        cluster=dataclasses.replace(SPEC, bind="0.0.0.0"),
         devices=DeviceConfig(device="gpu", num_gpus=8, num_threads=3),
         output=OutputConfig(train_dir="/data", display_every=1),
     )

@@ -99,15 +99,6 @@ def test_another_life_is_refused_while_the_job_runs() -> None:
     assert rig.machine.end is None
 
 
-def test_another_job_token_is_refused() -> None:
-    rig = CoordinatorRig()
-    join = join_of(W0)
-    other = type(join)(join.task, join.incarnation, "guess", join.host, join.pid, join.settings)
-    (refused,) = messages_to(rig.hear(W0, other), W0, Refused)
-    assert "--job_token" in refused.reason.text
-    assert "secret" not in refused.reason.text
-
-
 def test_the_first_setting_that_differs_ends_the_job_and_is_named_with_both_tasks() -> None:
     rig = CoordinatorRig()
     rig.join(PS, optimizer="sgd", batch_size="32", dtype="float32")

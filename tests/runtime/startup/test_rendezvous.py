@@ -12,9 +12,13 @@ from helpers.ports import free_port
 from lockstep.runtime.startup.rendezvous import RendezvousError, RendezvousSpec, meet
 from lockstep.transports.control.addresses import Address
 
+KEY, OTHER = b"k" * 32, b"o" * 32
+
 
 def meeting(rank: int, world: int, port: int, **changes: object) -> RendezvousSpec:
-    whole = RendezvousSpec(rank=rank, world=world, address=Address("127.0.0.1", port), timeout=10.0, version="1")
+    whole = RendezvousSpec(
+        rank=rank, world=world, address=Address("127.0.0.1", port), timeout=10.0, version="1", key=KEY
+    )
     return replace(whole, **changes)  # type: ignore[arg-type]
 
 
@@ -66,8 +70,9 @@ def test_two_processes_with_one_rank() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"token": "other"}, "rank 0 has a different token; start every process with the same job token"),
-        ({"version": "2"}, r"rank 0 has a different version \(2, not 1\)"),
+        ({"key": OTHER}, "does not know this job's key; give every task of the job the same key"),
+        ({"key": None}, "the other end wants a key, this end runs without one"),
+        ({"version": "2"}, "the other end runs another version of Lockstep"),
         ({"world": 3}, r"rank 0 has a different world \(3, not 2\)"),
     ],
 )

@@ -137,7 +137,7 @@ def test_something_that_is_no_grpc_server_is_recognised() -> None:
 
         thread = threading.Thread(target=answer_like_a_web_server)
         thread.start()
-        with pytest.raises(Unreachable, match="is not a gRPC server"):
+        with pytest.raises(Unreachable, match="is not a Lockstep task"):
             describe(f"127.0.0.1:{listener.getsockname()[1]}", 2.0)
         thread.join()
 

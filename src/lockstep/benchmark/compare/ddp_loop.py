@@ -17,6 +17,7 @@ from lockstep.benchmark.compare.solo_loop import timed
 from lockstep.benchmark.compare.start_barrier import StartBarrier
 from lockstep.benchmark.settings.config import BenchConfig
 from lockstep.benchmark.training.job import BenchJob
+from lockstep.benchmark.training.listening import serve_store
 from lockstep.benchmark.training.run import choose_device, set_up_torch
 from lockstep.benchmark.training.updates import LocalUpdates
 
@@ -46,7 +47,7 @@ def _join(rank: int, world: int, patience: float, backend: str, barrier: StartBa
     """Rank 0 holds the store, on a port that the system picks; the others receive its number."""
     limit = timedelta(seconds=patience)
     if rank == 0:
-        store = TCPStore(LOOPBACK, 0, world, True, limit, wait_for_workers=False)
+        store = serve_store(LOOPBACK, 0, world, patience)
         barrier.tell_port(store.port)
     else:
         store = TCPStore(LOOPBACK, barrier.hear_port(), world, False, limit)

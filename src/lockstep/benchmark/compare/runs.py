@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from lockstep.benchmark.compare.results import Measurement, StepDetail
 from lockstep.benchmark.compare.start_barrier import GO, PORT, READY, RESULT
 from lockstep.benchmark.outputs.times import file_name, read_moments
 from lockstep.errors import EXIT_BAD_INPUT
+from lockstep.foreign import read_json
 from lockstep.protocol.core.ids import server, worker
 from lockstep.runtime.local_cluster.cluster import ReservedPort
 from lockstep.runtime.trace.step_times import step_shares
@@ -84,7 +84,7 @@ class Runner:
         started = [self._start(programs, "ddp", rank, world, self.comparison.threads) for rank in range(world)]
         line = started[0].hear("", deadline)
         if line.startswith(RESULT):
-            return Measurement(cannot=json.loads(line.removeprefix(RESULT))["cannot"])
+            return Measurement(cannot=read_json(line.removeprefix(RESULT))["cannot"])
         for program in started[1:]:
             program.say(line)
         if not line.startswith(PORT):
@@ -96,7 +96,7 @@ class Runner:
         hear_all(started, READY, deadline)
         for program in started:
             program.say(GO)
-        return [json.loads(line) for line in hear_all(started, RESULT, deadline)]
+        return [read_json(line) for line in hear_all(started, RESULT, deadline)]
 
     def _images(self, workers: int) -> int:
         run = self.comparison.bench.run
@@ -197,7 +197,7 @@ def this_program() -> tuple[str, ...]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        times: dict[str, Any] = json.loads(path.read_text())
+        times: dict[str, Any] = read_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise RunFailedError(f"a task wrote no times ({path.name}: {error})") from None
     return times

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from lockstep.benchmark.data.slots import SlotShape
 from lockstep.benchmark.data.source import Reference
 from lockstep.benchmark.data.transforms import Preparation
+from lockstep.foreign import read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class SetUp:
 
     @staticmethod
     def from_line(line: bytes) -> SetUp:
-        said = json.loads(line)
+        said = read_json(line)
         said["shape"] = SlotShape(**said["shape"])
         said["preparation"] = Preparation(**said["preparation"])
         return SetUp(**said)
@@ -57,7 +58,7 @@ class DecodeJob:
 
     @staticmethod
     def from_line(line: bytes) -> DecodeJob:
-        ticket, slot, first, samples = json.loads(line)
+        ticket, slot, first, samples = read_json(line)
         return DecodeJob(ticket, slot, first, tuple(Sample(Reference(*said[:4]), said[4], said[5]) for said in samples))
 
 
@@ -73,5 +74,5 @@ class DecodeResult:
 
     @staticmethod
     def from_line(line: bytes) -> DecodeResult:
-        ticket, bad = json.loads(line)
+        ticket, bad = read_json(line)
         return DecodeResult(ticket, tuple((int(place), str(reason)) for place, reason in bad))

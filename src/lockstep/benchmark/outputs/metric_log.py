@@ -21,7 +21,6 @@ from lockstep.version import __version__, torch_version
 METRICS = "metric.log"
 RUN = "benchmark_run.log"
 _TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
-_SECRET = ("token",)
 
 
 class MetricLog(RunObserver):
@@ -97,13 +96,13 @@ def _cpu_name() -> str:
 
 
 def _parameters(config: BenchConfig) -> list[dict[str, Any]]:
-    """All settings as a flat list, typed as in tf_cnn_benchmarks; secrets are left out."""
+    """All settings as a flat list, typed as in tf_cnn_benchmarks."""
     kinds = {bool: "bool_value", int: "long_value", float: "float_value"}
     flat = _flat(dataclasses.asdict(config))
     return [
         {"name": name, kinds.get(type(value), "string_value"): value if type(value) in kinds else str(value)}
         for name, value in sorted(flat.items())
-        if name.rpartition(".")[2] not in _SECRET and value is not None
+        if value is not None
     ]
 
 

@@ -25,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lockstep.benchmark.settings.config import BUCKET_BYTES, BenchConfig
 from lockstep.benchmark.training.job import BenchJob
+from lockstep.benchmark.training.listening import gloo_device, serve_store, stay_on_interface
 from lockstep.benchmark.training.updates import LocalUpdates
 from lockstep.protocol.core.ids import Role, TaskId
 from lockstep.protocol.core.messages import GroupRates, ParameterEntry
@@ -50,6 +51,8 @@ class MeetingPoint:
     host: str
     """Worker 0's."""
     own_host: str
+    listen_host: str
+    """Where this worker listens."""
     port: int
     patience: float
     backend: str
@@ -61,6 +64,7 @@ def meeting_of(config: BenchConfig, device: torch.device) -> MeetingPoint:
     assert cluster is not None
     assert cluster.task is not None
     hosts = [address.rpartition(":") for address in cluster.worker_hosts]
+    ports = cluster.second_ports
     spec = config.exchange.all_reduce_spec or "collective"
     chosen = "nccl" if device.type == "cuda" and spec != "gloo" else "gloo"
     return MeetingPoint(
@@ -68,7 +72,8 @@ def meeting_of(config: BenchConfig, device: torch.device) -> MeetingPoint:
         size=len(hosts),
         host=hosts[0][0].strip("[]"),
         own_host=hosts[cluster.task.index][0].strip("[]"),
-        port=config.exchange.collective_port or int(hosts[0][2]) + 1,
+        listen_host=cluster.listen_address().host,
+        port=config.exchange.collective_port or (int(hosts[0][2]) + 1 if ports is None else ports.agreed),
         patience=max(_STORE_SECONDS, cluster.startup_timeout),
         backend=chosen,
     )
@@ -114,15 +119,16 @@ class WorkerGroup:
 
 def _meet(meeting: MeetingPoint) -> c10d.TCPStore:
     try:
+        if meeting.rank == 0:
+            return serve_store(meeting.listen_host, meeting.port, meeting.size, meeting.patience)
         return c10d.TCPStore(
             meeting.host,
             meeting.port,
             meeting.size,
-            is_master=meeting.rank == 0,
             timeout=timedelta(seconds=meeting.patience),
             wait_for_workers=False,
         )
-    except (RuntimeError, dist.DistError) as error:
+    except (RuntimeError, OSError, dist.DistError) as error:
         reason = _first_line(error)
         raise CollectiveLost(
             f"{_name(meeting.rank)} cannot meet the others at {meeting.host}:{meeting.port} ({reason}); "
@@ -133,10 +139,11 @@ def _meet(meeting: MeetingPoint) -> c10d.TCPStore:
 def _process_group(meeting: MeetingPoint, store: c10d.TCPStore) -> Any:
     patience = timedelta(seconds=meeting.patience)
     if meeting.backend == "nccl":
+        stay_on_interface(meeting.listen_host)
         options = dist.ProcessGroupNCCL.Options()
         return dist.ProcessGroupNCCL(c10d.PrefixStore("nccl", store), meeting.rank, meeting.size, options)
     gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
-    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=meeting.own_host)]
+    gloo._devices = [gloo_device(meeting.own_host)]
     gloo._timeout = patience
     try:
         return dist.ProcessGroupGloo(c10d.PrefixStore("gloo", store), meeting.rank, meeting.size, gloo)

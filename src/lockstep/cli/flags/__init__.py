@@ -49,7 +49,7 @@ def parse_bench(argv: Sequence[str], environ: Mapping[str, str]) -> BenchConfig:
         raise HelpAsked(help_text(line.help_on))
     if line.mistakes:
         raise BadInput(line.mistakes)
-    config, unreadable = _with_data_set(build_config(line, environ), named="data_name" in line.given)
+    config, unreadable = _with_data_set(build_config(line), named="data_name" in line.given)
     ruled_out = check_against_table(line, EXCLUSIVE)
     broken = [problem.sentence for problem in problems(config, _gpus(config, environ))]
     if ruled_out or broken or unreadable:
@@ -57,13 +57,13 @@ def parse_bench(argv: Sequence[str], environ: Mapping[str, str]) -> BenchConfig:
     return resolved(config)
 
 
-def task_meant(argv: Sequence[str], environ: Mapping[str, str]) -> ClusterSpec | None:
+def task_meant(argv: Sequence[str]) -> ClusterSpec | None:
     """The cluster and the task that a refused command line names, if that much of it is right."""
     line = read_command_line(argv, TABLE)
     if line.help_on is not None:
         return None
     try:
-        cluster = build_config(line, environ).cluster
+        cluster = build_config(line).cluster
     except (BadInput, ValueError, KeyError, TypeError):
         return None  # it has a value that cannot be read, perhaps one of those
     return None if cluster is None or cluster.task is None or cluster_problems(cluster) else cluster
@@ -98,7 +98,7 @@ class DoctorLine:
     data_dir: str | None
 
 
-def parse_doctor(argv: Sequence[str], environ: Mapping[str, str]) -> DoctorLine:
+def parse_doctor(argv: Sequence[str]) -> DoctorLine:
     """The job that a command line describes, with or without --job_name.
 
     Raises:
@@ -107,7 +107,7 @@ def parse_doctor(argv: Sequence[str], environ: Mapping[str, str]) -> DoctorLine:
     line = read_command_line(argv, TABLE)
     if line.mistakes:
         raise BadInput(line.mistakes)
-    config = build_config(line, environ)
+    config = build_config(line)
     if config.cluster is None:
         raise BadInput(
             "the cluster is missing; give --ps_hosts=HOST:PORT,... and --worker_hosts=HOST:PORT,..., as for the job."
@@ -117,7 +117,7 @@ def parse_doctor(argv: Sequence[str], environ: Mapping[str, str]) -> DoctorLine:
     broken = [problem.sentence for problem in problems(config)]
     if not named and config.local is None:
         broken += [problem for problem in cluster_problems(config.cluster) if problem not in broken]
-    more = set(line.given) - {*_OF_ONE_TASK, "bind", "startup_timeout", "job_token"}
+    more = set(line.given) - {*_OF_ONE_TASK, "bind", "startup_timeout", "key_file", "insecure"}
     data_dir = line.value("data_dir")
     return DoctorLine(
         config,

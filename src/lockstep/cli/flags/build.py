@@ -23,7 +23,6 @@ from lockstep.benchmark.settings.features import DataConfig, EvaluationConfig, P
 from lockstep.cli.flags.flag import Value
 from lockstep.cli.flags.parsing import CommandLine
 from lockstep.errors import BadInput
-from lockstep.library.launcher import TOKEN_VARIABLE
 from lockstep.protocol.core.ids import Role, TaskId
 from lockstep.protocol.core.plan import ALIGNMENT
 from lockstep.runtime.startup.cluster import ClusterSpec
@@ -77,7 +76,7 @@ def _typed(value: Value, kind: type[_T]) -> _T:
     return value
 
 
-def build_config(line: CommandLine, environ: Mapping[str, str]) -> BenchConfig:
+def build_config(line: CommandLine) -> BenchConfig:
     """The run that these flags ask for, valid or not; ``training.rules`` finds the problems."""
     values = _Values(line)
     local = _local(values)
@@ -153,7 +152,7 @@ def build_config(line: CommandLine, environ: Mapping[str, str]) -> BenchConfig:
             warmup_epochs=values.number("num_learning_rate_warmup_epochs"),
             resnet_base_lr=values.optional_number("resnet_base_lr"),
         ),
-        cluster=_cluster(values, environ) if distributed else None,
+        cluster=_cluster(values) if distributed else None,
         local=local,
     )
 
@@ -165,7 +164,7 @@ def _local(values: _Values) -> LocalCluster | None:
     return LocalCluster(servers=servers or 0, workers=workers or 0)
 
 
-def _cluster(values: _Values, environ: Mapping[str, str]) -> ClusterSpec:
+def _cluster(values: _Values) -> ClusterSpec:
     job_name = values.text("job_name")
     return ClusterSpec(
         ps_hosts=values.hosts("ps_hosts"),
@@ -173,6 +172,8 @@ def _cluster(values: _Values, environ: Mapping[str, str]) -> ClusterSpec:
         task=TaskId(Role(job_name), values.whole("task_index")) if job_name else None,
         protocol=values.text("server_protocol"),
         bind=values.optional_text("bind"),
+        ports=values.optional_text("ports"),
+        require_private=values.switch("require_private"),
         startup_timeout=values.number("startup_timeout"),
         stall_after=values.number("stall_after"),
         user_code_timeout=values.number("user_code_timeout"),
@@ -182,7 +183,6 @@ def _cluster(values: _Values, environ: Mapping[str, str]) -> ClusterSpec:
         on_worker_loss=values.text("on_worker_loss"),
         restarts=values.whole("restarts"),
         has_servers=values.text("variable_update") not in COLLECTIVE_UPDATES,
-        token=values.text("job_token") or environ.get(TOKEN_VARIABLE, ""),
         rdma=rdma_options({name: values.line.value(name) for name in RDMA_FLAGS}),
     )
 

@@ -135,8 +135,6 @@ class CoordinatorMachine(RunningJob):
         return self._new_view(now)
 
     def _why_refused(self, peer: TaskId, join: Join) -> Reason | None:
-        if join.token != self._token:
-            return Reason(Cause.MISMATCH, phrases.other_token(peer))
         known = self._joined.get(peer)
         if known is None or (self.phase is JobPhase.RUNNING and self.losses.may_come_back(peer, join.incarnation)):
             return None

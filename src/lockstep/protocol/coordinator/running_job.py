@@ -66,7 +66,6 @@ class RunningJob:
         self,
         shape: ClusterShape,
         job: JobId,
-        token: str,
         journal: Journal,
         now: float,
         *,
@@ -98,7 +97,6 @@ class RunningJob:
         self.phase = JobPhase.FORMING
         self.committed: Step = start - 1
         self.end: End | None = None
-        self._token = token
         self._journal = journal
         self._since = now
         self._joined: dict[TaskId, Join] = {}

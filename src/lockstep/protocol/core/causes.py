@@ -52,7 +52,7 @@ LOSSES = frozenset({Cause.DEAD, Cause.OUT_OF_MEMORY, Cause.STALE_INCARNATION})
 """An incarnation has ended; whether the job ends too depends on how it handles losses."""
 
 FINAL_REFUSALS = frozenset({Cause.MISMATCH, Cause.LEFTOVER_SERVER})
-"""Another version, another token, or a server of another job: asking again changes nothing."""
+"""Another version, or a server of another job: asking again changes nothing."""
 
 
 class Source(StrEnum):

@@ -17,6 +17,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import get_args, get_type_hints
 
+from lockstep.foreign import read_json
 from lockstep.protocol.core.ids import Step, TaskId
 from lockstep.protocol.core.messages import Applied, Commit, Message, Open, Pull, Rates, Seal
 
@@ -235,8 +236,8 @@ def parse_fault(text: str) -> Fault:
     if len(text) > _MAX_TEXT:
         raise ValueError(f"a fault has at most {_MAX_TEXT} characters, this one has {len(text)}")
     try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        fields = read_json(text, _MAX_TEXT)
+    except ValueError as error:
         raise ValueError(f"a fault must be a JSON object: {error}") from error
     kind = _KINDS.get(str(fields.pop("fault", ""))) if isinstance(fields, dict) else None
     if kind is None:

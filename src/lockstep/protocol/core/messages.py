@@ -59,7 +59,6 @@ class Hello:
     incarnation: Incarnation
     job: JobId
     version: str
-    token: str
     transports: tuple[TransportAddress, ...]
 
 
@@ -92,7 +91,6 @@ class Join:
 
     task: str
     incarnation: Incarnation
-    token: str
     host: str
     pid: int
     settings: tuple[Setting, ...]

@@ -26,6 +26,8 @@ from lockstep.protocol.core.messages import ParameterEntry, Setting
 ALIGNMENT = 64
 PAGE = 4096
 DEFAULT_BUCKET_BYTES = 4 << 20
+MAX_BUCKETS = 1 << 20
+"""Every step has several messages and table entries for each."""
 
 ELEMENT_BYTES: Mapping[str, int] = MappingProxyType({"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2})
 
@@ -158,6 +160,9 @@ def _refuse_bad_input(parameters: Sequence[ParameterEntry], servers: int, bucket
         raise PlanError("a plan needs at least one server")
     if bucket_bytes < ALIGNMENT or bucket_bytes % ALIGNMENT:
         raise PlanError(f"the bucket size must be a positive multiple of {ALIGNMENT} bytes, not {bucket_bytes}")
+    elements = sum(max(0, entry.elements) for entry in parameters)
+    if len(parameters) + 8 * elements // bucket_bytes > MAX_BUCKETS:
+        raise PlanError(f"{elements} elements in buckets of {bucket_bytes} bytes are too many buckets")
     seen: set[str] = set()
     for entry in parameters:
         if entry.dtype not in ELEMENT_BYTES:

@@ -17,6 +17,10 @@ class Reach(StrEnum):
     NO_ROUTE = "no route"
     MUTE = "accepts and says nothing"
     OTHER_PROGRAM = "another program"
+    OTHER_KEY = "another key"
+    """Lockstep, but it and this task cannot prove to each other that they belong together."""
+    INSECURE = "insecure on one side"
+    """Lockstep, but one of the two was started with ``--insecure`` and the other was not."""
     OPEN = "open"
     """A connection works; the task behind it was not identified."""
     BROKEN = "broken"
@@ -25,7 +29,8 @@ class Reach(StrEnum):
 
 
 NOBODY_THERE = frozenset({Reach.REFUSED, Reach.UNRESOLVED})
-UNREACHABLE = frozenset({*NOBODY_THERE, Reach.SILENT, Reach.NO_ROUTE, Reach.BROKEN, Reach.OTHER_PROGRAM})
+UNPROVEN = frozenset({Reach.OTHER_KEY, Reach.INSECURE})
+UNREACHABLE = frozenset({*NOBODY_THERE, *UNPROVEN, Reach.SILENT, Reach.NO_ROUTE, Reach.BROKEN, Reach.OTHER_PROGRAM})
 """The task cannot be reached. One that accepts connections and says nothing can be: it may only be paused."""
 
 

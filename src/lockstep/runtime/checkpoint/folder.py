@@ -29,6 +29,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from lockstep.foreign import plain, read_json
 from lockstep.protocol.core.ids import hex64
 from lockstep.protocol.core.messages import Layout, OptimizerEntry, ParameterEntry, Saved, Setting
 from lockstep.protocol.core.setting_names import SERVERS, WORKERS
@@ -193,7 +194,7 @@ def read_manifest(path: Path) -> Manifest:
         line, _, text = file.read_bytes().partition(b"\n")
         if line.decode("ascii", "replace") != hashlib.sha256(text).hexdigest():
             raise DamagedError("has a damaged manifest: its checksum does not match")
-        fields = json.loads(text, parse_constant=_refuse_constant)
+        fields = read_json(text, MAX_MANIFEST_BYTES)
         if fields.get("format") != FORMAT:
             raise CheckpointError(f"has format {fields.get('format')}, but this version reads format {FORMAT}")
         return Manifest.from_json(fields)
@@ -203,13 +204,9 @@ def read_manifest(path: Path) -> Manifest:
         raise DamagedError(f"has a manifest that Lockstep did not write ({error})") from error
 
 
-_NO_MANIFEST = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
-"""What reading garbage raises, including infinite numbers and endless nesting."""
+_NO_MANIFEST = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
+"""What reading garbage raises."""
 _NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-
-
-def _refuse_constant(text: str) -> float:
-    raise ValueError(f"{text} is not a valid number")
 
 
 def _unreadable(error: OSError, what: str) -> CheckpointError:
@@ -254,6 +251,12 @@ class CheckpointFolder:
         """The finished folders, the newest version first; OSError if the folder cannot be read."""
         found = [path for path in self._folders() if _version_in(path.name) >= 0]
         return sorted(found, key=lambda path: (_version_in(path.name), _changed_at(path)), reverse=True)
+
+    def named(self, name: str) -> Path:
+        """The finished one with this name, which comes from another task: no other place can be named by it."""
+        if _version_in(name) < 0 or Path(name).name != name:
+            raise CheckpointError(f"{plain(name, 100)!r} is not the name of a checkpoint in {self.path}")
+        return self.path / name
 
     def damaged(self) -> list[Path]:
         """Those that an earlier start found damaged and set aside."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -23,6 +22,8 @@ from lockstep.runtime import processes
 from lockstep.runtime.local_cluster.member import ClusterMember, Deaths
 from lockstep.runtime.monitor.exit import Action, Stopping
 from lockstep.terminal import say_over
+from lockstep.transports.control.ports import PortRange
+from lockstep.transports.control.ports import ReservedPort as ReservedPort
 
 LOOPBACK: Final = "127.0.0.1"
 PORT_ATTEMPTS: Final = 3
@@ -57,6 +58,8 @@ class LocalClusterSpec:
     """The job continues without a worker that was killed by a signal, as long as another worker runs."""
     forming: Callable[[dict[TaskId, str]], AbstractContextManager[None]] | None = None
     """Shows how the tasks at these addresses come together, while they run."""
+    ports: PortRange | None = None
+    """Where the tasks listen; None: at ports that the kernel chooses."""
     around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     """A context that is entered before the first task starts and left after the last one has ended."""
 
@@ -82,27 +85,6 @@ def run_local_cluster(spec: LocalClusterSpec) -> int:
     return EXIT_BAD_INPUT
 
 
-class ReservedPort:
-    """A free port that others do not get: bound but not listening, so only a program that names it can use it."""
-
-    def __init__(self) -> None:
-        self._socket = socket.socket()
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind((LOOPBACK, 0))
-        self.address = f"{LOOPBACK}:{self._socket.getsockname()[1]}"
-
-    def is_taken(self) -> bool:
-        """Whether something listens at it now."""
-        try:
-            self._socket.listen(1)
-        except OSError:
-            return True
-        return False
-
-    def close(self) -> None:
-        self._socket.close()
-
-
 class _Launcher:
     """One attempt: all tasks on one set of ports."""
 
@@ -119,7 +101,7 @@ class _Launcher:
         self._failed_before: tuple[ClusterMember, str] | None = None
         """The first failure when overdue tasks were killed; the launcher itself causes the later ones."""
         shape = ClusterShape(spec.servers, spec.workers)
-        self._ports = {task: ReservedPort() for task in shape.tasks()}
+        self._ports = {task: ReservedPort(LOOPBACK, spec.ports) for task in shape.tasks()}
         servers = [self._ports[task].address for task in shape.server_ids()]
         workers = [self._ports[task].address for task in shape.worker_ids()]
         reports: set[str] = set()

@@ -12,6 +12,7 @@ import threading
 from dataclasses import dataclass, replace
 from typing import Final
 
+from lockstep.foreign import read_json
 from lockstep.protocol.core.activity import TaskPhase
 from lockstep.runtime.processes import read_available
 
@@ -79,7 +80,7 @@ def encode_report(report: TaskReport) -> bytes:
 def decode_report(line: bytes) -> TaskReport | None:
     """Read a line back; None for anything else (a library's stray write to the descriptor)."""
     try:
-        fields = json.loads(line)
+        fields = read_json(line, MAX_LINE_BYTES)
         exit_code = fields["exit_code"]
         return TaskReport(
             phase=str(fields["phase"])[:MAX_TEXT],

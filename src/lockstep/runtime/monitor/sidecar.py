@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from lockstep.foreign import read_json
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.timing import ASK_SECONDS, FORMER_SECONDS, LINGER_SECONDS, SIDECAR_CLOSE_SECONDS
 from lockstep.runtime import processes
@@ -160,7 +161,7 @@ def _wait_until_ready(reader: int) -> str:
 def main(arguments: Sequence[str]) -> int:
     """The sidecar process. Arguments: the task's pid, the descriptors for reports and for "ready", the spec."""
     task_pid, report_reader, ready_writer = (int(text) for text in arguments[:3])
-    spec = SidecarSpec(**json.loads(arguments[3]))
+    spec = SidecarSpec(**read_json(arguments[3]))
     drop_what_cannot_be_written()
     # Batch systems signal every process of a job. This one must run until it has reported the end.
     with processes.SignalInbox((*processes.STOP_SIGNALS, signal.SIGUSR1), until_exit=True) as inbox:

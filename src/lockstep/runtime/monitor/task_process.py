@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from lockstep.foreign import JsonError, read_json
 from lockstep.runtime import processes
 from lockstep.runtime.monitor import reaper
 from lockstep.runtime.monitor.reporter import MAX_LINE_BYTES, LineBuffer, ReportReader, TaskReport
@@ -93,10 +94,11 @@ class TaskProcess:
                 self.news.problem = self.news.problem or "its reaper was killed, and the kernel killed it after that"
             return self.news
         for line in self._status_lines.feed(data):
-            self._on_news(json.loads(line))
+            with contextlib.suppress(JsonError):  # a line that something else has written there
+                self._on_news(read_json(line, MAX_LINE_BYTES))
         return self.news
 
-    def _on_news(self, said: dict[str, object]) -> None:
+    def _on_news(self, said: object) -> None:
         match said:
             case {"started": int(pid)}:
                 self.news.pid = pid
@@ -105,7 +107,7 @@ class TaskProcess:
             case {"failed": str(problem)}:
                 self.news.problem = problem
             case {"stuck": list(pids)}:
-                self.news.stuck = tuple(int(pid) for pid in pids)
+                self.news.stuck = tuple(pid for pid in pids if isinstance(pid, int))
 
     def read_reports(self) -> tuple[list[TaskReport], bool]:
         """The task's reports since the last call, and whether more may come later."""

@@ -6,9 +6,10 @@ torch-free, so that the monitor can read it before anything heavy is imported.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from lockstep.protocol.coordinator.recovery import LossPolicy
 from lockstep.protocol.core.ids import ClusterShape, Role, TaskId
@@ -20,6 +21,8 @@ from lockstep.protocol.core.timing import (
     USER_CODE_SECONDS,
 )
 from lockstep.transports.control.addresses import Address, AddressError, parse_address, parse_bind
+from lockstep.transports.control.ports import PortRange, parse_ports
+from lockstep.transports.registry import in_the_clear
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions, option_problems
 
 PROTOCOLS: tuple[str, ...] = ("auto", "grpc", "grpc+shm", "grpc+ucx", "grpc+verbs")
@@ -33,7 +36,6 @@ ON_STALL = ("report", "abort")
 ON_WORKER_LOSS = tuple(policy.value for policy in LossPolicy)
 MAX_RESTARTS = 1000
 
-MAX_TOKEN_LENGTH = 256
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -50,6 +52,12 @@ class ClusterSpec:
     protocol: str = DEFAULT_PROTOCOL
     bind: str | None = None
     """Host, or host:port, to listen on instead of the task's own address in the list."""
+    ports: str | None = None
+    """``FIRST-LAST``: where tasks listen besides their listed ports; None: at ports that the kernel chooses."""
+    require_private: bool = False
+    """Refuse whatever others on the network could read."""
+    encrypts_tensors: bool = False
+    """Whether tensors that gRPC carries to another host are encrypted, as control messages are."""
     startup_timeout: float = STARTUP_SECONDS
     stall_after: float = STALL_AFTER_SECONDS
     user_code_timeout: float = USER_CODE_SECONDS
@@ -66,7 +74,6 @@ class ClusterSpec:
     has_servers: bool = True
     """False: the workers reduce among themselves, and the list of servers stays empty."""
     rdma: RdmaOptions = NO_OPTIONS
-    token: str = field(default="", repr=False)
 
     @property
     def shape(self) -> ClusterShape:
@@ -89,15 +96,28 @@ class ClusterSpec:
         own = parse_address(self.address_of(self.task))
         return own if self.bind is None else parse_bind(self.bind, own.port)
 
+    @property
+    def second_ports(self) -> PortRange | None:
+        """The ports of ``ports`` that no task of the lists has; None: the kernel chooses."""
+        if self.ports is None:
+            return None
+        listed = (parse_address(text).port for text in self.ps_hosts + self.worker_hosts)
+        return parse_ports(self.ports).without(frozenset(listed))
+
     def all_addresses(self) -> tuple[tuple[str, str], ...]:
         """The full name of every task, with the address at which it can be reached."""
         return tuple((str(task), self.address_of(task)) for task in self.shape.tasks())
 
     @property
-    def shares_memory(self) -> bool:
-        """Whether all tasks are on one host, judging by their addresses, and may share its memory."""
+    def on_one_host(self) -> bool:
+        """Whether all tasks are on one host, judging by their addresses."""
         hosts = {address.rpartition(":")[0] for _, address in self.all_addresses()}
-        return self.protocol in ("auto", "grpc+shm") and (len(hosts) == 1 or hosts <= _LOOPBACK)
+        return len(hosts) == 1 or hosts <= _LOOPBACK
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether all tasks may share the memory of one host."""
+        return self.protocol in ("auto", "grpc+shm") and self.on_one_host
 
     def beside_own_task(self, role: Role) -> int:
         """How many tasks of a role are on this task's host, judging by their addresses; 1 if no task is given."""
@@ -194,6 +214,36 @@ def _bind_is_well_formed(spec: ClusterSpec) -> Iterator[str]:
         yield f"--bind: {error}"
 
 
+def _ports_are_well_formed(spec: ClusterSpec) -> Iterator[str]:
+    if spec.ports is None:
+        return
+    try:
+        parse_ports(spec.ports)
+    except AddressError as error:
+        yield f"--ports: {error}"
+        return
+    with contextlib.suppress(AddressError):  # of a list, which another rule reports
+        if not any(spec.second_ports or ()):
+            yield f"--ports={spec.ports} has no port besides those in the host lists; give a larger range."
+
+
+def _bytes_are_private(spec: ClusterSpec) -> Iterator[str]:
+    if not spec.require_private or (spec.on_one_host and not in_the_clear(spec.protocol)):
+        return
+    if not spec.has_servers:
+        yield (
+            "--require_private refuses modes without servers across hosts: gloo and NCCL cannot encrypt; use "
+            "--variable_update=parameter_server."
+        )
+    elif in_the_clear(spec.protocol):
+        yield f"--require_private refuses --server_protocol={spec.protocol}, which cannot encrypt; use auto or grpc."
+    elif not spec.encrypts_tensors:
+        yield (
+            f"--require_private refuses --server_protocol={spec.protocol} across hosts, because tensors travel in "
+            "the clear; put all tasks on one host, or leave --require_private out on a network of your own."
+        )
+
+
 def _patience_is_positive(spec: ClusterSpec) -> Iterator[str]:
     for name in ("startup_timeout", "stall_after", "user_code_timeout", "rejoin_timeout", "grace"):
         seconds = getattr(spec, name)
@@ -211,11 +261,6 @@ def _loss_policy_is_known(spec: ClusterSpec) -> Iterator[str]:
         yield f"--on_worker_loss={spec.on_worker_loss} is not known; use one of: {', '.join(ON_WORKER_LOSS)}."
 
 
-def _token_is_printable(spec: ClusterSpec) -> Iterator[str]:
-    if len(spec.token) > MAX_TOKEN_LENGTH or not (spec.token.isascii() and spec.token.isprintable()):
-        yield f"the job token must be at most {MAX_TOKEN_LENGTH} printable ASCII characters; choose another one."
-
-
 def _list_flag(role: Role) -> str:
     return f"--{role.value}_hosts"
 
@@ -228,8 +273,9 @@ CLUSTER_RULES: tuple[Callable[[ClusterSpec], Iterator[str]], ...] = (
     _protocol_is_known,
     _rdma_options_make_sense,
     _bind_is_well_formed,
+    _ports_are_well_formed,
+    _bytes_are_private,
     _patience_is_positive,
     _restarts_are_few,
     _loss_policy_is_known,
-    _token_is_printable,
 )

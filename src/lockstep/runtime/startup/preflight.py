@@ -77,7 +77,7 @@ def _address_problems(spec: ClusterSpec, task: TaskId) -> Iterator[str]:
     if local and spec.bind is None:
         yield from _loopback_name(spec, task, listen)
     elif not local and spec.bind is not None:
-        yield f"--bind={spec.bind} is not an address of this machine; give one that is, or 0.0.0.0 for all of them."
+        yield f"--bind={spec.bind} is not an address of this machine; give one that is."
     elif not local:
         yield (
             f"{task.short} has the address {listen}, which is not this machine's; {_own_index(spec, task)}start it "
@@ -94,7 +94,7 @@ def _loopback_name(spec: ClusterSpec, task: TaskId, listen: Address) -> Iterator
     if all(address.is_loopback for address in addresses) and others - {listen.host.lower()}:
         yield (
             f"{task.short} has the address {listen}, but that name resolves to {addresses[0]} on this machine, where "
-            "no other machine can reach it; put its network address in the host lists, or add --bind=0.0.0.0."
+            "no other machine can reach it; put its network address in the host lists, or add --bind=ADDRESS with it."
         )
 
 

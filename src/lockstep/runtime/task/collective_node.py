@@ -60,6 +60,7 @@ from lockstep.runtime.task.neighbours import Neighbours
 from lockstep.runtime.task.outcome import JobEndedError, Outcome, outcome_of
 from lockstep.runtime.watch.status import MainThread
 from lockstep.runtime.watch.watchdog import WatchSettings
+from lockstep.transports.control.addresses import parse_address
 from lockstep.transports.control.monitor_service import snapshot_handler, witness_handler
 from lockstep.transports.control.server import ControlServer
 from lockstep.version import __version__
@@ -127,8 +128,8 @@ class CollectiveNode(Observed):
         self._begin_observing(say, watch or WatchSettings(on_stall=cluster.on_stall), run_folder, faults)
 
     def _listen(self) -> ControlServer:
-        own = self._cluster.address_of(self.task).rsplit(":", 1)[0].strip("[]")
-        server = ControlServer(self._cluster.listen_address().host, 0, threads=16, advertised_host=own)
+        host, own = self._cluster.listen_address().host, parse_address(self._cluster.address_of(self.task)).host
+        server = ControlServer(host, 0, threads=16, advertised_host=own, ports=self._cluster.second_ports)
         witness = witness_handler(self._statement_about)
         server.add_handlers("Task", {"Snapshot": snapshot_handler(self._snapshot_json), "Witness": witness})
         return server

@@ -54,7 +54,9 @@ from lockstep.runtime.task.peers import PeerKeeper
 from lockstep.runtime.trace.traffic import Traffic
 from lockstep.runtime.watch.status import MainThread
 from lockstep.runtime.watch.watchdog import WatchSettings
+from lockstep.security.chosen import chosen_key
 from lockstep.transports.base import Loan, Transport
+from lockstep.transports.control.addresses import parse_address
 from lockstep.transports.control.link import ControlLink, LinkEvents, serve_links
 from lockstep.transports.control.monitor_service import snapshot_handler, witness_handler
 from lockstep.transports.control.server import ControlServer
@@ -144,9 +146,9 @@ class Node(Observed):
         """The requested transport cannot be used here: bad input, not a failure of a task."""
         self.traffic = Traffic()
         self._server = self._listen()
-        self.transport: Transport = make_transport(
-            config.cluster.protocol, self._server, str(self.task), self.incarnation, config.cluster.rdma
-        )
+        name, rdma, private = config.cluster.protocol, config.cluster.rdma, config.cluster.require_private
+        life = (str(self.task), self.incarnation)
+        self.transport: Transport = make_transport(name, self._server, *life, chosen_key(), rdma, private=private)
         self.machine = self._make_machine(time.monotonic())
         self.loop = TaskLoop(self.machine, self._carry_out)
         self.peers = {peer: self._make_keeper(peer) for peer in self._linked_tasks()}
@@ -162,17 +164,15 @@ class Node(Observed):
     # -- construction --
 
     def _listen(self) -> ControlServer:
-        listen = self.config.cluster.listen_address()
-        own = self.config.cluster.address_of(self.task)
-        links = len(self.config.cluster.shape.tasks())
-        return ControlServer(listen.host, 0, threads=8 + 3 * links, advertised_host=own.rsplit(":", 1)[0].strip("[]"))
+        cluster = self.cluster
+        host, own = cluster.listen_address().host, parse_address(cluster.address_of(self.task)).host
+        threads = 24 + 3 * len(cluster.shape.tasks())
+        return ControlServer(host, 0, threads=threads, advertised_host=own, ports=cluster.second_ports)
 
     def _make_machine(self, now: float) -> TaskMachine:
         spec = self.config.cluster
         shape = spec.shape
-        join = Join(
-            str(self.task), self.incarnation, spec.token, socket.gethostname(), os.getpid(), self.config.settings
-        )
+        join = Join(str(self.task), self.incarnation, socket.gethostname(), os.getpid(), self.config.settings)
         rules = self.config.recovery
         deadline = now + spec.startup_timeout
         member = MemberMachine(self.task, shape.coordinator, join, deadline, self.journal, now, returns=rules.returns)
@@ -182,7 +182,6 @@ class Node(Observed):
             coordinator = CoordinatorMachine(
                 shape,
                 job,
-                spec.token,
                 self.journal,
                 now,
                 aggregate=self.config.aggregate,
@@ -204,9 +203,9 @@ class Node(Observed):
         return (shape.coordinator, *shape.worker_ids())
 
     def _make_keeper(self, peer: TaskId) -> PeerKeeper:
-        dials = self.task.role is Role.WORKER or peer == self.config.cluster.shape.coordinator
-        cluster = self.config.cluster
-        return PeerKeeper(self, peer, cluster.address_of(peer), dials, len(cluster.shape.tasks()))
+        shape = self.cluster.shape
+        dials = self.task.role is Role.WORKER or peer == shape.coordinator
+        return PeerKeeper(self, peer, self.cluster.address_of(peer), dials, len(shape.tasks()))
 
     # -- from start to close --
 
@@ -325,9 +324,7 @@ class Node(Observed):
 
     def hello(self) -> Hello:
         published = TransportAddress(self.transport.name, self.transport.address())
-        return Hello(
-            str(self.task), self.incarnation, self.job, self.config.version, self.config.cluster.token, (published,)
-        )
+        return Hello(str(self.task), self.incarnation, self.job, self.config.version, (published,))
 
     def envelope(self, message: Message) -> Envelope:
         return Envelope(self.job, str(self.task), self.incarnation, message)
@@ -381,8 +378,6 @@ class Node(Observed):
         if hello.version != self.config.version:
             text = phrases.versions_differ(self.task, self.config.version, hello.task, hello.version)
             return Reason(Cause.MISMATCH, text)
-        if hello.token != self.config.cluster.token:
-            return Reason(Cause.MISMATCH, phrases.tokens_differ(hello.task, self.task))
         try:
             keeper = self.peers.get(TaskId.parse(hello.task))
         except ValueError as error:

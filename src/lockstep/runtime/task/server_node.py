@@ -281,7 +281,7 @@ class ServerNode(Node):
         """Read parameters and optimizers from a checkpoint. Any problem with it ends the job, with a sentence."""
         assert self._store is not None
         self._status.enter(f"reading the checkpoint {layout.checkpoint}")
-        path = CheckpointFolder(self.config.train_dir).path / layout.checkpoint
+        path = CheckpointFolder(self.config.train_dir).named(layout.checkpoint)
         manifest = verify(path)
         # Groups may differ (--compile makes more of them): they only determine what shares a bucket and an optimizer.
         difference = first_difference(_without_groups(manifest.parameters), _without_groups(layout.parameters))

@@ -8,7 +8,6 @@ is copied into the other slot first, and the optimizer works there (plain SGD on
 from __future__ import annotations
 
 import contextlib
-import json
 import struct
 import time
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lockstep.foreign import plain, read_json
 from lockstep.protocol.core.effects import Apply
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId
 from lockstep.protocol.core.messages import Layout, OptimizerEntry
@@ -35,10 +35,20 @@ from lockstep.training.server.shard_file import STATE, VALUE, PieceName, ShardFi
 from lockstep.training.tensors import as_tensor, torch_dtype
 from lockstep.training.wire_format import WireFormat
 
+ELEMENTWISE = frozenset(
+    ("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "ASGD")
+)
+"""The classes of torch.optim that servers run: those that work element by element."""
+_MAX_OPTIONS_BYTES = 64 << 10
+
 GET_STATE, PUT_STATE = "the optimizer's state", "to load the optimizer's state"
 STATE_HEADER = struct.Struct("<IQQ")
 """Precedes the bytes of a state request or response: bucket, offset, total length."""
 STATE_CHUNK = 4 << 20
+_STATE_PER_ELEMENT = 4 * 8
+"""Bytes: no optimizer keeps more than three tensors as large as its parameters."""
+_STATE_PER_PIECE = 4 << 10
+"""Its few numbers, and the names of all of it."""
 
 
 @dataclass(slots=True)
@@ -65,7 +75,12 @@ class _Held:
 
 
 def make_optimizer(entry: OptimizerEntry, parameter: torch.nn.Parameter) -> torch.optim.Optimizer:
-    """The optimizer of a parameter group, over one flat tensor."""
+    """The optimizer of a parameter group, over one flat tensor; ValueError for one that servers do not run.
+
+    Its name comes from another task: no other function of torch.optim, or of a module in it, may be called by name.
+    """
+    if entry.kind not in ELEMENTWISE:
+        raise ValueError(f"servers do not run {plain(entry.kind, 100)!r}, only {', '.join(sorted(ELEMENTWISE))}")
     made = getattr(torch.optim, entry.kind)([parameter], **optimizer_options(entry))
     assert isinstance(made, torch.optim.Optimizer)
     return made
@@ -80,9 +95,18 @@ def warm_up() -> None:
 
 
 def optimizer_options(entry: OptimizerEntry) -> dict[str, object]:
-    """The plain settings of a group as the class of torch.optim takes them."""
-    options = json.loads(entry.options)
+    """The plain settings of a group as the class of torch.optim takes them; ValueError for any other."""
+    options = read_json(entry.options, _MAX_OPTIONS_BYTES)
+    if not isinstance(options, dict) or not all(map(_is_plain, options.values())):
+        raise ValueError(f"the settings of {plain(entry.kind, 100)} are not plain numbers")
     return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+
+
+def _is_plain(value: object) -> bool:
+    """A number, or a few of them: nothing that an optimizer would take for a tensor, a name or a list of parameters."""
+    if isinstance(value, list):
+        return all(isinstance(one, int | float) for one in value)
+    return value is None or isinstance(value, int | float)
 
 
 class TorchShardStore:
@@ -287,6 +311,11 @@ class TorchShardStore:
         return STATE_HEADER.pack(bucket, offset, len(packed)) + packed[offset : offset + STATE_CHUNK]
 
     def _put_state(self, held: _Held, offset: int, total: int, chunk: bytes) -> bytes:
+        room = _STATE_PER_PIECE * (1 + len(held.bucket.pieces)) + _STATE_PER_ELEMENT * held.parameter.numel()
+        if total > room:
+            raise ValueError(
+                f"{total} bytes are no optimizer state of bucket {held.bucket.id}, which has at most {room}"
+            )
         incoming = self._incoming.setdefault(held.bucket.id, bytearray())
         if len(incoming) < offset or offset + len(chunk) > total:
             raise ValueError(f"a part of bucket {held.bucket.id}'s optimizer state arrived out of order")

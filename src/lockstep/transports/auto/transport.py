@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from lockstep.protocol.core.messages import Ticket
+from lockstep.security.key import Key
 from lockstep.transports.auto.endpoint import AutoEndpoint, ManyRegion, Path
 from lockstep.transports.auto.tickets import NAME, pack_addresses, pack_tickets, unpack_addresses
 from lockstep.transports.base import (
@@ -29,23 +30,43 @@ VERBS: Final = "grpc+verbs"
 _OPEN: Final = (LinkState.CONNECTING, LinkState.UP)
 
 
-def paths_of(server: ControlServer, task: str, incarnation: int, options: RdmaOptions = NO_OPTIONS) -> list[Transport]:
-    """The paths in the order in which a link tries them. The first one allocates the memory for all."""
-    shared = ShmTransport(server, task, incarnation)
-    plain = GrpcTransport(server, task, incarnation)
-    if not runs_here(VERBS, options):
+def paths_of(
+    server: ControlServer,
+    task: str,
+    incarnation: int,
+    key: Key | None,
+    options: RdmaOptions = NO_OPTIONS,
+    *,
+    private: bool = False,
+) -> list[Transport]:
+    """The paths in the order in which a link tries them. The first one allocates the memory for all.
+
+    ``private``: without RDMA, which cannot encrypt.
+    """
+    shared = ShmTransport(server, task, incarnation, key)
+    plain = GrpcTransport(server, task, incarnation, key)
+    if private or not runs_here(VERBS, options):
         return [shared, plain]
     # Imported here, so that a machine without RDMA does not wait for NIXL.
     from lockstep.transports.verbs.transport import VerbsTransport
 
-    return [shared, VerbsTransport(server, task, incarnation, options), plain]
+    return [shared, VerbsTransport(server, task, incarnation, key, options), plain]
 
 
 class AutoTransport:
     """Several transports behind one. Memory is allocated once and registered with all of them."""
 
-    def __init__(self, server: ControlServer, task: str, incarnation: int, options: RdmaOptions = NO_OPTIONS) -> None:
-        self._paths: Sequence[Transport] = paths_of(server, task, incarnation, options)
+    def __init__(
+        self,
+        server: ControlServer,
+        task: str,
+        incarnation: int,
+        key: Key | None,
+        options: RdmaOptions = NO_OPTIONS,
+        *,
+        private: bool = False,
+    ) -> None:
+        self._paths: Sequence[Transport] = paths_of(server, task, incarnation, key, options, private=private)
         self._timers = TimerThread(f"auto-timers-{task}")
         self._lock = threading.Lock()
         self._regions: list[ManyRegion] = []

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from lockstep.protocol.core.causes import Reason
 from lockstep.protocol.core.messages import Ticket
+from lockstep.security.key import Key
 from lockstep.transports.base import Counters, Endpoint, Loan, Move, PeerAddress, Region
 from lockstep.transports.conformance.events import EventLog, Heard
 from lockstep.transports.control.server import ControlServer
@@ -100,14 +101,16 @@ class _Owner:
 class LocalNode:
     """A node in this process."""
 
-    def __init__(self, transport: str, task: str, incarnation: int, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, transport: str, task: str, incarnation: int, host: str = "127.0.0.1", *, key: Key | None
+    ) -> None:
         self.task = task
         self.incarnation = incarnation
         self.log = EventLog(task)
         self.loans: list[Loan] = []
         self.closing_kind = ""
         self.server = ControlServer(host, 0, threads=32)
-        self.transport = make_transport(transport, self.server, task, incarnation)
+        self.transport = make_transport(transport, self.server, task, incarnation, key)
         self.server.start()
         self._regions: list[Region] = []
         self._endpoints: list[Endpoint] = []

@@ -10,6 +10,7 @@ from itertools import count
 from typing import Protocol
 
 from lockstep.protocol.core.messages import Ticket
+from lockstep.security.chosen import chosen_key
 from lockstep.transports.conformance.events import PATIENCE, CaseFailed, Heard
 from lockstep.transports.conformance.node import LocalNode, SuiteNode, note_for
 
@@ -117,6 +118,7 @@ class Stage:
     def __init__(self, transport: str, hosts: NodeHosts | None = None) -> None:
         """``hosts`` are needed for cases with a node in a separate process."""
         self.transport = transport
+        self.key = chosen_key()
         self._hosts = hosts
         self._own_address = "127.0.0.1" if hosts is None else hosts.own_address
         self._incarnations = count(0xA000_0000_0000_0001)
@@ -137,7 +139,7 @@ class Stage:
 
     def node(self, task: str) -> LocalNode:
         """A node in this process, in a new incarnation."""
-        node = LocalNode(self.transport, task, next(self._incarnations), self._own_address)
+        node = LocalNode(self.transport, task, next(self._incarnations), self._own_address, key=self.key)
         self._nodes.callback(node.close)
         return node
 

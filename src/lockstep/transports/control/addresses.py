@@ -6,6 +6,7 @@ this machine; each has a deadline or cannot block.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 import socket
@@ -155,12 +156,44 @@ def _look_up(host: str, answers: list[tuple[IPAddress, ...] | OSError]) -> None:
 
 def interface_addresses() -> frozenset[IPAddress]:
     """Every address of this machine's interfaces."""
+    return frozenset(_interfaces())
+
+
+def interface_of(host: str) -> str | None:
+    """The interface that has this address; None for 0.0.0.0 and ::, and for what is not an address of this machine.
+
+    AddressError if the name does not resolve.
+    """
+    names = _interfaces()
+    for address in resolve(host):
+        if address in names:
+            return names[address]
+        if address.is_loopback:
+            return names.get(ipaddress.ip_address("127.0.0.1"))  # which has all of 127.0.0.0/8
+    return None
+
+
+def _interfaces() -> dict[IPAddress, str]:
+    """The interface of each address; what the system calls eth0:1 is a second address of eth0."""
     import psutil  # here, because most starts never need it
 
-    families = (socket.AF_INET, socket.AF_INET6)
-    entries = (entry for entries in psutil.net_if_addrs().values() for entry in entries if entry.family in families)
-    numbers = (_ip(entry.address.partition("%")[0]) for entry in entries)
-    return frozenset(number for number in numbers if number is not None)
+    found: dict[IPAddress, str] = {}
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            number = _ip(entry.address.partition("%")[0])
+            if number is not None:
+                found.setdefault(number, name.partition(":")[0])
+    return found
+
+
+def main_address() -> str:
+    """The address with which this machine appears to others; that of loopback if it has no route to any."""
+    for family, elsewhere in ((socket.AF_INET, "198.51.100.1"), (socket.AF_INET6, "2001:db8::1")):
+        # Nothing is sent: the kernel only looks for the route.
+        with socket.socket(family, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+            probe.connect((elsewhere, 9))
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"
 
 
 def is_local_address(host: str) -> bool:

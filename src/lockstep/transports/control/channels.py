@@ -6,16 +6,18 @@ is a classic reason why a cluster does not start.
 
 from __future__ import annotations
 
+import resource
 from typing import Final
 
 from lockstep.transports.control.codec import MAX_JOINED_BYTES
+from lockstep.transports.control.credentials import Options, channel_to, plain_channel_to
 from lockstep.transports.quiet_grpc import grpc
-
-Options = list[tuple[str, int]]
 
 MAX_FRAME_BYTES: Final = 2 << 20
 """Largest message of a data stream: a chunk of 1 MiB, its header, and room to spare."""
 
+_MOST_DESCRIPTORS: Final = 1 << 20
+_RESERVE: Final = 256
 _CONNECT_MS: Final = 5_000
 _PING_MS: Final = 30_000
 _PING_PATIENCE_MS: Final = 600_000
@@ -35,11 +37,20 @@ def _shared_options() -> Options:
     ]
 
 
+def _most_connections() -> int:
+    """Silent connections must leave descriptors for checkpoints; those that do not shake hands end after seconds."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_DESCRIPTORS if limit == resource.RLIM_INFINITY else min(limit, _MOST_DESCRIPTORS)
+    return most - max(most // 4, min(_RESERVE, most // 2))
+
+
 def server_options() -> Options:
     """For ``grpc.server``. One port serves control and data, so the larger limit applies; the codec checks its own."""
     return [
         *_shared_options(),
         ("grpc.so_reuseport", 0),
+        ("grpc.max_allowed_incoming_connections", _most_connections()),
+        ("grpc.server_handshake_timeout_ms", _CONNECT_MS),
         ("grpc.max_receive_message_length", MAX_JOINED_BYTES),
         ("grpc.max_send_message_length", MAX_JOINED_BYTES),
         # Never answer a client's pings with GOAWAY "too many pings".
@@ -65,9 +76,14 @@ def _client_options(max_bytes: int) -> Options:
 
 def open_channel(address: str) -> grpc.Channel:
     """A channel for control messages to ``host:port``. It connects with its first call; close it when done."""
-    return grpc.insecure_channel(f"dns:///{address}", options=_client_options(MAX_JOINED_BYTES))
+    return channel_to(address, _client_options(MAX_JOINED_BYTES))
+
+
+def open_plain_channel(address: str) -> grpc.Channel:
+    """A channel without proof, to find out whether what listens there was started with ``--insecure``."""
+    return plain_channel_to(address, _client_options(MAX_FRAME_BYTES))
 
 
 def open_data_channel(address: str) -> grpc.Channel:
     """A channel for a data stream to ``host:port``."""
-    return grpc.insecure_channel(f"dns:///{address}", options=_client_options(MAX_FRAME_BYTES))
+    return channel_to(address, _client_options(MAX_FRAME_BYTES))

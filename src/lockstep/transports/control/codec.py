@@ -2,7 +2,8 @@
 
 Every dataclass of ``protocol.core.messages`` is matched by name with a message of ``contract.proto``; the table is
 built once, at import, from the committed descriptor set, and a class without a counterpart fails there. Bytes from
-a peer are checked for size before they are parsed, and for the number of elements before Python objects are made.
+a peer are checked for size and for the number of elements (``element_count.py``) before they are parsed; every number
+in them has bounds, and every text is one plain line (``lockstep.foreign``), except those that must stay as they are.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, EncodeError
 
+from lockstep.foreign import plain
 from lockstep.protocol.core import messages
 from lockstep.protocol.core.messages import Description, Envelope, GradientNote, Note, VersionNote
+from lockstep.transports.control.bounds import in_bounds, is_step, stays_as_it_is
+from lockstep.transports.control.element_count import ElementCounter
 
 MAX_MESSAGE_BYTES: Final = 16 << 20
 """Largest control message. A model with a hundred thousand parameters describes itself in less than half of it."""
@@ -27,8 +31,12 @@ MAX_MESSAGE_BYTES: Final = 16 << 20
 MAX_JOINED_BYTES: Final = MAX_MESSAGE_BYTES + (128 << 10)
 """Largest ``Envelopes``: one control message of the largest size after some small ones."""
 
-MAX_ELEMENTS: Final = 1 << 20
-"""Longest list inside a message: an empty element costs two bytes on the wire and a hundred as a Python object."""
+MAX_ELEMENTS: Final = 1 << 18
+"""All elements of all lists that arrive together: an empty one costs two bytes on the wire and a hundred as an object.
+A model with a hundred thousand parameters, and as many tensors that are not trained, has fewer."""
+
+_SMALL: Final = 4096
+"""Messages of up to so many bytes cannot have many elements, and are not counted: nearly all are smaller."""
 
 
 class WireError(Exception):
@@ -129,17 +137,32 @@ class _Shapes:
 
             return unpack_enum
         if get_origin(hint) is not tuple:
-            return None
+            checked = _checker(owner, name, hint)
+            return None if checked is None else lambda value: checked(getattr(value, name))
         kind = get_args(hint)[0]
-        element = self.of(kind)[1] if _is_message_class(kind) else None
+        element = self.of(kind)[1] if _is_message_class(kind) else _checker(owner, name, kind)
 
         def unpack_tuple(value: Any) -> tuple[Any, ...]:
             items = getattr(value, name)
-            if len(items) > MAX_ELEMENTS:
-                raise WireError(f"a {owner} came with {len(items)} {name}, more than the {MAX_ELEMENTS} we accept")
             return tuple(items) if element is None else tuple([element(item) for item in items])
 
         return unpack_tuple
+
+
+def _checker(owner: str, name: str, kind: Any) -> _Unpack | None:
+    """What a single value of this field goes through; None: all values are fine."""
+    if kind is str:
+        return None if stays_as_it_is(owner, name) else plain
+    within = in_bounds(name, kind)
+    if within is None:
+        return None
+
+    def checked(value: Any) -> Any:
+        if not within(value):
+            raise WireError(f"a {owner} came with {name}={value}, which is out of range")
+        return value
+
+    return checked
 
 
 _PROTO: Final = _load_proto_classes()
@@ -149,6 +172,7 @@ _ENVELOPES: Final = _PROTO["Envelopes"]
 _ELEMENT_TAG: Final = b"\x0a"
 """Field 1 with a length, as protobuf writes it: the elements of ``Envelopes``."""
 _DESCRIPTION: Final = _PROTO["Description"]
+_COUNTED: Final = {proto: ElementCounter(proto.DESCRIPTOR) for proto in (_ENVELOPE, _ENVELOPES)}
 _MEMBERS: Final = {kind: (_field_name(kind), _SHAPES.of(kind)[0]) for kind in get_args(messages.Message)}
 _READERS: Final = {_field_name(kind): _SHAPES.of(kind)[1] for kind in get_args(messages.Message)}
 
@@ -169,6 +193,8 @@ def _serialized(what: str, proto: ProtoClass, fields: Mapping[str, Any]) -> byte
 
 def _parsed(what: str, proto: ProtoClass, data: bytes, limit: int = MAX_MESSAGE_BYTES) -> Any:
     _checked(what, data, limit)
+    if len(data) > _SMALL and proto in _COUNTED and _COUNTED[proto].exceeds(data, MAX_ELEMENTS):
+        raise WireError(f"{what} of {len(data)} bytes has more than the {MAX_ELEMENTS} elements we accept")
     try:
         return proto.FromString(data)
     except (DecodeError, ValueError) as error:
@@ -206,10 +232,7 @@ def join_envelopes(encoded: Sequence[bytes]) -> bytes:
 
 def decode_envelopes(data: bytes) -> list[Envelope]:
     """All envelopes in these bytes, in order; ``WireError`` says what is wrong with them."""
-    elements = _parsed("Envelopes", _ENVELOPES, data, MAX_JOINED_BYTES).envelopes
-    if len(elements) > MAX_ELEMENTS:
-        raise WireError(f"{len(elements)} envelopes came at once, more than the {MAX_ELEMENTS} we accept")
-    return [_read_envelope(element) for element in elements]
+    return [_read_envelope(one) for one in _parsed("Envelopes", _ENVELOPES, data, MAX_JOINED_BYTES).envelopes]
 
 
 def _varint(number: int) -> bytes:
@@ -227,7 +250,7 @@ def _read_envelope(proto: Any) -> Envelope:
     if name is None:
         raise WireError("an envelope came without a message that this version knows")
     message = _READERS[name](getattr(proto, name))
-    return Envelope(proto.job, proto.sender, proto.incarnation, message)
+    return Envelope(proto.job, plain(proto.sender), proto.incarnation, message)
 
 
 def encode_description(description: Description) -> bytes:
@@ -252,8 +275,7 @@ def encode_witness_request(task: str) -> bytes:
 
 
 def decode_witness_request(data: bytes) -> str:
-    task: str = _parsed("WitnessRequest", _PROTO["WitnessRequest"], data).task
-    return task
+    return plain(_parsed("WitnessRequest", _PROTO["WitnessRequest"], data).task)
 
 
 def decode_snapshot(data: bytes) -> bytes:
@@ -283,6 +305,8 @@ def decode_note(data: bytes) -> Note:
     if len(data) != _NOTE.size:
         raise WireError(f"a note has {_NOTE.size} bytes, this one has {len(data)}")
     kind, number, bucket, edition = _NOTE.unpack(data)
+    if not is_step(number):
+        raise WireError(f"a note came with {number}, which is neither a step nor a version")
     if kind == _GRADIENT:
         return GradientNote(number, bucket, edition)
     if kind == _VERSION:

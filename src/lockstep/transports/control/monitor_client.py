@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from lockstep.foreign import read_json
 from lockstep.protocol.core.messages import Description
 from lockstep.protocol.core.reach import Reach, Silence
 from lockstep.protocol.core.timing import ASK_SECONDS, PROBE_SECONDS
@@ -77,7 +77,7 @@ def fetch_statement(address: str, task: str, timeout: float) -> bytes:
 def snapshot_fields(address: str, service: str) -> dict[str, Any]:
     """The fields of that snapshot; empty if nothing answers, or the answer is not an object."""
     try:
-        fields = json.loads(fetch_snapshot(address, service, ASK_SECONDS))
+        fields = read_json(fetch_snapshot(address, service, ASK_SECONDS))
     except (Unreachable, ValueError):
         return {}
     return fields if isinstance(fields, dict) else {}

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from lockstep.protocol.core.messages import Description
-from lockstep.protocol.core.reach import Reach
+from lockstep.protocol.core.reach import UNPROVEN, Reach
 from lockstep.protocol.core.timing import ASK_SECONDS, PROBE_ALL_SECONDS
 from lockstep.transports import phrases
 from lockstep.transports.control.monitor_client import (
@@ -60,6 +60,8 @@ def query_monitor_quickly(address: str, seconds: float, deadline: float = math.i
     try:
         return MonitorAnswer(_A_MONITOR, *describe_with_snapshot(address, seconds, PROBE_ALL_SECONDS, deadline))
     except Unreachable as error:
+        if error.reach in UNPROVEN:
+            return MonitorAnswer(probe_program(address, PROBE_ALL_SECONDS))
         return MonitorAnswer(Probe(error.reach, _why(error, seconds)))
 
 

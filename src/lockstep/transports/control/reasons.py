@@ -6,10 +6,10 @@ so each names the address and what was found there.
 
 from __future__ import annotations
 
-from lockstep.protocol.core.reach import Reach, Silence
+from lockstep.protocol.core.reach import UNPROVEN, Reach, Silence
 from lockstep.protocol.core.timing import PROBE_SECONDS
 from lockstep.transports import phrases
-from lockstep.transports.control.tcp_probe import REFUSED, Probe, probe
+from lockstep.transports.control.tcp_probe import REFUSED, Probe, probe, probe_program
 from lockstep.transports.quiet_grpc import grpc
 
 
@@ -31,7 +31,7 @@ def why_no_answer(
         found = _probe(address, probe_seconds)
         return Silence(Reach.MUTE, phrases.mute(address, seconds)) if found.is_open else found.silence(address)
     if code is grpc.StatusCode.UNAVAILABLE:
-        return Silence(Reach.BROKEN, _explain_unavailable(details, address, probe_seconds))
+        return _explain_unavailable(details, address, probe_seconds)
     return Silence(Reach.BROKEN, _explain_status(code, details, address))
 
 
@@ -49,20 +49,25 @@ def _explain_status(code: grpc.StatusCode, details: str, address: str) -> str:
     return f"the call to {address} failed: {details or 'no details'} ({code.name})"
 
 
-def _explain_unavailable(details: str, address: str, probe_seconds: float) -> str:
+def _explain_unavailable(details: str, address: str, probe_seconds: float) -> Silence:
     if "failed to connect" not in details and "resolving" not in details and "resolution" not in details:
         # The call was running when the connection ended.
         if "reset" in details.lower():
-            return f"the connection to {address} was reset by the other side ({details})"
-        return f"the connection to {address} ended without a goodbye ({details})"
+            return _broken(f"the connection to {address} was reset by the other side ({details})")
+        return _broken(f"the connection to {address} ended without a goodbye ({details})")
     if "Connection refused" in details:
-        return REFUSED.silence(address).text
+        return _broken(REFUSED.silence(address).text)
     found = _probe(address, probe_seconds)
     if not found.is_open:
-        return found.silence(address).text
+        return _broken(found.silence(address).text)
+    if probe_seconds and (program := probe_program(address, probe_seconds)).reach in UNPROVEN:
+        return program.silence(address)
     if "SETTINGS" in details and "timed out" in details:
-        return phrases.mute(address, None)
-    if "HTTP/2" in details or "http1" in details:
-        return f"what answers at {address} is not a gRPC server"
-    cause = details.rpartition("last error: ")[2]
-    return phrases.cannot_connect(address, cause)
+        return _broken(phrases.mute(address, None))
+    if "HTTP/2" in details or "http1" in details or "Tls handshake failed" in details:
+        return _broken(f"what answers at {address} is not a Lockstep task")
+    return _broken(phrases.cannot_connect(address, details.rpartition("last error: ")[2]))
+
+
+def _broken(text: str) -> Silence:
+    return Silence(Reach.BROKEN, text)

@@ -10,6 +10,8 @@ from typing import Final
 
 from lockstep.transports.control.addresses import Address
 from lockstep.transports.control.channels import server_options
+from lockstep.transports.control.credentials import add_port
+from lockstep.transports.control.ports import PortRange, ReservedPort
 from lockstep.transports.quiet_grpc import grpc
 
 PACKAGE: Final = "lockstep"
@@ -47,7 +49,27 @@ class ControlServer:
     refused at once with a reason instead of waiting silently for a thread.
     """
 
-    def __init__(self, host: str, port: int, *, threads: int, advertised_host: str | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        threads: int,
+        advertised_host: str | None = None,
+        ports: PortRange | None = None,
+    ) -> None:
+        """``port`` 0: a port of ``ports``, or one that the kernel chooses. ``PortsUsedUp`` if all are taken."""
+        self.listen_host = host
+        self.ports = ports
+        if not port and ports is not None:
+            with ReservedPort(host, ports) as reserved:
+                self._listen(host, reserved.port, threads)
+        else:
+            self._listen(host, port, threads)
+        self.host = advertised_host or host
+        self.threads = threads
+
+    def _listen(self, host: str, port: int, threads: int) -> None:
         address = str(Address(host, port))
         _check_free(host, port, address)
         self._handlers = _Handlers()
@@ -56,12 +78,10 @@ class ControlServer:
         self._server = grpc.server(self._pool, options=server_options(), maximum_concurrent_rpcs=threads)
         self._server.add_generic_rpc_handlers((self._handlers,))
         try:
-            self.port: int = self._server.add_insecure_port(address)
+            self.port: int = add_port(self._server, address)
         except RuntimeError as error:
             self._pool.shutdown(wait=False)
             raise ListenError(address, str(error)) from error
-        self.host = advertised_host or host
-        self.threads = threads
 
     @property
     def address(self) -> str:

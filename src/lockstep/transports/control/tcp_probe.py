@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 from lockstep.protocol.core.reach import Reach, Silence
 from lockstep.protocol.core.timing import GREETING_SECONDS, PROBE_SECONDS
+from lockstep.security.chosen import chosen_key, is_insecure
+from lockstep.transports import phrases
 from lockstep.transports.control.addresses import (
     Address,
     AddressError,
@@ -21,6 +23,11 @@ from lockstep.transports.control.addresses import (
     resolve,
     who_listens,
 )
+from lockstep.transports.control.channels import open_plain_channel
+from lockstep.transports.control.codec import WireError, decode_description
+from lockstep.transports.control.credentials import own_certificates
+from lockstep.transports.control.tls_greeting import Greeting, greet
+from lockstep.transports.quiet_grpc import grpc
 
 _BANNER = 60
 
@@ -116,19 +123,74 @@ def _silent(seconds: float) -> Probe:
 
 
 def probe_program(address: str, seconds: float = GREETING_SECONDS) -> Probe:
-    """Find out what runs at an address that accepts connections: OPEN for a gRPC server, otherwise what it is."""
+    """Find out what runs at an address that accepts connections: OPEN for a gRPC server with our key, otherwise what.
+
+    Takes about ``seconds``, twice that for another program.
+    """
     place = parse_address(address)
     try:
-        number = resolve(place.host, seconds)[0]
-        with socket.create_connection((str(number), place.port), timeout=seconds) as line:
-            line.sendall(_HTTP2_PREFACE)
-            reply = line.recv(_BANNER)
+        number = str(resolve(place.host, seconds)[0])
+        return (_ask_without_key if is_insecure() else _ask_with_key)(place, number, seconds)
     except TimeoutError:
         return Probe(Reach.MUTE, f"accepts connections but sends nothing{_holder(place)}")
-    except (OSError, AddressError):
-        reply = b""
-    if len(reply) >= 4 and reply[3] == _SETTINGS_FRAME:
+    except AddressError:
+        return _other_program(place, b"")
+
+
+def _ask_with_key(place: Address, number: str, seconds: float) -> Probe:
+    key, own = chosen_key(), own_certificates()
+    assert key is not None
+    assert own is not None
+    greeted = greet(number, place.port, seconds, own.authority)
+    match greeted.greeting:
+        case Greeting.OUR_KEY:
+            return Probe(Reach.OPEN)
+        case Greeting.OTHER_KEY:
+            return Probe(Reach.OTHER_KEY, phrases.has_another_key(greeted.version, key.path))
+        case Greeting.NOT_LOCKSTEP:
+            return _other_program(place, b"")
+    reply = _first_words(number, place.port, seconds)
+    if _is_grpc(reply) and _is_plain_lockstep(str(place), seconds):
+        return Probe(Reach.INSECURE, phrases.has_no_key())
+    return _other_program(place, reply)
+
+
+def _ask_without_key(place: Address, number: str, seconds: float) -> Probe:
+    reply = _first_words(number, place.port, seconds)
+    if _is_grpc(reply):
         return Probe(Reach.OPEN)
+    greeted = greet(number, place.port, seconds, None)
+    if greeted.greeting is Greeting.OTHER_KEY:
+        return Probe(Reach.INSECURE, phrases.wants_a_key(greeted.version))
+    return _other_program(place, reply)
+
+
+def _first_words(number: str, port: int, seconds: float) -> bytes:
+    try:
+        with socket.create_connection((number, port), timeout=seconds) as line:
+            line.sendall(_HTTP2_PREFACE)
+            return line.recv(_BANNER)
+    except TimeoutError:
+        raise
+    except OSError:
+        return b""
+
+
+def _is_grpc(reply: bytes) -> bool:
+    return len(reply) >= 4 and reply[3] == _SETTINGS_FRAME
+
+
+def _is_plain_lockstep(address: str, seconds: float) -> bool:
+    """Whether it describes itself to a caller without a key, as a monitor with ``--insecure`` does."""
+    with open_plain_channel(address) as channel:
+        try:
+            decode_description(channel.unary_unary("/lockstep.Monitor/Describe")(b"", timeout=seconds))
+        except (grpc.RpcError, WireError):
+            return False
+    return True
+
+
+def _other_program(place: Address, reply: bytes) -> Probe:
     return Probe(Reach.OTHER_PROGRAM, f"is another program, not Lockstep{_banner(reply)}{_holder(place)}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from lockstep.protocol.core.messages import Ticket
+from lockstep.security.key import Key
 from lockstep.transports.base import EndpointEvents, PeerAddress, Region
 from lockstep.transports.control.server import ControlServer
 from lockstep.transports.grpc.endpoint import NAME, GrpcEndpoint
@@ -16,11 +17,11 @@ from lockstep.transports.timers import TimerThread
 class GrpcTransport:
     """Works wherever the tasks can reach one another's ports. ``server`` must not have been started yet."""
 
-    def __init__(self, server: ControlServer, task: str, incarnation: int) -> None:
+    def __init__(self, server: ControlServer, task: str, incarnation: int, key: Key | None) -> None:
         self._server = server
         self._timers = TimerThread(f"grpc-timers-{task}")
         self._regions = Regions(NAME)
-        self._links: StreamLinks[GrpcEndpoint] = StreamLinks(server, "Data", task, incarnation, self._timers)
+        self._links: StreamLinks[GrpcEndpoint] = StreamLinks(server, "Data", task, incarnation, self._timers, key)
 
     @property
     def name(self) -> str:

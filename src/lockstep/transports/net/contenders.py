@@ -17,15 +17,27 @@ from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any, Final, Protocol
 
+from lockstep.security.proof import INSECURE, Dialer, ProofError
 from lockstep.transports.base import PeerAddress
 from lockstep.transports.control.channels import open_data_channel
 from lockstep.transports.control.server import method_path
 from lockstep.transports.grpc.chunks import CHUNK_BYTES
-from lockstep.transports.net.control import CALL_SECONDS, Caller, NetError
+from lockstep.transports.net.control import (
+    BARE_GRPC,
+    CALL_SECONDS,
+    TCP,
+    Caller,
+    NetError,
+    connect_proven,
+    net_key,
+    net_parties,
+)
 from lockstep.transports.net.links import LinkEnd, pack_ticket, unpack_ticket
+from lockstep.transports.quiet_grpc import grpc
 from lockstep.transports.ucx.agent import Agent, load_nixl
+from lockstep.transports.ucx.network import tcp_settings
 
-COPY, TCP, BARE_GRPC, BARE_NIXL = "memory copy", "TCP socket", "bare grpcio", "bare NIXL"
+COPY, BARE_NIXL = "memory copy", "bare NIXL"
 SHM, SHM_LEND, GRPC, UCX, VERBS = "grpc+shm", "grpc+shm lend", "grpc", "grpc+ucx", "grpc+verbs"
 LIMITS: Final = ((GRPC, BARE_GRPC), (UCX, BARE_NIXL), (SHM, COPY), (GRPC, TCP), (UCX, TCP))
 """Each path and what it is compared with."""
@@ -86,7 +98,8 @@ class TcpSocket:
     def __init__(self, caller: Caller, nbytes: int) -> None:
         self._memory = memoryview(filled(nbytes))
         port = caller.call("tcp", nbytes=nbytes)
-        self._socket = socket.create_connection((caller.remote_host, port), timeout=CALL_SECONDS)
+        self._socket = connect_proven(caller.remote_host, port, TCP, caller.key).socket
+        self._socket.settimeout(CALL_SECONDS)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def start(self, nbytes: int) -> None:
@@ -115,9 +128,25 @@ class BareGrpc:
         self._memory = memoryview(filled(nbytes))
         self._sizes: SimpleQueue[int | None] = SimpleQueue()
         self._channel = open_data_channel(caller.call("bare_grpc", nbytes=nbytes))
-        self._answers = self._channel.stream_stream(method_path("Net", "Bare"))(self._messages())
+        key = net_key(caller.key)
+        dialer = None if key is None else Dialer(key, net_parties(BARE_GRPC))
+        self._proofs: SimpleQueue[bytes] = SimpleQueue()
+        self._proofs.put(INSECURE if dialer is None else dialer.nonce)
+        self._answers = self._channel.stream_stream(method_path("Net", "Bare"))(self._messages(dialer is not None))
+        if dialer is not None:
+            self._prove(dialer)
 
-    def _messages(self) -> Iterator[bytes]:
+    def _prove(self, dialer: Dialer) -> None:
+        try:
+            self._proofs.put(dialer.answer(next(self._answers))[0])
+        except (ProofError, StopIteration, grpc.RpcError) as error:
+            self._proofs.put(b"")
+            self.close()
+            raise NetError(f"the bare stream did not open: {error}") from error
+
+    def _messages(self, proves: bool) -> Iterator[bytes]:
+        for _ in range(2 if proves else 1):
+            yield self._proofs.get()
         while (nbytes := self._sizes.get()) is not None:
             for at in range(0, nbytes, CHUNK_BYTES):
                 end = min(at + CHUNK_BYTES, nbytes)
@@ -149,7 +178,9 @@ class BareNixl:
         self._caller = caller
         self._memory = filled(nbytes)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self._agent = Agent(load_nixl(), f"net-here-{secrets.token_hex(8)}")
+        self._agent = Agent(
+            load_nixl(tcp_settings(caller.local_host, caller.ports)), f"net-here-{secrets.token_hex(8)}"
+        )
         self._agent.register(1, self._address, nbytes)
         there = caller.call("bare_nixl", nbytes=nbytes)
         self._agent.meet(bytes.fromhex(there["metadata"]))
@@ -184,7 +215,7 @@ class Linked:
         self.name = transport
         there = caller.call("prepare", transport=transport, nbytes=nbytes)
         task, life = "/net/here", secrets.randbits(62) + 1
-        self._end = LinkEnd(transport, caller.local_host, task, life, nbytes)
+        self._end = LinkEnd(transport, caller.local_host, task, life, nbytes, caller.key, caller.ports)
         with contextlib.ExitStack() as unwind:
             unwind.callback(self._end.close)
             peer = PeerAddress("/net/there", int(there["incarnation"]), bytes.fromhex(there["address"]))

@@ -9,7 +9,9 @@ from typing import Any, Final
 
 from lockstep.protocol.core.causes import Reason
 from lockstep.protocol.core.messages import Ticket
+from lockstep.security.key import Key
 from lockstep.transports.base import Endpoint, Loan, Move, PeerAddress, Region
+from lockstep.transports.control.ports import PortRange
 from lockstep.transports.control.server import ControlServer
 from lockstep.transports.net.control import NetError
 from lockstep.transports.registry import make_transport
@@ -36,11 +38,20 @@ def unpack_ticket(packed: dict[str, Any]) -> Ticket:
 class LinkEnd:
     """A transport with its server, one region and one link. Answers each arrival with an empty write."""
 
-    def __init__(self, transport: str, host: str, task: str, incarnation: int, nbytes: int) -> None:
+    def __init__(
+        self,
+        transport: str,
+        host: str,
+        task: str,
+        incarnation: int,
+        nbytes: int,
+        key: Key | None,
+        ports: PortRange | None = None,
+    ) -> None:
         self._me = (task, incarnation)
-        self._server = ControlServer(host, 0, threads=8)
+        self._server = ControlServer(host, 0, threads=8, ports=ports)
         try:
-            self._transport = make_transport(transport, self._server, task, incarnation)
+            self._transport = make_transport(transport, self._server, task, incarnation, key)
         except BaseException:
             self._server.stop(0)
             raise

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
+from lockstep.security.chosen import chosen_key
 from lockstep.transports.base import TransportError
+from lockstep.transports.control.ports import PortRange, PortsUsedUp
 from lockstep.transports.net.contenders import (
     GRPC,
     SHM,
@@ -28,7 +30,6 @@ from lockstep.transports.net.control import Caller, NetError
 from lockstep.transports.net.measured import Measured, MeasurementReport, describe_machine
 from lockstep.transports.registry import missing_library
 from lockstep.transports.ucx.agent import AgentError
-from lockstep.version import __version__
 
 IN_FLIGHT = 4
 
@@ -45,12 +46,12 @@ class MeasurementPlan:
 
 
 @contextmanager
-def local_peer() -> Iterator[Caller]:
+def local_peer(ports: PortRange | None = None) -> Iterator[Caller]:
     """A peer in a separate process on this machine. It ends with the connection, whatever happens here."""
-    command = [sys.executable, "-m", "lockstep.transports.net.serving"]
+    command = [sys.executable, "-m", "lockstep.transports.net.serving", *([] if ports is None else [str(ports)])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        caller = Caller("127.0.0.1", int(process.stdout.readline()))
+        caller = Caller("127.0.0.1", int(process.stdout.readline()), chosen_key(), ports)
         try:
             yield caller
         finally:
@@ -63,7 +64,7 @@ def local_peer() -> Iterator[Caller]:
 
 def measure(caller: Caller, plan: MeasurementPlan, progress: Callable[[int, int, str], None]) -> MeasurementReport:
     """Run the plan with this peer; ``progress`` is called with the number done, the total, and what is next."""
-    report = MeasurementReport(describe_machine(), caller.call("hello", version=__version__))
+    report = MeasurementReport(describe_machine(), caller.call("describe"))
     with ExitStack() as opened:
         contenders = _open_all(caller, plan, report, opened)
         if not contenders:
@@ -90,7 +91,7 @@ def _open_all(caller: Caller, plan: MeasurementPlan, report: MeasurementReport, 
             return
         try:
             contender = make()
-        except (NetError, TransportError, AgentError) as error:
+        except (NetError, TransportError, AgentError, PortsUsedUp) as error:
             report.left_out[name] = str(error)
             return
         opened.callback(contender.close)

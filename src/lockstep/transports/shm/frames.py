@@ -1,15 +1,16 @@
-"""What crosses the signal socket: small frames with fixed fields, and a few with JSON during the handshake.
+"""What crosses the signal socket: small frames with fixed fields.
 
 A frame never contains tensor bytes. Everything that a peer sends is checked before it is used.
 """
 
 from __future__ import annotations
 
-import json
 import struct
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from lockstep.foreign import plain
+from lockstep.security.proof import ProofError, Refusal, pack_fields, refusal_by_peer, unpack_fields
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.memory import MAX_NOTE_BYTES
 
@@ -20,7 +21,7 @@ _MAX_TEXT_BYTES: Final = 2048
 class SignalKind(IntEnum):
     """What a frame is."""
 
-    HELLO = 1  # who I am, whom I mean, and what I read in your challenge
+    HELLO = 1  # what I read in your challenge, with my own
     REGION = 2  # one of my regions, with its descriptor
     FORGET = 3  # that region is closed
     OFFER = 4  # bytes that you may copy or read
@@ -28,6 +29,9 @@ class SignalKind(IntEnum):
     DROPPED = 6  # the offer was withdrawn before I got to it
     FAULT = 7  # the rule that you broke; I end the link
     GOODBYE = 8  # I close the link
+    CLAIM = 9  # who I am, whom I mean, and a nonce
+    PROOF = 10  # I know what only a member of the job knows (security/proof.py)
+    REFUSED = 11  # you do not; a ``Refusal``
 
 
 LOAN: Final = 1
@@ -91,22 +95,48 @@ def unpack_number(frame: bytes) -> int:
     return int(_NUMBER.unpack(frame)[1])
 
 
-def pack_hello(content: dict[str, Any]) -> bytes:
-    return bytes([SignalKind.HELLO]) + json.dumps(content).encode()
+class DoorClaim(NamedTuple):
+    """What a visitor says about itself before it has proven anything."""
+
+    task: str
+    incarnation: int
+    meant: int
+    keyed: bool
+    nonce: bytes
 
 
-def unpack_hello(frame: bytes) -> dict[str, Any]:
+_LIVES: Final = struct.Struct("<QQB")
+
+
+def pack_claim(claim: DoorClaim) -> bytes:
+    lives = _LIVES.pack(claim.incarnation, claim.meant, claim.keyed)
+    return pack_opening(SignalKind.CLAIM, pack_fields((claim.task.encode(), lives, claim.nonce)))
+
+
+def unpack_claim(frame: bytes) -> DoorClaim:
+    """``ProofError`` for anything else."""
+    try:
+        task, lives, nonce = unpack_fields(unpack_opening(SignalKind.CLAIM, frame), 3)
+        incarnation, meant, keyed = _LIVES.unpack(lives)
+        return DoorClaim(task.decode(), incarnation, meant, bool(keyed), nonce)
+    except (FrameError, struct.error, UnicodeDecodeError) as error:
+        raise ProofError(Refusal.MALFORMED) from error
+
+
+def pack_opening(kind: SignalKind, content: bytes) -> bytes:
+    """A frame of the handshake."""
+    return bytes([kind]) + content
+
+
+def unpack_opening(kind: SignalKind, frame: bytes) -> bytes:
+    """The content of a frame of this kind; ``FrameError`` and ``ProofError`` are also what the peer says instead."""
     if frame[:1] == bytes([SignalKind.FAULT]):
         raise FrameError(text_of(frame))
-    if frame[:1] != bytes([SignalKind.HELLO]):
-        raise FrameError("a signal socket must begin with a hello")
-    try:
-        content = json.loads(frame[1:])
-    except ValueError as error:
-        raise FrameError("a hello cannot be read") from error
-    if not isinstance(content, dict):
-        raise FrameError("a hello has no fields")
-    return content
+    if frame[:1] == bytes([SignalKind.REFUSED]):
+        raise ProofError(refusal_by_peer(frame[1:]))
+    if frame[:1] != bytes([kind]):
+        raise FrameError("this frame does not belong to the beginning of a signal socket")
+    return frame[1:]
 
 
 def pack_fault(reason: str) -> bytes:
@@ -114,4 +144,4 @@ def pack_fault(reason: str) -> bytes:
 
 
 def text_of(frame: bytes) -> str:
-    return frame[1 : 1 + _MAX_TEXT_BYTES].decode(errors="replace")
+    return plain(frame[1 : 1 + _MAX_TEXT_BYTES].decode(errors="replace"))

@@ -7,9 +7,11 @@ import os
 import secrets
 import socket
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Final
 
+from lockstep.foreign import read_json
 from lockstep.transports.base import NoPathError
 
 
@@ -28,11 +30,14 @@ class HostPlace:
         return json.dumps(asdict(self)).encode()
 
 
+_TYPES: Final = {"str": str, "int": int}
+
+
 def unpack_place(address: bytes) -> HostPlace:
     """What ``pack`` packed; ValueError for anything else."""
-    content = json.loads(address)
+    content = read_json(address)
     place = HostPlace(**content) if isinstance(content, dict) else None
-    if place is None or not isinstance(place.user, int):
+    if place is None or any(type(getattr(place, each.name)) is not _TYPES[str(each.type)] for each in fields(place)):
         raise ValueError("this is not the address of a task on this host")
     return place
 
@@ -53,7 +58,7 @@ def check_same_host(task: str, ours: HostPlace, theirs: HostPlace) -> None:
         raise NoPathError(f"{task} runs on another host ({theirs.host}, this is {ours.host})")
     if theirs.network != ours.network:
         raise NoPathError(f"{task} runs in another network namespace of this host")
-    if theirs.user != ours.user and 0 not in (theirs.user, ours.user):
+    if theirs.user != ours.user:
         raise NoPathError(f"{task} runs as another user ({theirs.user}, this one as {ours.user})")
 
 

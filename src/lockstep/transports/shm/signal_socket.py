@@ -98,15 +98,16 @@ class Signals:
                 self._flush()
         return self._receive_batch()
 
-    def receive_within(self, seconds: float) -> Frame | None:
-        """One frame of the handshake; None if none comes in time or the socket is woken."""
+    def receive_within(self, seconds: float, descriptors: int = _MAX_DESCRIPTORS) -> Frame | None:
+        """One frame of the handshake; None if none comes in time or the socket is woken. ``descriptors``: how many
+        may come with it; the kernel drops others before they are open here."""
         poller = select.poll()
         poller.register(self._wake, select.POLLIN)
         poller.register(self._socket, select.POLLIN)
         ready = {descriptor for descriptor, _ in poller.poll(seconds * 1000)}
         if self._socket.fileno() not in ready:
             return None
-        return self._receive_one()
+        return self._receive_one(descriptors)
 
     def peer_is_gone(self) -> bool:
         """Whether the other end has closed the socket, even if some of its frames are still unread."""
@@ -131,10 +132,10 @@ class Signals:
             frames.append(frame)
         return frames
 
-    def _receive_one(self) -> Frame | None:
+    def _receive_one(self, most: int = _MAX_DESCRIPTORS) -> Frame | None:
         for _ in range(2):
             try:
-                data, descriptors, _, _ = socket.recv_fds(self._socket, MAX_FRAME_BYTES, _MAX_DESCRIPTORS, _RECEIVING)
+                data, descriptors, _, _ = socket.recv_fds(self._socket, MAX_FRAME_BYTES, most, _RECEIVING)
             except BlockingIOError:
                 return None
             except ConnectionResetError:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from lockstep.protocol.core.messages import Ticket
 from lockstep.protocol.core.timing import CONNECT_SECONDS
+from lockstep.security.key import Key
+from lockstep.security.proof import ProofError
 from lockstep.transports.base import EndpointEvents, NoPathError, PeerAddress, Region
 from lockstep.transports.control.server import ControlServer
 from lockstep.transports.frame_error import FrameError
@@ -15,23 +18,40 @@ from lockstep.transports.meeting import Meeting
 from lockstep.transports.regions import Regions
 from lockstep.transports.shm.endpoint import NAME, Connected, ShmEndpoint
 from lockstep.transports.shm.frames import pack_fault
-from lockstep.transports.shm.handshake import IncomingPeer, ThisEnd, greet, introduce, welcome
+from lockstep.transports.shm.handshake import (
+    DoorKey,
+    IncomingPeer,
+    ThisEnd,
+    door_key,
+    greet,
+    introduce,
+    listen_to,
+    welcome,
+)
 from lockstep.transports.shm.host import HostPlace, check_same_host, make_place, unpack_place
 from lockstep.transports.shm.listener import SignalListener, connect
 from lockstep.transports.shm.memory import SharedRegion
+from lockstep.transports.shm.signal_socket import Signals
 from lockstep.transports.shm.tokens import make_tokens
 
 
 class ShmTransport:
     """Works between tasks on one host. ``server`` only carries the control messages."""
 
-    def __init__(self, server: ControlServer, task: str, incarnation: int) -> None:  # noqa: ARG002 - as for all transports
+    def __init__(
+        self,
+        server: ControlServer,  # noqa: ARG002 - as for all transports
+        task: str,
+        incarnation: int,
+        key: Key | None,
+    ) -> None:
         self._task = task
         self._incarnation = incarnation
+        self._key = key
         self._place: HostPlace = make_place()
         self._regions = Regions(NAME, self._forget)
         self._meeting: Meeting[ShmEndpoint, IncomingPeer] = Meeting(task, incarnation)
-        self._door = SignalListener(self._place, task, self._admit)
+        self._door = SignalListener(self._place, task, self._identify, self._admit)
 
     @property
     def name(self) -> str:
@@ -68,14 +88,14 @@ class ShmTransport:
                 me = introduce(self._task, self._incarnation, descriptor, kept)
                 try:
                     if dials:
-                        connected = _dial(endpoint, there, me)
+                        connected = _dial(endpoint, there, me, door_key(there, self._key))
                         kept.close()
                         return endpoint.converse(connected)
                     with self._meeting.visit(expected) as visitor:
                         connected = _welcome(endpoint, visitor, me)
                         kept.close()
                         return endpoint.converse(connected)
-                except FrameError as fault:
+                except (FrameError, ProofError) as fault:
                     return str(fault)
 
         name = f"shm-{peer.task}"
@@ -95,22 +115,23 @@ class ShmTransport:
             self._door.close()
         self._regions.close()
 
+    def _identify(self, signals: Signals, spoke: Callable[[], None]) -> IncomingPeer:
+        return listen_to(signals, self._task, self._incarnation, door_key(self._place, self._key), spoke)
+
     def _admit(self, visitor: IncomingPeer) -> None:
-        """A visitor has identified itself: hand it to the endpoint that waits for it. On the visitor's thread."""
-        if visitor.secret != self._place.secret:
-            raise FrameError(f"this is not the {self._task} that the visitor is looking for")
+        """A visitor has proven itself: hand it to the endpoint that waits for it. On the visitor's thread."""
         self._meeting.match(visitor.task, visitor.incarnation, visitor.meant).visits.put(visitor)
 
 
 # --- connecting, on the endpoint's thread -------------------------------------------------------------------------
 
 
-def _dial(endpoint: ShmEndpoint, there: HostPlace, me: ThisEnd) -> Connected:
+def _dial(endpoint: ShmEndpoint, there: HostPlace, me: ThisEnd, key: DoorKey) -> Connected:
     signals = connect(there, endpoint.peer.task)
     endpoint.attach(signals.wake)
     try:
-        return Connected(signals, greet(signals, me, endpoint.peer, there.secret, time.monotonic() + CONNECT_SECONDS))
-    except FrameError:
+        return Connected(signals, greet(signals, me, endpoint.peer, key, time.monotonic() + CONNECT_SECONDS))
+    except BaseException:
         signals.close()
         raise
 
@@ -121,9 +142,7 @@ def _welcome(endpoint: ShmEndpoint, visitor: IncomingPeer, me: ThisEnd) -> Conne
     endpoint.attach(signals.wake)
     try:
         return Connected(signals, welcome(visitor, me, time.monotonic() + CONNECT_SECONDS))
-    except FrameError as fault:
-        signals.send(pack_fault(str(fault)))
+    except BaseException as fault:
+        signals.send(pack_fault(str(fault) if isinstance(fault, FrameError) else ""))
         signals.close()
         raise
-    finally:
-        visitor.close_descriptors()

@@ -10,6 +10,8 @@ import struct
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from lockstep.foreign import plain
+from lockstep.security.proof import INSECURE, ProofError, Refusal, refusal_by_peer
 from lockstep.transports.frame_error import FrameError
 
 MAX_TEXT_BYTES: Final = 2048
@@ -30,6 +32,7 @@ class FrameKind(IntEnum):
     RELEASE = 3  # the bytes of the loan ``transfer`` may be overwritten
     FAULT = 4  # payload: the rule that you broke; I end the link
     GOODBYE = 5  # I close the link
+    PROOF = 6  # payload: I know the job's key (security/proof.py)
 
 
 LOAN: Final = 4
@@ -37,6 +40,9 @@ LOAN: Final = 4
 
 NO_PATH: Final = 1
 """Flag of a fault: no rule was broken, but the two ends cannot reach each other in the way that was requested."""
+
+REFUSED: Final = 2
+"""Flag of a fault: the proof failed; the payload is the ``Refusal``."""
 
 
 class Header(NamedTuple):
@@ -79,23 +85,53 @@ def unpack(frame: bytes) -> tuple[Header, memoryview]:
     return Header._make(_HEADER.unpack(packed)), payload
 
 
-_HELLO: Final = struct.Struct("<QQ")
+_HELLO: Final = struct.Struct("<QQB")
 
 
-def pack_hello(task: str, incarnation: int, peer_incarnation: int) -> bytes:
-    """The first frame of each side: who I am, and which incarnation of you I mean."""
-    return pack(Header(FrameKind.HELLO), _HELLO.pack(incarnation, peer_incarnation), task.encode())
+class StreamHello(NamedTuple):
+    """Who I am, which incarnation of you I mean, and the nonce with which I ask for a proof."""
+
+    task: str
+    incarnation: int
+    meant: int
+    nonce: bytes = INSECURE
 
 
-def unpack_hello(frame: bytes) -> tuple[str, int, int]:
-    """Task, incarnation, and the incarnation it means; ``FrameError`` also for frames of another kind."""
+def pack_hello(hello: StreamHello) -> bytes:
+    """The first frame of the dialer, and the acceptor's last one before the link is up."""
+    numbers = _HELLO.pack(hello.incarnation, hello.meant, len(hello.nonce))
+    return pack(Header(FrameKind.HELLO), numbers, hello.nonce, hello.task.encode())
+
+
+def unpack_hello(frame: bytes) -> StreamHello:
+    """``FrameError`` also for frames of another kind; ``ProofError`` if the peer refuses this end."""
+    payload = _expect(FrameKind.HELLO, frame)
+    if not _HELLO.size < len(payload) <= MAX_TEXT_BYTES:
+        raise FrameError("a data stream must begin with a hello")
+    incarnation, meant, nonce_bytes = _HELLO.unpack_from(payload)
+    rest = payload[_HELLO.size :]
+    return StreamHello(text_of(rest[nonce_bytes:]), incarnation, meant, bytes(rest[:nonce_bytes]))
+
+
+def unpack_proof(frame: bytes) -> bytes:
+    """What ``security/proof.py`` takes; errors as in ``unpack_hello``."""
+    return bytes(_expect(FrameKind.PROOF, frame)[:MAX_TEXT_BYTES])
+
+
+def _expect(kind: FrameKind, frame: bytes) -> memoryview:
     header, payload = unpack(frame)
+    if header.kind == FrameKind.FAULT and header.flags & REFUSED:
+        raise ProofError(refusal_by_peer(bytes(payload[:MAX_TEXT_BYTES])))
     if header.kind == FrameKind.FAULT:
         raise FrameError(text_of(payload))
-    if header.kind != FrameKind.HELLO or not _HELLO.size < len(payload) <= MAX_TEXT_BYTES:
-        raise FrameError("a data stream must begin with a hello")
-    incarnation, peer_incarnation = _HELLO.unpack_from(payload)
-    return text_of(payload[_HELLO.size :]), incarnation, peer_incarnation
+    if header.kind != kind:
+        raise FrameError(f"a frame of kind {header.kind} does not belong to the beginning of a data stream")
+    return payload
+
+
+def pack_refusal(refusal: Refusal) -> bytes:
+    """The frame that tells the peer that it is no member of the job as far as this end can see."""
+    return pack(Header(FrameKind.FAULT, REFUSED), refusal.value.encode())
 
 
 def pack_fault(reason: str, flags: int = 0) -> bytes:
@@ -105,4 +141,4 @@ def pack_fault(reason: str, flags: int = 0) -> bytes:
 
 def text_of(payload: memoryview) -> str:
     """A text in a payload, whatever its bytes."""
-    return bytes(payload[:MAX_TEXT_BYTES]).decode(errors="replace")
+    return plain(bytes(payload[:MAX_TEXT_BYTES]).decode(errors="replace"))

@@ -31,6 +31,9 @@ _QUIET: Final = (("UCX_LOG_LEVEL", "fatal"), ("NIXL_LOG_LEVEL", "FATAL"))
 
 WITHOUT_SHARED_MEMORY: Final = (("UCX_TLS", "^sm"),)
 
+PORTS: Final = "UCX_TCP_PORT_RANGE"
+"""Each agent takes one port of this range."""
+
 
 class AgentError(Exception):
     """NIXL failed; the text is its own message."""
@@ -93,7 +96,9 @@ class Agent:
             config = nixl.module.nixl_agent_config(enable_prog_thread=False)
             self._agent: Any = nixl.module.nixl_agent(name, config)
         except Exception as error:
-            raise AgentError(f"NIXL could not be started: {type(error).__name__}: {error}") from error
+            ports = dict(nixl.settings).get(PORTS)
+            hint = f"; if every port from {ports} is taken, give --ports a larger range" if ports else ""
+            raise AgentError(f"NIXL could not be started: {type(error).__name__}: {error}{hint}") from error
         self._peer = ""
         self._registered: dict[int, Any] = {}
 

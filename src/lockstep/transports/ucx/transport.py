@@ -7,6 +7,7 @@ from itertools import count
 from typing import ClassVar
 
 from lockstep.protocol.core.messages import Ticket
+from lockstep.security.key import Key
 from lockstep.transports.base import EndpointEvents, PeerAddress, Region
 from lockstep.transports.control.server import ControlServer
 from lockstep.transports.memory import GpuRegion
@@ -15,6 +16,7 @@ from lockstep.transports.stream.links import StreamLinks
 from lockstep.transports.timers import TimerThread
 from lockstep.transports.ucx.agent import Nixl, load_nixl
 from lockstep.transports.ucx.endpoint import NAME, UcxEndpoint, agent_name
+from lockstep.transports.ucx.network import tcp_settings
 
 
 class UcxTransport:
@@ -23,15 +25,17 @@ class UcxTransport:
     service: ClassVar[str] = "Ucx"
     """The name of its streams on the control server."""
 
-    def __init__(self, server: ControlServer, task: str, incarnation: int, nixl: Nixl | None = None) -> None:
-        self._nixl = load_nixl() if nixl is None else nixl
+    def __init__(
+        self, server: ControlServer, task: str, incarnation: int, key: Key | None, nixl: Nixl | None = None
+    ) -> None:
+        self._nixl = load_nixl(tcp_settings(server.listen_host, server.ports)) if nixl is None else nixl
         self._server = server
         self._task = task
         self._incarnation = incarnation
         self._timers = TimerThread(f"ucx-timers-{task}")
         self._agents = count(1)
         self._regions = Regions(self.name, self._forget)
-        self._links: StreamLinks[UcxEndpoint] = StreamLinks(server, self.service, task, incarnation, self._timers)
+        self._links: StreamLinks[UcxEndpoint] = StreamLinks(server, self.service, task, incarnation, self._timers, key)
 
     @classmethod
     def load_libraries(cls) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from lockstep.security.key import Key
 from lockstep.transports.base import EndpointEvents, PeerAddress, Region, TransportError
 from lockstep.transports.control.server import ControlServer
 from lockstep.transports.ucx.agent import Nixl, load_nixl
@@ -20,11 +21,13 @@ class VerbsTransport(UcxTransport):
 
     service: ClassVar[str] = "Verbs"
 
-    def __init__(self, server: ControlServer, task: str, incarnation: int, options: RdmaOptions = NO_OPTIONS) -> None:
+    def __init__(
+        self, server: ControlServer, task: str, incarnation: int, key: Key | None, options: RdmaOptions = NO_OPTIONS
+    ) -> None:
         self._port, nixl = _nixl_for(options)
         self.gpu_direct = options.gpudirect
         self._options = options
-        super().__init__(server, task, incarnation, nixl)
+        super().__init__(server, task, incarnation, key, nixl)
 
     @classmethod
     def load_libraries(cls) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lockstep.benchmark.settings.config import COLLECTIVE_UPDATES, VARIABLE_UPDATES, WIRE_DTYPES, ExchangeConfig
 from lockstep.cli.flags.flag import Flag, FlagKind, Group, Rows
 from lockstep.runtime.startup.cluster import ON_STALL, ON_WORKER_LOSS, PROTOCOLS, ClusterSpec
+from lockstep.security.chosen import TOKEN_REFUSAL
 
 _SPEC = ClusterSpec()
 _EXCHANGE = ExchangeConfig()
@@ -65,6 +68,20 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
         _SPEC.bind,
         "address to listen on (host or host:port), if it is not the one in the list",
         needs="job_name",
+        upstream=False,
+    ),
+    _CLUSTER.works(
+        "ports",
+        FlagKind.TEXT,
+        _SPEC.ports,
+        "FIRST-LAST: where tasks listen besides their listed ports; default: ports that the kernel chooses",
+        upstream=False,
+    ),
+    _CLUSTER.works(
+        "require_private",
+        FlagKind.SWITCH,
+        _SPEC.require_private,
+        "refuse every transport that others on the network could read: grpc+ucx, grpc+verbs, gloo and NCCL",
         upstream=False,
     ),
     _CLUSTER.works(
@@ -183,10 +200,21 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
         upstream=False,
     ),
     _CLUSTER.works(
-        "job_token",
-        FlagKind.SECRET,
-        _SPEC.token,
-        "secret shared by all tasks of a job; use the variable LOCKSTEP_JOB_TOKEN to keep it out of process lists",
+        "key_file",
+        FlagKind.TEXT,
+        None,
+        "file with the key of the job (also LOCKSTEP_KEY_FILE; default: your own, ~/.config/lockstep/key)",
+        upstream=False,
+    ),
+    _CLUSTER.works(
+        "insecure",
+        FlagKind.SWITCH,
+        False,
+        "no key and no encryption: whoever reaches a port of the job can read it, change it and end it",
+        upstream=False,
+    ),
+    replace(
+        _CLUSTER.refused("job_token", FlagKind.SECRET, "", "a secret in the command line", TOKEN_REFUSAL),
         upstream=False,
     ),
     _CLUSTER.refused(

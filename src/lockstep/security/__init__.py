@@ -1,0 +1,1 @@
+"""Who may talk to a job: the key that all its tasks have, and what is derived from it."""

@@ -1,0 +1,71 @@
+"""The range of every number that a peer may say, by the name of its field, and the texts that must stay as they are.
+
+Nothing in a job reaches these limits. They keep what does from becoming a loop without end, an allocation without
+measure, or a line of three hundred digits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from lockstep.protocol.core.ids import INITIAL_STEP
+
+FURTHEST_STEP: Final = 1 << 53
+MOST_BYTES: Final = 1 << 48
+MOST_SECONDS: Final = 1e12
+
+_STEP: Final = (INITIAL_STEP - 1, FURTHEST_STEP)
+_BYTES: Final = (0, MOST_BYTES)
+_COUNT: Final = (0, 1 << 53)
+_INDEX: Final = (0, (1 << 31) - 1)
+_PID: Final = (-1, (1 << 31) - 1)
+_SIGNAL: Final = (0, 255)
+
+WHOLE: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
+    {
+        **dict.fromkeys(("step", "version", "start", "steps"), _STEP),
+        **dict.fromkeys(("nbytes", "elements", "bucket_bytes"), _BYTES),
+        **dict.fromkeys(("number", "change", "attempts"), _COUNT),
+        **dict.fromkeys(("bucket", "edition", "group", "have", "absent", "without", "workers"), _INDEX),
+        **dict.fromkeys(("pid", "monitor_pid"), _PID),
+        **dict.fromkeys(("signal", "leaving", "departure"), _SIGNAL),
+        "exit_code": (-(1 << 31), (1 << 32) - 1),
+    }
+)
+ANY_64_BITS: Final = frozenset(("job", "incarnation", "region", "address"))
+"""Random numbers and places in memory."""
+
+FRACTIONS: Final[Mapping[str, float]] = MappingProxyType(
+    {
+        **dict.fromkeys(("seconds", "phase_seconds", "printed_seconds", "sent_at"), MOST_SECONDS),
+        "values": math.inf,  # learning rates and the like: finite, and otherwise the optimizer's affair
+    }
+)
+
+AS_THEY_ARE: Final = frozenset(
+    (("Setting", "name"), ("Setting", "value"), ("ParameterEntry", "name"), ("OptimizerEntry", "options"))
+)
+"""Compared with this task's own, hashed, or read by a program; shown only by phrases that make them plain."""
+
+
+def in_bounds(name: str, kind: Any) -> Callable[[Any], bool] | None:
+    """Whether a value is in the range of this field; None if its type has no other values."""
+    if kind is float:
+        most = FRACTIONS[name]
+        return lambda value: math.isfinite(value) and abs(value) <= most
+    if kind is not int or name in ANY_64_BITS:
+        return None
+    low, high = WHOLE[name]
+    return lambda value: low <= value <= high
+
+
+def stays_as_it_is(owner: str, name: str) -> bool:
+    """Whether a text must arrive character by character."""
+    return (owner, name) in AS_THEY_ARE
+
+
+is_step: Final = in_bounds("step", int) or bool
+"""Whether a number can be a step or a version."""

@@ -1,0 +1,55 @@
+"""The only place that opens ports and channels of gRPC: both ends of every call prove that they have the key.
+
+A server demands a certificate before it reads a call, so no handler ever meets a caller without the key. With
+``--insecure`` everything is plain text and nobody proves anything.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from lockstep.security.certificates import NAME, Certificates, certificates_for
+from lockstep.security.chosen import chosen_key
+from lockstep.transports.quiet_grpc import grpc
+
+Options = list[tuple[str, int]]
+
+
+def own_certificates() -> Certificates | None:
+    """What this process presents and demands; None for ``--insecure``."""
+    key = chosen_key()
+    return None if key is None else _of_key(key)
+
+
+_of_key = functools.cache(certificates_for)
+
+
+@functools.cache
+def _server_side(own: Certificates) -> grpc.ServerCredentials:
+    return grpc.ssl_server_credentials([(own.private, own.certificate)], own.authority, require_client_auth=True)
+
+
+@functools.cache
+def _client_side(own: Certificates) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(own.authority, own.private, own.certificate)
+
+
+def add_port(server: grpc.Server, address: str) -> int:
+    """Let ``server`` listen at ``host:port``; returns the port. ``RuntimeError`` if it cannot."""
+    own = own_certificates()
+    port: int = server.add_insecure_port(address) if own is None else server.add_secure_port(address, _server_side(own))
+    return port
+
+
+def channel_to(address: str, options: Options) -> grpc.Channel:
+    """A channel to ``host:port`` that connects with its first call."""
+    own = own_certificates()
+    if own is None:
+        return plain_channel_to(address, options)
+    named = [*options, ("grpc.ssl_target_name_override", NAME)]
+    return grpc.secure_channel(f"dns:///{address}", _client_side(own), options=named)
+
+
+def plain_channel_to(address: str, options: Options) -> grpc.Channel:
+    """The same without proof, for ``--insecure`` and to find out who was started with it."""
+    return grpc.insecure_channel(f"dns:///{address}", options=options)

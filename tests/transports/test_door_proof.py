@@ -1,0 +1,295 @@
+"""The door of shared memory: whoever does not prove to be the expected member gets nothing and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from helpers.keys import make_key
+from helpers.other_user import NOBODY, needs_root
+from helpers.waiting import wait_until
+from helpers.wire import PATIENCE
+from lockstep.security.key import find_key
+from lockstep.security.proof import NONCE_BYTES, Dialer, ProofError, Refusal
+from lockstep.transports.base import NoPathError, PeerAddress
+from lockstep.transports.conformance.node import LocalNode
+from lockstep.transports.conformance.stage import Pair, Stage
+from lockstep.transports.shm import listener
+from lockstep.transports.shm.frames import (
+    DoorClaim,
+    SignalKind,
+    pack_claim,
+    pack_opening,
+    unpack_opening,
+)
+from lockstep.transports.shm.handshake import DoorKey, door_key
+from lockstep.transports.shm.host import door_address, unpack_place
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage("grpc+shm") as stage:
+        yield stage
+
+
+class Visitor:
+    """Somebody at the door of ``b``, in the name of ``a``."""
+
+    def __init__(self, stage: Stage, a: LocalNode, b: LocalNode, folder: Path) -> None:
+        self.a, self.b = a, b
+        self.place = unpack_place(b.address().address)
+        self.right = door_key(self.place, stage.key)
+        self.other = door_key(self.place, find_key(make_key(folder / "other")))
+
+    @contextmanager
+    def knock(self) -> Iterator[socket.socket]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as knocking:
+            knocking.settimeout(PATIENCE)
+            knocking.connect(door_address(self.place))
+            yield knocking
+
+    def claim(self, **changes: object) -> DoorClaim:
+        whole = DoorClaim(self.a.task, self.a.incarnation, self.b.incarnation, True, bytes(NONCE_BYTES))
+        return whole._replace(**changes)  # type: ignore[arg-type]
+
+    def dialer(self, claim: DoorClaim, key: DoorKey) -> Dialer:
+        return Dialer(key.secret, key.parties(claim, self.b.task))
+
+
+def refusal_at(knocking: socket.socket) -> Refusal | str:
+    try:
+        while frame := knocking.recv(4096):
+            unpack_opening(SignalKind.PROOF, frame)
+    except ProofError as refused:
+        return refused.refusal
+    return "closed"
+
+
+def without_a_key(visitor: Visitor) -> Refusal | str:
+    with visitor.knock() as knocking:
+        knocking.send(pack_claim(visitor.claim(keyed=False)))
+        return refusal_at(knocking)
+
+
+def with_another_key(visitor: Visitor) -> Refusal | str:
+    dialer = visitor.dialer(visitor.claim(), visitor.other)
+    with visitor.knock() as knocking:
+        knocking.send(pack_claim(visitor.claim(nonce=dialer.nonce)))
+        opening = unpack_opening(SignalKind.PROOF, knocking.recv(4096))
+        with pytest.raises(ProofError):
+            dialer.answer(opening)
+        knocking.send(pack_opening(SignalKind.PROOF, bytes(32)))
+        return refusal_at(knocking)
+
+
+def with_the_key_and_without_the_secret(visitor: Visitor) -> Refusal | str:
+    wrong = DoorKey(visitor.right.door, True, bytes(32))
+    dialer = visitor.dialer(visitor.claim(), wrong)
+    with visitor.knock() as knocking:
+        knocking.send(pack_claim(visitor.claim(nonce=dialer.nonce)))
+        knocking.send(pack_opening(SignalKind.PROOF, bytes(32)))
+        return refusal_at(knocking)
+
+
+def with_the_proof_sent_back(visitor: Visitor) -> Refusal | str:
+    with visitor.knock() as knocking:
+        knocking.send(pack_claim(visitor.claim()))
+        knocking.send(pack_opening(SignalKind.PROOF, knocking.recv(4096)[1 + NONCE_BYTES :]))
+        return refusal_at(knocking)
+
+
+def with_a_recorded_proof(visitor: Visitor) -> Refusal | str:
+    dialer = visitor.dialer(visitor.claim(), visitor.right)
+    claim = pack_claim(visitor.claim(nonce=dialer.nonce))
+    with visitor.knock() as knocking:
+        knocking.send(claim)
+        proof, _ = dialer.answer(unpack_opening(SignalKind.PROOF, knocking.recv(4096)))
+    with visitor.knock() as knocking:
+        knocking.send(claim)
+        knocking.recv(4096)
+        knocking.send(pack_opening(SignalKind.PROOF, proof))
+        return refusal_at(knocking)
+
+
+def for_an_earlier_life(visitor: Visitor) -> Refusal | str:
+    with visitor.knock() as knocking:
+        knocking.send(pack_claim(visitor.claim(meant=visitor.b.incarnation - 1)))
+        return refusal_at(knocking)
+
+
+def in_the_form_of_before(visitor: Visitor) -> Refusal | str:
+    """A hello in JSON with the secret in clear, and descriptors."""
+    hello = {"task": visitor.a.task, "life": visitor.a.incarnation, "meant": visitor.b.incarnation}
+    content = json.dumps(hello | {"secret": visitor.place.secret, "seen": ""}).encode()
+    with visitor.knock() as knocking:
+        socket.send_fds(knocking, [bytes([SignalKind.HELLO]) + content], [0, 1])
+        return refusal_at(knocking)
+
+
+ATTACKS: dict[Callable[[Visitor], Refusal | str], Refusal | str] = {
+    without_a_key: Refusal.NO_KEY_HERE,
+    with_another_key: Refusal.OTHER_KEY,
+    with_the_key_and_without_the_secret: Refusal.OTHER_KEY,
+    with_the_proof_sent_back: Refusal.OTHER_KEY,
+    with_a_recorded_proof: Refusal.OTHER_KEY,
+    for_an_earlier_life: Refusal.OTHER_TARGET,
+    in_the_form_of_before: Refusal.MALFORMED,
+}
+
+
+def bytes_arrive(pair: Pair) -> None:
+    way = pair.way(1000)
+    way.write(0, 1000, 0)
+    way.check(pair.b.log.wait("arrived")[0], 0, 1000)
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_whoever_does_not_prove_itself_is_not_let_in_and_the_member_is(
+    stage: Stage, attack: Callable[[Visitor], Refusal | str], tmp_path: Path
+) -> None:
+    a, b = stage.node("/suite/a"), stage.node("/suite/b")
+    link = b.connect(a.address(), False)
+    assert attack(Visitor(stage, a, b, tmp_path)) == ATTACKS[attack]
+    assert b.state(link) == "connecting"
+    a_link = a.connect(b.address(), True)
+    b.log.wait("up", link=link)
+    assert attack(Visitor(stage, a, b, tmp_path)) == ATTACKS[attack]  # and a live link goes on
+    bytes_arrive(Pair(a, a_link, b, link))
+    assert b.log.all("lost") == []
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        bytes([SignalKind.HELLO]) + b"[" * 4000,
+        bytes([SignalKind.HELLO]) + b"{}",
+        bytes([SignalKind.CLAIM]) + b"[" * 4000,
+        bytes([SignalKind.OFFER]) + bytes(100),
+        b"\xff",
+    ],
+)
+def test_sixty_visits_with_descriptors_leave_none_behind(stage: Stage, noise: bytes, tmp_path: Path) -> None:
+    a, b = stage.node("/suite/a"), stage.node("/suite/b")
+    visitor = Visitor(stage, a, b, tmp_path)
+    before = open_descriptors()
+    for _ in range(60):
+        with visitor.knock() as knocking:
+            socket.send_fds(knocking, [noise], [0, 1, 2, 0])
+            assert refusal_at(knocking) is Refusal.MALFORMED
+    wait_until(lambda: open_descriptors() <= before, PATIENCE, "no descriptor is left")
+    stage.join(a, b)
+
+
+def test_silent_visitors_leave_room_for_members(stage: Stage, tmp_path: Path) -> None:
+    a, b = stage.node("/suite/a"), stage.node("/suite/b")
+    visitor = Visitor(stage, a, b, tmp_path)
+    with ExitStack() as silent:
+        knocking = [silent.enter_context(visitor.knock()) for _ in range(3 * listener.STRANGERS)]
+        for one in knocking[: 2 * listener.STRANGERS]:
+            assert refusal_at(one) in (Refusal.CROWDED, "closed")
+        stage.join(a, b)
+
+
+def test_a_visitor_that_says_nothing_is_sent_away_in_time(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.transports.shm.handshake.FIRST_SECONDS", 0.1)
+    visitor = Visitor(stage, stage.node("/suite/a"), stage.node("/suite/b"), tmp_path)
+    with visitor.knock() as knocking:
+        assert knocking.recv(4096)[:1] == bytes([SignalKind.FAULT])
+        assert knocking.recv(4096) == b""
+
+
+@contextmanager
+def no_free_descriptor() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as taken, open("/dev/null") as null:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (null.fileno() + 50, hard))
+        taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        with suppress(OSError):
+            while True:
+                taken.callback(os.close, os.dup(null.fileno()))
+        yield
+
+
+def test_the_door_survives_a_time_without_free_descriptors(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[OSError] = []
+    accept = listener.SignalListener._accept_one
+
+    def watched(self: listener.SignalListener) -> None:
+        try:
+            accept(self)
+        except OSError as error:
+            failed.append(error)
+            raise
+
+    monkeypatch.setattr(listener.SignalListener, "_accept_one", watched)
+    a, b = stage.node("/suite/a"), stage.node("/suite/b")
+    visitor = Visitor(stage, a, b, tmp_path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as knocking:
+        knocking.settimeout(PATIENCE)
+        with no_free_descriptor():
+            knocking.connect(door_address(visitor.place))
+            wait_until(lambda: len(failed) > 1, PATIENCE, "the door has tried twice")
+        knocking.send(b"\xff")
+        assert refusal_at(knocking) is Refusal.MALFORMED
+    stage.join(a, b)
+
+
+@needs_root
+def test_another_user_is_refused_even_by_root(stage: Stage) -> None:
+    a, b = stage.node("/suite/a"), stage.node("/suite/b")
+    door = "\\0" + door_address(unpack_place(b.address().address))[1:].decode()
+    code = (
+        f"import os, socket; os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})\n"
+        "knocking = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); knocking.settimeout(20)\n"
+        f"knocking.connect('{door}'); print(knocking.recv(4096)[1:].decode())\n"
+    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=30)
+    assert f"belongs to another user ({NOBODY})" in done.stdout, done.stderr
+    stage.join(a, b)
+
+
+def test_a_peer_of_another_user_has_no_path_even_for_root(stage: Stage) -> None:
+    a, b = stage.node("/suite/a"), stage.node("/suite/b")
+    for ours, theirs in ((0, 1001), (1001, 0)):
+        mine = json.loads(a.address().address) | {"user": ours}
+        a.transport._place = unpack_place(json.dumps(mine).encode())  # type: ignore[attr-defined]
+        place = json.loads(b.address().address) | {"user": theirs}
+        with pytest.raises(NoPathError, match="runs as another user"):
+            a.connect(PeerAddress(b.task, b.incarnation, json.dumps(place).encode()), True)
+
+
+def test_one_end_with_a_key_and_one_without_refuse_each_other(stage: Stage) -> None:
+    a = stage.node("/suite/a")
+    stage.key = None
+    b = stage.node("/suite/b")
+    for dialer, acceptor in ((a, b), (b, a)):
+        acceptor.connect(dialer.address(), False)
+        link = dialer.connect(acceptor.address(), True)
+        assert "(--insecure)" in dialer.log.wait("lost", link=link)[0].text
+
+
+def test_without_a_key_the_secret_of_the_door_still_counts(stage: Stage) -> None:
+    stage.key = None
+    a, b = stage.node("/suite/a"), stage.node("/suite/b")
+    place = json.loads(b.address().address) | {"secret": "guess"}
+    b.connect(a.address(), False)
+    link = a.connect(PeerAddress(b.task, b.incarnation, json.dumps(place).encode()), True)
+    a.log.wait("lost", link=link)
+    bytes_arrive(stage.pair())
