@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import Any
 
 from tools.lock import LOCKS
 from tools.throwaway import installed
@@ -37,7 +38,7 @@ def main() -> int:
     return 1 if found else 3 if unknown or not checked else 0
 
 
-def _audited(program: str, path: str) -> list[dict[str, object]]:
+def _audited(program: str, path: str) -> list[dict[str, Any]]:
     done = subprocess.run(
         [program, "--disable-pip", "--require-hashes", "--progress-spinner=off", "--format=json", "-r", path],
         capture_output=True,
@@ -46,7 +47,7 @@ def _audited(program: str, path: str) -> list[dict[str, object]]:
         timeout=600,
     )
     try:
-        packages: list[dict[str, object]] = json.loads(done.stdout)["dependencies"]
+        packages: list[dict[str, Any]] = json.loads(done.stdout)["dependencies"]
     except ValueError:
         print(done.stderr[-2000:], file=sys.stderr)
         return []

@@ -83,8 +83,8 @@ def _traces(folder: Path) -> Iterator[Target]:
         seen = {"peer": peer, "number": 1, "bucket": 0, "seen": {happening: at}}
         events = [
             {"name": "step", "ph": "X", "ts": at, "dur": 10, "pid": 1, "tid": 1, "args": {}},
-            {"name": "g", "cat": "transfer", "ph": "b", "id": 1, "ts": at, "pid": 1, "tid": 2, "args": seen},
-            {"name": "g", "cat": "transfer", "ph": "e", "id": 1, "ts": at + 5, "pid": 1, "tid": 2},
+            {"name": "g", "cat": "transfer", "ph": "b", "id": "1", "ts": at, "pid": 1, "tid": 2, "args": seen},
+            {"name": "g", "cat": "transfer", "ph": "e", "id": "1", "ts": at + 5, "pid": 1, "tid": 2},
             {"name": "process_name", "ph": "M", "pid": 1, "tid": 1, "args": {"name": task}},
         ]
         return json.dumps({"traceEvents": events, "lockstep": {"task": task, "wall_offset": 1.5}}).encode()

@@ -132,6 +132,16 @@ class _Attacker(threading.Thread):
             connection.recv(65536)
 
 
+def attackers(doors: Sequence[Door], seed: int, seconds: float) -> list[_Attacker]:
+    """Some that have begun, and end by themselves after this time."""
+    given = seeds()
+    deadline = time.monotonic() + seconds
+    begun = [_Attacker(doors, given, random.Random(f"{seed} live {n}"), deadline) for n in range(ATTACKERS)]
+    for attacker in begun:
+        attacker.start()
+    return begun
+
+
 def attack(seed: int, seconds: float, say: Say, protocol: str = "auto") -> list[str]:
     """Run a job of one server and two workers for about ``seconds`` under attack; what went wrong, in sentences."""
     with tempfile.TemporaryDirectory(prefix="lockstep-fuzz-") as folder:
@@ -143,27 +153,24 @@ def attack(seed: int, seconds: float, say: Say, protocol: str = "auto") -> list[
 
 
 def _attacked(cluster: DrillCluster, folder: Path, seed: int, seconds: float, say: Say) -> list[str]:
-    if not _within(START_SECONDS, lambda: (folder / "training").exists()):
+    if not within(START_SECONDS, lambda: (folder / "training").exists()):
         return [f"the job did not begin to train within {START_SECONDS:g} s", *_last_words(folder)]
     pids = [
         below for process in cluster._processes for below in (process.pid, *(d.pid for d in descendants(process.pid)))
     ]
     doors = doors_of(pids)
     before = {pid: _resident(pid) for pid in pids}
-    given = seeds()
+    begun = attackers(doors, seed, seconds)
     deadline = time.monotonic() + seconds
-    attackers = [_Attacker(doors, given, random.Random(f"{seed} live {n}"), deadline) for n in range(ATTACKERS)]
-    for attacker in attackers:
-        attacker.start()
     problems = []
     while time.monotonic() < deadline and not any(code is not None for code in cluster.exit_codes()):
         time.sleep(0.1)
     grown = {pid: _resident(pid) - before[pid] for pid in pids}
-    for attacker in attackers:
+    for attacker in begun:
         attacker.join(CONNECT_SECONDS * 2 + seconds)
-    ended = _within(seconds + END_SECONDS, lambda: all(code is not None for code in cluster.exit_codes()))
+    ended = within(seconds + END_SECONDS, lambda: all(code is not None for code in cluster.exit_codes()))
     codes = cluster.exit_codes()
-    made = sum(attacker.made for attacker in attackers)
+    made = sum(attacker.made for attacker in begun)
     say(f"{'live ports':<32} {made:>9} connections to {len(doors)} sockets, exit codes {codes}")
     if not made or not doors:
         problems.append("nothing was attacked")
@@ -175,7 +182,7 @@ def _attacked(cluster: DrillCluster, folder: Path, seed: int, seconds: float, sa
     return problems
 
 
-def _within(seconds: float, condition: Callable[[], bool]) -> bool:
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():

@@ -63,10 +63,10 @@ def _flip(chance: random.Random, data: bytes, _seeds: Sequence[bytes]) -> bytes:
 def _overwrite(chance: random.Random, data: bytes, _seeds: Sequence[bytes]) -> bytes:
     """A number that is at the edge of its type, in any width and order."""
     width = chance.choice((1, 2, 4, 8))
-    order = "little" if chance.random() < 0.7 else "big"
     number = chance.choice(_NUMBERS) & ((1 << 8 * width) - 1)
+    packed = number.to_bytes(width, "little" if chance.random() < 0.7 else "big")
     at = _place(chance, data)
-    return data[:at] + number.to_bytes(width, order) + data[at + width :]
+    return data[:at] + packed + data[at + width :]
 
 
 def _insert(chance: random.Random, data: bytes, _seeds: Sequence[bytes]) -> bytes:

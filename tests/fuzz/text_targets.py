@@ -41,7 +41,7 @@ def text_targets() -> Iterator[Target]:
     lines = [line.encode() for line in _LINES]
     spoken = (BadInput, HelpAsked)
     yield _target("flags of bench", lambda text: parse_bench(text.split(" "), {}), lines, *spoken)
-    yield _target("flags of doctor", lambda text: parse_doctor(text.split(" "), {}), lines[:2], *spoken)
+    yield _target("flags of doctor", lambda text: parse_doctor(text.split(" ")), lines[:2], *spoken)
     hosts = [b"10.0.0.1:20000", b"[fe80::1%eth0]:1", b"node-3.example:65535"]
     yield _target("address", parse_address, hosts, AddressError)
     yield _target("address to bind", lambda text: parse_bind(text, 1), [*hosts, b"0.0.0.0", b"[::]"], AddressError)

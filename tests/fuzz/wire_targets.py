@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import random
-from collections.abc import Iterator
+import socket
+import time
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -22,6 +25,8 @@ from lockstep.doctor.listening import Inbox
 from lockstep.protocol.core import messages
 from lockstep.protocol.core.messages import Description, Envelope, GradientNote, Ticket, VersionNote
 from lockstep.runtime.startup.start_facts import read_start_facts
+from lockstep.security import wire
+from lockstep.security.proof import Parties, ProofError, Refusal, new_nonce
 from lockstep.transports.auto import tickets
 from lockstep.transports.base import PeerAddress, TransportError
 from lockstep.transports.control import codec
@@ -41,6 +46,7 @@ def wire_targets() -> Iterator[Target]:
     yield from _control()
     yield from _streams()
     yield from _shared_memory()
+    yield from _proofs()
     yield from _auto()
     yield from _answers()
 
@@ -84,14 +90,17 @@ def _control() -> Iterator[Target]:
 def _streams() -> Iterator[Target]:
     pack, header = stream_frames.pack, stream_frames.Header
     frames = [
-        stream_frames.pack_hello(TASK, 1, 2),
+        stream_frames.pack_hello(stream_frames.StreamHello(TASK, 1, 2, new_nonce())),
+        stream_frames.pack_refusal(Refusal.MALFORMED),
+        pack(header(stream_frames.FrameKind.PROOF), new_nonce()),
         stream_frames.pack_fault("a rule"),
         pack(header(stream_frames.FrameKind.GOODBYE)),
         pack(header(16), b"metadata of an agent"),
         pack(header(18, transfer=1, region=2, total=64, offset=1 << 40)),
     ]
     yield Target("stream: frame", stream_frames.unpack, frames, (FrameError,))
-    yield Target("stream: hello", stream_frames.unpack_hello, frames, (FrameError,))
+    yield Target("stream: hello", stream_frames.unpack_hello, frames, (FrameError, ProofError))
+    yield Target("stream: proof", stream_frames.unpack_proof, frames, (FrameError, ProofError))
     peer = PeerAddress(TASK, 1, b"")
     grants = Grants()
     ticket = grants.give("grpc", HostRegion(1, memoryview(bytearray(4096)), None, grants.withdraw), peer)
@@ -114,14 +123,45 @@ def _streams() -> Iterator[Target]:
 def _shared_memory() -> Iterator[Target]:
     offer = shm_frames.Offer(0, 1, 2, 3, 0, 64, 4, b"12345678", 0, b"note")
     number = shm_frames.pack_number(shm_frames.SignalKind.DONE, 7)
-    hello = {"task": TASK, "life": 1, "meant": 2, "secret": "ab" * 16, "seen": "cd" * 16}
+    claim = shm_frames.pack_claim(shm_frames.DoorClaim(TASK, 1, 2, True, new_nonce()))
     errors = (FrameError,)
     yield Target("shm: offer", shm_frames.unpack_offer, [shm_frames.pack_offer(offer)], errors)
     yield Target("shm: region", shm_frames.unpack_region, [shm_frames.pack_region(1, 4096)], errors)
     yield Target("shm: number", shm_frames.unpack_number, [number], errors)
-    yield Target("shm: hello", shm_frames.unpack_hello, [shm_frames.pack_hello(hello)], errors)
-    # A dialer counts as unreachable whatever this raises, as long as it is one of these.
-    yield Target("shm: address", unpack_place, [make_place().pack()], (ValueError, TypeError))
+    yield Target("shm: claim", shm_frames.unpack_claim, [claim, shm_frames.pack_fault("a rule")], (ProofError,))
+    yield Target("shm: address", unpack_place, [make_place().pack()], (ValueError,))
+
+
+def _proofs() -> Iterator[Target]:
+    """Both ends of the proof on a plain socket: what the other one sends, from its first byte to its last."""
+    key = bytes(32)
+    parties = Parties(purpose="fuzz", dialer="a", acceptor="b", version="1")
+
+    def heard(data: bytes, end: Callable[[socket.socket], object]) -> bytes:
+        """What this end sends when it gets these bytes and then nothing more."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.sendall(data)
+            theirs.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ProofError):
+                end(ours)
+            theirs.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                return theirs.recv(1 << 16)
+        return b""
+
+    def accepts(connection: socket.socket) -> object:
+        return wire.accept(connection, key, lambda _claim: parties)
+
+    def dials(connection: socket.socket) -> object:
+        return wire.dial(connection, key, parties, time.monotonic() + 1)
+
+    first = heard(b"", dials)
+    opening = heard(first, accepts)
+    assert first
+    assert opening
+    yield Target("proof: dialer", lambda data: heard(data, accepts), [first, first + opening])
+    yield Target("proof: acceptor", lambda data: heard(data, dials), [opening, heard(opening, accepts)])
 
 
 def _auto() -> Iterator[Target]:

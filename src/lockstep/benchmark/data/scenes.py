@@ -113,4 +113,5 @@ def _noise(chance: np.random.RandomState, width: int, height: int) -> Plane:
     spectrum = np.fft.rfft2(chance.normal(size=(height, width))) / frequency
     spectrum[0, 0] = 0.0
     plane: Plane = np.fft.irfft2(spectrum, s=(height, width))
-    return plane / plane.std()
+    plane /= plane.std()
+    return plane
