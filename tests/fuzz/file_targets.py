@@ -28,7 +28,8 @@ from lockstep.diagnose.analyse import analyse
 from lockstep.diagnose.files import evidence_of, read_folder
 from lockstep.errors import BadInput
 from lockstep.protocol.core.messages import OptimizerEntry, ParameterEntry
-from lockstep.runtime.checkpoint.folder import MANIFEST, CheckpointError, FileFacts, Manifest, read_manifest
+from lockstep.runtime.checkpoint.folder import MANIFEST, CheckpointError, Manifest, read_manifest
+from lockstep.runtime.checkpoint.tensor_file import FileFacts
 from lockstep.runtime.monitor.reporter import TaskReport, decode_report, encode_report
 from lockstep.runtime.trace.merge import merged, read_trace
 from lockstep.runtime.trace.page import trace_page

@@ -105,11 +105,11 @@ def _streams() -> Iterator[Target]:
     grants = Grants()
     ticket = grants.give("grpc", HostRegion(1, memoryview(bytearray(4096)), None, grants.withdraw), peer)
     note = codec.encode_note(GradientNote(1, 2, 3))
-    chunk = {"region": ticket.region, "key": ticket.key, "total": 64}
+    chunk = header(CHUNK, transfer=1, region=ticket.region, key=ticket.key, total=64)
     chunks = [
-        pack(header(CHUNK, FIRST | LAST, len(note), 1, **chunk), note, bytes(64)),
-        pack(header(CHUNK, FIRST, 0, 1, **chunk), bytes(32)),
-        pack(header(CHUNK, LAST, len(note), 1, **{**chunk, "offset": 32}), note, bytes(32)),
+        pack(chunk._replace(flags=FIRST | LAST, note_bytes=len(note)), note, bytes(64)),
+        pack(chunk._replace(flags=FIRST), bytes(32)),
+        pack(chunk._replace(flags=LAST, note_bytes=len(note), offset=32), note, bytes(32)),
     ]
 
     def land(data: bytes) -> None:
