@@ -6,7 +6,8 @@ STAMP := $(VENV)/.installed
 # Tests start hundreds of processes: none of them compiles the same files again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow test-drills test-rough test-soak test-rdma test-rdma-short lint types unit bench clean
+.PHONY: demo test test-slow test-drills test-rough test-soak test-rdma test-rdma-short lint types unit bench lock audit \
+  fuzz clean
 
 demo: $(STAMP)
 	$(BIN)/lockstep bench --ps=1 --workers=2 --device=cpu --model=lenet --batch_size=64 --num_batches=100
@@ -55,14 +56,35 @@ test-rdma-short: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python bench/grpc_table.py
 	$(BIN)/python bench/input_pipeline.py
+	$(BIN)/python bench/image_libraries.py
 
-$(STAMP): pyproject.toml constraints.txt
+# Only files whose hashes are in locks/ are installed, and nothing is looked up besides; pip check sees that nothing is
+# missing. Of torch, a build in one of pip's find-links folders comes first: pip itself would prefer the index.
+$(STAMP): pyproject.toml $(wildcard locks/*.txt)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Lockstep needs Python 3.11 or newer; set PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip -c constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,ucx]'
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r locks/packages.txt
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps --no-index -r locks/torch.txt 2> /dev/null || \
+	  $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r locks/torch.txt
+	if $(BIN)/python -c 'import importlib.metadata as m, sys; sys.exit("+cpu" in m.version("torch"))'; then \
+	  $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r locks/torch-cuda.txt; fi
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip check
 	touch $(STAMP)
+
+# After a change of constraints.txt or of what pyproject.toml asks for.
+lock: $(STAMP)
+	$(BIN)/python -m tools.lock
+
+# Own rules over the sources, then known advisories about the locked versions (needs the network).
+audit: $(STAMP)
+	$(BIN)/python -m tools.audit
+	$(BIN)/python -m tools.advisories
+
+# Mutated inputs for every parser and for the live ports of a small job.
+FUZZ_SECONDS ?= 600
+fuzz: $(STAMP)
+	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds=$(FUZZ_SECONDS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -56,7 +56,7 @@ LIBRARIES: dict[str, set[str]] = {
     "library": {"numpy", "safetensors", "torch"},
     "benchmark": {
         *("PIL", "cv2", "google", "google_crc32c", "numpy", "psutil", "safetensors", "simplejpeg"),
-        *("sklearn", "skimage", "tensorboard", "timm", "torch", "torchvision"),
+        *("tensorboard", "timm", "torch", "torchvision"),
     },
     "cli": {"matplotlib", "rich", "torch"},
     "__init__": set(),

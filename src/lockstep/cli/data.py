@@ -1,4 +1,4 @@
-"""``lockstep data``: make a small data set of real images, or check every record of one."""
+"""``lockstep data``: make a small data set of photo-like images, or check every record of one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HELP = """\
 Make or check a data set.
 
   lockstep data sample DIR [--pictures=400] [--files=4] [--layout=tfrecord|folders] [--seed=1234]
-      makes a small ImageNet-like set of real photographs in DIR, which must be
+      makes a small ImageNet-like set of photo-like images in DIR, which must be
       empty or new: files train-*-of-* and validation-*-of-*, or folders by class
 
   lockstep data check DIR [--threads=N]

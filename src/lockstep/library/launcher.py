@@ -6,6 +6,7 @@ rank and the number of processes; each gives the address of rank 0 in its own wa
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 from collections.abc import Callable, Mapping
@@ -114,7 +115,7 @@ def _open_mpi(environ: Environment, world: int) -> Address:
 
 def _port_for(job: str) -> int:
     """The same for every process of a job, and most likely different for each job on a machine."""
-    return FIRST_PORT + zlib.crc32(job.encode()) % (LAST_PORT - FIRST_PORT)
+    return FIRST_PORT + zlib.crc32(os.fsencode(job)) % (LAST_PORT - FIRST_PORT)
 
 
 def first_node(nodes: str) -> str | None:

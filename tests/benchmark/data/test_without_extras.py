@@ -6,7 +6,7 @@ import sys
 
 from helpers.programs import Program
 
-EXTRAS = ("cv2", "google_crc32c", "matplotlib", "nixl", "PIL", "simplejpeg", "skimage", "sklearn")
+EXTRAS = ("cv2", "google_crc32c", "matplotlib", "nixl", "PIL", "simplejpeg")
 WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({EXTRAS!r}))\n"
 
 

@@ -1,13 +1,12 @@
-"""A small ImageNet-like set of real photographs, made from images that scikit-learn and scikit-image ship.
+"""A small ImageNet-like set of photo-like images, drawn by ``scenes.py``.
 
-Each class is one photograph; each image is a random part of it at a random scale, so that the classes can be
-distinguished and no two images are the same.
+Each class is one scene; each image is a random part of it at a random scale, so that the classes can be distinguished
+and no two images are the same.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import random
 from collections.abc import Callable, Iterator
@@ -19,17 +18,10 @@ from lockstep.benchmark.data.errors import BadData
 from lockstep.benchmark.data.example import PictureExample, encode_example
 from lockstep.benchmark.data.order import mixed
 from lockstep.benchmark.data.records import write_record
+from lockstep.benchmark.data.scenes import SCENES, draw
 from lockstep.benchmark.data.source import TRAIN, VALIDATION
 
 LAYOUTS = ("tfrecord", "folders")
-_PHOTOGRAPHS = (
-    ("sklearn", "datasets/images", ("china.jpg", "flower.jpg")),
-    (
-        "skimage",
-        "data",
-        ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg", "hubble_deep_field.jpg", "motorcycle_left.png"),
-    ),
-)
 _SIDES = (256, 500)
 _QUALITIES = (75, 95)
 _PARTS = (0.5, 0.95)
@@ -67,46 +59,32 @@ class _Picture:
     encoded: bytes
 
 
-def photographs() -> list[tuple[str, Path]]:
-    """The photographs on this machine, by name."""
-    found = []
-    for package, folder, names in _PHOTOGRAPHS:
-        try:
-            module = importlib.import_module(package)
-        except ImportError:
-            continue
-        home = Path(str(module.__file__)).parent / folder
-        found += [(Path(name).stem, home / name) for name in names if (home / name).exists()]
-    return found
-
-
 def make_sample(spec: SampleSpec, on_picture: OnPicture) -> Made:
-    """Make the set. BadData if the photographs are missing or the folder is not empty."""
-    found = photographs()
-    if len(found) < 2:
-        raise BadData(
-            "no photographs were found on this machine; install some with 'pip install lockstep-torch[sample]'."
-        )
+    """Make the set. BadData if Pillow is missing or the folder is not empty."""
+    try:
+        import PIL  # noqa: F401
+    except ImportError:
+        raise BadData("drawing images needs Pillow; install it with 'pip install lockstep-torch[data]'.") from None
     try:
         spec.folder.mkdir(parents=True, exist_ok=True)
         if any(spec.folder.iterdir()):
             raise BadData(f"{spec.folder} is not empty; give a new folder.")
-        return _write(spec, found, on_picture)
+        return _write(spec, on_picture)
     except OSError as error:
         raise BadData(f"{spec.folder} cannot be written ({error.strerror}); give another folder.") from None
 
 
-def _write(spec: SampleSpec, found: list[tuple[str, Path]], on_picture: OnPicture) -> Made:
+def _write(spec: SampleSpec, on_picture: OnPicture) -> Made:
     counts = {TRAIN: 0, VALIDATION: 0}
     write = _write_folders if spec.layout == "folders" else _write_records
     with contextlib.closing(write(spec)) as writer:
         next(writer)
-        for done, picture in enumerate(_pictures(spec, found), start=1):
+        for done, picture in enumerate(_pictures(spec), start=1):
             split = VALIDATION if picture.number % _VALIDATION_PART == _VALIDATION_PART - 1 else TRAIN
             counts[split] += 1
             writer.send((split, picture))
             on_picture(done, spec.pictures)
-    return Made(counts[TRAIN], counts[VALIDATION], tuple(name for name, _ in found))
+    return Made(counts[TRAIN], counts[VALIDATION], tuple(scene.name for scene in SCENES))
 
 
 Writer = Any
@@ -139,24 +117,20 @@ def _write_folders(spec: SampleSpec) -> Writer:
         (folder / f"{picture.number:06d}.jpg").write_bytes(picture.encoded)
 
 
-def _pictures(spec: SampleSpec, found: list[tuple[str, Path]]) -> Iterator[_Picture]:
-    from PIL import Image
-
-    originals = []
-    for _, path in found:
-        with Image.open(path) as picture:
-            originals.append(picture.convert("RGB"))
+def _pictures(spec: SampleSpec) -> Iterator[_Picture]:
+    # Not from the spec's seed: a class looks the same in every set.
+    originals = [draw(scene, number) for number, scene in enumerate(SCENES)]
     for number in range(spec.pictures):
         # All classes in turn, each in both parts of the set.
         label = (
             number // _VALIDATION_PART % len(originals) if number % _VALIDATION_PART == 4 else number % len(originals)
         )
         chance = random.Random(mixed(spec.seed, number))
-        yield _Picture(number, label, found[label][0], _part_of(originals[label], chance))
+        yield _Picture(number, label, SCENES[label].name, _part_of(originals[label], chance))
 
 
 def _part_of(original: Any, chance: random.Random) -> bytes:
-    """A JPEG of a random part of a photograph, of a size that is typical for ImageNet."""
+    """A JPEG of a random part of a scene, of a size that is typical for ImageNet."""
     wide = round(original.width * chance.uniform(*_PARTS))
     high = round(original.height * chance.uniform(*_PARTS))
     x, y = chance.randint(0, original.width - wide), chance.randint(0, original.height - high)

@@ -295,15 +295,15 @@ def parse_fault(text: str) -> Fault:
         fields = read_json(text, _MAX_TEXT)
     except ValueError as error:
         raise ValueError(f"a fault must be a JSON object: {error}") from error
-    if not isinstance(fields, dict) or fields.get("fault") not in _KINDS:
+    kind = _KINDS.get(str(fields.pop("fault", ""))) if isinstance(fields, dict) else None
+    if kind is None:
         raise ValueError(f'a fault needs a field "fault" that is one of: {", ".join(_KINDS)}')
-    kind = _KINDS[fields.pop("fault")]
     types = get_type_hints(kind)
     for name, value in fields.items():
         wanted = types.get(name)
         if wanted is None:
             raise ValueError(f"{kind.__name__} has no field {name!r}; it has: {', '.join(types)}")
-        if wanted is float and isinstance(value, int):
+        if wanted is float and isinstance(value, int) and abs(value) < 1 << 63:
             fields[name] = float(value)
         elif not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
             raise ValueError(f"{kind.__name__}.{name} must be of type {wanted.__name__}, not {value!r}")

@@ -95,7 +95,7 @@ def decode_report(line: bytes) -> TaskReport | None:
             over=bool(fields.get("over", False)),
             must_leave=bool(fields.get("must_leave", False)),
         )
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
 
 

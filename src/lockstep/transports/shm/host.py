@@ -36,7 +36,10 @@ _TYPES: Final = {"str": str, "int": int}
 def unpack_place(address: bytes) -> HostPlace:
     """What ``pack`` packed; ValueError for anything else."""
     content = read_json(address)
-    place = HostPlace(**content) if isinstance(content, dict) else None
+    try:
+        place = HostPlace(**content) if isinstance(content, dict) else None
+    except TypeError:
+        place = None  # other names, or not all of them
     if place is None or any(type(getattr(place, each.name)) is not _TYPES[str(each.type)] for each in fields(place)):
         raise ValueError("this is not the address of a task on this host")
     return place

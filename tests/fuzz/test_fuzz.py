@@ -1,0 +1,115 @@
+"""A short run of ``make fuzz``, with inputs that are the same every time, and what the long runs have found."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from fuzz.__main__ import every_target
+from fuzz.engine import Target, fuzz, input_of
+from fuzz.live import attack
+
+SEED = 1
+INPUTS = 300
+
+
+@pytest.fixture(scope="module")
+def targets() -> Iterator[dict[str, Target]]:
+    with contextlib.ExitStack() as stack:
+        yield {target.name: target for target in every_target(stack)}
+
+
+OPEN = {"trace merge"}
+"""Targets with a known defect: their test must fail until it is mended, and then leaves this list."""
+
+
+def _names() -> list[object]:
+    with contextlib.ExitStack() as stack:
+        names = [target.name for target in every_target(stack)]
+    return [pytest.param(name, marks=[pytest.mark.xfail(strict=True)] if name in OPEN else []) for name in names]
+
+
+@pytest.mark.parametrize("name", _names())
+def test_mutated_inputs_give_documented_errors_only(name: str, targets: dict[str, Target]) -> None:
+    done = fuzz(targets[name], SEED, inputs=INPUTS)
+    assert not done.defects, "\n".join(map(str, done.defects))
+    assert done.inputs == INPUTS
+
+
+DEEP = b"[" * 5000
+FOUND = [
+    ("monitor: report of its task", DEEP),
+    ("monitor: report of its task", b'{"phase":"","task_address":"","incarnation":"1","job":"0","exit_code":Infinity}'),
+    ("planted faults", b'{"fault":"Die","task":' + b"[" * 990),
+    ("planted faults", b'{"fault":[[]]}'),
+    ("shm: address", b'{"": ""}'),
+    ("variables of launchers", b"SLURM_PROCID=1 SLURM_NTASKS=4 SLURM_STEP_NODELIST=n SLURM_JOB_ID=\x80"),
+]
+
+
+@pytest.mark.parametrize(("name", "data"), FOUND)
+def test_what_was_found_once_is_not_found_again(name: str, data: bytes, targets: dict[str, Target]) -> None:
+    with contextlib.suppress(*targets[name].documented):
+        targets[name].parse(data)
+
+
+def _target(parse: object) -> Target:
+    assert callable(parse)
+    return Target("broken", parse, [b"seed"], (ValueError,))
+
+
+def _raise(data: bytes) -> None:
+    if b"\xff" in data:
+        raise KeyError("x")
+    raise ValueError("documented")
+
+
+def _keep(data: bytes, kept: list[bytearray] = []) -> None:  # noqa: B006 - that is the leak
+    kept.append(bytearray(b"x") * (1 << 18))
+
+
+def _take(data: bytes, calls: list[int] = []) -> None:  # noqa: B006 - it counts
+    calls.append(1)
+    if len(calls) == 100:
+        bytearray(b"x") * (1 << 30)
+
+
+def test_an_undocumented_exception_is_found_with_a_small_input() -> None:
+    (defect,) = fuzz(_target(_raise), SEED, inputs=2000).defects
+    assert defect.what.startswith("KeyError at")
+    assert defect.data == b"\xff"
+
+
+@pytest.mark.parametrize(("parse", "what"), [(_keep, "memory that stays"), (_take, "memory at its peak")])
+def test_memory_that_grows_is_found(parse: object, what: str) -> None:
+    assert fuzz(_target(parse), SEED, inputs=600).defects[0].what.startswith(what)
+
+
+def test_a_crash_is_found_with_its_input() -> None:
+    def crash(data: bytes) -> None:
+        if data != b"seed":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    (defect,) = fuzz(_target(crash), SEED, inputs=50).defects
+    assert defect.what == "crash: SIGKILL"
+    assert defect.data == input_of(_target(crash), SEED, defect.number) != b"seed"
+
+
+def test_a_hang_is_found_with_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fuzz.engine.INPUT_SECONDS", 0.2)
+    monkeypatch.setattr("fuzz.engine._SHRINK_SECONDS", 0.2)
+    (defect,) = fuzz(_target(lambda data: time.sleep(0 if data == b"seed" else 60)), SEED, inputs=50).defects
+    assert defect.what.startswith("hang")
+    assert defect.data != b"seed"
+
+
+@pytest.mark.timed
+def test_a_job_under_attack_at_all_its_sockets_finishes_its_steps() -> None:
+    said: list[str] = []
+    assert attack(SEED, 4.0, said.append) == []
+    assert "connections to" in said[0]

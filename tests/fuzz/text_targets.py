@@ -1,0 +1,63 @@
+"""Parsers of what people and launchers write: flags, host lists, names, variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from fuzz.engine import Target
+from lockstep.benchmark.settings.schedules import BadSchedule, parse_piecewise
+from lockstep.cli.flags import parse_bench, parse_doctor
+from lockstep.errors import BadInput, HelpAsked
+from lockstep.library.launcher import launched_by
+from lockstep.protocol.core.faults import Die, parse_faults, to_text
+from lockstep.protocol.core.ids import TaskId, worker
+from lockstep.protocol.core.keys import TensorKey
+from lockstep.transports.control.addresses import AddressError, parse_address, parse_bind
+
+_HOSTS = "--ps_hosts=10.0.0.1:20000 --worker_hosts=10.0.0.2:20000,[::1]:20001,node3:20000"
+_LINES = (
+    f"{_HOSTS} --job_name=worker --task_index=1 --model=resnet50 --batch_size=64 --device=cpu",
+    f"{_HOSTS} --job_name=ps --task_index=0 --server_protocol=grpc+shm --variable_update=parameter_server",
+    "--ps=1 --workers=2 --model=lenet --num_batches=10 --optimizer=momentum --init_learning_rate=0.02",
+    "--model=alexnet --piecewise_learning_rate_schedule=0.1;30;0.01 --weight_decay=1e-4 --nodistortions",
+)
+_VARIABLES = (
+    "RANK=1 WORLD_SIZE=4 MASTER_ADDR=node0 MASTER_PORT=29500",
+    "SLURM_PROCID=1 SLURM_NTASKS=4 SLURM_STEP_NODELIST=node[01-03,7],b1 SLURM_JOB_ID=7 SLURM_STEP_ID=0",
+    "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 PMIX_HOSTNAME=a MASTER_ADDR=a MASTER_PORT=1",
+)
+
+
+def _text(data: bytes) -> str:
+    """As Python has the words of a command line: what is not UTF-8 becomes lone surrogates."""
+    return data.decode(errors="surrogateescape")
+
+
+LIMIT = 512
+"""Of a command line, or of a variable: for each word that is no flag, similar ones are looked for."""
+
+
+def text_targets() -> Iterator[Target]:
+    lines = [line.encode() for line in _LINES]
+    spoken = (BadInput, HelpAsked)
+    yield _target("flags of bench", lambda text: parse_bench(text.split(" "), {}), lines, *spoken)
+    yield _target("flags of doctor", lambda text: parse_doctor(text.split(" ")), lines[:2], *spoken)
+    hosts = [b"10.0.0.1:20000", b"[fe80::1%eth0]:1", b"node-3.example:65535"]
+    yield _target("address", parse_address, hosts, AddressError)
+    yield _target("address to bind", lambda text: parse_bind(text, 1), [*hosts, b"0.0.0.0", b"[::]"], AddressError)
+    yield _target("task name", TaskId.parse, [b"/job:ps/replica:0/task:12"], ValueError)
+    key = str(TensorKey(worker(0), 1, worker(1), "gradient/bucket_0")).encode()
+    yield _target("tensor key", TensorKey.parse, [key], ValueError)
+    fault = to_text(Die(str(worker(1)), 3)).encode()
+    yield _target("planted faults", parse_faults, [fault, fault + b"\n" + fault], ValueError)
+    yield _target("learning rates", parse_piecewise, [b"0.1;30;0.01;60;0.001"], BadSchedule)
+    yield _target("variables of launchers", _launched, [line.encode() for line in _VARIABLES], BadInput)
+
+
+def _target(name: str, parse: Callable[[str], object], seeds: list[bytes], *documented: type[BaseException]) -> Target:
+    return Target(name, lambda data: parse(_text(data)), seeds, documented, LIMIT)
+
+
+def _launched(text: str) -> None:
+    pairs = [word.partition("=") for word in text.split(" ")]
+    launched_by({name: value for name, _, value in pairs})

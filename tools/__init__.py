@@ -1,0 +1,1 @@
+"""What maintains the repository; nothing here is installed."""

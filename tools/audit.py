@@ -1,0 +1,138 @@
+"""The part of ``make audit`` that needs no network: what the sources must not contain, and whether every dependency is
+used, pinned and locked. Prints one line per finding.
+
+  python -m tools.audit
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tools.lock import constraints, locked
+
+ROOT: Final = Path(__file__).parents[1]
+SOURCES: Final = ROOT / "src"
+
+FORBIDDEN_CALLS: Final = {
+    *("eval", "exec", "compile", "__import__"),
+    *("os.system", "os.popen", "tempfile.mktemp", "torch.load", "yaml.load"),
+}
+FORBIDDEN_MODULES: Final = {"dill", "marshal", "pickle", "shelve", "yaml"}
+ALLOWED_MODULES: Final = {"lockstep/benchmark/data/cifar.py": {"pickle"}}
+"""CIFAR-10 is published as pickles; that module reads plain values only and refuses every name."""
+FORBIDDEN_ARGUMENTS: Final = {"shell", "allow_pickle"}
+"""Arguments that nobody may set to anything but False."""
+
+IMPORTED_AS: Final = {
+    "google-crc32c": "google_crc32c",
+    "grpcio": "grpc",
+    "grpcio-tools": "grpc_tools",
+    "opencv-python-headless": "cv2",
+    "pillow": "PIL",
+    "protobuf": "google.protobuf",
+}
+NOT_IMPORTED: Final = {
+    "mypy": "make types",
+    "nixl-cu12": "loaded by transports/ucx/agent.py, whichever of the two is there",
+    "nixl-cu13": "the same for CUDA 13",
+    "py-spy": "a program that the monitor starts",
+    "pytest-timeout": "a plugin of pytest",
+    "pytest-xdist": "a plugin of pytest",
+    "ruff": "make lint",
+    "setuptools": "builds the package",
+    "types-psutil": "read by mypy",
+}
+
+
+def main() -> int:
+    found = [*code_findings(SOURCES), *dependency_findings()]
+    for line in found:
+        print(line)
+    print(f"{len(found)} finding(s) in the sources and the dependencies")
+    return 1 if found else 0
+
+
+def code_findings(sources: Path) -> list[str]:
+    """Calls and imports with which data would become code, by file and line."""
+    return [
+        f"{file.relative_to(sources)}:{line}: {what}"
+        for file in sorted(sources.rglob("*.py"))
+        for line, what in _forbidden(
+            ast.parse(file.read_text()), ALLOWED_MODULES.get(str(file.relative_to(sources)), set())
+        )
+    ]
+
+
+def _forbidden(tree: ast.AST, allowed: set[str]) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            for name in names:
+                if name.split(".")[0] in FORBIDDEN_MODULES - allowed:
+                    yield node.lineno, f"imports {name}"
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in FORBIDDEN_CALLS:
+                yield node.lineno, f"calls {called}"
+            for keyword in node.keywords:
+                harmless = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+                if keyword.arg in FORBIDDEN_ARGUMENTS and not harmless:
+                    yield node.lineno, f"calls {called} with {keyword.arg}={ast.unparse(keyword.value)}"
+
+
+def dependency_findings() -> list[str]:
+    """Dependencies that nothing imports, and those that constraints.txt or locks/ do not agree about."""
+    asked = dependencies()
+    imported = _imported()
+    found = [
+        f"pyproject.toml: nothing imports {name}; remove it, or say in tools/audit.py what uses it"
+        for name in sorted(asked - NOT_IMPORTED.keys())
+        if IMPORTED_AS.get(name, name.replace("-", "_")) not in imported
+    ]
+    pins = constraints()
+    have = locked("packages") | locked("torch")
+    found += [f"locks: {name} is missing; run 'make lock'" for name in sorted(asked - have.keys() - {"nixl-cu13"})]
+    found += [
+        f"locks: {name} is {version}, but {pins.get(name, 'nothing')} in constraints.txt; run 'make lock'"
+        for name, version in have.items()
+        if pins.get(name) != version
+    ]
+    return found
+
+
+def dependencies() -> set[str]:
+    """Every distribution that pyproject.toml names, other than this one."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    names = {re.split(r"[^\w.-]", line)[0].lower().replace("_", "-") for line in lines}
+    return names - {project["name"]}
+
+
+def _imported() -> set[str]:
+    """Every module that any file imports or names, with the packages it is in."""
+    found: set[str] = set()
+    for folder in ("src", "tests", "bench", "examples"):
+        for file in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.Import):
+                    names = [alias.name for alias in node.names]
+                elif isinstance(node, ast.ImportFrom) and node.module:
+                    names = [f"{node.module}.{alias.name}" for alias in node.names]
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value:
+                    names = [node.value]  # importorskip, or python -m
+                else:
+                    continue
+                for name in names:
+                    parts = name.split(".")
+                    found.update(".".join(parts[:length]) for length in range(1, len(parts) + 1))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
