@@ -126,6 +126,8 @@ class LinkView:
     """TCP segments that arrived from the peer's host meanwhile, old or new."""
     retransmits: int = 0
     """How often the kernel has sent one segment again without progress, on the worst connection with that host."""
+    resent: int = 0
+    """How often it did so while the counters were watched."""
     stuck: int = 0
     """Bytes that wait on that connection."""
     path_mtu: int = 0
@@ -518,6 +520,7 @@ def _link(one: Mapping[str, Any]) -> LinkView:
         waiting=_whole(kernel.get("waiting")),
         segments_in=_whole(kernel.get("segments_in")),
         retransmits=_whole(kernel.get("retransmits")),
+        resent=_whole(kernel.get("resent")),
         stuck=_whole(kernel.get("stuck")),
         path_mtu=_whole(kernel.get("path_mtu")),
     )

@@ -103,8 +103,13 @@ STACK_AFTER_SECONDS: Final = 0.5
 """A training thread that has been doing the same for this long has its stack taken with each look."""
 LOOP_SECONDS: Final = 1.0
 """What the stacks of at least this long have in common is where a thread is, and not where it was by chance."""
+KERNEL_LOOKS: Final = 10
+"""How many readings of those counters are kept."""
 KERNEL_SECONDS: Final = 0.3
 """How often the kernel's counters of a connection are read, at most, while something is stuck."""
+CHANGED_SECONDS: Final = 4.5
+"""For how long a verdict that differs from the one before must be found: longer than the kernel's counters reach back,
+or the seconds in which a link heals would look like another fault."""
 WATCHED_SECONDS: Final = 1.5
 """The kernel's counters prove that nothing came only if they were watched this long: a heartbeat was due."""
 STUCK_SECONDS: Final = 2.0
@@ -348,6 +353,10 @@ def _evidence() -> _Rules:
         (
             "a heartbeat falls into the time for which the kernel is watched",
             HEARTBEAT_SECONDS + max(TICK_SECONDS, KERNEL_SECONDS) <= WATCHED_SECONDS,
+        ),
+        (
+            "a verdict is not changed by counters from before a link healed",
+            CHANGED_SECONDS > KERNEL_LOOKS * TICK_SECONDS,
         ),
         ("the kernel is watched long enough within the watchdog's patience", WATCHED_SECONDS < PATIENCE_SECONDS),
         ("a stuck thread is proven when its wait is reported", STUCK_SECONDS <= NOTICE_SECONDS),

@@ -19,7 +19,7 @@ from typing import Protocol
 from lockstep.protocol.core.activity import TRAINING, Doing, InputWait
 from lockstep.protocol.core.ids import Role, Step, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
-from lockstep.protocol.core.timing import CPU_WINDOW_SECONDS, KERNEL_SECONDS, STACK_AFTER_SECONDS
+from lockstep.protocol.core.timing import CPU_WINDOW_SECONDS, KERNEL_LOOKS, KERNEL_SECONDS, STACK_AFTER_SECONDS
 from lockstep.runtime.task.peers import PeerKeeper
 from lockstep.runtime.watch.kernel_tcp import Counted, count_by_host
 from lockstep.runtime.watch.stacks import Dwelling
@@ -125,7 +125,7 @@ class Sampler:
     def __init__(self, node: Sampled, now: float) -> None:
         self._node = node
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES_KEPT)
-        self._kernel: deque[tuple[float, dict[str, Counted]]] = deque(maxlen=10)
+        self._kernel: deque[tuple[float, dict[str, Counted]]] = deque(maxlen=KERNEL_LOOKS)
         self._kernel_at = 0.0
         self._seen = 0
         self._written = -1
@@ -219,6 +219,7 @@ class Sampler:
             "segments_in": max(0, now.segments_in - before.segments_in),
             "acknowledged": max(0, now.acknowledged - before.acknowledged),
             "retransmits": now.retransmits,
+            "resent": max(0, now.retransmits - before.retransmits),
             "stuck": now.stuck,
             "path_mtu": now.path_mtu,
         }
