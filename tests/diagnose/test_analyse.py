@@ -430,8 +430,7 @@ def test_large_packets_are_not_blamed_where_the_link_is_only_slow_or_all_packets
 
 
 def test_large_packets_are_not_blamed_while_a_cut_heals_nor_where_only_acknowledgements_are_lost() -> None:
-    healing, one_way = large_packets_lost(), large_packets_lost()
-    healing.link(W1, PS0)["kernel"]["resent"] = 0
-    assert verdict_of(analyse(healing.evidence())).cause is Cause.SLOW_LINK
-    one_way.link(W1, PS0)["kernel"]["segments_in"] = 0
-    assert verdict_of(analyse(one_way.evidence())).cause is Cause.SLOW_LINK
+    for one, other, changed in ((W1, PS0, {"resent": 0}), (PS0, W1, {"quiet": 2.3}), (W1, PS0, {"segments_in": 0})):
+        cluster = large_packets_lost()
+        cluster.link(one, other)["kernel"].update(changed)
+        assert verdict_of(analyse(cluster.evidence())).cause is not Cause.LINK_DOWN, changed

@@ -12,7 +12,13 @@ from lockstep.diagnose.evidence import has_come, is_worker
 from lockstep.diagnose.views import LinkView, MovingView, TaskView
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.journal import Happening
-from lockstep.protocol.core.timing import SENT_SECONDS, STUCK_SECONDS, UNHEARD_SECONDS, WATCHED_SECONDS
+from lockstep.protocol.core.timing import (
+    HEARTBEAT_SECONDS,
+    SENT_SECONDS,
+    STUCK_SECONDS,
+    UNHEARD_SECONDS,
+    WATCHED_SECONDS,
+)
 from lockstep.protocol.core.waits import WaitKind
 
 _BOOKS_APART = 0.5
@@ -147,7 +153,8 @@ def _goes_out_in_vain(end: LinkView) -> bool:
 
 
 def _small_ones_pass(end: LinkView) -> bool:
-    return end.segments_in > 0 and end.watched >= WATCHED_SECONDS
+    """All the time: a link that was cut until a moment ago does not look like this."""
+    return end.segments_in > 0 and end.watched >= WATCHED_SECONDS and end.quiet < 2 * HEARTBEAT_SECONDS
 
 
 def slow_link(case: WaitCase) -> Proof | None:

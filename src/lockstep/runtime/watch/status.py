@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -217,6 +217,7 @@ class Sampler:
             "watched": ended - began,
             "waiting": now.waiting,
             "segments_in": max(0, now.segments_in - before.segments_in),
+            "quiet": longest_quiet([(at, counted.get(host, Counted()).segments_in) for at, counted in self._kernel]),
             "acknowledged": max(0, now.acknowledged - before.acknowledged),
             "retransmits": now.retransmits,
             "resent": max(0, now.retransmits - before.retransmits),
@@ -246,3 +247,13 @@ class Sampler:
         if len(steps) < STEPS_TO_KNOW:
             return first
         return max(floor, 1.5 * steps[int(0.9 * (len(steps) - 1))] + 0.5)
+
+
+def longest_quiet(looks: Sequence[tuple[float, int]]) -> float:
+    """The longest time in which no segment came, of looks at the clock and at the number of segments so far."""
+    (since, count), longest = looks[0], 0.0
+    for at, segments in looks:
+        longest = max(longest, at - since)
+        if segments != count:
+            since, count = at, segments
+    return longest
