@@ -30,7 +30,7 @@ test-slow: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist=worksteal -m 'slow and not rdma and not alone'
 	$(BIN)/python -m pytest -q -m 'slow and not rdma and alone'
 
-# Every drill, with and without sentences; then a rough run in which nothing may be said.
+# Every drill, one per cause without sentences; then rough runs in which nothing may be said.
 test-drills: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 -m 'drill and not alone' tests/drill
 	$(BIN)/python -m pytest -q -m 'drill and alone' tests/drill

@@ -327,7 +327,7 @@ def slow_link() -> Cluster:
 
 def large_packets_lost() -> Cluster:
     cluster = slow_link()
-    cluster.link(W1, PS0)["kernel"].update(retransmits=4, stuck=900_000, path_mtu=1500)
+    cluster.link(W1, PS0)["kernel"].update(retransmits=4, resent=1, stuck=900_000, path_mtu=1500)
     return cluster
 
 

@@ -427,3 +427,10 @@ def test_large_packets_are_not_blamed_where_the_link_is_only_slow_or_all_packets
     cut.both_unheard(PS0, W1)
     cut.link(PS0, W1)["kernel"]["segments_in"] = 0
     assert verdict_of(analyse(cut.evidence())).cause is Cause.ONE_WAY_LINK
+
+
+def test_large_packets_are_not_blamed_while_a_cut_heals_nor_where_only_acknowledgements_are_lost() -> None:
+    for one, other, changed in ((W1, PS0, {"resent": 0}), (PS0, W1, {"quiet": 2.3}), (W1, PS0, {"segments_in": 0})):
+        cluster = large_packets_lost()
+        cluster.link(one, other)["kernel"].update(changed)
+        assert verdict_of(analyse(cluster.evidence())).cause is not Cause.LINK_DOWN, changed

@@ -12,7 +12,13 @@ from lockstep.diagnose.evidence import has_come, is_worker
 from lockstep.diagnose.views import LinkView, MovingView, TaskView
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.journal import Happening
-from lockstep.protocol.core.timing import SENT_SECONDS, STUCK_SECONDS, UNHEARD_SECONDS, WATCHED_SECONDS
+from lockstep.protocol.core.timing import (
+    HEARTBEAT_SECONDS,
+    SENT_SECONDS,
+    STUCK_SECONDS,
+    UNHEARD_SECONDS,
+    WATCHED_SECONDS,
+)
 from lockstep.protocol.core.waits import WaitKind
 
 _BOOKS_APART = 0.5
@@ -131,7 +137,7 @@ def large_packets_lost(case: WaitCase) -> Proof | None:
     if mine is None or theirs is None or not (mine.up and theirs.up and case.nobody_is_stuck()):
         return None
     for speaker, listener, out, back in ((case.on, case.waiter, theirs, mine), (case.waiter, case.on, mine, theirs)):
-        if _goes_out_in_vain(out) and back.segments_in > 0 and back.watched >= WATCHED_SECONDS:
+        if _goes_out_in_vain(out) and _small_ones_pass(out) and _small_ones_pass(back):
             said = (
                 phrases.sent_again(speaker, out.stuck, out.retransmits, out.path_mtu),
                 phrases.small_packets_arrive(listener, back.segments_in, back.watched),
@@ -142,7 +148,13 @@ def large_packets_lost(case: WaitCase) -> Proof | None:
 
 
 def _goes_out_in_vain(end: LinkView) -> bool:
-    return end.retransmits >= IN_VAIN and end.stuck >= HELD_BACK
+    """Its kernel still tries: after a cut that has healed it waits for seconds before it tries again, and succeeds."""
+    return end.retransmits >= IN_VAIN and end.resent > 0 and end.stuck >= HELD_BACK
+
+
+def _small_ones_pass(end: LinkView) -> bool:
+    """All the time: a link that was cut until a moment ago does not look like this."""
+    return end.segments_in > 0 and end.watched >= WATCHED_SECONDS and end.quiet < 2 * HEARTBEAT_SECONDS
 
 
 def slow_link(case: WaitCase) -> Proof | None:

@@ -128,8 +128,12 @@ class LinkView:
     """Bytes that this end's kernel holds because the other has not acknowledged them."""
     segments_in: int = 0
     """TCP segments that arrived from the peer's host meanwhile, old or new."""
+    quiet: float = 0.0
+    """The longest time meanwhile in which none came."""
     retransmits: int = 0
     """How often the kernel has sent one segment again without progress, on the worst connection with that host."""
+    resent: int = 0
+    """How often it did so while the counters were watched."""
     stuck: int = 0
     """Bytes that wait on that connection."""
     path_mtu: int = 0
@@ -522,7 +526,9 @@ def _link(one: Mapping[str, Any]) -> LinkView:
         watched=_number(kernel.get("watched")),
         waiting=_whole(kernel.get("waiting")),
         segments_in=_whole(kernel.get("segments_in")),
+        quiet=_number(kernel.get("quiet")),
         retransmits=_whole(kernel.get("retransmits")),
+        resent=_whole(kernel.get("resent")),
         stuck=_whole(kernel.get("stuck")),
         path_mtu=_whole(kernel.get("path_mtu")),
     )

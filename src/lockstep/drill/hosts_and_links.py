@@ -5,7 +5,7 @@ from __future__ import annotations
 from lockstep.drill.model import PS0, PS1, W0, W1, Drill, Surroundings
 from lockstep.protocol.core.causes import Cause
 
-_STEPS = 400
+_STEPS = 250
 """Enough for the fault to strike, and to end soon after it has healed."""
 _BRIEF = 1.0
 """Seconds: less than the shortest wait that is ever reported."""

@@ -48,8 +48,8 @@ def test_a_verdict_that_differs_from_the_one_before_must_last_as_a_healing_link_
     assert episode.verdict_holds(4.0, Cause.LINK_DOWN, PAIR)
     assert not episode.verdict_holds(5.0, Cause.ONE_WAY_LINK, PAIR)
     assert episode.verdict_holds(5.5, Cause.LINK_DOWN, PAIR)
-    assert not episode.verdict_holds(6.0, Cause.ONE_WAY_LINK, PAIR)
-    assert episode.verdict_holds(7.0, Cause.ONE_WAY_LINK, PAIR)
+    assert not episode.verdict_holds(8.0, Cause.ONE_WAY_LINK, PAIR)
+    assert episode.verdict_holds(9.5, Cause.ONE_WAY_LINK, PAIR)
 
 
 def test_a_death_after_another_verdict_is_named_at_once() -> None:

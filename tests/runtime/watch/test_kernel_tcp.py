@@ -17,6 +17,7 @@ from lockstep.diagnose.collect import is_absent
 from lockstep.drill.hosts import PACKETS, HostNetwork, set_firewall, why_not
 from lockstep.protocol.core.reach import Reach
 from lockstep.runtime.watch.kernel_tcp import Counted, count_by_host
+from lockstep.runtime.watch.status import longest_quiet
 from lockstep.transports.control.tcp_probe import probe
 
 ONE, TWO = "10.78.0.1", "10.78.0.2"
@@ -108,3 +109,10 @@ def test_a_firewall_that_resets_connections_looks_like_a_refusal(network: HostNe
         here.send(b"beat")
         with pytest.raises(ConnectionResetError):
             here.recv(1)
+
+
+def test_the_longest_time_without_a_segment_is_counted_also_at_the_ends() -> None:
+    assert longest_quiet([(0.0, 5)]) == 0.0
+    assert longest_quiet([(0.0, 5), (0.4, 6), (0.8, 7)]) == 0.4
+    assert longest_quiet([(0.0, 5), (2.4, 5), (2.8, 6)]) == 2.8
+    assert longest_quiet([(0.0, 5), (0.4, 6), (1.4, 6), (3.0, 6)]) == 2.6

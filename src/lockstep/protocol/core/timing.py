@@ -103,8 +103,13 @@ STACK_AFTER_SECONDS: Final = 0.5
 """A training thread that has been doing the same for this long has its stack taken with each look."""
 LOOP_SECONDS: Final = 1.0
 """What the stacks of at least this long have in common is where a thread is, and not where it was by chance."""
+KERNEL_LOOKS: Final = 10
+"""How many readings of those counters are kept."""
 KERNEL_SECONDS: Final = 0.3
 """How often the kernel's counters of a connection are read, at most, while something is stuck."""
+CHANGED_SECONDS: Final = 4.5
+"""For how long a verdict that differs from the one before must be found: longer than the kernel's counters reach back,
+or the seconds in which a link heals would look like another fault."""
 WATCHED_SECONDS: Final = 1.5
 """The kernel's counters prove that nothing came only if they were watched this long: a heartbeat was due."""
 STUCK_SECONDS: Final = 2.0
@@ -183,9 +188,9 @@ OVERSTAY_SECONDS: Final = 8.0
 """How long after a worker has reported a failed job its monitor waits before it ends the worker by force."""
 MUTE_SECONDS: Final = 5.0
 """After this long without a sign of life from its task, a monitor asks whether the others have left."""
-OTHERS_GONE_SECONDS: Final = 2.0
+OTHERS_GONE_SECONDS: Final = 1.5
 """How long all others must have been gone before a monitor ends a task without a sign of life."""
-TASKS_LEAVE_SECONDS: Final = 8.0
+TASKS_LEAVE_SECONDS: Final = 12.0
 """How long tasks may take to leave after a verdict that ends the job; drills require it."""
 SIGNAL_WINDOW_SECONDS: Final = 5.0
 """How long after one task's signal the coordinator's task may still receive it, if it is meant for the whole job."""
@@ -349,6 +354,7 @@ def _evidence() -> _Rules:
             "a heartbeat falls into the time for which the kernel is watched",
             HEARTBEAT_SECONDS + max(TICK_SECONDS, KERNEL_SECONDS) <= WATCHED_SECONDS,
         ),
+        ("a verdict does not change by old counters", CHANGED_SECONDS > KERNEL_LOOKS * TICK_SECONDS),
         ("the kernel is watched long enough within the watchdog's patience", WATCHED_SECONDS < PATIENCE_SECONDS),
         ("a stuck thread is proven when its wait is reported", STUCK_SECONDS <= NOTICE_SECONDS),
         (
@@ -436,6 +442,10 @@ def _leaving() -> _Rules:
         ("a monitor waits until a worker has forced its own end", OVERSTAY_SECONDS > FORCE_SECONDS + SETTLE_SECONDS),
         ("a task that is started again at once is not called gone", OTHERS_GONE_SECONDS > HEARTBEAT_SECONDS),
         ("a mute task is ended as soon as one in a device call", MUTE_SECONDS + OTHERS_GONE_SECONDS < GIVE_UP_SECONDS),
+        (
+            "a monitor ends a mute task before a drill gives up on it",
+            LEAVE_SECONDS + SETTLE_SECONDS + OTHERS_GONE_SECONDS + ASK_SECONDS < TASKS_LEAVE_SECONDS,
+        ),
         ("a task that gives signs of life is not called mute", MUTE_SECONDS > 4 * TICK_SECONDS),
         ("a training thread that looks for proof is not given up", longest_proof < GIVE_UP_SECONDS),
         (

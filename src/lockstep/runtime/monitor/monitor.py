@@ -112,7 +112,8 @@ class _Monitor:
             exit_code = self._watch_lives()
             number = self._observer.ended(exit_code)
             self._say_why(exit_code)
-            quiet = exit_code == 0 or self._stopping.signum is not None or bool(self._record.report.leaving)
+            # After a forced end nobody is left to ask how it ended.
+            quiet = exit_code == 0 or self._by_monitor or bool(self._record.report.leaving)
             linger(self._record, number, quiet, self._spec.linger_seconds, self._inbox)
         finally:
             self._leave_nothing()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.endings import ENDS, Ends
-from lockstep.protocol.core.timing import WATCHED_SECONDS
+from lockstep.protocol.core.timing import CHANGED_SECONDS
 
 NOTICE_AGAIN_SECONDS = 10.0
 """How long until a notice is repeated; then twice as long, and so on."""
@@ -45,7 +45,7 @@ class Episode:
             self._verdict = found
         elif self._change != found:
             self._change, self._change_at = found, now
-        elif now - self._change_at >= WATCHED_SECONDS:
+        elif now - self._change_at >= CHANGED_SECONDS:
             self._verdict = found
         return self._verdict == found
 

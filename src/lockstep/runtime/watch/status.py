@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,7 +19,7 @@ from typing import Protocol
 from lockstep.protocol.core.activity import TRAINING, Doing, InputWait
 from lockstep.protocol.core.ids import Role, Step, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
-from lockstep.protocol.core.timing import CPU_WINDOW_SECONDS, KERNEL_SECONDS, STACK_AFTER_SECONDS
+from lockstep.protocol.core.timing import CPU_WINDOW_SECONDS, KERNEL_LOOKS, KERNEL_SECONDS, STACK_AFTER_SECONDS
 from lockstep.runtime.task.peers import PeerKeeper
 from lockstep.runtime.watch.kernel_tcp import Counted, count_by_host
 from lockstep.runtime.watch.stacks import Dwelling
@@ -125,7 +125,7 @@ class Sampler:
     def __init__(self, node: Sampled, now: float) -> None:
         self._node = node
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES_KEPT)
-        self._kernel: deque[tuple[float, dict[str, Counted]]] = deque(maxlen=10)
+        self._kernel: deque[tuple[float, dict[str, Counted]]] = deque(maxlen=KERNEL_LOOKS)
         self._kernel_at = 0.0
         self._seen = 0
         self._written = -1
@@ -217,8 +217,10 @@ class Sampler:
             "watched": ended - began,
             "waiting": now.waiting,
             "segments_in": max(0, now.segments_in - before.segments_in),
+            "quiet": longest_quiet([(at, counted.get(host, Counted()).segments_in) for at, counted in self._kernel]),
             "acknowledged": max(0, now.acknowledged - before.acknowledged),
             "retransmits": now.retransmits,
+            "resent": max(0, now.retransmits - before.retransmits),
             "stuck": now.stuck,
             "path_mtu": now.path_mtu,
         }
@@ -245,3 +247,13 @@ class Sampler:
         if len(steps) < STEPS_TO_KNOW:
             return first
         return max(floor, 1.5 * steps[int(0.9 * (len(steps) - 1))] + 0.5)
+
+
+def longest_quiet(looks: Sequence[tuple[float, int]]) -> float:
+    """The longest time in which no segment came, of looks at the clock and at the number of segments so far."""
+    (since, count), longest = looks[0], 0.0
+    for at, segments in looks:
+        longest = max(longest, at - since)
+        if segments != count:
+            since, count = at, segments
+    return longest
