@@ -87,8 +87,13 @@ def open_plain_channel(address: str) -> grpc.Channel:
     return plain_channel_to(address, _client_options(MAX_FRAME_BYTES))
 
 
+def is_plain(address: str) -> bool:
+    """Whether this published address is that of a port without TLS."""
+    return address.startswith(PLAIN)
+
+
 def open_data_channel(address: str) -> grpc.Channel:
     """A channel for a data stream to the address that its acceptor has published."""
-    if address.startswith(PLAIN):
+    if is_plain(address):
         return open_plain_channel(address.removeprefix(PLAIN))
     return channel_to(address, _client_options(MAX_FRAME_BYTES))
