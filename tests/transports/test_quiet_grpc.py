@@ -50,3 +50,36 @@ def test_nothing_else_imports_grpc() -> None:
         if any(line.strip().startswith(("import grpc", "from grpc")) for line in file.read_text().splitlines())
     }
     assert importing == {"transports/quiet_grpc.py"}
+
+
+STRANGERS = """
+import gc, socket, ssl
+from lockstep.transports.control.channels import open_plain_channel
+from lockstep.transports.control.server import ControlServer
+
+anonymous = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+anonymous.check_hostname, anonymous.verify_mode = False, ssl.CERT_NONE
+for _ in range(3):
+    server = ControlServer("127.0.0.1", 0, threads=2)
+    server.start()
+    place = ("127.0.0.1", server.port)
+    for hello in (b"GET / HTTP/1.0\\r\\n\\r\\n", b"\\x16\\x03\\x01\\xff\\xff" + bytes(100), b""):
+        with socket.create_connection(place, 5) as line:
+            line.sendall(hello)
+            line.shutdown(socket.SHUT_WR)
+            while line.recv(4096):
+                pass
+    with socket.create_connection(place, 5) as line, anonymous.wrap_socket(line) as shaken:
+        try:
+            shaken.recv(4096)
+        except OSError:
+            pass
+    server.stop(0.1)
+    del server
+    gc.collect()
+"""
+
+
+def test_strangers_at_a_port_make_grpc_print_nothing() -> None:
+    ended = run(STRANGERS)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

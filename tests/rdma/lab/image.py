@@ -29,6 +29,7 @@ DEBIAN_PACKAGES: Final = (
 )
 PYTHON_PACKAGES: Final = (
     "torch",
+    "cryptography",
     "grpcio",
     "google-crc32c",
     "protobuf",

@@ -29,7 +29,9 @@ WHOLE_WIRE: Final = "tc qdisc change dev eth0 root netem loss 0% corrupt 0% rate
 """Each fault by its name: one that a change does not mention stays."""
 LET_ALL_IN: Final = "tc filter del dev eth0 ingress"
 _MEND: Final = f"{WHOLE_WIRE}; {LET_ALL_IN}; tc filter del dev eth0 egress; ip link set eth0 up; true"
-ENVIRONMENT: Final = "export PYTHONPATH=/lab/tree/src:/lab/tree/tests:/lab/packages OMP_NUM_THREADS=1; "
+ENVIRONMENT: Final = (
+    "export PYTHONPATH=/lab/tree/src:/lab/tree/tests:/lab/packages OMP_NUM_THREADS=1 LOCKSTEP_KEY_FILE=/lab/key; "
+)
 LOCKSTEP: Final = ENVIRONMENT + "exec python3 -m lockstep "
 
 

@@ -22,6 +22,8 @@ PLAIN: Final = "plain://"
 """Before the address of a port without TLS, which only streams of tensors have."""
 
 _CONNECT_MS: Final = 5_000
+_IDLE_MS: Final = 5_000
+"""How long a connection without a call may stay at the port without TLS."""
 _PING_MS: Final = 30_000
 _PING_PATIENCE_MS: Final = 600_000
 """A frozen peer must not lose its connection: heartbeats notice it, and it may continue. The pings are for hosts that
@@ -47,12 +49,16 @@ def _most_connections() -> int:
     return most - max(most // 4, min(_RESERVE, most // 2))
 
 
-def server_options(max_bytes: int) -> Options:
-    """For ``grpc.server``."""
+def server_options(threads: int, *, plain: bool) -> Options:
+    """For ``grpc.server``. ``plain``: of the port without TLS, where everyone gets as far as a connection."""
+    most = _most_connections()
+    beside = max(most // 4, min(threads, most // 2))
+    max_bytes = MAX_FRAME_BYTES if plain else MAX_JOINED_BYTES
     return [
         *_shared_options(),
         ("grpc.so_reuseport", 0),
-        ("grpc.max_allowed_incoming_connections", _most_connections()),
+        ("grpc.max_allowed_incoming_connections", beside if plain else most - beside),
+        *([("grpc.max_connection_idle_ms", _IDLE_MS)] if plain else []),
         ("grpc.server_handshake_timeout_ms", _CONNECT_MS),
         ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_send_message_length", max_bytes),
@@ -87,8 +93,13 @@ def open_plain_channel(address: str) -> grpc.Channel:
     return plain_channel_to(address, _client_options(MAX_FRAME_BYTES))
 
 
+def is_plain(address: str) -> bool:
+    """Whether this published address is that of a port without TLS."""
+    return address.startswith(PLAIN)
+
+
 def open_data_channel(address: str) -> grpc.Channel:
     """A channel for a data stream to the address that its acceptor has published."""
-    if address.startswith(PLAIN):
+    if is_plain(address):
         return open_plain_channel(address.removeprefix(PLAIN))
     return channel_to(address, _client_options(MAX_FRAME_BYTES))

@@ -13,8 +13,7 @@ from typing import Final
 
 from lockstep.security.chosen import is_insecure
 from lockstep.transports.control.addresses import Address
-from lockstep.transports.control.channels import MAX_FRAME_BYTES, PLAIN, server_options
-from lockstep.transports.control.codec import MAX_JOINED_BYTES
+from lockstep.transports.control.channels import PLAIN, server_options
 from lockstep.transports.control.credentials import add_plain_port, add_port
 from lockstep.transports.control.ports import PortRange, ReservedPort
 from lockstep.transports.quiet_grpc import grpc
@@ -63,7 +62,7 @@ class _Port:
         self.handlers = _Handlers()
         self.started = False
         self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rpc")
-        options = server_options(MAX_FRAME_BYTES if plain else MAX_JOINED_BYTES)
+        options = server_options(threads, plain=plain)
         self._server = grpc.server(self._pool, options=options, maximum_concurrent_rpcs=threads)
         self._server.add_generic_rpc_handlers((self.handlers,))
         try:

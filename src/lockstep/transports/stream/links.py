@@ -32,7 +32,7 @@ from lockstep.security.strangers import Strangers
 from lockstep.security.wire import FIRST_SECONDS
 from lockstep.transports import phrases
 from lockstep.transports.base import PeerAddress
-from lockstep.transports.control.channels import PLAIN, open_data_channel
+from lockstep.transports.control.channels import PLAIN, is_plain, open_data_channel
 from lockstep.transports.control.reasons import explain
 from lockstep.transports.control.server import ControlServer, method_path
 from lockstep.transports.frame_error import FrameError
@@ -126,7 +126,7 @@ class StreamLinks(Generic[AnyEndpoint]):
     def _dial(self, endpoint: AnyEndpoint) -> str:
         peer = endpoint.peer
         address = peer.address.decode(errors="replace")
-        if not self._bulk and address.startswith(PLAIN):
+        if not self._bulk and is_plain(address):
             return phrases.sends_in_the_clear(peer.task)
         first: SimpleQueue[bytes | None] = SimpleQueue()
         with open_data_channel(address) as channel:
