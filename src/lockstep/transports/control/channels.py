@@ -41,15 +41,17 @@ def _shared_options() -> Options:
 
 
 def _most_connections() -> int:
-    """Silent connections must leave descriptors for checkpoints; those that do not shake hands end after seconds."""
+    """Of each of a task's two ports. Silent connections must leave descriptors for checkpoints; those that do not shake
+    hands end after seconds."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_DESCRIPTORS if limit == resource.RLIM_INFINITY else min(limit, _MOST_DESCRIPTORS)
-    return most - max(most // 4, min(_RESERVE, most // 2))
+    return (most - max(most // 4, min(_RESERVE, most // 2))) // 2
 
 
-def server_options(max_bytes: int) -> Options:
-    """For ``grpc.server``."""
+def server_options(max_bytes: int, *, plain: bool = False) -> Options:
+    """For ``grpc.server``. Where anybody can connect (``plain``), a connection without a stream ends after seconds."""
     return [
+        *([("grpc.max_connection_idle_ms", _CONNECT_MS)] if plain else []),
         *_shared_options(),
         ("grpc.so_reuseport", 0),
         ("grpc.max_allowed_incoming_connections", _most_connections()),

@@ -63,7 +63,7 @@ class _Port:
         self.handlers = _Handlers()
         self.started = False
         self._pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rpc")
-        options = server_options(MAX_FRAME_BYTES if plain else MAX_JOINED_BYTES)
+        options = server_options(MAX_FRAME_BYTES if plain else MAX_JOINED_BYTES, plain=plain)
         self._server = grpc.server(self._pool, options=options, maximum_concurrent_rpcs=threads)
         self._server.add_generic_rpc_handlers((self.handlers,))
         try:
