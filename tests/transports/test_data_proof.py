@@ -1,7 +1,6 @@
 """A data stream is opened, and a link replaced, only by whoever proves to be the expected incarnation of a member.
 
-The adversaries here come through TLS: they have the certificate of a member, and only the proof stands between them and
-a link.
+Tensors have a port without TLS, where anybody can connect: only the proof stands between them and a link.
 """
 
 from __future__ import annotations
