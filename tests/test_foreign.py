@@ -192,6 +192,7 @@ NAMED_BY_A_USER = {
     "cli/sim_search.py": "--json",
     "benchmark/outputs/graph_file.py": "--graph_file",
     "benchmark/data/sample.py": "a data set in a folder that must be new",
+    "drill/reading.py": "inside of the folder of the drill",
     "benchmark/compare/programs.py": "inside of a temporary folder of its own",
     "drill/cluster.py": "inside of a temporary folder of its own, or one that it has just made",
     "drill/task.py": "the same",

@@ -145,16 +145,31 @@ def _is_trusted(owner: int) -> bool:
 
 def write_whole(folder: int, name: str, data: bytes) -> None:
     """Write a file beside its place and move it there: nobody reads half of one, and a link is replaced itself."""
+    with _written_beside(folder, name, data) as beside:
+        os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def write_if_missing(folder: int, name: str, data: bytes) -> None:
+    """Of several processes that do so at once, all find the first one's file afterwards, and never half of it."""
+    with _written_beside(folder, name, data, sync=True) as beside, contextlib.suppress(FileExistsError):
+        os.link(beside, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+
+
+@contextlib.contextmanager
+def _written_beside(folder: int, name: str, data: bytes, *, sync: bool = False) -> Iterator[str]:
+    """A file with another name, which is removed afterwards where it still has it. ``sync``: it is on the disk."""
     beside = f".{name}.{secrets.token_hex(8)}"
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _PLAIN, FILE_MODE, dir_fd=folder)
     try:
         with open(descriptor, "wb") as stream:
             stream.write(data)
-        os.replace(beside, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
+            if sync:
+                stream.flush()
+                os.fsync(descriptor)
+        yield beside
+    finally:
         with contextlib.suppress(OSError):
             os.unlink(beside, dir_fd=folder)
-        raise
 
 
 def write_held(folder: int, name: str, data: bytes) -> int:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from lockstep.cli import net
 from lockstep.errors import BadInput
-from lockstep.transports.net.control import Caller, NetError
 from lockstep.transports.net.measured import Measured, MeasurementReport
-from lockstep.transports.net.serving import serve_one
 
 BAD = {
     "--pigeon": "'--pigeon' is not understood",
@@ -97,34 +93,3 @@ def test_the_plot_is_a_png(tmp_path: Path) -> None:
     target = tmp_path / "x.png"
     subprocess.run([sys.executable, "-c", code, str(target)], timeout=50, check=True)
     assert target.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        *(b"[" * 200_000, b"NaN", b"3", b"[]", b'{"call": []}', b'{"call": "tcp", "with": 3}', b"\xff\xfe"),
-        *(b'{"call": "tcp", "with": {"nbytes": "x"}}', b'{"call": "poll", "with": {"on": true}}', b'{"call": "close"}'),
-        b'{"call": "link", "with": {"transport": 1, "task": 1, "incarnation": 1, "address": 1, "answer_to": 1}}',
-    ],
-)
-def test_whoever_serves_survives_a_bad_line_and_serves_the_next_caller(line: bytes) -> None:
-    """One line of brackets ended it."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def serve_two() -> None:
-            serve_one(listener)
-            serve_one(listener)
-
-        served = threading.Thread(target=serve_two, daemon=True)
-        served.start()
-        with socket.create_connection(listener.getsockname(), timeout=10) as caller, caller.makefile("rwb") as lines:
-            lines.write(line + b"\n")
-            lines.flush()
-            assert "this call is not valid" in json.loads(lines.readline())["error"]
-        address = listener.getsockname()
-        second = Caller(*address)
-        with pytest.raises(NetError, match="1 to"):
-            second.call("tcp", nbytes=0)
-        second.close()
-        served.join(20)
-        assert not served.is_alive()

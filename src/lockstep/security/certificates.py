@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from lockstep.errors import BadInput
+from lockstep.foreign import read_json
 from lockstep.private_files import named_folder, read_plain, write_whole
 from lockstep.security.key import Key, Purpose
 from lockstep.version import __version__
@@ -86,7 +87,7 @@ def _stored(key: Key) -> Certificates | None:
         proof, _, text = read_plain(place, _MOST_BYTES)[0].partition(b"\n")
         if not hmac.compare_digest(proof, _proof(key, text)):
             return None
-        fields = json.loads(text)
+        fields = read_json(text)
         if fields["version"] != __version__ or fields["expires"] < time.time() + _RENEWED_BEFORE:
             return None
         return Certificates(*(fields[name].encode() for name in ("authority", "certificate", "private")))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from lockstep.errors import BadInput
-from lockstep.private_files import FILE_MODE, NotOurs, named_folder
+from lockstep.private_files import NotOurs, named_folder, write_if_missing
 
 KEY_VARIABLE: Final = "LOCKSTEP_KEY_FILE"
 KEY_BYTES: Final = 32
@@ -137,20 +137,7 @@ def _check(path: Path, found: os.stat_result, owners: set[int]) -> None:
 
 
 def _make_if_missing(path: Path) -> None:
-    """Written under another name and linked: of two processes that do so at once, both read the first one's key."""
     if os.path.lexists(path):
         return
     with named_folder(path.parent) as folder:
-        beside = f".{path.name}.{secrets.token_hex(8)}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(beside, flags, FILE_MODE, dir_fd=folder)
-        try:
-            with open(descriptor, "wb") as stream:
-                stream.write(secrets.token_hex(KEY_BYTES).encode() + b"\n")
-                stream.flush()
-                os.fsync(descriptor)
-            os.link(beside, path.name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
-        except FileExistsError:
-            pass
-        finally:
-            os.unlink(beside, dir_fd=folder)
+        write_if_missing(folder, path.name, secrets.token_hex(KEY_BYTES).encode() + b"\n")
