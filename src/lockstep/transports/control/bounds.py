@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from lockstep.protocol.core.ids import INITIAL_STEP
+from lockstep.protocol.core.ids import INITIAL_STEP, NOTHING_TO_APPLY
 
-FURTHEST_STEP: Final = 1 << 53
 MOST_BYTES: Final = 1 << 48
 MOST_SECONDS: Final = 1e12
 
-_STEP: Final = (INITIAL_STEP - 1, FURTHEST_STEP)
+_STEP: Final = (INITIAL_STEP - 1, NOTHING_TO_APPLY)
 _BYTES: Final = (0, MOST_BYTES)
 _COUNT: Final = (0, 1 << 53)
 _INDEX: Final = (0, (1 << 31) - 1)
