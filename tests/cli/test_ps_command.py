@@ -83,8 +83,8 @@ def test_join_shows_every_option_with_its_type_and_default() -> None:
 def test_a_flag_and_the_argument_of_join_have_the_same_default() -> None:
     arguments = JoinArguments()
     for flag in (*LIBRARY_TABLE, *PROGRAM_FLAGS):
-        if flag.name.startswith("rdma_") or flag.name == "on_worker_loss":
-            continue  # one argument for all of them; depends on whether a lost worker can come back
+        if flag.name.startswith("rdma_") or flag.name in ("on_worker_loss", "job_token"):
+            continue  # one argument for all of them; depends on whether a lost worker can come back; refused
         name = "synchronous" if flag.name == "cross_replica_sync" else flag.name
         assert getattr(arguments, name) == flag.default, flag.name
 
