@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -82,28 +83,29 @@ def test_an_answer_that_nobody_can_take_does_not_end_the_thread(written: Written
     assert "nobody is there for shard-0-of-2.safetensors; it continues" in written.said[0]
 
 
-def test_while_a_shard_is_written_it_is_known_which_and_when_its_last_bytes_were(written: Written) -> None:
-    """The file is a pipe: the disk takes as long as the test wants."""
-    fifo = written.folder.part(20, JOB) / "shard-0-of-2.safetensors"
-    fifo.parent.mkdir(parents=True)
-    os.mkfifo(fifo)
+def test_while_a_shard_is_written_it_is_known_which_and_when_its_last_bytes_were(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk takes as long as the test wants."""
+    syncs, may_end, sync = threading.Event(), threading.Event(), os.fsync
+
+    def slow_sync(descriptor: int) -> None:
+        syncs.set()
+        may_end.wait(20)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow_sync)
     tensor = NamedTensor("value|0||a", "U8", (3 << 20,), memoryview(bytes(3 << 20)))
     answers: list[Saved] = []
-    written.writer.write_shard(20, JOB, fifo.name, [tensor], answers.append)
-    with fifo.open("rb") as disk:
-        began = wait_until(lambda: written.writer.writing, 10, "it writes")
-        assert began is not None
-        assert began.file == str(fifo)
-        disk.read(2 << 20)
-        wait_until(lambda: _wrote_at(written) > began.since, 10, "bytes are written")
-        disk.read()
+    written.writer.write_shard(20, JOB, "shard-0-of-2.safetensors", [tensor], answers.append)
+    assert syncs.wait(10)
+    writing = written.writer.writing
+    assert writing is not None
+    assert writing.file == str(written.folder.part(20, JOB) / "shard-0-of-2.safetensors")
+    assert writing.wrote_at > writing.since
+    may_end.set()
     wait_until(lambda: bool(answers), 10, "an answer")
     assert written.writer.writing is None
-
-
-def _wrote_at(written: Written) -> float:
-    writing = written.writer.writing
-    return 0.0 if writing is None else writing.wrote_at
 
 
 def test_old_checkpoints_that_cannot_be_removed_are_named_once_and_the_new_one_counts(tmp_path: Path) -> None:
