@@ -163,7 +163,7 @@ def test_a_worker_that_sticks_in_its_own_code_is_named_with_its_stack(tmp_path: 
     *ports, meeting = free_ports(3)
     hosts = [f"127.0.0.1:{port}" for port in ports]
     common = ["--device=cpu", "--model=sticking:make", "--batch_size=4", "--num_batches=100000", "--job_name=worker"]
-    common += (MODE, f"--worker_hosts={','.join(hosts)}", f"--collective_port={meeting}", "--stall_after=8")
+    common += (MODE, f"--worker_hosts={','.join(hosts)}", f"--collective_port={meeting}", "--user_code_timeout=8")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     with contextlib.ExitStack() as closing:
         programs = []
@@ -219,11 +219,11 @@ def test_a_process_alone_that_sticks_in_a_replica_says_so_and_leaves_files_for_w
     command = ("bench", *flags, "--variable_update=replicated", f"--train_dir={run}")
     with start_lockstep(*command, environment=environment) as program:
         said = program.wait_for("is stuck in user code", SECONDS)
-        assert "step 24" in said
-        assert "replica 1" in said  # the others' backward runs before that of replica 0
+        assert "step 24, at forward (sticking.py:11)" in said
         program.signal(signal.SIGUSR1)
         wait_until(lambda: (run / "worker-0.snapshot.json").exists(), SECONDS, "the dump")
         done = run_lockstep("why", str(run), "--json", timeout=30)
         verdict = json.loads(done.stdout)["verdict"]
         assert verdict["cause"] == "stuck in user code"
         assert any("sticking.py" in line for line in verdict["stack"])
+        assert "replica 1" in done.stdout  # the others' backward runs before that of replica 0

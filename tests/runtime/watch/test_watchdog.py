@@ -155,7 +155,7 @@ def test_what_is_announced_and_a_compiler_get_a_notice_and_never_end_the_job(
 
 @pytest.mark.timed
 def test_with_on_stall_report_the_job_goes_on_when_it_can(tmp_path: Path) -> None:
-    faults = (Stick(str(worker(1)), FaultPlace.USER_CODE, 8, 2.0),)
+    faults = (Stick(str(worker(1)), FaultPlace.USER_CODE, 8, 5.0),)
     settings = dataclasses.replace(QUICK, on_stall="report")
     with in_process_cluster(
         SHAPE,
