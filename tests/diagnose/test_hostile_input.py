@@ -14,11 +14,12 @@ from diagnose.faulty import frozen
 from helpers.snapshots import PS0, W0, healthy
 from lockstep.diagnose.analyse import analyse
 from lockstep.diagnose.evidence import Evidence, Seen
+from lockstep.diagnose.fields import FORMAT, SnapshotError
 from lockstep.diagnose.files import evidence_of, read_folder
 from lockstep.diagnose.monitor_view import read_monitor
+from lockstep.diagnose.task_view import read_task
 from lockstep.diagnose.text import render
 from lockstep.diagnose.verdict import ReportError, read_diagnosis
-from lockstep.diagnose.views import FORMAT, SnapshotError, read_task
 
 ANY_JSON = st.recursive(
     st.none()
@@ -77,7 +78,7 @@ def test_another_version_is_named() -> None:
 
 
 def test_a_snapshot_that_is_too_large_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.diagnose.views.MAX_BYTES", 10)
+    monkeypatch.setattr("lockstep.diagnose.fields.MAX_BYTES", 10)
     with pytest.raises(SnapshotError, match="at most 10 bytes; this one has 11"):
         read_task(b"x" * 11)
 

@@ -13,10 +13,11 @@ from diagnose.faulty import FAULTY, Faulty
 from helpers.snapshots import PS0, W0, W1, healthy
 from lockstep.diagnose import phrases
 from lockstep.diagnose.analyse import analyse
+from lockstep.diagnose.fields import SnapshotError
 from lockstep.diagnose.page import page
+from lockstep.diagnose.task_view import read_task
 from lockstep.diagnose.text import notice_line, render
 from lockstep.diagnose.verdict import Diagnosis, ReportError, read_diagnosis
-from lockstep.diagnose.views import SnapshotError, read_task
 from lockstep.protocol.core.causes import Cause
 
 IDS = [make.__name__ for _, make, _, _ in FAULTY]

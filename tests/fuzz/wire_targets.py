@@ -16,9 +16,10 @@ from diagnose.faulty import frozen
 from fuzz.engine import Target
 from helpers.snapshots import W0, healthy
 from lockstep.diagnose.analyse import analyse
+from lockstep.diagnose.fields import SnapshotError
 from lockstep.diagnose.monitor_view import read_monitor
+from lockstep.diagnose.task_view import read_task
 from lockstep.diagnose.verdict import ReportError, read_diagnosis
-from lockstep.diagnose.views import SnapshotError, read_task
 from lockstep.diagnose.witness import read_statement
 from lockstep.doctor.facts import read_shared, read_visits
 from lockstep.doctor.listening import Inbox

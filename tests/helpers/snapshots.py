@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.diagnose.evidence import Ended, Evidence, Seen
+from lockstep.diagnose.fields import FORMAT
 from lockstep.diagnose.monitor_view import read_monitor
-from lockstep.diagnose.views import FORMAT, read_task
+from lockstep.diagnose.task_view import read_task
 from lockstep.protocol.core.death import Word
 from lockstep.protocol.core.ids import ClusterShape, TaskId, server, worker
 from lockstep.protocol.core.reach import NOT_SILENT, Reach, Silence

@@ -14,8 +14,10 @@ from typing import Final
 
 from lockstep.diagnose import phrases
 from lockstep.diagnose.evidence import Seen
+from lockstep.diagnose.fields import SnapshotError
 from lockstep.diagnose.monitor_view import from_description, read_monitor
-from lockstep.diagnose.views import MonitorView, SnapshotError, TaskView, read_task
+from lockstep.diagnose.task_view import read_task
+from lockstep.diagnose.views import MonitorView, TaskView
 from lockstep.protocol.core.death import Word
 from lockstep.protocol.core.messages import Description
 from lockstep.protocol.core.reach import NOT_SILENT, Reach, Silence

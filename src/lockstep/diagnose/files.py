@@ -12,9 +12,11 @@ from pathlib import Path
 
 from lockstep.diagnose import phrases
 from lockstep.diagnose.evidence import Evidence, Seen, ended_by
+from lockstep.diagnose.fields import MAX_BYTES, SnapshotError
+from lockstep.diagnose.task_view import read_task
 from lockstep.diagnose.verdict import MAX_BYTES as MAX_REPORT_BYTES
 from lockstep.diagnose.verdict import Diagnosis, ReportError, read_diagnosis
-from lockstep.diagnose.views import MAX_BYTES, SnapshotError, TaskView, read_task
+from lockstep.diagnose.views import TaskView
 from lockstep.private_files import read_plain
 from lockstep.protocol.core.reach import NOT_SILENT, Reach, Silence
 

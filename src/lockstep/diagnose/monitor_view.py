@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lockstep.diagnose.views import MonitorView, SnapshotError, _load, _number, _object, _text, _whole, addresses_in
+from lockstep.diagnose.fields import SnapshotError, addresses_in, load_fields, number_of, object_of, text_of, whole_of
+from lockstep.diagnose.views import MonitorView
 from lockstep.foreign import plain
 from lockstep.protocol.core.ids import hex64
 from lockstep.protocol.core.messages import Description
@@ -10,29 +11,29 @@ from lockstep.protocol.core.messages import Description
 
 def read_monitor(data: bytes) -> MonitorView:
     """A monitor's snapshot; SnapshotError for anything else."""
-    fields = _load(data, "monitor")
-    found, process = _object(fields.get("description")), _object(fields.get("process"))
-    stack, lack = _object(fields.get("stack")), fields.get("out_of_memory")
+    fields = load_fields(data, "monitor")
+    found, process = object_of(fields.get("description")), object_of(fields.get("process"))
+    stack, lack = object_of(fields.get("stack")), fields.get("out_of_memory")
     return MonitorView(
-        task=_text(found.get("task")),
-        host=_text(found.get("host")),
-        pid=_whole(found.get("pid")),
-        incarnation=hex64(_whole(found.get("incarnation")) & (2**64 - 1)),
-        job=hex64(_whole(found.get("job")) & (2**64 - 1)),
-        version=_text(found.get("version")),
-        phase=_text(found.get("phase")),
-        phase_seconds=_number(found.get("phase_seconds")),
-        task_address=_text(found.get("task_address")),
+        task=text_of(found.get("task")),
+        host=text_of(found.get("host")),
+        pid=whole_of(found.get("pid")),
+        incarnation=hex64(whole_of(found.get("incarnation")) & (2**64 - 1)),
+        job=hex64(whole_of(found.get("job")) & (2**64 - 1)),
+        version=text_of(found.get("version")),
+        phase=text_of(found.get("phase")),
+        phase_seconds=number_of(found.get("phase_seconds")),
+        task_address=text_of(found.get("task_address")),
         exited=found.get("exited") is True,
-        exit_code=_whole(found.get("exit_code")),
-        state=_text(process.get("state")),
-        stopped=_number(fields.get("stopped_seconds"), -1.0),
+        exit_code=whole_of(found.get("exit_code")),
+        state=text_of(process.get("state")),
+        stopped=number_of(fields.get("stopped_seconds"), -1.0),
         out_of_memory=plain(lack) if isinstance(lack, str) else None,
-        reason=_text(fields.get("reason")),
+        reason=text_of(fields.get("reason")),
         on_device=fields.get("on_device") is True,
-        silent=_number(fields.get("silent_seconds"), -1.0),
+        silent=number_of(fields.get("silent_seconds"), -1.0),
         stack=_main_thread(stack.get("text")),
-        resident=_whole(process.get("resident_bytes")),
+        resident=whole_of(process.get("resident_bytes")),
         cluster=addresses_in(fields),
     )
 

@@ -14,8 +14,10 @@ from typing import Any, Final
 
 from lockstep.diagnose.collect import is_absent, look_at
 from lockstep.diagnose.evidence import Seen
+from lockstep.diagnose.fields import SnapshotError
 from lockstep.diagnose.monitor_view import read_monitor
-from lockstep.diagnose.views import MonitorView, SnapshotError, TaskView, read_task
+from lockstep.diagnose.task_view import read_task
+from lockstep.diagnose.views import MonitorView, TaskView
 from lockstep.foreign import JsonError, read_json
 from lockstep.protocol.core.death import Word
 from lockstep.protocol.core.reach import NOT_SILENT, UNREACHABLE, Reach

@@ -6,7 +6,9 @@ import json
 from typing import Any
 
 from lockstep.diagnose.evidence import Evidence, Seen
-from lockstep.diagnose.views import FORMAT, MonitorView, TaskView, read_task
+from lockstep.diagnose.fields import FORMAT
+from lockstep.diagnose.task_view import read_task
+from lockstep.diagnose.views import MonitorView, TaskView
 from lockstep.protocol import phrases
 from lockstep.protocol.core.activity import Code, Doing
 from lockstep.protocol.core.faults import FaultPlace

@@ -7,9 +7,10 @@ import json
 from helpers.reasons import because
 from lockstep.diagnose.analyse import analyse
 from lockstep.diagnose.evidence import Evidence, Seen
+from lockstep.diagnose.fields import FORMAT
 from lockstep.diagnose.monitor_view import read_monitor
+from lockstep.diagnose.task_view import read_task
 from lockstep.diagnose.verdict import Verdict
-from lockstep.diagnose.views import FORMAT, read_task
 from lockstep.errors import EXIT_VERDICT
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.effects import JobEnded

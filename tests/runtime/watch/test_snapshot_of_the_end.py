@@ -7,7 +7,8 @@ import json
 import pytest
 
 from helpers.snapshots import W0, healthy
-from lockstep.diagnose.views import Ended, read_task
+from lockstep.diagnose.task_view import read_task
+from lockstep.diagnose.views import Ended
 from lockstep.protocol.core.causes import Cause, Reason, Source
 from lockstep.protocol.core.ids import worker
 from lockstep.runtime.task.outcome import Outcome

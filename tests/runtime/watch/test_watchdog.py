@@ -16,8 +16,8 @@ import pytest
 
 from helpers.cluster import in_process_cluster
 from helpers.waiting import wait_until
+from lockstep.diagnose.task_view import read_task
 from lockstep.diagnose.verdict import read_diagnosis
-from lockstep.diagnose.views import read_task
 from lockstep.drill.task import PlainStore, TaskPlan, train
 from lockstep.protocol.core.activity import Doing
 from lockstep.protocol.core.causes import Cause, Source

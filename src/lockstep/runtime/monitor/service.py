@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict
 from typing import Final
 
-from lockstep.diagnose.views import FORMAT
+from lockstep.diagnose.fields import FORMAT
 from lockstep.runtime.monitor.freezer import task_facts
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.stack import StackTaker

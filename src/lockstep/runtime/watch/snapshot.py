@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any, Protocol
 
-from lockstep.diagnose.views import FORMAT
+from lockstep.diagnose.fields import FORMAT
 from lockstep.protocol import phrases
 from lockstep.protocol.core.activity import Doing, InputWait, ShardWrite
 from lockstep.protocol.core.ids import BucketId, Incarnation, JobId, Role, TaskId, hex64

@@ -20,8 +20,9 @@ from lockstep.diagnose.analyse import analyse
 from lockstep.diagnose.collect import collect, fetch_stack
 from lockstep.diagnose.evidence import Ended, Evidence, Seen
 from lockstep.diagnose.monitor_view import from_description
+from lockstep.diagnose.task_view import read_task
 from lockstep.diagnose.verdict import Diagnosis, Verdict
-from lockstep.diagnose.views import TaskView, read_task
+from lockstep.diagnose.views import TaskView
 from lockstep.diagnose.witness import with_witnesses
 from lockstep.protocol.core.activity import Doing
 from lockstep.protocol.core.causes import LOSSES, Cause, Reason, ReportKind, Source
