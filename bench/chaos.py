@@ -4,12 +4,13 @@
 servers and three workers once undisturbed, then once per seed with ten kills: a random task, 5 to 20 committed steps
 after the last recovery. Monitors restart the killed tasks. The final parameters must be the same file.
 It reports how long a recovery takes: from the kill to the next commit, and how much of that came after the killed task
-had Python and torch running again.
+had Python and torch running again. On a busy machine the job may finish before the last kills; that is said.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -110,9 +111,6 @@ class Cluster:
                 after = float(following["began_seconds_ago"])
         return after
 
-    def alive(self) -> bool:
-        return all(program.poll() is None for program in self.programs.values())
-
     def finish(self) -> list[int]:
         deadline = time.monotonic() + RUN_SECONDS
         return [program.wait(max(1.0, deadline - time.monotonic())) for program in self.programs.values()]
@@ -140,11 +138,18 @@ def free_addresses(count: int) -> list[str]:
             one.close()
 
 
+class JobDone(Exception):  # noqa: N818 - reads as the fact it states
+    """A task has finished its work: the job was further than it had said when it was last asked."""
+
+
 def wait_until(condition: Callable[[], bool], cluster: Cluster, seconds: float, what: str) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        if not cluster.alive():
+        codes = [code for program in cluster.programs.values() if (code := program.poll()) is not None]
+        if any(codes):
             raise RuntimeError(f"a task ended while waiting for {what}; see the logs in {cluster.train_dir}")
+        if codes:
+            raise JobDone
         if time.monotonic() > deadline:
             raise RuntimeError(f"no {what} within {seconds:.0f} s; see the logs in {cluster.train_dir}")
         time.sleep(0.05)
@@ -174,19 +179,24 @@ def kill_and_wait(cluster: Cluster, victim: TaskId) -> Recovery:
     return Recovery(victim, seconds, min(seconds, cluster.torch_is_there_since(victim)))
 
 
+def kill_again_and_again(cluster: Cluster, dice: random.Random, recoveries: list[Recovery]) -> None:
+    for number in range(KILLS):
+        wait_until(lambda: cluster.committed() >= 0, cluster, RECOVERY_SECONDS, "first steps")
+        target = min(cluster.committed() + dice.randint(FIRST, LAST), STEPS - ROOM * (KILLS - number))
+        wait_until(lambda t=target: cluster.committed() >= t, cluster, RECOVERY_SECONDS, f"step {target}")  # type: ignore[misc]
+        recoveries.append(kill_and_wait(cluster, dice.choice(SHAPE.tasks())))
+
+
 def one_run(folder: Path, flags: Sequence[str], seed: int | None) -> list[Recovery]:
     """Train to the end in ``folder``; with a seed, kill on the way."""
     folder.mkdir(parents=True)
     cluster = Cluster(folder, flags)
-    recoveries = []
+    recoveries: list[Recovery] = []
     try:
         cluster.start()
-        dice = random.Random(seed)
-        for number in range(KILLS if seed is not None else 0):
-            wait_until(lambda: cluster.committed() >= 0, cluster, RECOVERY_SECONDS, "first steps")
-            target = min(cluster.committed() + dice.randint(FIRST, LAST), STEPS - ROOM * (KILLS - number))
-            wait_until(lambda t=target: cluster.committed() >= t, cluster, RECOVERY_SECONDS, f"step {target}")  # type: ignore[misc]
-            recoveries.append(kill_and_wait(cluster, dice.choice(SHAPE.tasks())))
+        if seed is not None:
+            with contextlib.suppress(JobDone):
+                kill_again_and_again(cluster, random.Random(seed), recoveries)
         codes = cluster.finish()
     finally:
         cluster.close()
@@ -243,6 +253,10 @@ def main() -> int:
             sys.stdout.flush()
             everything += recoveries
             if not same:
+                return 1
+            if len(recoveries) < KILLS:
+                print(f"the job was too fast for the last {KILLS - len(recoveries)} kills")
+            if 2 * len(recoveries) < KILLS:
                 return 1
     report(everything)
     return 0

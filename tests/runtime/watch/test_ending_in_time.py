@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from diagnose.faulty import busy, compiling, dead, frozen, looping, straggler, user_code
+from diagnose.faulty import busy, compiling, dead, frozen, looping, stale, straggler, user_code
 from helpers.snapshots import PS0, Cluster, missing_gradient, standing
 from lockstep.diagnose.evidence import Evidence
 from lockstep.diagnose.text import notice_line
@@ -31,7 +31,8 @@ class _Node:
     cluster = SPEC
     forming = leaving = False
 
-    def __init__(self, still: float) -> None:
+    def __init__(self, still: float, recovers: bool) -> None:
+        self.recovers = recovers
         self.peers: dict[TaskId, Any] = {}
         self.machine = SimpleNamespace(awaited=())
         self.sampler = SimpleNamespace(
@@ -43,7 +44,7 @@ class _Node:
         self.posted.append(event)
 
     def can_recover(self, _: TaskId) -> bool:
-        return False
+        return self.recovers
 
     def report_printed(self) -> None: ...
 
@@ -88,9 +89,11 @@ def nothing_proven() -> Cluster:
     return standing(missing_gradient(), "", where="", cpu=-1.0)
 
 
-def look(make: Callable[[], Cluster], still: float, episode: Episode | None = None) -> tuple[_Said, bool]:
+def look(
+    make: Callable[[], Cluster], still: float, episode: Episode | None = None, *, recovers: bool = False
+) -> tuple[_Said, bool]:
     """One look at a job that has not moved for this long: what is said, and whether it ends."""
-    node, said = _Node(still), _Said()
+    node, said = _Node(still, recovers), _Said()
     watchdog = _Watchdog(node, WatchSettings(), said)  # type: ignore[arg-type]  # what one look needs
     watchdog.shown = make().evidence()
     watchdog._look(time.monotonic(), episode or Episode(0.0))
@@ -125,6 +128,13 @@ def test_what_cannot_heal_ends_the_job_at_once_and_the_rest_after_stall_after() 
     assert look(frozen, 61.0)[1]
     assert not look(nothing_proven, 59.0)[1]
     assert look(nothing_proven, 61.0)[1]
+
+
+@pytest.mark.parametrize("make", [dead, stale])
+def test_a_loss_from_which_the_job_recovers_does_not_end_it_before_stall_after(make: Callable[[], Cluster]) -> None:
+    assert look(make, 3.0)[1]
+    assert not look(make, 59.0, recovers=True)[1]
+    assert look(make, 61.0, recovers=True)[1]
 
 
 def test_a_task_that_does_not_answer_once_in_a_long_evaluation_does_not_end_the_job() -> None:

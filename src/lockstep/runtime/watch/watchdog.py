@@ -311,12 +311,14 @@ class Watchdog:
             return
         progress_at = self._node.sampler.progress_at
         still = time.monotonic() - episode.stuck_since(now, progress_at, verdict.cause)
-        allowed = self._allowed(verdict.cause)
+        recovers = verdict.cause in LOSSES and self._node.can_recover(TaskId.parse(verdict.culprit))
+        allowed = self._allowed(Cause.UNKNOWN if recovers else verdict.cause)
         if self._ends_job(verdict) and verdict.heals and not (forming or math.isinf(allowed)):
             verdict = replace(verdict, left=max(0.0, allowed - still))
             diagnosis = replace(diagnosis, verdict=verdict)
         patient = verdict.cause in NOTICED or verdict.cause is Cause.NEVER_STARTED or not verdict.proven
-        if verdict.cause in LOSSES and self._node.can_recover(TaskId.parse(verdict.culprit)):
+        if recovers:
+            # Nor does it end the job at once: not every task knows yet that the lost one is waited for, or is back.
             patient = True
             self._report_loss(verdict)
         if not patient:
