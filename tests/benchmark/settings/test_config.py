@@ -19,6 +19,7 @@ from lockstep.benchmark.settings.config import (
     RunLength,
     resolved,
     settings,
+    store_port,
 )
 from lockstep.protocol.core.ids import server, worker
 from lockstep.runtime.startup.cluster import ClusterSpec
@@ -78,6 +79,12 @@ def test_the_workers_of_a_run_are_counted_however_it_is_started() -> None:
     assert BenchConfig().num_workers == 1
     assert BenchConfig(cluster=SPEC).num_workers == 2
     assert BenchConfig(cluster=ClusterSpec(), local=LocalCluster(servers=1, workers=3)).num_workers == 3
+
+
+def test_without_a_word_the_store_takes_no_port_of_a_worker() -> None:
+    for ports, expected in (((7, 1), 8), ((7, 8), 9), ((7, 9, 8), 10)):
+        spec = ClusterSpec(worker_hosts=tuple(f"a:{port}" for port in ports), task=worker(0), has_servers=False)
+        assert store_port(BenchConfig(cluster=spec)) == expected
 
 
 def test_warm_up_counts_as_steps() -> None:

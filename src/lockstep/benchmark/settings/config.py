@@ -239,12 +239,15 @@ def _bucket_setting(nbytes: int | None, cluster: ClusterSpec) -> str:
 
 
 def store_port(config: BenchConfig) -> int:
-    """Where worker 0 keeps the store of a mode without servers: as given, the last of --ports, or next to its own."""
+    """Where worker 0 keeps the store of a mode without servers: as given, the last of --ports, or the first after its
+    own that the lists give to nobody."""
     cluster = config.cluster
     if config.exchange.collective_port is not None or cluster is None or not cluster.worker_hosts:
         return config.exchange.collective_port or 0
-    ports = cluster.second_ports
-    return int(cluster.worker_hosts[0].rpartition(":")[2]) + 1 if ports is None else ports.agreed
+    if cluster.second_ports is not None:
+        return cluster.second_ports.agreed
+    listed = [int(address.rpartition(":")[2]) for address in cluster.worker_hosts]
+    return next(port for port in range(listed[0] + 1, listed[0] + 2 + len(listed)) if port not in listed)
 
 
 def settings(config: BenchConfig) -> tuple[Setting, ...]:
