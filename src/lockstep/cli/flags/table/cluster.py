@@ -315,7 +315,8 @@ EXCHANGE_FLAGS: tuple[Flag, ...] = (
         "collective_port",
         FlagKind.WHOLE,
         _EXCHANGE.collective_port,
-        "port on which worker 0 listens for the others; default: the last of --ports, or the first after its own that no worker has",
+        "port on which worker 0 listens for the others; default: the last of --ports, or the first after its own that "
+        "no worker has",
         only_with=("variable_update", COLLECTIVE_UPDATES),
         upstream=False,
     ),
