@@ -64,7 +64,10 @@ def peer_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
 def _no_thread_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
-    wait_until("all threads of the test have ended", lambda: not [t for t in threading.enumerate() if t not in before])
+    wait_until(
+        "all threads of the test have ended",
+        lambda: {one.name for one in threading.enumerate() if one not in before} <= {"refusals"},
+    )
 
 
 def test_both_sides_learn_who_the_other_is() -> None:
