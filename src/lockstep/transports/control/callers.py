@@ -3,7 +3,8 @@
 gRPC tells nobody about handshakes that fail. But it asks for the certificates at the start of each one, and at that
 moment its connection is among the descriptors of this process: ``begun`` looks up there whose it is, and how it begins
 (nothing is consumed). A caller that makes a call has proven itself; one whose connection is gone without a call was
-refused. Looking takes a tenth of a millisecond, so under a flood only some are looked at, and the rest are counted.
+refused. A look takes a tenth of a millisecond, more with many connections, so under a flood only some are looked at,
+and the rest are counted.
 
 At the port without TLS nothing is asked. There, connections are looked at every ``SWEEP_SECONDS``; what comes and goes
 between two looks without a stream is not seen. Streams are refused, and said, by their handlers.
@@ -17,7 +18,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Final
@@ -25,11 +26,12 @@ from urllib.parse import unquote
 
 from lockstep.security.proof import Refusal
 from lockstep.security.refusals import REFUSALS, Entrance, RefusalLog
-from lockstep.transports.control.caller_budget import CallerBudget
 from lockstep.transports.quiet_grpc import grpc
 
-LOOKS_AT_ONCE: Final = 128
-LOOKS_PER_SECOND: Final = 50.0
+LOOK_SECONDS: Final = 0.05
+"""The processor time that looks may take at once,"""
+LOOK_SHARE: Final = 0.01
+"""and in the long run."""
 SETTLE_SECONDS: Final = 0.1
 SWEEP_SECONDS: Final = 2.0
 HANDSHAKE_SECONDS: Final = 6.0
@@ -80,7 +82,8 @@ class CallerWatch:
         self._pending: dict[Source, _Pending] = {}
         self._proven: dict[str, Source] = {}
         """By gRPC's names, of connections that are open, or were when last looked at."""
-        self._budget = CallerBudget(LOOKS_AT_ONCE, LOOKS_PER_SECOND, clock)
+        self._budget = LOOK_SECONDS
+        self._budget_at = clock()
         self._unseen = [0, 0]
         """Handshakes that were not looked at: those of the time before, and new ones."""
         self._unseen_since = clock()
@@ -112,10 +115,15 @@ class CallerWatch:
 
     def begun(self) -> None:
         """A handshake begins."""
-        if self._budget.take(""):
-            self._look()
-        else:
-            with self._lock:
+        with self._lock:
+            now = self._clock()
+            self._budget = min(LOOK_SECONDS, self._budget + (now - self._budget_at) * LOOK_SHARE)
+            self._budget_at = now
+            if self._budget > 0.0:
+                began = time.thread_time()
+                self._look(now)
+                self._budget -= time.thread_time() - began
+            else:
                 self._unseen[1] += 1
         self._wanted.set()
 
@@ -157,21 +165,20 @@ class CallerWatch:
 
         return make(noted, handler.request_deserializer, handler.response_serializer)
 
-    def _look(self) -> None:
-        """Find the connections that were not here at the last look."""
-        now, here, new = self._clock(), set(), 0
-        with suppress(OSError), self._lock:
-            proven = set(self._proven.values())
-            for one, descriptor in _own_sockets(self._port):
-                with suppress(OSError):
-                    source = _readable(one.getpeername())
-                    here.add(source)
-                    if source not in proven and source not in self._pending and len(self._pending) < _MOST_PENDING:
-                        refusal = Refusal.LATE if self._plain else _how_it_begins(one)
-                        self._pending[source] = _Pending(descriptor, refusal, now)
-                        new += 1
-            self._seen_after_all(max(0, new - 1))
-            self._proven = {peer: source for peer, source in self._proven.items() if source in here}
+    def _look(self, now: float) -> None:
+        """Find the connections that were not here at the last look. With the lock."""
+        here, new = set(), 0
+        proven = set(self._proven.values())
+        for one, descriptor in _own_sockets(self._port):
+            with suppress(OSError):
+                source = _readable(one.getpeername())
+                here.add(source)
+                if source not in proven and source not in self._pending and len(self._pending) < _MOST_PENDING:
+                    refusal = Refusal.LATE if self._plain else _how_it_begins(one)
+                    self._pending[source] = _Pending(descriptor, refusal, now)
+                    new += 1
+        self._seen_after_all(max(0, new - 1))
+        self._proven = {peer: source for peer, source in self._proven.items() if source in here}
 
     # -- on its own thread --
 
@@ -192,12 +199,12 @@ class CallerWatch:
         with self._lock:
             refused = [one for one in list(self._pending.items()) if self._is_refused(*one, now)]
             unseen = self._unseen_for_long(now)
+            if self._plain:
+                self._look(now)
         for source, one in refused:
             self._log.note(self._entrance, self._address, source[0], one.refusal)
         if unseen:
             self._log.note(self._entrance, self._address, "", Refusal.UNPROVEN, unseen)
-        if self._plain:
-            self._look()
 
     def _is_refused(self, source: Source, one: _Pending, now: float) -> bool:
         """Whether that has become known now."""
@@ -236,21 +243,30 @@ def _how_it_begins(one: socket.socket) -> Refusal:
 
 def _own_sockets(port: int) -> Iterator[tuple[socket.socket, int]]:
     """The sockets of this process with this local port, listening ones too; only to be looked at."""
-    for name in os.listdir("/proc/self/fd"):
+    try:
+        names = os.listdir("/proc/self/fd")
+    except OSError:  # no descriptor is free
+        return
+    for name in names:
         with suppress(OSError), _borrowed(int(name)) as one:
             where = one.getsockname()
-            if isinstance(where, tuple) and where[1:2] == (port,):
+            if type(where) is tuple and where[1] == port:
                 yield one, int(name)
 
 
-@contextmanager
-def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+class _borrowed:  # noqa: N801  # a context manager; a generator would take twice the time
     """A descriptor of gRPC as a socket. Neither closed nor duplicated: gRPC relies on its being the only one."""
-    one = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=descriptor)
-    try:
-        yield one
-    finally:
-        one.detach()
+
+    __slots__ = ("_one",)
+
+    def __init__(self, descriptor: int) -> None:
+        self._one = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=descriptor)
+
+    def __enter__(self) -> socket.socket:
+        return self._one
+
+    def __exit__(self, *_: object) -> None:
+        self._one.detach()
 
 
 def _is_open(descriptor: int, source: Source) -> bool:
