@@ -67,7 +67,6 @@ def test_members_and_those_that_only_try_the_port_are_not_refused(server: Contro
     assert watch is not None
     for _ in range(20):
         assert probe(server.address).is_open
-    connect(server.address, "127.0.0.1").close()
     for number in range(40):
         if number >= 20:
             spend_all(watch)
@@ -81,8 +80,8 @@ def test_those_that_come_too_fast_to_be_looked_at_are_counted(server: ControlSer
     before, watch = refused_here(), server._main._watch
     assert watch is not None
     for _ in range(20):
-        spend_all(watch)
         not_tls(server.address, "127.0.0.74")
+        spend_all(watch)
     wait_until(lambda: refused_here() == before + 20, 30.0, "all are counted")
 
 

@@ -12,6 +12,7 @@ between two looks without a stream is not seen. Streams are refused, and said, b
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import struct
@@ -40,6 +41,8 @@ _MOST_PENDING: Final = 256
 _MOST_PROVEN: Final = 4096
 _DEFER_SECONDS: Final = 1
 _FIRST_BYTES: Final = 3
+_HTTP2: Final = b"PRI"
+"""So begins a client of gRPC without TLS."""
 _TCP_CLOSE_WAIT: Final = 8
 _TLS_RECORDS: Final = range(20, 24)
 """A handshake begins with 22; one that is looked at late may be beyond that."""
@@ -87,6 +90,9 @@ class CallerWatch:
         self._unseen = [0, 0]
         """Handshakes that were not looked at: those of the time before, and new ones."""
         self._unseen_since = clock()
+        self._refused_at = -math.inf
+        """When one was refused last. If none was, those that were not looked at are tasks of a large cluster that try,
+        all at once, whether the port is open."""
         self._wanted = threading.Event()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"callers-{entrance.name.lower()}", daemon=True)
@@ -203,7 +209,9 @@ class CallerWatch:
                 self._look(now)
         for source, one in refused:
             self._log.note(self._entrance, self._address, source[0], one.refusal)
-        if unseen:
+        if any(one.refusal is not Refusal.CLOSED for _, one in refused):
+            self._refused_at = now
+        if unseen and now - self._refused_at < 3 * HANDSHAKE_SECONDS:
             self._log.note(self._entrance, self._address, "", Refusal.UNPROVEN, unseen)
 
     def _is_refused(self, source: Source, one: _Pending, now: float) -> bool:
@@ -216,8 +224,8 @@ class CallerWatch:
             one.gone = True  # its first call may come a moment after it is gone
             return False
         del self._pending[source]
-        if one.refusal is Refusal.LATE and now - one.since < HANDSHAKE_SECONDS / 2:
-            one.refusal = Refusal.LATE if self._plain else Refusal.CLOSED
+        if one.refusal is Refusal.LATE and not self._plain and now - one.since < HANDSHAKE_SECONDS / 2:
+            one.refusal = Refusal.CLOSED
         return not one.known
 
     def _unseen_for_long(self, now: float) -> int:
@@ -238,7 +246,7 @@ def _how_it_begins(one: socket.socket) -> Refusal:
     if first[0] in _TLS_RECORDS:
         (state,) = struct.unpack_from("B", one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8))
         return Refusal.CLOSED if state == _TCP_CLOSE_WAIT else Refusal.UNPROVEN
-    return Refusal.NO_KEY_THERE if b"PRI".startswith(first) else Refusal.MALFORMED
+    return Refusal.NO_KEY_THERE if first == _HTTP2[: len(first)] else Refusal.MALFORMED
 
 
 def _own_sockets(port: int) -> Iterator[tuple[socket.socket, int]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import socket
-import struct
 import time
 from dataclasses import dataclass, replace
 
@@ -105,9 +104,7 @@ def _what_a_name_means(place: Address, numbers: tuple[IPAddress, ...]) -> str:
 
 def _connect(number: IPAddress, port: int, left: float, seconds: float) -> Probe:
     try:
-        with socket.create_connection((str(number), port), timeout=left) as line:
-            # Reset: a port that waits for first bytes (callers.py) never hears of this connection.
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        socket.create_connection((str(number), port), timeout=left).close()
     except TimeoutError:
         return _silent(seconds)
     except ConnectionRefusedError:
