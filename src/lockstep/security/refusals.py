@@ -18,6 +18,7 @@ from lockstep import terminal
 from lockstep.security.proof import ProofError, Refusal, sentence_of
 
 EVERY_SECONDS: Final = 30.0
+REFUSALS_THREAD: Final = "refusals"
 MOST_ADDRESSES: Final = 256
 """More are not told apart between two lines."""
 
@@ -110,7 +111,7 @@ class RefusalLog:
 
     def _wake(self) -> None:
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name="refusals", daemon=True)
+            thread = threading.Thread(target=self._run, name=REFUSALS_THREAD, daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # no thread is free; the next refusal tries again
