@@ -19,7 +19,7 @@ from lockstep.runtime.processes import ProcessFacts, descendants, send_signal
 SECONDS = 5.0
 """Threads of gRPC and processes that were just killed take a moment to end."""
 
-_LASTING_THREADS = re.compile(r"pytest_timeout|tqdm|TMonitor|_poll_wrapper")
+_LASTING_THREADS = re.compile(r"pytest_timeout|refusals|tqdm|TMonitor|_poll_wrapper")
 _LASTING_DESCRIPTORS = re.compile(
     # Event loops of gRPC, UCX and torch; devices and random numbers, opened once.
     r"anon_inode:.*(eventfd|eventpoll|timerfd|inotify|io_uring).*|/dev/(null|urandom|random|nvidia.*|infiniband/.*|dri/.*)"

@@ -1,4 +1,4 @@
-"""A listener names whom it refuses, not too often, and leaves nothing behind when it is closed."""
+"""A listener names whom it refuses, and leaves nothing behind when it is closed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from helpers.waiting import wait_until
 from lockstep.security.listening import ProvenListener
 from lockstep.security.proof import Parties, ProofError, Refusal
-from lockstep.security.refusal_notices import EVERY_SECONDS, RefusalNotices
 from lockstep.security.wire import ProvenSocket, dial
 
 PARTIES = Parties(purpose="test", dialer="/a", acceptor="/b", version="1")
@@ -60,16 +59,3 @@ def test_closing_cuts_silent_strangers_and_connections_in_use(listening: Listeni
         member.settimeout(10)
         assert member.recv(1) == b""
     assert listening.refused == []
-
-
-def test_a_thousand_refusals_are_one_line_and_later_a_number() -> None:
-    said: list[str] = []
-    now = 100.0
-    notices = RefusalNotices(said.append, lambda: now)
-    for _ in range(1000):
-        notices("10.0.0.9", ProofError(Refusal.OTHER_KEY))
-    notices("10.0.0.9", ProofError(Refusal.CLOSED))
-    assert len(said) == 1
-    now += EVERY_SECONDS
-    notices("10.0.0.8", ProofError(Refusal.LATE))
-    assert said[1].startswith("refused a connection from 10.0.0.8 (999 more before): ")

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from helpers.keys import make_key
+from helpers.refused_callers import wait_for_refusal
 from lockstep.security import strangers
 from lockstep.security.chosen import chosen_key
 from lockstep.security.key import find_key
+from lockstep.security.refusals import Entrance
 from lockstep.transports.net import serving
 from lockstep.transports.net.control import TCP, Caller, NetError, connect_proven
 from lockstep.transports.net.serving import NetServer
@@ -69,6 +71,7 @@ def test_another_key_and_none_are_refused_with_the_reason(served: Served, tmp_pa
         Caller("127.0.0.1", served.port, find_key(make_key(tmp_path / "other")))
     with pytest.raises(NetError, match="wants a key"):
         Caller("127.0.0.1", served.port, None)
+    wait_for_refusal(Entrance.NET, "127.0.0.1", "no key there")
     served.check()
 
 

@@ -155,7 +155,7 @@ def _serve(where: str, ports: PortRange | None) -> int:
     other = f"THIS_HOST:{port}" if place.is_wildcard else place
     print(f"Waiting at {place}; run 'lockstep net {other}' on the other host. Ctrl-C ends it.")
     sys.stdout.flush()
-    with closing(NetServer(listener, key, ports, say)):
+    with closing(NetServer(listener, key, ports)):
         threading.Event().wait()
     return 0
 

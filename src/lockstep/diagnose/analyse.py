@@ -8,7 +8,7 @@ from dataclasses import replace
 from lockstep.diagnose import input_rules, phrases, task_rules, tensor_rules, work_rules
 from lockstep.diagnose.case import Proof, WaitCase
 from lockstep.diagnose.evidence import ChainEnd, Chains, Evidence, Waiting, find_chains, is_waited_for
-from lockstep.diagnose.summary import health_summary, task_lines, timeline
+from lockstep.diagnose.summary import health_summary, refused_callers, task_lines, timeline
 from lockstep.diagnose.verdict import Diagnosis, Edge, Verdict
 from lockstep.diagnose.views import TaskView
 from lockstep.errors import EXIT_VERDICT
@@ -96,6 +96,7 @@ def analyse(evidence: Evidence, rules: Sequence[tuple[Cause, Rule]] = RULES) -> 
         asker=evidence.asker,
         tasks=task_lines(evidence),
         timeline=timeline(evidence),
+        refused=refused_callers(evidence),
     )
     if evidence.end is not None:
         return _ended(evidence, chains, known, rules)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lockstep.diagnose.fields import SnapshotError, addresses_in, load_fields, number_of, object_of, text_of, whole_of
+from lockstep.diagnose.task_view import read_refused
 from lockstep.diagnose.views import MonitorView
 from lockstep.foreign import plain
 from lockstep.protocol.core.ids import hex64
@@ -35,6 +36,7 @@ def read_monitor(data: bytes) -> MonitorView:
         stack=_main_thread(stack.get("text")),
         resident=whole_of(process.get("resident_bytes")),
         cluster=addresses_in(fields),
+        refused=read_refused(fields),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from lockstep.diagnose import phrases
 from lockstep.diagnose.evidence import Evidence, Seen, is_worker
-from lockstep.diagnose.verdict import TaskLine, TimelineSpan
+from lockstep.diagnose.verdict import RefusedCallers, TaskLine, TimelineSpan
 from lockstep.errors import EXIT_VERDICT
 from lockstep.protocol.core.activity import Doing
 from lockstep.protocol.core.parts import Part
@@ -48,6 +48,17 @@ def _line(seen: Seen) -> TaskLine:
         return TaskLine(task=seen.task, host="", pid=0, step=-2, doing=phrases.was_not_asked(), answers=True)
     doing = phrases.nobody_answers(seen.monitor_silence.text or seen.silence.text)
     return TaskLine(task=seen.task, host="", pid=0, step=-2, doing=doing, answers=False)
+
+
+def refused_callers(evidence: Evidence) -> tuple[RefusedCallers, ...]:
+    """Of every task and monitor that has refused some."""
+    found = [
+        RefusedCallers(task=task, callers=one.callers, entrance=one.entrance, caller=one.caller, why=one.why)
+        for task, seen in evidence.tasks.items()
+        for side in (seen.monitor, seen.view)
+        if side is not None and (one := side.refused) is not None
+    ]
+    return tuple(sorted(found, key=lambda one: -one.callers)[:MAX_LINES])
 
 
 def timeline(evidence: Evidence) -> tuple[TimelineSpan, ...]:

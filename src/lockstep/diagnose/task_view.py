@@ -24,6 +24,7 @@ from lockstep.diagnose.views import (
     LinkView,
     MainView,
     MovingView,
+    RefusedView,
     ServerSideView,
     ShardView,
     SpanView,
@@ -86,7 +87,18 @@ def read_task(data: bytes) -> TaskView:
         parts={plain(name): number_of(value) for name, value in object_of(fields.get("parts")).items()},
         cluster=addresses_in(fields),
         spans=tuple(_span(one) for one in objects_of(fields.get("spans"))),
+        refused=read_refused(fields),
     )
+
+
+def read_refused(fields: Mapping[str, Any]) -> RefusedView | None:
+    """In the snapshots of tasks and of monitors."""
+    one = object_of(fields.get("refused"))
+    if not one:
+        return None
+    last = object_of(one.get("last"))
+    entrance, caller, why = (text_of(last.get(name))[:100] for name in ("entrance", "caller", "why"))
+    return RefusedView(whole_of(one.get("callers")), entrance, caller, why)
 
 
 def _ended(value: object) -> Ended | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from lockstep.diagnose import phrases
-from lockstep.diagnose.verdict import Diagnosis, Edge, TimelineSpan, Verdict
+from lockstep.diagnose.verdict import Diagnosis, Edge, RefusedCallers, TimelineSpan, Verdict
 
 WIDTH = 100
 RULE = "-" * WIDTH
@@ -55,7 +55,7 @@ def render(kind: str, diagnosis: Diagnosis) -> str:
     )
     if len(diagnosis.tasks) > MAX_TASKS:
         lines += _indented([phrases.and_more(len(diagnosis.tasks) - MAX_TASKS)])
-    return "\n".join([*lines, *_timeline(diagnosis.timeline), RULE])
+    return "\n".join([*lines, *_refused(diagnosis.refused), *_timeline(diagnosis.timeline), RULE])
 
 
 def _title(diagnosis: Diagnosis) -> str:
@@ -89,6 +89,14 @@ def _edges(title: str, edges: tuple[Edge, ...]) -> list[str]:
     shown = [phrases.edge_line(e.waiter, e.what, e.step, e.seconds, e.state) for e in edges[:MAX_EDGES]]
     more = [phrases.and_more(len(edges) - MAX_EDGES)] if len(edges) > MAX_EDGES else []
     return [title, *_indented([*shown, *more])]
+
+
+def _refused(found: tuple[RefusedCallers, ...]) -> list[str]:
+    if not found:
+        return []
+    shown = [phrases.refused_line(one.task, one.callers, one.entrance, one.caller, one.why) for one in found]
+    more = [phrases.and_more(len(found) - MAX_EDGES)] if len(found) > MAX_EDGES else []
+    return [phrases.refused_title(), *_indented([*shown[:MAX_EDGES], *more])]
 
 
 def _timeline(spans: tuple[TimelineSpan, ...]) -> list[str]:

@@ -105,6 +105,17 @@ class TimelineSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedCallers:
+    """The callers without a proof that one process has refused, and the last of them."""
+
+    task: str
+    callers: int
+    entrance: str
+    caller: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """All that a report shows."""
 
@@ -122,6 +133,7 @@ class Diagnosis:
     """Waits that follow from it."""
     tasks: tuple[TaskLine, ...] = ()
     timeline: tuple[TimelineSpan, ...] = ()
+    refused: tuple[RefusedCallers, ...] = ()
     ends: bool = False
     """The task that reports this ends the job because of it."""
 
@@ -160,7 +172,7 @@ _Built = TypeVar("_Built")
 
 
 _HINTS: dict[type, dict[str, Any]] = {
-    kind: get_type_hints(kind) for kind in (Diagnosis, Verdict, Edge, TaskLine, TimelineSpan)
+    kind: get_type_hints(kind) for kind in (Diagnosis, Verdict, Edge, TaskLine, TimelineSpan, RefusedCallers)
 }
 
 

@@ -211,6 +211,16 @@ class Ended:
     reason: Reason
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedView:
+    """The callers that a process has refused, and the last of them."""
+
+    callers: int
+    entrance: str
+    caller: str
+    why: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskView:
     """What a task reports of itself."""
@@ -257,6 +267,7 @@ class TaskView:
     cluster: Mapping[str, str] = field(default_factory=dict)
     spans: tuple[SpanView, ...] = ()
     """What happened in the last steps."""
+    refused: RefusedView | None = None
 
     def tensor(self, kind: str, number: int, bucket: int, peer: str) -> TensorView | None:
         for tensor in self.tensors:
@@ -295,3 +306,4 @@ class MonitorView:
     resident: int = 0
     cluster: Mapping[str, str] = field(default_factory=dict)
     """Every task of the cluster with its address."""
+    refused: RefusedView | None = None

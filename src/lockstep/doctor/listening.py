@@ -20,6 +20,7 @@ from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.messages import Description
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.startup.start_facts import StartFacts
+from lockstep.security.refusals import Entrance
 from lockstep.transports.control.broadcast import Broadcast
 from lockstep.transports.control.monitor_service import add_monitor_service, inbox_handler
 from lockstep.transports.control.ports import listen_at
@@ -99,7 +100,7 @@ class Stand:
         self._notes = notes
         self._since = time.monotonic()
         self._changed = Broadcast()
-        self._server = ControlServer(listen.host, listen.port, threads=_THREADS)
+        self._server = ControlServer(listen.host, listen.port, threads=_THREADS, entrance=Entrance.DOCTOR)
         add_monitor_service(self._server, self._describe, self._changed, self.snapshot, max_watchers=_WATCHERS)
         self._server.add_handlers(SERVICE, {"Tell": inbox_handler(inbox.take, _MOST_BYTES)})
         self._server.start()

@@ -34,7 +34,6 @@ class Purpose(Enum):
     LINKS = "links"
     """TLS of every RPC: the private key of the authority that signs certificates."""
     DATA = "data"
-    MONITOR = "monitor"
     RENDEZVOUS = "rendezvous"
     DOOR = "door"
     STORE = "store"

@@ -41,6 +41,8 @@ class Refusal(StrEnum):
     OTHER_TARGET = "other target"
     ALTERED = "altered"
     MALFORMED = "malformed"
+    OTHER_USER = "other user"
+    UNPROVEN = "unproven"
     LATE = "late"
     CROWDED = "crowded"
     CLOSED = "closed"
@@ -54,17 +56,25 @@ _SENTENCES: Final = {
     Refusal.OTHER_TARGET: "this is not the task, or not the incarnation of it, that the other end means",
     Refusal.ALTERED: "a message was changed on its way",
     Refusal.MALFORMED: "the other end sent something that is not part of this handshake",
+    Refusal.OTHER_USER: "the other end belongs to another user; run all tasks of a job as the same user",
+    Refusal.UNPROVEN: "the other end began TLS, but did not complete it with this job's key, or left before its first "
+    "call; give every task of the job the same key",
     Refusal.LATE: "the other end did not prove in time that it knows this job's key",
     Refusal.CROWDED: "it made room for another connection before it had proven that it knows this job's key",
     Refusal.CLOSED: "the other end hung up before it had proven that it knows this job's key",
 }
 
 
+def sentence_of(refusal: Refusal) -> str:
+    """The same in words, seen from the end that refuses."""
+    return _SENTENCES[refusal]
+
+
 class ProofError(Exception):
     """The other end has not proven what it must; ``refusal`` says why, the text says it in words."""
 
     def __init__(self, refusal: Refusal) -> None:
-        super().__init__(_SENTENCES[refusal])
+        super().__init__(sentence_of(refusal))
         self.refusal = refusal
 
 

@@ -40,22 +40,33 @@ class Strangers:
     @contextmanager
     def place(self, cut: Callable[[], object]) -> Iterator[StrangerPlace]:
         """Hold a place until the connection has proven itself or is refused. ``cut`` must end what it waits for.
-        ``ProofError`` at the end of the ``with`` block if it was cut, even if it came that far."""
+        ``ProofError`` at the end of the ``with`` block if it was cut, however far it came."""
         own = StrangerPlace(cut)
         with self._lock:
             evicted = self._make_room()
             self._waiting.append(own)
         if evicted is not None:
             evicted.cut()
+        kept = False
         try:
             yield own
+            kept = self._leave(own)
+        except Exception as error:
+            if self._leave(own):
+                raise
+            raise ProofError(Refusal.CROWDED) from error
         finally:
-            with self._lock:
-                kept = own in self._waiting
-                if kept:
-                    self._waiting.remove(own)
+            self._leave(own)
         if not kept:
             raise ProofError(Refusal.CROWDED)
+
+    def _leave(self, own: StrangerPlace) -> bool:
+        """Whether it still had its place."""
+        with self._lock:
+            kept = own in self._waiting
+            if kept:
+                self._waiting.remove(own)
+        return kept
 
     def _make_room(self) -> StrangerPlace | None:
         if len(self._waiting) < self._places:

@@ -13,9 +13,11 @@ from contextlib import ExitStack, contextmanager, suppress
 import pytest
 
 from helpers.ports import free_port
+from helpers.refused_callers import wait_for_refusal
 from helpers.waiting import wait_until
 from lockstep.runtime.startup.rendezvous import RendezvousError, RendezvousSpec, meet
 from lockstep.security import strangers
+from lockstep.security.refusals import Entrance
 from lockstep.transports.control.addresses import Address
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -98,6 +100,7 @@ def test_another_key_gets_neither_a_place_nor_the_list(rank_0: Rank0) -> None:
         rank_0.guest(key=OTHER).result(20)
     with pytest.raises(RendezvousError, match="wants a key"):
         rank_0.guest(key=None).result(20)
+    wait_for_refusal(Entrance.RENDEZVOUS, "127.0.0.1", "no key there")
     rank_0.check()
 
 

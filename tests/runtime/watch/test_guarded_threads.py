@@ -31,11 +31,11 @@ class Publisher(Recorded):
     class Folder:
         def hold(self) -> None: ...
 
-        def close(self) -> None: ...
-
     def __init__(self) -> None:
         super().__init__()
         self.folder = self.Folder()
+
+    def close(self) -> None: ...
 
     def say(self, text: str) -> None:
         self.printed.append(text)

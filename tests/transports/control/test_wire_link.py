@@ -20,6 +20,7 @@ import pytest
 from helpers.reasons import because
 from helpers.wire import PATIENCE, Acceptor, RecordingOwner, accepting, hello, wait_until
 from lockstep.protocol.core.messages import Commit, Envelope, Heartbeat, Hello, LocalState, Refused, TransportAddress
+from lockstep.security.refusals import REFUSALS_THREAD
 from lockstep.transports.base import LinkState
 from lockstep.transports.control import link as link_module
 from lockstep.transports.control import outbox
@@ -64,7 +65,10 @@ def peer_process() -> Iterator[tuple[subprocess.Popen[str], str]]:
 def _no_thread_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
-    wait_until("all threads of the test have ended", lambda: not [t for t in threading.enumerate() if t not in before])
+    wait_until(
+        "all threads of the test have ended",
+        lambda: {one.name for one in threading.enumerate() if one not in before} <= {REFUSALS_THREAD},
+    )
 
 
 def test_both_sides_learn_who_the_other_is() -> None:

@@ -313,6 +313,15 @@ def task_line(task: str, host: str, pid: int, step: int, doing: str) -> str:
     return f"{_named(task)}{_place(host, pid)}: {in_step}{doing}"
 
 
+def refused_title() -> str:
+    return "refused callers (without a proof that they know this job's key):"
+
+
+def refused_line(task: str, callers: int, entrance: str, caller: str, why: str) -> str:
+    count = "1 caller" if callers == 1 else f"{callers} callers"
+    return f"{_named(task)} refused {count}, the last from {caller or 'an unknown address'} at {entrance} ({why})"
+
+
 def timeline_lines_title() -> str:
     return "timeline (what each task finished last):"
 

@@ -78,6 +78,8 @@ class ReportKind(StrEnum):
     """To a person who asked."""
     INJECTED = "injected"
     """A drill has planted a fault."""
+    REFUSED = "refused"
+    """Callers were refused at a port or a door."""
 
 
 WITH_FILES = frozenset({ReportKind.VERDICT, ReportKind.STALL})

@@ -13,6 +13,7 @@ from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.stack import StackTaker
 from lockstep.runtime.processes import uses_device
 from lockstep.runtime.startup.start_facts import StartFacts
+from lockstep.security.refusals import REFUSALS, Entrance
 from lockstep.transports.control.monitor_service import add_monitor_service, snapshot_handler
 from lockstep.transports.control.server import ControlServer
 
@@ -30,7 +31,7 @@ class MonitorService:
         self._record = record
         self._start = start
         self._stacks = StackTaker()
-        self._server = ControlServer(host, port, threads=_MAX_WATCHERS + _QUESTIONS)
+        self._server = ControlServer(host, port, threads=_MAX_WATCHERS + _QUESTIONS, entrance=Entrance.MONITOR)
         add_monitor_service(self._server, record.describe, record.changed, self.snapshot, max_watchers=_MAX_WATCHERS)
         self._server.add_handlers("Monitor", {"Stack": snapshot_handler(self.snapshot_with_stack)})
         self._server.start()
@@ -69,6 +70,7 @@ class MonitorService:
             "out_of_memory": record.out_of_memory,
             "reason": record.report.reason,
             "stack": asdict(stack) if stack else None,
+            "refused": REFUSALS.summary(),
         }
         return json.dumps(fields).encode()
 

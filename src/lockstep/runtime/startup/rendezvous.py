@@ -27,7 +27,7 @@ from lockstep.foreign import JsonError, plain, read_json
 from lockstep.protocol.core.timing import SAY_SECONDS
 from lockstep.security.listening import ProvenListener
 from lockstep.security.proof import Parties, ProofError, Refusal
-from lockstep.security.refusal_notices import RefusalNotices
+from lockstep.security.refusals import REFUSALS, Entrance
 from lockstep.security.wire import PROOF_SECONDS, Claim, ProvenSocket, dial
 from lockstep.transports.control.addresses import (
     Address,
@@ -121,10 +121,10 @@ class _Host:
         meeting = self._meeting
         if meeting.world == 1:
             return (str(Address("127.0.0.1", self._ports[0])),)
-        refused = RefusalNotices(lambda what: self._say(f"rank 0 {what}"))
         with contextlib.ExitStack() as opened:
             for host in own_addresses(meeting):
                 listener = self._listen(host)
+                refused = REFUSALS.at(Entrance.RENDEZVOUS, str(Address(host, meeting.address.port)))
                 door = ProvenListener(listener, meeting.key, self._believed, self._hear, "rendezvous", refused)
                 opened.callback(door.close)
             opened.callback(self._see_guests_off)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from lockstep.diagnose import phrases as said
@@ -20,9 +21,10 @@ from lockstep.runtime.task.peers import PeerKeeper
 from lockstep.runtime.watch.dump import dump_bytes, file_name
 from lockstep.runtime.watch.run_folder import RunFolder
 from lockstep.runtime.watch.snapshot import Shown, journal_rows, snapshot_of
+from lockstep.security.refusals import REFUSALS, RefusalNotice
 
 EVENTS = "events.jsonl"
-"""One line for each notice, verdict and stall, and for each fault that a drill has planted."""
+"""One line for each notice, verdict and stall, for each fault that a drill has planted, and for refused callers."""
 
 REPORT = "report"
 
@@ -35,6 +37,11 @@ class Publisher:
         self.say = say
         self._said: set[str] = set()
         self.folder = RunFolder(asked_folder, lambda: node.job)
+        self._hear_no_refusals = REFUSALS.subscribe(self._note_refusals)
+
+    def close(self) -> None:
+        self._hear_no_refusals()
+        self.folder.close()
 
     # -- to people --
 
@@ -127,6 +134,20 @@ class Publisher:
             "key": "" if verdict is None else verdict.key,
             "step": -2 if verdict is None else verdict.step,
         }
-        # A notice alone is not worth a folder.
-        make = kind is not ReportKind.NOTICE or self.folder.is_named
+        self._append(kind, fields)
+
+    def _note_refusals(self, notice: RefusalNotice) -> None:
+        """On the thread that has printed it."""
+        fields = {
+            "time": time.time(),
+            "task": str(self._node.task),
+            "kind": ReportKind.REFUSED,
+            "text": str(notice),
+            **asdict(notice),
+        }
+        self._append(ReportKind.REFUSED, fields)
+
+    def _append(self, kind: ReportKind, fields: Mapping[str, object]) -> None:
+        # A notice alone is not worth a folder, and a stranger must not be able to make one.
+        make = kind not in (ReportKind.NOTICE, ReportKind.REFUSED) or self.folder.is_named
         self._say_once(self.folder.append(EVENTS, json.dumps(fields).encode() + b"\n", make).problem)

@@ -30,6 +30,7 @@ from lockstep.runtime.task.peers import PeerKeeper
 from lockstep.runtime.trace.spans import parts_of_a_step, spans_of
 from lockstep.runtime.watch.stacks import MAX_FRAMES, frames_of, place_in_program, whose_code
 from lockstep.runtime.watch.status import MainThread, Sampler
+from lockstep.security.refusals import REFUSALS
 from lockstep.version import __version__
 
 MAX_TENSORS = 2000
@@ -126,6 +127,7 @@ def snapshot_of(node: Shown, *, on_loop: bool = False) -> dict[str, Any]:
         "memory": _memory(),
         "disk": _disk(node, now),
         "shard": _shard_write(node.shard_write, now),
+        "refused": REFUSALS.summary(),
         "threads": sorted(thread.name for thread in threading.enumerate())[:200],
     }
 

@@ -145,7 +145,7 @@ class Watchdog:
         self._inbox.put(None)
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join(WATCHDOG_JOIN_SECONDS)
-        self._publisher.folder.close()
+        self._publisher.close()
 
     # -- called by other threads --
 

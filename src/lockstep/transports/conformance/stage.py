@@ -11,6 +11,7 @@ from typing import Protocol
 
 from lockstep.protocol.core.messages import Ticket
 from lockstep.security.chosen import chosen_key
+from lockstep.security.refusals import REFUSALS_THREAD
 from lockstep.transports.conformance.events import PATIENCE, CaseFailed, Heard
 from lockstep.transports.conformance.node import LocalNode, SuiteNode, note_for
 
@@ -135,7 +136,8 @@ class Stage:
             wait_until("all threads of the transport have ended", lambda: not self._new_threads(), 10.0)
 
     def _new_threads(self) -> list[threading.Thread]:
-        return [thread for thread in threading.enumerate() if thread not in self._threads_before]
+        new = [thread for thread in threading.enumerate() if thread not in self._threads_before]
+        return [thread for thread in new if thread.name != REFUSALS_THREAD]  # of the process, not of the transport
 
     def node(self, task: str) -> LocalNode:
         """A node in this process, in a new incarnation."""

@@ -8,6 +8,7 @@ are streams of tensors, at a port of their own, whose handlers demand a proof (`
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 from lockstep.security.certificates import NAME, Certificates, certificates_for
 from lockstep.security.chosen import chosen_key
@@ -25,9 +26,10 @@ def own_certificates() -> Certificates | None:
 _of_key = functools.cache(certificates_for)
 
 
-@functools.cache
-def _server_side(own: Certificates) -> grpc.ServerCredentials:
-    return grpc.ssl_server_credentials([(own.private, own.certificate)], own.authority, require_client_auth=True)
+def _server_side(own: Certificates, begun: Callable[[], None]) -> grpc.ServerCredentials:
+    shown = grpc.ssl_server_certificate_configuration([(own.private, own.certificate)], own.authority)
+    # gRPC asks at every handshake whether there are new certificates; "begun" returns None, for no.
+    return grpc.dynamic_ssl_server_credentials(shown, begun, require_client_authentication=True)
 
 
 @functools.cache
@@ -35,12 +37,15 @@ def _client_side(own: Certificates) -> grpc.ChannelCredentials:
     return grpc.ssl_channel_credentials(own.authority, own.private, own.certificate)
 
 
-def add_port(server: grpc.Server, address: str) -> int:
-    """Let ``server`` listen at ``host:port``; returns the port. ``RuntimeError`` if it cannot."""
+def add_port(server: grpc.Server, address: str, begun: Callable[[], None]) -> int:
+    """Let ``server`` listen at ``host:port``; returns the port. ``RuntimeError`` if it cannot.
+
+    ``begun`` is called on a thread of gRPC when a handshake begins.
+    """
     own = own_certificates()
     if own is None:
         return add_plain_port(server, address)
-    port: int = server.add_secure_port(address, _server_side(own))
+    port: int = server.add_secure_port(address, _server_side(own, begun))
     return port
 
 

@@ -14,9 +14,11 @@ from typing import Final, Protocol
 from lockstep.protocol.core.causes import Reason, link_down
 from lockstep.protocol.core.messages import Envelope, Hello, Refused
 from lockstep.protocol.core.timing import CUT_SECONDS, FLUSH_SECONDS, HELLO_SECONDS
-from lockstep.security.proof import ProofError
+from lockstep.security.proof import ProofError, Refusal
+from lockstep.security.refusals import REFUSALS, Entrance
 from lockstep.security.strangers import Strangers
 from lockstep.transports.base import LinkState
+from lockstep.transports.control.callers import host_in
 from lockstep.transports.control.channels import open_channel
 from lockstep.transports.control.codec import WireError, decode_envelopes, encode, join_envelopes
 from lockstep.transports.control.outbox import Outbox, OutboxFullError
@@ -260,9 +262,16 @@ MakeEvents = Callable[[Hello, ControlLink], LinkEvents]
 class _Acceptor:
     """Runs the accepting end of one link: gRPC's thread writes, the link's own thread reads."""
 
-    def __init__(self, on_hello: OnHello, make_events: MakeEvents, strangers: Strangers) -> None:
+    def __init__(
+        self,
+        on_hello: OnHello,
+        make_events: MakeEvents,
+        strangers: Strangers,
+        refused: Callable[[str, ProofError], None],
+    ) -> None:
         self.link = ControlLink("link-accepted")
         self._strangers = strangers
+        self._refused = refused
         self._on_hello = on_hello
         self._make_events = make_events
         self._decided = threading.Event()
@@ -277,11 +286,13 @@ class _Acceptor:
         try:
             with self._strangers.place(context.cancel):
                 decided = self._decided.wait(HELLO_SECONDS)
-        except ProofError:
+        except ProofError as error:
             link._outbox.abort()
+            self._refused(host_in(context.peer()), error)
             return
         if not decided:
             link._outbox.abort()
+            self._refused(host_in(context.peer()), ProofError(Refusal.LATE))
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"no Hello within {HELLO_SECONDS:g} s")
         yield from link._outgoing()
 
@@ -333,8 +344,9 @@ def serve_links(server: ControlServer, on_hello: OnHello, make_events: MakeEvent
     Streams without a Hello hold a third of the server's threads at most; the first that came makes room for a new one.
     """
     strangers = Strangers(max(1, server.threads // 3))
+    refused = REFUSALS.at(Entrance.TASK, server.address)
 
     def handle(incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        return _Acceptor(on_hello, make_events, strangers).serve(incoming, context)
+        return _Acceptor(on_hello, make_events, strangers, refused).serve(incoming, context)
 
     server.add_handlers("Task", {"Link": grpc.stream_stream_rpc_method_handler(handle)})

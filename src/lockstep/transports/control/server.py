@@ -6,13 +6,17 @@ One port serves all calls, to callers with the key only (``credentials.py``). St
 from __future__ import annotations
 
 import errno
+import os
 import socket
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from lockstep.security.chosen import is_insecure
+from lockstep.security.refusals import Entrance
 from lockstep.transports.control.addresses import Address
+from lockstep.transports.control.callers import CallerWatch
 from lockstep.transports.control.channels import PLAIN, server_options
 from lockstep.transports.control.credentials import add_plain_port, add_port
 from lockstep.transports.control.ports import PortRange, ReservedPort
@@ -49,7 +53,10 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no ty
 class _Port:
     """One gRPC server at one port, with its own threads."""
 
-    def __init__(self, host: str, port: int, ports: PortRange | None, threads: int, *, plain: bool = False) -> None:
+    def __init__(
+        self, host: str, port: int, ports: PortRange | None, threads: int, entrance: Entrance, *, plain: bool = False
+    ) -> None:
+        self._watch = None if is_insecure() else CallerWatch(entrance, plain=plain)
         if not port and ports is not None:
             with ReservedPort(host, ports) as reserved:
                 self._listen(host, reserved.port, threads, plain)
@@ -57,6 +64,7 @@ class _Port:
             self._listen(host, port, threads, plain)
 
     def _listen(self, host: str, port: int, threads: int, plain: bool) -> None:
+        self._host = host
         address = str(Address(host, port))
         _check_free(host, port, address)
         self.handlers = _Handlers()
@@ -66,10 +74,15 @@ class _Port:
         self._server = grpc.server(self._pool, options=options, maximum_concurrent_rpcs=threads)
         self._server.add_generic_rpc_handlers((self.handlers,))
         try:
-            self.port: int = (add_plain_port if plain else add_port)(self._server, address)
+            self.port = self._add(address, plain)
         except RuntimeError as error:
             self._pool.shutdown(wait=False)
             raise ListenError(address, str(error)) from error
+
+    def _add(self, address: str, plain: bool) -> int:
+        if plain or self._watch is None:
+            return add_plain_port(self._server, address)
+        return add_port(self._server, address, self._watch.begun)
 
     def add(self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler]) -> None:
         if self.started:
@@ -78,19 +91,32 @@ class _Port:
             name = method_path(service, method)
             if name in self.handlers.by_method:
                 raise RuntimeError(f"{name} already has a handler")
-            self.handlers.by_method[name] = handler
+            self.handlers.by_method[name] = handler if self._watch is None else self._watch.noting(handler)
 
     def start(self) -> None:
         self.started = True
+        if self._watch is not None:
+            self._watch.watch(str(Address(self._host, self.port)), self.port)
         self._server.start()
+        self._at_exit = weakref.finalize(self, _stop_here, self._server, os.getpid())
 
     def stop(self, grace: float) -> None:
         if not self.started:
             # gRPC only frees the port of a running server; this one has no methods.
             self.handlers.by_method.clear()
             self.start()
+        self._at_exit.detach()
         self._server.stop(grace).wait(grace + 5.0)
+        if self._watch is not None:
+            self._watch.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _stop_here(server: grpc.Server, pid: int) -> None:
+    """When Python ends with the server still running: a handshake that begins then would ask it something. Not in a
+    child of this process, where the server does not run."""
+    if os.getpid() == pid:
+        server.stop(0).wait(1.0)
 
 
 class ControlServer:
@@ -108,13 +134,15 @@ class ControlServer:
         threads: int,
         advertised_host: str | None = None,
         ports: PortRange | None = None,
+        entrance: Entrance = Entrance.TASK,
     ) -> None:
-        """``port`` 0: a port of ``ports``, or one that the kernel chooses. ``PortsUsedUp`` if all are taken."""
+        """``port`` 0: a port of ``ports``, or one that the kernel chooses. ``PortsUsedUp`` if all are taken.
+        ``entrance``: what this is for whoever reads that a caller was refused."""
         self.listen_host = host
         self.ports = ports
         self.host = advertised_host or host
         self.threads = threads
-        self._main = _Port(host, port, ports, threads)
+        self._main = _Port(host, port, ports, threads, entrance)
         self._bulk: _Port | None = None
 
     @property
@@ -140,7 +168,7 @@ class ControlServer:
             self._main.add(service, handlers)
             return self.address
         if self._bulk is None:
-            self._bulk = _Port(self.listen_host, 0, self.ports, self.threads, plain=True)
+            self._bulk = _Port(self.listen_host, 0, self.ports, self.threads, Entrance.TENSORS, plain=True)
         self._bulk.add(service, handlers)
         return f"{PLAIN}{Address(self.host, self._bulk.port)}"
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from lockstep.protocol.core.causes import Reason
 from lockstep.protocol.core.messages import Ticket
 from lockstep.security.key import Key
+from lockstep.security.refusals import Entrance
 from lockstep.transports.base import Endpoint, Loan, Move, PeerAddress, Region
 from lockstep.transports.control.ports import PortRange
 from lockstep.transports.control.server import ControlServer
@@ -49,7 +50,7 @@ class LinkEnd:
         ports: PortRange | None = None,
     ) -> None:
         self._me = (task, incarnation)
-        self._server = ControlServer(host, 0, threads=8, ports=ports)
+        self._server = ControlServer(host, 0, threads=8, ports=ports, entrance=Entrance.NET)
         try:
             self._transport = make_transport(transport, self._server, task, incarnation, key)
         except BaseException:

@@ -18,10 +18,12 @@ from lockstep.security.chosen import chosen_key
 from lockstep.security.key import Key
 from lockstep.security.listening import ProvenListener
 from lockstep.security.proof import INSECURE, Acceptor, ProofError, check_agreement
-from lockstep.security.refusal_notices import RefusalNotices
+from lockstep.security.refusals import REFUSALS, Entrance
 from lockstep.security.strangers import Strangers
 from lockstep.security.wire import ProvenSocket
 from lockstep.transports.base import PeerAddress, TransportError
+from lockstep.transports.control.addresses import Address
+from lockstep.transports.control.callers import host_in
 from lockstep.transports.control.ports import PortRange, PortsUsedUp, listen_at, parse_ports
 from lockstep.transports.control.server import ControlServer
 from lockstep.transports.memory import available_memory
@@ -96,7 +98,9 @@ class Serving:
         listener = listen_at(self._host, self._ports)
         port = int(listener.getsockname()[1])
         use = partial(_receive, memory=memory)
-        self._closing.append(ProvenListener(listener, net_key(self._key), believed(TCP), use, "net-tcp").close)
+        refused = REFUSALS.at(Entrance.NET, _address_of(listener))
+        door = ProvenListener(listener, net_key(self._key), believed(TCP), use, "net-tcp", refused)
+        self._closing.append(door.close)
         return port
 
     def bare_grpc(self, nbytes: int) -> str:
@@ -121,8 +125,9 @@ class Serving:
                     at = 0
                     yield b"!"
 
-        server = ControlServer(self._host, 0, threads=4, ports=self._ports)
-        server.add_handlers("Net", {"Bare": grpc.stream_stream_rpc_method_handler(_quietly(stream))})
+        server = ControlServer(self._host, 0, threads=4, ports=self._ports, entrance=Entrance.NET)
+        refused = REFUSALS.at(Entrance.NET, server.address)
+        server.add_handlers("Net", {"Bare": grpc.stream_stream_rpc_method_handler(_quietly(stream, refused))})
         server.start()
         self._closing.append(lambda: server.stop(0))
         return server.address
@@ -186,14 +191,23 @@ class _Polled:
         self._agent.close()
 
 
-def _quietly(stream: _Stream) -> _Stream:
-    """A stream of a stranger ends without a trace in the output."""
+def _quietly(stream: _Stream, refused: Callable[[str, ProofError], None]) -> _Stream:
+    """A stream of a stranger ends without a traceback."""
 
     def guarded(incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        with contextlib.suppress(ProofError, grpc.RpcError):
+        try:
             yield from stream(incoming, context)
+        except ProofError as error:
+            refused(host_in(context.peer()), error)
+        except grpc.RpcError:
+            return
 
     return guarded
+
+
+def _address_of(listener: socket.socket) -> str:
+    host, port, *_ = listener.getsockname()
+    return str(Address(host, port))
 
 
 def _receive(proven: ProvenSocket, memory: memoryview) -> None:
@@ -219,15 +233,13 @@ class NetServer:
         listener: socket.socket,
         key: Key | None,
         ports: PortRange | None = None,
-        say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """``say`` is told who was refused."""
         self.served = threading.Event()
         """Set once a caller has been served."""
         self._key = key
         self._ports = ports
         self._turn = threading.Lock()
-        refused = RefusalNotices(say)
+        refused = REFUSALS.at(Entrance.NET, _address_of(listener))
         self._listener = ProvenListener(listener, net_key(key), believed("net"), self._serve, "net-serve", refused)
         self.close = self._listener.close
 

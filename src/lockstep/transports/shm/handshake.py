@@ -157,11 +157,18 @@ def welcome(visitor: IncomingPeer, me: ThisEnd, deadline: float) -> Tokens:
 
 
 def check_user(connection: socket.socket, task: str) -> None:
-    """Refuse a peer of another user, root included; the kernel knows which user is at the other end."""
-    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, user, _ = struct.unpack("3i", packed)
+    """Refuse a peer of another user, root included."""
+    _, user = peer_of(connection)
     if user != os.geteuid():
-        raise FrameError(f"{task} belongs to another user ({user}); run all tasks of a job as the same user")
+        text = f"{task} belongs to another user ({user}); run all tasks of a job as the same user"
+        raise FrameError(text, Refusal.OTHER_USER)
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Which process of which user is at the other end, as the kernel knows it."""
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    process, user, _ = struct.unpack("3i", packed)
+    return process, user
 
 
 def _check(seen: bytes, me: ThisEnd, task: str) -> None:
@@ -196,9 +203,9 @@ def _receive(signals: Signals, deadline: float, task: str, *, descriptors: int) 
     try:
         frame = signals.receive_within(max(0.0, deadline - time.monotonic()), descriptors)
     except EOFError as error:
-        raise FrameError(f"{task} hung up before it identified itself") from error
+        raise FrameError(f"{task} hung up before it identified itself", Refusal.CLOSED) from error
     if frame is None:
-        raise FrameError(f"{task} did not answer in time")
+        raise FrameError(f"{task} did not answer in time", Refusal.LATE)
     return frame
 
 

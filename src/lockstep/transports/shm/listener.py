@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import Final
 
 from lockstep.protocol.core.timing import HELLO_SECONDS
-from lockstep.security.proof import ProofError
+from lockstep.security.proof import ProofError, Refusal
+from lockstep.security.refusals import REFUSALS, Entrance
 from lockstep.security.strangers import Strangers
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.shm.frames import SignalKind, pack_fault, pack_opening
-from lockstep.transports.shm.handshake import IncomingPeer, check_user
+from lockstep.transports.shm.handshake import IncomingPeer, check_user, peer_of
 from lockstep.transports.shm.host import HostPlace, door_address
 from lockstep.transports.shm.signal_socket import Signals
 
@@ -68,7 +69,7 @@ class SignalListener:
             raise
 
     def _let_in(self, connection: socket.socket) -> None:
-        signals = None
+        signals = visitor = None
         try:
             check_user(connection, "the visitor")
             signals = Signals(connection)
@@ -76,8 +77,11 @@ class SignalListener:
                 visitor = self._identify(signals, place.spoke)
             self._admit(visitor)
         except FrameError as fault:
+            if visitor is None:
+                _say_refused(connection, fault.refusal)
             _turn_away(connection, signals, pack_fault(str(fault)))
         except ProofError as error:
+            _say_refused(connection, error.refusal)
             _turn_away(connection, signals, pack_opening(SignalKind.REFUSED, error.refusal.value.encode()))
         except OSError:  # no descriptor is free
             _turn_away(connection, signals, b"")
@@ -93,6 +97,12 @@ class SignalListener:
 def _cut(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
+
+
+def _say_refused(connection: socket.socket, refusal: Refusal) -> None:
+    with contextlib.suppress(OSError):
+        process, user = peer_of(connection)
+        REFUSALS.note(Entrance.DOOR, "", f"user {user} (process {process})", refusal)
 
 
 def _turn_away(connection: socket.socket, signals: Signals | None, last: bytes) -> None:

@@ -28,10 +28,12 @@ from lockstep.security.proof import (
     Refusal,
     check_agreement,
 )
+from lockstep.security.refusals import REFUSALS, Entrance
 from lockstep.security.strangers import Strangers
 from lockstep.security.wire import FIRST_SECONDS
 from lockstep.transports import phrases
 from lockstep.transports.base import PeerAddress
+from lockstep.transports.control.callers import host_in
 from lockstep.transports.control.channels import PLAIN, is_plain, open_data_channel
 from lockstep.transports.control.reasons import explain
 from lockstep.transports.control.server import ControlServer, method_path
@@ -107,6 +109,7 @@ class StreamLinks(Generic[AnyEndpoint]):
             server.add_handlers("Task", handlers)
             self.address = server.address
         """What peers dial."""
+        self._entrance = Entrance.TENSORS if bulk else Entrance.TASK
 
     def open(self, endpoint: AnyEndpoint, dials: bool) -> Callable[[], str]:
         """Take part in a link; returns what its thread runs: connect, exchange frames, give the reason for the end."""
@@ -206,14 +209,20 @@ class StreamLinks(Generic[AnyEndpoint]):
                     yield pack(Header(FrameKind.PROOF), acceptor.opening)
                     with self._within(HELLO_SECONDS, context):
                         acceptor.check(unpack_proof(next(incoming, b"")))
-            expected = self._meeting.match(hello.task, hello.incarnation, hello.meant)
         except FrameError as fault:
+            self._say_refused(context, Refusal.MALFORMED)
             yield pack_fault(str(fault))
             return
         except ProofError as error:
+            self._say_refused(context, error.refusal)
             yield pack_refusal(error.refusal)
             return
-        except grpc.RpcError:
+        except grpc.RpcError:  # it has hung up
+            return
+        try:
+            expected = self._meeting.match(hello.task, hello.incarnation, hello.meant)
+        except FrameError as fault:
+            yield pack_fault(str(fault))
             return
         endpoint = expected.endpoint
         if not context.add_callback(endpoint.sender.end):
@@ -228,12 +237,25 @@ class StreamLinks(Generic[AnyEndpoint]):
             raise ProofError(Refusal.OTHER_TARGET)
         return Acceptor(key, self._parties(hello, self._task, self.address), hello.nonce)
 
+    def _say_refused(self, context: grpc.ServicerContext, refusal: Refusal) -> None:
+        REFUSALS.note(self._entrance, self.address.removeprefix(PLAIN), host_in(context.peer()), refusal)
+
     @contextmanager
     def _within(self, seconds: float, context: grpc.ServicerContext) -> Iterator[None]:
-        """Cut the stream if what is waited for does not come in time."""
-        silence = self._timers.later(seconds, context.cancel)
+        """Cut the stream if what is waited for does not come in time: ``ProofError``."""
+        late = threading.Event()
+
+        def cut() -> None:
+            late.set()
+            context.cancel()
+
+        silence = self._timers.later(seconds, cut)
         try:
             yield
+        except (FrameError, grpc.RpcError) as error:
+            if late.is_set():
+                raise ProofError(Refusal.LATE) from error
+            raise
         finally:
             silence.cancel()
 
