@@ -49,7 +49,7 @@ def main() -> int:
             found += len(done.defects)
             print(
                 f"{target.name:<32} {done.inputs:>9} inputs, grew by {done.grown / (1 << 20):.1f} MiB, "
-                f"{len(done.defects)} defect(s)",
+                f"the slowest took {done.slowest * 1000:.0f} ms, {len(done.defects)} defect(s)",
                 flush=True,
             )
             for defect in done.defects:

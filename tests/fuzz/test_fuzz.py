@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -15,7 +15,7 @@ from fuzz.engine import Target, fuzz, input_of
 from fuzz.live import attack
 
 SEED = 1
-INPUTS = 300
+INPUTS = 100
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def _keep(data: bytes, kept: list[bytearray] = []) -> None:  # noqa: B006 - that
 def _take(data: bytes, calls: list[int] = []) -> None:  # noqa: B006 - it counts
     calls.append(1)
     if len(calls) == 100:
-        bytearray(b"x") * (1 << 30)
+        bytearray(b"x") * (200 << 20)
 
 
 def test_an_undocumented_exception_is_found_with_a_small_input() -> None:
@@ -95,11 +95,24 @@ def test_a_crash_is_found_with_its_input() -> None:
     assert defect.data == input_of(_target(crash), SEED, defect.number) != b"seed"
 
 
-def test_a_hang_is_found_with_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuzz.engine.INPUT_SECONDS", 0.2)
-    monkeypatch.setattr("fuzz.engine._SHRINK_SECONDS", 0.2)
-    (defect,) = fuzz(_target(lambda data: time.sleep(0 if data == b"seed" else 60)), SEED, inputs=50).defects
-    assert defect.what.startswith("hang")
+def _sleep(long: bool) -> None:
+    time.sleep(60 if long else 0)
+
+
+def _spin(long: bool) -> None:
+    while long:
+        pass
+
+
+@pytest.mark.parametrize(("wait", "what"), [(_sleep, "0.2 s"), (_spin, "0.1 s of processor time")])
+def test_a_hang_is_found_with_its_input(
+    wait: Callable[[bool], None], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fuzz.engine.STUCK_SECONDS", 0.2 if wait is _sleep else 60.0)
+    monkeypatch.setattr("fuzz.engine.INPUT_SECONDS", 0.1)
+    monkeypatch.setattr("fuzz.engine._SHRINK_SECONDS", 0.1)
+    (defect,) = fuzz(_target(lambda data: wait(data != b"seed")), SEED, inputs=50).defects
+    assert defect.what.startswith(f"hang: no end after {what}")
     assert defect.data != b"seed"
 
 
