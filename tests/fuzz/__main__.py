@@ -16,12 +16,16 @@ from collections.abc import Iterator
 from fuzz.engine import Target, fuzz
 from fuzz.file_targets import file_targets
 from fuzz.live import attack
+from fuzz.members import attack_member
 from fuzz.servers import attack_net, attack_rendezvous
 from fuzz.text_targets import text_targets
 from fuzz.wire_targets import wire_targets
 
-LIVE_PART = 0.25
+LIVE_PART = 0.3
 """The live ports get this part of the time."""
+
+
+_LIVE = ((0.35, attack), (0.35, attack_member), (0.15, attack_rendezvous), (0.15, attack_net))
 
 
 def every_target(stack: contextlib.ExitStack) -> Iterator[Target]:
@@ -65,7 +69,7 @@ def _live(seed: int, seconds: float) -> int:
     found = 0
     with tempfile.TemporaryDirectory(prefix="lockstep-fuzz-") as folder:
         os.environ["XDG_CONFIG_HOME"] = folder  # a key of its own; the user's is not touched
-        for part, attacks in ((0.6, attack), (0.2, attack_rendezvous), (0.2, attack_net)):
+        for part, attacks in _LIVE:
             problems = attacks(seed, seconds * part, lambda text: print(text, flush=True))
             found += len(problems)
             for problem in problems:

@@ -12,8 +12,6 @@ import json
 import os
 import random
 import secrets
-import socket
-import ssl
 import sys
 import tempfile
 import threading
@@ -25,20 +23,19 @@ from typing import Any, Final
 
 import psutil
 
+from fuzz.callers import CALL_SECONDS, KeyedCaller, raised
 from fuzz.live import GROWTH_BYTES, Say, seeds, within
 from fuzz.mutation import mutated
-from fuzz.wire_targets import wire_targets
 from helpers.programs import Program
 from lockstep.protocol.core.ids import worker
 from lockstep.protocol.core.messages import Envelope, GradientNote, Grant, Hello, Ticket, TransportAddress
-from lockstep.security.certificates import NAME
 from lockstep.security.chosen import chosen_key
 from lockstep.security.key import Purpose
 from lockstep.security.proof import Dialer, Parties, ProofError
 from lockstep.transports.base import PeerAddress
 from lockstep.transports.control.channels import open_channel, open_data_channel
 from lockstep.transports.control.codec import WireError, decode_envelopes, encode, encode_note, join_envelopes
-from lockstep.transports.control.credentials import own_certificates
+from lockstep.transports.control.monitor_client import describe
 from lockstep.transports.control.server import method_path
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grpc.chunks import CHUNK, FIRST, LAST
@@ -62,7 +59,6 @@ from lockstep.transports.stream.frames import (
 )
 from lockstep.version import __version__
 
-CALL_SECONDS: Final = 10.0
 SETTLE_SECONDS: Final = 60.0
 START_SECONDS: Final = 60.0
 ATTACKERS: Final = 3
@@ -72,9 +68,6 @@ SPARE: Final = 12
 """Threads and descriptors that may come and go."""
 _PROVEN: Final = (OSError, EOFError, ProofError, FrameError, WireError, grpc.RpcError, StopIteration)
 """How a visit may end when the other side has had enough."""
-_UNARY: Final = (
-    *(("Monitor", "Describe"), ("Monitor", "Snapshot"), ("Task", "Snapshot"), ("Task", "Witness"), ("Doctor", "Tell")),
-)
 _WORKERS: Final = 8
 _NOTE: Final = encode_note(GradientNote(1, 2, 3))
 
@@ -202,39 +195,21 @@ class Visits:
 
     def __init__(self, addresses: dict[str, str], folder: Path) -> None:
         self._grpc, self._shm = addresses["grpc"], addresses["grpc+shm"]
-        self._given = seeds()
-        self._requests = [seed for target in wire_targets() for seed in target.seeds]
-        self._envelopes = [s for t in wire_targets() if t.name.startswith("control: Env") for s in t.seeds]
-        self._joined = [join_envelopes([one]) for one in self._envelopes]
-        self._tls = _client_side(folder)
+        self._caller = KeyedCaller(seeds(), folder)
+        self._joined = self._caller.joined
         self.kinds: dict[str, Callable[[random.Random | None], bool]] = {
-            "inside TLS": self._inside_tls,
-            "calls": self._call,
+            "inside TLS": lambda chance: self._caller.inside_tls(self._grpc, chance),
+            "calls": self._calls,
             "first message of a link": self._first_message,
             "messages of a link": self._messages,
             "frames of a stream": self._frames,
             "signals at the door": self._door,
         }
 
-    def _inside_tls(self, chance: random.Random | None) -> bool:
-        host, _, port = self._grpc.rpartition(":")
-        with (
-            socket.create_connection((host, int(port)), timeout=CALL_SECONDS) as line,
-            self._tls.wrap_socket(line, server_hostname=NAME) as shaken,
-        ):
-            shaken.sendall(_PREFACE if chance is None else mutated(chance, self._given)[: 1 << 16])
-            shaken.settimeout(CALL_SECONDS if chance is None else 0.05)
-            return bool(shaken.recv(65536))
-
-    def _call(self, chance: random.Random | None) -> bool:
-        with open_channel(self._grpc) as channel:
-            if chance is None:
-                asked = [channel.unary_unary(method_path(*name))(b"", timeout=CALL_SECONDS) for name in _UNARY[:2]]
-                return bool(asked[0])
-            for _ in range(8):
-                request = mutated(chance, self._requests)
-                with contextlib.suppress(grpc.RpcError):
-                    channel.unary_unary(method_path(*chance.choice(_UNARY)))(request, timeout=CALL_SECONDS)
+    def _calls(self, chance: random.Random | None) -> bool:
+        if chance is None:
+            return describe(self._grpc, CALL_SECONDS).task_address == self._grpc
+        self._caller.calls(self._grpc, chance)
         return True
 
     def _first_message(self, chance: random.Random | None) -> bool:
@@ -281,22 +256,6 @@ class Visits:
                 while door.heard():
                     pass
         return True
-
-
-_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
-
-
-def _client_side(folder: Path) -> ssl.SSLContext:
-    own = own_certificates()
-    assert own is not None
-    pem = folder / "member.pem"
-    pem.touch(0o600)
-    pem.write_bytes(own.certificate + own.private)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(cadata=own.authority.decode())
-    context.load_cert_chain(pem)
-    context.set_alpn_protocols(["h2"])
-    return context
 
 
 class _Member(threading.Thread):
@@ -366,12 +325,6 @@ def _misused(stand: Program, visits: Visits, seed: int, seconds: float, say: Say
     if grown > GROWTH_BYTES:
         problems.append(f"the task grew by {grown >> 20} MiB")
     return problems + raised(stand.stderr())
-
-
-def raised(stderr: str) -> list[str]:
-    """Exceptions that no code took: the end of a thread, or of a call that should have refused its input."""
-    at = stderr.find("Traceback")
-    return [] if at < 0 else [f"an exception ended a thread or a call: {stderr[max(0, at - 200) : at + 3000]}"]
 
 
 def _by_the_rules(visits: Visits) -> list[str]:
