@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from fuzz.engine import Target, fuzz
 from fuzz.file_targets import file_targets
 from fuzz.live import attack
+from fuzz.machine_targets import machine_targets
 from fuzz.members import attack_member
 from fuzz.servers import attack_net, attack_rendezvous
 from fuzz.text_targets import text_targets
@@ -29,7 +30,9 @@ _LIVE = ((0.35, attack), (0.35, attack_member), (0.15, attack_rendezvous), (0.15
 
 
 def every_target(stack: contextlib.ExitStack) -> Iterator[Target]:
-    yield from wire_targets()
+    wire = list(wire_targets())
+    yield from wire
+    yield from machine_targets(next(list(target.seeds) for target in wire if target.name == "control: Envelope"))
     yield from file_targets(stack)
     yield from text_targets()
 
