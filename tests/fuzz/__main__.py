@@ -1,6 +1,6 @@
 """Runs every target in turn, then attacks the live ports of a small job and two servers; exit code 1 for a defect.
 
-python -m fuzz [--seconds=600] [--seed=1] [--only=TEXT]        (in tests/; `make fuzz` does that)
+python -m fuzz [--seconds=600] [--seed=1] [--only=TEXT] [--list]        (in tests/; `make fuzz` does that)
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
+from fuzz.covered import table
 from fuzz.engine import Target, fuzz
 from fuzz.file_targets import file_targets
 from fuzz.live import attack
@@ -42,7 +43,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same inputs")
     parser.add_argument("--only", default="", help="only targets whose name contains this; 'live' for the ports")
+    parser.add_argument("--list", action="store_true", help="show what reads bytes of others, and what feeds it")
     asked = parser.parse_args()
+    if asked.list:
+        print(table())
+        return 0
     print(f"seed {asked.seed}, {asked.seconds:g} s", flush=True)
     found = 0
     with contextlib.ExitStack() as stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ from lockstep.training.server.shard_store import (
 )
 from lockstep.training.worker.local_state import StateDoesNotFitError, WorkerState
 from lockstep.training.worker.loss_scale import LossScale
+from lockstep.version import __version__
 
 _ENTRIES = (ParameterEntry("w", 24, "float32", 0), ParameterEntry("b", 7, "float32", 0))
 _SHARD, _STATE = "server-0.safetensors", "worker-0.safetensors"
@@ -140,7 +142,7 @@ def _keys(folder: Path) -> Iterator[Target]:
     key = Key(bytes(32), path)
     authority, certificate, private = sign(key, certificates.NAME, 4e9)
     fields = dict(zip(("authority", "certificate", "private"), (authority, certificate, private), strict=True))
-    stored = {"version": certificates.__version__, "expires": 4e9, **{n: one.decode() for n, one in fields.items()}}
+    stored = {"version": __version__, "expires": 4e9, **{n: one.decode() for n, one in fields.items()}}
 
     def find(data: bytes) -> None:
         # With the right proof: a wrong one is refused before anything is parsed.
@@ -151,6 +153,4 @@ def _keys(folder: Path) -> Iterator[Target]:
 
     yield Target("stored certificates", find, [json.dumps(stored).encode()])
     der = b"".join(certificate.strip().splitlines()[1:-1])
-    import base64
-
     yield Target("certificate of another program", lockstep_version, [base64.b64decode(der)])

@@ -176,7 +176,11 @@ def _lines() -> Iterator[Target]:
     greeting = {"rank": 1, "world": 2, "port": 1, "host": "127.0.0.1"}
     said = [json.dumps(one).encode() for one in (greeting, {"hosts": ["a:1", "b:2"]}, {"problem": "a reason"})]
     yield Target("rendezvous: line", rendezvous._read, said, (ProofError,))
-    methods = {"describe": lambda: "a", "tcp": lambda nbytes: nbytes, "link": lambda **said: unpack_ticket(said)}
+    methods: dict[str, Callable[..., object]] = {
+        "describe": lambda: "a",
+        "tcp": lambda nbytes: nbytes,
+        "link": lambda **said: unpack_ticket(said),
+    }
     packed = pack_ticket(Ticket("grpc", 1, 64, 0, b"12345678"))
     calls = [{"call": "describe", "with": {}}, {"call": "tcp", "with": {"nbytes": 1}}, {"call": "link", "with": packed}]
     asked = [json.dumps(call).encode() for call in calls]
