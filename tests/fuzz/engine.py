@@ -28,6 +28,8 @@ INPUT_SECONDS: Final = 5.0
 STUCK_SECONDS: Final = 60.0
 """Nor more time by the clock, if it waits for something; far more, since the machine may be busy."""
 GROWTH_BYTES: Final = 64 << 20
+LEAST_INPUTS: Final = 50
+"""Besides the real ones."""
 _COLLECT_EVERY: Final = 20
 _LOOK_EVERY: Final = 500
 _SHRINK_SECONDS: Final = 3.0
@@ -84,7 +86,8 @@ def input_of(target: Target, seed: int, number: int) -> bytes:
 
 
 def fuzz(target: Target, seed: int, *, seconds: float = float("inf"), inputs: int = sys.maxsize) -> Fuzzed:
-    """Feed the target until the time or the inputs are used up; a hang or a crash ends it sooner."""
+    """Feed the target until the time or the inputs are used up, however busy the machine with ``LEAST_INPUTS`` at least;
+    a hang or a crash ends it sooner."""
     shared = mmap.mmap(-1, _DEFECTS_AT + _DEFECTS_BYTES)
     sys.stdout.flush()
     child = os.fork()
@@ -154,7 +157,8 @@ def _feed(target: Target, seed: int, shared: mmap.mmap, deadline: float, inputs:
     number = 0
     slowest = 0.0
     gc.freeze()  # so that collecting looks only at what parsers leave behind
-    while number < inputs and time.monotonic() < deadline:
+    least = len(target.seeds) + LEAST_INPUTS
+    while number < inputs and (number < least or time.monotonic() < deadline):
         data = input_of(target, seed, number)
         shared[_HEAD.size : _HEAD.size + len(data)] = data
         _HEAD.pack_into(shared, 0, number + 1, len(data), len(notes))
