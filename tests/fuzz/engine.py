@@ -86,8 +86,9 @@ def input_of(target: Target, seed: int, number: int) -> bytes:
 
 
 def fuzz(target: Target, seed: int, *, seconds: float = float("inf"), inputs: int = sys.maxsize) -> Fuzzed:
-    """Feed the target until the time or the inputs are used up, however busy the machine with ``LEAST_INPUTS`` at least;
-    a hang or a crash ends it sooner."""
+    """Feed the target until the time or the inputs are used up, but with ``LEAST_INPUTS``, however busy the machine.
+
+    A hang or a crash ends it sooner."""
     shared = mmap.mmap(-1, _DEFECTS_AT + _DEFECTS_BYTES)
     sys.stdout.flush()
     child = os.fork()
