@@ -24,9 +24,12 @@ from typing import Final
 from fuzz.mutation import MAX_BYTES, mutated
 
 INPUT_SECONDS: Final = 5.0
-"""No parser takes longer for one input, even on a busy machine."""
+"""No parser takes more processor time for one input."""
+STUCK_SECONDS: Final = 60.0
+"""Nor more time by the clock, if it waits for something; far more, since the machine may be busy."""
 GROWTH_BYTES: Final = 64 << 20
-_WARM_UP: Final = 50
+LEAST_INPUTS: Final = 50
+"""Besides the real ones."""
 _COLLECT_EVERY: Final = 20
 _LOOK_EVERY: Final = 500
 _SHRINK_SECONDS: Final = 3.0
@@ -69,8 +72,10 @@ class Fuzzed:
 
     inputs: int
     defects: tuple[Defect, ...]
-    grown: int
+    grown: int = 0
     """Bytes by which the process grew."""
+    slowest: float = 0.0
+    """Seconds of processor time that the slowest input took."""
 
 
 def input_of(target: Target, seed: int, number: int) -> bytes:
@@ -81,7 +86,9 @@ def input_of(target: Target, seed: int, number: int) -> bytes:
 
 
 def fuzz(target: Target, seed: int, *, seconds: float = float("inf"), inputs: int = sys.maxsize) -> Fuzzed:
-    """Feed the target until the time or the inputs are used up; a hang or a crash ends it sooner."""
+    """Feed the target until the time or the inputs are used up, but with ``LEAST_INPUTS``, however busy the machine.
+
+    A hang or a crash ends it sooner."""
     shared = mmap.mmap(-1, _DEFECTS_AT + _DEFECTS_BYTES)
     sys.stdout.flush()
     child = os.fork()
@@ -97,8 +104,11 @@ def fuzz(target: Target, seed: int, *, seconds: float = float("inf"), inputs: in
     if ended:
         data = bytes(shared[_HEAD.size : _HEAD.size + length])
         defects.append(Defect(target.name, ended, begun - 1, data))
-    grown = next((defect for defect in defects if defect.number < 0), None)
-    return Fuzzed(begun, tuple(d for d in defects if d.number >= 0), 0 if grown is None else int(grown.what))
+    found = tuple(defect for defect in defects if defect.number >= 0)
+    if defects and defects[-1].number < 0:
+        grown, slowest = defects[-1].what.split()
+        return Fuzzed(begun, found, int(grown), float(slowest))
+    return Fuzzed(begun, found)
 
 
 def _watch(child: int, shared: mmap.mmap) -> str:
@@ -106,13 +116,12 @@ def _watch(child: int, shared: mmap.mmap) -> str:
     try:
         return _ended(child, shared)
     except BaseException:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        _kill(child, "")
         raise
 
 
 def _ended(child: int, shared: mmap.mmap) -> str:
-    before, since = -1, time.monotonic()
+    before, since, used = -1, 0.0, 0.0
     while True:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
@@ -121,35 +130,53 @@ def _ended(child: int, shared: mmap.mmap) -> str:
             return "" if os.WEXITSTATUS(status) == 0 else "the process ended"
         begun = _HEAD.unpack_from(shared)[0]
         if begun != before:
-            before, since = begun, time.monotonic()
-        elif time.monotonic() - since > INPUT_SECONDS + _SHRINK_SECONDS:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return f"hang: no end after {INPUT_SECONDS:g} s"
+            before, since, used = begun, time.monotonic(), _processor_time(child)
+        elif _processor_time(child) - used > INPUT_SECONDS + _SHRINK_SECONDS:
+            return _kill(child, f"hang: no end after {INPUT_SECONDS:g} s of processor time")
+        elif time.monotonic() - since > STUCK_SECONDS + _SHRINK_SECONDS:
+            return _kill(child, f"hang: no end after {STUCK_SECONDS:g} s")
         time.sleep(0.02)
+
+
+def _kill(child: int, why: str) -> str:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return why
+
+
+def _processor_time(pid: int) -> float:
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _feed(target: Target, seed: int, shared: mmap.mmap, deadline: float, inputs: int) -> None:
     """The child: parse, and note what happened. Ends by itself."""
     known: set[str] = set()
     notes = bytearray()
-    memory = _Memory()
+    memory = _Memory(len(target.seeds))
     number = 0
+    slowest = 0.0
     gc.freeze()  # so that collecting looks only at what parsers leave behind
-    while number < inputs and time.monotonic() < deadline:
+    least = len(target.seeds) + LEAST_INPUTS
+    while number < inputs and (number < least or time.monotonic() < deadline):
         data = input_of(target, seed, number)
         shared[_HEAD.size : _HEAD.size + len(data)] = data
         _HEAD.pack_into(shared, 0, number + 1, len(data), len(notes))
-        began = time.monotonic()
+        began = time.process_time()
         what = _outcome(target, data)
-        spent = time.monotonic() - began
+        spent = time.process_time() - began
+        slowest = max(slowest, spent)
         what = what or memory.finding(number) or (f"slow (took {spent:.1f} s)" if spent > INPUT_SECONDS else "")
         if what and _kind(what) not in known:
             known.add(_kind(what))
             notes += _note(number, what, _shrunk(target, data, what)[: 1 << 16])
             shared[_DEFECTS_AT : _DEFECTS_AT + len(notes)] = bytes(notes)
         number += 1
-    notes += _note(-1, str(memory.grown()), b"")
+    grown = memory.grown()
+    if grown > GROWTH_BYTES and _STAYS not in known:
+        notes += _note(number, f"{_STAYS} (grew by {grown >> 20} MiB)", b"")
+    notes += _note(-1, f"{grown} {slowest}", b"")
     shared[_DEFECTS_AT : _DEFECTS_AT + len(notes)] = bytes(notes)
     _HEAD.pack_into(shared, 0, number, 0, len(notes))
 
@@ -157,7 +184,9 @@ def _feed(target: Target, seed: int, shared: mmap.mmap, deadline: float, inputs:
 class _Memory:
     """What this process uses: at its peak during one input, and what stays."""
 
-    def __init__(self) -> None:
+    def __init__(self, warm_up: int) -> None:
+        """``warm_up``: the first inputs, the real ones, load what the parser needs."""
+        self._warm_up = warm_up
         self._peak = _peak()
         self._base = 0
 
@@ -167,12 +196,12 @@ class _Memory:
         self._peak = peak
         if number % _COLLECT_EVERY == 0:
             gc.collect()
-        if number == _WARM_UP:
+        if number == self._warm_up:
             self._base = _resident()
-        if number > _WARM_UP and peak - before > GROWTH_BYTES:
+        if number > self._warm_up and peak - before > GROWTH_BYTES:
             return f"memory at its peak (one input took {(peak - before) >> 20} MiB)"
         if self._base and number % _LOOK_EVERY == 0 and self.grown() > GROWTH_BYTES:
-            return f"memory that stays (grew by {self.grown() >> 20} MiB)"
+            return f"{_STAYS} (grew by {self.grown() >> 20} MiB)"
         return ""
 
     def grown(self) -> int:
@@ -226,6 +255,7 @@ def _shrunk(target: Target, data: bytes, what: str) -> bytes:
     return data
 
 
+_STAYS: Final = "memory that stays"
 _NOTE: Final = struct.Struct("<qII")
 
 

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 
 from diagnose.faulty import frozen
 from fuzz.engine import Target
+from fuzz.state_targets import state_targets
 from helpers.snapshots import healthy
 from lockstep.benchmark.data.cifar import read_batch
 from lockstep.benchmark.data.errors import BadData, BadRecord
@@ -46,6 +47,7 @@ def file_targets(stack: contextlib.ExitStack) -> Iterator[Target]:
     yield _run_folder(folder)
     yield Target("monitor: report of its task", decode_report, [_report()])
     yield Target("optimizer state", lambda data: unpack(data, 2), [_state()], (ValueError, SafetensorError))
+    yield from state_targets(folder)
     yield from _records(folder)
     yield from _pictures()
 

@@ -7,6 +7,7 @@ are never more than a few at a time.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import socket
 import tempfile
@@ -19,11 +20,14 @@ from typing import Final
 
 import psutil
 
+from fuzz.callers import KeyedCaller, raised
 from fuzz.mutation import mutated
 from fuzz.wire_targets import wire_targets
 from lockstep.drill.cluster import DrillCluster
 from lockstep.protocol.core.ids import ClusterShape
 from lockstep.runtime.processes import descendants
+from lockstep.transports.control.addresses import Address
+from lockstep.transports.quiet_grpc import grpc
 
 STEP_SECONDS: Final = 0.02
 CONNECT_SECONDS: Final = 2.0
@@ -106,40 +110,64 @@ def _frame(kind: int, flags: int, payload: bytes) -> bytes:
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + (1).to_bytes(4, "big") + payload
 
 
+Visit = Callable[[Door], None]
+
+
 class _Attacker(threading.Thread):
     """One connection after another, until the deadline."""
 
-    def __init__(self, doors: Sequence[Door], given: Sequence[bytes], chance: random.Random, deadline: float) -> None:
+    def __init__(self, doors: Sequence[Door], deadline: float, visit: Visit) -> None:
         super().__init__(name="attacker", daemon=True)
-        self._doors, self._given, self._chance, self._deadline = doors, given, chance, deadline
+        self._doors, self._deadline, self._visit = doors, deadline, visit
         self.made = 0
         self.refused: dict[Door, int] = {}
 
     def run(self) -> None:
-        while time.monotonic() < self._deadline:
-            door = self._chance.choice(self._doors)
+        for door in itertools.cycle(self._doors):
+            if time.monotonic() >= self._deadline:
+                return
             try:
                 self._visit(door)
                 self.made += 1
-            except OSError:
+            except (OSError, grpc.RpcError):
                 self.refused[door] = self.refused.get(door, 0) + 1
 
-    def _visit(self, door: Door) -> None:
+
+def as_stranger(given: Sequence[bytes], chance: random.Random) -> Visit:
+    """Bytes without a word about who sends them."""
+
+    def visit(door: Door) -> None:
         with door.connect() as connection, contextlib.suppress(OSError):  # it may hang up on us at any time
-            for _ in range(self._chance.choice((0, 1, 1, 2, 4))):
-                connection.sendall(mutated(self._chance, self._given)[: 1 << 16])
+            for _ in range(chance.choice((0, 1, 1, 2, 4))):
+                connection.sendall(mutated(chance, given)[: 1 << 16])
             connection.settimeout(READ_SECONDS)
             connection.recv(65536)
 
+    return visit
 
-def attackers(doors: Sequence[Door], seed: int, seconds: float) -> list[_Attacker]:
-    """Some that have begun, and end by themselves after this time."""
-    given = seeds()
+
+def as_member(caller: KeyedCaller, chance: random.Random) -> Visit:
+    """Calls with the key, where a port takes calls."""
+
+    def visit(door: Door) -> None:
+        if isinstance(door.place, tuple):
+            caller.visit(str(Address(*door.place)), chance)
+
+    return visit
+
+
+def visited(doors: Sequence[Door], seconds: float, visits: Sequence[Visit]) -> list[_Attacker]:
+    """One attacker for each way to visit; they have begun, and end by themselves after this time."""
     deadline = time.monotonic() + seconds
-    begun = [_Attacker(doors, given, random.Random(f"{seed} live {n}"), deadline) for n in range(ATTACKERS)]
+    begun = [_Attacker(doors, deadline, visit) for visit in visits]
     for attacker in begun:
         attacker.start()
     return begun
+
+
+def strangers(seed: int, count: int = ATTACKERS) -> list[Visit]:
+    given = seeds()
+    return [as_stranger(given, random.Random(f"{seed} live {number}")) for number in range(count)]
 
 
 def attack(seed: int, seconds: float, say: Say, protocol: str = "auto") -> list[str]:
@@ -160,7 +188,8 @@ def _attacked(cluster: DrillCluster, folder: Path, seed: int, seconds: float, sa
     ]
     doors = doors_of(pids)
     before = {pid: _resident(pid) for pid in pids}
-    begun = attackers(doors, seed, seconds)
+    members = [as_member(KeyedCaller(seeds(), folder), random.Random(f"{seed} keyed {n}")) for n in range(2)]
+    begun = visited(doors, seconds, [*strangers(seed), *members])
     deadline = time.monotonic() + seconds
     problems = []
     while time.monotonic() < deadline and not any(code is not None for code in cluster.exit_codes()):
@@ -170,13 +199,17 @@ def _attacked(cluster: DrillCluster, folder: Path, seed: int, seconds: float, sa
         attacker.join(CONNECT_SECONDS * 2 + seconds)
     ended = within(seconds + END_SECONDS, lambda: all(code is not None for code in cluster.exit_codes()))
     codes = cluster.exit_codes()
-    made = sum(attacker.made for attacker in begun)
-    say(f"{'live ports':<32} {made:>9} connections to {len(doors)} sockets, exit codes {codes}")
-    if not made or not doors:
+    made = [attacker.made for attacker in begun]
+    worst = max(grown.values(), default=0)
+    say(
+        f"{'live ports':<32} {sum(made):>9} connections to {len(doors)} sockets, {sum(made[ATTACKERS:])} of them with "
+        f"the key, grew by {worst / (1 << 20):.1f} MiB, exit codes {codes}"
+    )
+    if not all(made) or not doors:
         problems.append("nothing was attacked")
     if not ended or any(codes):
         problems += [f"the job did not finish its steps: exit codes {codes}", *_last_words(folder)]
-    worst = max(grown.values(), default=0)
+    problems += [one for log in sorted((folder / "logs").iterdir()) for one in raised(log.read_text(errors="replace"))]
     if worst > GROWTH_BYTES:
         problems.append(f"a process grew by {worst >> 20} MiB")
     return problems

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 from fuzz.engine import Target
 from lockstep.benchmark.settings.schedules import BadSchedule, parse_piecewise
 from lockstep.cli.flags import parse_bench, parse_doctor
+from lockstep.doctor.machine import read_nvidia_smi
 from lockstep.errors import BadInput, HelpAsked
+from lockstep.foreign import JsonError, plain, plain_lines, read_json
 from lockstep.library.launcher import launched_by
 from lockstep.protocol.core.faults import Die, parse_faults, to_text
 from lockstep.protocol.core.ids import TaskId, worker
 from lockstep.protocol.core.keys import TensorKey
+from lockstep.sim.faults import Crash, parse_fault
+from lockstep.sim.faults import to_text as to_fault
 from lockstep.transports.control.addresses import AddressError, parse_address, parse_bind
+from lockstep.transports.control.tcp_probe import _banner
 
 _HOSTS = "--ps_hosts=10.0.0.1:20000 --worker_hosts=10.0.0.2:20000,[::1]:20001,node3:20000"
 _LINES = (
@@ -33,6 +39,16 @@ def _text(data: bytes) -> str:
     return data.decode(errors="surrogateescape")
 
 
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")
+
+
+def _shown(text: str) -> None:
+    for line in (plain(text), *plain_lines(text.split("\n")).split("\n")):
+        assert line.isprintable() or not _OBEYED.search(line)
+
+
+_OBEYED = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 LIMIT = 512
 """Of a command line, or of a variable: for each word that is no flag, similar ones are looked for."""
 
@@ -50,6 +66,14 @@ def text_targets() -> Iterator[Target]:
     yield _target("tensor key", TensorKey.parse, [key], ValueError)
     fault = to_text(Die(str(worker(1)), 3)).encode()
     yield _target("planted faults", parse_faults, [fault, fault + b"\n" + fault], ValueError)
+    yield _target(
+        "faults of the simulator", parse_fault, [fault, to_fault(Crash(str(worker(1)), 3.5)).encode()], ValueError
+    )
+    yield _target("JSON", read_json, [b'{"a": [1, 2.5, null, "b"], "c": {"d": true}}', b"[[], {}]"], JsonError)
+    yield _target("text for a terminal", _shown, [b"a line\n\x1b[31mred\x1b[0m", "\u202ereversed".encode()])
+    smi = b"CUDA Version                              : 12.6\n\nAttached GPUs                             : 2\n"
+    yield _target("output of nvidia-smi", read_nvidia_smi, [smi])
+    yield _target("first words of another program", lambda text: _banner(_bytes(text)), [b"SSH-2.0-OpenSSH_9.2\r\n"])
     yield _target("learning rates", parse_piecewise, [b"0.1;30;0.01;60;0.001"], BadSchedule)
     yield _target("variables of launchers", _launched, [line.encode() for line in _VARIABLES], BadInput)
 

@@ -23,8 +23,11 @@ from lockstep.diagnose.verdict import ReportError, read_diagnosis
 from lockstep.diagnose.witness import read_statement
 from lockstep.doctor.facts import read_shared, read_visits
 from lockstep.doctor.listening import Inbox
+from lockstep.foreign import JsonError, read_json
 from lockstep.protocol.core import messages
 from lockstep.protocol.core.messages import Description, Envelope, GradientNote, Ticket, VersionNote
+from lockstep.runtime.monitor.task_process import KeeperNews, TaskProcess
+from lockstep.runtime.startup import rendezvous
 from lockstep.runtime.startup.start_facts import read_start_facts
 from lockstep.security import wire
 from lockstep.security.proof import Parties, ProofError, Refusal, new_nonce
@@ -36,6 +39,8 @@ from lockstep.transports.grants import Grants
 from lockstep.transports.grpc.chunks import CHUNK, FIRST, LAST
 from lockstep.transports.grpc.receiving import ChunkLanding
 from lockstep.transports.memory import HostRegion
+from lockstep.transports.net import control as net
+from lockstep.transports.net.links import pack_ticket, unpack_ticket
 from lockstep.transports.shm import frames as shm_frames
 from lockstep.transports.shm.host import make_place, unpack_place
 from lockstep.transports.stream import frames as stream_frames
@@ -48,6 +53,7 @@ def wire_targets() -> Iterator[Target]:
     yield from _streams()
     yield from _shared_memory()
     yield from _proofs()
+    yield from _lines()
     yield from _auto()
     yield from _answers()
 
@@ -163,6 +169,30 @@ def _proofs() -> Iterator[Target]:
     assert opening
     yield Target("proof: dialer", lambda data: heard(data, accepts), [first, first + opening])
     yield Target("proof: acceptor", lambda data: heard(data, dials), [opening, heard(opening, accepts)])
+
+
+def _lines() -> Iterator[Target]:
+    """What is said after a proof, as JSON; and what a monitor's own processes say."""
+    greeting = {"rank": 1, "world": 2, "port": 1, "host": "127.0.0.1"}
+    said = [json.dumps(one).encode() for one in (greeting, {"hosts": ["a:1", "b:2"]}, {"problem": "a reason"})]
+    yield Target("rendezvous: line", rendezvous._read, said, (ProofError,))
+    methods: dict[str, Callable[..., object]] = {
+        "describe": lambda: "a",
+        "tcp": lambda nbytes: nbytes,
+        "link": lambda **said: unpack_ticket(said),
+    }
+    packed = pack_ticket(Ticket("grpc", 1, 64, 0, b"12345678"))
+    calls = [{"call": "describe", "with": {}}, {"call": "tcp", "with": {"nbytes": 1}}, {"call": "link", "with": packed}]
+    asked = [json.dumps(call).encode() for call in calls]
+    yield Target("net: call", lambda data: net._answer(data, methods, ()), asked)
+    news = [json.dumps(one).encode() for one in ({"started": 1}, {"exited": -9}, {"failed": "a"}, {"stuck": [1, 2]})]
+
+    def take_news(data: bytes) -> None:
+        keeper = object.__new__(TaskProcess)
+        keeper.news = KeeperNews()
+        keeper._on_news(read_json(data, 4096))
+
+    yield Target("monitor: news of its reaper", take_news, news, (JsonError,))
 
 
 def _auto() -> Iterator[Target]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,8 +18,12 @@ from lockstep.transports.base import NoPathError, PeerAddress, TransportError, l
 from lockstep.transports.conformance.events import EventLog
 from lockstep.transports.conformance.node import LocalNode
 from lockstep.transports.conformance.stage import Stage, wait_until
+from lockstep.transports.frame_error import FrameError
+from lockstep.transports.shm.endpoint import ShmEndpoint
+from lockstep.transports.shm.frames import pack_region
 from lockstep.transports.shm.host import make_place, unpack_place
 from lockstep.transports.shm.memory import map_file
+from lockstep.transports.shm.signal_socket import Signals
 from lockstep.transports.shm.tokens import make_tokens
 
 MIB = 1 << 20
@@ -132,6 +137,31 @@ def test_memory_that_could_shrink_is_not_mapped() -> None:
             map_file(descriptor, 4096, writable=False)
     finally:
         os.close(descriptor)
+
+
+def test_frames_after_one_that_breaks_the_rules_leave_no_descriptor_open() -> None:
+    with Stage("grpc+shm") as stage:
+        pair = stage.pair()
+        assert isinstance(pair.b, LocalNode)
+        endpoint = pair.b.endpoint(pair.b_link)
+        assert isinstance(endpoint, ShmEndpoint)
+        unread = os.memfd_create("unread")
+        with pytest.raises(FrameError):
+            endpoint._on_frames(iter([(b"\xff", []), (pack_region(1, 64), [unread])]))
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(unread)
+
+
+def test_a_frame_without_bytes_leaves_no_descriptor_open() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        signals = Signals(ours)
+        before = len(os.listdir("/proc/self/fd"))
+        socket.send_fds(theirs, [b""], [theirs.fileno()])
+        with pytest.raises(EOFError):
+            signals.receive()
+        assert len(os.listdir("/proc/self/fd")) == before
+        signals.close()
 
 
 def test_a_token_is_taken_once() -> None:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
@@ -85,8 +86,18 @@ class ProgramState:
         return save(tensors, self._metadata)
 
     def put(self, packed: bytes) -> LoopPosition:
-        """Restore the buffers now; ``put_program`` restores the rest once the program has created its objects."""
-        tensors = load(packed)
+        """Restore the buffers now; ``put_program`` restores the rest once the program has created its objects.
+
+        UsageError if it is another program's, or damaged; then nothing changes.
+        """
+        try:
+            tensors = load(packed)
+            found = from_text(tensors[PROGRAM].numpy().tobytes().decode(), tensors) if PROGRAM in tensors else {}
+            place = LoopPosition(**found["place"]) if found else LoopPosition()
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"the state saved for this worker is damaged ({error!r}); give another train_dir"
+            ) from error
         flat = {name.removeprefix("buffers/"): t for name, t in tensors.items() if name.startswith("buffers/")}
         wanted = self._buffers()
         sizes = {dtype: sum(b.numel() for b in buffers) for dtype, buffers in wanted.items()}
@@ -97,8 +108,8 @@ class ProgramState:
                 parts = flat[dtype].split([b.numel() for b in buffers])
                 for buffer, part in zip(buffers, parts, strict=True):
                     buffer.copy_(part.view(buffer.shape))
-        self._found = from_text(tensors[PROGRAM].numpy().tobytes().decode(), tensors)
-        return LoopPosition(**self._found["place"])
+        self._found = found
+        return place
 
     def put_program(self) -> None:
         """Restore the parameter groups and the kept objects; once, and only after ``put``."""

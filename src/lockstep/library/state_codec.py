@@ -34,8 +34,12 @@ def to_text(value: object, tensors: dict[str, Tensor]) -> str:
 
 
 def from_text(text: str, tensors: Mapping[str, Tensor]) -> Any:
-    """The value that ``to_text`` wrote."""
-    return _untagged(read_json(text, _MAX_BYTES, depth=_MAX_DEPTH, values=_MAX_VALUES, any_number=True), tensors)
+    """The value that ``to_text`` wrote; ValueError for anything else."""
+    found = read_json(text, _MAX_BYTES, depth=_MAX_DEPTH, values=_MAX_VALUES, any_number=True)
+    try:
+        return _untagged(found, tensors)
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"this is not the state of a program: {error!r}") from error
 
 
 def _tagged(value: object, tensors: dict[str, Tensor]) -> object:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -28,9 +28,14 @@ def export(checkpoint: Path, target: Path) -> int:
     """
     manifest = verify(checkpoint)
     tensors = _parameters(checkpoint, manifest)
-    shapes, buffers = _described(checkpoint, manifest)
-    for name, shape in shapes.items():
-        tensors[name] = tensors[name].reshape(shape)
+    try:
+        shapes, buffers = _described(checkpoint, manifest)
+        for name, shape in shapes.items():
+            tensors[name] = tensors[name].reshape(shape)
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise CheckpointError(
+            f"the state of worker 0 in {checkpoint} does not describe the model: {error!r}"
+        ) from error
     tensors.update(buffers)
     _write(tensors, target)
     return len(tensors)

@@ -6,7 +6,9 @@ import hashlib
 import io
 import os
 import pickle
+import tracemalloc
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -74,6 +76,55 @@ def test_a_pickle_that_wants_to_run_something_is_refused_by_name(
 def test_a_pickle_of_anything_but_plain_values_is_refused(value: object) -> None:
     with pytest.raises(pickle.UnpicklingError):
         read_pickle(pickle.dumps(value, protocol=2))
+
+
+def _doubled(times: int) -> bytes:
+    """Lists that hold the one before twice: few bytes, and without end for whoever follows each reference."""
+    return b"\x80\x02]q\x00" + b"".join(b"](h%ch%ceq%c" % (i, i, i + 1) for i in range(times)) + b"."
+
+
+GREEDY = {
+    "a place in memory far beyond the file": b"\x80\x02}r" + (50_000_000).to_bytes(4, "little") + b".",
+    "the same as text": b"\x80\x02}p50000000\n.",
+    "a length far beyond the file": b"\x80\x05\x96" + (1 << 33).to_bytes(8, "little") + b".",
+    "tuples in tuples as a key": b"\x80\x02})" + b"\x85" * 200_000 + b"K\x01s.",
+    "too many instructions": b"\x80\x02]" + b"]0" * 200_000 + b".",
+    "an array of any size": b"\x80\x02cnumpy\nndarray\n(J\x00\x00\x00\x40\x85R.",
+    "an array of objects": b"\x80\x02cnumpy\ndtype\nX\x02\x00\x00\x00O8\x85R.",
+    "the same text encoded again and again": (
+        b"\x80\x02c_codecs\nencode\nq\x00X\x00\x00\x10\x00" + b"a" * (1 << 20) + b"X\x06\x00\x00\x00latin1\x86q\x010"
+        + b"]" + b"h\x00h\x01Ra" * 100 + b"."
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", GREEDY.values(), ids=GREEDY)
+def test_a_pickle_that_would_take_memory_or_the_stack_is_refused_and_takes_neither(
+    tmp_path: Path, content: bytes
+) -> None:
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadData, match="is refused"):
+            read_batch(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+def test_lists_that_hold_one_another_are_looked_at_once() -> None:
+    assert len(read_pickle(_doubled(60))) == 2
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_batch_is_read_from_every_format_of_pickle(protocol: int, order: Literal["C", "F"]) -> None:
+    pixels = np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072).copy(order=order)
+    found = read_pickle(pickle.dumps({b"data": pixels, b"labels": [1, 2]}, protocol=protocol))
+    assert (found[b"data"] == pixels).all()
+    assert found[b"labels"] == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lockstep.protocol.core.causes import Reason
 from lockstep.protocol.core.events import Event, TransferEnded
 from lockstep.protocol.core.ids import server, worker
 from lockstep.protocol.core.messages import GradientNote, Ticket
@@ -74,3 +75,24 @@ def test_a_transfer_that_meets_a_link_at_its_end_raises_nothing() -> None:
     link.down = True
     lend(connection)
     assert task.posted == task.done == []
+
+
+class Lent:
+    """Stands in for a loan."""
+
+    buffer = memoryview(b"")
+    released = False
+
+    def release(self) -> None:
+        self.released = True
+
+
+def test_a_note_that_is_none_ends_the_connection_and_not_the_thread_that_reads() -> None:
+    ended: list[Reason] = []
+    connection = Connection(Task(), server(1), lambda _connection, reason: ended.append(reason))  # type: ignore[arg-type]
+    connection.on_up()
+    connection.on_arrived(b"no note", 64)
+    loan = Lent()
+    connection.on_lent(b"no note", loan)
+    assert [reason.text for reason in ended] == ["a note has 17 bytes, this one has 7"]
+    assert loan.released

@@ -16,14 +16,18 @@ from hypothesis import strategies as st
 from helpers.reasons import because
 from lockstep.foreign import plain
 from lockstep.protocol.core import messages
+from lockstep.protocol.core.ids import worker
 from lockstep.protocol.core.messages import (
     Description,
     Envelope,
+    Failed,
     GradientNote,
     Grant,
     Heartbeat,
     Layout,
+    Left,
     LocalState,
+    Member,
     Note,
     Open,
     OptimizerEntry,
@@ -32,6 +36,7 @@ from lockstep.protocol.core.messages import (
     Setting,
     Ticket,
     VersionNote,
+    View,
 )
 from lockstep.transports.control import bounds, codec, generate
 from lockstep.transports.control.codec import WireError
@@ -40,6 +45,7 @@ UNSIGNED_64 = st.integers(0, 2**64 - 1)
 STEPS = st.integers(*bounds.WHOLE["step"])
 INDICES = st.integers(*bounds.WHOLE["bucket"])
 TEXT = st.text(max_size=40).map(plain)
+TASKS = st.integers(0, 999_999).map(lambda index: str(worker(index)))
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
@@ -55,6 +61,8 @@ def values_of(owner: type, name: str, hint: Any) -> st.SearchStrategy[Any]:
     if hint is float:
         most = min(bounds.FRACTIONS[name], sys.float_info.max)
         return st.floats(-most, most)
+    if bounds.must_name_a_task(owner.__name__, name):
+        return TASKS
     simple: dict[Any, st.SearchStrategy[Any]] = {
         str: ANY_TEXT if bounds.stays_as_it_is(owner.__name__, name) else TEXT,
         bytes: st.binary(max_size=40),
@@ -77,6 +85,12 @@ ENVELOPES = st.builds(Envelope, UNSIGNED_64, TEXT, UNSIGNED_64, ANY_MESSAGE)
 @given(ENVELOPES)
 def test_an_envelope_comes_back_as_it_was(envelope: Envelope) -> None:
     assert codec.decode(codec.encode(envelope)) == envelope
+
+
+@pytest.mark.parametrize("message", [Left("worker 0", 15), Failed("x", 1, because("y")), View(1, 1, (Member("", 2),))])
+def test_a_name_that_machines_look_up_must_be_that_of_a_task(message: messages.Message) -> None:
+    with pytest.raises(WireError, match="which is out of range"):
+        codec.decode(codec.encode(Envelope(1, "x", 2, message)))
 
 
 @settings(max_examples=50, deadline=None)
@@ -230,9 +244,9 @@ def test_a_note_about_no_step_is_refused() -> None:
 def test_text_of_a_peer_arrives_as_one_plain_line() -> None:
     """A ``Failed`` with escape sequences went to the coordinator's terminal as it was."""
     said = "\x1b]0;owned\x07\x1b[2Jfine\nlockstep: all is well\u202e"
-    read = codec.decode(codec.encode(Envelope(0, said, 0, messages.Failed(said, 3, because(said)))))
+    read = codec.decode(codec.encode(Envelope(0, said, 0, messages.Failed("", 3, because(said)))))
     assert isinstance(read.message, messages.Failed)
-    for text in (read.sender, read.message.culprit, read.message.reason.text):
+    for text in (read.sender, read.message.reason.text):
         assert text == "?]0;owned??[2Jfine lockstep: all is well?"
     long = codec.decode(codec.encode(Envelope(0, "", 0, Refused(because("x" * 100_000)))))
     assert isinstance(long.message, Refused)

@@ -1,15 +1,17 @@
-"""CIFAR-10 from its Python pickles, read by an unpickler that creates only arrays and plain values.
+"""CIFAR-10 from its Python pickles, read by an unpickler that creates only arrays of bytes and plain values.
 
-A pickle is a program. Ours may use only three names, all for numpy arrays; any other name is refused and not
-imported.
+A pickle is a program, and nobody knows who wrote this one. It may use only four names; what they stand for here is
+ours, and numpy sees only the finished bytes. Any other name is refused and not imported. Before it runs, its
+instructions are counted: a few of them can demand any amount of memory, or of the stack.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +27,12 @@ SUBFOLDER = "cifar-10-batches-py"
 SIDE = 32
 MAX_FILE_BYTES = 256 << 20
 
-_ALLOWED = {
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-}
-_LATIN_1 = ("_codecs", "encode")
-"""How Python 3 writes bytes in the old format that these files use."""
-
+_MOST_INSTRUCTIONS: Final = 1 << 18
+"""10,000 images take about 100,000 in the most talkative format."""
+_MOST_TUPLES: Final = 1 << 15
+"""Python looks into tuples in tuples without checking its stack; about 150,000 of them crash it."""
+_TUPLES: Final = frozenset({"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"})
+_STORES: Final = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 
 _DAMAGED = (
     *(pickle.UnpicklingError, EOFError, ValueError, TypeError, IndexError, KeyError, AttributeError),
@@ -42,49 +41,93 @@ _DAMAGED = (
 """What reading a damaged file raises: a length in it may be any number, and lists may lie in lists without end."""
 
 
+class _PickledArray:
+    """Stands for an array, until the pickle has said what is in it."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, *_: object) -> None:
+        self.array = np.empty(0, np.uint8)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, kind, by_columns, content = state
+        if not isinstance(kind, _PickledType) or not isinstance(content, bytes):
+            raise pickle.UnpicklingError("it holds an array of something else than bytes")
+        self.array = np.frombuffer(content, np.uint8).reshape(shape, order="F" if by_columns else "C")
+
+
+class _PickledType:
+    """Stands for the type of an array, which can only be bytes without a sign."""
+
+    __slots__ = ()
+
+    def __init__(self, name: object, *_: object) -> None:
+        if name not in ("u1", b"u1"):
+            raise pickle.UnpicklingError("it holds an array of something else than bytes")
+
+    def __setstate__(self, state: object) -> None:
+        """The order of bytes in a number, and the like: a byte has none."""
+
+
 class _PlainUnpickler(pickle.Unpickler):
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data), encoding="bytes")
+        self._encoded_left = len(data)
+        self._meant: dict[tuple[str, str], Any] = {
+            ("numpy.core.multiarray", "_reconstruct"): _PickledArray,
+            ("numpy._core.multiarray", "_reconstruct"): _PickledArray,
+            ("numpy", "ndarray"): None,  # an argument of the one above
+            ("numpy", "dtype"): _PickledType,
+            ("_codecs", "encode"): self._encode,  # how Python 3 writes bytes in the old format that these files use
+        }
+
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == _LATIN_1:
-            return _encode_latin_1
-        if (module, name) in _ALLOWED:
-            return _numpy_name(name)
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which images do not need")
+        try:
+            return self._meant[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which images do not need") from None
 
-
-def _encode_latin_1(text: str, encoding: str) -> bytes:
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it asks for the encoding {encoding}")
-    return text.encode("latin1")
-
-
-def _numpy_name(name: str) -> Any:
-    if name == "_reconstruct":
-        from numpy._core import multiarray
-
-        return multiarray._reconstruct  # this is how numpy itself restores an array
-    return np.ndarray if name == "ndarray" else np.dtype
+    def _encode(self, text: str, encoding: str) -> bytes:
+        if encoding != "latin1":
+            raise pickle.UnpicklingError(f"it asks for the encoding {encoding}")
+        self._encoded_left -= len(text)
+        if self._encoded_left < 0:
+            raise pickle.UnpicklingError("it makes more bytes than it has")
+        return text.encode("latin1")
 
 
 def read_pickle(data: bytes) -> Any:
-    """The plain value of a pickle; pickle.UnpicklingError if it holds anything else."""
-    value = _PlainUnpickler(io.BytesIO(data), encoding="bytes").load()
-    _refuse_objects(value)
+    """The plain value of a pickle, arrays only directly in a dictionary; one of ``_DAMAGED`` if it holds anything
+    else."""
+    _check_instructions(data)
+    value = _PlainUnpickler(data).load()
+    if isinstance(value, dict):
+        value = {key: one.array if isinstance(one, _PickledArray) else one for key, one in value.items()}
+    _refuse_objects(value, set())
     return value
 
 
-def _refuse_objects(value: Any) -> None:
-    if isinstance(value, dict):
-        for key, held in value.items():
-            _refuse_objects(key)
-            _refuse_objects(held)
-    elif isinstance(value, (list, tuple)):
-        for held in value:
-            _refuse_objects(held)
-    elif isinstance(value, np.ndarray):
-        if value.dtype.hasobject:
-            raise pickle.UnpicklingError("it holds an array of objects")
-    elif not isinstance(value, (bytes, str, int, float, type(None))):
-        raise pickle.UnpicklingError(f"it holds a {type(value).__name__}")
+def _check_instructions(data: bytes) -> None:
+    """Walk through the instructions without carrying them out."""
+    tuples = 0
+    for count, (instruction, argument, _) in enumerate(pickletools.genops(data)):
+        tuples += instruction.name in _TUPLES
+        place = argument if instruction.name in _STORES else 0
+        assert isinstance(place, int)
+        if max(count, place) > _MOST_INSTRUCTIONS or tuples > _MOST_TUPLES:
+            raise pickle.UnpicklingError("it has more parts than any batch")
+
+
+def _refuse_objects(value: Any, seen: set[int]) -> None:
+    """``seen``: lists that were looked at; without it, a few lists that hold one another twice take forever."""
+    if isinstance(value, (dict, list, tuple)):
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        for held in (*value, *value.values()) if isinstance(value, dict) else value:
+            _refuse_objects(held, seen)
+    elif not isinstance(value, (bytes, str, int, float, np.ndarray, type(None))):
+        raise pickle.UnpicklingError(f"it holds a {type(value).__name__.strip('_')}")
 
 
 def cifar_folder(folder: Path) -> Path | None:

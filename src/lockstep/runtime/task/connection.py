@@ -24,6 +24,7 @@ from lockstep.protocol.core.messages import (
     Heartbeat,
     Hello,
     Message,
+    Note,
     Printed,
     Report,
     Ticket,
@@ -43,7 +44,7 @@ from lockstep.transports.base import (
     Transport,
     TransportError,
 )
-from lockstep.transports.control.codec import decode_note, encode_note
+from lockstep.transports.control.codec import WireError, decode_note, encode_note
 from lockstep.transports.control.link import ControlLink
 from lockstep.transports.registry import moves_by_rdma
 
@@ -260,7 +261,7 @@ class Connection:
     def on_arrived(self, note: bytes, nbytes: int) -> None:  # noqa: ARG002 - the endpoint counts bytes
         self.heard_at = time.monotonic()
         self._enter(1, "a tensor arrived", Callback.TENSOR)
-        known = decode_note(note)
+        known = self._read_note(note)
         if isinstance(known, VersionNote):
             self._tensors += self._node.tensors_in(known.bucket)
             self._do(VersionArrived(self.peer, known.version, known.bucket))
@@ -269,8 +270,8 @@ class Connection:
     def on_lent(self, note: bytes, loan: Loan) -> None:
         self.heard_at = time.monotonic()
         self._enter(1, "a gradient arrived", Callback.TENSOR)
-        known = decode_note(note)
-        self._tensors += self._node.tensors_in(known.bucket)
+        known = self._read_note(note)
+        self._tensors += 0 if known is None else self._node.tensors_in(known.bucket)
         if isinstance(known, GradientNote) and self._alive:
             self._node.gradient_lent(self.peer, self.incarnation, known, loan)
         elif isinstance(known, VersionNote) and self._alive:
@@ -278,6 +279,14 @@ class Connection:
         else:
             loan.release()
         self._callbacks[1] = None
+
+    def _read_note(self, note: bytes) -> Note | None:
+        """None: the peer sent something else, and the connection has ended."""
+        try:
+            return decode_note(note)
+        except WireError as error:
+            self.end(link_down(str(error)))
+            return None
 
     def on_lost(self, reason: Reason) -> None:
         """One half of the link broke."""

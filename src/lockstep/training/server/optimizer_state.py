@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -60,9 +61,13 @@ def pack(pieces: Sequence[PieceState]) -> bytes:
 
 
 def unpack(data: bytes, count: int) -> list[PieceState]:
-    """``pack`` read back; ValueError for a piece that the bucket does not have."""
+    """``pack`` read back; ValueError for anything else, and for a piece that the bucket does not have."""
     pieces: list[PieceState] = [{} for _ in range(count)]
-    for key, value in load(data).items():
+    try:
+        loaded = load(data)
+    except SafetensorError as error:
+        raise ValueError(f"this is not the state of an optimizer: {error}") from error
+    for key, value in loaded.items():
         index, _, name = key.partition("/")
         if not index.isdigit() or int(index) >= count:
             raise ValueError(f"the state names piece {index!r} of a bucket that has only {count} pieces")

@@ -81,7 +81,11 @@ def make_optimizer(entry: OptimizerEntry, parameter: torch.nn.Parameter) -> torc
     """
     if entry.kind not in ELEMENTWISE:
         raise ValueError(f"servers do not run {plain(entry.kind, 100)!r}, only {', '.join(sorted(ELEMENTWISE))}")
-    made = getattr(torch.optim, entry.kind)([parameter], **optimizer_options(entry))
+    options = optimizer_options(entry)
+    try:
+        made = getattr(torch.optim, entry.kind)([parameter], **options)
+    except TypeError as error:  # a name that it does not have, or a number where it takes several
+        raise ValueError(f"{entry.kind} does not take these settings: {plain(str(error), 200)}") from error
     assert isinstance(made, torch.optim.Optimizer)
     return made
 

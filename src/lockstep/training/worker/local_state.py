@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
@@ -123,18 +124,28 @@ class WorkerState:
             )
 
     def put(self, packed: bytes) -> None:
-        """Continue from this state. StateDoesNotFitError if it belongs to another model; then nothing changes."""
-        tensors = load(packed)
+        """Continue from this state. StateDoesNotFitError if it belongs to another model, or is damaged; then nothing
+        changes."""
+        try:
+            tensors = load(packed)
+        except SafetensorError as error:
+            raise StateDoesNotFitError(f"the local state saved for this worker is damaged: {error}") from error
         flat = {name.removeprefix("buffers/"): t for name, t in tensors.items() if name.startswith("buffers/")}
         wanted = self._by_dtype()
         sizes = {dtype: sum(b.numel() for b in buffers) for dtype, buffers in wanted.items()}
         if "random" not in tensors or "scale" not in tensors or {d: t.numel() for d, t in flat.items()} != sizes:
             raise StateDoesNotFitError("the local state saved for this worker belongs to another model")
-        torch.set_rng_state(tensors["random"])
+        scale = tensors["scale"].to(torch.float64).flatten()
+        if scale.numel() != len(self._scale.numbers()) or not scale.isfinite().all():
+            raise StateDoesNotFitError("the local state saved for this worker has no loss scale")
+        try:
+            torch.set_rng_state(tensors["random"])
+        except (RuntimeError, TypeError) as error:
+            raise StateDoesNotFitError("the local state saved for this worker has no random numbers") from error
         for device in self._devices:
             if (state := tensors.get(f"random/cuda:{device}")) is not None:
                 torch.cuda.set_rng_state(state, device)
-        self._scale.set_numbers(*tensors["scale"].tolist())
+        self._scale.set_numbers(*scale.tolist())
         with torch.no_grad():
             for dtype, buffers in wanted.items():
                 offset = 0

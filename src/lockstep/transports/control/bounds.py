@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from lockstep.protocol.core.ids import INITIAL_STEP, NOTHING_TO_APPLY
+from lockstep.protocol.core.ids import INITIAL_STEP, NOTHING_TO_APPLY, TaskId
 
 MOST_BYTES: Final = 1 << 48
 MOST_SECONDS: Final = 1e12
@@ -49,6 +49,11 @@ AS_THEY_ARE: Final = frozenset(
 )
 """Compared with this task's own, hashed, or read by a program; shown only by phrases that make them plain."""
 
+_TASKS: Final = frozenset(
+    (("Member", "task"), ("MissingTask", "task"), ("Lost", "task"), ("Left", "task"), ("Failed", "culprit"))
+)
+"""Names of tasks that machines look up; an empty culprit is the sender."""
+
 
 def in_bounds(name: str, kind: Any) -> Callable[[Any], bool] | None:
     """Whether a value is in the range of this field; None if its type has no other values."""
@@ -59,6 +64,20 @@ def in_bounds(name: str, kind: Any) -> Callable[[Any], bool] | None:
         return None
     low, high = WHOLE[name]
     return lambda value: low <= value <= high
+
+
+def must_name_a_task(owner: str, name: str) -> bool:
+    """Whether a text is of no use unless it names a task."""
+    return (owner, name) in _TASKS
+
+
+def names_a_task(name: str, text: str) -> bool:
+    """Whether this text of such a field does."""
+    try:
+        TaskId.parse(text)
+    except ValueError:
+        return name == "culprit" and not text
+    return True
 
 
 def stays_as_it_is(owner: str, name: str) -> bool:

@@ -13,6 +13,7 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from importlib import resources
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
@@ -22,7 +23,7 @@ from google.protobuf.message import DecodeError, EncodeError
 from lockstep.foreign import plain
 from lockstep.protocol.core import messages
 from lockstep.protocol.core.messages import Description, Envelope, GradientNote, Note, VersionNote
-from lockstep.transports.control.bounds import in_bounds, is_step, stays_as_it_is
+from lockstep.transports.control.bounds import in_bounds, is_step, must_name_a_task, names_a_task, stays_as_it_is
 from lockstep.transports.control.element_count import ElementCounter
 
 MAX_MESSAGE_BYTES: Final = 16 << 20
@@ -151,15 +152,16 @@ class _Shapes:
 
 def _checker(owner: str, name: str, kind: Any) -> _Unpack | None:
     """What a single value of this field goes through; None: all values are fine."""
-    if kind is str:
+    if kind is str and not must_name_a_task(owner, name):
         return None if stays_as_it_is(owner, name) else plain
-    within = in_bounds(name, kind)
+    within = partial(names_a_task, name) if kind is str else in_bounds(name, kind)
     if within is None:
         return None
 
     def checked(value: Any) -> Any:
         if not within(value):
-            raise WireError(f"a {owner} came with {name}={value}, which is out of range")
+            said = plain(str(value), 40)
+            raise WireError(f"a {owner} came with {name}={said}, which is out of range")
         return value
 
     return checked

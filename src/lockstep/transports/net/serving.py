@@ -119,6 +119,8 @@ class Serving:
             at = 0
             for message in incoming:
                 data = memoryview(message)[1:]
+                if not message or at + len(data) > len(memory):
+                    return
                 memory[at : at + len(data)] = data
                 at += len(data)
                 if message[0]:

@@ -6,7 +6,7 @@ One thread serves it: it receives the peer's signals, makes the copies of incomi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from lockstep.protocol.core.causes import link_down
@@ -145,8 +145,7 @@ class ShmEndpoint:
         self._pump()
         try:
             while self.state is LinkState.UP:
-                for frame in signals.receive():
-                    self._on_frame(frame)
+                self._on_frames(iter(signals.receive()))
                 self._do_jobs()
         except _Ended as end:
             return str(end)
@@ -160,6 +159,14 @@ class ShmEndpoint:
     def _do_jobs(self) -> None:
         while self._jobs:
             self._jobs.popleft()()
+
+    def _on_frames(self, frames: Iterator[Frame]) -> None:
+        try:
+            for frame in frames:
+                self._on_frame(frame)
+        finally:
+            for unread in frames:  # those after one that broke the rules, or said goodbye
+                close_descriptors(unread)
 
     def _on_frame(self, frame: Frame) -> None:
         if self.state is not LinkState.UP:

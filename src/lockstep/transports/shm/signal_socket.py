@@ -144,6 +144,7 @@ class Signals:
                 raise EOFError(str(error)) from error
             if data:
                 return data, list(descriptors)
+            _close_all(descriptors)  # a frame without bytes may bring some
             raise EOFError("the socket was closed")
         raise EOFError("the connection was reset")
 
