@@ -7,32 +7,45 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import socket
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
 
+import library
 from cluster.tasks import Tasks, tasks_of
 from cluster.test_listeners import MODES
 from helpers.adversary import (
     Victim,
     another_user,
+    calls,
+    noise,
     refusals_only,
     stale_lives,
     walk,
     walk_doors,
     walk_streams,
+    without_a_certificate,
 )
+from helpers.keys import another_key, no_key
 from helpers.listeners import listeners_of
 from helpers.other_user import needs_root
-from helpers.ports import free_range
-from helpers.programs import Program, run_lockstep
+from helpers.ports import free_port, free_range
+from helpers.programs import Program, run_lockstep, start_lockstep
 from helpers.stream_visitor import STREAM_ATTACKS, in_an_earlier_life
 from helpers.waiting import wait_until
 from lockstep.drill.cluster import DrillCluster
 from lockstep.private_files import user_folders
 from lockstep.protocol.core.ids import CHIEF, ClusterShape
+from lockstep.runtime.listening import ListeningSocket
+from lockstep.runtime.startup.rendezvous import RendezvousError, RendezvousSpec, meet
+from lockstep.security.chosen import chosen_key
+from lockstep.transports.control.addresses import Address
+from lockstep.transports.net.control import Caller, NetError
+from lockstep.version import __version__
 
 pytestmark = [pytest.mark.timed, pytest.mark.timeout(120)]
 SHAPE = ClusterShape(1, 2)
@@ -156,3 +169,65 @@ def _named_by_doctor(tasks: Tasks) -> set[str]:
     assert {one["purpose"] for one in open_to_all} <= set(UNPROVEN)
     assert {one["address"] for one in open_to_all} == {tasks.host}
     return {f"{one['address']}:{one['port']}" for one in open_to_all}
+
+
+@pytest.mark.slow
+def test_what_a_launcher_starts_meets_and_trains_beside_adversaries(tmp_path: Path) -> None:
+    """H4 and H6: a few bytes ended or held rank 0, and whoever came first had a rank's place."""
+    quiet, attacked = (launched(tmp_path / name, attacked=name == "attacked") for name in ("quiet", "attacked"))
+    assert attacked == quiet
+
+
+def launched(folder: Path, attacked: bool) -> set[str]:
+    """The digests of two workers that a launcher has started with a server."""
+    folder.mkdir()
+    linger, port = folder / "linger", free_port()
+    first, last = free_range(20)
+    program = Path(library.__file__).with_name("lasting_program.py")
+    command = (sys.executable, str(program), f"--ports={first}-{last}", "--steps=100", f"--linger={linger}")
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3", **ONE_THREAD}
+    with ExitStack() as started:
+        ranks = [started.enter_context(Program(command, {**master, "RANK": "0"}))]
+        if attacked:
+            _attack_rendezvous(wait_until(lambda: listeners_of(ranks), START_SECONDS, "rank 0 listens"))
+        ranks += [started.enter_context(Program(command, {**master, "RANK": rank})) for rank in ("1", "2")]
+        if attacked:
+            ranks[1].wait_for("step 5\n", START_SECONDS)
+            victim = Victim.among(places := listeners_of(ranks))
+            assert (len(victim.tasks), len(places)) == (3, 9), places
+            with refusals_only(victim):
+                walk(victim, places, folder)
+                walk_streams(victim, places, folder, AT_ONCE)
+                walk_doors(victim, folder)
+                stale_lives(victim)
+        printed = [one.wait_for("worker ", START_SECONDS) for one in ranks[1:]]
+        linger.touch()
+        assert [one.wait(START_SECONDS).code for one in ranks] == [0, 0, 0]
+    return {digest for text in printed for digest in re.findall(r"worker \d of 2: (\w+) ", text)}
+
+
+def _attack_rendezvous(places: Sequence[ListeningSocket]) -> None:
+    for place in places:
+        noise(place)
+        for key in (b"o" * 32, None):
+            address = Address(place.address, place.port)
+            stranger = RendezvousSpec(rank=1, world=3, address=address, timeout=5.0, version=__version__, key=key)
+            with pytest.raises(RendezvousError):
+                meet(stranger, 4001, lambda _: None)
+
+
+@pytest.mark.slow
+def test_net_goes_on_serving_beside_adversaries(tmp_path: Path) -> None:
+    port = free_port()
+    with start_lockstep("net", f"--serve=127.0.0.1:{port}") as serving:
+        serving.wait_for("Waiting at", START_SECONDS)
+        for place in listeners_of([serving]):
+            heard = noise(place) + without_a_certificate(place)
+            for circumstances in (no_key(), another_key(tmp_path)):
+                with circumstances:
+                    heard += calls(place)
+                    with pytest.raises(NetError):
+                        Caller("127.0.0.1", port, chosen_key())
+            assert socket.gethostname().encode() not in heard
+        with closing(Caller("127.0.0.1", port, chosen_key())) as caller:
+            assert caller.call("cpu") > 0

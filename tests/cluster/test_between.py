@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import re
-import socket
 import ssl
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 import library
-from helpers.adversary import Victim, refusals_only, until_quiet
-from helpers.between import HIDDEN, SHOWN, Between, Passage, Treatment
+from helpers.adversary import Victim, refusals_only
+from helpers.between import HIDDEN, SHOWN, Between, Treatment
 from helpers.keys import make_key
 from helpers.ports import free_ports, free_range
-from helpers.programs import LOCKSTEP, Program
+from helpers.programs import LOCKSTEP, Program, start_lockstep
 from helpers.waiting import wait_until
 from lockstep.protocol.core.ids import ClusterShape
 from lockstep.security.certificates import certificates_for
+from lockstep.security.chosen import chosen_key
 from lockstep.security.key import find_key
 from lockstep.security.proof import Refusal
+from lockstep.transports.net.control import Caller
 
 pytestmark = [pytest.mark.slow, pytest.mark.timed, pytest.mark.timeout(150)]
 SHAPE = ClusterShape(1, 2)
 SECONDS = 90.0
-STEPS = 300
+STEPS = 120
 PROGRAM = (sys.executable, str(Path(library.__file__).with_name("lasting_program.py")))
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 FIRST = (Treatment.IMPOSTOR, Treatment.ALTER_DIALER, Treatment.ALTER_ACCEPTOR)
@@ -86,14 +87,6 @@ def impostor(folder: Path) -> ssl.SSLContext:
     return context
 
 
-def replay(passage: Passage) -> bytes:
-    """Say to the same port what a member said there before."""
-    with socket.create_connection((HIDDEN, passage.port), 5) as line:
-        with suppress(OSError):
-            line.sendall(passage.said)
-        return until_quiet(line)
-
-
 @pytest.mark.parametrize("protocol", ["grpc", "auto"])
 def test_whoever_is_between_all_tasks_changes_nothing(protocol: str, undisturbed: set[str], tmp_path: Path) -> None:
     """C1 and C2: the secret crossed the wire in clear, and whoever said the right names was let in."""
@@ -117,8 +110,24 @@ def test_whoever_is_between_all_tasks_changes_nothing(protocol: str, undisturbed
         assert all(one.said == b"" for one in altered if one.posed)
         with refusals_only(victim):
             for passage in relayed:
-                heard = replay(passage)
+                heard = passage.replay()
                 victim.check_heard(heard, passage.port)
                 assert not passage.is_plain or Refusal.OTHER_KEY.value.encode() in heard
         assert trained.digests() == undisturbed
         assert trained.finish() == [0, 0, 0]
+
+
+def test_what_a_caller_said_to_net_is_worth_nothing_the_second_time(tmp_path: Path) -> None:
+    port = free_ports(1)[0]
+    with (
+        start_lockstep("net", f"--serve={HIDDEN}:{port}") as serving,
+        closing(Between([port], lambda _: Treatment.RELAY, impostor(tmp_path))) as between,
+    ):
+        serving.wait_for(f"Waiting at {HIDDEN}:{port}", SECONDS)
+        with closing(Caller(SHOWN, port, chosen_key())) as caller:
+            assert caller.call("cpu") > 0
+        (passage,) = between.passages
+        assert passage.replay().endswith(Refusal.OTHER_KEY.value.encode())
+        with closing(Caller(HIDDEN, port, chosen_key())) as caller:
+            assert caller.call("cpu") > 0
+        assert serving.running()

@@ -37,7 +37,7 @@ from lockstep.transports.control.channels import PLAIN, open_data_channel
 from lockstep.transports.control.codec import encode, join_envelopes
 from lockstep.transports.control.generate import DESCRIPTORS
 from lockstep.transports.control.link import dial_link
-from lockstep.transports.control.monitor_client import describe
+from lockstep.transports.control.monitor_client import Unreachable, describe
 from lockstep.transports.control.server import method_path
 from lockstep.transports.quiet_grpc import grpc
 from lockstep.transports.shm.host import HostPlace
@@ -77,6 +77,15 @@ class Victim:
         key = chosen_key()
         assert key is not None
         return cls({task: describe(address, 5.0) for task, address in addresses.items()}, addresses, key)
+
+    @classmethod
+    def among(cls, places: Iterable[ListeningSocket]) -> Victim:
+        """Where nobody has listed the tasks: those of the monitors that listen there."""
+        found = {}
+        for place in places:
+            with suppress(Unreachable):
+                found[TaskId.parse(describe(str(place), 5.0).task)] = str(place)
+        return cls.at(found)
 
     def sockets(self) -> tuple[ListeningSocket, ...]:
         """Every one of every process, from the kernel."""
@@ -157,10 +166,9 @@ def without_a_certificate(place: ListeningSocket) -> bytes:
             return certificate + until_quiet(shaken)
 
 
-def calls(victim: Victim, place: ListeningSocket) -> bytes:
-    """Every call that there is, with what this process has for a key."""
-    one = victim.owner(place.pid) or next(iter(victim.tasks.values()))
-    requests = {"Link": forged_link(victim, one)}
+def calls(place: ListeningSocket, link: bytes = b"") -> bytes:
+    """Every call that there is, with what this process has for a key; ``link``: what a link begins with."""
+    requests = {"Link": link}
     heard = b""
     with open_data_channel(str(place)) as channel:
         for service, method in RPCS:
@@ -172,13 +180,15 @@ def calls(victim: Victim, place: ListeningSocket) -> bytes:
 
 def walk(victim: Victim, places: tuple[ListeningSocket, ...], folder: Path) -> None:
     """Be anonymous, and somebody with another key, at each of these sockets; nobody hears what is not for them."""
+    any_task = next(iter(victim.tasks.values()))
     with ThreadPoolExecutor(len(places)) as beside:
         every: list[Callable[[ListeningSocket], bytes]] = [noise, without_a_certificate]
         for attack in every:
             _check_each(victim, places, beside.map(attack, places))
         for circumstances in (no_key(), another_key(folder)):
             with circumstances:
-                _check_each(victim, places, beside.map(lambda place: calls(victim, place), places))
+                links = [forged_link(victim, victim.owner(place.pid) or any_task) for place in places]
+                _check_each(victim, places, beside.map(calls, places, links))
 
 
 def _check_each(victim: Victim, places: tuple[ListeningSocket, ...], heard: Iterator[bytes]) -> None:

@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from helpers.adversary import until_quiet
+
 SHOWN, HIDDEN = "127.0.0.2", "127.0.0.1"
 TLS = b"\x16"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -48,6 +50,13 @@ class Passage:
     def is_plain(self) -> bool:
         """Whether two ends spoke HTTP/2 here; at a port with TLS nobody answers that."""
         return self.said.startswith(_PREFACE) and bool(self.heard)
+
+    def replay(self) -> bytes:
+        """Say to the same port what a member said there before; what it answers."""
+        with socket.create_connection((HIDDEN, self.port), 5) as line:
+            with suppress(OSError):
+                line.sendall(self.said)
+            return until_quiet(line)
 
 
 class Flip:
