@@ -24,6 +24,7 @@ from helpers.adversary import (
     calls,
     noise,
     refusals_only,
+    spoil_store,
     stale_lives,
     walk,
     walk_doors,
@@ -149,9 +150,12 @@ def test_in_every_mode_the_losses_are_those_of_a_run_without_adversaries(
         victim = Victim.at(tasks.addresses)
         found = victim.sockets()
         assert set(found) == set(listeners_of(tasks.programs.values()))
-        unproven = _named_by_doctor(tasks) if mode in ("grpc+ucx", "all-reduce") else set()
+        unproven = _named_by_doctor(tasks) if mode in ("grpc+ucx", "all-reduce") else {}
         places = tuple(place for place in found if str(place) not in unproven)
+        assert places
         with refusals_only(victim):
+            if mode == "all-reduce":
+                spoil_store(victim, next(address for address, purpose in unproven.items() if purpose == "store"))
             walk(victim, places, tmp_path)
             walk_streams(victim, places, tmp_path)
             walk_doors(victim, tmp_path)
@@ -162,13 +166,13 @@ def test_in_every_mode_the_losses_are_those_of_a_run_without_adversaries(
     assert found_losses == _reference(undisturbed, shape, flag)
 
 
-def _named_by_doctor(tasks: Tasks) -> set[str]:
-    """The sockets of which `doctor` says that they ask for nothing; all at the address in the lists."""
+def _named_by_doctor(tasks: Tasks) -> dict[str, str]:
+    """The sockets of which `doctor` says that they ask for nothing, with what for; all at the address in the lists."""
     told = json.loads(run_lockstep("doctor", *tasks.flags, *tasks.lists(), "--json", timeout=40).stdout)
     open_to_all: Iterable[dict[str, str]] = [one for one in told["listeners"] if one["proof"] == "nothing"]
     assert {one["purpose"] for one in open_to_all} <= set(UNPROVEN)
     assert {one["address"] for one in open_to_all} == {tasks.host}
-    return {f"{one['address']}:{one['port']}" for one in open_to_all}
+    return {f"{one['address']}:{one['port']}": one["purpose"] for one in open_to_all}
 
 
 @pytest.mark.slow
@@ -200,10 +204,12 @@ def launched(folder: Path, attacked: bool) -> set[str]:
                 walk_streams(victim, places, folder, AT_ONCE)
                 walk_doors(victim, folder)
                 stale_lives(victim)
-        printed = [one.wait_for("worker ", START_SECONDS) for one in ranks[1:]]
+        printed = [one.wait_for(" of 2: ", START_SECONDS) for one in ranks[1:]]
         linger.touch()
         assert [one.wait(START_SECONDS).code for one in ranks] == [0, 0, 0]
-    return {digest for text in printed for digest in re.findall(r"worker \d of 2: (\w+) ", text)}
+    digests = set(re.findall(r"worker \d of 2: \w+ ", "".join(printed)))
+    assert len(digests) == 2
+    return digests
 
 
 def _attack_rendezvous(places: Sequence[ListeningSocket]) -> None:

@@ -44,8 +44,8 @@ class Trained:
 
     def digests(self) -> set[str]:
         """Of both workers; the chief stays until ``linger`` exists, and with it the job."""
-        printed = [worker.wait_for("worker ", SECONDS) for worker in self.programs[1:]]
-        return {found for text in printed for found in re.findall(r"worker \d of 2: (\w+) ", text)}
+        printed = [worker.wait_for(" of 2: ", SECONDS) for worker in self.programs[1:]]
+        return set(re.findall(r"worker \d of 2: \w+ ", "".join(printed)))
 
     def finish(self) -> list[int]:
         self.linger.touch()
@@ -71,6 +71,7 @@ def listed(host: str, ports: list[int], *more: str) -> tuple[str, ...]:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     with training(listed(HIDDEN, free_ports(3)), tmp_path_factory.mktemp("undisturbed")) as trained:
         found = trained.digests()
+        assert len(found) == 2
         assert trained.finish() == [0, 0, 0]
     return found
 

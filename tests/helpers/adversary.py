@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 from cryptography import x509
@@ -194,6 +195,17 @@ def walk(victim: Victim, places: tuple[ListeningSocket, ...], folder: Path) -> N
 def _check_each(victim: Victim, places: tuple[ListeningSocket, ...], heard: Iterator[bytes]) -> None:
     for place, said in zip(places, heard, strict=True):
         victim.check_heard(said, place)
+
+
+def spoil_store(victim: Victim, address: str) -> None:
+    """Somebody at torch's store, who can read and write it, finds no key, and leads nobody elsewhere."""
+    import torch._C._distributed_c10d as c10d
+
+    host, _, port = address.rpartition(":")
+    store = c10d.TCPStore(host, int(port), timeout=timedelta(seconds=10), wait_for_workers=False)
+    victim.check_heard(bytes(store.get("nonce/0")), address)
+    for name in ("nonce/0", "gloo/0/1", "gloo/1/0"):
+        store.set(name, "6.6.6.6:6")
 
 
 # --- at the streams of tensors, the door, and the links ------------------------------------------------------------
