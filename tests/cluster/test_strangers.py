@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster.tasks import tasks_of
 from helpers.keys import make_key, no_key
+from helpers.ports import free_range
 from helpers.programs import run_lockstep
 from helpers.waiting import wait_until
 from lockstep.drill.cluster import DrillCluster
@@ -79,6 +81,22 @@ def test_a_task_with_another_key_is_named_with_the_file_to_copy(odd: TaskId, tmp
         said = "".join(log.read_text() for log in (tmp_path / "run" / "logs").iterdir())
     assert re.search(rf"{re.escape(cluster.address(odd))} \(?is a Lockstep", said)
     assert "with another key; copy " in said
+
+
+@pytest.mark.slow
+def test_without_servers_too_workers_with_different_keys_do_not_train_together(tmp_path: Path) -> None:
+    """C2: there nobody asked for the secret."""
+    keys = {worker(0): {}, worker(1): {"LOCKSTEP_KEY_FILE": str(make_key(tmp_path / "another-key"))}}
+    first, last = free_range(20)
+    flags = ("--variable_update=collective_all_reduce", f"--ports={first}-{last}", "--startup_timeout=8")
+    with tasks_of(ClusterShape(0, 2), *flags, "--num_batches=3") as tasks:
+        for task, environment in keys.items():
+            tasks.start(task, environment=environment)
+        ended = tasks.finish(START_SECONDS)
+    for done in ended.values():
+        assert done.code != 0
+        assert "Done warm up" not in done.stdout
+    assert any("with another key; copy " in done.stderr for done in ended.values()), ended
 
 
 def test_why_with_another_key_says_so_and_with_insecure_too(tmp_path: Path) -> None:
