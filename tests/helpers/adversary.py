@@ -6,6 +6,7 @@ they hear is kept, and must have none of it.
 
 from __future__ import annotations
 
+import itertools
 import socket
 import ssl
 import struct
@@ -223,7 +224,7 @@ def walk_streams(
     with ThreadPoolExecutor(len(visitors) or 1) as beside:
         for attack in attacks:
             expected = STREAM_ATTACKS[attack]
-            for refusal in beside.map(lambda visitor, attack=attack: attack(visitor, folder), visitors):  # type: ignore[misc]
+            for refusal in beside.map(attack, visitors, itertools.repeat(folder)):
                 assert refusal == expected or expected in refusal, f"{attack.__name__}: {refusal}"
     return len(visitors)
 
