@@ -117,19 +117,13 @@ def undisturbed() -> dict[str, list[str]]:
 def _reference(kept: dict[str, list[str]], shape: ClusterShape, flag: str) -> list[str]:
     kind = "" if "server_protocol" in flag else flag
     if kind not in kept:
-        with tasks_of(shape, *RUN, *in_range(), *filter(None, [kind]), f"--num_batches={STEPS}") as tasks:
+        with tasks_of(shape, *RUN, *filter(None, [kind]), f"--num_batches={STEPS}") as tasks:
             for task in shape.tasks():
                 tasks.start(task, environment=ONE_THREAD)
             assert {done.code for done in tasks.finish(100).values()} == {0}
             kept[kind] = losses(tasks.programs[CHIEF])
     assert len(kept[kind]) == STEPS
     return kept[kind]
-
-
-def in_range() -> tuple[str]:
-    """Else torch's store is at the port after that of worker 0, which may be worker 1's."""
-    first, last = free_range(20)
-    return (f"--ports={first}-{last}",)
 
 
 def losses(chief: Program) -> list[str]:
@@ -142,7 +136,7 @@ def test_in_every_mode_the_losses_are_those_of_a_run_without_adversaries(
     mode: str, undisturbed: dict[str, list[str]], tmp_path: Path
 ) -> None:
     shape, flag, _ = MODES[mode]
-    with tasks_of(shape, *RUN, *in_range(), flag, "--num_batches=1000000") as tasks:
+    with tasks_of(shape, *RUN, flag, "--num_batches=1000000") as tasks:
         for task in shape.tasks():
             tasks.start(task, environment=ONE_THREAD)
         chief = tasks.programs[CHIEF]
