@@ -25,6 +25,7 @@ PATH = re.compile(
 capitals (``/etc/hosts``, ``FOLDER/checkpoints/``) is somebody else's."""
 MODULE = re.compile(r"(?<![\w./~*:;=-])[a-z]\w*(?:/\w+)+\.py\b")
 """In a block of code only these: the rest of it may be a user's."""
+TEST = re.compile(r"^def (test_\w+)", re.MULTILINE)
 
 
 def test_there_are_documents() -> None:
@@ -48,6 +49,13 @@ def test_every_file_that_is_named_exists(document: Path) -> None:
     modules = [path for fence in FENCE.findall(document.read_text()) for path in MODULE.findall(fence)]
     named = [*paths_in(without_fences(document)), *modules]
     assert [path for path in named if not found(path, document)] == []
+
+
+def test_every_test_that_a_finding_names_exists() -> None:
+    written = {name for file in (ROOT / "tests").rglob("test_*.py") for name in TEST.findall(file.read_text())}
+    named = re.findall(r"\| `(test_\w+)` \|", (ROOT / "docs" / "security.md").read_text())
+    assert named
+    assert [name for name in named if name not in written] == []
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ class Tasks:
     programs: dict[TaskId, Program] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        ports = free_ports(len(self.shape.tasks()))
+        ports = free_ports(2 * len(self.shape.tasks()))[::2]  # torch's store is at the port after that of worker 0
         self.addresses = {task: f"{self.host}:{port}" for task, port in zip(self.shape.tasks(), ports, strict=True)}
 
     def start(self, task: TaskId, *more: str, environment: Mapping[str, str] | None = None) -> Program:

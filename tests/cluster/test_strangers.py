@@ -1,43 +1,36 @@
-"""Callers without the key at a running job: at every socket that it has, by every call that it serves, nothing."""
+"""The key of a running job: where it is not, and what those are told who have another one or none."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from helpers.keys import another_key, make_key, no_key
+from cluster.tasks import tasks_of
+from helpers.keys import make_key, no_key
+from helpers.ports import free_range
 from helpers.programs import run_lockstep
 from helpers.waiting import wait_until
 from lockstep.drill.cluster import DrillCluster
 from lockstep.protocol.core.ids import ClusterShape, TaskId, server, worker
-from lockstep.runtime.listening import listening_sockets
 from lockstep.runtime.processes import descendants
 from lockstep.security.chosen import chosen_key
-from lockstep.transports.control.channels import open_data_channel
 from lockstep.transports.control.monitor_client import Unreachable, describe, fetch_snapshot, fetch_stack
-from lockstep.transports.control.server import method_path
-from lockstep.transports.quiet_grpc import grpc
 
 pytestmark = [pytest.mark.timed, pytest.mark.timeout(120)]
 SHAPE = ClusterShape(1, 2)
 START_SECONDS = 60.0
-CALLS = [
-    *(("Monitor", method) for method in ("Describe", "Watch", "Snapshot", "Stack")),
-    *(("Task", method) for method in ("Link", "Data", "Snapshot", "Witness")),
-    ("Doctor", "Tell"),
-]
 
 
 @contextmanager
-def running(folder: Path, protocol: str = "auto") -> Iterator[DrillCluster]:
+def running(folder: Path) -> Iterator[DrillCluster]:
     with DrillCluster(SHAPE, folder) as cluster:
         for task in SHAPE.tasks():
-            cluster.start(cluster.plan(task, steps=100_000, protocol=protocol))
+            cluster.start(cluster.plan(task, steps=100_000))
         wait_until(lambda: _step(cluster, worker(1)) > 3, START_SECONDS, "the job trains")
         yield cluster
 
@@ -55,40 +48,6 @@ def _pids() -> list[int]:
     own = [process.pid for process in descendants(os.getpid())]
     assert len(own) > 2 * len(SHAPE.tasks())
     return own
-
-
-def _call(address: str, service: str, method: str) -> list[bytes]:
-    """Everything that comes back, for a request that would be answered; nothing where the call is refused."""
-    answers: list[bytes] = []
-    with open_data_channel(address) as channel, suppress(grpc.RpcError):
-        answers.extend(channel.stream_stream(method_path(service, method))(iter([b""]), timeout=3.0))
-    return answers
-
-
-@pytest.mark.parametrize("protocol", ["auto", "grpc"])
-def test_no_socket_of_a_job_answers_a_caller_without_the_key(protocol: str, tmp_path: Path) -> None:
-    """C1: whoever reached a port was a member."""
-    with running(tmp_path, protocol) as cluster:
-        places = [str(one) for one in listening_sockets(_pids())]
-        assert len(places) >= 2 * len(SHAPE.tasks())
-        refusals = {"anonymous": 0, "another key": 0}
-        for place in places:
-            for service, method in CALLS:
-                with no_key():
-                    said = _call(place, service, method)
-                    refusals["anonymous"] += _is_refusal(said)
-                with another_key(tmp_path):
-                    said = _call(place, service, method)
-                    refusals["another key"] += _is_refusal(said)
-        assert set(refusals.values()) == {len(places) * len(CALLS)}
-        before = _step(cluster, worker(1))
-        wait_until(lambda: _step(cluster, worker(1)) > before + 3, START_SECONDS, "the job goes on")
-        assert set(cluster.exit_codes()) == {None}
-
-
-def _is_refusal(said: list[bytes]) -> bool:
-    """Nothing, or what the port for tensors says before the proof: that it refuses this stream."""
-    return all(b"task:" not in answer and b"host" not in answer for answer in said) and len(said) <= 1
 
 
 def test_the_key_is_in_no_command_line_environment_stack_or_snapshot(tmp_path: Path) -> None:
@@ -124,6 +83,22 @@ def test_a_task_with_another_key_is_named_with_the_file_to_copy(odd: TaskId, tmp
     assert "with another key; copy " in said
 
 
+@pytest.mark.slow
+def test_without_servers_too_workers_with_different_keys_do_not_train_together(tmp_path: Path) -> None:
+    """C2: there nobody asked for the secret."""
+    keys = {worker(0): {}, worker(1): {"LOCKSTEP_KEY_FILE": str(make_key(tmp_path / "another-key"))}}
+    first, last = free_range(20)
+    flags = ("--variable_update=collective_all_reduce", f"--ports={first}-{last}", "--startup_timeout=8")
+    with tasks_of(ClusterShape(0, 2), *flags, "--num_batches=3") as tasks:
+        for task, environment in keys.items():
+            tasks.start(task, environment=environment)
+        ended = tasks.finish(START_SECONDS)
+    for done in ended.values():
+        assert done.code != 0
+        assert "Done warm up" not in done.stdout
+    assert any("with another key; copy " in done.stderr for done in ended.values()), ended
+
+
 def test_why_with_another_key_says_so_and_with_insecure_too(tmp_path: Path) -> None:
     other = make_key(tmp_path / "another-key")
     with running(tmp_path / "run") as cluster:
@@ -137,7 +112,7 @@ def test_why_with_another_key_says_so_and_with_insecure_too(tmp_path: Path) -> N
 
 def test_a_job_with_insecure_forms_and_answers_anybody(tmp_path: Path) -> None:
     with no_key(), running(tmp_path) as cluster:
-        assert not _is_refusal(_call(cluster.address(server(0)), "Monitor", "Describe"))
+        assert describe(cluster.address(server(0)), 5.0).task == str(server(0))
 
 
 def test_the_key_of_a_user_is_made_once_for_all_tasks_of_a_first_run(tmp_path: Path) -> None:

@@ -5,162 +5,27 @@ Tensors have a port without TLS, where anybody can connect: only the proof stand
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from queue import SimpleQueue
 
 import grpc
 import pytest
 
 from conformance_hosts.hosts import Here
-from helpers.keys import make_key
+from helpers.stream_visitor import STREAM_ATTACKS, RawStream, StreamAttack, StreamVisitor
 from helpers.transports import RUN_HERE
 from helpers.waiting import wait_until
 from helpers.wire import PATIENCE
-from lockstep.security.key import Key, Purpose, find_key
-from lockstep.security.proof import NONCE_BYTES, Dialer, Parties, ProofError, Refusal
 from lockstep.transports.base import PeerAddress
 from lockstep.transports.conformance.node import LocalNode
 from lockstep.transports.conformance.stage import Pair, Stage
 from lockstep.transports.control.channels import open_data_channel
 from lockstep.transports.control.server import ControlServer, method_path
-from lockstep.transports.frame_error import FrameError
 from lockstep.transports.stream import frames, links
-from lockstep.transports.stream.frames import FrameKind, Header, StreamHello
-from lockstep.version import __version__
+from lockstep.transports.stream.frames import FrameKind, Header
 
 METHODS = {name: method for name, method in (("grpc", "Data"), ("grpc+ucx", "Ucx")) if name in RUN_HERE}
-
-
-class RawStream:
-    """A data stream by hand."""
-
-    def __init__(self, address: str, method: str) -> None:
-        self._frames: SimpleQueue[bytes | None] = SimpleQueue()
-        self._channel = open_data_channel(address)
-        self._answers = self._channel.stream_stream(method_path("Task", method))(iter(self._frames.get, None))
-        self.send = self._frames.put
-
-    def answer(self) -> bytes:
-        return bytes(next(self._answers))
-
-    def is_open(self) -> bool:
-        return bool(self._answers.is_active())
-
-    def close(self) -> None:
-        self.send(None)
-        self._answers.cancel()
-        self._channel.close()
-
-
-class Adversary:
-    """Tries to take the place of ``/suite/a`` at ``/suite/b``."""
-
-    def __init__(self, key: Key, victim: LocalNode, a: LocalNode, method: str) -> None:
-        self.victim = victim
-        self.a = a
-        self.method = method
-        self.address = victim.address().address.decode()
-        self._key = key
-
-    def hello(self, **changes: object) -> StreamHello:
-        whole = StreamHello(self.a.task, self.a.incarnation, self.victim.incarnation, bytes(NONCE_BYTES))
-        return whole._replace(**changes)  # type: ignore[arg-type]
-
-    def dialer(self, hello: StreamHello, key: Key | None = None, address: str | None = None) -> Dialer:
-        parties = Parties(
-            purpose=f"Task.{self.method}",
-            dialer=hello.task,
-            acceptor=self.victim.task,
-            version=__version__,
-            dialer_life=hello.incarnation,
-            acceptor_life=hello.meant,
-            acceptor_address=self.address if address is None else address,
-        )
-        return Dialer((key or self._key).sub(Purpose.DATA), parties)
-
-    def open(self) -> closing[RawStream]:
-        return closing(RawStream(self.address, self.method))
-
-    def outcome(self, stream: RawStream) -> Refusal | str:
-        """What the victim answers last."""
-        try:
-            while True:
-                frames.unpack_hello(stream.answer())
-        except ProofError as refused:
-            return refused.refusal
-        except FrameError as fault:
-            return str(fault)
-
-
-Attack = Callable[[Adversary, Path], Refusal | str]
-
-
-def without_a_proof(adversary: Adversary, folder: Path) -> Refusal | str:
-    with adversary.open() as stream:
-        stream.send(frames.pack_hello(adversary.hello(nonce=b"")))
-        return adversary.outcome(stream)
-
-
-def with_another_key(adversary: Adversary, folder: Path) -> Refusal | str:
-    dialer = adversary.dialer(adversary.hello(), find_key(make_key(folder / "other")))
-    with adversary.open() as stream:
-        stream.send(frames.pack_hello(adversary.hello(nonce=dialer.nonce)))
-        opening = frames.unpack_proof(stream.answer())
-        with pytest.raises(ProofError):
-            dialer.answer(opening)
-        stream.send(frames.pack(Header(FrameKind.PROOF), bytes(32)))
-        return adversary.outcome(stream)
-
-
-def with_the_proof_sent_back(adversary: Adversary, folder: Path) -> Refusal | str:
-    with adversary.open() as stream:
-        stream.send(frames.pack_hello(adversary.hello()))
-        opening = frames.unpack_proof(stream.answer())
-        stream.send(frames.pack(Header(FrameKind.PROOF), opening[NONCE_BYTES:]))
-        return adversary.outcome(stream)
-
-
-def with_a_recorded_proof(adversary: Adversary, folder: Path) -> Refusal | str:
-    hello = adversary.hello()
-    dialer = adversary.dialer(hello)
-    said = [frames.pack_hello(hello._replace(nonce=dialer.nonce))]
-    with adversary.open() as stream:
-        stream.send(said[0])
-        proof, _ = dialer.answer(frames.unpack_proof(stream.answer()))
-    said.append(frames.pack(Header(FrameKind.PROOF), proof))
-    with adversary.open() as stream:
-        stream.send(said[0])
-        stream.answer()
-        stream.send(said[1])
-        return adversary.outcome(stream)
-
-
-def for_an_earlier_life(adversary: Adversary, folder: Path) -> Refusal | str:
-    with adversary.open() as stream:
-        stream.send(frames.pack_hello(adversary.hello(meant=adversary.victim.incarnation - 1)))
-        return adversary.outcome(stream)
-
-
-def in_an_earlier_life(adversary: Adversary, folder: Path) -> Refusal | str:
-    hello = adversary.hello(incarnation=adversary.a.incarnation - 1)
-    dialer = adversary.dialer(hello)
-    with adversary.open() as stream:
-        stream.send(frames.pack_hello(hello._replace(nonce=dialer.nonce)))
-        proof, _ = dialer.answer(frames.unpack_proof(stream.answer()))
-        stream.send(frames.pack(Header(FrameKind.PROOF), proof))
-        return adversary.outcome(stream)
-
-
-ATTACKS: dict[Attack, Refusal | str] = {
-    without_a_proof: Refusal.NO_KEY_HERE,
-    with_another_key: Refusal.OTHER_KEY,
-    with_the_proof_sent_back: Refusal.OTHER_KEY,
-    with_a_recorded_proof: Refusal.OTHER_KEY,
-    for_an_earlier_life: Refusal.OTHER_TARGET,
-    in_an_earlier_life: "does not expect",
-}
 
 
 @pytest.fixture(params=METHODS)
@@ -170,9 +35,9 @@ def stage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         yield stage
 
 
-def adversary_of(stage: Stage, a: LocalNode, b: LocalNode) -> Adversary:
+def adversary_of(stage: Stage, a: LocalNode, b: LocalNode) -> StreamVisitor:
     assert stage.key is not None
-    return Adversary(stage.key, b, a, METHODS[stage.transport])
+    return StreamVisitor(stage.key, a, b, b.address().address.decode(), METHODS[stage.transport])
 
 
 def bytes_arrive(pair: Pair) -> None:
@@ -181,12 +46,12 @@ def bytes_arrive(pair: Pair) -> None:
     way.check(pair.b.log.wait("arrived")[0], 0, 1000)
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_an_expected_link_is_not_taken_by_somebody_else(stage: Stage, attack: Attack, tmp_path: Path) -> None:
+@pytest.mark.parametrize("attack", STREAM_ATTACKS)
+def test_an_expected_link_is_not_taken_by_somebody_else(stage: Stage, attack: StreamAttack, tmp_path: Path) -> None:
     a, b = stage.node("/suite/a"), stage.node("/suite/b")
     b_link = b.connect(a.address(), False)
     refusal = attack(adversary_of(stage, a, b), tmp_path)
-    assert refusal == ATTACKS[attack] or ATTACKS[attack] in refusal
+    assert refusal == STREAM_ATTACKS[attack] or STREAM_ATTACKS[attack] in refusal
     assert b.state(b_link) == "connecting"
     a_link = a.connect(b.address(), True)
     a.log.wait("up", link=a_link)
@@ -194,12 +59,12 @@ def test_an_expected_link_is_not_taken_by_somebody_else(stage: Stage, attack: At
     bytes_arrive(Pair(a, a_link, b, b_link))
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_a_live_link_goes_on(stage: Stage, attack: Attack, tmp_path: Path) -> None:
+@pytest.mark.parametrize("attack", STREAM_ATTACKS)
+def test_a_live_link_goes_on(stage: Stage, attack: StreamAttack, tmp_path: Path) -> None:
     a, b = stage.node("/suite/a"), stage.node("/suite/b")
     pair = Pair(a, *_reordered(stage.join(a, b), b))
     refusal = attack(adversary_of(stage, a, b), tmp_path)
-    assert refusal == ATTACKS[attack] or ATTACKS[attack] in refusal
+    assert refusal == STREAM_ATTACKS[attack] or STREAM_ATTACKS[attack] in refusal
     assert pair.b.log.all("lost") == []
     bytes_arrive(pair)
 

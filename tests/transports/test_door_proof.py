@@ -8,30 +8,24 @@ import resource
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from helpers.keys import make_key
+from helpers.door_visitor import DOOR_ATTACKS, DoorAttack, DoorVisitor, refusal_at
 from helpers.other_user import NOBODY, needs_root
 from helpers.waiting import wait_until
 from helpers.wire import PATIENCE
-from lockstep.security.key import find_key
-from lockstep.security.proof import NONCE_BYTES, Dialer, ProofError, Refusal
+from lockstep.security.proof import Refusal
 from lockstep.transports.base import NoPathError, PeerAddress
 from lockstep.transports.conformance.node import LocalNode
 from lockstep.transports.conformance.stage import Pair, Stage
 from lockstep.transports.shm import listener
 from lockstep.transports.shm.frames import (
-    DoorClaim,
     SignalKind,
-    pack_claim,
-    pack_opening,
-    unpack_opening,
 )
-from lockstep.transports.shm.handshake import DoorKey, door_key
 from lockstep.transports.shm.host import door_address, unpack_place
 
 
@@ -41,109 +35,8 @@ def stage() -> Iterator[Stage]:
         yield stage
 
 
-class Visitor:
-    """Somebody at the door of ``b``, in the name of ``a``."""
-
-    def __init__(self, stage: Stage, a: LocalNode, b: LocalNode, folder: Path) -> None:
-        self.a, self.b = a, b
-        self.place = unpack_place(b.address().address)
-        self.right = door_key(self.place, stage.key)
-        self.other = door_key(self.place, find_key(make_key(folder / "other")))
-
-    @contextmanager
-    def knock(self) -> Iterator[socket.socket]:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as knocking:
-            knocking.settimeout(PATIENCE)
-            knocking.connect(door_address(self.place))
-            yield knocking
-
-    def claim(self, **changes: object) -> DoorClaim:
-        whole = DoorClaim(self.a.task, self.a.incarnation, self.b.incarnation, True, bytes(NONCE_BYTES))
-        return whole._replace(**changes)  # type: ignore[arg-type]
-
-    def dialer(self, claim: DoorClaim, key: DoorKey) -> Dialer:
-        return Dialer(key.secret, key.parties(claim, self.b.task))
-
-
-def refusal_at(knocking: socket.socket) -> Refusal | str:
-    try:
-        while frame := knocking.recv(4096):
-            unpack_opening(SignalKind.PROOF, frame)
-    except ProofError as refused:
-        return refused.refusal
-    return "closed"
-
-
-def without_a_key(visitor: Visitor) -> Refusal | str:
-    with visitor.knock() as knocking:
-        knocking.send(pack_claim(visitor.claim(keyed=False)))
-        return refusal_at(knocking)
-
-
-def with_another_key(visitor: Visitor) -> Refusal | str:
-    dialer = visitor.dialer(visitor.claim(), visitor.other)
-    with visitor.knock() as knocking:
-        knocking.send(pack_claim(visitor.claim(nonce=dialer.nonce)))
-        opening = unpack_opening(SignalKind.PROOF, knocking.recv(4096))
-        with pytest.raises(ProofError):
-            dialer.answer(opening)
-        knocking.send(pack_opening(SignalKind.PROOF, bytes(32)))
-        return refusal_at(knocking)
-
-
-def with_the_key_and_without_the_secret(visitor: Visitor) -> Refusal | str:
-    wrong = DoorKey(visitor.right.door, True, bytes(32))
-    dialer = visitor.dialer(visitor.claim(), wrong)
-    with visitor.knock() as knocking:
-        knocking.send(pack_claim(visitor.claim(nonce=dialer.nonce)))
-        knocking.send(pack_opening(SignalKind.PROOF, bytes(32)))
-        return refusal_at(knocking)
-
-
-def with_the_proof_sent_back(visitor: Visitor) -> Refusal | str:
-    with visitor.knock() as knocking:
-        knocking.send(pack_claim(visitor.claim()))
-        knocking.send(pack_opening(SignalKind.PROOF, knocking.recv(4096)[1 + NONCE_BYTES :]))
-        return refusal_at(knocking)
-
-
-def with_a_recorded_proof(visitor: Visitor) -> Refusal | str:
-    dialer = visitor.dialer(visitor.claim(), visitor.right)
-    claim = pack_claim(visitor.claim(nonce=dialer.nonce))
-    with visitor.knock() as knocking:
-        knocking.send(claim)
-        proof, _ = dialer.answer(unpack_opening(SignalKind.PROOF, knocking.recv(4096)))
-    with visitor.knock() as knocking:
-        knocking.send(claim)
-        knocking.recv(4096)
-        knocking.send(pack_opening(SignalKind.PROOF, proof))
-        return refusal_at(knocking)
-
-
-def for_an_earlier_life(visitor: Visitor) -> Refusal | str:
-    with visitor.knock() as knocking:
-        knocking.send(pack_claim(visitor.claim(meant=visitor.b.incarnation - 1)))
-        return refusal_at(knocking)
-
-
-def in_the_form_of_before(visitor: Visitor) -> Refusal | str:
-    """A hello in JSON with the secret in clear, and descriptors."""
-    hello = {"task": visitor.a.task, "life": visitor.a.incarnation, "meant": visitor.b.incarnation}
-    content = json.dumps(hello | {"secret": visitor.place.secret, "seen": ""}).encode()
-    with visitor.knock() as knocking:
-        socket.send_fds(knocking, [bytes([SignalKind.HELLO]) + content], [0, 1])
-        return refusal_at(knocking)
-
-
-ATTACKS: dict[Callable[[Visitor], Refusal | str], Refusal | str] = {
-    without_a_key: Refusal.NO_KEY_HERE,
-    with_another_key: Refusal.OTHER_KEY,
-    with_the_key_and_without_the_secret: Refusal.OTHER_KEY,
-    with_the_proof_sent_back: Refusal.OTHER_KEY,
-    with_a_recorded_proof: Refusal.OTHER_KEY,
-    for_an_earlier_life: Refusal.OTHER_TARGET,
-    in_the_form_of_before: Refusal.MALFORMED,
-}
+def visitor_of(stage: Stage, a: LocalNode, b: LocalNode, folder: Path) -> DoorVisitor:
+    return DoorVisitor(stage.key, a, b, unpack_place(b.address().address), folder)
 
 
 def bytes_arrive(pair: Pair) -> None:
@@ -152,17 +45,17 @@ def bytes_arrive(pair: Pair) -> None:
     way.check(pair.b.log.wait("arrived")[0], 0, 1000)
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", DOOR_ATTACKS)
 def test_whoever_does_not_prove_itself_is_not_let_in_and_the_member_is(
-    stage: Stage, attack: Callable[[Visitor], Refusal | str], tmp_path: Path
+    stage: Stage, attack: DoorAttack, tmp_path: Path
 ) -> None:
     a, b = stage.node("/suite/a"), stage.node("/suite/b")
     link = b.connect(a.address(), False)
-    assert attack(Visitor(stage, a, b, tmp_path)) == ATTACKS[attack]
+    assert attack(visitor_of(stage, a, b, tmp_path)) == DOOR_ATTACKS[attack]
     assert b.state(link) == "connecting"
     a_link = a.connect(b.address(), True)
     b.log.wait("up", link=link)
-    assert attack(Visitor(stage, a, b, tmp_path)) == ATTACKS[attack]  # and a live link goes on
+    assert attack(visitor_of(stage, a, b, tmp_path)) == DOOR_ATTACKS[attack]  # and a live link goes on
     bytes_arrive(Pair(a, a_link, b, link))
     assert b.log.all("lost") == []
 
@@ -183,7 +76,7 @@ def open_descriptors() -> int:
 )
 def test_sixty_visits_with_descriptors_leave_none_behind(stage: Stage, noise: bytes, tmp_path: Path) -> None:
     a, b = stage.node("/suite/a"), stage.node("/suite/b")
-    visitor = Visitor(stage, a, b, tmp_path)
+    visitor = visitor_of(stage, a, b, tmp_path)
     before = open_descriptors()
     for _ in range(60):
         with visitor.knock() as knocking:
@@ -195,7 +88,7 @@ def test_sixty_visits_with_descriptors_leave_none_behind(stage: Stage, noise: by
 
 def test_silent_visitors_leave_room_for_members(stage: Stage, tmp_path: Path) -> None:
     a, b = stage.node("/suite/a"), stage.node("/suite/b")
-    visitor = Visitor(stage, a, b, tmp_path)
+    visitor = visitor_of(stage, a, b, tmp_path)
     with ExitStack() as silent:
         knocking = [silent.enter_context(visitor.knock()) for _ in range(3 * listener.STRANGERS)]
         for one in knocking[: 2 * listener.STRANGERS]:
@@ -207,7 +100,7 @@ def test_a_visitor_that_says_nothing_is_sent_away_in_time(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lockstep.transports.shm.handshake.FIRST_SECONDS", 0.1)
-    visitor = Visitor(stage, stage.node("/suite/a"), stage.node("/suite/b"), tmp_path)
+    visitor = visitor_of(stage, stage.node("/suite/a"), stage.node("/suite/b"), tmp_path)
     with visitor.knock() as knocking:
         assert knocking.recv(4096)[:1] == bytes([SignalKind.FAULT])
         assert knocking.recv(4096) == b""
@@ -240,7 +133,7 @@ def test_the_door_survives_a_time_without_free_descriptors(
 
     monkeypatch.setattr(listener.SignalListener, "_accept_one", watched)
     a, b = stage.node("/suite/a"), stage.node("/suite/b")
-    visitor = Visitor(stage, a, b, tmp_path)
+    visitor = visitor_of(stage, a, b, tmp_path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as knocking:
         knocking.settimeout(PATIENCE)
         with no_free_descriptor():
