@@ -67,8 +67,7 @@ class Formed:
 
 def form(contestant: Contestant, servers: int, workers: int, torch: bool) -> Formed:
     """Start every task, wait for the first step, ask each monitor when its task was where, and end all."""
-    hosts = [f"127.0.0.1:{port}" for port in free_ports(servers + workers)]
-    with tempfile.TemporaryDirectory(prefix="lockstep-forming-") as folder:
+    with free_hosts(servers + workers) as hosts, tempfile.TemporaryDirectory(prefix="lockstep-forming-") as folder:
         tasks = [("ps", index) for index in range(servers)] + [("worker", index) for index in range(workers)]
         commands = [
             (bench_command if torch else drill_command)(role, index, hosts[:servers], hosts[servers:], folder)
@@ -79,8 +78,10 @@ def form(contestant: Contestant, servers: int, workers: int, torch: bool) -> For
         with running(commands, contestant, Path(folder)) as processes:
             until = time.monotonic() + LIMIT_SECONDS
             while not has_begun(chief, torch):
-                if time.monotonic() > until or any(process.poll() for process in processes):
-                    raise SystemExit(f"{contestant.name} did not form:\n{chief.read_text()[-3000:]}")
+                ended = [number for number, process in enumerate(processes) if process.poll() is not None]
+                if time.monotonic() > until or ended:
+                    log = Path(folder, f"{ended[0]}.log") if ended else chief
+                    raise SystemExit(f"{contestant.name} did not form:\n{log.read_text()[-3000:]}")
                 time.sleep(0.02)
             processor = sum(processor_seconds(process.pid) for process in processes)
             phases = [entered for _, entered in ask(contestant, hosts)]
@@ -165,14 +166,15 @@ def ask(contestant: Contestant, hosts: list[str]) -> Iterator[tuple[str, dict[st
         yield host, entered
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports outside of those that the kernel gives to others meanwhile, as far as possible."""
+@contextlib.contextmanager
+def free_hosts(count: int) -> Iterator[list[str]]:
+    """Addresses that the kernel gives to nobody else: bound, and not listening."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+        yield [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
 
 
 def main() -> None:
@@ -191,10 +193,10 @@ def main() -> None:
     for number in range(asked.rounds):
         first = number % len(contestants)
         for one in (contestants[first:] + contestants[:first])[:: 1 if number % 2 else -1]:
-            found[one.name].append(form(one, asked.servers, asked.workers, asked.torch))
-        last = {name: formed[-1] for name, formed in found.items()}
-        words = [f"{name} {it.all_of_it:.2f} ({it.connecting:.2f}, {it.processor:.1f})" for name, it in last.items()]
-        print(f"round {number + 1}: {', '.join(words)}", flush=True)
+            it = form(one, asked.servers, asked.workers, asked.torch)
+            found[one.name].append(it)
+            words = f"{it.all_of_it:.2f} s, connecting {it.connecting:.2f} s, CPU {it.processor:.1f} s"
+            print(f"round {number + 1}: {one.name} {words}", flush=True)
     for name in ("after", "insecure"):
         print(f"{name}/before: {', '.join(summary(found['before'], found[name]))}")
 
