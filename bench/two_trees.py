@@ -2,6 +2,7 @@
 
     git worktree add ../before COMMIT
     python bench/two_trees.py ../before . --model=trivial --batch_size=32 --pairs=12
+    python bench/two_trees.py . . --flags=--server_protocol=grpc --after_flags=--require_private
 
 Each pair runs a server and two workers from either tree, one after the other, and the order changes from pair to pair.
 What counts is the ratio of a pair: a machine that others use is slow for both. With ``--cores=0-3,4-7`` both run at the
@@ -38,16 +39,18 @@ def images_per_second(tree: Path, flags: list[str], cores: str | None = None) ->
     return float(found[1])
 
 
-def in_turns(trees: dict[str, Path], order: tuple[str, str], flags: list[str]) -> dict[str, float]:
+def in_turns(trees: dict[str, Path], order: tuple[str, str], flags: dict[str, list[str]]) -> dict[str, float]:
     """One pair: the second runs when the first has ended."""
-    return {name: images_per_second(trees[name], flags) for name in order}
+    return {name: images_per_second(trees[name], flags[name]) for name in order}
 
 
-def at_once(trees: dict[str, Path], order: tuple[str, str], flags: list[str], cores: str) -> dict[str, float]:
+def at_once(
+    trees: dict[str, Path], order: tuple[str, str], flags: dict[str, list[str]], cores: str
+) -> dict[str, float]:
     """One pair at the same moment: the first of ``order`` on the first set of cores, the other on the second."""
     places = dict(zip(order, cores.split(","), strict=True))
     with ThreadPoolExecutor(max_workers=2) as pool:
-        runs = {name: pool.submit(images_per_second, trees[name], flags, places[name]) for name in order}
+        runs = {name: pool.submit(images_per_second, trees[name], flags[name], places[name]) for name in order}
         return {name: run.result() for name, run in runs.items()}
 
 
@@ -67,15 +70,18 @@ def main() -> None:
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--num_batches", type=int, default=200)
     parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--flags", default="", help="more flags of lockstep bench, separated by spaces")
+    parser.add_argument("--after_flags", default="", help="the same for the second tree only")
     parser.add_argument("--cores", help="two sets of cores, as 0-3,4-7: both trees run at once")
     asked = parser.parse_args()
     flags = [f"--model={asked.model}", f"--batch_size={asked.batch_size}", f"--num_batches={asked.num_batches}"]
-    flags += ["--num_threads=1", "--display_every=1000000"]
+    flags += ["--num_threads=1", "--display_every=1000000", *asked.flags.split()]
+    of_each = {"before": flags, "after": [*flags, *asked.after_flags.split()]}
     trees = {"before": asked.before.resolve(), "after": asked.after.resolve()}
     ratios = []
     for pair in range(asked.pairs):
         order = ("before", "after") if pair % 2 == 0 else ("after", "before")
-        speed = in_turns(trees, order, flags) if asked.cores is None else at_once(trees, order, flags, asked.cores)
+        speed = in_turns(trees, order, of_each) if asked.cores is None else at_once(trees, order, of_each, asked.cores)
         ratios.append(speed["after"] / speed["before"])
         print(f"pair {pair + 1}: before {speed['before']:.1f}, after {speed['after']:.1f}, ratio {ratios[-1]:.3f}")
     low, high = interval(ratios)

@@ -21,3 +21,10 @@ try:
 finally:
     for _name in _ADDED:
         del os.environ[_name]
+
+
+def tls_session() -> object:
+    """A place for one session of TLS, the value of ``grpc.ssl_session_cache``."""
+    from grpc.experimental import session_cache  # here: most processes never dial
+
+    return session_cache.ssl_session_cache_lru(1)

@@ -38,9 +38,9 @@ DESCRIPTION = Description("/job:worker/replica:0/task:0", "a-host", 1, 2, 3, "tr
 class _Served:
     """A server with the services of monitors and tasks, which notes every call that reaches a handler."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.heard: list[str] = []
-        self._server = ControlServer("127.0.0.1", 0, threads=8)
+        self._server = ControlServer("127.0.0.1", port, threads=8)
         self._changed = Broadcast()
         add_monitor_service(self._server, self._describe, self._changed, self._snapshot, max_watchers=1)
         self._server.add_handlers("Doctor", {"Tell": inbox_handler(lambda _: self.heard.append("Tell"), 100)})
@@ -66,12 +66,33 @@ class _Served:
 
 
 @contextmanager
-def served() -> Iterator[_Served]:
-    server = _Served()
+def served(port: int = 0) -> Iterator[_Served]:
+    server = _Served(port)
     try:
         yield server
     finally:
         server.stop()
+
+
+def test_a_session_that_was_opened_with_the_key_opens_nothing_for_another(tmp_path: Path) -> None:
+    """Sessions are resumed without certificates, so each belongs to those it was opened with."""
+    with served() as server:
+        for _ in range(3):
+            assert fetch_snapshot(server.address, "Monitor", 5.0) == b"{}"
+        server.heard.clear()
+        with another_key(tmp_path), pytest.raises(Unreachable) as refused:
+            fetch_snapshot(server.address, "Monitor", 5.0)
+        assert refused.value.reach is Reach.OTHER_KEY
+        assert server.heard == []
+
+
+def test_a_session_with_a_task_that_has_gone_does_not_keep_its_successor_away() -> None:
+    with served() as first:
+        port = int(first.address.rpartition(":")[2])
+        assert fetch_snapshot(first.address, "Monitor", 5.0) == b"{}"
+    with served(port) as second:
+        assert second.address == first.address
+        assert fetch_snapshot(second.address, "Monitor", 5.0) == b"{}"
 
 
 METHODS = [

@@ -18,6 +18,8 @@ from lockstep.transports.net.control import NetError
 from lockstep.transports.registry import make_transport
 
 WAIT_SECONDS: Final = 60.0
+ENCRYPTED: Final = "grpc encrypted"
+"""The transport ``grpc`` as it is with ``--require_private``."""
 
 
 def pack_ticket(ticket: Ticket) -> dict[str, Any]:
@@ -52,7 +54,9 @@ class LinkEnd:
         self._me = (task, incarnation)
         self._server = ControlServer(host, 0, threads=8, ports=ports, entrance=Entrance.NET)
         try:
-            self._transport = make_transport(transport, self._server, task, incarnation, key)
+            private = transport == ENCRYPTED
+            name = "grpc" if private else transport
+            self._transport = make_transport(name, self._server, task, incarnation, key, private=private)
         except BaseException:
             self._server.stop(0)
             raise

@@ -27,6 +27,7 @@ from lockstep.transports.net.contenders import (
     TcpSocket,
 )
 from lockstep.transports.net.control import Caller, NetError
+from lockstep.transports.net.links import ENCRYPTED
 from lockstep.transports.net.measured import Measured, MeasurementReport, describe_machine
 from lockstep.transports.registry import missing_library
 from lockstep.transports.ucx.agent import AgentError
@@ -107,6 +108,10 @@ def _open_all(caller: Caller, plan: MeasurementPlan, report: MeasurementReport, 
         attempt(BareNixl.name, lambda: BareNixl(caller, nbytes))
     else:
         report.left_out[BareNixl.name] = missing
+    if caller.key is None:
+        report.left_out[ENCRYPTED] = "--insecure does not encrypt"
+    else:
+        attempt(ENCRYPTED, lambda: Linked(caller, ENCRYPTED, nbytes))
     for transport in (GRPC, SHM, UCX):
         attempt(transport, lambda transport=transport: Linked(caller, transport, nbytes))  # type: ignore[misc]
     shared = next((one for one in contenders if one.name == SHM), None)

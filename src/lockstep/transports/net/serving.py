@@ -129,10 +129,12 @@ class Serving:
 
         server = ControlServer(self._host, 0, threads=4, ports=self._ports, entrance=Entrance.NET)
         refused = REFUSALS.at(Entrance.NET, server.address)
-        server.add_handlers("Net", {"Bare": grpc.stream_stream_rpc_method_handler(_quietly(stream, refused))})
+        handler = grpc.stream_stream_rpc_method_handler(_quietly(stream, refused))
+        # Without TLS, as the transport that is compared with it.
+        address = server.add_bulk_handlers("Net", {"Bare": handler})
         server.start()
         self._closing.append(lambda: server.stop(0))
-        return server.address
+        return address
 
     def bare_nixl(self, nbytes: int) -> dict[str, Any]:
         """A bare agent of NIXL with memory to write to."""
