@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from lockstep.security.key import Key
 from lockstep.transports.base import Transport, TransportError
-from lockstep.transports.verbs.checks import verbs_problems
-from lockstep.transports.verbs.devices import NIXL_MODULES
-from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions
+from lockstep.transports.verbs.options import NIXL_MODULES, NO_OPTIONS, RdmaOptions
 
 if TYPE_CHECKING:
     # Callers that only need names must not wait until gRPC is imported.
@@ -81,7 +79,11 @@ def machine_problems(name: str, options: RdmaOptions = NO_OPTIONS) -> list[str]:
     missing = missing_library(name)
     if missing is not None:
         return [f"--server_protocol={missing}."]
-    return verbs_problems(options) if name == "grpc+verbs" else []
+    if name != "grpc+verbs":
+        return []
+    from lockstep.transports.verbs.checks import verbs_problems
+
+    return verbs_problems(options)
 
 
 def runs_here(name: str, options: RdmaOptions = NO_OPTIONS) -> bool:

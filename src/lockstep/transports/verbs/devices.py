@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-NIXL_MODULES: Final = ("nixl_cu12", "nixl_cu13")
+from lockstep.transports.verbs.options import NIXL_MODULES
+
 VERBS_LIBRARY: Final = "libibverbs.so.1"
 _MOST_GIDS: Final = 16
 _PROVIDER_FOLDERS: Final = (

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+NIXL_MODULES: Final = ("nixl_cu12", "nixl_cu13")
 TRANSPORTS: Final = "rc"
 """UCX's reliable connections, by plain verbs or the faster interface of mlx5, with the datagrams that they need
 to connect. Nothing else: no TCP, no shared memory."""
