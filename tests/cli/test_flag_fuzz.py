@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lockstep.benchmark.settings.config import BenchConfig
@@ -58,6 +58,7 @@ def arguments(draw: st.DrawFn) -> list[str]:
 
 @settings(max_examples=500, deadline=None)
 @given(arguments() | st.lists(likely(), max_size=4).map(lambda flags: [word for flag in flags for word in flag]))
+@example(["--bucket_mb=1.7e302"])
 def test_any_command_line_gives_a_run_or_sentences(argv: list[str]) -> None:
     answer = _answer(argv)
     if isinstance(answer, BenchConfig):

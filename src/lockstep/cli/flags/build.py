@@ -225,12 +225,16 @@ def _data(values: _Values) -> DataConfig:
     )
 
 
+_MOST_BYTES = 1 << 62
+"""More than any memory; a float may be far larger, or infinite."""
+
+
 def _bucket_bytes(values: _Values) -> int | None:
     """Rounded to the plan's alignment, which a fraction of a MiB seldom matches; too small a size stays as it is."""
     mebibytes = values.optional_number("bucket_mb")
     if mebibytes is None:
         return COMPILED_BUCKET_BYTES if values.switch("compile") else None
-    asked = round(mebibytes * MEBIBYTE)
+    asked = round(max(-_MOST_BYTES, min(_MOST_BYTES, mebibytes * MEBIBYTE)))
     return asked // ALIGNMENT * ALIGNMENT or asked
 
 
