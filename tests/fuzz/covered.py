@@ -111,6 +111,7 @@ COVERED: Final[Mapping[str, Fed | Exempt]] = MappingProxyType(
         "training/worker/local_state.py": _by("state of a worker"),
         "transports/auto/tickets.py": _by("auto: "),
         "transports/conformance/node.py": Exempt("a suite that tests transports, with both ends in one process"),
+        "transports/control/callers.py": _by("live ports"),
         "transports/control/codec.py": _by("control: ", "machine: ", "member: "),
         "transports/control/generate.py": OWN_PACKAGE,
         "transports/control/monitor_client.py": _by("control: SnapshotReply", "JSON"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import signal
 import time
@@ -84,8 +85,9 @@ def _raise(data: bytes) -> None:
     raise ValueError("documented")
 
 
-def _keep(data: bytes, kept: list[bytearray] = []) -> None:  # noqa: B006 - that is the leak
-    kept.append(bytearray(b"x") * (1 << 20))  # too large for memory that was freed before
+def _keep(data: bytes, kept: list[mmap.mmap] = []) -> None:  # noqa: B006 - that is the leak
+    kept.append(mmap.mmap(-1, 1 << 20))  # never memory that another test has freed
+    kept[-1].write(b"x" * (1 << 20))
 
 
 def _take(data: bytes, calls: list[int] = []) -> None:  # noqa: B006 - it counts

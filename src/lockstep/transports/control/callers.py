@@ -176,7 +176,7 @@ class CallerWatch:
         here, new = set(), 0
         proven = set(self._proven.values())
         for one, descriptor in _own_sockets(self._port):
-            with suppress(OSError):
+            with suppress(OSError, IndexError):  # its number may be that of another kind of socket by now
                 source = _readable(one.getpeername())
                 here.add(source)
                 if source not in proven and source not in self._pending and len(self._pending) < _MOST_PENDING:
@@ -278,7 +278,8 @@ class _borrowed:  # noqa: N801  # a context manager; a generator would take twic
 
 
 def _is_open(descriptor: int, source: Source) -> bool:
-    with suppress(OSError, TypeError, ValueError), _borrowed(descriptor) as one:
+    # The descriptor may belong to another kind of socket by now, whose name has no address.
+    with suppress(OSError, TypeError, ValueError, IndexError), _borrowed(descriptor) as one:
         return _readable(one.getpeername()) == source
     return False
 
