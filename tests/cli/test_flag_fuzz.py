@@ -58,7 +58,7 @@ def arguments(draw: st.DrawFn) -> list[str]:
 
 @settings(max_examples=500, deadline=None)
 @given(arguments() | st.lists(likely(), max_size=4).map(lambda flags: [word for flag in flags for word in flag]))
-@example(["--bucket_mb=1.7e302"])
+@example(["--bucket_mb=1.8e302"])
 def test_any_command_line_gives_a_run_or_sentences(argv: list[str]) -> None:
     answer = _answer(argv)
     if isinstance(answer, BenchConfig):

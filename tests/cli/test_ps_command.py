@@ -58,6 +58,7 @@ def test_public_names_are_there_and_torch_is_not_imported_for_them() -> None:
         ({"on_nan": "ignore"}, "on_nan='ignore' is not known; use one of: report, skip, stop"),
         ({"job_name": "worker"}, "belong together"),
         ({"bucket_mb": 0.00001}, "bucket_mb=1e-05 is not a whole number of 64-byte lines"),
+        ({"bucket_mb": 1.8e302}, "bucket_mb=1.8e+302 is not a whole number of 64-byte lines"),
         (
             {"job_name": "worker", "ps_hosts": ["127.0.0.1:1"], "worker_hosts": ["127.0.0.1:2"], "reduction": "max"},
             "reduction='max' is not known",

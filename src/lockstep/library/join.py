@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -280,8 +281,8 @@ def _refuse_bad_choices(arguments: JoinArguments) -> None:
     sentences = []
     if arguments.on_nan not in ON_NAN:
         sentences.append(f"on_nan={arguments.on_nan!r} is not known; use one of: {', '.join(ON_NAN)}.")
-    nbytes = round(arguments.bucket_mb * MEBIBYTE)
-    if nbytes < 64 or nbytes % 64:
+    nbytes = arguments.bucket_mb * MEBIBYTE
+    if not math.isfinite(nbytes) or nbytes < 64 or round(nbytes) % 64:
         sentences.append(
             f"bucket_mb={arguments.bucket_mb:g} is not a whole number of 64-byte lines; give, for example, 4."
         )
