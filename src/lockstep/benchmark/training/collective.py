@@ -114,9 +114,17 @@ class WorkerGroup:
         return work
 
     def wait_for_all(self, occasion: str) -> None:
-        """A barrier: no worker leaves while others still need it."""
-        self._store.set(f"{occasion}/{self.meeting.rank}", "here")
-        self._store.wait([f"{occasion}/{rank}" for rank in range(self.meeting.size)])
+        """A barrier: no worker leaves while others still need it, and worker 0, whose store it is, leaves last."""
+        own, others = self.meeting.rank, range(1, self.meeting.size)
+        try:
+            self._store.set(f"{occasion}/{own}", "here")
+            self._store.wait([f"{occasion}/{rank}" for rank in range(self.meeting.size)])
+            if own == 0:
+                self._store.wait([f"left {occasion}/{rank}" for rank in others])
+            else:
+                self._store.set(f"left {occasion}/{own}", "gone")
+        except (RuntimeError, dist.DistError) as error:
+            raise self.node.lost(_first_line(error)) from None
 
 
 def _meet(meeting: MeetingPoint) -> c10d.TCPStore:
