@@ -138,6 +138,7 @@ def test_a_hang_is_found_with_its_input(
     assert defect.data != b"seed"
 
 
+@pytest.mark.slow
 @pytest.mark.timed
 def test_a_job_under_attack_at_all_its_sockets_finishes_its_steps() -> None:
     said: list[str] = []

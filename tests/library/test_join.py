@@ -69,7 +69,7 @@ def test_three_processes_of_a_launcher_form_one_server_and_two_workers(launcher:
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("launched", [True, False])
+@pytest.mark.parametrize("launched", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_job_says_at_its_start_how_to_ask_it_and_why_asks_all_its_tasks(launched: bool) -> None:
     endless = (sys.executable, str(Path(__file__).with_name("endless_program.py")))
     commands: list[Command] = [(endless, srun(rank, 3, job)) for job in [free_port()] for rank in range(3)]
