@@ -67,6 +67,7 @@ def test_without_a_range_a_job_still_listens_at_its_listed_addresses_only(mode: 
         assert elsewhere(listeners_of(tasks.programs.values()), HOST) == []
 
 
+@pytest.mark.slow
 def test_what_a_launcher_starts_listens_in_the_range_from_the_rendezvous_on() -> None:
     first, last = free_range(20)
     program = (sys.executable, str(Path(library.__file__).with_name("endless_program.py")), f"--ports={first}-{last}")

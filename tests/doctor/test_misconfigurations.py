@@ -16,7 +16,7 @@ from helpers.waiting import wait_until
 
 PLAIN = (sys.executable, str(Path(__file__).parents[1] / "helpers" / "plain_lockstep.py"))
 SOURCES = Path(__file__).parents[2] / "src"
-FAST = ("report 3: indices and hosts swapped", "one host list differs in one port", "firewall in one direction")
+FAST = ("report 3: indices and hosts swapped", "firewall in one direction")
 NO_NAMESPACES = why_not()
 
 pytestmark = [

@@ -67,6 +67,7 @@ def test_an_evaluation_that_is_announced_gets_a_notice_and_the_job_goes_on(tmp_p
     assert "worker 0 is busy, as its program announced: evaluation" in told["text"].lower()
 
 
+@pytest.mark.slow
 @pytest.mark.timed
 def test_one_that_is_not_announced_ends_the_job_after_user_code_timeout(tmp_path: Path) -> None:
     with (

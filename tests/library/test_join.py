@@ -56,7 +56,8 @@ def mpirun(rank: int, world: int, job: int) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("launcher", [srun, pytest.param(mpirun, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [srun, mpirun])
 def test_three_processes_of_a_launcher_form_one_server_and_two_workers(launcher: object) -> None:
     job = free_port()
     environments = [launcher(rank, 3, job) for rank in range(3)]  # type: ignore[operator]

@@ -166,7 +166,7 @@ def test_several_kills_on_a_bad_network_change_no_number(seed: int) -> None:
     play(*drawn_kills(seed), scenario=replace(PLAIN, seed=seed, network=lent, mode=mode))
 
 
-@pytest.mark.parametrize("task", [WORKER, CHIEF], ids=lambda t: t.short)
+@pytest.mark.parametrize("task", [WORKER, pytest.param(CHIEF, marks=pytest.mark.slow)], ids=lambda t: t.short)
 def test_a_job_that_shrinks_ends_well_wherever_a_worker_is_killed(task: TaskId) -> None:
     rules = replace(RULES, on_worker_loss=LossPolicy.SHRINK)
     scenario = replace(PLAIN, rules=rules, workers=3, training=TrainingProfile(steps=25))

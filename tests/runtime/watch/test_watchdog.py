@@ -98,7 +98,10 @@ def test_a_stall_ends_the_job_on_every_task_and_leaves_the_report(tmp_path: Path
     ("place", "cause", "line"),
     [
         (FaultPlace.USER_CODE, Cause.USER_CODE, "at user_code_that_waits (lockstep/drill_stubs.py:"),
-        (FaultPlace.LOOP, Cause.LOOPING, "does not leave user_code_that_loops (lockstep/drill_stubs.py:"),
+        pytest.param(
+            *(FaultPlace.LOOP, Cause.LOOPING, "does not leave user_code_that_loops (lockstep/drill_stubs.py:"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_user_code_that_waits_is_noticed_with_its_line_and_the_seconds_left_and_ends_the_job_after_its_own_time(
@@ -130,8 +133,10 @@ def test_user_code_that_waits_is_noticed_with_its_line_and_the_seconds_left_and_
 @pytest.mark.timed
 @pytest.mark.parametrize(
     ("place", "cause"),
-    [(FaultPlace.BUSY, Cause.BUSY), (FaultPlace.COMPILER, Cause.COMPILING)],
-    ids=["busy", "compiler"],
+    [
+        pytest.param(FaultPlace.BUSY, Cause.BUSY, id="busy"),
+        pytest.param(FaultPlace.COMPILER, Cause.COMPILING, id="compiler", marks=pytest.mark.slow),
+    ],
 )
 def test_what_is_announced_and_a_compiler_get_a_notice_and_never_end_the_job(
     tmp_path: Path, place: FaultPlace, cause: Cause

@@ -55,7 +55,7 @@ sys.stdin.readline()
 
 
 @pytest.mark.parametrize("hello", ["", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"], ids=["silent", "idle"])
-@pytest.mark.parametrize("port_for", ["calls", "tensors"])
+@pytest.mark.parametrize("port_for", ["calls", pytest.param("tensors", marks=pytest.mark.slow)])
 def test_connections_without_a_call_leave_descriptors_and_end(port_for: str, hello: str) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", _TASK, port_for], **pipes) as task:  # type: ignore[call-overload]
