@@ -70,10 +70,10 @@ def attack_rendezvous(seed: int, seconds: float, say: Say) -> list[str]:
             return problems
         try:
             guest = meet(_spec(port, END_SECONDS, rank=1), 1002, lambda _text: None)
-            rank_0.wait_for("\n", END_SECONDS)
+            within(END_SECONDS, lambda: rank_0.stdout().endswith("\n"))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the finding
             return [f"the ranks did not meet: {error!r}"]
-        if json.loads(rank_0.stdout()) != list(guest):
+        if rank_0.stdout().strip() != json.dumps(list(guest)):
             return [f"the ranks found different lists: {rank_0.stdout()} {guest}"]
     return []
 
