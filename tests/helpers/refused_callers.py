@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 
 from helpers.waiting import wait_until
@@ -47,9 +48,15 @@ def refused_here() -> int:
     return 0 if summary is None else int(summary["callers"])
 
 
-def wait_for_refusal(entrance: Entrance, caller: str, why: str) -> None:
+def wait_for_refusal(entrance: Entrance, caller: str, why: str, come_again: Callable[[], None] = lambda: None) -> None:
+    """Until the last that was refused is this one. ``come_again``: where others may be noted after it."""
+
     def last() -> tuple[str, str, str]:
         one = (REFUSALS.summary() or {"last": {"entrance": "", "caller": "", "why": ""}})["last"]
         return one["entrance"], one["caller"], one["why"]
 
-    wait_until(lambda: last() == (entrance.value, caller, why), 2 * SECONDS, f"{caller} is refused: {why}")
+    def is_refused() -> bool:
+        come_again()
+        return last() == (entrance.value, caller, why)
+
+    wait_until(is_refused, 2 * SECONDS, f"{caller} is refused: {why}")

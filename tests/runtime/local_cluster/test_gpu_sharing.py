@@ -44,7 +44,10 @@ def install(place: Path, before: str = "") -> None:
 
 
 def is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}/cmdline").exists() and bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_the_daemon_is_there_for_as_long_as_the_cluster_and_leaves_nothing(place: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,6 @@ def test_a_socket_is_only_borrowed(server: ControlServer) -> None:
         for _ in range(5):
             with socket.create_connection(("127.0.0.1", server.port)) as line:
                 line.sendall(b"?")
-        not_tls(server.address, "127.0.0.77")
-        wait_for_refusal(Entrance.MONITOR, "127.0.0.77", "malformed")
+        come = partial(not_tls, server.address, "127.0.0.77")
+        wait_for_refusal(Entrance.MONITOR, "127.0.0.77", "malformed", come)
         assert list(talk(iter([b"2"]), timeout=10)) == [b"2"]
