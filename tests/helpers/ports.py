@@ -19,13 +19,13 @@ _places = itertools.count(time.time_ns() % PART)
 
 
 def free_port() -> int:
-    """A TCP port of the loopback address that no process listens on."""
+    """A TCP port that no process listens on, at whatever address."""
     for _ in range(PART):
         port = _begin + next(_places) % PART
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                probe.bind(("127.0.0.1", port))
+                probe.bind(("", port))
             except OSError:
                 continue
             return port
@@ -38,12 +38,14 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_range(count: int) -> tuple[int, int]:
-    """First and last of as many ports in a row that no process listens on."""
+    """First and last of as many ports in a row that no process listens on; none of them is handed out again soon."""
     while True:
         first = free_port()
         row = range(first, first + count)
         with contextlib.ExitStack() as held, contextlib.suppress(OSError):
             for port in row:
                 probe = held.enter_context(socket.socket())
-                probe.bind(("127.0.0.1", port))
+                probe.bind(("", port))
+            for _ in row[1:]:
+                next(_places)
             return row[0], row[-1]
