@@ -23,8 +23,10 @@ import psutil
 from fuzz.callers import KeyedCaller, raised
 from fuzz.mutation import mutated
 from fuzz.wire_targets import wire_targets
+from helpers import listeners
 from lockstep.drill.cluster import DrillCluster
 from lockstep.protocol.core.ids import ClusterShape
+from lockstep.runtime.listening import listening_sockets
 from lockstep.runtime.processes import descendants
 from lockstep.transports.control.addresses import Address
 from lockstep.transports.quiet_grpc import grpc
@@ -36,7 +38,6 @@ START_SECONDS: Final = 60.0
 END_SECONDS: Final = 60.0
 GROWTH_BYTES: Final = 64 << 20
 ATTACKERS: Final = 4
-_LISTEN: Final = "LISTEN"
 
 _HTTP2: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _SETTINGS: Final = bytes.fromhex("000000040000000000")
@@ -68,19 +69,8 @@ class Door:
 
 def doors_of(pids: Sequence[int]) -> list[Door]:
     """Where these processes listen, according to the kernel."""
-    found: set[tuple[str, int] | str] = set()
-    inodes: set[str] = set()
-    for pid in pids:
-        with contextlib.suppress(psutil.Error):
-            connections = psutil.Process(pid).net_connections("inet")
-            found.update((c.laddr.ip, c.laddr.port) for c in connections if c.status == _LISTEN)
-        with contextlib.suppress(OSError):
-            links = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
-            inodes.update(link[8:-1] for link in links if link.startswith("socket:["))
-    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
-        words = line.split()
-        if len(words) == 8 and words[6] in inodes and words[3] == "00010000" and words[7].startswith("@"):
-            found.add("\0" + words[7][1:])
+    found: set[tuple[str, int] | str] = {(one.address, one.port) for one in listening_sockets(pids)}
+    found.update(name.decode() for name in listeners.doors_of(pids))
     return [Door(place) for place in sorted(found, key=str)]
 
 
