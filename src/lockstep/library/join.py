@@ -367,16 +367,17 @@ def serve(config: NodeConfig, reporter: TaskReporter, signals: TaskSignals) -> O
     from lockstep.runtime.task.server_node import ServerNode
 
     def make_store() -> ShardStore:
-        from lockstep.training.server.piece_pool import fitting_helpers
+        from lockstep.training.server.piece_pool import fitting_helpers, use_own_threads
         from lockstep.training.server.shard_store import TorchShardStore
 
+        use_own_threads()
         return TorchShardStore(helpers=fitting_helpers(config.cluster))
 
     node = ServerNode(config, make_store, say, reporter)
     signals.attach(node)
     try:
         node.start()
-        from lockstep.training.server.shard_store import warm_up
+        from lockstep.training.server.named_optimizer import warm_up
 
         warm_up()  # while the cluster forms
 
