@@ -39,7 +39,7 @@ def part_bytes(nbytes: int, threads: int, *, fused: bool) -> int:
 
 
 @dataclass(slots=True)
-class Part:
+class BucketPart:
     """Some neighbouring elements of a bucket, and their optimizer."""
 
     where: slice
@@ -119,7 +119,7 @@ class BucketOptimizer:
             set_numbers(part.optimizer.param_groups[0], rates)
         self._rates = rates
 
-    def stays(self, part: Part, without: Collection[int]) -> bool:
+    def stays(self, part: BucketPart, without: Collection[int]) -> bool:
         """Whether this part's parameter is one of those that get no gradient in this step."""
         return part.piece is not None and self._bucket.pieces[part.piece].parameter in without
 
@@ -156,10 +156,10 @@ class BucketOptimizer:
         for piece, (where, state) in enumerate(zip(ranges, states, strict=True)):
             _give(self._parts_of(piece), state, where)
 
-    def _parts_of(self, piece: int) -> list[Part]:
+    def _parts_of(self, piece: int) -> list[BucketPart]:
         return [part for part in self.parts if part.piece == piece]
 
-    def _parts(self, ranges: Sequence[tuple[slice, int | None]]) -> list[Part]:
+    def _parts(self, ranges: Sequence[tuple[slice, int | None]]) -> list[BucketPart]:
         """New parts, without state, that cover these ranges."""
         made = []
         for where, piece in ranges:
@@ -170,12 +170,12 @@ class BucketOptimizer:
                 set_numbers(part.optimizer.param_groups[0], self._rates)
         return made
 
-    def _make(self, where: slice, piece: int | None = None) -> Part:
+    def _make(self, where: slice, piece: int | None = None) -> BucketPart:
         parameter = torch.nn.Parameter(self._values[where], requires_grad=False)
-        return Part(where, piece, make_optimizer(self._entry, parameter))
+        return BucketPart(where, piece, make_optimizer(self._entry, parameter))
 
 
-def _joined(parts: Sequence[Part], where: slice) -> PieceState:
+def _joined(parts: Sequence[BucketPart], where: slice) -> PieceState:
     """The state of parts that cover this range; they were updated together, so their counts are equal."""
     if len(parts) == 1:
         return parts[0].state
@@ -185,7 +185,7 @@ def _joined(parts: Sequence[Part], where: slice) -> PieceState:
     return joined
 
 
-def _give(parts: Sequence[Part], state: PieceState, where: slice) -> None:
+def _give(parts: Sequence[BucketPart], state: PieceState, where: slice) -> None:
     """The state of this range to the parts that cover it, as copies."""
     local = [slice(part.where.start - where.start, part.where.stop - where.start) for part in parts]
     for part, own in zip(parts, take_apart(state, where.stop - where.start, local), strict=True):
