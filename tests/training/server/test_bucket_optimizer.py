@@ -9,86 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.protocol.core.effects import Apply
-from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, worker
-from lockstep.protocol.core.messages import GroupRates, Layout, OptimizerEntry, ParameterEntry
-from lockstep.protocol.core.plan import PAGE, make_plan
+from helpers.one_bucket import KINDS, OneBucket, flat_of, in_one_process
+from lockstep.protocol.core.ids import INITIAL_STEP
+from lockstep.protocol.core.plan import PAGE
 from lockstep.runtime.checkpoint.tensor_file import write_tensors
 from lockstep.training.server.bucket_optimizer import part_bytes
-from lockstep.training.server.shard_store import TorchShardStore
-
-ELEMENTS = (100_000, 300_000, 7)
-ENTRIES = tuple(ParameterEntry(f"p{index}", count, "float32", 0) for index, count in enumerate(ELEMENTS))
-PLAN = make_plan(ENTRIES, 1, 4 << 20)
-LR = 0.05
-KINDS: dict[str, str] = {
-    "Adam": '{"lr": 0.1, "fused": true}',
-    "AdamW": '{"lr": 0.1, "fused": true, "amsgrad": true}',
-    "Adagrad": '{"lr": 0.1, "fused": true}',
-    "NAdam": '{"lr": 0.1}',
-    "RMSprop": '{"lr": 0.1, "momentum": 0.9}',
-    "ASGD": '{"lr": 0.1}',
-    "SGD": '{"lr": 0.1, "momentum": 0.9}',
-}
-
-
-class OneBucket:
-    """A server whose only bucket has three parameters; two workers send the gradients."""
-
-    def __init__(self, kind: str, helpers: int) -> None:
-        assert len(PLAN.buckets) == 1
-        self.store = TorchShardStore(helpers=helpers)
-        layout = Layout(PLAN.hash, PLAN.bucket_bytes, ENTRIES, (OptimizerEntry(kind, KINDS[kind]),))
-        self.slots = [memoryview(bytearray(PLAN.shard_room(0))) for _ in range(2)]
-        self.store.prepare(layout, PLAN, 0, self.slots)
-        self.version = INITIAL_STEP
-
-    def apply(self, flats: list[torch.Tensor], without: tuple[int, ...] = ()) -> None:
-        tasks = (CHIEF, worker(1))[: len(flats)]
-        slots = (self.version % 2, (self.version + 1) % 2)
-        rates = (GroupRates(("lr",), (LR,)),)
-        effect = Apply(self.version, 0, tasks, (1,) * len(tasks), len(tasks), rates, *slots, without=without)
-        failed: list[Exception | None] = []
-        self.store.begin(effect, [flat.numpy().data.cast("B") for flat in flats], failed.append)
-        assert failed == [None]
-        self.version += 1
-
-    def values(self) -> list[torch.Tensor]:
-        flat = torch.frombuffer(self.slots[self.version % 2], dtype=torch.float32)
-        return [flat[where].clone() for where in places()]
-
-
-def places() -> list[slice]:
-    by_parameter = sorted(PLAN.buckets[0].pieces, key=lambda piece: piece.parameter)
-    return [slice(piece.offset // 4, piece.offset // 4 + piece.elements) for piece in by_parameter]
-
-
-def flat_of(step: int, task: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(100 * step + task)
-    return torch.randn(PLAN.buckets[0].nbytes // 4, generator=generator)
-
-
-def in_one_process(kind: str, steps: int, missing: dict[int, tuple[int, ...]]) -> list[torch.Tensor]:
-    """torch's own optimizer on the separate parameters."""
-    parameters = [
-        torch.nn.Parameter(flat_of(INITIAL_STEP, 0)[where].clone(), requires_grad=False) for where in places()
-    ]
-    fused = "fused" in KINDS[kind]
-    made = {
-        "Adam": lambda: torch.optim.Adam(parameters, lr=LR, fused=fused),
-        "AdamW": lambda: torch.optim.AdamW(parameters, lr=LR, fused=fused, amsgrad=True),
-        "Adagrad": lambda: torch.optim.Adagrad(parameters, lr=LR, fused=fused),
-        "NAdam": lambda: torch.optim.NAdam(parameters, lr=LR),
-        "RMSprop": lambda: torch.optim.RMSprop(parameters, lr=LR, momentum=0.9),
-        "ASGD": lambda: torch.optim.ASGD(parameters, lr=LR),
-        "SGD": lambda: torch.optim.SGD(parameters, lr=LR, momentum=0.9),
-    }[kind]()
-    for step in range(steps):
-        mean = (flat_of(step, 0) + flat_of(step, 1)) / 2
-        for index, (parameter, where) in enumerate(zip(parameters, places(), strict=True)):
-            parameter.grad = None if index in missing.get(step, ()) else mean[where].clone()
-        made.step()
-    return [parameter.data for parameter in parameters]
 
 
 @pytest.fixture(autouse=True)

@@ -203,7 +203,11 @@ class TorchShardStore:
         """Queue everything on the lane's stream."""
         began = time.perf_counter()
         mean = self._room_for_sums(held.values, held.values.numel())
-        mean.copy_(given[0], non_blocking=True)
+        first = given[0]
+        if first.dtype != mean.dtype:
+            # Widened on the GPU. torch would do that on the CPU, at once, and the gradient may still be on its way.
+            first = first.to(self._device, non_blocking=True)
+        mean.copy_(first, non_blocking=True)
         for gradient in given[1:]:
             mean.add_(gradient.to(self._device, non_blocking=True))
         if effect.replicas > 1:
