@@ -19,6 +19,7 @@ from torch import Tensor
 from lockstep.protocol.core.messages import GroupRates, OptimizerEntry
 from lockstep.protocol.core.plan import PAGE, Bucket
 from lockstep.training.server.bare_optimizer import step
+from lockstep.training.server.fused_adam import adam_step, is_fused_adam
 from lockstep.training.server.named_optimizer import make_optimizer
 from lockstep.training.server.optimizer_state import PieceState, put_together, take_apart
 from lockstep.training.server.rates import set_numbers
@@ -26,15 +27,18 @@ from lockstep.training.server.sgd import is_plain_sgd
 
 _PART_BYTES = 1 << 20
 """Most optimizers make a dozen passes: with old and new values, gradient and state, this is what a cache keeps."""
-_FUSED_PART_BYTES = 2 << 20
-"""One pass needs no cache, and fewer calls leave more of the interpreter to the threads."""
+_FUSED_PART_BYTES = 4 << 20
+"""One pass needs less of a cache, and fewer calls leave more of the interpreter to the threads."""
 _LEAST_PART_BYTES = 256 << 10
 """Smaller parts would cost more in calls than another thread saves."""
+_PARTS_OF_A_THREAD = 2
+"""At least, so that one thread that is held up does not hold up all."""
 
 
 def part_bytes(nbytes: int, threads: int, *, fused: bool) -> int:
-    """The size of the parts of a bucket: whole pages, and one for each thread if the bucket is large enough."""
-    wanted = min(max(-(-nbytes // threads), _LEAST_PART_BYTES), _FUSED_PART_BYTES if fused else _PART_BYTES)
+    """The size of the parts of a bucket: whole pages, and enough for all threads if the bucket is large enough."""
+    fair = nbytes // (threads * _PARTS_OF_A_THREAD)
+    wanted = min(max(fair, _LEAST_PART_BYTES), _FUSED_PART_BYTES if fused else _PART_BYTES)
     return -(-wanted // PAGE) * PAGE
 
 
@@ -48,8 +52,11 @@ class BucketPart:
     optimizer: torch.optim.Optimizer
 
     def step(self, values: Tensor, gradient: Tensor) -> None:
-        """Update these values, which are the part's from now on. The gradient may be a loan, and is not kept."""
+        """Update these values in place. The gradient may be a loan, and is not kept."""
         parameter = self._parameter
+        if is_fused_adam(self.optimizer) and (state := self.optimizer.state.get(parameter)):
+            adam_step(self.optimizer, state, values, gradient)
+            return
         parameter.data = values
         parameter.grad = gradient
         step(self.optimizer)
