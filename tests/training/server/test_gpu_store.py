@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from helpers.one_bucket import KINDS, OneBucket, flat_of, in_one_process
+from helpers.warm_gpu import warm_gpu
 from lockstep.protocol.core.ids import INITIAL_STEP
 from lockstep.runtime.checkpoint.tensor_file import write_tensors
 
@@ -16,6 +17,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
+
+warm_gpu()
 
 
 @pytest.mark.parametrize("missing", [{}, {0: (0,), 3: (1, 2)}], ids=["all", "some twice"])
