@@ -48,6 +48,7 @@ THE_KERNEL_AND_OTHER_PROGRAMS = {
     "runtime/watch/kernel_tcp.py": "/proc/net",
     "runtime/monitor/oom.py": "cgroups",
     "runtime/startup/preflight.py": "nvidia-smi",
+    "runtime/cores.py": "/proc, cgroups",
     "runtime/processes.py": "/proc",
     "runtime/watch/status.py": "/proc",
     "runtime/watch/stacks.py": "the file names of a Python stack",

@@ -16,12 +16,12 @@ from benchmark.runs import BASE, run
 from helpers.ports import free_ports
 from helpers.programs import Program, run_lockstep, start_lockstep
 from helpers.waiting import wait_until
-from lockstep.benchmark.settings.config import BUCKET_BYTES
 from lockstep.benchmark.training.collective import pack
 from lockstep.diagnose.collect import look_at
 from lockstep.protocol.core.ids import worker
 from lockstep.protocol.core.keys import TensorKey, all_reduce_name
 from lockstep.runtime.processes import become_subreaper
+from lockstep.training.bucket_size import BUCKET_BYTES
 
 pytestmark = [pytest.mark.timed, pytest.mark.timeout(180)]
 MODE = "--variable_update=collective_all_reduce"

@@ -26,14 +26,9 @@ from lockstep.security import certificates
 from lockstep.security.key import Key, find_key
 from lockstep.security.signing import lockstep_version, sign
 from lockstep.training.export import export
+from lockstep.training.server.named_optimizer import make_optimizer
 from lockstep.training.server.shard_file import ShardFiles
-from lockstep.training.server.shard_store import (
-    GET_STATE,
-    PUT_STATE,
-    STATE_HEADER,
-    TorchShardStore,
-    make_optimizer,
-)
+from lockstep.training.server.shard_store import GET_STATE, PUT_STATE, STATE_HEADER, TorchShardStore
 from lockstep.training.worker.local_state import StateDoesNotFitError, WorkerState
 from lockstep.training.worker.loss_scale import LossScale
 from lockstep.version import __version__

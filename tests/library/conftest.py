@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-if torch.cuda.is_available():
-    # What CUDA opens once for the whole process is nothing that a test left behind.
-    torch.zeros(1, device="cuda", requires_grad=True).sum().backward()
-    torch.cuda.Event(interprocess=True).ipc_handle()
+from helpers.warm_gpu import warm_gpu
+
+warm_gpu()
 
 
 @pytest.fixture(autouse=True)

@@ -123,7 +123,9 @@ def run_jobs(cluster: InProcessCluster, body: Callable[[Job], None], options: Jo
     return sorted(jobs, key=lambda job: job.worker)
 
 
-def on_a_cluster(loop: Loop, **cluster_options: Any) -> list[dict[str, Tensor]]:
+def on_a_cluster(
+    loop: Loop, make_store: Callable[[], TorchShardStore] = TorchShardStore, **cluster_options: Any
+) -> list[dict[str, Tensor]]:
     """The final parameters of every worker."""
     results: dict[int, dict[str, Tensor]] = {}
     models = [loop.make_model() for _ in range(loop.shape.workers)]
@@ -144,7 +146,7 @@ def on_a_cluster(loop: Loop, **cluster_options: Any) -> list[dict[str, Tensor]]:
                 scheduler.step()
         results[job.worker] = {name: p.detach().clone() for name, p in model.named_parameters()}
 
-    with in_process_cluster(loop.shape, TorchShardStore, eager=False, summed=loop.summed, **cluster_options) as cluster:
+    with in_process_cluster(loop.shape, make_store, eager=False, summed=loop.summed, **cluster_options) as cluster:
         run_jobs(cluster, body)
     return [results[worker] for worker in range(loop.shape.workers)]
 

@@ -38,7 +38,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def adam(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.01)
+    return torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.01, fused=True)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
@@ -54,9 +54,8 @@ def test_parameter_groups_with_their_own_rates_and_weight_decay() -> None:
     def grouped(model: nn.Module) -> torch.optim.Optimizer:
         weights = [p for n, p in model.named_parameters() if n.endswith("weight")]
         biases = [p for n, p in model.named_parameters() if n.endswith("bias")]
-        return torch.optim.AdamW(
-            [{"params": weights, "weight_decay": 0.1}, {"params": biases, "lr": 0.002, "betas": (0.5, 0.9)}], lr=0.01
-        )
+        groups = [{"params": weights, "weight_decay": 0.1}, {"params": biases, "lr": 0.002, "betas": (0.5, 0.9)}]
+        return torch.optim.AdamW(groups, lr=0.01, fused=True)
 
     assert_both_agree(Loop(make_optimizer=grouped))
 
@@ -347,7 +346,8 @@ def test_two_optimizers_in_one_job() -> None:
     """As in a GAN: each steps by itself, and the second sees what the first has done."""
 
     def two(model: Any) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
-        return torch.optim.Adam(model[0].parameters(), lr=0.01), torch.optim.SGD(model[2:].parameters(), lr=0.1)
+        first = torch.optim.Adam(model[0].parameters(), lr=0.01, fused=True)
+        return first, torch.optim.SGD(model[2:].parameters(), lr=0.1)
 
     def body(job: Job) -> None:
         model = small_model()

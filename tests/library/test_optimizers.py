@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from library.same_loop import Loop, assert_both_agree
+from library.same_loop import Loop, assert_both_agree, assert_same_bits, in_one_process, on_a_cluster
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {"lr": 0.05}),
@@ -24,9 +24,26 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "rprop": (torch.optim.Rprop, {"lr": 0.01}),
     "asgd": (torch.optim.ASGD, {"lr": 0.01, "t0": 2}),
 }
+FUSED = ("adam", "amsgrad", "adamw", "adagrad")
+"""Servers run these with torch's fused kernels unless the program chooses others."""
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizer_gives_the_bits_of_one_process(name: str) -> None:
+def loop_with(name: str, **kernels: bool) -> Loop:
     kind, options = OPTIMIZERS[name]
-    assert_both_agree(Loop(make_optimizer=lambda model: kind(model.parameters(), **options)))
+    return Loop(make_optimizer=lambda model: kind(model.parameters(), **options, **kernels))
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() - set(FUSED)))
+def test_optimizer_gives_the_bits_of_one_process(name: str) -> None:
+    assert_both_agree(loop_with(name))
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_optimizer_gives_the_bits_of_one_process_with_the_fused_kernel(name: str) -> None:
+    assert_same_bits(on_a_cluster(loop_with(name)), in_one_process(loop_with(name, fused=True)))
+
+
+@pytest.mark.parametrize("kernels", [{"fused": True}, {"fused": False}, {"foreach": True}], ids=str)
+@pytest.mark.parametrize("name", FUSED)
+def test_kernels_that_the_program_chooses_are_the_servers_too(name: str, kernels: dict[str, bool]) -> None:
+    assert_both_agree(loop_with(name, **kernels))

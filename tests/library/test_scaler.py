@@ -53,7 +53,7 @@ def test_scaler_gives_the_bits_of_one_process(unscale_first: bool) -> None:
     assert scales == {0: 512.0, 1: 512.0}  # each backs off once, in the step in which it found infinity itself
 
     master, models = small_model(), [small_model(), small_model()]
-    optimizer = torch.optim.Adam(master.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(master.parameters(), lr=0.01, fused=True)  # the kernel that servers use
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     for step in range(STEPS):
         if step in OVERFLOWS_IN:

@@ -142,7 +142,7 @@ def _serve(
         assert config.task is not None
         Output().emit(f"Running parameter server {config.task.index}")
         reporter.phase(TaskPhase.IMPORTING_TORCH)
-        from lockstep.training.server.shard_store import warm_up
+        from lockstep.training.server.named_optimizer import warm_up
 
         warm_up()  # while the cluster forms, so that the first bucket does not wait for it
         reporter.phase_after(

@@ -12,7 +12,8 @@ from lockstep.cli.flags.flag import Flag, FlagKind, Group, Rows, Value
 from lockstep.cli.flags.parsing import CommandLine, read_command_line
 from lockstep.cli.flags.table import TABLE
 from lockstep.errors import BadInput
-from lockstep.library.settings import ON_NAN, ON_WORKER_LOSS, REDUCTIONS
+from lockstep.library.serving import SERVER_DEVICES
+from lockstep.library.settings import ON_NAN, ON_WORKER_LOSS, REDUCTIONS, WIRE_DTYPES
 from lockstep.transports.verbs.options import RdmaOptions
 
 _ROWS = Rows(Group.EXCHANGE)
@@ -59,6 +60,22 @@ _OWN = (
         upstream=False,
     ),
     _ROWS.works(
+        "wire_dtype",
+        FlagKind.CHOICE,
+        "float32",
+        "the type in which gradients are sent to a server; 16 bits halve the bytes and lose precision",
+        choices=WIRE_DTYPES,
+        upstream=False,
+    ),
+    _ROWS.works(
+        "device",
+        FlagKind.CHOICE,
+        "cpu",
+        "where a server keeps and updates its parameters: on all cores that are its share, or on a GPU of its host",
+        choices=SERVER_DEVICES,
+        upstream=False,
+    ),
+    _ROWS.works(
         "on_worker_loss",
         FlagKind.CHOICE,
         "wait",
@@ -72,7 +89,13 @@ PROGRAM_FLAGS = (
     _ROWS.works(
         "servers", FlagKind.WHOLE, 1, "with a launcher: how many of the first ranks are servers", upstream=False
     ),
-    _ROWS.works("bucket_mb", FlagKind.NUMBER, 4.0, "bucket size in MiB: how much is sent at once", upstream=False),
+    _ROWS.works(
+        "bucket_mb",
+        FlagKind.NUMBER,
+        None,
+        "bucket size in MiB: how much is sent at once (default: 4, up to 64 for large models within one host)",
+        upstream=False,
+    ),
     _ROWS.works(
         "on_nan",
         FlagKind.CHOICE,

@@ -89,13 +89,16 @@ def _run_server(argv: Sequence[str], report_fd: int) -> int:
     reporter = TaskReporter(report_fd)
     with told_to_monitor(reporter):
         from lockstep.library.join import node_config, serve
+        from lockstep.library.serving import refuse_missing_gpu
         from lockstep.runtime.task.signals import TaskSignals
 
         cluster, arguments = _parse(argv)
         assert cluster.task is not None
+        refuse_missing_gpu(arguments.serving)
         signals = TaskSignals(cluster.task, say, cluster.grace)
         signals.install()
-        outcome = serve(node_config(cluster, arguments.exchange, arguments.keeping), reporter, signals)
+        config = node_config(cluster, arguments.exchange, arguments.keeping)
+        outcome = serve(config, arguments.serving, reporter, signals)
     if not outcome.ok and outcome.departure is None:
         say(outcome.sentence())
     return EXIT_FAILED if outcome.ok and outcome.unsaved else outcome.exit_code(EXIT_FAILED)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from lockstep.doctor.facts import DataFolder
+from lockstep.runtime.cores import CGROUP, OWN_CGROUP, cgroup_folders, read_if_there, usable_cores
 from lockstep.runtime.startup.preflight import visible_gpus
 from lockstep.transports.verbs.checks import lockable_memory
 
@@ -49,8 +50,8 @@ class MachineFacts:
 class Roots:
     """Where to look."""
 
-    cgroup: Path = Path("/sys/fs/cgroup")
-    own_cgroup: Path = Path("/proc/self/cgroup")
+    cgroup: Path = CGROUP
+    own_cgroup: Path = OWN_CGROUP
     shm: Path = Path("/dev/shm")
     meminfo: Path = Path("/proc/meminfo")
 
@@ -65,14 +66,14 @@ def look_at_machine(
     roots = roots or Roots()
     present, driver = (0, "") if quick else _gpus()
     version, cuda = ("", "") if quick else _torch()
-    groups = _cgroups(roots)
+    groups = cgroup_folders(roots.cgroup, roots.own_cgroup)
     return MachineFacts(
         open_files=_limit(resource.RLIMIT_NOFILE),
         locked_memory=lockable_memory(),
         shm_free=_free(roots.shm),
         memory_limit=_least(groups, "memory.max"),
         memory_available=_available(roots.meminfo),
-        cpus=_cpus(groups),
+        cpus=usable_cores(groups),
         tasks_left=_tasks_left(groups),
         gpus_present=present,
         gpus_visible=visible_gpus(present, visible),
@@ -99,46 +100,22 @@ def _existing(path: Path) -> Path:
     return next((place for place in (path, *path.absolute().parents) if place.exists()), path)
 
 
-def _cgroups(roots: Roots) -> list[Path]:
-    """The folders of our cgroup and of its ancestors: each of them limits us (version 2 only)."""
-    own = re.search(r"^0::(/.*)$", _read(roots.own_cgroup), re.MULTILINE)
-    path = own[1].strip("/") if own else ""
-    parts = [part for part in path.split("/") if part and part != ".."]
-    return [roots.cgroup.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
-
-
 def _least(groups: list[Path], name: str) -> int:
-    limits = [int(text) for group in groups if (text := _read(group / name).strip()).isdecimal()]
+    limits = [int(text) for group in groups if (text := read_if_there(group / name).strip()).isdecimal()]
     return min(limits, default=UNLIMITED)
-
-
-def _cpus(groups: list[Path]) -> float:
-    count = float(len(os.sched_getaffinity(0)))
-    for group in groups:
-        quota = re.fullmatch(r"(\d+) (\d+)\s*", _read(group / "cpu.max"))
-        if quota and int(quota[2]):
-            count = min(count, int(quota[1]) / int(quota[2]))
-    return count
 
 
 def _tasks_left(groups: list[Path]) -> int:
     left = [
-        int(limit) - int(_read(group / "pids.current").strip() or 0)
+        int(limit) - int(read_if_there(group / "pids.current").strip() or 0)
         for group in groups
-        if (limit := _read(group / "pids.max").strip()).isdecimal()
+        if (limit := read_if_there(group / "pids.max").strip()).isdecimal()
     ]
     return min(left, default=UNLIMITED)
 
 
 def _available(meminfo: Path) -> int | None:
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", _read(meminfo), re.MULTILINE)
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", read_if_there(meminfo), re.MULTILINE)
     return int(found[1]) * 1024 if found else None
 
 

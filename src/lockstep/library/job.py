@@ -33,10 +33,11 @@ from lockstep.protocol.core.causes import Reason, own_error
 from lockstep.protocol.core.ids import CHIEF, Step
 from lockstep.protocol.core.leaving import Departure
 from lockstep.protocol.core.messages import GroupRates
-from lockstep.protocol.core.plan import DEFAULT_BUCKET_BYTES
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.worker_node import WorkerNode
-from lockstep.training.worker.binding import BindingOptions
+from lockstep.training.bucket_size import fitting_bucket_bytes
+from lockstep.training.wire_format import WireFormat
+from lockstep.training.worker.binding import BindingOptions, Trained
 from lockstep.training.worker.sealed_replica import SealedReplica, SealedStep
 
 Say = Callable[[str], None]
@@ -48,8 +49,18 @@ class JobOptions:
     """Options of one task; what must be equal on all tasks is in the node's settings."""
 
     on_nan: str = "report"
-    bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    bucket_bytes: int | None = None
+    """None: chosen for the model and the cluster."""
+    wire_dtype: str = "float32"
     own_copy: bool = False
+
+
+def _fitting_bucket_bytes(trained: Sequence[Trained], node: WorkerNode) -> int:
+    cluster = node.config.cluster
+    model_bytes = sum(one.parameter.nbytes for one in trained)
+    return fitting_bucket_bytes(
+        model_bytes, cluster.shape.servers, shares_memory=cluster.shares_memory, eager=node.config.eager
+    )
 
 
 class Job:
@@ -147,9 +158,10 @@ class Job:
         trained = trained_parameters(self._models, self._optimizers)
         entries = tuple(entry for known in self._optimizers for entry in known.entries())
         options = BindingOptions(
-            bucket_bytes=self._options.bucket_bytes,
+            bucket_bytes=self._options.bucket_bytes or _fitting_bucket_bytes(trained, self._node),
             own_copy=self._options.own_copy,
             apart=True,
+            wire=WireFormat(self._options.wire_dtype),
             untrained=untrained_digests(self._models, trained),
         )
         hold = len(self._optimizers) > 1 or not self._node.config.synchronous

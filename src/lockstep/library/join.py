@@ -14,13 +14,14 @@ import itertools
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInput
 from lockstep.library.launcher import Launch, launched_by
+from lockstep.library.serving import SERVER_DEVICES, StoreChoice, make_store, refuse_missing_gpu
 from lockstep.library.settings import (
     ON_NAN,
     Exchange,
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
     from lockstep.library.job import Job, JobOptions
     from lockstep.runtime.monitor.reporter import TaskReporter
     from lockstep.runtime.monitor.sidecar import Sidecar
-    from lockstep.runtime.task.store import ShardStore
 
 P = ParamSpec("P")
 Given = TypeVar("Given")
@@ -89,7 +89,9 @@ class JoinArguments:
     reduction: str = "mean"
     replicas_to_aggregate: int | None = None
     on_nan: str = "report"
-    bucket_mb: float = 4.0
+    bucket_mb: float | None = None
+    wire_dtype: str = "float32"
+    device: str = "cpu"
     startup_timeout: float = STARTUP_SECONDS
     stall_after: float = STALL_AFTER_SECONDS
     user_code_timeout: float = USER_CODE_SECONDS
@@ -131,7 +133,12 @@ class JoinArguments:
             synchronous=self.synchronous,
             reduction=self.reduction,
             replicas_to_aggregate=self.replicas_to_aggregate,
+            wire_dtype=self.wire_dtype,
         )
+
+    @property
+    def serving(self) -> StoreChoice:
+        return StoreChoice(device=self.device, wire_dtype=self.wire_dtype)
 
     def spec(self) -> ClusterSpec:
         """The cluster, without the task that this process is."""
@@ -221,6 +228,8 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
         config = node_config(cluster, arguments.exchange, arguments.keeping, launched=arguments.launched)
         assert cluster.task is not None
         serves = cluster.task.role is Role.SERVER
+        if serves:
+            refuse_missing_gpu(arguments.serving)
         signals = TaskSignals(cluster.task, say, cluster.grace, interrupts_others=serves)
         signals.install(only_defaults=True)
         sidecar = _start_sidecar(cluster, signals)
@@ -228,10 +237,15 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
         say(ask_with(cluster.address_of(CHIEF)))
     signals.on_forced = sidecar.reporter.ended
     if serves:
-        _serve_and_leave(config, sidecar, signals)
+        _serve_and_leave(config, arguments.serving, sidecar, signals)
     from lockstep.library.job import JobOptions
 
-    options = JobOptions(on_nan=arguments.on_nan, bucket_bytes=round(arguments.bucket_mb * MEBIBYTE))
+    asked = arguments.bucket_mb
+    options = JobOptions(
+        on_nan=arguments.on_nan,
+        bucket_bytes=None if asked is None else round(asked * MEBIBYTE),
+        wire_dtype=arguments.wire_dtype,
+    )
     return _join_as_worker(config, sidecar, options, signals)
 
 
@@ -285,11 +299,9 @@ def _refuse_bad_choices(arguments: JoinArguments) -> None:
     sentences = []
     if arguments.on_nan not in ON_NAN:
         sentences.append(f"on_nan={arguments.on_nan!r} is not known; use one of: {', '.join(ON_NAN)}.")
-    nbytes = arguments.bucket_mb * MEBIBYTE
-    if not math.isfinite(nbytes) or nbytes < 64 or round(nbytes) % 64:
-        sentences.append(
-            f"bucket_mb={arguments.bucket_mb:g} is not a whole number of 64-byte lines; give, for example, 4."
-        )
+    sentences += _bucket_problems(arguments.bucket_mb)
+    if arguments.device not in SERVER_DEVICES:
+        sentences.append(f"device={arguments.device!r} is not known; use one of: {', '.join(SERVER_DEVICES)}.")
     if arguments.on_stall not in ON_STALL:
         sentences.append(f"on_stall={arguments.on_stall!r} is not known; use one of: {', '.join(ON_STALL)}.")
     if arguments.job_name not in ("", "ps", "worker"):
@@ -297,6 +309,12 @@ def _refuse_bad_choices(arguments: JoinArguments) -> None:
     if bool(arguments.job_name) != bool(arguments.ps_hosts or arguments.worker_hosts):
         sentences.append("job_name, ps_hosts and worker_hosts belong together; give all of them, or none.")
     _refuse(sentences)
+
+
+def _bucket_problems(bucket_mb: float | None) -> Iterator[str]:
+    nbytes = MEBIBYTE if bucket_mb is None else bucket_mb * MEBIBYTE
+    if not math.isfinite(nbytes) or nbytes < 64 or round(nbytes) % 64:
+        yield f"bucket_mb={bucket_mb:g} is not a whole number of 64-byte lines; give, for example, 4, or omit it."
 
 
 def _refuse(sentences: Sequence[str]) -> None:
@@ -365,11 +383,11 @@ def _meet(spec: ClusterSpec, launch: Launch, port: int) -> tuple[str, ...]:
 # -- the two roles --
 
 
-def _serve_and_leave(config: NodeConfig, sidecar: Sidecar, signals: TaskSignals) -> None:
+def _serve_and_leave(config: NodeConfig, serving: StoreChoice, sidecar: Sidecar, signals: TaskSignals) -> None:
     """Serve until the job has ended, then exit: the lines after the call are for workers."""
     outcome = Outcome(False)
     try:
-        outcome = serve(config, sidecar.reporter, signals)
+        outcome = serve(config, serving, sidecar.reporter, signals)
     finally:
         sidecar.close(outcome.exit_code(EXIT_FAILED))
     if not outcome.ok and outcome.departure is None:
@@ -379,21 +397,15 @@ def _serve_and_leave(config: NodeConfig, sidecar: Sidecar, signals: TaskSignals)
     raise SystemExit(outcome.exit_code(EXIT_FAILED))
 
 
-def serve(config: NodeConfig, reporter: TaskReporter, signals: TaskSignals) -> Outcome:
+def serve(config: NodeConfig, serving: StoreChoice, reporter: TaskReporter, signals: TaskSignals) -> Outcome:
     """Run one server of a job, from its start to its end."""
     from lockstep.runtime.task.server_node import ServerNode
 
-    def make_store() -> ShardStore:
-        from lockstep.training.server.piece_pool import fitting_helpers
-        from lockstep.training.server.shard_store import TorchShardStore
-
-        return TorchShardStore(helpers=fitting_helpers(config.cluster))
-
-    node = ServerNode(config, make_store, say, reporter)
+    node = ServerNode(config, lambda: make_store(serving, config.cluster), say, reporter)
     signals.attach(node)
     try:
         node.start()
-        from lockstep.training.server.shard_store import warm_up
+        from lockstep.training.server.named_optimizer import warm_up
 
         warm_up()  # while the cluster forms
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lockstep.library.errors import UsageError
 from lockstep.protocol.core.messages import GroupRates, OptimizerEntry
+from lockstep.training.server.named_optimizer import ELEMENTWISE
 from lockstep.training.server.rates import numbers_of
-from lockstep.training.server.shard_store import ELEMENTWISE
 
 WHOLE_TENSOR: Mapping[str, str] = MappingProxyType(
     {
@@ -31,6 +31,11 @@ WHOLE_TENSOR: Mapping[str, str] = MappingProxyType(
 
 _LOCAL = frozenset(("capturable", "differentiable"))
 """Options that control how kernels run on the worker's own device; the results do not depend on them."""
+_KERNELS = frozenset(("foreach", "fused"))
+"""Options that choose among torch's kernels, once: no schedule changes them."""
+_FUSED_BY_DEFAULT = frozenset(("Adam", "AdamW", "Adagrad"))
+"""Optimizers that servers run with torch's fused kernels unless the program chooses: they make one pass over memory
+instead of a dozen. (Servers have a one-pass SGD of their own, with the bits of torch's default.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +53,11 @@ class KnownOptimizer:
 
     def entries(self) -> list[OptimizerEntry]:
         kind = type(self.optimizer).__name__
-        return [OptimizerEntry(kind, _options_text(group, self.options)) for group in self.optimizer.param_groups]
+        return [OptimizerEntry(kind, _options_text(kind, group, self.options)) for group in self.optimizer.param_groups]
 
     def rates(self) -> list[GroupRates]:
         """The current numbers of its groups."""
-        return [numbers_of(group, self.options) for group in self.optimizer.param_groups]
+        return [numbers_of(group, self.options - _KERNELS) for group in self.optimizer.param_groups]
 
 
 def known_optimizer(optimizer: object, first_group: int) -> KnownOptimizer:
@@ -90,8 +95,10 @@ def _refuse_used(optimizer: torch.optim.Optimizer) -> None:
             )
 
 
-def _options_text(group: Mapping[str, object], names: frozenset[str]) -> str:
+def _options_text(kind: str, group: Mapping[str, object], names: frozenset[str]) -> str:
     plain = {name: _plain(group[name], name) for name in sorted(names) if name in group}
+    if kind in _FUSED_BY_DEFAULT and all(plain.get(name) is None for name in _KERNELS):
+        plain["fused"] = True
     return json.dumps(plain, sort_keys=True)
 
 

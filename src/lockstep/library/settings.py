@@ -13,6 +13,9 @@ from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.version import __version__, torch_version
 
 REDUCTIONS = ("mean", "sum")
+WIRE_DTYPES = ("float32", "bfloat16")
+"""How gradients are sent to the servers: as they are, or in 16 bits. Not float16: what is too large for it would become
+infinite on its way, behind the check for infinity."""
 ON_NAN = ("report", "skip", "stop")
 """What to do with a step in which a gradient contains NaN or infinity."""
 
@@ -24,6 +27,7 @@ class Exchange:
     synchronous: bool = True
     reduction: str = "mean"
     replicas_to_aggregate: int | None = None
+    wire_dtype: str = "float32"
 
     def aggregate(self, workers: int) -> int | None:
         """None if every worker contributes to every step."""
@@ -35,6 +39,8 @@ def exchange_problems(exchange: Exchange, workers: int) -> Iterator[str]:
     count = exchange.replicas_to_aggregate
     if exchange.reduction not in REDUCTIONS:
         yield f"reduction={exchange.reduction!r} is not known; use one of: {', '.join(REDUCTIONS)}."
+    if exchange.wire_dtype not in WIRE_DTYPES:
+        yield f"wire_dtype={exchange.wire_dtype!r} is not known here; use one of: {', '.join(WIRE_DTYPES)}."
     if count is not None and not 1 <= count <= workers:
         yield (
             f"replicas_to_aggregate={count} is not possible with {workers} workers; give a number from 1 to {workers}."
@@ -136,6 +142,7 @@ def library_settings(cluster: ClusterSpec, exchange: Exchange, rules: RecoveryRu
         "cross_replica_sync": exchange.synchronous,
         "reduction": exchange.reduction,
         "replicas_to_aggregate": exchange.replicas_to_aggregate or shape.workers,
+        "wire_dtype": exchange.wire_dtype,
         "on_worker_loss": rules.on_worker_loss.value,
         "train_dir": "given" if rules.saves_last else "not given",
     }

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, fx, nn
 
 from lockstep.benchmark.models import build_model
-from lockstep.benchmark.settings.config import COMPILED_BUCKET_BYTES, LARGEST_FITTING_BUCKET
+from lockstep.benchmark.settings.config import COMPILED_BUCKET_BYTES
 from lockstep.benchmark.training.compiling import MOST_STAGES, chains_of, compile_model, cut, elements_of
 from lockstep.benchmark.training.job import DECAYED, NOT_DECAYED, BenchJob, in_groups_of_stages, trained_parameters
 from lockstep.cli.flags import parse_bench
 from lockstep.protocol.core.plan import make_plan
+from lockstep.training.bucket_size import LARGEST_FITTING_BUCKET
 from lockstep.training.tensors import entry_of
 
 # Torch warns in its own compiler, and takes a warning that became an error for code that it cannot compile.

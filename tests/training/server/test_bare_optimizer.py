@@ -14,7 +14,7 @@ PROGRAM = """
 import sys, torch
 from lockstep.protocol.core.messages import OptimizerEntry
 from lockstep.training.server.bare_optimizer import step
-from lockstep.training.server.shard_store import make_optimizer, warm_up
+from lockstep.training.server.named_optimizer import make_optimizer, warm_up
 warm_up()
 parameter = torch.nn.Parameter(torch.zeros(4), requires_grad=False)
 parameter.grad = torch.ones(4)

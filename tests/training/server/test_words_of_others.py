@@ -8,16 +8,9 @@ from safetensors.torch import save
 
 from lockstep.protocol.core.messages import GroupRates, Layout, OptimizerEntry, ParameterEntry
 from lockstep.protocol.core.plan import PlanError, make_plan
+from lockstep.training.server.named_optimizer import ELEMENTWISE, make_optimizer, optimizer_options
 from lockstep.training.server.rates import numbers_of, set_numbers
-from lockstep.training.server.shard_store import (
-    ELEMENTWISE,
-    PUT_STATE,
-    STATE_CHUNK,
-    STATE_HEADER,
-    TorchShardStore,
-    make_optimizer,
-    optimizer_options,
-)
+from lockstep.training.server.shard_store import PUT_STATE, STATE_CHUNK, STATE_HEADER, TorchShardStore
 
 KIBIBYTE = ParameterEntry("weight", 256, "float32", 0)
 

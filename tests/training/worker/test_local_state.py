@@ -116,9 +116,9 @@ class LateMemory(HostMemory):
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def filled(self, step: int, bucket: int) -> None:
+    def filled(self, step: int, bucket: int, *, in_full: bool = False) -> None:
         hand_on = super().filled
-        self._jobs.put(lambda: hand_on(step, bucket))
+        self._jobs.put(lambda: hand_on(step, bucket, in_full=in_full))
 
     def after_filled(self, action: Callable[[], None]) -> None:
         self._jobs.put(action)

@@ -32,12 +32,6 @@ VARIABLE_UPDATES = ("parameter_server", "distributed_replicated", *LOCAL_UPDATES
 DEVICES = ("auto", "cpu", "gpu")
 DATA_FORMATS = ("NCHW", "NHWC")
 MEBIBYTE = 1 << 20
-BUCKET_BYTES = 4 * MEBIBYTE
-LARGEST_FITTING_BUCKET = 64 * MEBIBYTE
-SMALL_SHARD = 32 * MEBIBYTE
-"""Per server; it is updated so fast that more than one bucket would only cost more messages."""
-BUCKETS_OF_A_SERVER = 4
-"""For a large model without a given bucket size: updates should overlap with the backward pass."""
 COMPILED_BUCKET_BYTES = 128 * MEBIBYTE
 """With ``--compile`` all gradients of a stage come at once, so smaller buckets have no advantage."""
 DATA_NAMES = NAMES

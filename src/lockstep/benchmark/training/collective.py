@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from lockstep.benchmark.settings.config import BUCKET_BYTES, BenchConfig, store_port
+from lockstep.benchmark.settings.config import BenchConfig, store_port
 from lockstep.benchmark.training.job import BenchJob
 from lockstep.benchmark.training.listening import gloo_device, serve_store, stay_on_interface
 from lockstep.benchmark.training.updates import LocalUpdates
@@ -33,6 +33,7 @@ from lockstep.protocol.core.plan import Bucket, Piece, Plan
 from lockstep.runtime.task.collective_node import CollectiveNode
 from lockstep.security.chosen import chosen_key
 from lockstep.security.key import Purpose
+from lockstep.training.bucket_size import BUCKET_BYTES
 from lockstep.training.sealed_store import SealedStore, StoreForged
 from lockstep.training.worker.replica import Trained
 

@@ -17,7 +17,6 @@ from lockstep.benchmark.outputs.metrics import Banner, banner_lines, epochs_of
 from lockstep.benchmark.outputs.observers import Observers
 from lockstep.benchmark.outputs.outputs import evaluation_events, observers_of
 from lockstep.benchmark.settings.config import BenchConfig
-from lockstep.benchmark.training.bucket_size import fitting_bucket_bytes
 from lockstep.benchmark.training.collective import CollectiveUpdates, WorkerGroup, meeting_of
 from lockstep.benchmark.training.evaluation import Evaluated, Evaluation, evaluate_once
 from lockstep.benchmark.training.job import BenchJob, JobCallbacks
@@ -31,6 +30,7 @@ from lockstep.runtime.task.collective_node import CollectiveNode
 from lockstep.runtime.task.failures import failure_of
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.worker_node import WorkerNode
+from lockstep.training.bucket_size import fitting_bucket_bytes
 from lockstep.training.export import write_final_parameters
 from lockstep.training.server.piece_pool import fitting_helpers
 from lockstep.training.server.shard_store import TorchShardStore
@@ -89,6 +89,11 @@ def server_store(config: BenchConfig) -> TorchShardStore:
     return TorchShardStore(device, wire, fitting_helpers(config.cluster or ClusterSpec()))
 
 
+def _fitting_bucket_bytes(job: BenchJob, cluster: ClusterSpec) -> int:
+    model_bytes = sum(one.parameter.nbytes for one in job.trained)
+    return fitting_bucket_bytes(model_bytes, cluster.shape.servers, shares_memory=cluster.shares_memory, eager=True)
+
+
 def run_worker(config: BenchConfig, node: WorkerNode, emit: Emit, make_progress: MakeProgress) -> BenchResult:
     """Train as one worker of a cluster. JobEndedError carries the reason if the job failed."""
     set_up_torch(config)
@@ -129,7 +134,7 @@ def _work(
         node,
         job.trained,
         job.optimizers(),
-        config.exchange.bucket_bytes or fitting_bucket_bytes(job.trained, node.config.cluster),
+        config.exchange.bucket_bytes or _fitting_bucket_bytes(job, node.config.cluster),
         own_copy=own_copy,
         model=model,
         wire=WireFormat(config.exchange.wire_dtype),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lockstep.benchmark.training.job import BenchJob, trained_parameters
 from lockstep.protocol.core.messages import GroupRates
 from lockstep.runtime.task.collective_node import CollectiveNode
-from lockstep.training.server.shard_store import optimizer_options
+from lockstep.training.server.named_optimizer import optimizer_options
 
 
 class Updates(Protocol):

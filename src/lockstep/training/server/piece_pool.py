@@ -6,7 +6,6 @@ update of a step, it uses a core that would be idle.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from itertools import count
@@ -16,10 +15,11 @@ from typing import Final
 import torch
 
 from lockstep.protocol.core.ids import Role
+from lockstep.runtime.cores import cgroup_folders, usable_cores
 from lockstep.runtime.startup.cluster import ClusterSpec
 
-MOST_THREADS: Final = 4
-"""For a server's updates; they are memory-bound, and few cores saturate the memory."""
+MOST_THREADS: Final = 16
+"""For a server's updates; they are memory-bound, and more cores than these saturate any host's memory."""
 PATIENCE: Final = 600.0
 """Seconds after which a helper that has not finished its piece is an error; a piece takes less than a
 millisecond, but this process may be stopped for a while."""
@@ -35,8 +35,17 @@ def fitting_helpers(cluster: ClusterSpec) -> int:
     """
     if torch.get_num_threads() > 1:
         return 0
-    share = len(os.sched_getaffinity(0)) // cluster.beside_own_task(Role.SERVER)
+    share = int(usable_cores(cgroup_folders())) // cluster.beside_own_task(Role.SERVER)
     return max(1, min(share, MOST_THREADS)) - 1
+
+
+def use_own_threads() -> None:
+    """In a process that only serves: let ``PiecePool`` use its cores, and torch none besides.
+
+    torchrun gives each process one thread (``OMP_NUM_THREADS=1``), other launchers one per core of the host; neither
+    is what belongs to a server. Threads of torch, besides, keep spinning after their work, on cores that workers need.
+    """
+    torch.set_num_threads(1)
 
 
 class _Pieces:

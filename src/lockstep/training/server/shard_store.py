@@ -1,8 +1,9 @@
 """A server's shard in torch: reduces the workers' gradients, and the optimizer makes the next version.
 
-The optimizer is the named class of torch.optim, one instance per bucket, on the flat bucket: its kernels work element
-by element, so packing parameters changes nothing but the number of calls. A version is made out of place: the old one
-is copied into the other slot first, and the optimizer works there (plain SGD on a CPU needs no copy: ``sgd.py``).
+The optimizer is the named class of torch.optim, on the flat bucket or on parts of it (``bucket_optimizer.py``): its
+kernels work element by element, so packing and cutting parameters changes nothing but the number of calls. A version is
+made out of place: the old one is copied into the other slot first, part by part, and the optimizer works there (plain
+SGD on a CPU needs no copy: ``sgd.py``).
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ import contextlib
 import struct
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from lockstep.foreign import plain, read_json
 from lockstep.protocol.core.effects import Apply
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId
 from lockstep.protocol.core.messages import Layout, OptimizerEntry
@@ -26,20 +26,13 @@ from lockstep.runtime.checkpoint.tensor_file import NamedTensor
 from lockstep.runtime.task.store import Done, StoreTimes
 from lockstep.training.gpu.gpu_stream import GpuStream
 from lockstep.training.gpu.shared_events import spare_bytes
-from lockstep.training.server.bare_optimizer import keep_compiler_out, step
-from lockstep.training.server.optimizer_state import PieceState, pack, put_together, take_apart, unpack
+from lockstep.training.server.bucket_optimizer import BucketOptimizer
+from lockstep.training.server.optimizer_state import pack, unpack
 from lockstep.training.server.piece_pool import PiecePool
-from lockstep.training.server.rates import set_numbers
-from lockstep.training.server.sgd import is_plain_sgd, mean_of, next_version, scratch_elements
+from lockstep.training.server.sgd import mean_of, next_version, scratch_elements
 from lockstep.training.server.shard_file import STATE, VALUE, PieceName, ShardFiles, named
 from lockstep.training.tensors import as_tensor, torch_dtype
 from lockstep.training.wire_format import WireFormat
-
-ELEMENTWISE = frozenset(
-    ("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "ASGD")
-)
-"""The classes of torch.optim that servers run: those that work element by element."""
-_MAX_OPTIONS_BYTES = 64 << 10
 
 GET_STATE, PUT_STATE = "the optimizer's state", "to load the optimizer's state"
 STATE_HEADER = struct.Struct("<IQQ")
@@ -56,61 +49,11 @@ class _Held:
     """One bucket: its slots, and the optimizer that steps from one to another."""
 
     slots: tuple[Tensor, ...]
-    parameter: torch.nn.Parameter
-    optimizer: torch.optim.Optimizer
+    values: Tensor
+    """On a GPU: the newest version. In host memory that is in one of the slots, and this is the first of them."""
+    optimizer: BucketOptimizer
     group: int
-    entry: OptimizerEntry
     bucket: Bucket
-    apart: list[torch.optim.Optimizer] = field(default_factory=list)
-    """One optimizer per piece, once the pieces are no longer updated together."""
-
-    @property
-    def only_reads(self) -> bool:
-        """Whether the optimizer leaves its gradient unchanged, so that a loan may serve as the gradient."""
-        return bool(self.optimizer.param_groups[0].get("fused"))
-
-    def ranges(self) -> list[slice]:
-        size = self.parameter.element_size()
-        return [slice(p.offset // size, p.offset // size + p.elements) for p in self.bucket.pieces]
-
-
-def make_optimizer(entry: OptimizerEntry, parameter: torch.nn.Parameter) -> torch.optim.Optimizer:
-    """The optimizer of a parameter group, over one flat tensor; ValueError for one that servers do not run.
-
-    Its name comes from another task: no other function of torch.optim, or of a module in it, may be called by name.
-    """
-    if entry.kind not in ELEMENTWISE:
-        raise ValueError(f"servers do not run {plain(entry.kind, 100)!r}, only {', '.join(sorted(ELEMENTWISE))}")
-    options = optimizer_options(entry)
-    try:
-        made = getattr(torch.optim, entry.kind)([parameter], **options)
-    except TypeError as error:  # a name that it does not have, or a number where it takes several
-        raise ValueError(f"{entry.kind} does not take these settings: {plain(str(error), 200)}") from error
-    assert isinstance(made, torch.optim.Optimizer)
-    return made
-
-
-def warm_up() -> None:
-    """Import now what torch imports with its first optimizer; otherwise the first bucket would wait for it."""
-    keep_compiler_out()
-    parameter = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
-    parameter.grad = torch.zeros(1)
-    step(make_optimizer(OptimizerEntry("SGD", '{"lr": 0.0}'), parameter))
-
-
-def optimizer_options(entry: OptimizerEntry) -> dict[str, object]:
-    """The plain settings of a group as the class of torch.optim takes them; ValueError for any other."""
-    options = read_json(entry.options, _MAX_OPTIONS_BYTES)
-    if not isinstance(options, dict) or not all(map(_is_plain, options.values())):
-        raise ValueError(f"the settings of {plain(entry.kind, 100)} are not plain numbers")
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-
-
-def _is_plain(value: object) -> bool:
-    """A number, or a few of them: nothing that an optimizer would take for a tensor, a name or a list of parameters."""
-    if isinstance(value, list):
-        return all(isinstance(one, int | float) for one in value)
-    return value is None or isinstance(value, int | float)
 
 
 class TorchShardStore:
@@ -159,12 +102,11 @@ class TorchShardStore:
         where = slice(bucket.shard_offset, bucket.shard_offset + bucket.nbytes)
         tensors = tuple(as_tensor(slot[where], dtype) for slot in slots)
         first = tensors[0]
-        value = first if self._device.type == "cpu" else torch.zeros_like(first, device=self._device)
-        parameter = torch.nn.Parameter(value, requires_grad=False)
-        optimizer = make_optimizer(entry, parameter)
-        if self._lane is not None or not is_plain_sgd(optimizer):
-            self._room_for_sums(parameter, value.numel())
-        return _Held(tensors, parameter, optimizer, bucket.group, entry, bucket)
+        values = first if self._lane is None else torch.zeros_like(first, device=self._device)
+        if self._lane is not None:
+            self._room_for_sums(values, values.numel())
+        optimizer = BucketOptimizer(entry, bucket, values, self._crew.size)
+        return _Held(tensors, values, optimizer, bucket.group, bucket)
 
     def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
         if self._lane is None:
@@ -182,11 +124,10 @@ class TorchShardStore:
 
     def memory(self) -> dict[str, int]:
         """The memory besides the slots, on the device that updates."""
-        states = [o.state.values() for held in self._held.values() for o in (held.optimizer, *held.apart)]
-        tensors = [value for found in states for state in found for value in state.values()]
-        on_gpu = sum(held.parameter.nbytes for held in self._held.values()) if self._lane is not None else 0
+        states = [part.state for held in self._held.values() for part in held.optimizer.parts]
+        on_gpu = sum(held.values.nbytes for held in self._held.values()) if self._lane is not None else 0
         return {
-            "state of the optimizer": sum(value.nbytes for value in tensors if isinstance(value, Tensor)),
+            "state of the optimizer": sum(value.nbytes for state in states for value in state.values()),
             "sums of gradients": sum(sums.nbytes for sums in self._sums.values()),
             "parameters on the GPU": on_gpu,
         }
@@ -210,60 +151,74 @@ class TorchShardStore:
             self._lane.finish()  # the CPU copies, and must not overtake the GPU
         if effect.step == INITIAL_STEP or (effect.values and given):
             new.copy_(given[0])
-            held.parameter.data.copy_(new, non_blocking=True)
+            if self._lane is not None:
+                held.values.copy_(new, non_blocking=True)
         elif not given:
             new.copy_(old)
-        elif self._lane is None and not effect.without and not held.apart and is_plain_sgd(held.optimizer):
-            if effect.rates:
-                set_numbers(held.optimizer.param_groups[0], effect.rates[held.group])
+        else:
+            if effect.without:
+                held.optimizer.take_apart()
+            if effect.rates:  # otherwise those that the optimizer was created with
+                held.optimizer.set_rates(effect.rates[held.group])
+            self._update(held, old, new, given, effect)
+            self.times.buckets += 1
+
+    def _update(self, held: _Held, old: Tensor, new: Tensor, given: list[Tensor], effect: Apply) -> None:
+        if self._lane is not None:
+            self._update_on_gpu(held, new, given, effect)
+        elif (sgd := held.optimizer.one_pass_sgd) is not None:
             sums = self._room_for_sums(old, scratch_elements(old, self._crew))
-            next_version(held.optimizer, old, new, given, effect.replicas, sums, self._crew, self.times)
-            held.parameter.data = new
-            self.times.buckets += 1
+            next_version(sgd, old, new, given, effect.replicas, sums, self._crew, self.times)
         else:
+            self._update_parts(held, old, new, given, effect)
+
+    def _update_parts(self, held: _Held, old: Tensor, new: Tensor, given: list[Tensor], effect: Apply) -> None:
+        """In host memory: each thread takes parts of the bucket, and does all that is to be done with them."""
+        optimizer, parts = held.optimizer, held.optimizer.parts
+        most = optimizer.most_elements
+        sums = self._room_for_sums(old, most * min(self._crew.size, len(parts)))
+        if optimizer.is_apart:
+            new.copy_(old)  # also what is between two pieces
+
+        def update(number: int, thread: int) -> None:
+            part = parts[number]
+            if optimizer.stays(part, effect.without):
+                return  # like a parameter whose grad is None
             began = time.perf_counter()
-            held.parameter.grad = self._reduce(held, given, effect.replicas)
+            room = sums[thread * most :][: part.where.stop - part.where.start]
+            gradients = [one[part.where] for one in given]
+            mean = mean_of(gradients, effect.replicas, room, may_be_loan=optimizer.only_reads)
             reduced = time.perf_counter()
-            if effect.without and not held.apart:
-                _take_bucket_apart(held)
-            if held.apart:
-                self._step_apart(held, old, new, effect)
-            else:
-                if effect.rates:  # otherwise those that the optimizer was created with
-                    set_numbers(held.optimizer.param_groups[0], effect.rates[held.group])
-                self._step(held, old, new)
-            held.parameter.grad = None  # it may be a loan, which ends here
-            self.times.reduce += reduced - began
-            self.times.update += time.perf_counter() - reduced
-            self.times.buckets += 1
+            values = new[part.where]
+            if not optimizer.is_apart:
+                values.copy_(old[part.where])
+            part.step(values, mean)
+            if thread == 0:
+                self.times.reduce += reduced - began
+                self.times.update += time.perf_counter() - reduced
 
-    def _step(self, held: _Held, old: Tensor, new: Tensor) -> None:
-        if self._device.type == "cpu":
-            new.copy_(old)
-            held.parameter.data = new
-            step(held.optimizer)
-        else:
-            step(held.optimizer)
-            new.copy_(held.parameter.data, non_blocking=True)
+        self._crew.work_off(len(parts), update)
 
-    def _step_apart(self, held: _Held, old: Tensor, new: Tensor, effect: Apply) -> None:
-        """Each piece separately; those without a gradient stay as they are, like a parameter whose grad is None."""
-        on_host = self._device.type == "cpu"
-        if on_host:
-            new.copy_(old)
-        target = new if on_host else held.parameter.data
-        assert held.parameter.grad is not None
-        for piece, where, optimizer in zip(held.bucket.pieces, held.ranges(), held.apart, strict=True):
-            if piece.parameter in effect.without:
-                continue
-            group = optimizer.param_groups[0]
-            if effect.rates:
-                set_numbers(group, effect.rates[held.group])
-            group["params"][0].data = target[where]
-            group["params"][0].grad = held.parameter.grad[where]
-            step(optimizer)
-        if not on_host:
-            new.copy_(target, non_blocking=True)
+    def _update_on_gpu(self, held: _Held, new: Tensor, given: list[Tensor], effect: Apply) -> None:
+        """Queue everything on the lane's stream."""
+        began = time.perf_counter()
+        mean = self._room_for_sums(held.values, held.values.numel())
+        first = given[0]
+        if first.dtype != mean.dtype:
+            # Widened on the GPU. torch would do that on the CPU, at once, and the gradient may still be on its way.
+            first = first.to(self._device, non_blocking=True)
+        mean.copy_(first, non_blocking=True)
+        for gradient in given[1:]:
+            mean.add_(gradient.to(self._device, non_blocking=True))
+        if effect.replicas > 1:
+            mean.div_(effect.replicas)
+        reduced = time.perf_counter()
+        for part in held.optimizer.parts:
+            if not held.optimizer.stays(part, effect.without):
+                part.step(held.values[part.where], mean[part.where])
+        new.copy_(held.values, non_blocking=True)
+        self.times.reduce += reduced - began
+        self.times.update += time.perf_counter() - reduced
 
     # -- checkpoints --
 
@@ -275,7 +230,7 @@ class TorchShardStore:
         tensors = []
         for held in self._held.values():
             values = held.slots[version % 2].clone()
-            pieces = zip(held.bucket.pieces, held.ranges(), _states_of(held), strict=True)
+            pieces = zip(held.bucket.pieces, held.optimizer.ranges(), held.optimizer.states(), strict=True)
             for piece, where, state in pieces:
                 name = self._names[piece.parameter]
                 tensors.append(named(PieceName(VALUE, piece.first, "", name), values[where]))
@@ -292,12 +247,13 @@ class TorchShardStore:
             target = held.slots[slot]
             target.zero_()  # also what is between two pieces
             states = []
-            for piece, where in zip(held.bucket.pieces, held.ranges(), strict=True):
+            for piece, where in zip(held.bucket.pieces, held.optimizer.ranges(), strict=True):
                 name = self._names[piece.parameter]
                 target[where] = files.value(name, piece.first, piece.elements, target.dtype)
                 states.append(files.state(name, piece.first, piece.elements))
-            held.parameter.data.copy_(target)
-            _load_states(held, states)
+            if self._lane is not None:
+                held.values.copy_(target)
+            held.optimizer.load(states)
 
     # -- a worker requests or sends the optimizer's state --
 
@@ -311,11 +267,11 @@ class TorchShardStore:
         with self._on_device():
             if what == PUT_STATE:
                 return self._put_state(held, offset, total, data[STATE_HEADER.size :])
-            packed = pack(_states_of(held))
+            packed = pack(held.optimizer.states())
         return STATE_HEADER.pack(bucket, offset, len(packed)) + packed[offset : offset + STATE_CHUNK]
 
     def _put_state(self, held: _Held, offset: int, total: int, chunk: bytes) -> bytes:
-        room = _STATE_PER_PIECE * (1 + len(held.bucket.pieces)) + _STATE_PER_ELEMENT * held.parameter.numel()
+        room = _STATE_PER_PIECE * (1 + len(held.bucket.pieces)) + _STATE_PER_ELEMENT * held.values.numel()
         if total > room:
             raise ValueError(
                 f"{total} bytes are no optimizer state of bucket {held.bucket.id}, which has at most {room}"
@@ -326,7 +282,7 @@ class TorchShardStore:
         incoming[offset:] = chunk
         if len(incoming) == total:
             del self._incoming[held.bucket.id]
-            _load_states(held, unpack(bytes(incoming), len(held.bucket.pieces)))
+            held.optimizer.load(unpack(bytes(incoming), len(held.bucket.pieces)))
         return b""
 
     def _room_for_sums(self, like: Tensor, elements: int) -> Tensor:
@@ -334,48 +290,3 @@ class TorchShardStore:
         if known is None or known.numel() < elements:
             known = self._sums[like.dtype] = torch.empty(elements, dtype=like.dtype, device=like.device)
         return known[:elements]
-
-    def _reduce(self, held: _Held, given: list[Tensor], count: int) -> Tensor:
-        total = self._room_for_sums(held.parameter, held.parameter.numel())
-        if self._lane is None:
-            return mean_of(given, count, total, may_be_loan=held.only_reads)
-        total.copy_(given[0], non_blocking=True)
-        for gradient in given[1:]:
-            total.add_(gradient.to(self._device, non_blocking=True))
-        return total.div_(count) if count > 1 else total
-
-
-def _states_of(held: _Held) -> list[PieceState]:
-    if not held.apart:
-        return take_apart(held.optimizer.state[held.parameter], held.parameter.numel(), held.ranges())
-    states = []
-    for optimizer in held.apart:
-        parameter = optimizer.param_groups[0]["params"][0]
-        states += take_apart(optimizer.state[parameter], parameter.numel(), [slice(None)])
-    return states
-
-
-def _take_bucket_apart(held: _Held) -> None:
-    _set_apart(held, _states_of(held))
-
-
-def _set_apart(held: _Held, states: Sequence[PieceState]) -> None:
-    held.apart = []
-    for where, state in zip(held.ranges(), states, strict=True):
-        parameter = torch.nn.Parameter(held.parameter.data[where], requires_grad=False)
-        optimizer = make_optimizer(held.entry, parameter)
-        optimizer.state[parameter] = dict(state)
-        held.apart.append(optimizer)
-    held.optimizer.state.clear()
-
-
-def _load_states(held: _Held, states: Sequence[PieceState]) -> None:
-    device = held.parameter.device
-    # Fused optimizers count their steps on their device, the others on the CPU.
-    placed = [{n: v.to(device) if v.dim() or held.only_reads else v for n, v in state.items()} for state in states]
-    whole = put_together(placed, held.parameter.numel(), held.ranges())
-    if whole is None:
-        _set_apart(held, placed)
-    else:
-        held.apart = []
-        held.optimizer.state[held.parameter] = dict(whole)

@@ -113,17 +113,21 @@ class CudaMemory:
 
     # -- gradients go down --
 
-    def filled(self, step: Step, bucket: BucketId) -> None:
-        """Training thread: start the copy to the host; the bucket is passed on when the copy is done."""
+    def filled(self, step: Step, bucket: BucketId, *, in_full: bool = False) -> None:
+        """Training thread: start the copy to the host; the bucket is passed on when the copy is done.
+
+        ``in_full``: it holds parameters, which are not rounded.
+        """
         known = self._plan.buckets[bucket]
-        nbytes = self._wire.nbytes(known)
+        nbytes = known.nbytes if in_full else self._wire.nbytes(known)
         computed = torch.cuda.Event()
         computed.record(torch.cuda.current_stream(self._device))
         copied = torch.cuda.Event()
         with torch.cuda.stream(self._down):
             self._down.wait_event(computed)
             if not self.is_direct:
-                sent = self._wire.narrowed(known, self.gradients[self._range(bucket)])
+                whole = self.gradients[self._range(bucket)]
+                sent = whole if in_full else self._wire.narrowed(known, whole)
                 self._leaving[known.arena_offset : known.arena_offset + nbytes].copy_(sent, non_blocking=True)
             copied.record(self._down)
         if self._own is not None:

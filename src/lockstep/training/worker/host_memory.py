@@ -35,15 +35,16 @@ class HostMemory:
         if loan is not None:
             self._lent.arrived(bucket, loan)
 
-    def filled(self, step: Step, bucket: BucketId) -> None:
-        """Training thread: the gradient bucket is complete."""
+    def filled(self, step: Step, bucket: BucketId, *, in_full: bool = False) -> None:
+        """Training thread: the gradient bucket is complete. ``in_full``: it holds parameters, which are not rounded."""
         if not self._wire.narrows:
             self._node.produced(step, bucket)
             return
         known = self._plan.buckets[bucket]
         whole = self.gradients[known.arena_offset : known.arena_offset + known.nbytes]
-        nbytes = self._wire.nbytes(known)
-        self._leaving[known.arena_offset : known.arena_offset + nbytes] = self._wire.narrowed(known, whole)
+        sent = whole if in_full else self._wire.narrowed(known, whole)
+        nbytes = sent.nbytes
+        self._leaving[known.arena_offset : known.arena_offset + nbytes] = sent
         self._node.produced(step, bucket, nbytes)
 
     def after_filled(self, action: Callable[[], None]) -> None:

@@ -286,7 +286,7 @@ class SealedReplica(Binding):
         if self._node.task == CHIEF:
             self._let_values_leave()
             for bucket in every:
-                self._memory.filled(self.step, bucket)
+                self._memory.filled(self.step, bucket, in_full=True)
         self._send_seal(rates, () if self._node.task == CHIEF else every, values=True, occasion=occasion)
         on_sealed()
         self.wait_for_next()

@@ -1,0 +1,34 @@
+"""The size of a model's buckets if nobody chooses it. Torch-free, and equal on every task."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MEBIBYTE: Final = 1 << 20
+BUCKET_BYTES: Final = 4 * MEBIBYTE
+"""Over a network; and the least that is worth its messages within one host."""
+LARGEST_FITTING_BUCKET: Final = 64 * MEBIBYTE
+SMALL_SHARD: Final = 32 * MEBIBYTE
+"""Per server; it is updated so fast that more than one bucket would only cost more messages."""
+BUCKETS_OF_A_SERVER: Final = 4
+"""Of a large model, where each is updated as soon as backward has filled it: updates should overlap with backward."""
+SEALED_BUCKETS_OF_A_SERVER: Final = 8
+"""Where all are updated after backward: while one is updated, the one before is on its way back, so that the last of
+them is all that a worker waits for besides the updates."""
+
+
+def fitting_bucket_bytes(model_bytes: int, servers: int, *, shares_memory: bool, eager: bool) -> int:
+    """The bucket size that follows from what all tasks share: the model and the cluster.
+
+    Over a network, a step ends with the last bucket's round trip, which should be short. Within one host
+    (``shares_memory``) nothing moves and the cost is the messages about each bucket, so there should be few, but enough
+    for updates to overlap with something. ``eager``: buckets are updated while backward goes on.
+    """
+    if not shares_memory:
+        return BUCKET_BYTES
+    shard_bytes = model_bytes // max(1, servers)
+    if eager:
+        fitting = max(shard_bytes // BUCKETS_OF_A_SERVER, min(shard_bytes, SMALL_SHARD))
+    else:
+        fitting = shard_bytes // SEALED_BUCKETS_OF_A_SERVER
+    return min(max(-(-fitting // MEBIBYTE) * MEBIBYTE, BUCKET_BYTES), LARGEST_FITTING_BUCKET)
