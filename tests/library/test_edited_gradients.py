@@ -18,6 +18,7 @@ from lockstep.library.job import Job, JobOptions
 from lockstep.protocol.core.ids import ClusterShape
 from lockstep.protocol.core.journal import Happening
 from lockstep.training.server.shard_store import TorchShardStore
+from lockstep.training.worker.fillings import edited
 from lockstep.training.worker.sealed_replica import SealedReplica
 
 ALONE = ClusterShape(1, 1)
@@ -169,9 +170,7 @@ def test_no_edit_of_ten_thousand_is_lost() -> None:
 
 def found_edited(replica: SealedReplica) -> set[int]:
     """The parameters whose bucket would be sent again if the step were sealed now."""
-    for bound in replica.bound_parameters():
-        replica._settle(bound)
-    return {replica.plan.buckets[bucket].pieces[0].parameter for bucket in replica._edited(set())}
+    return {one.parts[0].bound.index for one in edited(replica._fillings.buckets)}
 
 
 def arrived(cluster: InProcessCluster) -> bool:
