@@ -127,6 +127,23 @@ def test_buckets_of_each_kind_come_in_the_order_in_which_backward_fills_them(pla
     assert completed == sorted(completed, reverse=True)
 
 
+def test_a_small_group_of_all_layers_comes_with_the_first_layer() -> None:
+    """Layer norms in a group without decay: one bucket, which the first layer waits for."""
+    entries = [
+        ParameterEntry(f"{layer}.{kind}", size, "float32", group)
+        for layer in range(4)
+        for kind, size, group in (("norm", 16, 1), ("weight", 256, 0))
+    ]
+    plan = make_plan(entries, 1, 1024)
+    assert [plan.names_in(bucket.id)[-1] for bucket in plan.buckets] == [
+        "3.weight",
+        "2.weight",
+        "1.weight",
+        "0.weight",
+        "0.norm",
+    ]
+
+
 _any_entry = st.builds(
     ParameterEntry,
     st.text(st.characters(codec="utf-8") | st.sampled_from("\t\n01'\","), max_size=6),

@@ -240,7 +240,7 @@ class Job:
     # -- a step --
 
     def make_step(self, optimizer: torch.optim.Optimizer, void: bool, scales: bool = False) -> None:
-        """What ``optimizer.step()`` does: hand over the gradients. The next parameters arrive now or when they are used."""
+        """What ``optimizer.step()`` does: hand over the gradients. New parameters arrive now, or when they are used."""
         replica, known = self._checked(optimizer)
         self._exits.forget()
         self._course.scales = self._course.scales or scales

@@ -166,6 +166,7 @@ class Awaited:
             Bound(Trained(name, one, 0), index, one.data, one.data, (index,), one.data)
             for index, (name, one) in enumerate(model.named_parameters())
         ]
+        self.weight, self.bias = (one.trained.parameter for one in self.bound[:2])
         self.waits = LayerWaits([model], self.bound, self._need, self._need_all)
 
     def _need_all(self) -> None:
@@ -212,13 +213,13 @@ PEEKS: dict[str, Callable[[nn.Parameter], object]] = {
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
 def test_whatever_uses_a_parameter_waits_for_it(awaited: Awaited, use: Callable[[nn.Parameter], object]) -> None:
-    use(awaited.model[0].weight)  # type: ignore[index]
+    use(awaited.weight)
     assert set(awaited.waited) == {"0.weight"}
 
 
 @pytest.mark.parametrize("peek", PEEKS.values(), ids=PEEKS.keys())
 def test_what_does_not_read_its_values_does_not_wait(awaited: Awaited, peek: Callable[[nn.Parameter], object]) -> None:
-    peek(awaited.model[0].weight)  # type: ignore[index]
+    peek(awaited.weight)
     torch.optim.SGD(awaited.model.parameters(), lr=0.1).zero_grad()
     torch.ones(3) + torch.ones(3)
     assert not awaited.waited
@@ -276,10 +277,10 @@ def test_modes_of_the_program_stay_as_they_are_whenever_the_wait_begins_and_ends
     one = Awaited(nn.Linear(4, 4))
     with make():
         one.waits.begin()
-    one.model.weight.sum()
+    one.weight.sum()
     assert one.waited == ["weight"]
     with make():
-        one.model.bias.sum()
+        one.bias.sum()
         assert one.waited == ["weight", "bias"]
         one.waits.end()
         assert len(_get_current_function_mode_stack()) == 1
@@ -296,7 +297,7 @@ def test_the_default_device_stays_at_the_bottom() -> None:
     torch.set_default_device("cpu")
     try:
         one.waits.begin()
-        one.model.weight.sum()
+        one.weight.sum()
         assert one.waited == ["weight"]
     finally:
         torch.set_default_device(None)
@@ -317,7 +318,7 @@ def test_a_watch_that_ends_inside_a_call_it_sees_is_taken_off_by_the_next_layer(
 
 
 def test_compiled_code_is_not_watched_so_everything_is_awaited() -> None:
-    import torch._dynamo.utils  # noqa: PLC0415 - takes a second, and only this test needs it
+    import torch._dynamo.utils
 
     model = nn.Linear(4, 4)
     one = Awaited(model)

@@ -1,8 +1,8 @@
 """Gradients on their way from the model into the buckets that carry them.
 
-A short hook per parameter adds a gradient as soon as backward has made it. A bucket whose gradients are all there is
-copied into the arena by one call and handed over, while backward goes on. When a gradient is final is decided by those
-who call: ``replica.py`` and ``sealed_replica.py``.
+A short hook per parameter adds a gradient as soon as backward has made it. A bucket whose gradients are all there can
+be copied into the arena by one call and handed over, while backward goes on. When a gradient is final is decided by
+those who call: ``replica.py`` and ``sealed_replica.py``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BucketPart:
     """What one parameter has in one bucket."""
 
     bound: Bound
@@ -44,19 +44,19 @@ class Filling:
     """One bucket in the current step."""
 
     id: BucketId
-    parts: tuple[Part, ...]
+    parts: tuple[BucketPart, ...]
     numbers: Tensor
     """All of it in the arena, in its own type."""
     lacking: int
     filled_in: Step = -1
     """The latest step in which it was handed over."""
-    waiting: list[tuple[Part, Tensor]] = field(default_factory=list)
-    """Gradients that are copied when the last one is there."""
+    waiting: list[tuple[BucketPart, Tensor]] = field(default_factory=list)
+    """Whole gradients of which its parts are copied next."""
 
     def lacks_all(self) -> bool:
         return self.lacking == len(self.parts)
 
-    def without(self, missing: Collection[int]) -> list[Part]:
+    def without(self, missing: Collection[int]) -> list[BucketPart]:
         """The parts of these parameters."""
         return [part for part in self.parts if part.bound.index in missing]
 
@@ -64,18 +64,11 @@ class Filling:
 class Fillings:
     """The buckets of one worker."""
 
-    def __init__(
-        self,
-        binding: Binding,
-        on_gradient: Callable[[Bound], None],
-        on_filled: Callable[[Filling], None] = lambda _: None,
-    ) -> None:
-        """``on_gradient``: autograd has put something into this parameter's ``grad``. ``on_filled``: a bucket is
-        complete in the arena and was handed over."""
+    def __init__(self, binding: Binding, on_gradient: Callable[[Bound], None]) -> None:
+        """``on_gradient``: autograd has put something into this parameter's ``grad``."""
         self.step: Step = -1
         self._memory = binding.memory
-        self._on_filled = on_filled
-        self._parts: list[list[tuple[Filling, Part]]] = [[] for _ in binding.bound]
+        self._parts: list[list[tuple[Filling, BucketPart]]] = [[] for _ in binding.bound]
         self._got_in: list[Step] = [-1] * len(binding.bound)
         """By parameter: the step of its latest gradient."""
         self.buckets = [self._filling(binding, bucket.id) for bucket in binding.plan.buckets]
@@ -105,29 +98,26 @@ class Fillings:
         """Whether this parameter's gradient of the current step was added."""
         return self._got_in[bound.index] == self.step
 
-    def add(self, bound: Bound, gradient: Tensor) -> None:
-        """This gradient is there: copied at once if it is larger than a bucket, otherwise with the rest of it."""
+    def add(self, bound: Bound, gradient: Tensor) -> list[Filling]:
+        """This gradient is there. Returns the buckets that are complete with it."""
         for filling, part in self._parts[bound.index]:
-            if part.first is None:
-                filling.waiting.append((part, gradient))
-            else:
-                _copy([(part, gradient)])
-        self.written(bound)
+            filling.waiting.append((part, gradient))
+        return self.written(bound)
 
-    def written(self, bound: Bound) -> None:
-        """This gradient is in the arena, or will be when its bucket is complete."""
+    def written(self, bound: Bound) -> list[Filling]:
+        """As ``add``, of a gradient that is in the arena already."""
         self._got_in[bound.index] = self.step
-        for filling, _ in self._parts[bound.index]:
+        fillings = [filling for filling, _ in self._parts[bound.index]]
+        for filling in fillings:
             filling.lacking -= 1
-            if not filling.lacking:
-                self._fill(filling)
+        return [filling for filling in fillings if not filling.lacking]
 
-    def _fill(self, filling: Filling) -> None:
+    def fill(self, filling: Filling) -> None:
+        """Copy what waits into the arena, and hand the bucket over."""
         _copy(filling.waiting)
         filling.waiting.clear()
         filling.filled_in = self.step
         self._memory.filled(self.step, filling.id)
-        self._on_filled(filling)
 
     # -- when backward has ended --
 
@@ -141,15 +131,14 @@ class Fillings:
         for filling in unfilled:
             if not filling.lacks_all():
                 _zero([part for part in filling.parts if not self.has(part.bound)])
-                self._fill(filling)
+                self.fill(filling)
         return tuple(filling.id for filling in unfilled if filling.lacks_all())
 
-    def fill_again(self, filling: Filling, missing: Collection[int]) -> None:
-        """Hand over what the model's parameters have in ``grad`` now, and zeros for the missing ones."""
+    def take(self, filling: Filling, missing: Collection[int]) -> None:
+        """Let wait what the model's parameters have in ``grad`` now; the missing ones count as zero."""
         gradients = [(part, part.bound.trained.parameter.grad) for part in filling.parts]
         _zero(filling.without(missing))
         filling.waiting = [(p, given) for p, given in gradients if given is not None and p.bound.index not in missing]
-        self._fill(filling)
 
     def close(self) -> None:
         for handle in self._handles:
@@ -164,10 +153,9 @@ def edited(fillings: Sequence[Filling]) -> list[Filling]:
     if not any(filling.numbers.is_cuda for filling in fillings):
         return [one for one in fillings if not all(torch.equal(*both) for both in _bits(one))]
     # Fetched together, so that there is one wait for the GPU, and few calls for each bucket.
-    differ = [
-        (torch.cat([a for a, _ in both]) != torch.cat([b for _, b in both])).any() for both in map(_bits, fillings)
-    ]
-    return [one for one, was_edited in zip(fillings, torch.stack(differ).tolist(), strict=True) if was_edited]
+    pairs = [list(zip(*_bits(one), strict=True)) for one in fillings]
+    differ = torch.stack([(torch.cat(now) != torch.cat(sent)).any() for now, sent in pairs]).tolist()
+    return [one for one, was_edited in zip(fillings, differ, strict=True) if was_edited]
 
 
 def _bits(filling: Filling) -> list[tuple[Tensor, Tensor]]:
@@ -176,8 +164,10 @@ def _bits(filling: Filling) -> list[tuple[Tensor, Tensor]]:
     for part in filling.parts:
         gradient = part.bound.trained.parameter.grad
         assert gradient is not None
-        bits = _BITS[part.place.element_size()]
-        found.append((part.of(gradient.detach()).reshape(-1).view(bits), part.place.view(-1).view(bits)))
+        now = part.of(gradient.detach()).to(part.place.dtype).reshape(-1)
+        wide = now.nbytes % 8 == 0 and now.storage_offset() * now.element_size() % 8 == 0
+        bits = torch.int64 if wide else _BITS[now.element_size()]  # wide ones are compared twice as fast
+        found.append((now.view(bits), part.place.view(-1).view(bits)))
     return found
 
 
@@ -186,18 +176,18 @@ def _hook(bound: Bound, on_gradient: Callable[[Bound], None]) -> RemovableHandle
     return handle
 
 
-def _part(bound: Bound, piece: Piece) -> Part:
+def _part(bound: Bound, piece: Piece) -> BucketPart:
     if len(bound.buckets) == 1:
-        return Part(bound, bound.gradient, None)
-    return Part(bound, bound.gradient.view(-1)[piece.first : piece.first + piece.elements], piece.first)
+        return BucketPart(bound, bound.gradient, None)
+    return BucketPart(bound, bound.gradient.view(-1)[piece.first : piece.first + piece.elements], piece.first)
 
 
-def _zero(parts: Sequence[Part]) -> None:
+def _zero(parts: Sequence[BucketPart]) -> None:
     for part in parts:
         part.place.zero_()
 
 
-def _copy(given: Sequence[tuple[Part, Tensor]]) -> None:
+def _copy(given: Sequence[tuple[BucketPart, Tensor]]) -> None:
     """Copy gradients to their places."""
     pairs = [(part.place, part.of(gradient)) for part, gradient in given]
     with torch.no_grad():

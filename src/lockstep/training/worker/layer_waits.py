@@ -71,6 +71,7 @@ class LayerWaits:
 
     def close(self) -> None:
         self.end()
+        self._watch.forget()
         for handle in self._handles:
             handle.remove()
         if self._compiler is not None:
@@ -157,6 +158,10 @@ class _Watch(TorchFunctionMode):
         self._is_on = self not in modes
         _put_on([mode for mode in modes if mode is not self])
 
+    def forget(self) -> None:
+        """Report nothing any more, and keep nobody alive."""
+        self._on_call = _ignore
+
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -165,6 +170,10 @@ class _Watch(TorchFunctionMode):
             return func(*args)
         self._on_call(func, kwargs.values())
         return func(*args, **kwargs)
+
+
+def _ignore(_func: Callable[..., Any], _given: Iterable[object]) -> None:
+    pass
 
 
 def _all_taken_off() -> list[TorchFunctionMode]:
@@ -202,12 +211,9 @@ def _has_compiled() -> bool:
 
 def _harmless() -> frozenset[Callable[..., Any]]:
     """What may be called with a parameter whose values are not here yet."""
-    getters = [
-        getter.__get__
-        for name, getter in vars(torch._C.TensorBase).items()
-        if isinstance(getter, GetSetDescriptorType) and name not in _READ_VALUES
-    ]
-    return frozenset([*getters, Tensor.grad.__set__, *(getattr(Tensor, name) for name in _READ_NONE)])  # type: ignore[attr-defined]
+    attributes = {name: one for name, one in vars(torch._C.TensorBase).items() if isinstance(one, GetSetDescriptorType)}
+    getters = [one.__get__ for name, one in attributes.items() if name not in _READ_VALUES]
+    return frozenset([*getters, attributes["grad"].__set__, *(getattr(Tensor, name) for name in _READ_NONE)])
 
 
 _HARMLESS = _harmless()

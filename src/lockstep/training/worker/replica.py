@@ -149,14 +149,16 @@ class Replica:
             layer.judge(bound, gradient)
         self.copies.gradients_copied += 1
         self.copies.bytes_copied += gradient.nbytes
-        self._fillings.add(bound, gradient)
+        for filling in self._fillings.add(bound, gradient):
+            self._fillings.fill(filling)
 
     def _on_written(self, bound: Bound) -> None:
         """This gradient is already in its place."""
         self._arrivals.settle()
         self.copies.gradients_in_place += 1
         self.copies.bytes_in_place += bound.gradient.nbytes
-        self._fillings.written(bound)
+        for filling in self._fillings.written(bound):
+            self._fillings.fill(filling)
 
 
 def _no_state() -> bytes:

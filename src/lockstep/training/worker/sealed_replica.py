@@ -59,7 +59,7 @@ class SealedReplica:
         """Groups that got a gradient since the last seal."""
         self._node = node
         self._finite = _NotFinite()
-        self._fillings = Fillings(self._binding, self._on_gradient, self._finite.look)
+        self._fillings = Fillings(self._binding, self._on_gradient)
         self._arrivals = Arrivals(self._binding, layers)
 
     def bound_parameters(self) -> Sequence[Bound]:
@@ -92,9 +92,14 @@ class SealedReplica:
         self.backward_since_step.add(bound.trained.group)
         gradient = bound.trained.parameter.grad
         # Another backward pass of this step has added to the first one's; the seal finds that.
-        if self.holding or gradient is None or gradient.is_sparse or self._fillings.has(bound):
+        if gradient is None or gradient.is_sparse or self._fillings.has(bound):
             return
-        self._fillings.add(bound, gradient)
+        for filling in self._fillings.add(bound, gradient):
+            self._finite.look(filling)  # also if nothing is sent yet: clipping would spread a NaN to all gradients
+            if self.holding:
+                filling.waiting.clear()
+            else:
+                self._fillings.fill(filling)
 
     # -- the seal --
 
@@ -118,7 +123,9 @@ class SealedReplica:
         if void:
             self._finite.forget()
         for filling in self._unsent(absent, missing):
-            self._fillings.fill_again(filling, missing)
+            self._fillings.take(filling, missing)
+            self._finite.look(filling)
+            self._fillings.fill(filling)
         not_finite = None if void else self._finite.first()
         void = void or (void_not_finite and not_finite is not None)
         # A parameter that is absent with its whole bucket need not be named.
@@ -182,39 +189,45 @@ class SealedReplica:
 
 
 class _NotFinite:
-    """Which buckets of a step contain NaN or infinity, as they were last filled."""
+    """Which gradients of a step contain NaN or infinity. So does one whose norm is too large for its type."""
 
     def __init__(self) -> None:
-        self._names: dict[BucketId, str] = {}
-        self._unread: dict[BucketId, tuple[Filling, Tensor]] = {}
-        """The smallest and the largest number of buckets on a GPU, where reading them at once would stall it."""
+        self._first: str | None = None
+        self._now: dict[BucketId, bool] = {}
+        """Whether a bucket has any, as it was last looked at."""
+        self._unread: list[tuple[Filling, list[str], Tensor]] = []
+        """Norms, with their parameters' names. Reading them at once would stall a GPU."""
 
     def forget(self) -> None:
-        self._names.clear()
+        """A step begins."""
+        self._first = None
+        self._now.clear()
         self._unread.clear()
 
     def look(self, filling: Filling) -> None:
-        """This bucket was filled, perhaps for the second time."""
-        self._names.pop(filling.id, None)
-        if not filling.numbers.numel():
+        """Look at the gradients that wait for this bucket; perhaps not for the first time."""
+        if not filling.waiting:
             return
-        extremes = torch.stack(torch.aminmax(filling.numbers))
-        if extremes.is_cuda:
-            self._unread[filling.id] = (filling, extremes.double())
-        elif not bool(torch.isfinite(extremes).all()):
-            self._names[filling.id] = _first_not_finite(filling)
+        gradients = [part.of(gradient) for part, gradient in filling.waiting]
+        small = gradients[0].element_size() == 2
+        norms = torch.stack(torch._foreach_norm(gradients, dtype=torch.float32 if small else None))
+        self._unread.append((filling, [part.bound.trained.name for part, _ in filling.waiting], norms))
+        if not norms.is_cuda:
+            self._read()
 
     def first(self) -> str | None:
-        """The first parameter with such a gradient, in the order of backward; one wait for the GPU, if there is one."""
-        if self._unread:
-            fillings = [filling for filling, _ in self._unread.values()]
-            extremes = torch.stack([both for _, both in self._unread.values()])
-            for filling, fine in zip(fillings, torch.isfinite(extremes).all(dim=1).tolist(), strict=True):
-                if not fine:
-                    self._names[filling.id] = _first_not_finite(filling)
-            self._unread.clear()
-        return self._names[min(self._names)] if self._names else None
+        """The first parameter that was found, if any gradient is still not finite."""
+        self._read()
+        return self._first if any(self._now.values()) else None
 
-
-def _first_not_finite(filling: Filling) -> str:
-    return next(part.bound.trained.name for part in filling.parts if not bool(torch.isfinite(part.place).all()))
+    def _read(self) -> None:
+        """One wait for the GPU, whatever the number of buckets."""
+        if not self._unread:
+            return
+        finite = iter(torch.isfinite(torch.cat([norms for _, _, norms in self._unread])).tolist())
+        for filling, names, _ in self._unread:
+            bad = [name for name in names if not next(finite)]
+            self._now[filling.id] = bool(bad)
+            if bad and self._first is None:
+                self._first = bad[0]
+        self._unread.clear()
