@@ -86,7 +86,7 @@ def train(node: WorkerNode, case: Case, steps: int, clock: Clock) -> None:
             node.produced(step, bucket.id)
         node.seal(step)
         node.wait_version(step + 1)
-        replica._use_new_values()  # which gives back what a server lent: it overwrites that next
+        replica._binding.use_all()  # which gives back what a server lent: it overwrites that next
     clock.barrier.wait(60.0)
     replica.close()
     node.finish(WARM_UP + steps)

@@ -18,6 +18,7 @@ from lockstep.library.job import Job, JobOptions
 from lockstep.protocol.core.ids import ClusterShape
 from lockstep.protocol.core.journal import Happening
 from lockstep.training.server.shard_store import TorchShardStore
+from lockstep.training.worker.fillings import Filling, edited
 from lockstep.training.worker.sealed_replica import SealedReplica
 
 ALONE = ClusterShape(1, 1)
@@ -169,9 +170,48 @@ def test_no_edit_of_ten_thousand_is_lost() -> None:
 
 def found_edited(replica: SealedReplica) -> set[int]:
     """The parameters whose bucket would be sent again if the step were sealed now."""
-    for bound in replica.bound_parameters():
-        replica._settle(bound)
-    return {replica.plan.buckets[bucket].pieces[0].parameter for bucket in replica._edited(set())}
+    return {one.parts[0].bound.index for one in edited(replica._fillings.buckets)}
+
+
+def test_a_program_that_clips_sends_every_bucket_once_and_compares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+
+    def counting(fillings: list[Filling]) -> list[Filling]:
+        compared.append(len(fillings))
+        return edited(fillings)
+
+    monkeypatch.setattr("lockstep.training.worker.sealed_replica.edited", counting)
+    steps = 4
+
+    def body(job: Job) -> None:
+        model = nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 8))
+        _, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for step in range(steps):
+            model(torch.ones(2, 8)).sum().backward()
+            made_by = [p.grad for p in model.parameters()]
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            assert len(produced(cluster, step)) == (0 if step else len(job._replica.plan.buckets))  # type: ignore[union-attr]
+            optimizer.step()
+            assert all(p.grad is made for p, made in zip(model.parameters(), made_by, strict=True))
+            optimizer.zero_grad()
+
+    with in_process_cluster(ALONE, TorchShardStore, eager=False) as cluster:
+        jobs = run_jobs(cluster, body, JobOptions(bucket_bytes=512))
+    assert jobs[0]._replica is not None
+    buckets = len(jobs[0]._replica.plan.buckets)
+    assert buckets > 2
+    assert compared == [buckets] + [0] * (steps - 1)
+    for step in range(1, steps):
+        assert sorted(produced(cluster, step)) == list(range(buckets))
+
+
+def produced(cluster: InProcessCluster, step: int) -> list[int]:
+    """The buckets that the worker handed over in this step, as its loop has noted them by now."""
+    done = threading.Event()
+    cluster.workers[0].loop.call(done.set)
+    assert done.wait(SECONDS)
+    found = [r.bucket for r in cluster.workers[0].journal if r.happening is Happening.PRODUCED and r.step == step]
+    return [bucket for bucket in found if bucket is not None]
 
 
 def arrived(cluster: InProcessCluster) -> bool:

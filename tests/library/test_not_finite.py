@@ -61,6 +61,24 @@ def test_report_names_the_first_and_goes_on(clip: bool) -> None:
     assert results[0]["2.weight"].isnan().any()
 
 
+def test_a_gradient_that_backward_spoils_and_the_program_repairs_is_finite() -> None:
+    def body(job: Job) -> None:
+        model = small_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        job.wrap(model, optimizer)
+        model[2].weight.register_hook(lambda grad: grad * float("nan"))
+        for step in range(STEPS):
+            plain(model, job.worker, step)
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad.nan_to_num_().mul_(0.5)
+            optimizer.step()
+
+    with in_process_cluster(TWO_SERVERS, TorchShardStore, eager=False) as cluster:
+        jobs = run_jobs(cluster, body, JobOptions(bucket_bytes=BUCKET_BYTES))
+        assert [job.not_finite_steps for job in jobs] == [0, 0]
+
+
 def test_skip_leaves_the_step_out_on_every_worker() -> None:
     jobs, said, results = train("skip")
     assert said == [f"{NAMED}; the step is skipped by all workers, and further ones are only counted"]

@@ -120,8 +120,28 @@ def test_buckets_of_each_kind_come_in_the_order_in_which_backward_fills_them(pla
         mine = [bucket for bucket in plan.buckets if (bucket.dtype, bucket.group) == kind]
         order = [piece.parameter for bucket in mine for piece in bucket.pieces]
         assert order == sorted(order, reverse=True)
-    begun = [bucket.pieces[0].parameter for bucket in plan.buckets]
-    assert begun == sorted(begun, reverse=True)
+    completed = [bucket.pieces[-1].parameter for bucket in plan.buckets]
+    for index in reversed(range(len(completed) - 1)):
+        if plan.buckets[index + 1].pieces[0].parameter == completed[index]:  # pieces of one parameter stay together
+            completed[index] = completed[index + 1]
+    assert completed == sorted(completed, reverse=True)
+
+
+def test_a_small_group_of_all_layers_comes_with_the_first_layer() -> None:
+    """Layer norms in a group without decay: one bucket, which the first layer waits for."""
+    entries = [
+        ParameterEntry(f"{layer}.{kind}", size, "float32", group)
+        for layer in range(4)
+        for kind, size, group in (("norm", 16, 1), ("weight", 256, 0))
+    ]
+    plan = make_plan(entries, 1, 1024)
+    assert [plan.names_in(bucket.id)[-1] for bucket in plan.buckets] == [
+        "3.weight",
+        "2.weight",
+        "1.weight",
+        "0.weight",
+        "0.norm",
+    ]
 
 
 _any_entry = st.builds(

@@ -28,8 +28,12 @@ class EditGuard:
         self._bound = [b for b in bound if b.local.numel()]
         self._marks: list[list[int]] | None = None
 
+    def looks_at(self, step: Step) -> bool:
+        """Whether the parameters of this step are compared: then all of them are read when it begins."""
+        return step < FIRST_STEPS or step % EVERY == 0
+
     def remember(self, step: Step) -> None:
-        self._marks = self._digests() if step < FIRST_STEPS or step % EVERY == 0 else None
+        self._marks = self._digests() if self.looks_at(step) else None
 
     def forget(self) -> None:
         self._marks = None

@@ -160,14 +160,13 @@ class Job:
         options = BindingOptions(
             bucket_bytes=self._options.bucket_bytes or _fitting_bucket_bytes(trained, self._node),
             own_copy=self._options.own_copy,
-            apart=True,
             wire=WireFormat(self._options.wire_dtype),
             untrained=untrained_digests(self._models, trained),
         )
         hold = len(self._optimizers) > 1 or not self._node.config.synchronous
         self._node.phase(TaskPhase.COMPARING_SETTINGS)
         try:
-            self._replica = SealedReplica(self._node, trained, entries, options, hold=hold)
+            self._replica = SealedReplica(self._node, trained, entries, options, hold=hold, layers=self._models)
         except ValueError as error:
             raise UsageError(str(error)) from None
         self._replica.start()
@@ -196,8 +195,7 @@ class Job:
     def _hook_optimizer_state(self, known: KnownOptimizer) -> None:
         def fetch(_: torch.optim.Optimizer) -> None:
             self._refuse_in_child("state_dict() of an optimizer")
-            assert self._state is not None
-            self._state.fetch(known)
+            self._applied_state().fetch(known)
 
         def forget(_: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
             known.optimizer.state.clear()
@@ -206,9 +204,9 @@ class Job:
         def bring(_: torch.optim.Optimizer) -> None:
             self._refuse_without_common_step("load_state_dict() of an optimizer")
             self._refuse_where_resumed("load_state_dict() of an optimizer")
-            assert self._state is not None
+            state = self._applied_state()
             if self.is_chief:
-                self._state.bring(known)
+                state.bring(known)
             known.optimizer.state.clear()
 
         self._handles += [
@@ -216,6 +214,13 @@ class Job:
             known.optimizer.register_state_dict_post_hook(forget),
             known.optimizer.register_load_state_dict_post_hook(bring),
         ]
+
+    def _applied_state(self) -> RemoteState:
+        """The servers' state, when they have applied the newest step."""
+        assert self._state is not None
+        assert self._replica is not None
+        self._replica.settle()
+        return self._state
 
     @property
     def _in_child(self) -> bool:
@@ -248,7 +253,7 @@ class Job:
     # -- a step --
 
     def make_step(self, optimizer: torch.optim.Optimizer, void: bool, scales: bool = False) -> None:
-        """What ``optimizer.step()`` does: hand over the gradients, and block until the next parameters arrive."""
+        """What ``optimizer.step()`` does: hand over the gradients. New parameters arrive now, or when they are used."""
         replica, known = self._checked(optimizer)
         self._exits.forget()
         self._course.scales = self._course.scales or scales
@@ -269,7 +274,7 @@ class Job:
 
     def _wait_for_next(self, replica: SealedReplica) -> None:
         former = replica.step
-        replica.wait_for_next()
+        replica.wait_for_next(at_once=self._watch is None or self._watch.looks_at(former + 1))
         missed = replica.step - former - 1
         self.missed_steps += missed
         self._course.iteration += missed
@@ -434,6 +439,8 @@ class Job:
             return
         try:
             self._course.settle()
+            if self._replica is not None:
+                self._replica.settle()
             self._node.finish(self.step)
         finally:
             self._leave()

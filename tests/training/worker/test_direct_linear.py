@@ -26,7 +26,7 @@ class Arena:
     def __post_init__(self) -> None:
         for index, (name, parameter) in enumerate(self.model.named_parameters()):
             place = torch.full_like(parameter, float("nan"), requires_grad=False)
-            self.bound.append(Bound(Trained(name, parameter, 0), index, place, place, place, (0,), parameter.data))
+            self.bound.append(Bound(Trained(name, parameter, 0), index, place, place, (0,), parameter.data))
         self.layers = direct_linears(self.model, self.bound, lambda bound: self.written.append(bound.trained.name))
         for bound in self.bound:
             bound.trained.parameter.register_post_accumulate_grad_hook(self._hook_for(bound))

@@ -1,18 +1,22 @@
-"""Forward begins while parameters of later layers are on their way, and never uses a stale one."""
+"""Forward begins while parameters of later layers are on their way, and nothing ever uses a stale one."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from helpers.cluster import in_process_cluster
+from helpers.holding_store import HoldingStore
 from helpers.reasons import because
 from lockstep.protocol.core.ids import ClusterShape
 from lockstep.protocol.core.messages import GroupRates, OptimizerEntry
@@ -22,11 +26,13 @@ from lockstep.training.server.shard_store import TorchShardStore
 from lockstep.training.worker.binding import Bound
 from lockstep.training.worker.layer_waits import LayerWaits
 from lockstep.training.worker.replica import Replica, Trained
-from lockstep.transports.base import Loan
 
 STEPS = 6
+HELD_FROM = 2
+"""The first step whose forward begins without the last layer's parameters."""
 RATE = GroupRates(("lr",), (0.1,))
 ENTRY = OptimizerEntry("SGD", json.dumps({"lr": 0.1}))
+PROTOCOLS = ["grpc", "grpc+shm"]
 
 
 def three_layers() -> nn.Sequential:
@@ -53,47 +59,13 @@ class Tied(nn.Module):
         return result
 
 
-class HeldBack:
-    """Keeps the first bucket, which is of the last layer, from a worker until its first layer has run."""
-
-    def __init__(self, node: WorkerNode, first_layer: nn.Module, held_from: int) -> None:
-        self._node = node
-        self._deliver = node._on_version_ready
-        self._held_from = held_from
-        self._waiting: dict[int, Loan | None] = {}
-        self._ran: set[int] = set()
-        self.overtaken: list[int] = []
-        node._on_version_ready = self._on_version_ready  # type: ignore[method-assign]
-        self.step = -1
-        first_layer.register_forward_hook(self._on_first_layer)
-
-    def _on_version_ready(self, bucket: int, version: int) -> None:
-        if bucket == 0 and version >= self._held_from and version not in self._ran:
-            self._waiting[version], self._node._lent = self._node._lent, None
-        else:
-            self._deliver(bucket, version)
-
-    def _on_first_layer(self, *_: object) -> None:
-        if self.step >= self._held_from:
-            assert self._node._versions[0] < self.step, "the bucket was to be held back"
-            self.overtaken.append(self.step)
-            step = self.step
-            self._node.loop.call(lambda: self._let_go(step))
-
-    def _let_go(self, step: int) -> None:
-        self._ran.add(step)
-        if step in self._waiting:
-            self._node._lent = self._waiting.pop(step)
-            self._deliver(0, step)
-
-
 def run(
     model: nn.Module,
     protocol: str,
     *,
     layers: bool,
-    hold: Callable[[WorkerNode], HeldBack] | None = None,
-    before_step: Callable[[int], None] = lambda _: None,
+    store: TorchShardStore | None = None,
+    before_step: Callable[[WorkerNode, int], None] = lambda _node, _step: None,
 ) -> dict[str, Tensor]:
     """Train as one worker of one server; its final parameters."""
 
@@ -101,105 +73,276 @@ def run(
         node.wait_until_member()
         trained = [Trained(name, p, 0) for name, p in model.named_parameters()]
         replica = Replica(node, trained, (ENTRY,), 256, own_copy=False, model=model, layers=model if layers else None)
-        held = hold(node) if hold is not None else None
-        replica.start()
-        for step in range(STEPS):
-            before_step(step)
-            if held is not None:
-                held.step = step
-            replica.begin(step, (RATE,))
-            given = torch.randn(2, 8, generator=torch.Generator().manual_seed(step))
-            model(given).square().sum().backward()
-            replica.end()
-            if held is not None and step == STEPS - 1:
-                node.loop.call(lambda: held._let_go(STEPS))
-        replica.settle()
-        replica.close()
+        with contextlib.closing(replica):
+            replica.start()
+            for step in range(STEPS):
+                before_step(node, step)
+                replica.begin(step, (RATE,))
+                given = torch.randn(2, 8, generator=torch.Generator().manual_seed(step))
+                model(given).square().sum().backward()
+                replica.end()
+            if isinstance(store, HoldingStore):
+                store.let_go(STEPS - 1)
+            replica.settle()
         node.finish(STEPS)
 
-    with in_process_cluster(ClusterShape(1, 1), TorchShardStore, protocol=protocol) as cluster:
+    with in_process_cluster(ClusterShape(1, 1), lambda: store or TorchShardStore(), protocol=protocol) as cluster:
         cluster.run(train)
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "grpc+shm"])
+def run_held(model: nn.Module, first: nn.Module, protocol: str) -> tuple[dict[str, Tensor], list[int]]:
+    """As ``run``, where the last bucket of each version comes only when ``first`` has run; and the steps of which it
+    did before."""
+    store = HoldingStore(HELD_FROM - 1)
+    overtaken: list[int] = []
+    at: list[tuple[WorkerNode, int]] = []
+
+    def on_first(*_: object) -> None:
+        node, step = at[-1]
+        if step >= HELD_FROM:
+            assert not node.has_version(step), "the bucket was to be held back"
+            overtaken.append(step)
+            store.let_go(step - 1)
+
+    first.register_forward_hook(on_first)
+    found = run(model, protocol, layers=True, store=store, before_step=lambda node, step: at.append((node, step)))
+    return found, overtaken
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_first_layer_runs_while_the_last_ones_parameters_are_held_back(protocol: str) -> None:
     model, plain = three_layers(), three_layers()
-    made: list[HeldBack] = []
-
-    def hold(node: WorkerNode) -> HeldBack:
-        made.append(HeldBack(node, model[0], held_from=2))
-        return made[0]
-
-    held_back = run(model, protocol, layers=True, hold=hold)
+    held_back, overtaken = run_held(model, model[0], protocol)
     expected = run(plain, protocol, layers=False)
-    assert made[0].overtaken == list(range(2, STEPS))
+    assert overtaken == list(range(HELD_FROM, STEPS))
     assert all(torch.equal(held_back[name], value) for name, value in expected.items())
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "grpc+shm"])
-def test_a_parameter_that_is_used_without_its_layer_is_waited_for_first(protocol: str) -> None:
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_parameter_that_is_used_without_its_layer_is_waited_for(protocol: str) -> None:
+    """Also where a step uses it in another way than all steps before."""
     model = Tied()
     plain = copy.deepcopy(model)
-    result = run(model, protocol, layers=True)
-    expected = run(plain, protocol, layers=False)
+
+    def odd_in_step_3(of: Tied) -> Callable[[WorkerNode, int], None]:
+        def before_step(_: WorkerNode, step: int) -> None:
+            of.odd_use = step == 3
+
+        return before_step
+
+    result = run(model, protocol, layers=True, before_step=odd_in_step_3(model))
+    expected = run(plain, protocol, layers=False, before_step=odd_in_step_3(plain))
     assert all(torch.equal(result[name], value) for name, value in expected.items())
 
 
-def test_what_is_used_without_its_layer_is_learned_in_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    early: set[str] = set()
-    original = Replica._need
-
-    def noting(self: Replica, some: list[object]) -> None:
-        if self.step > 0 and self._layer_waits is not None:
-            early.update(bound.trained.name for bound in self._layer_waits._early.values())
-        original(self, some)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Replica, "_need", noting)
-    run(Tied(), "grpc", layers=True)
-    assert early == {"never_called.weight"}
-
-
-def test_a_use_that_changes_after_the_first_step_is_named() -> None:
-    model = Tied()
-
-    def before_step(step: int) -> None:
-        model.odd_use = step == 3
-
-    with pytest.raises(RuntimeError, match=r"last\.weight was used in step 3 without calling the layer"):
-        run(model, "grpc", layers=True, before_step=before_step)
-
-
 def test_a_job_that_ends_while_a_layer_waits_is_told_to_the_training_thread() -> None:
-    model = three_layers()
+    model, store = three_layers(), HoldingStore(HELD_FROM - 1)
+    at: list[tuple[WorkerNode, int]] = []
     ended = threading.Event()
 
-    def hold(node: WorkerNode) -> HeldBack:
-        held = HeldBack(node, model[4], held_from=2)  # never: its own hook comes first
+    def fail(*_: object) -> None:
+        node, step = at[-1]
+        if step == HELD_FROM:
+            ended.set()
+            node.fail(because("the test ends it"))
 
-        def fail(*_: object) -> None:
-            if held.step == 2:
-                ended.set()
-                node.fail(because("the test ends it"))
-
-        model[0].register_forward_hook(fail)
-        return held
-
+    model[0].register_forward_hook(fail)
     with pytest.raises(Exception, match="the test ends it"):
-        run(model, "grpc", layers=True, hold=hold)
+        run(model, "grpc", layers=True, store=store, before_step=lambda node, step: at.append((node, step)))
     assert ended.is_set()
+
+
+# -- which uses are noticed --
+
+
+class Awaited:
+    """A model of which nothing is here yet, and what was waited for."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.waited: list[str] = []
+        self.bound = [
+            Bound(Trained(name, one, 0), index, one.data, one.data, (index,), one.data)
+            for index, (name, one) in enumerate(model.named_parameters())
+        ]
+        self.weight, self.bias = (one.trained.parameter for one in self.bound[:2])
+        self.waits = LayerWaits([model], self.bound, self._need, self._need_all)
+
+    def _need_all(self) -> None:
+        self._need(self.bound)
+        self.waits.end()
+
+    def _need(self, some: object) -> None:
+        assert isinstance(some, list)
+        self.waited += [one.trained.name for one in some]
+
+
+@pytest.fixture
+def awaited() -> Iterator[Awaited]:
+    made = Awaited(nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 4)))
+    assert made.waits.begin()
+    yield made
+    made.waits.close()
+    assert not _get_current_function_mode_stack()
+
+
+USES: dict[str, Callable[[nn.Parameter], object]] = {
+    "detach": lambda p: p.detach(),
+    "data": lambda p: p.data,
+    "clone": lambda p: p.clone(),
+    "item": lambda p: p[0],
+    "arithmetic": lambda p: 1 + p,
+    "multiplied": lambda p: torch.ones(4, 4) @ p,
+    "a list": lambda p: torch._foreach_norm([p]),
+    "a list of lists": lambda p: torch.cat([torch.stack([p, p]).flatten(0, 1), p]),
+    "a keyword": lambda p: functional.linear(torch.ones(4), weight=p),
+    "copied": copy.deepcopy,
+    "printed": repr,
+    "its address": lambda p: p.data_ptr(),
+    "edited": lambda p: p.detach().zero_(),
+    "moved": lambda p: p.to(torch.float64),
+}
+PEEKS: dict[str, Callable[[nn.Parameter], object]] = {
+    "its gradient": lambda p: p.grad,
+    "a gradient set": lambda p: setattr(p, "grad", None),
+    "shape": lambda p: (p.shape, p.dtype, p.device, p.numel(), p.size(0), p.dim()),
+    "frozen": lambda p: (p.requires_grad, p.requires_grad_(True)),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+def test_whatever_uses_a_parameter_waits_for_it(awaited: Awaited, use: Callable[[nn.Parameter], object]) -> None:
+    use(awaited.weight)
+    assert set(awaited.waited) == {"0.weight"}
+
+
+@pytest.mark.parametrize("peek", PEEKS.values(), ids=PEEKS.keys())
+def test_what_does_not_read_its_values_does_not_wait(awaited: Awaited, peek: Callable[[nn.Parameter], object]) -> None:
+    peek(awaited.weight)
+    torch.optim.SGD(awaited.model.parameters(), lr=0.1).zero_grad()
+    torch.ones(3) + torch.ones(3)
+    assert not awaited.waited
+
+
+def test_a_layer_that_is_called_waits_for_its_own_parameters_only(awaited: Awaited) -> None:
+    awaited.model[0](torch.ones(2, 4))  # type: ignore[index]
+    assert set(awaited.waited) == {"0.weight", "0.bias"}
+    awaited.waited.clear()
+    awaited.model[1](torch.ones(2, 4))  # type: ignore[index]
+    assert set(awaited.waited) == {f"1.{name}" for name, _ in awaited.model[1].named_parameters()}  # type: ignore[index]
+
+
+def test_a_view_that_was_made_before_is_noticed(awaited: Awaited) -> None:
+    weight = awaited.bound[0].local
+    kept = weight.view(-1)[5:9]
+    awaited.waited.clear()
+    kept.sum()
+    assert awaited.waited == ["0.weight"]
+
+
+def test_a_tensor_of_torch_func_may_be_any_parameter(awaited: Awaited) -> None:
+    given = dict(awaited.model.named_parameters())
+    torch.func.grad(lambda named: (named["0.bias"] ** 2).sum())(given)
+    assert set(awaited.waited) == set(given)
+
+
+def test_nothing_waits_when_everything_is_here(awaited: Awaited) -> None:
+    awaited.waits.end()
+    assert not _get_current_function_mode_stack()
+    awaited.model[0](torch.ones(2, 4)).sum().backward()  # type: ignore[index]
+    assert not awaited.waited
+
+
+def test_a_child_process_does_not_wait_for_threads_that_it_does_not_have(
+    awaited: Awaited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: here + 1)
+    awaited.model[0](torch.ones(2, 4))  # type: ignore[index]
+    assert not awaited.waited
+
+
+class Other(TorchFunctionMode):
+    """A mode of the program's own."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("make", [Other, lambda: torch.device("cpu")], ids=["a mode", "a device"])
+def test_modes_of_the_program_stay_as_they_are_whenever_the_wait_begins_and_ends(
+    make: Callable[[], TorchFunctionMode],
+) -> None:
+    one = Awaited(nn.Linear(4, 4))
+    with make():
+        one.waits.begin()
+    one.weight.sum()
+    assert one.waited == ["weight"]
+    with make():
+        one.bias.sum()
+        assert one.waited == ["weight", "bias"]
+        one.waits.end()
+        assert len(_get_current_function_mode_stack()) == 1
+    assert not _get_current_function_mode_stack()
+    with make():
+        one.waits.begin()
+        one.waits.end()
+    one.waits.close()
+    assert not _get_current_function_mode_stack()
+
+
+def test_the_default_device_stays_at_the_bottom() -> None:
+    one = Awaited(nn.Linear(4, 4))
+    torch.set_default_device("cpu")
+    try:
+        one.waits.begin()
+        one.weight.sum()
+        assert one.waited == ["weight"]
+    finally:
+        torch.set_default_device(None)
+    one.waits.close()
+    assert not _get_current_function_mode_stack()
+
+
+def test_a_watch_that_ends_inside_a_call_it_sees_is_taken_off_by_the_next_layer() -> None:
+    model = nn.Linear(4, 4)
+    one = Awaited(model)
+    one.waits._need = lambda _: one.waits.end()
+    one.waits.begin()
+    model.weight.sum()
+    assert len(_get_current_function_mode_stack()) == 1
+    model(torch.ones(4))
+    assert not _get_current_function_mode_stack()
+    one.waits.close()
+
+
+def test_compiled_code_is_not_watched_so_everything_is_awaited() -> None:
+    import torch._dynamo.utils
+
+    model = nn.Linear(4, 4)
+    one = Awaited(model)
+    compiled = torch.compile(lambda given: given @ model.weight, backend="eager")
+    try:
+        assert one.waits.begin()
+        compiled(torch.ones(2, 4))
+        assert set(one.waited) == {"weight", "bias"}
+        assert not one.waits.begin()
+    finally:
+        one.waits.close()
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
 
 
 @pytest.mark.filterwarnings("error")
 def test_a_job_that_ends_inside_forward_raises_its_error_and_no_warning() -> None:
-    """Both the wait of a layer and the one after forward fail then; torch would warn about the second."""
-    model, ended = three_layers(), because("ended")
+    one = Awaited(three_layers())
 
-    def fail(*_: object) -> None:
-        raise JobEndedError(Outcome(False, reason=ended))
+    def fail(_: object) -> None:
+        raise JobEndedError(Outcome(False, reason=because("ended")))
 
-    named, room = enumerate(model.named_parameters()), torch.empty(0)
-    bound = [Bound(Trained(name, one, 0), index, room, room, room, (index,), room) for index, (name, one) in named]
-    LayerWaits(model, bound, fail, fail)
+    one.waits._need = fail
+    one.waits.begin()
     with pytest.raises(JobEndedError):
-        model(torch.ones(2, 8))
+        one.model(torch.ones(2, 8))
+    one.waits.close()

@@ -187,7 +187,9 @@ class _Filling:
 def _pack(parameters: Sequence[ParameterEntry], bucket_bytes: int) -> list[_Filling]:
     """Walk the parameters from the last to the first and fill one bucket of each dtype and group at a time.
 
-    Buckets are numbered when they are started: the pieces of a large parameter stay next to each other.
+    Buckets are numbered as backward completes them, by the first of their parameters: a small group (the biases of
+    all layers, say) has one bucket, which the first layer needs. The pieces of a large parameter stay next to each
+    other.
     """
     begun: list[_Filling] = []
     filling: dict[tuple[str, int], _Filling] = {}
@@ -198,6 +200,13 @@ def _pack(parameters: Sequence[ParameterEntry], bucket_bytes: int) -> list[_Fill
         filling[entry.dtype, entry.group] = bucket
         return bucket
 
+    def filled_last(bucket: _Filling) -> int:
+        """The parameter with which the bucket is complete; of a large parameter's buckets, all are with the last."""
+        first = min(piece.parameter for piece in bucket.pieces)
+        return min(piece.parameter for piece in last_of.get(first, bucket).pieces)
+
+    last_of: dict[int, _Filling] = {}
+    """By large parameter: the bucket with its last piece, and perhaps others."""
     for index in reversed(range(len(parameters))):
         entry = parameters[index]
         size = ELEMENT_BYTES[entry.dtype]
@@ -211,8 +220,8 @@ def _pack(parameters: Sequence[ParameterEntry], bucket_bytes: int) -> list[_Fill
             bucket.pieces.append(Piece(index, first, whole, 0))
             bucket.nbytes = bucket_bytes
             first += whole
-            bucket = begin(entry)
+            bucket = last_of[index] = begin(entry)
         rest = entry.elements - first
         bucket.pieces.append(Piece(index, first, rest, bucket.nbytes))
         bucket.nbytes += aligned(rest * size)
-    return begun
+    return sorted(begun, key=lambda one: -filled_last(one))

@@ -1,7 +1,8 @@
 """A worker's trained parameters, bound to the arenas from which gradients are sent and in which new values arrive.
 
-``replica.py`` (the benchmark: nothing touches gradients after backward) and ``sealed_replica.py`` (the library: users
-may do anything with them until ``optimizer.step()``) add the steps.
+``fillings.py`` brings gradients from the model into the one arena, ``arrivals.py`` new values from the other into the
+model. ``replica.py`` (the benchmark: a gradient is final when backward has made it) and ``sealed_replica.py`` (the
+library: when ``optimizer.step()`` is called) make steps of them.
 """
 
 from __future__ import annotations
@@ -65,15 +66,11 @@ class Bound:
     trained: Trained
     index: int
     gradient: Tensor
-    """The memory of the model's gradient."""
-    leaving: Tensor
-    """The memory it is sent from: the same, or separate."""
+    """The memory that its gradient is sent from."""
     value: Tensor
     buckets: tuple[BucketId, ...]
     local: Tensor
     """What the model computes with: the arena itself, or the worker's own copy."""
-    got_in: Step = -1
-    """The step of its latest gradient."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,8 +80,6 @@ class BindingOptions:
     bucket_bytes: int
     own_copy: bool
     """The model keeps its own memory and copies each version; otherwise it reads parameters where they arrive."""
-    apart: bool = False
-    """The model's gradients are in separate memory, and are copied to where they are sent from."""
     in_place: bool = False
     """Nothing writes to the parameters here, so they may be read in the servers' own memory if it is mapped."""
     wire: WireFormat = field(default_factory=WireFormat)
@@ -103,17 +98,17 @@ class Binding:
         optimizers: tuple[OptimizerEntry, ...],
         options: BindingOptions,
     ) -> None:
-        self.step: Step = -1
-        self._node = node
-        self._own_copy = options.own_copy
+        self.node = node
         entries = tuple(entry_of(t.name, t.parameter, t.group) for t in trained)
         self.plan: Plan = make_plan(entries, node.config.cluster.shape.servers, options.bucket_bytes)
-        self._memory = _memory_for(node, self.plan, trained, options)
-        self._gradients = torch.zeros_like(self._memory.gradients) if options.apart else self._memory.gradients
-        self._bound = self._bind(trained)
-        self._apart = [bound for bound in self._bound if bound.local is not bound.value]
-        if isinstance(self._memory, CudaMemory):
-            self._apart = _copied_by(self._memory, self._apart)
+        self.memory = _memory_for(node, self.plan, trained, options)
+        self.bound = self._bind(trained, own_copy=options.own_copy)
+        self._values = [bound.value for bound in self.bound]
+        self._apart = [bound for bound in self.bound if bound.local is not bound.value]
+        self.bytes_apart = sum(bound.value.nbytes for bound in self._apart)
+        """Bytes of parameters in the model's own memory."""
+        if isinstance(self.memory, CudaMemory):
+            self._apart = _copied_by(self.memory, self._apart)
         layout = Layout(
             self.plan.hash,
             options.bucket_bytes,
@@ -123,77 +118,74 @@ class Binding:
             node.start_step,
             node.checkpoint,
         )
-        node.announce(layout, self._memory.arrived)
+        node.announce(layout, self.memory.arrived)
         if node.task == CHIEF and node.start_step == INITIAL_STEP:
-            self._let_values_leave()
-            self._memory.initial_values_are_in()
+            self.let_values_leave()
+            self.memory.initial_values_are_in()
 
-    def _bind(self, trained: Sequence[Trained]) -> list[Bound]:
+    def _bind(self, trained: Sequence[Trained], *, own_copy: bool) -> list[Bound]:
         buckets: list[list[BucketId]] = [[] for _ in trained]
         for bucket in self.plan.buckets:
             for piece in bucket.pieces:
                 buckets[piece.parameter].append(bucket.id)
         bound = []
         for index, (one, offset) in enumerate(zip(trained, parameter_offsets(self.plan), strict=True)):
-            gradient = parameter_view(self._gradients, offset, one.parameter)
-            leaving = parameter_view(self._memory.gradients, offset, one.parameter)
-            value = parameter_view(self._memory.parameters, offset, one.parameter)
+            gradient = parameter_view(self.memory.gradients, offset, one.parameter)
+            value = parameter_view(self.memory.parameters, offset, one.parameter)
             # Weights in another memory format (channels_last) keep it: kernels are chosen by it.
-            apart = self._own_copy or not one.parameter.is_contiguous()
+            apart = own_copy or not one.parameter.is_contiguous()
             local = one.parameter.data if apart else value
             # A separate tensor, or all gradients would share the arena's version counter.
-            bound.append(Bound(one, index, gradient.data, leaving, value, tuple(buckets[index]), local))
+            bound.append(Bound(one, index, gradient.data, value, tuple(buckets[index]), local))
         return bound
 
-    def _let_values_leave(self) -> None:
+    def let_values_leave(self) -> None:
         """Copy the model's values to where gradients are sent from."""
         with torch.no_grad():
-            for bound in self._bound:
-                bound.leaving.copy_(bound.trained.parameter)
+            for bound in self.bound:
+                bound.gradient.copy_(bound.trained.parameter)
 
-    def start(self) -> None:
-        """Block until the parameters of the first step have arrived, and make the model use them."""
-        self.step = self._memory.wait(max(self._node.start_step, 0)) - 1
-        for bound in self._bound:
+    def start(self) -> Step:
+        """Block until the parameters of the first step have arrived, and make the model use them; returns that step."""
+        first = self.memory.wait(max(self.node.start_step, 0))
+        for bound in self.bound:
             bound.trained.parameter.data = bound.local
-        self._use_new_values()
+        self.use_all()
+        return first
 
-    def _use_new_values(self) -> None:
-        lent = self._memory.newest([b.value for b in self._bound])
+    def use_all(self) -> None:
+        """All values of the next version have arrived: the model uses them from now on."""
+        lent = self.memory.newest(self._values)
         if self._apart:
             values = [b.value if lent is None else lent[b.index] for b in self._apart]
             with torch.no_grad():
                 torch._foreach_copy_([b.local for b in self._apart], values)
-        if lent is not None and len(self._apart) < len(self._bound):
+        if lent is not None and len(self._apart) < len(self.bound):
             # About 0.3 us per parameter; a copy of the whole model costs hundreds of times as much.
-            for bound, value in zip(self._bound, lent, strict=True):
+            for bound, value in zip(self.bound, lent, strict=True):
                 if bound.local is bound.value:
                     bound.trained.parameter.data = value
-        self._memory.release_former()
+        self.memory.release_former()
+
+    def use(self, some: Sequence[Bound]) -> None:
+        """The next values of these parameters have arrived, perhaps not those of others: the model uses them."""
+        assert isinstance(self.memory, HostMemory)
+        for bound, value in zip(some, self.memory.take([one.index for one in some], self._values), strict=True):
+            if bound.local is not bound.value:
+                with torch.no_grad():
+                    bound.local.copy_(value)
+            elif bound.trained.parameter.data_ptr() != value.data_ptr():
+                bound.trained.parameter.data = value
 
     def gpu_idle(self) -> float | None:
         """Seconds per step in which the GPU waited for parameters; None without a GPU."""
-        return self._memory.idle.usual() if isinstance(self._memory, CudaMemory) else None
+        return self.memory.idle.usual() if isinstance(self.memory, CudaMemory) else None
 
     def close(self) -> None:
         """Release the model and the arenas; the parameters keep their last values."""
-        for bound in self._bound:
-            parameter = bound.trained.parameter
-            parameter.data = parameter.data.clone()
-            if is_in(parameter.grad, bound.gradient):
-                parameter.grad = bound.gradient.clone()
-        self._memory.close()
-
-
-def is_in(gradient: Tensor | None, place: Tensor) -> bool:
-    """Whether this gradient uses exactly that memory; it may be another object, or the same one moved away."""
-    if gradient is None or (gradient.layout, gradient.dtype, gradient.device) != (
-        place.layout,
-        place.dtype,
-        place.device,
-    ):
-        return False
-    return gradient.is_set_to(place)
+        for bound in self.bound:
+            bound.trained.parameter.data = bound.trained.parameter.data.clone()
+        self.memory.close()
 
 
 def _copied_by(memory: CudaMemory, apart: Sequence[Bound]) -> list[Bound]:

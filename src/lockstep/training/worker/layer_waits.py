@@ -1,20 +1,26 @@
-"""Forward waits layer by layer: each layer waits only for the parameters it uses, while the rest still arrive.
+"""Whatever uses a parameter waits for that parameter only, while the rest of the version still arrives.
 
-A hook before each layer's forward waits for the layer's own parameters. That is correct only if no parameter is used
-before a layer that owns it is called (attention, for example, reads the weights of a layer that it never calls).
-So the first step, which waits for everything before it starts, watches every torch call: parameters that are used
-before such a hook are awaited at the very beginning from then on. After forward, all parameters are awaited, used or
-not. If a later step uses a parameter in another way, its gradient shows it, and the job ends.
+Two things notice a use. A hook before each layer's forward waits for the layer's own parameters. And while anything is
+awaited, every call of torch is watched: a call that is given a parameter, or a tensor in a parameter's memory, waits
+for it. So it does not matter where a program uses its parameters (attention reads the weights of a layer that it never
+calls; a moving average and ``state_dict()`` read all of them after the step), and nothing has to be learned.
+
+Compiled code is not watched: once torch has compiled anything in this process, each version is awaited as a whole.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Sequence
+import bisect
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import GetSetDescriptorType
 from typing import Any
 
-from torch import nn
-from torch.overrides import TorchFunctionMode
+import torch
+from torch import Tensor, nn
+from torch._C import _len_torch_function_stack
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils.hooks import RemovableHandle
 
 from lockstep.training.worker.binding import Bound
@@ -22,100 +28,192 @@ from lockstep.training.worker.binding import Bound
 Need = Callable[[Sequence[Bound]], None]
 """Blocks until the next values of these parameters are in the model."""
 
+_READ_VALUES = ("data", "T", "mT", "H", "mH", "real", "imag")
+_READ_NONE = ("numel", "nelement", "dim", "size", "stride", "element_size", "is_contiguous", "requires_grad_")
+_SHORT = 64
+"""Lists of at most so many values are searched for tensors, longer ones only if they begin with one."""
+
 
 class LayerWaits:
-    """The hooks on one model."""
+    """The hooks on a worker's models, and the watch over its thread."""
 
-    def __init__(self, model: nn.Module, bound: Sequence[Bound], need: Need, need_all: Callable[[], None]) -> None:
-        """``need_all`` is called when forward has ended."""
+    def __init__(
+        self, models: Sequence[nn.Module], bound: Sequence[Bound], need: Need, need_all: Callable[[], object]
+    ) -> None:
         self._need = need
         self._need_all = need_all
+        self._process = os.getpid()
         self._by_parameter = {id(one.trained.parameter): one for one in bound}
-        self._early: dict[int, Bound] = {}
-        """Parameters that are used before a layer that owns them is called."""
-        self._passed: set[int] = set()
-        """Parameters that have been awaited in this forward."""
-        self._watching: contextlib.ExitStack | None = None
-        self.learned = False
-        self._learning = False
-        """In the first step, from its forward to the end of its backward."""
-        self._handles = self._hook(model)
+        self._in_memory = sorted((one for one in bound if one.local.numel()), key=_begin)
+        self._awaiting = False
+        self._busy = False
+        """This very wait is being carried out; it touches parameters too."""
+        self._watch = _Watch(self._on_call)
+        modules = [module for model in models for module in model.modules()]
+        self._scripted = any(isinstance(module, torch.jit.ScriptModule) for module in modules)
+        self._handles = [handle for module in modules for handle in self._hook(module)]
+        self._compiler: Any = None
+        """The part of torch's compiler that tells when it begins, once it is loaded."""
 
-    def begin(self) -> None:
-        """A forward is about to begin."""
-        self._passed.clear()
-        self._learning = not self.learned
+    def begin(self) -> bool:
+        """A version is awaited: watch for uses, if all of them would be noticed."""
+        if self._scripted or _has_compiled():
+            return False
+        self._notice_compiler()
+        self._awaiting = True
+        self._watch.enter()
+        return True
 
-    def was_waited_for(self, bound: Bound) -> bool:
-        """A parameter got a gradient: whether it had its new value before this forward used it."""
-        if self._learning and bound.index not in self._passed:
-            self._early[bound.index] = bound  # used where no torch call shows it
-        return self._learning or bound.index in self._passed
+    def end(self) -> None:
+        """Everything is here."""
+        self._awaiting = False
+        self._watch.leave()
 
     def close(self) -> None:
+        self.end()
+        self._watch.forget()
         for handle in self._handles:
             handle.remove()
+        if self._compiler is not None:
+            self._compiler.remove_start_callback(self._on_compile)
 
-    def _hook(self, model: nn.Module) -> list[RemovableHandle]:
-        # Before the root's own parameters, which it may have too.
-        handles: list[RemovableHandle] = [model.register_forward_pre_hook(self._on_begin)]
-        for module in model.modules():
-            own = [self._by_parameter[id(p)] for p in module.parameters(recurse=False) if id(p) in self._by_parameter]
-            if own:
-                handles.append(module.register_forward_pre_hook(self._hook_for(own)))
-        handles.append(model.register_forward_hook(self._on_end, always_call=True))
-        return handles
+    # -- uses --
 
-    def _hook_for(self, own: list[Bound]) -> Callable[[nn.Module, Any], None]:
-        indices = [bound.index for bound in own]
+    def _hook(self, module: nn.Module) -> list[RemovableHandle]:
+        own = [self._by_parameter[id(p)] for p in module.parameters(recurse=False) if id(p) in self._by_parameter]
+        if not own:
+            return []
+        return [module.register_forward_pre_hook(lambda _module, _given: self._on_use(own))]
 
-        def hook(_module: nn.Module, _given: Any) -> None:
-            self._passed.update(indices)
-            self._need(own)
+    def _on_call(self, func: Callable[..., Any], given: Iterable[object]) -> None:
+        if not self._awaiting or self._busy:
+            return
+        used = [one for value in _tensors(given) for one in self._used_by(value)]
+        if used and func not in _HARMLESS:
+            self._on_use(used)
 
-        return hook
+    def _used_by(self, value: Tensor) -> Iterable[Bound]:
+        """The parameter that this tensor is, or in whose memory it is; all of them, if it may be any."""
+        bound = self._by_parameter.get(id(value))
+        if bound is not None:
+            return (bound,)
+        try:
+            address = value.data_ptr()
+        except RuntimeError:  # of torch.func, for example: it has no memory, and may stand for a parameter
+            return self._by_parameter.values()
+        place = bisect.bisect_right(self._in_memory, address, key=_begin) - 1
+        if place < 0 or address >= (end := _end(self._in_memory[place].local)):
+            return ()
+        return (self._in_memory[place],) if _end(value) <= end else self._by_parameter.values()
 
-    def _on_begin(self, _module: nn.Module, _given: Any) -> None:
-        if not self.learned and self._watching is None:
-            self._watching = contextlib.ExitStack()
-            self._watching.enter_context(_Watch(self._on_use))
-        elif self._early:
-            self._passed.update(self._early)
-            self._need(list(self._early.values()))
+    def _on_use(self, used: Sequence[Bound]) -> None:
+        if not self._awaiting:
+            self._watch.leave()
+        # A forked child has none of the threads that bring the parameters.
+        if not self._awaiting or self._busy or os.getpid() != self._process:
+            return
+        self._busy = True
+        try:
+            self._need(used)
+        finally:
+            self._busy = False
 
-    def _on_end(self, _module: nn.Module, _given: Any, output: Any) -> None:
-        if self._watching is not None:
-            self._watching.close()
-            self._watching = None
-            self.learned = True
-        if output is None:
-            # Forward has failed, and torch raises its error. It would only print a warning about another one here; and
-            # where a forward returns None, the next wait raises what is suppressed.
-            with contextlib.suppress(Exception):
-                self._need_all()
-        else:
+    # -- code that cannot be watched --
+
+    def _notice_compiler(self) -> None:
+        known = sys.modules.get("torch._dynamo.callback")
+        if self._compiler is None and known is not None:
+            self._compiler = known.callback_handler
+            self._compiler.register_start_callback(self._on_compile)
+
+    def _on_compile(self, *_: object) -> None:
+        if self._awaiting and not self._busy:
             self._need_all()
-
-    def _on_use(self, used: Iterable[object]) -> None:
-        for value in used:
-            bound = self._by_parameter.get(id(value))
-            if bound is not None and bound.index not in self._passed:
-                self._early[bound.index] = bound
 
 
 class _Watch(TorchFunctionMode):
-    """Reports the tensors passed to every torch call."""
+    """Reports every call of torch in this thread, from ``enter`` to ``leave``."""
 
-    def __init__(self, on_use: Callable[[Iterable[object]], None]) -> None:
+    def __init__(self, on_call: Callable[[Callable[..., Any], Iterable[object]], None]) -> None:
         super().__init__()
-        self._on_use = on_use
+        self._on_call = on_call
+        self._is_on = False
+
+    def enter(self) -> None:
+        """Below the modes that the program has entered: each of those takes the topmost one away when it is left."""
+        if self._is_on:
+            return
+        self._is_on = True
+        modes = _all_taken_off()
+        # torch expects the one of its default device at the very bottom.
+        default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+        modes.insert(1 if modes and modes[0] is default else 0, self)
+        _put_on(modes)
+
+    def leave(self) -> None:
+        """Not while torch is in a call that this reports, because it puts the mode back afterwards: then it stays."""
+        if not self._is_on:
+            return
+        modes = _all_taken_off()
+        self._is_on = self not in modes
+        _put_on([mode for mode in modes if mode is not self])
+
+    def forget(self) -> None:
+        """Report nothing any more, and keep nobody alive."""
+        self._on_call = _ignore
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = [*args, *(kwargs or {}).values()]
-        self._on_use(given)
-        for one in given:
-            if isinstance(one, list | tuple):
-                self._on_use(one)
-        return func(*args, **(kwargs or {}))
+        self._on_call(func, args)
+        if not kwargs:
+            return func(*args)
+        self._on_call(func, kwargs.values())
+        return func(*args, **kwargs)
+
+
+def _ignore(_func: Callable[..., Any], _given: Iterable[object]) -> None:
+    pass
+
+
+def _all_taken_off() -> list[TorchFunctionMode]:
+    """The modes of this thread, the lowest first."""
+    return [_pop_mode() for _ in range(_len_torch_function_stack())][::-1]
+
+
+def _put_on(modes: Iterable[TorchFunctionMode]) -> None:
+    for mode in modes:
+        _push_mode(mode)
+
+
+def _tensors(given: Iterable[object]) -> Iterator[Tensor]:
+    for value in given:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple) and (len(value) <= _SHORT or isinstance(value[0], Tensor | list | tuple)):
+            yield from _tensors(value)
+
+
+def _begin(bound: Bound) -> int:
+    return bound.local.data_ptr()
+
+
+def _end(tensor: Tensor) -> int:
+    """The address after its last element."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _has_compiled() -> bool:
+    compiler = sys.modules.get("torch._dynamo.utils")
+    return compiler is not None and bool(compiler.counters.get("frames"))
+
+
+def _harmless() -> frozenset[Callable[..., Any]]:
+    """What may be called with a parameter whose values are not here yet."""
+    attributes = {name: one for name, one in vars(torch._C.TensorBase).items() if isinstance(one, GetSetDescriptorType)}
+    getters = [one.__get__ for name, one in attributes.items() if name not in _READ_VALUES]
+    return frozenset([*getters, attributes["grad"].__set__, *(getattr(Tensor, name) for name in _READ_NONE)])
+
+
+_HARMLESS = _harmless()
