@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 from torch.nn import functional
 
-from bench.programs.data import images
-from bench.programs.training import Recipe, main, options
+from programs.data import images
+from programs.training import Recipe, main, options
 
 SIDE = 224
 

@@ -11,7 +11,9 @@ TOKENS = 1 << 20
 IMAGES_KEPT = 4
 
 
-def tokens(vocabulary: int, batch_size: int, length: int, generator: torch.Generator) -> Callable[[], tuple[Tensor, ...]]:
+def tokens(
+    vocabulary: int, batch_size: int, length: int, generator: torch.Generator
+) -> Callable[[], tuple[Tensor, ...]]:
     """Windows at random places of one long text, and the same windows one token later."""
     text = torch.randint(vocabulary, (TOKENS,), generator=generator)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bench.programs.data import tokens
-from bench.programs.training import Recipe, main, options
-from bench.programs.transformer import Gpt
+from programs.data import tokens
+from programs.training import Recipe, main, options
+from programs.transformer import Gpt
 
 VOCABULARY = 50304
 """GPT-2's 50,257, rounded up to a multiple of 64."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench.programs.data import images
-from bench.programs.training import Recipe, main, options
+from programs.data import images
+from programs.training import Recipe, main, options
 
 SIDE = 224
 STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
@@ -15,9 +15,7 @@ WIDENED = 4
 
 
 def convolution(wide: int, out: int, size: int, stride: int = 1) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(wide, out, size, stride=stride, padding=size // 2, bias=False), nn.BatchNorm2d(out)
-    )
+    return nn.Sequential(nn.Conv2d(wide, out, size, stride=stride, padding=size // 2, bias=False), nn.BatchNorm2d(out))
 
 
 class Bottleneck(nn.Module):

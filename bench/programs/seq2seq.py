@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench.programs.data import pinned
-from bench.programs.training import Recipe, main, options
 from examples.seq2seq import Translator, make_examples, shifted
+from programs.data import pinned
+from programs.training import Recipe, main, options
 
 DROPOUT = 0.1
 

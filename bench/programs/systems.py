@@ -77,8 +77,6 @@ class UnderLockstep(Alone):
         self.rank = self._job.worker
 
     def wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
         wrapped, _ = self._job.wrap(model, optimizer)
         return wrapped
 

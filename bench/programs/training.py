@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.programs.systems import SYSTEMS, Alone
+from programs.systems import SYSTEMS, Alone
 
 RESULT = "result "
 LEARNING_RATE, DECAY, CLIP = 3e-4, 0.1, 1.0

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench.programs.data import images
-from bench.programs.training import Recipe, main, options
+from programs.data import images
+from programs.training import Recipe, main, options
 
 SIDE, PATCH = 224, 16
 
