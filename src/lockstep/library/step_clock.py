@@ -169,4 +169,5 @@ def _seconds(began: Mark, ended: Mark) -> float:
     if isinstance(began, float) and isinstance(ended, float):
         return ended - began
     assert isinstance(began, torch.cuda.Event)
+    assert isinstance(ended, torch.cuda.Event)
     return float(began.elapsed_time(ended)) / 1000

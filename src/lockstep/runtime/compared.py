@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from lockstep.errors import BadInput
 from lockstep.foreign import read_json
+from lockstep.private_files import own_folder, write_whole
 from lockstep.transports.control.ports import PortRange, PortsUsedUp, ReservedPort
 
 COMPARE_VARIABLE: Final = "LOCKSTEP_COMPARE"
@@ -88,7 +89,9 @@ class StepParts:
 
 
 def write_parts(path: Path, parts: StepParts) -> None:
-    path.write_text(json.dumps(asdict(parts)))
+    """Into a folder that only this user can have made."""
+    with own_folder(path.parent) as folder:
+        write_whole(folder, path.name, json.dumps(asdict(parts)).encode())
 
 
 def read_parts(path: Path) -> StepParts:

@@ -53,7 +53,7 @@ class ShapeRow:
 
     def part(self, name: str) -> float:
         """The median of one part over the rounds, in milliseconds."""
-        return 1000 * statistics.median([getattr(run.parts, name) for run in self.runs if run.parts is not None])
+        return 1000 * statistics.median([float(getattr(run.parts, name)) for run in self.runs if run.parts is not None])
 
 
 def speed_ratios(row: ShapeRow, other: ShapeRow | None) -> list[float]:
