@@ -11,7 +11,7 @@ from pathlib import Path
 
 MARK = "OWN_PROGRAM_RUN"
 """Every process of a run has this variable, those of a Lockstep task's monitor included."""
-EVERY_SECONDS = 2.0
+EVERY_SECONDS = 3.0
 _GPU = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
 
 
@@ -19,10 +19,13 @@ class MemoryWatch:
     """Use it in a ``with`` block around a run.
 
     Memory that two processes share counts once: each page is divided by the number of processes that have it (``Pss``).
+    On a GPU the timed steps are over within a second or two, and looking takes a process' lock: there ``look`` is
+    called once, while the processes wait after their last step.
     """
 
     def __init__(self, mark: str, gpu: bool) -> None:
         self._mark = f"{MARK}={mark}".encode()
+        self._alone = not gpu
         self._gpu = gpu and shutil.which(_GPU[0]) is not None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
@@ -41,9 +44,13 @@ class MemoryWatch:
 
     def _watch(self) -> None:
         while not self._over.wait(EVERY_SECONDS):
-            self.peak = max(self.peak, sum(_share(process) for process in self._processes()))
-            if self._gpu:
-                self.gpu_peak = max(self.gpu_peak, _gpu_used())
+            if self._alone:
+                self.look()
+
+    def look(self) -> None:
+        self.peak = max(self.peak, sum(_share(process) for process in self._processes()))
+        if self._gpu:
+            self.gpu_peak = max(self.gpu_peak, _gpu_used())
 
     def _processes(self) -> list[Path]:
         found = []

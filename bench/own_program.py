@@ -26,11 +26,12 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from memory_watch import MARK, MemoryWatch
+from programs.pausing import LOOKED, PAUSE, TIMED
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = ("nanogpt", "gpt2", "seq2seq", "alexnet", "vit", "resnet50")
@@ -72,6 +73,8 @@ class Run:
 
     round: int
     ms: float = 0.0
+    processor_ms: float = 0.0
+    """Of a trainer's step, on all its threads; on a machine that others use it says more than the clock does."""
     seconds: float = 0.0
     loss: float = 0.0
     memory: Mapping[str, int] = field(default_factory=dict)
@@ -90,8 +93,9 @@ def measure(
         tempfile.TemporaryDirectory(prefix="own-program-") as folder,
         MemoryWatch(mark, asked.device == "cuda") as watch,
     ):
-        with _started(entrant, asked, {**environ, MARK: mark}, Path(folder)) as processes:
-            failure = _wait(processes, began + seconds)
+        after = AfterSteps(Path(folder), asked.workers, watch)
+        with _started(entrant, asked, {**environ, MARK: mark, PAUSE: folder}, Path(folder)) as processes:
+            failure = _wait(processes, began + seconds, after)
         outputs = [Path(folder, f"{rank}.out").read_text(errors="replace") for rank in range(len(processes))]
     took = time.monotonic() - began
     results = [found for output in outputs if (found := _result(output)) is not None]
@@ -103,7 +107,8 @@ def measure(
     for kind in ("gpu_allocated", "gpu_reserved"):
         memory[kind] = sum(result["memory"].get(kind, 0) for result in results)
     slowest = max(result["ms_per_step"] for result in trained)
-    return Run(number, slowest, took, statistics.fmean(result["loss"] for result in trained), memory)
+    worked = statistics.fmean(result["processor_ms_per_step"] for result in trained)
+    return Run(number, slowest, worked, took, statistics.fmean(result["loss"] for result in trained), memory)
 
 
 @contextlib.contextmanager
@@ -162,9 +167,26 @@ def _two_free_ports() -> int:
             return port
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], deadline: float) -> str:
+@dataclass(slots=True)
+class AfterSteps:
+    """The trainers wait when their steps are made, all of them still holding what they need for the next."""
+
+    folder: Path
+    trainers: int
+    watch: MemoryWatch
+
+    def look(self) -> None:
+        """Look at their memory if all are there, and let them go on."""
+        seen = self.folder / LOOKED
+        if not seen.exists() and len([*self.folder.glob(f"{TIMED}*")]) == self.trainers:
+            self.watch.look()
+            seen.touch()
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], deadline: float, after: AfterSteps) -> str:
     """Until all have succeeded; otherwise what is wrong."""
     while True:
+        after.look()
         codes = [process.poll() for process in processes]
         failed = [(rank, code) for rank, code in enumerate(codes) if code]
         if failed:
@@ -231,26 +253,13 @@ def _words(run: Run) -> str:
         return f"failed after {run.seconds:.0f} s: {run.failure}"
     host, gpu = run.memory["host"] / _MIB, run.memory["gpu_allocated"] / _MIB
     on_gpu = f", {gpu:,.0f} MiB of the GPU" if gpu else ""
-    return f"{run.ms:.2f} ms a step, loss {run.loss:.4f}, {host:,.0f} MiB{on_gpu}, took {run.seconds:.0f} s"
+    return f"{run.ms:.2f} ms a step ({run.processor_ms:.0f} of processors), loss {run.loss:.4f}, {host:,.0f} MiB{on_gpu}, took {run.seconds:.0f} s"
 
 
 def _write(asked: argparse.Namespace, runs: Mapping[str, Sequence[Run]]) -> None:
     if not asked.json:
         return
-    rows = {
-        name: [
-            {
-                "round": r.round,
-                "ms": r.ms,
-                "seconds": r.seconds,
-                "loss": r.loss,
-                "memory": dict(r.memory),
-                "failure": r.failure,
-            }
-            for r in known
-        ]
-        for name, known in runs.items()
-    }
+    rows = {name: [{**asdict(run), "memory": dict(run.memory)} for run in known] for name, known in runs.items()}
     path = Path(asked.json)
     path.with_suffix(".part").write_text(json.dumps({"asked": vars(asked), "runs": rows}, indent=1))
     path.with_suffix(".part").replace(path)
@@ -261,7 +270,7 @@ def _write(asked: argparse.Namespace, runs: Mapping[str, Sequence[Run]]) -> None
 
 def table(runs: Mapping[str, Sequence[Run]], base: str, gpu: bool) -> list[str]:
     """Markdown. A ratio above 1 is faster than ``base``; memory is that of all processes, at its peak."""
-    titles = ["", "ms a step, median (lowest to highest)", f"speed / {base}", "rounds", "host MiB"]
+    titles = ["", "ms a step, median (lowest to highest)", f"speed / {base}", "processor ms", "rounds", "host MiB"]
     titles += ["GPU MiB allocated", "reserved", "in use"] if gpu else []
     titles.append(f"memory / {base}")
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
@@ -276,7 +285,8 @@ def table(runs: Mapping[str, Sequence[Run]], base: str, gpu: bool) -> list[str]:
         theirs = _memory([run for run in runs.get(base, ()) if not run.failure], most)
         more = f"{_memory(good, most) / theirs:.2f}" if theirs else "-"
         cells = [name, _spread([run.ms for run in good], 2), _spread(ratios(known, runs.get(base, ())), 3)]
-        lines.append("| " + " | ".join([*cells, str(len(good)), *shown, more]) + " |")
+        cells += [f"{statistics.median([run.processor_ms for run in good]):.2f}", str(len(good))]
+        lines.append("| " + " | ".join([*cells, *shown, more]) + " |")
     return lines
 
 

@@ -9,7 +9,7 @@ from programs.transformer import Gpt
 CHARACTERS = 65
 
 if __name__ == "__main__":
-    asked = options(__doc__, batch_size=8, length=128).parse_args()
+    asked = options(__doc__, batch_size=4, length=128).parse_args()
     main(
         asked,
         Recipe(

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from programs.pausing import wait_until_looked_at
 from programs.systems import SYSTEMS, Alone
 
 RESULT = "result "
@@ -78,11 +79,11 @@ def _train(asked: argparse.Namespace, recipe: Recipe, system: Alone) -> dict[str
     next_batch = recipe.batches(torch.Generator().manual_seed(1000 + system.rank))
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda" and not asked.float32)
     total = asked.warm_up + asked.steps
-    began = 0.0
+    began = worked = 0.0
     for step in system.steps(total):
         if step == asked.warm_up:
             _finish(device)
-            began = time.perf_counter()
+            began, worked = time.perf_counter(), time.process_time()
         rate = learning_rate(step, total)
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -94,10 +95,12 @@ def _train(asked: argparse.Namespace, recipe: Recipe, system: Alone) -> dict[str
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     _finish(device)
-    seconds = time.perf_counter() - began
+    seconds, worked = time.perf_counter() - began, time.process_time() - worked
+    wait_until_looked_at(system.rank)
     system.close()
     return {
         "ms_per_step": 1000 * seconds / asked.steps,
+        "processor_ms_per_step": 1000 * worked / asked.steps,
         "steps": asked.steps,
         "loss": loss.item(),
         "parameters": sum(p.numel() for p in parameters),
