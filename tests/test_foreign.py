@@ -187,6 +187,7 @@ def test_the_search_finds_every_way_to_read_json(source: str) -> None:
 WRITERS = {"private_files.py", "terminal.py", "transports/control/generate.py"}
 NAMED_BY_A_USER = {
     "cli/compare.py": "--json",
+    "cli/compare_program.py": "--json",
     "cli/net.py": "--json",
     "cli/sim_capacity.py": "--json",
     "cli/sim_search.py": "--json",

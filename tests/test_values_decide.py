@@ -23,6 +23,7 @@ COMMAND_LINES = {
     "cli/checkpoint.py",
     "cli/compare.py",
     "cli/compare_flags.py",
+    "cli/compare_program.py",
     "cli/data.py",
     "cli/doctor.py",
     "cli/drill.py",
@@ -43,7 +44,7 @@ COMMAND_LINES = {
 """What a person typed, or a launcher set."""
 
 THE_KERNEL_AND_OTHER_PROGRAMS = {
-    "cli/compare.py": "/proc/cpuinfo",
+    "cli/compare_turns.py": "/proc/cpuinfo",
     "doctor/machine.py": "/proc, cgroups, nvidia-smi, versions of packages",
     "runtime/watch/kernel_tcp.py": "/proc/net",
     "runtime/monitor/oom.py": "cgroups",

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lockstep.benchmark.compare.results import Measurement, Row, as_json, detail_lines, table
 from lockstep.benchmark.compare.runs import CHILD_FLAG, Runner
 from lockstep.cli.compare_flags import Request, parse_compare
+from lockstep.cli.compare_program import names_program, run_program
+from lockstep.cli.compare_turns import TurnBar, about_machine, in_turns
 from lockstep.cli.flags import parse_bench
 from lockstep.errors import EXIT_FAILED
-from lockstep.version import __version__, torch_version
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     if argv and argv[0].startswith(CHILD_FLAG):
         return _run_child(argv[0].removeprefix(CHILD_FLAG), argv[1:])
-    request = parse_compare(argv, os.environ)
     # A batch system's SIGTERM must end the programs that were started, as Ctrl-C does.
     signal.signal(signal.SIGTERM, _as_interrupt)
+    if names_program(argv):
+        return run_program(argv)
+    request = parse_compare(argv, os.environ)
     rows = _measure_all(request)
     for line in _report(request, rows):
         print(line)
@@ -67,17 +65,15 @@ def _run_child(what: str, argv: Sequence[str]) -> int:
 
 
 def _measure_all(request: Request) -> list[Row]:
-    """Run all rounds; each starts with another contestant, so that none always comes first."""
+    """Run all rounds."""
     comparison = request.comparison
     runner = Runner(comparison, os.environ)
     rows = [Row(contestant) for contestant in comparison.contestants]
-    with _Bar(len(rows) * comparison.repeats) as bar:
-        for number in range(comparison.repeats):
-            begin = number % max(1, len(rows))
-            for row in rows[begin:] + rows[:begin]:
-                bar.begins(f"round {number + 1} of {comparison.repeats}: {row.contestant.name}")
-                row.runs.append(_measure(runner, row))
-                bar.ended(_words(row.runs[-1]))
+    with TurnBar(len(rows) * comparison.repeats) as bar:
+        for number, row in in_turns(rows, comparison.repeats):
+            bar.begins(f"round {number} of {comparison.repeats}: {row.contestant.name}")
+            row.runs.append(_measure(runner, row))
+            bar.ended(_words(row.runs[-1]))
     return rows
 
 
@@ -124,67 +120,12 @@ def _about(request: Request) -> dict[str, Any]:
         "servers": comparison.servers,
         "workers": comparison.workers,
         "threads": comparison.threads,
-        "cores": len(os.sched_getaffinity(0)),
         "device": comparison.bench.devices.device,
         "flags": list(comparison.bench_flags),
-        "processor": _processor(),
-        "python": platform.python_version(),
-        "torch": torch_version(),
-        "lockstep": __version__,
+        **about_machine(),
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def _is_failure(request: Request, rows: Sequence[Row]) -> bool:
     """Whether something that was requested has no numbers."""
     return any(row.failed or (request.asked_protocols and row.contestant.protocol and not row.rates) for row in rows)
-
-
-class _Bar:
-    """Progress: a bar on a terminal, else one line per run; on stderr, because the table is the output."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._what = ""
-        self._bar: RichProgress | None = None
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                console=Console(file=sys.stderr),
-                transient=True,
-            )
-
-    def __enter__(self) -> _Bar:
-        if self._bar is not None:
-            self._bar.start()
-            self._task = self._bar.add_task("", total=self._total)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def begins(self, what: str) -> None:
-        self._what = what
-        if self._bar is not None:
-            self._bar.update(self._task, description=what)
-
-    def ended(self, how: str) -> None:
-        if self._bar is not None:
-            self._bar.console.print(f"{self._what}: {how}", markup=False, highlight=False, soft_wrap=True)
-            self._bar.advance(self._task)
-        else:
-            print(f"lockstep: {self._what}: {how}", file=sys.stderr, flush=True)

@@ -30,6 +30,13 @@ DEFAULT_SERVERS, DEFAULT_WORKERS = 1, 2
 MAX_REPEATS = 100
 
 OWN_FLAGS: tuple[Flag, ...] = (
+    _ROWS.works(
+        "program",
+        FlagKind.TEXT,
+        None,
+        "compare a program of your own instead; 'lockstep compare --program --help' has its flags",
+        upstream=False,
+    ),
     _ROWS.works("repeats", FlagKind.WHOLE, 3, "rounds; each measures every contestant once, in turn", upstream=False),
     _ROWS.works(
         "protocols",
@@ -134,12 +141,12 @@ def _own_problems(line: CommandLine) -> list[str]:
         sentences.append(f"--repeats={repeats} is out of range; give 1 to {MAX_REPEATS}.")
     if timeout <= 0:
         sentences.append(f"--run_timeout={timeout:g} must be a number of seconds above 0.")
-    sentences += _unknown_names(line, "only", _KINDS)
-    sentences += _unknown_names(line, "protocols", PROTOCOLS)
+    sentences += unknown_names(line, "only", _KINDS)
+    sentences += unknown_names(line, "protocols", PROTOCOLS)
     sentences += _tf_problems(line)
     for flag in ("json", "plot"):
         if (path := line.value(flag)) is not None:
-            sentences += _file_problems(flag, str(path))
+            sentences += file_problems(flag, str(path))
     if line.value("plot") is not None and not has_matplotlib():
         sentences.append(
             "--plot needs matplotlib, which is not installed; run pip install 'lockstep-torch[plot]', or leave it out."
@@ -147,7 +154,7 @@ def _own_problems(line: CommandLine) -> list[str]:
     return sentences
 
 
-def _unknown_names(line: CommandLine, flag: str, known: Sequence[str]) -> list[str]:
+def unknown_names(line: CommandLine, flag: str, known: Sequence[str]) -> list[str]:
     given = line.value(flag)
     assert isinstance(given, tuple)
     return [
@@ -175,7 +182,7 @@ def _tf_problems(line: CommandLine) -> list[str]:
     return sentences
 
 
-def _file_problems(flag: str, path: str) -> list[str]:
+def file_problems(flag: str, path: str) -> list[str]:
     if Path(path).is_dir():
         return [f"--{flag}={path} is a folder; give the name of a file in it."]
     return folder_problems(flag, str(Path(path).parent))

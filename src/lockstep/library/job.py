@@ -91,6 +91,8 @@ class Job:
         self._course = LoopTracker(node, say)
         self._closed = False
         self._process = os.getpid()
+        self.on_wrap: Callable[[Sequence[nn.Module], Sequence[torch.optim.Optimizer]], None] | None = None
+        """Called with what ``wrap()`` was given, before anything else is done with it: for a comparison's clock."""
         self.not_finite_steps = 0
         """Steps in which a gradient of this worker contained NaN or infinity."""
         self.void_steps = 0
@@ -150,6 +152,8 @@ class Job:
         for one in optimizer if several else [optimizer]:
             first = self._optimizers[-1].groups.stop if self._optimizers else 0
             self._optimizers.append(known_optimizer(one, first))
+        if self.on_wrap is not None:
+            self.on_wrap(self._models, [known.optimizer for known in self._optimizers])
         self._bind()
         wrapped = [wrap_optimizer(known.optimizer, self) for known in self._optimizers]
         return model, wrapped if several else wrapped[0]

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInput
+from lockstep.library.comparing import join_compared
 from lockstep.library.launcher import Launch, launched_by
 from lockstep.library.serving import SERVER_DEVICES, StoreChoice, make_store, refuse_missing_gpu
 from lockstep.library.settings import (
@@ -42,6 +43,7 @@ from lockstep.protocol.core.timing import (
     USER_CODE_SECONDS,
 )
 from lockstep.runtime.checkpoint.resuming import beginning_in
+from lockstep.runtime.compared import compared_run
 from lockstep.runtime.monitor.sidecar import SidecarError, start_sidecar
 from lockstep.runtime.phrases import ask_with
 from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL, ON_STALL, ClusterSpec, cluster_problems
@@ -195,6 +197,8 @@ def join(arguments: JoinArguments) -> Job:
     that does not catch it ends with the explanation and exit code 2), and JobEndedError if the cluster did not form.
     """
     try:
+        if (run := compared_run(os.environ)) is not None:
+            return join_compared(run, arguments, join_with)
         return join_with(arguments, os.environ)
     except BadInput:
         _end_with_the_sentence()

@@ -1,0 +1,1 @@
+"""Training programs as a user writes them, each of which runs alone, under DDP, and under Lockstep."""

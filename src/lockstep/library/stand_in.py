@@ -1,0 +1,184 @@
+"""A job without Lockstep, for comparisons: the program runs as one process, or PyTorch's DDP averages its gradients.
+
+It has the methods of ``Job``, so that the program need not know. The model stays the same object, as with Lockstep:
+calls of it pass through DDP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lockstep.errors import EXIT_FAILED
+from lockstep.library.errors import UsageError
+from lockstep.library.loop_position import seed_everything
+from lockstep.library.sharding import Collate, DataShard, IterableShard, MapShard, make_shard, step_seed
+from lockstep.library.state_codec import Stateful
+from lockstep.protocol.core.ids import worker
+from lockstep.protocol.core.timing import STARTUP_SECONDS
+from lockstep.runtime.compared import Shape
+from lockstep.terminal import say
+
+OnWrap = Callable[[Sequence[nn.Module], Sequence[torch.optim.Optimizer]], None]
+
+
+class StandInJob:
+    """One process of a comparison that does not use Lockstep."""
+
+    def __init__(self, shape: Shape, environ: Mapping[str, str]) -> None:
+        self._ddp = shape is Shape.DDP
+        self.worker = int(environ["RANK"])
+        self.workers = int(environ["WORLD_SIZE"]) if self._ddp else 1
+        self.on_wrap: OnWrap | None = None
+        self._models: list[DistributedDataParallel] = []
+        self._parameters: list[nn.Parameter] = []
+        self._forwards = 0
+        self._iteration = 0
+        self.step = 0
+        self.not_finite_steps = self.void_steps = self.missed_steps = 0
+        if self._ddp:
+            own_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= self.workers
+            distributed.init_process_group(
+                "cpu:gloo,cuda:nccl" if own_gpus else "gloo",
+                rank=self.worker,
+                world_size=self.workers,
+                timeout=timedelta(seconds=STARTUP_SECONDS),
+            )
+            if own_gpus:
+                torch.cuda.set_device(self.device)
+
+    # -- identity --
+
+    @property
+    def task(self) -> str:
+        return str(worker(self.worker))
+
+    @property
+    def is_chief(self) -> bool:
+        return self.worker == 0
+
+    @property
+    def device(self) -> torch.device:
+        """The GPU of this process, shared if there are fewer than processes; the CPU if there is none."""
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        return torch.device("cuda", self.worker % torch.cuda.device_count())
+
+    # -- training --
+
+    def wrap(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
+        """Put each model into DDP, in place."""
+        models = [model] if isinstance(model, nn.Module) else list(model)
+        optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+        self._parameters = [parameter for one in models for parameter in one.parameters()]
+        if self.on_wrap is not None:
+            self.on_wrap(models, optimizers)
+        if self._ddp:
+            self._models = [self._in_ddp(one) for one in models]
+        for one in optimizers:
+            one.register_step_pre_hook(self._before_step)
+        return model, optimizer
+
+    def _in_ddp(self, model: nn.Module) -> DistributedDataParallel:
+        through = DistributedDataParallel(_Forward(model))
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            self._forwards += torch.is_grad_enabled()
+            return through(*args, **kwargs)
+
+        # Not an attribute that torch would register: DDP contains the model, not the other way round.
+        object.__setattr__(model, "forward", forward)
+        return through
+
+    def _before_step(self, *_: object) -> None:
+        """DDP averages only what passed through it; a step of anything else would be measured for nothing."""
+        if self._ddp and not self._forwards:
+            raise UsageError(
+                "this program cannot be compared under DDP: it made a step without calling its wrapped model (only "
+                "model(...) passes through DDP, not its other methods); leave it out with --only"
+            )
+        self._forwards = 0
+        self.step += 1
+
+    @contextlib.contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Backward passes inside are not averaged; the next one outside averages the sum."""
+        with contextlib.ExitStack() as stack:
+            for model in self._models:
+                stack.enter_context(model.no_sync())
+            yield
+
+    def publish(self) -> None:
+        """The chief's parameters for all."""
+        if self._ddp:
+            for parameter in self._parameters:
+                distributed.broadcast(parameter.data, src=0)
+
+    # -- steps and data --
+
+    def steps(self, count: int, *, seed: int = 0, data: DataShard | None = None) -> Iterator[int]:
+        """As ``Job.steps``: every step has random numbers of its own."""
+        for step in range(self._iteration, self._iteration + count):
+            self._iteration = step + 1
+            seed_everything(step_seed(seed, step, self.worker))
+            if data is not None:
+                data.position(step)
+            yield step
+
+    def keep(self, **objects: Stateful) -> None:
+        """Nothing is saved in a comparison."""
+
+    def shard(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        collate: Collate | None = None,
+    ) -> MapShard | IterableShard:
+        place = (self.worker % self.workers, self.workers)
+        return make_shard(dataset, batch_size, place, shuffle=shuffle, seed=seed, drop_last=drop_last, collate=collate)
+
+    @contextlib.contextmanager
+    def busy(self, what: str = "") -> Iterator[None]:  # noqa: ARG002 - nobody watches
+        yield
+
+    # -- the end --
+
+    def close(self) -> None:
+        if self._ddp and distributed.is_initialized():
+            distributed.destroy_process_group()
+
+    def fail(self, reason: object) -> None:
+        """End this process; the comparison ends the others."""
+        say(str(reason))
+        sys.exit(EXIT_FAILED)
+
+    def __enter__(self) -> StandInJob:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is None or isinstance(error, SystemExit):
+            self.close()
+
+
+class _Forward(nn.Module):
+    """What DDP calls: the model's own forward, without its hooks, which the program's call has already run."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._forward = model.forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._forward(*args, **kwargs)
