@@ -68,8 +68,8 @@ def commit_lost(case: WaitCase) -> Proof | None:
         return None
     if case.waiting.wait.seconds < case.evidence.patience or not case.nobody_is_stuck():
         return None
-    views = [view for name in case.evidence.homes() if (view := case.evidence.view(name)) is not None]
-    if any(home.served_step <= case.step for home in views):
+    homes = [case.evidence.view(name) for name in case.evidence.homes()]
+    if any(home is not None and home.served_step <= case.step for home in homes):
         return None
     if any(wait.kind is WaitKind.STATE for wait in view.waits):
         return None  # a worker has not yet sent its state for the next step
