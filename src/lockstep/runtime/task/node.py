@@ -188,7 +188,7 @@ class Node(Observed):
                 rules=rules,
                 beginning=self.config.beginning,
             )
-        return TaskMachine(self.incarnation, member, self._make_role(), coordinator, self.journal)
+        return TaskMachine(self.incarnation, member, (self._make_role(),), coordinator, self.journal)
 
     def _make_role(self) -> WorkerMachine | ServerMachine:
         raise NotImplementedError

@@ -268,12 +268,11 @@ class ServerNode(Node):
 
     def _prepare(self, layout: Layout) -> None:
         self._status.enter("preparing its memory")
-        plan = make_plan(layout.parameters, self.config.cluster.shape.servers, layout.bucket_bytes)
+        plan = make_plan(layout.parameters, len(self.config.cluster.shape.homes), layout.bucket_bytes)
         self._store = self._make_store()
         nbytes = max(plan.shard_room(self.task.index) + self._store.spare_bytes(plan), 1)
-        role = self.machine.role
-        assert isinstance(role, ServerMachine)
-        slots = tuple(self.transport.allocate(nbytes, "parameters") for _ in range(role.slots))
+        assert self.machine.server is not None
+        slots = tuple(self.transport.allocate(nbytes, "parameters") for _ in range(self.machine.server.slots))
         self._store.prepare(layout, plan, self.task.index, [slot.buffer for slot in slots])
         if layout.start > INITIAL_STEP:
             self._restore(layout)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from lockstep.protocol.core.activity import Doing, TaskPhase
-from lockstep.protocol.core.effects import Answered, Effect, SendGradient, SendPull, VersionReady
+from lockstep.protocol.core.effects import Answered, Effect, GiveBack, SendGradient, SendPull, VersionReady
 from lockstep.protocol.core.events import (
     Asked,
     Finished,
@@ -66,7 +66,9 @@ class WorkerNode(Node):
         self._blocked: deque[tuple[Step, float]] = deque(maxlen=_STEPS_KEPT)
         self._changed = threading.Condition()
         self._on_version: OnVersion | None = None
-        self._lent: Loan | None = None
+        self._lent: dict[int, Loan] = {}
+        """Versions that arrived in others' memory, by the number of their arrival, until the machine has decided."""
+        self._arrivals = 0
         self.reads_in_place = False
         self._questions = 0
         self._answers: dict[int, Answer] = {}
@@ -75,7 +77,7 @@ class WorkerNode(Node):
         config = self.config
         return WorkerMachine(
             self.task,
-            config.cluster.shape.servers,
+            config.cluster.shape,
             self.journal,
             eager=config.eager,
             may_lag=config.aggregate is not None,
@@ -254,8 +256,10 @@ class WorkerNode(Node):
 
     def _carry_out_role(self, effect: Effect) -> None:
         match effect:
-            case VersionReady(bucket=bucket, version=version):
-                self._on_version_ready(bucket, version)
+            case VersionReady():
+                self._on_version_ready(effect)
+            case GiveBack(arrival=arrival):
+                self._lent.pop(arrival).release()
             case SendGradient():
                 self._send_gradient(effect)
             case SendPull():
@@ -265,8 +269,8 @@ class WorkerNode(Node):
                     self._answers[answer.number] = answer
                     self._changed.notify_all()
 
-    def _on_version_ready(self, bucket: BucketId, version: int) -> None:
-        loan, self._lent = self._lent, None
+    def _on_version_ready(self, effect: VersionReady) -> None:
+        bucket, version, loan = effect.bucket, effect.version, self._lent.pop(effect.arrival, None)
         if self._on_version is not None:
             self._on_version(bucket, version, loan)
         elif loan is not None:
@@ -301,11 +305,9 @@ class WorkerNode(Node):
         self.loop.do(lambda: self._take_version(peer, note, loan))
 
     def _take_version(self, peer: TaskId, note: VersionNote, loan: Loan) -> None:
-        self._lent = loan
-        self.loop.handle(VersionArrived(peer, note.version, note.bucket))
-        refused, self._lent = self._lent, None
-        if refused is not None:
-            refused.release()
+        self._arrivals += 1
+        self._lent[self._arrivals] = loan
+        self.loop.handle(VersionArrived(peer, note.version, note.bucket, self._arrivals))
 
     def _wake(self) -> None:
         with self._changed:
