@@ -137,12 +137,9 @@ class BucketOptimizer:
 
     def states(self) -> list[PieceState]:
         """A copy of the state of each piece of the plan."""
-        elements, ranges = self._values.numel(), self.ranges()
-        if not self.is_apart:
-            return take_apart(_joined(self.parts, slice(0, elements)), elements, ranges)
         return [
-            take_apart(_joined(self._parts_of(piece), where), where.stop - where.start, [slice(None)])[0]
-            for piece, where in enumerate(ranges)
+            _gathered(self._parts_of(piece) if self.is_apart else self.parts, where)
+            for piece, where in enumerate(self.ranges())
         ]
 
     def load(self, states: Sequence[PieceState]) -> None:
@@ -182,14 +179,21 @@ class BucketOptimizer:
         return BucketPart(where, piece, make_optimizer(self._entry, parameter))
 
 
-def _joined(parts: Sequence[BucketPart], where: slice) -> PieceState:
-    """The state of parts that cover this range; they were updated together, so their counts are equal."""
-    if len(parts) == 1:
-        return parts[0].state
-    local = [slice(part.where.start - where.start, part.where.stop - where.start) for part in parts]
-    joined = put_together([part.state for part in parts], where.stop - where.start, local)
-    assert joined is not None
-    return joined
+def _gathered(parts: Sequence[BucketPart], where: slice) -> PieceState:
+    """A copy of the state of these elements; the parts that have them were updated together, so their counts agree."""
+    having = [part for part in parts if part.where.start < where.stop and where.start < part.where.stop] or parts[:1]
+    states = [part.state for part in having]
+    gathered: PieceState = {}
+    for name, value in states[0].items():
+        if not value.dim():
+            gathered[name] = value.clone()
+            continue
+        overlaps = [
+            state[name][max(where.start - part.where.start, 0) : max(where.stop - part.where.start, 0)]
+            for part, state in zip(having, states, strict=True)
+        ]
+        gathered[name] = torch.cat(overlaps)
+    return gathered
 
 
 def _give(parts: Sequence[BucketPart], state: PieceState, where: slice) -> None:
