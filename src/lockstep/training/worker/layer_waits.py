@@ -13,6 +13,7 @@ from __future__ import annotations
 import bisect
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import GetSetDescriptorType
 from typing import Any
@@ -44,10 +45,13 @@ class LayerWaits:
         self._need_all = need_all
         self._process = os.getpid()
         self._by_parameter = {id(one.trained.parameter): one for one in bound}
-        self._in_memory = sorted((one for one in bound if one.local.numel()), key=_begin)
+        self._in_memory = sorted((one for one in bound if one.local.numel()), key=lambda one: one.local.data_ptr())
+        self._begins = [one.local.data_ptr() for one in self._in_memory]
+        self._ends = [_end(one.local) for one in self._in_memory]
         self._awaiting = False
+        self._one_waits = threading.RLock()
         self._busy = False
-        """This very wait is being carried out; it touches parameters too."""
+        """The thread that has the lock is carrying out a wait, which touches parameters too."""
         self._watch = _Watch(self._on_call)
         modules = [module for model in models for module in model.modules()]
         self._scripted = any(isinstance(module, torch.jit.ScriptModule) for module in modules)
@@ -86,7 +90,7 @@ class LayerWaits:
         return [module.register_forward_pre_hook(lambda _module, _given: self._on_use(own))]
 
     def _on_call(self, func: Callable[..., Any], given: Iterable[object]) -> None:
-        if not self._awaiting or self._busy:
+        if not self._awaiting:
             return
         used = [one for value in _tensors(given) for one in self._used_by(value)]
         if used and func not in _HARMLESS:
@@ -101,22 +105,25 @@ class LayerWaits:
             address = value.data_ptr()
         except RuntimeError:  # of torch.func, for example: it has no memory, and may stand for a parameter
             return self._by_parameter.values()
-        place = bisect.bisect_right(self._in_memory, address, key=_begin) - 1
-        if place < 0 or address >= (end := _end(self._in_memory[place].local)):
+        place = bisect.bisect_right(self._begins, address) - 1
+        if place < 0 or address >= self._ends[place]:
             return ()
-        return (self._in_memory[place],) if _end(value) <= end else self._by_parameter.values()
+        return (self._in_memory[place],) if _end(value) <= self._ends[place] else self._by_parameter.values()
 
     def _on_use(self, used: Sequence[Bound]) -> None:
         if not self._awaiting:
             self._watch.leave()
         # A forked child has none of the threads that bring the parameters.
-        if not self._awaiting or self._busy or os.getpid() != self._process:
+        if not self._awaiting or os.getpid() != self._process:
             return
-        self._busy = True
-        try:
-            self._need(used)
-        finally:
-            self._busy = False
+        with self._one_waits:
+            if self._busy:
+                return
+            self._busy = True
+            try:
+                self._need(used)
+            finally:
+                self._busy = False
 
     # -- code that cannot be watched --
 
@@ -127,7 +134,7 @@ class LayerWaits:
             self._compiler.register_start_callback(self._on_compile)
 
     def _on_compile(self, *_: object) -> None:
-        if self._awaiting and not self._busy:
+        if self._awaiting:
             self._need_all()
 
 
@@ -192,10 +199,6 @@ def _tensors(given: Iterable[object]) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, list | tuple) and (len(value) <= _SHORT or isinstance(value[0], Tensor | list | tuple)):
             yield from _tensors(value)
-
-
-def _begin(bound: Bound) -> int:
-    return bound.local.data_ptr()
 
 
 def _end(tensor: Tensor) -> int:
