@@ -253,7 +253,9 @@ def _words(run: Run) -> str:
         return f"failed after {run.seconds:.0f} s: {run.failure}"
     host, gpu = run.memory["host"] / _MIB, run.memory["gpu_allocated"] / _MIB
     on_gpu = f", {gpu:,.0f} MiB of the GPU" if gpu else ""
-    return f"{run.ms:.2f} ms a step ({run.processor_ms:.0f} of processors), loss {run.loss:.4f}, {host:,.0f} MiB{on_gpu}, took {run.seconds:.0f} s"
+    took = f"took {run.seconds:.0f} s"
+    times = f"{run.ms:.2f} ms a step ({run.processor_ms:.0f} of processors)"
+    return f"{times}, loss {run.loss:.4f}, {host:,.0f} MiB{on_gpu}, {took}"
 
 
 def _write(asked: argparse.Namespace, runs: Mapping[str, Sequence[Run]]) -> None:

@@ -124,11 +124,12 @@ class StandInJob:
 
     # -- steps and data --
 
-    def steps(self, count: int, *, seed: int = 0, data: DataShard | None = None) -> Iterator[int]:
-        """As ``Job.steps``: every step has random numbers of its own."""
+    def steps(self, count: int, *, seed: int | None = 0, data: DataShard | None = None) -> Iterator[int]:
+        """As ``Job.steps``: every step has random numbers of its own, unless ``seed`` leaves them to the program."""
         for step in range(self._iteration, self._iteration + count):
             self._iteration = step + 1
-            seed_everything(step_seed(seed, step, self.worker))
+            if seed is not None:
+                seed_everything(step_seed(seed, step, self.worker))
             if data is not None:
                 data.position(step)
             yield step
