@@ -312,3 +312,10 @@ def collective_failed(task: TaskId, problem: str) -> str:
 
 def report_unreadable(error: Exception) -> str:
     return f"the coordinator sent a report that cannot be read: {error}"
+
+
+def drifted(one: TaskId, other: TaskId, parameter: str) -> str:
+    return (
+        f"has other values than {one} in {parameter!r}: something on one of them changes parameters without the other; "
+        "change them on all, or call job.publish() on all after the change"
+    )
