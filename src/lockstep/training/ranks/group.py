@@ -19,7 +19,7 @@ from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.security.chosen import chosen_key
 from lockstep.security.key import Purpose
 from lockstep.training.ranks.listening import gloo_device, serve_store, stay_on_interface
-from lockstep.training.ranks.sealed_store import SealedStore, StoreForged
+from lockstep.training.sealed_store import SealedStore, StoreForged
 
 STORE_SECONDS = 60.0
 """All workers are up before they meet, so a request to worker 0's store takes only as long as the request itself."""
