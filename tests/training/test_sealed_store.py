@@ -11,11 +11,7 @@ import torch
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
-<<<<<<<< HEAD:tests/training/ranks/test_sealed_store.py
-from lockstep.training.ranks.sealed_store import SealedStore, StoreForged
-========
 from lockstep.training.sealed_store import SealedStore, StoreForged
->>>>>>>> main:tests/training/test_sealed_store.py
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 PATIENCE = timedelta(seconds=20)

@@ -314,8 +314,8 @@ def report_unreadable(error: Exception) -> str:
     return f"the coordinator sent a report that cannot be read: {error}"
 
 
-def drifted(one: TaskId, other: TaskId, parameter: str) -> str:
+def drifted(chief: TaskId, parameter: str) -> str:
     return (
-        f"has other values than {one} in {parameter!r}: something on one of them changes parameters without the other; "
-        "change them on all, or call job.publish() on all after the change"
+        f"has other values than {named(chief)} in {parameter!r}: a program changes parameters on one rank only; change "
+        "them on every rank, or call job.publish() on every rank after the change"
     )

@@ -40,6 +40,7 @@ def meeting_of(config: BenchConfig, device: torch.device) -> MeetingPoint:
         port=store_port(config),
         patience=max(STORE_SECONDS, cluster.startup_timeout),
         backend=chosen,
+        device=f"{cluster.worker_hosts[cluster.task.index]} {device}",
     )
 
 
@@ -72,6 +73,7 @@ class CollectiveUpdates:
         packed = pack(job.trained, exchange.bucket_bytes or BUCKET_BYTES, exchange.gradient_repacking)
         layout = layout_of(packed)
         averager = TorchAverager(group, layout, job.device)
+        averager.agree()
         self._replica = RankReplica(averager, layout, ends_itself=False)
 
     def start(self) -> None:

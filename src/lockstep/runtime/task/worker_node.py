@@ -88,6 +88,11 @@ class WorkerNode(Node):
         return self.config.recovery.keeps_states
 
     @property
+    def saves(self) -> bool:
+        """Whether the job writes checkpoints while it runs."""
+        return self.config.recovery.saves
+
+    @property
     def known_plan(self) -> Plan | None:
         return self.plan
 

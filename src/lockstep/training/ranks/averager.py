@@ -8,7 +8,12 @@ from typing import Protocol
 from torch import Tensor
 
 from lockstep.protocol.core.ids import BucketId, Step
+from lockstep.protocol.core.messages import Setting
 from lockstep.protocol.core.plan import Plan
+
+
+class ModelsDiffer(Exception):  # noqa: N818 - reads as the fact it states
+    """This rank's model is not the chief's; the text names the first difference."""
 
 
 class Averager(Protocol):
@@ -36,11 +41,21 @@ class Averager(Protocol):
         On a GPU it is the device's stream that waits, not this thread.
         """
 
+    def agree(self, untrained: tuple[Setting, ...]) -> None:
+        """Every rank must have the chief's model, and the same digests of what is not trained. ModelsDiffer says where
+        they differ."""
+
     def take_initial(self) -> None:
         """Block until the chief's ``gradients`` are in everyone's ``means``: initial values, before the first step."""
 
     def compare(self, step: Step, digests: Sequence[int]) -> None:
-        """Parameters of all ranks must have these digests, one per bucket. JobEndedError names who has others."""
+        """Before ``finish``: the parameters of all ranks must have these digests, one per entry of the plan.
+
+        JobEndedError, here or from ``finish``, names who has others.
+        """
+
+    def leave(self, steps: Step) -> None:
+        """This rank has made all its steps: block until all have; JobEndedError if the job failed."""
 
     def close(self) -> None:
         """Let go of the memory."""

@@ -44,6 +44,9 @@ class MeetingPoint:
     """Of worker 0's store; 0: any, which ``find`` tells the others."""
     patience: float
     backend: str
+    """``nccl``: if possible."""
+    device: str = ""
+    """This worker's GPU, as no other device in the job is called."""
     find: Callable[[int], tuple[str, int]] | None = None
     """Takes the port of this worker's own store (worker 0's counts) and returns where worker 0's is."""
 
@@ -70,6 +73,8 @@ class ReducingNode(Protocol):
 
     def between_steps(self) -> None: ...
 
+    def finishing(self) -> None: ...
+
     def lost(self, problem: str) -> JobEndedError: ...
 
     def drifted(self, step: Step, other: TaskId, parameter: str) -> JobEndedError: ...
@@ -81,9 +86,17 @@ class WorkerGroup:
     def __init__(self, meeting: MeetingPoint, node: ReducingNode) -> None:
         self.meeting = meeting
         self.node = node
-        self._store = _sealed(meeting, _meet(meeting))
-        self._group = _process_group(meeting, self._store)
+        self._store: Any = _sealed(meeting, _meet(meeting))
+        self.backend = self._choose()
+        self._group: Any = _process_group(meeting, self._store, self.backend)
         node.met(self._same_job(), self._lives())
+
+    def _choose(self) -> str:
+        """NCCL, if every worker can use it: each has a GPU of its own. Otherwise gloo, on every worker."""
+        meeting = self.meeting
+        self._store.set(f"backend/{meeting.rank}", f"{meeting.backend} {meeting.device}")
+        told = [bytes(self._store.get(f"backend/{rank}")).decode() for rank in range(meeting.size)]
+        return "nccl" if all(one.startswith("nccl ") for one in told) and len(set(told)) == len(told) else "gloo"
 
     def _same_job(self) -> int:
         """One random number for the whole run, chosen by worker 0."""
@@ -98,7 +111,7 @@ class WorkerGroup:
     @property
     def on_device(self) -> bool:
         """Whether only the GPU's stream waits for what is reduced."""
-        return self.meeting.backend == "nccl"
+        return self.backend == "nccl"
 
     def broadcast(self, tensor: Tensor) -> dist.Work:
         """Start sending worker 0's values to all workers, in place."""
@@ -126,6 +139,10 @@ class WorkerGroup:
             self._store.set(name, value)
             return value, value
         return bytes(self._store.get(name)).decode(), value
+
+    def close(self) -> None:
+        """Let go of connections and threads; nothing can be reduced any more."""
+        self._group = self._store = None
 
     def wait_for_all(self, occasion: str) -> None:
         """A barrier: no worker leaves while others still need it, and worker 0, whose store it is, leaves last."""
@@ -187,9 +204,9 @@ def _forged(meeting: MeetingPoint, error: StoreForged) -> CollectiveLost:
     )
 
 
-def _process_group(meeting: MeetingPoint, store: c10d.Store) -> Any:
+def _process_group(meeting: MeetingPoint, store: c10d.Store, backend: str) -> Any:
     patience = timedelta(seconds=meeting.patience)
-    if meeting.backend == "nccl":
+    if backend == "nccl":
         stay_on_interface(meeting.listen_host)
         options = dist.ProcessGroupNCCL.Options()
         return dist.ProcessGroupNCCL(c10d.PrefixStore("nccl", store), meeting.rank, meeting.size, options)
@@ -215,5 +232,3 @@ def first_line(error: Exception) -> str:
 
 def _name(rank: int) -> str:
     return str(TaskId(Role.WORKER, rank))
-
-

@@ -1,4 +1,4 @@
-"""One rank's model where every rank trains: hooks fill buckets during backward, and its end leaves the mean in ``grad``.
+"""One rank's model where every rank trains: backward fills buckets, and when it ends the mean is in ``grad``.
 
 As with DistributedDataParallel, nothing else changes for the program: it may clip, scale, accumulate, and use any
 optimizer. A step is one backward pass that is averaged. During the first one nothing is handed over before its end,
@@ -67,6 +67,8 @@ class RankReplica:
         means of a step are in ``grad``. ``ends_itself``: with the end of a backward pass, not with ``end_backward``."""
         self.step: Step = 0
         """The number of backward passes that have been averaged."""
+        self.unshared = False
+        """The newest backward pass was not averaged: ``grad`` is this rank's own."""
         self._averager = averager
         self._layout = layout
         self._synchronises = synchronises
@@ -170,8 +172,8 @@ class RankReplica:
             return
         if place.ready:
             raise GradientMisuse(
-                f"backward made the gradient of {place.trained.name!r} {place.made} times in step {self.step}, but only "
-                f"{place.expected} times in the step before, so it has been sent without the last; use "
+                f"backward made the gradient of {place.trained.name!r} {place.made} times in step {self.step}, but "
+                f"{max(1, place.expected)} times in the first step, so it has been sent without the last; use "
                 "torch.utils.checkpoint with use_reentrant=False, or call each layer as often in every step"
             )
         if place.made == max(1, place.expected):
@@ -238,6 +240,11 @@ class RankReplica:
         parameter, scale = place.trained.parameter, self._averager.scale
         grad = parameter.grad
         assert grad is not None
+        if (grad.dtype, grad.device) != (place.leaving.dtype, place.leaving.device):
+            raise GradientMisuse(
+                f"parameter {place.trained.name!r} was {place.leaving.dtype} on {place.leaving.device} when it was "
+                f"wrapped and is now {grad.dtype} on {grad.device}; move or convert the model before job.wrap()"
+            )
         if grad.is_sparse:
             raise GradientMisuse(
                 f"the gradient of {place.trained.name!r} is sparse, but only dense gradients can be averaged; build "
@@ -259,7 +266,9 @@ class RankReplica:
         """Backward has ended: close what is not filled, wait for the means, and put them into ``grad``."""
         if not self._running:
             self._skipping = False
+            self.unshared = True
             return
+        self.unshared = False
         late = [place for place in self._places if not place.ready]
         missing = self._close(late)
         if self.step == 1 or self.step % COMPARE_EVERY == 0:
@@ -304,13 +313,6 @@ class RankReplica:
                     if not is_in(parameter.grad, place.mean):
                         parameter.grad = place.mean.data
             self._take_buffers()
-
-    def contribute_nothing(self) -> None:
-        """Take part in a step without a backward pass: this rank has no example in it. Its gradients count as 0."""
-        for place in self._places:
-            place.trained.parameter.grad = None
-        self._start_step()
-        self.end_backward()
 
     # -- what is no gradient --
 

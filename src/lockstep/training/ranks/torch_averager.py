@@ -19,17 +19,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lockstep.protocol.core.ids import BucketId, Role, Step, TaskId
-from lockstep.protocol.core.messages import ParameterEntry
-from lockstep.protocol.core.plan import first_difference
+from lockstep.protocol.core.messages import ParameterEntry, Setting
+from lockstep.protocol.core.plan import first_difference, first_untrained_difference
+from lockstep.training.ranks.averager import ModelsDiffer
 from lockstep.training.ranks.group import WorkerGroup, first_line
 from lockstep.training.ranks.layout import RankLayout, formats
 from lockstep.training.tensors import torch_dtype
 
 _LOOK_SECONDS = 0.5
-
-
-class ModelsDiffer(Exception):  # noqa: N818 - reads as the fact it states
-    """This rank's model is not the chief's; the text names the first difference."""
 
 
 class TorchAverager:
@@ -41,7 +38,6 @@ class TorchAverager:
         self._node = group.node
         self._layout = layout
         self._copied = layout.copied
-        self._agree()
         self.gradients = self.means = torch.zeros(max(1, self.plan.arena_bytes), dtype=torch.uint8, device=device)
         size = group.meeting.size
         self.scale = 1.0 if group.on_device else 1.0 / size
@@ -58,8 +54,7 @@ class TorchAverager:
         flat = self.gradients[bucket.arena_offset : bucket.arena_offset + bucket.nbytes]
         return flat if number in self._copied else flat.view(torch_dtype(bucket.dtype))
 
-    def _agree(self) -> None:
-        """Every rank must have the chief's model; ModelsDiffer names the first difference."""
+    def agree(self, untrained: tuple[Setting, ...] = ()) -> None:
         entries = [(e.name, e.elements, e.dtype, e.group) for e in self.plan.parameters]
         buffers = [(str(b.dtype), tuple(b.shape)) for b in self._layout.buffers]
         others = (self.plan.bucket_bytes, buffers, formats(self._layout.trained))
@@ -67,15 +62,20 @@ class TorchAverager:
         if theirs != ours:
             known = [ParameterEntry(*entry) for entry in json.loads(theirs)]
             difference = first_difference(self.plan.parameters, known)
-            raise ModelsDiffer(
-                f"the model of {self._node.task} is not the chief's: {difference}; build the same model on every rank"
-            )
+            raise self._differ(f"{difference}; build the same model on every rank")
+        theirs, ours = self._group.agree("untrained", json.dumps([(one.name, one.value) for one in untrained]))
+        if theirs != ours:
+            chiefs = [Setting(*pair) for pair in json.loads(theirs)]
+            raise self._differ(f"{first_untrained_difference(chiefs, untrained)}; build the same model on every rank")
         theirs, ours = self._group.agree("rest", hashlib.sha256(repr(others).encode()).hexdigest())
         if theirs != ours:
-            raise ModelsDiffer(
-                f"the model of {self._node.task} is not the chief's: buffers, memory formats (channels_last) or "
-                "bucket_mb differ; build the same model with the same options on every rank"
+            raise self._differ(
+                "buffers, memory formats (channels_last) or bucket_mb differ; build the same model with the same "
+                "options on every rank"
             )
+
+    def _differ(self, what: str) -> ModelsDiffer:
+        return ModelsDiffer(f"the model of {self._node.task} is not the chief's: {what}")
 
     # -- a step --
 
@@ -147,8 +147,16 @@ class TorchAverager:
                 name = self.plan.parameters[int(differs[0])].name
                 raise self._node.drifted(step, TaskId(Role.WORKER, rank), name)
 
+    def leave(self, steps: Step) -> None:  # noqa: ARG002 - the node has counted them
+        self._node.finishing()
+        self._group.wait_for_all("end")
+
     def close(self) -> None:
         self._node.before_look = lambda: None
+        with self._looking:
+            self._on_device.clear()
+        self._works.clear()
+        self._group.close()
 
 
 class _Pending:
@@ -159,6 +167,3 @@ class _Pending:
         self.done = threading.Event()
         if watched:
             work.get_future().add_done_callback(lambda _: self.done.set())
-
-
-__all__ = ["ModelsDiffer", "TorchAverager"]
