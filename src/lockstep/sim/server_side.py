@@ -21,6 +21,7 @@ from lockstep.protocol.core.events import (
     GradientArrived,
     Prepared,
     ShardSaved,
+    TensorKind,
     VersionArrived,
 )
 from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, JobId, Step, TaskId
@@ -271,7 +272,7 @@ class SimulatedServer:
         copy = Copy(
             around.network,
             route,
-            Parcel(effect.version, effect.bucket, self._plan.buckets[effect.bucket].nbytes),
+            Parcel(TensorKind.VERSION, effect.version, effect.bucket, self._plan.buckets[effect.bucket].nbytes),
             around.memory.slot(self.task, effect.bucket, effect.slot),
             around.memory.parameters(effect.peer, effect.bucket),
             self._lanes,

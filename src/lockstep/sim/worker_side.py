@@ -8,7 +8,7 @@ from functools import partial
 
 from lockstep.protocol.core.activity import Doing
 from lockstep.protocol.core.effects import BecameMember, Effect, SendGradient, SendPull, VersionReady
-from lockstep.protocol.core.events import Finished, Prepared, Produced, Sealed, StateTaken, StepBegun
+from lockstep.protocol.core.events import Finished, Prepared, Produced, Sealed, StateTaken, StepBegun, TensorKind
 from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, JobId, Step, TaskId
 from lockstep.protocol.core.messages import GroupRates, Layout, ParameterEntry, Pull
 from lockstep.protocol.core.plan import Plan
@@ -78,7 +78,7 @@ class SimulatedWorker:
             self._send_ghost(effect, route)
         source = around.memory.gradients(self.task, effect.bucket)
         assert self._plan is not None
-        parcel = Parcel(effect.step, effect.bucket, self._plan.buckets[effect.bucket].nbytes)
+        parcel = Parcel(TensorKind.GRADIENT, effect.step, effect.bucket, self._plan.buckets[effect.bucket].nbytes)
         if around.network.profile.lent_in_place:
             SimulatedLoan(
                 around.network, route, parcel, source, lambda loan: self._hand_over(effect, life, loan)

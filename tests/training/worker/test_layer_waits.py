@@ -23,7 +23,6 @@ from lockstep.training.server.shard_store import TorchShardStore
 from lockstep.training.worker.binding import Bound
 from lockstep.training.worker.layer_waits import LayerWaits
 from lockstep.training.worker.replica import Replica, Trained
-from lockstep.transports.base import Loan
 
 STEPS = 6
 RATE = GroupRates(("lr",), (0.1,))
@@ -62,7 +61,7 @@ class HeldBack:
         self._side = node.training
         self._deliver = node.effects[VersionReady]
         self._held_from = held_from
-        self._waiting: dict[int, Loan | None] = {}
+        self._waiting: dict[int, VersionReady] = {}
         self._ran: set[int] = set()
         self.overtaken: list[int] = []
         node.effects[VersionReady] = self._on_version_ready
@@ -70,9 +69,8 @@ class HeldBack:
         first_layer.register_forward_hook(self._on_first_layer)
 
     def _on_version_ready(self, effect: VersionReady) -> None:
-        version = effect.version
-        if effect.bucket == 0 and version >= self._held_from and version not in self._ran:
-            self._waiting[version], self._side._lent = self._side._lent, None
+        if effect.bucket == 0 and effect.version >= self._held_from and effect.version not in self._ran:
+            self._waiting[effect.version] = effect
         else:
             self._deliver(effect)
 
@@ -86,8 +84,7 @@ class HeldBack:
     def _let_go(self, step: int) -> None:
         self._ran.add(step)
         if step in self._waiting:
-            self._side._lent = self._waiting.pop(step)
-            self._deliver(VersionReady(0, step))
+            self._deliver(self._waiting.pop(step))
 
 
 def run(

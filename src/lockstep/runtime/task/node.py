@@ -18,7 +18,16 @@ from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
 from lockstep.protocol.coordinator.recovery import Beginning, RecoveryRules
 from lockstep.protocol.core.activity import ShardWrite, TaskPhase
 from lockstep.protocol.core.causes import Cause, Reason
-from lockstep.protocol.core.effects import BecameMember, Effect, JobEnded, PeerLeaves, Send, StillMissing, ViewChanged
+from lockstep.protocol.core.effects import (
+    BecameMember,
+    Effect,
+    GiveBack,
+    JobEnded,
+    PeerLeaves,
+    Send,
+    StillMissing,
+    ViewChanged,
+)
 from lockstep.protocol.core.events import Broken, Event, PeerGone
 from lockstep.protocol.core.faults import Fault
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, JobId, Role, Step, TaskId
@@ -46,6 +55,7 @@ from lockstep.runtime.startup.start_facts import StartFacts, start_facts
 from lockstep.runtime.task.discovery import Discovery, Search
 from lockstep.runtime.task.end_guard import EndGuard, GiveUp
 from lockstep.runtime.task.introspection import Observed
+from lockstep.runtime.task.loans import Loans
 from lockstep.runtime.task.loop import TaskLoop
 from lockstep.runtime.task.outcome import JobEndedError, Outcome, outcome_of
 from lockstep.runtime.task.peers import PeerKeeper
@@ -150,6 +160,7 @@ class Node(Observed):
         self.refused = False
         """The requested transport cannot be used here: bad input, not a failure of a task."""
         self.traffic = Traffic()
+        self.loans = Loans()
         self._server = self._listen()
         self.transport = self._make_transport()
 
@@ -200,7 +211,7 @@ class Node(Observed):
                 rules=rules,
                 beginning=self.config.beginning,
             )
-        return TaskMachine(self.incarnation, member, sides[0].machine, coordinator, self.journal)
+        return TaskMachine(self.incarnation, member, tuple(side.machine for side in sides), coordinator, self.journal)
 
     def _linked_tasks(self) -> Sequence[TaskId]:
         """Workers are linked with every server, servers with all workers and with the coordinator."""
@@ -451,6 +462,7 @@ class Node(Observed):
             ViewChanged: self._on_view_changed,
             StillMissing: lambda effect: self._say_missing(effect.missing),
             JobEnded: lambda effect: self._end(outcome_of(effect)),
+            GiveBack: lambda effect: self.loans.take(effect.arrival).release(),
             PeerLeaves: lambda effect: self.say(phrases.peer_leaves(self.task, effect.peer, effect.departure)),
         }
 

@@ -16,7 +16,6 @@ from lockstep.protocol.coordinator.recovery import LossPolicy
 from lockstep.protocol.core.activity import ShardWrite, TaskPhase
 from lockstep.protocol.core.effects import (
     Apply,
-    GiveBack,
     GrantRegion,
     Prepare,
     SaveShard,
@@ -120,8 +119,6 @@ class ShareSide(Side):
         self._writer: CheckpointWriter | None = None
         if config.train_dir:
             self._writer = CheckpointWriter(CheckpointFolder(config.train_dir), config.checkpoints_kept, node.say)
-        self._loans: dict[int, Loan] = {}
-        self._arrivals = 0
         self._handed = 0
         self._used = 0
         """Updates that the store's thread has received, and those that it has finished."""
@@ -188,7 +185,6 @@ class ShareSide(Side):
         return {
             Apply: self._apply,
             SendVersion: self._send_version,
-            GiveBack: self._give_back,
             GrantRegion: self._grant,
             Serve: self._serve,
             SaveShard: self._save_shard,
@@ -198,9 +194,6 @@ class ShareSide(Side):
 
     def takes(self) -> Takes:
         return {GradientNote: self._gradient_lent}
-
-    def _give_back(self, effect: GiveBack) -> None:
-        self._loans.pop(effect.arrival).release()
 
     def _serve(self, effect: Serve) -> None:
         self._work.put(lambda: self._answer(effect.peer, effect.question))
@@ -213,7 +206,7 @@ class ShareSide(Side):
         self._work.put(lambda: self._prepare(effect.layout))
 
     def _apply(self, effect: Apply) -> None:
-        loans = [self._loans.pop(arrival) for arrival in effect.arrivals]
+        loans = [self._node.loans.take(arrival) for arrival in effect.arrivals]
         self._handed += 1
         self._work.put_update(effect.bucket, lambda: self._apply_now(effect, loans))
 
@@ -249,7 +242,7 @@ class ShareSide(Side):
 
     def _free_inboxes_of_former_lives(self, peer: TaskId, life: _Life) -> None:
         """What a lost worker delivered completely still counts; its memory is freed once that has been used."""
-        used = {id(loan.buffer.obj) for loan in self._loans.values()}
+        used = {id(loan.buffer.obj) for loan in self._node.loans.held()}
         for known in [one for one in self._inboxes if one[0] == peer and one != life]:
             if id(self._inboxes[known].buffer.obj) not in used and self._handed == self._used:
                 self._inboxes.pop(known).close()
@@ -260,9 +253,8 @@ class ShareSide(Side):
         self._node.loop.do(lambda: self._take(peer, incarnation, note, loan))
 
     def _take(self, peer: TaskId, incarnation: Incarnation, note: GradientNote, loan: Loan) -> None:
-        self._arrivals += 1
-        self._loans[self._arrivals] = loan
-        self._node.loop.handle(GradientArrived(peer, incarnation, note.step, note.bucket, note.edition, self._arrivals))
+        arrival = self._node.loans.keep(loan)
+        self._node.loop.handle(GradientArrived(peer, incarnation, note.step, note.bucket, note.edition, arrival))
 
     # -- the store's thread --
 
@@ -281,7 +273,7 @@ class ShareSide(Side):
 
     def _prepare(self, layout: Layout) -> None:
         self.status.enter("preparing its memory")
-        plan = make_plan(layout.parameters, self._config.cluster.shape.servers, layout.bucket_bytes)
+        plan = make_plan(layout.parameters, len(self._config.cluster.shape.homes), layout.bucket_bytes)
         self._store = self._make_store()
         nbytes = max(plan.shard_room(self._node.task.index) + self._store.spare_bytes(plan), 1)
         slots = tuple(self._node.transport.allocate(nbytes, "parameters") for _ in range(self.machine.slots))

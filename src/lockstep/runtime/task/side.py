@@ -13,8 +13,7 @@ from lockstep.protocol.core.effects import Effect
 from lockstep.protocol.core.ids import Incarnation, TaskId
 from lockstep.protocol.core.messages import Note
 from lockstep.protocol.core.plan import Plan
-from lockstep.protocol.server.server_machine import ServerMachine
-from lockstep.protocol.worker.worker_machine import WorkerMachine
+from lockstep.protocol.task import TaskRole
 from lockstep.transports.base import Loan
 
 CarriesOut = Mapping[type[Effect], Callable[[Any], None]]
@@ -27,7 +26,7 @@ Takes = Mapping[type[Note], Callable[[TaskId, Incarnation, Any, Loan], None]]
 class Side:
     """What a node needs of each of its sides. The methods that do nothing here are for sides that need them."""
 
-    machine: WorkerMachine | ServerMachine
+    machine: TaskRole
 
     @property
     def plan(self) -> Plan | None:

@@ -59,7 +59,7 @@ class TrainingSide(Side):
         config = node.config
         self.machine = WorkerMachine(
             node.task,
-            config.cluster.shape.servers,
+            config.cluster.shape,
             node.journal,
             eager=config.eager,
             may_lag=config.aggregate is not None,
@@ -81,7 +81,6 @@ class TrainingSide(Side):
         self._blocked: deque[tuple[Step, float]] = deque(maxlen=_STEPS_KEPT)
         self._changed = threading.Condition()
         self._on_version: OnVersion | None = None
-        self._lent: Loan | None = None
         self._questions = 0
         self._answers: dict[int, Answer] = {}
 
@@ -273,7 +272,7 @@ class TrainingSide(Side):
 
     def _on_version_ready(self, effect: VersionReady) -> None:
         bucket, version = effect.bucket, effect.version
-        loan, self._lent = self._lent, None
+        loan = self._node.loans.take(effect.arrival) if effect.arrival else None
         if self._on_version is not None:
             self._on_version(bucket, version, loan)
         elif loan is not None:
@@ -308,11 +307,8 @@ class TrainingSide(Side):
         self._node.loop.do(lambda: self._take_version(peer, note, loan))
 
     def _take_version(self, peer: TaskId, note: VersionNote, loan: Loan) -> None:
-        self._lent = loan
-        self._node.loop.handle(VersionArrived(peer, note.version, note.bucket))
-        refused, self._lent = self._lent, None
-        if refused is not None:
-            refused.release()
+        arrival = self._node.loans.keep(loan)
+        self._node.loop.handle(VersionArrived(peer, note.version, note.bucket, arrival))
 
     def wake(self) -> None:
         with self._changed:
