@@ -93,6 +93,11 @@ class Observed(ABC):
         return 0
 
     @property
+    def sees_others_off(self) -> bool:
+        """Whether other tasks depend on this one until they have left."""
+        return False
+
+    @property
     def folder(self) -> str:
         """The folder of the run, or the one in which it will be created."""
         return str(self._publisher.folder.nearest)

@@ -28,7 +28,7 @@ from lockstep.protocol.core.effects import (
     StillMissing,
     ViewChanged,
 )
-from lockstep.protocol.core.events import Broken, Event, PeerGone
+from lockstep.protocol.core.events import Broken, Event, PeerGone, Received, TensorKind, TransferEnded
 from lockstep.protocol.core.faults import Fault
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, JobId, Role, Step, TaskId
 from lockstep.protocol.core.journal import Journal
@@ -41,6 +41,7 @@ from lockstep.protocol.core.messages import (
     Note,
     Refused,
     Setting,
+    Ticket,
     TransportAddress,
 )
 from lockstep.protocol.core.plan import Plan
@@ -65,11 +66,12 @@ from lockstep.runtime.watch.snapshot import StoreStatus
 from lockstep.runtime.watch.status import MainThread
 from lockstep.runtime.watch.watchdog import WatchSettings
 from lockstep.security.chosen import chosen_key
-from lockstep.transports.base import Loan, Transport
+from lockstep.transports.base import Loan, Transport, loan_ticket
 from lockstep.transports.control.addresses import parse_address
 from lockstep.transports.control.link import ControlLink, LinkEvents, serve_links
 from lockstep.transports.control.monitor_service import snapshot_handler, witness_handler
 from lockstep.transports.control.server import ControlServer
+from lockstep.transports.loan import HeldLoan
 from lockstep.transports.registry import make_transport, stays_on_one_host
 from lockstep.version import __version__
 
@@ -135,6 +137,7 @@ class Node(Observed):
     def __init__(self, config: NodeConfig, say: Say, reporter: TaskReporter) -> None:
         self.config = config
         self.task = config.task
+        self.rules = config.recovery.of(config.cluster.shape)
         self.incarnation: Incarnation = secrets.randbits(63) + 1
         self.job: JobId = 0
         self.journal = Journal()
@@ -197,7 +200,7 @@ class Node(Observed):
     def _make_machine(self, sides: Sequence[Side], now: float) -> TaskMachine:
         spec, shape = self.cluster, self.cluster.shape
         join = Join(str(self.task), self.incarnation, socket.gethostname(), os.getpid(), self.config.settings)
-        rules, deadline = self.config.recovery, now + spec.startup_timeout
+        rules, deadline = self.rules, now + spec.startup_timeout
         member = MemberMachine(self.task, shape.coordinator, join, deadline, self.journal, now, returns=rules.returns)
         coordinator = None
         if self.task == shape.coordinator:
@@ -214,17 +217,18 @@ class Node(Observed):
         return TaskMachine(self.incarnation, member, tuple(side.machine for side in sides), coordinator, self.journal)
 
     def _linked_tasks(self) -> Sequence[TaskId]:
-        """Workers are linked with every server, servers with all workers and with the coordinator."""
+        """Workers are linked with every task that holds buckets, servers with all workers and with the coordinator."""
         shape = self.config.cluster.shape
         if self.task.role is Role.WORKER:
-            return shape.server_ids()
+            return tuple(home for home in shape.homes if home != self.task)
         if self.task == shape.coordinator:
             return tuple(task for task in shape.tasks() if task != self.task)
         return (shape.coordinator, *shape.worker_ids())
 
     def _make_keeper(self, peer: TaskId) -> PeerKeeper:
         shape = self.cluster.shape
-        dials = self.task.role is Role.WORKER or peer == shape.coordinator
+        # Of two of the same kind, the one with the lower index listens; the coordinator has the lowest of its kind.
+        dials = self.task.index > peer.index if self.task.role is peer.role else self.task.role is Role.WORKER
         return PeerKeeper(self, peer, self.cluster.address_of(peer), dials, len(shape.tasks()))
 
     # -- from start to close --
@@ -256,7 +260,9 @@ class Node(Observed):
 
     def _others_have_left(self) -> bool:
         """Whether nothing listens where the coordinator was, or its monitor reports its end."""
-        keeper = self.peers[self.config.cluster.shape.coordinator]
+        keeper = self.peers.get(self.config.cluster.shape.coordinator)
+        if keeper is None:
+            return False
         found = keeper.finding.description
         gone = keeper.finding.answer is Reach.REFUSED and keeper.attempts >= LOOKS_FOR_NOBODY
         return gone or (found is not None and found.exited)
@@ -267,6 +273,10 @@ class Node(Observed):
         self._guard.noticed.set()
         assert self.outcome is not None
         return self.outcome
+
+    @property
+    def sees_others_off(self) -> bool:
+        return self.task.role is Role.SERVER or self.task == self.cluster.shape.coordinator
 
     def see_others_off(self) -> None:
         """After the end: wait, bounded, until the others know of it and have closed their links. For the coordinator,
@@ -299,7 +309,7 @@ class Node(Observed):
 
     def can_recover(self, task: TaskId) -> bool:
         """Whether the job continues after the loss of this task."""
-        rules = self.config.recovery
+        rules = self.rules
         if task.role is Role.WORKER:
             return rules.takes_back
         # While a worker joins, it may be another incarnation of one that the running job waits for.
@@ -400,6 +410,22 @@ class Node(Observed):
         else:
             take(peer, incarnation, note, loan)
 
+    # -- what one side of this task has for the other: no link, and no copy --
+
+    def own_ticket(self) -> Ticket:
+        """For what a task lends itself: it does not name any memory."""
+        return loan_ticket(self.transport.name, 0)
+
+    def say_to_itself(self, message: Message) -> None:
+        """Only for code that runs on the loop."""
+        self.loop.then(Received(self.task, self.incarnation, message))
+
+    def lend_to_itself(self, note: Note, number: int, kind: TensorKind, memory: memoryview) -> None:
+        """The other side reads ``memory`` until it gives it back. Only for code that runs on the loop."""
+        ended = TransferEnded(self.task, number, note.bucket, kind, ok=True)
+        loan = HeldLoan(memory, lambda: self.loop.do(ended))
+        self.loop.then(lambda: self._takes[type(note)](self.task, self.incarnation, note, loan))
+
     def _on_hello(self, hello: Hello) -> Hello | Refused:
         refusal = self._why_refused(hello)
         return self.hello() if refusal is None else Refused(refusal)
@@ -433,7 +459,7 @@ class Node(Observed):
         known = self._lives.get(peer, incarnation)
         if known == incarnation:
             return None
-        rules = self.config.recovery
+        rules = self.rules
         if rules.takes_back and peer.role is Role.WORKER:
             if (peer, incarnation) in self._former:
                 return Reason(Cause.LEFTOVER_SERVER, phrases.place_taken(peer))

@@ -30,6 +30,7 @@ from lockstep.protocol.core.events import (
     GradientArrived,
     Prepared,
     ShardSaved,
+    TensorKind,
 )
 from lockstep.protocol.core.ids import INITIAL_STEP, Incarnation, TaskId
 from lockstep.protocol.core.journal import Journal
@@ -97,6 +98,7 @@ def _make_machine(task: TaskId, config: NodeConfig, journal: Journal) -> ServerM
         summed=config.summed,
         aggregate=config.aggregate,
         any_rates=config.recovery.on_worker_loss is LossPolicy.SHRINK,
+        averages=not shape.servers,
     )
 
 
@@ -212,17 +214,23 @@ class ShareSide(Side):
 
     def _send_version(self, effect: SendVersion) -> None:
         assert self._plan is not None
+        bucket, source = self._plan.buckets[effect.bucket], self._slots[effect.slot]
+        note = VersionNote(effect.version, effect.bucket)
+        if effect.peer == self._node.task:
+            lent = source.buffer[bucket.shard_offset : bucket.shard_offset + bucket.nbytes]
+            self._node.lend_to_itself(note, effect.version, TensorKind.VERSION, lent)
+            return
         connection = self._node.peers[effect.peer].connection
         if connection is None:
             return
-        bucket = self._plan.buckets[effect.bucket]
-        note = VersionNote(effect.version, effect.bucket)
-        source = self._slots[effect.slot]
         send = connection.lend_version if effect.in_place else connection.write_version
         send(note, source, bucket.shard_offset, bucket.nbytes, effect.ticket, bucket.arena_offset)
 
     def _grant(self, effect: GrantRegion) -> None:
         peer = effect.peer
+        if peer == self._node.task:
+            self._node.say_to_itself(Grant(self._node.own_ticket()))
+            return
         connection = self._node.peers[peer].connection
         if connection is None or connection.address is None or self._plan is None:
             return
@@ -278,7 +286,7 @@ class ShareSide(Side):
         nbytes = max(plan.shard_room(self._node.task.index) + self._store.spare_bytes(plan), 1)
         slots = tuple(self._node.transport.allocate(nbytes, "parameters") for _ in range(self.machine.slots))
         self._store.prepare(layout, plan, self._node.task.index, [slot.buffer for slot in slots])
-        if layout.start > INITIAL_STEP:
+        if layout.start > INITIAL_STEP and self._node.task in self._config.cluster.shape.savers:
             self._restore(layout)
         self._plan, self._slots, self._layout = plan, slots, layout
         self._node.reporter.phase(TaskPhase.TRAINING)
@@ -303,7 +311,7 @@ class ShareSide(Side):
         if self._writer is None:
             self._node.loop.post(ShardSaved(Saved(version, "", 0, "", "this server was started without --train_dir")))
             return
-        name = f"shard-{self._node.task.index}-of-{self._config.cluster.shape.servers}.safetensors"
+        name = f"shard-{self._node.task.index}-of-{len(self._config.cluster.shape.savers)}.safetensors"
         tensors = self._store.snapshot(version)
         self._writer.write_shard(
             version, self._node.job, name, tensors, lambda saved: self._node.loop.post(ShardSaved(saved))

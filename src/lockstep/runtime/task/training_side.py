@@ -22,6 +22,7 @@ from lockstep.protocol.core.events import (
     Sealed,
     StateTaken,
     StepBegun,
+    TensorKind,
     VersionArrived,
 )
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, Step, TaskId
@@ -56,14 +57,14 @@ class TrainingSide(Side):
     """What a worker does: gradients out, parameters in."""
 
     def __init__(self, node: Node) -> None:
-        config = node.config
+        config, rules = node.config, node.rules
         self.machine = WorkerMachine(
             node.task,
             config.cluster.shape,
             node.journal,
             eager=config.eager,
             may_lag=config.aggregate is not None,
-            tells_state=config.recovery.keeps_states,
+            tells_state=rules.keeps_states,
         )
         self.main = node.main
         self.gradients: Region | None = None
@@ -87,7 +88,7 @@ class TrainingSide(Side):
     @property
     def keeps_state(self) -> bool:
         """Whether each seal must carry the local state, for the next incarnation of this worker."""
-        return self._config.recovery.keeps_states
+        return self._node.rules.keeps_states
 
     @property
     def plan(self) -> Plan | None:
@@ -288,14 +289,21 @@ class TrainingSide(Side):
         assert self.gradients is not None
         bucket = self._plan.buckets[effect.bucket]
         note = GradientNote(effect.step, effect.bucket, effect.edition)
+        nbytes = self._narrow.get(bucket.id, bucket.nbytes)
+        if effect.peer == self._node.task:
+            lent = self.gradients.buffer[bucket.arena_offset : bucket.arena_offset + nbytes]
+            self._node.lend_to_itself(note, effect.step, TensorKind.GRADIENT, lent)
+            return
         connection = self._node.peers[effect.peer].connection
         if connection is not None:
-            nbytes = self._narrow.get(bucket.id, bucket.nbytes)
             connection.lend_gradient(
                 note, self.gradients, bucket.arena_offset, nbytes, effect.ticket, bucket.shard_offset
             )
 
     def _send_pull(self, effect: SendPull) -> None:
+        if effect.peer == self._node.task:
+            self._node.say_to_itself(Pull(effect.version, effect.have, self._node.own_ticket(), in_place=True))
+            return
         connection = self._node.peers[effect.peer].connection
         if connection is None or connection.address is None or self.parameters is None:
             return

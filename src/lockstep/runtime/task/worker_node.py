@@ -1,10 +1,11 @@
-"""A worker: a node that trains."""
+"""A worker: a node that trains. Without servers it also has a share of the buckets (``rank_node.py``)."""
 
 from __future__ import annotations
 
 from lockstep.protocol.core.plan import Plan
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.task.node import Node, NodeConfig, Say
+from lockstep.runtime.task.share_side import MakeStore, ShareSide
 from lockstep.runtime.task.training_side import TrainingSide
 from lockstep.transports.base import Region
 
@@ -12,7 +13,10 @@ from lockstep.transports.base import Region
 class WorkerNode(Node):
     """One worker of the cluster. What its training thread calls is described in ``training_side.py``."""
 
-    def __init__(self, config: NodeConfig, say: Say, reporter: TaskReporter) -> None:
+    def __init__(
+        self, config: NodeConfig, say: Say, reporter: TaskReporter, make_store: MakeStore | None = None
+    ) -> None:
+        """``make_store``: what makes the versions of its share of the buckets, if it has one."""
         super().__init__(config, say, reporter)
         self.training = side = TrainingSide(self)
         self.allocate, self.use, self.announce = side.allocate, side.use, side.announce
@@ -21,7 +25,11 @@ class WorkerNode(Node):
         self.tell_state, self.finish, self.phase = side.tell_state, side.finish, side.phase
         self.wait_version, self.wait_buckets, self.has_version = side.wait_version, side.wait_buckets, side.has_version
         self.ask, self.blocked, self.memory = side.ask, side.blocked, side.memory
-        self._compose(side)
+        if make_store is None:
+            self._compose(side)
+        else:
+            self.share = ShareSide(self, make_store)
+            self._compose(side, self.share)
 
     @property
     def plan(self) -> Plan | None:
