@@ -249,6 +249,14 @@ class Copy(SimulatedTransfer):
             self._on_arrived()
 
 
+class OwnLoan:
+    """One role of a task reads the other's cell: nothing travels, and the sender is told once it is released."""
+
+    def __init__(self, source: Cell, on_released: Callable[[], None]) -> None:
+        self.source = source
+        self.release = on_released
+
+
 class SimulatedLoan(SimulatedTransfer):
     """The receiver reads the sender's own cell until it has released every loan of it."""
 
