@@ -28,7 +28,7 @@ CHIEFS = OptimizerEntry("chief", "{}")
 """What a layout says of a group of parameters, in place of an optimizer: that the mean of all ranks is made of them, or
 that the chief's values count (of buffers, which the others do not send)."""
 
-Saved = Callable[[int], list[NamedTensor]]
+Save = Callable[[int], list[NamedTensor]]
 
 
 def _nothing_to_save(version: int) -> list[NamedTensor]:
@@ -38,7 +38,7 @@ def _nothing_to_save(version: int) -> list[NamedTensor]:
 class MeanStore:
     """Implements ``runtime.task.store.ShardStore``; all its calls come on one thread."""
 
-    def __init__(self, wire: WireFormat | None = None, helpers: int = 0, save: Saved = _nothing_to_save) -> None:
+    def __init__(self, wire: WireFormat | None = None, helpers: int = 0, save: Save = _nothing_to_save) -> None:
         """``wire``: the format in which gradients arrive. ``helpers``: threads that take part. ``save``: what goes into
         a checkpoint of this version; the parameters are the program's, not the store's."""
         self._wire = wire or WireFormat()
