@@ -98,7 +98,7 @@ ROOMS: dict[str, set[str]] = {
     "training/gpu": set(),
     "training/worker": {"gpu"},
     "training/server": {"gpu"},
-    "training/ranks": {"worker"},
+    "training/ranks": {"server", "worker"},
     "benchmark/models": set(),
     "benchmark/data": set(),
     "benchmark/settings": {"data", "models"},

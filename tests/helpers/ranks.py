@@ -45,7 +45,6 @@ class ThreadRank:
         layout = self.layout(model)
         averager = TorchAverager(WorkerGroup(self._meeting, self.node), layout, torch.device("cpu"))
         self._averagers.append(averager)
-        averager.agree()
         made = RankReplica(averager, layout, **options)  # type: ignore[arg-type]
         made.start()
         return made

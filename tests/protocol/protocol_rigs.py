@@ -108,7 +108,9 @@ class WorkerRig(Rig):
         self, *, index: int = 0, servers: int = 1, buckets: int = 1, eager: bool = True, may_lag: bool = False
     ) -> None:
         journal = Journal()
-        self.machine = WorkerMachine(worker(index), servers, journal, eager=eager, may_lag=may_lag)
+        self.machine = WorkerMachine(
+            worker(index), ClusterShape(servers, index + 1), journal, eager=eager, may_lag=may_lag
+        )
         super().__init__(self.machine, journal)
         self.plan = plan_of(buckets, servers)
         for i in range(servers):

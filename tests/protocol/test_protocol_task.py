@@ -22,11 +22,10 @@ PS, W0 = server(0), worker(0)
 def make(task: TaskId) -> TaskMachine:
     journal = Journal()
     coordinator = CoordinatorMachine(SHAPE, JOB, journal, 0.0) if task == PS else None
-    role: ServerMachine | WorkerMachine = (
-        ServerMachine(task, SHAPE, journal, eager=True) if task == PS else WorkerMachine(task, 1, journal, eager=True)
-    )
+    make_role = ServerMachine if task == PS else WorkerMachine
+    role: ServerMachine | WorkerMachine = make_role(task, SHAPE, journal, eager=True)
     member = MemberMachine(task, PS, join_of(task), 300.0, journal, 0.0)
-    return TaskMachine(life(task), member, role, coordinator, journal)
+    return TaskMachine(life(task), member, (role,), coordinator, journal)
 
 
 def test_the_coordinators_own_task_joins_without_a_network() -> None:
@@ -69,7 +68,7 @@ def test_the_coordinators_task_that_gives_up_tells_those_that_wait_with_it() -> 
     task = TaskMachine(
         life(PS),
         MemberMachine(PS, PS, join_of(PS), 300.0, journal, 0.0),
-        ServerMachine(PS, shape, journal, eager=True),
+        (ServerMachine(PS, shape, journal, eager=True),),
         CoordinatorMachine(shape, JOB, journal, 0.0),
         journal,
     )

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from lockstep.protocol.core.events import Event, LinkLost, LinkUp, Received, TransferEnded
+from lockstep.protocol.core.events import Event, LinkLost, LinkUp, Received, TensorKind, TransferEnded
 from lockstep.protocol.core.ids import ClusterShape, TaskId, server, worker
 from lockstep.protocol.core.messages import Done
 from lockstep.sim.agenda import Agenda
@@ -166,7 +166,7 @@ def cell(content: GradientTag | None = None) -> Cell:
 
 
 def copy(made: Wire, step: int, source: Cell, target: Cell, lanes: Lanes, arrived: Callable[[], None]) -> Copy:
-    started = Copy(made.network, made.route(), Parcel(step, 0), source, target, lanes, arrived)
+    started = Copy(made.network, made.route(), Parcel(TensorKind.GRADIENT, step, 0), source, target, lanes, arrived)
     started.start()
     return started
 
@@ -217,14 +217,14 @@ def test_a_copy_over_a_link_that_breaks_is_neither_reported_nor_read_any_more() 
 def test_a_loan_is_over_for_its_owner_when_all_of_it_is_released(doubled: bool) -> None:
     made = up(profile=NetworkProfile(duplicate_chance=1.0 if doubled else 0.0))
     lent: list[SimulatedLoan] = []
-    SimulatedLoan(made.network, made.route(), Parcel(3, 0), cell(tag(3)), lent.append).start()
+    SimulatedLoan(made.network, made.route(), Parcel(TensorKind.GRADIENT, 3, 0), cell(tag(3)), lent.append).start()
     made.run()
     assert len(lent) == 1 + doubled
     for loan in lent:
         assert not any(isinstance(event, TransferEnded) for event in made.told[W])
         loan.release()
     made.run()
-    assert made.told[W][-1] == TransferEnded(PS, 3, 0, ok=True)
+    assert made.told[W][-1] == TransferEnded(PS, 3, 0, TensorKind.GRADIENT, ok=True)
 
 
 def test_an_agenda_keeps_the_order_of_equal_times_and_never_goes_back() -> None:

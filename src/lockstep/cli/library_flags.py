@@ -80,7 +80,7 @@ PROGRAM_FLAGS = (
         "backend",
         FlagKind.CHOICE,
         None,
-        "without servers, what carries the gradients (default: nccl if every rank has a GPU of its own, else gloo)",
+        "without servers, what carries the gradients (default: own between CPUs, nccl or gloo where there are GPUs)",
         choices=BACKENDS,
         upstream=False,
     ),

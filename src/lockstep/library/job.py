@@ -30,6 +30,7 @@ from lockstep.protocol.core.ids import CHIEF, Step
 from lockstep.protocol.core.leaving import Departure
 from lockstep.runtime.task.collective_node import CollectiveNode
 from lockstep.runtime.task.outcome import JobEndedError
+from lockstep.runtime.task.rank_node import RankNode
 from lockstep.runtime.task.worker_node import WorkerNode
 
 Model = TypeVar("Model", bound=nn.Module | Sequence[nn.Module])
@@ -40,7 +41,7 @@ class Job:
 
     def __init__(
         self,
-        node: WorkerNode | CollectiveNode,
+        node: WorkerNode | RankNode | CollectiveNode,
         options: JobOptions,
         say: Say,
         on_close: Callable[[], None],
@@ -58,7 +59,7 @@ class Job:
         self._process = os.getpid()
         parts = JobParts(options, say, self._course, self._exits, self._shards, self._counts, self._refuse_in_child)
         self._training: TrainingWay = (
-            ServedTraining(node, parts) if isinstance(node, WorkerNode) else RankTraining(node, parts)
+            RankTraining(node, parts) if isinstance(node, RankNode | CollectiveNode) else ServedTraining(node, parts)
         )
 
     # -- identity --

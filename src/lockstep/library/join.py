@@ -24,6 +24,8 @@ from lockstep.library.launcher import Launch, launched_by
 from lockstep.library.settings import (
     BACKENDS,
     ON_NAN,
+    OWN,
+    TORCH,
     Exchange,
     Keeping,
     exchange_problems,
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     from lockstep.runtime.monitor.reporter import TaskReporter
     from lockstep.runtime.monitor.sidecar import Sidecar
     from lockstep.runtime.task.collective_node import CollectiveNode
+    from lockstep.runtime.task.rank_node import RankNode
     from lockstep.runtime.task.store import ShardStore
     from lockstep.runtime.task.worker_node import WorkerNode
 
@@ -237,7 +240,10 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
         _refuse(protocol_problems(cluster))
         if cluster.task == CHIEF:
             say(who_trains(cluster.shape))
-        config = node_config(cluster, arguments.exchange, arguments.keeping, launched=arguments.launched)
+        carrier = "" if cluster.shape.servers else _carrier(arguments.backend)
+        config = node_config(
+            cluster, arguments.exchange, arguments.keeping, launched=arguments.launched, carrier=carrier
+        )
         assert cluster.task is not None
         serves = cluster.task.role is Role.SERVER
         signals = TaskSignals(cluster.task, say, cluster.grace, interrupts_others=serves)
@@ -253,10 +259,22 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     options = JobOptions(
         on_nan=arguments.on_nan,
         bucket_bytes=round(arguments.bucket_mb * MEBIBYTE),
-        backend=arguments.backend,
+        backend=None if carrier == OWN else arguments.backend,
         find_store=None if launch is None else lambda port: _find_store(cluster, launch, port),
     )
-    return _join_as_worker(config, sidecar, options, signals)
+    return _join_as_worker(config, sidecar, options, signals, carrier)
+
+
+def _carrier(backend: str | None) -> str:
+    """What carries the gradients of ranks: torch.distributed where there are GPUs, our own transports between CPUs.
+
+    Every rank must choose the same, before its model exists.
+    """
+    if backend is not None:
+        return OWN if backend == OWN else TORCH
+    import torch
+
+    return TORCH if torch.cuda.is_available() else OWN
 
 
 def _start_sidecar(cluster: ClusterSpec, signals: TaskSignals) -> Sidecar:
@@ -279,11 +297,16 @@ def refuse_bad_cluster(cluster: ClusterSpec, arguments: JoinArguments) -> None:
     _refuse(cluster_problems(cluster) + problems)
 
 
-def node_config(cluster: ClusterSpec, exchange: Exchange, keeping: Keeping, *, launched: bool = False) -> NodeConfig:
-    """What the runtime needs to know about a job of the library. BadInput if its ``train_dir`` is refused."""
+def node_config(
+    cluster: ClusterSpec, exchange: Exchange, keeping: Keeping, *, launched: bool = False, carrier: str = ""
+) -> NodeConfig:
+    """What the runtime needs to know about a job of the library. BadInput if its ``train_dir`` is refused.
+
+    ``carrier``: without servers, what carries the gradients.
+    """
     workers, place = cluster.shape.workers, {"launched": launched, "servers": cluster.shape.servers}
     rules = recovery_rules(keeping, exchange, workers, cluster.rejoin_timeout, **place, grace_seconds=cluster.grace)
-    settings = library_settings(cluster, exchange, rules)
+    settings = library_settings(cluster, exchange, rules, carrier)
     resumes = bool(keeping.train_dir) and cluster.task == cluster.shape.coordinator
     if cluster.task == CHIEF and (notice := loss_notice(rules, exchange, workers, **place)) and workers > 1:
         say(notice)
@@ -292,7 +315,7 @@ def node_config(cluster: ClusterSpec, exchange: Exchange, keeping: Keeping, *, l
         cluster=cluster,
         settings=settings,
         synchronous=exchange.synchronous,
-        eager=False,
+        eager=not cluster.shape.servers,
         summed=exchange.reduction == "sum",
         aggregate=exchange.aggregate(workers),
         watch=WatchSettings(on_stall=cluster.on_stall),
@@ -464,11 +487,13 @@ def dropped_lines(coordinator: object) -> list[str]:
     return [f"{task} was left out of {count} steps (backup workers)" for task, count in sorted(dropped.items())]
 
 
-def _join_as_worker(config: NodeConfig, sidecar: Sidecar, options: JobOptions, signals: TaskSignals) -> Job:
+def _join_as_worker(
+    config: NodeConfig, sidecar: Sidecar, options: JobOptions, signals: TaskSignals, carrier: str
+) -> Job:
     from lockstep.library.atexit import ExitWitness, close_before_threads_end, end_by_signal
     from lockstep.library.job import Job
 
-    node = _make_node(config, sidecar)
+    node = _make_node(config, sidecar, carrier)
     signals.attach(node)
     end_by_signal()
     exits = ExitWitness()
@@ -492,11 +517,16 @@ def _join_as_worker(config: NodeConfig, sidecar: Sidecar, options: JobOptions, s
     return job
 
 
-def _make_node(config: NodeConfig, sidecar: Sidecar) -> WorkerNode | CollectiveNode:
-    if config.cluster.shape.servers:
+def _make_node(config: NodeConfig, sidecar: Sidecar, carrier: str) -> WorkerNode | RankNode | CollectiveNode:
+    if not carrier:
         from lockstep.runtime.task.worker_node import WorkerNode
 
         return WorkerNode(config, say, sidecar.reporter)
+    if carrier == OWN:
+        from lockstep.runtime.task.rank_node import RankNode
+        from lockstep.training.server.mean_store import MeanStore
+
+        return RankNode(config, MeanStore, say, sidecar.reporter)
     from lockstep.runtime.task.collective_node import CollectiveNode
 
     return CollectiveNode(config.cluster, config.settings, say, sidecar.reporter, watch=config.watch)

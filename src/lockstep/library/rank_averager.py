@@ -4,19 +4,38 @@ from __future__ import annotations
 
 import torch
 
+from lockstep.library.errors import UsageError
 from lockstep.library.training_way import JobOptions
+from lockstep.protocol.core.messages import Setting
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.task.collective_node import CollectiveNode
+from lockstep.runtime.task.rank_node import RankNode
 from lockstep.training.ranks.averager import Averager
 from lockstep.training.ranks.group import STORE_SECONDS, MeetingPoint, WorkerGroup
 from lockstep.training.ranks.layout import RankLayout
+from lockstep.training.ranks.own_averager import OwnAverager
 from lockstep.training.ranks.torch_averager import TorchAverager
 from lockstep.transports.control.addresses import parse_address
 
 
-def make_averager(node: CollectiveNode, layout: RankLayout, device: torch.device, options: JobOptions) -> Averager:
-    """NCCL if every rank has a GPU of its own, otherwise gloo. Blocks until all ranks are there."""
-    return TorchAverager(WorkerGroup(_meeting(node.cluster, device, options), node), layout, device)
+def make_averager(
+    node: RankNode | CollectiveNode,
+    layout: RankLayout,
+    device: torch.device,
+    options: JobOptions,
+    untrained: tuple[Setting, ...],
+) -> Averager:
+    """Our own transports if the node has a share of the buckets; otherwise NCCL if every rank has a GPU of its own, or
+    gloo. ``untrained``: digests of what is not trained, which must be the chief's."""
+    if isinstance(node, RankNode):
+        if device.type != "cpu":
+            raise UsageError(
+                f"the model is on {device}, but this job's gradients travel between CPUs (backend='own'); give "
+                "lockstep.join(backend='nccl') or 'gloo', the same on every rank"
+            )
+        return OwnAverager(node, layout, untrained)
+    group = WorkerGroup(_meeting(node.cluster, device, options), node)
+    return TorchAverager(group, layout, device, untrained)
 
 
 def _meeting(cluster: ClusterSpec, device: torch.device, options: JobOptions) -> MeetingPoint:

@@ -29,6 +29,7 @@ from lockstep.protocol.core.causes import own_error
 from lockstep.protocol.core.ids import CHIEF, Step
 from lockstep.runtime.task.collective_node import CollectiveNode
 from lockstep.runtime.task.outcome import JobEndedError
+from lockstep.runtime.task.rank_node import RankNode
 from lockstep.training.ranks.averager import Averager, ModelsDiffer
 from lockstep.training.ranks.layout import lay_out
 from lockstep.training.ranks.rank_replica import COMPARE_EVERY, GradientMisuse, RankReplica
@@ -38,7 +39,7 @@ from lockstep.training.worker.binding import Trained
 class RankTraining:
     """One rank of a job without servers."""
 
-    def __init__(self, node: CollectiveNode, parts: JobParts) -> None:
+    def __init__(self, node: RankNode | CollectiveNode, parts: JobParts) -> None:
         self._node = node
         self._parts = parts
         self._models: list[nn.Module] = []
@@ -65,11 +66,10 @@ class RankTraining:
         trained, self._frozen = averaged_parameters(self._models, self._optimizers)
         device = _only_device(trained)
         buffers = model_buffers(self._models)
-        homes = 1
+        options, frozen = self._parts.options, untrained_digests(self._models, trained, buffers=False)
         try:
-            layout = lay_out(trained, buffers, homes, self._parts.options.bucket_bytes)
-            averager = make_averager(self._node, layout, device, self._parts.options)
-            averager.agree(untrained_digests(self._models, trained, buffers=False))
+            layout = lay_out(trained, buffers, self._node.cluster.shape.workers, options.bucket_bytes)
+            averager = make_averager(self._node, layout, device, options, frozen)
         except (ModelsDiffer, ValueError) as error:
             raise UsageError(str(error)) from None
         self._averager = averager

@@ -14,8 +14,9 @@ from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.version import __version__, torch_version
 
 REDUCTIONS = ("mean", "sum")
-BACKENDS = ("nccl", "gloo")
-"""What may carry the gradients of ranks."""
+OWN, TORCH = "own", "torch.distributed"
+BACKENDS = (OWN, "nccl", "gloo")
+"""What may carry the gradients of ranks: our own transports, or torch.distributed."""
 ON_NAN = ("report", "skip", "stop")
 """What to do with a step in which a gradient contains NaN or infinity."""
 
@@ -151,7 +152,9 @@ def who_trains(shape: ClusterShape) -> str:
     return f"{trains}, {shape.servers} {'serves' if shape.servers == 1 else 'serve'}"
 
 
-def library_settings(cluster: ClusterSpec, exchange: Exchange, rules: RecoveryRules) -> tuple[Setting, ...]:
+def library_settings(
+    cluster: ClusterSpec, exchange: Exchange, rules: RecoveryRules, carrier: str = ""
+) -> tuple[Setting, ...]:
     """These are compared when a task joins; the first that differs is named."""
     shape = cluster.shape
     values: dict[str, object] = {
@@ -167,4 +170,6 @@ def library_settings(cluster: ClusterSpec, exchange: Exchange, rules: RecoveryRu
         "on_worker_loss": rules.on_worker_loss.value,
         "train_dir": "given" if rules.saves_last else "not given",
     }
+    if carrier:
+        values["backend"] = carrier
     return tuple(Setting(name, str(value)) for name, value in values.items())

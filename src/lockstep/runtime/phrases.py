@@ -63,7 +63,7 @@ def error_in_the_loop(error: Exception, where: str) -> str:
 
 
 def cannot_serve(error: Exception) -> str:
-    return f"failed as a server: {type(error).__name__}: {error}"
+    return f"failed in its store: {type(error).__name__}: {error}"
 
 
 def cannot_copy(error: Exception) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from lockstep.protocol.core.events import Event
+from lockstep.protocol.core.events import Event, Received
 from lockstep.protocol.core.ids import Incarnation, JobId, TaskId
-from lockstep.protocol.core.messages import ParameterEntry, Ticket
+from lockstep.protocol.core.messages import Message, ParameterEntry, Ticket
 from lockstep.protocol.core.plan import Plan, make_plan
 from lockstep.sim.agenda import Agenda
 from lockstep.sim.disk import Disk
@@ -61,11 +61,19 @@ class SimulationContext:
 
         self.agenda.after(seconds, act_if_alive)
 
+    def soon(self, task: TaskId, event: Event) -> None:
+        """Hand over an event that the task itself caused, once it has carried out the effects of the current one."""
+        self.after(task, 0.0, lambda: self.handle(task, event))
+
+    def tell_itself(self, task: TaskId, message: Message) -> None:
+        """A message whose content only the task around the machines knows, from one of its roles to the other."""
+        self.soon(task, Received(task, self.incarnations[task], message))
+
     def plan(self, parameters: tuple[ParameterEntry, ...], bucket_bytes: int) -> Plan:
         """Every task computes the same plan, so it is computed once."""
         key = (parameters, bucket_bytes)
         if key not in self.plans:
-            self.plans[key] = make_plan(parameters, self.scenario.servers, bucket_bytes)
+            self.plans[key] = make_plan(parameters, len(self.scenario.shape.homes), bucket_bytes)
         return self.plans[key]
 
     def route(self, sender: TaskId, receiver: TaskId, ticket: Ticket) -> Route | None:
@@ -86,3 +94,8 @@ class SimulationContext:
 def ticket_for(link: Link, nbytes: int) -> Ticket:
     """A ticket is valid for one session of a link."""
     return Ticket("simulated", link.session, nbytes, 0, b"")
+
+
+def own_ticket(nbytes: int) -> Ticket:
+    """Between two roles of one task there is no link."""
+    return Ticket("simulated", 0, nbytes, 0, b"")

@@ -81,10 +81,10 @@ def _snapshot(world: World, name: TaskId, task: SimTask, now: float) -> dict[str
         "step": machine.role.step,
         "phase": "simulated",
         "machines": machine.snapshot(),
-        "main": _main(task.side, now) if isinstance(task.side, SimulatedWorker) else {},
-        "store": _store(task.side, now) if isinstance(task.side, SimulatedServer) else {},
+        "main": {} if task.worker is None else _main(task.worker, now),
+        "store": {} if task.server is None else _store(task.server, now),
         "loop": loop,
-        "disk": {"written_ago": now - task.side.doing[1]} if isinstance(task.side, SimulatedWorker) else {},
+        "disk": {} if task.worker is None else {"written_ago": now - task.worker.doing[1]},
         "waits": [
             {
                 "on": str(wait.on),

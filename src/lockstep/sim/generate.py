@@ -30,6 +30,7 @@ from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, SecondsRange, 
 QUIET_AFTER = 40.0
 STARTUP_TIMEOUT = 60.0
 _MODES = (Mode.EAGER, Mode.EAGER, Mode.SEALED, Mode.SEALED, Mode.ASYNC, Mode.ASYNC_SEALED)
+_MODES_OF_RANKS = (Mode.EAGER, Mode.EAGER, Mode.SEALED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,9 @@ class DrawnRun:
 def draw_run(seed: int, size: Size) -> DrawnRun:
     """The run of this seed."""
     random = Random(seed)
-    mode = random.choice(_MODES)
+    mode = random.choice(_MODES if size.servers else _MODES_OF_RANKS)
     aggregate = None
-    if mode is Mode.SEALED and size.workers > 1 and random.random() < 0.2:
+    if mode is Mode.SEALED and size.servers and size.workers > 1 and random.random() < 0.2:
         aggregate = random.randint(1, size.workers - 1)
     buckets = random.randint(1, 4)
     scenario = Scenario(
@@ -109,8 +110,9 @@ def _training(random: Random, steps: int) -> TrainingProfile:
 
 def _faults(random: Random, scenario: Scenario, how_many: int) -> tuple[AnyFault, ...]:
     drawn: dict[str, AnyFault] = {}
-    while len(drawn) < how_many:
-        fault = random.choice(list(_DRAWING.values()))(random, scenario)
+    kinds = [drawing for name, drawing in _DRAWING.items() if len(scenario.shape.tasks()) > 1 or name not in _OF_TWO]
+    while len(drawn) < min(how_many, len(scenario.shape.tasks())):
+        fault = random.choice(kinds)(random, scenario)
         # Either of two faults of one task could hide the other.
         drawn.setdefault(fault.task, fault)
     return tuple(drawn.values())
@@ -127,13 +129,21 @@ def _worker(random: Random, scenario: Scenario) -> str:
     return str(random.choice(scenario.shape.worker_ids()))
 
 
-def _server(random: Random, scenario: Scenario) -> str:
-    return str(random.choice(scenario.shape.server_ids()))
+def _home(random: Random, scenario: Scenario) -> str:
+    return str(random.choice(scenario.shape.homes))
+
+
+def _worker_and_home(random: Random, scenario: Scenario) -> tuple[str, str]:
+    """A worker and a home of buckets that it is linked to."""
+    if scenario.servers:
+        return _worker(random, scenario), _home(random, scenario)
+    one, other = random.sample(scenario.shape.worker_ids(), 2)
+    return str(one), str(other)
 
 
 def _pair(random: Random, scenario: Scenario) -> tuple[str, str]:
-    """A worker and a server, in either order: every worker is linked to every server."""
-    ends = [_worker(random, scenario), _server(random, scenario)]
+    """A worker and a home, in either order: every worker is linked to every home."""
+    ends = list(_worker_and_home(random, scenario))
     random.shuffle(ends)
     return ends[0], ends[1]
 
@@ -152,9 +162,11 @@ def _length(random: Random) -> float:
 
 def _drop_message(random: Random, scenario: Scenario) -> AnyFault:
     times = random.choice((0, 1, 3))
-    if random.random() < 0.5:
-        return DropMessage(_server(random, scenario), _worker(random, scenario), "Open", _step(random, scenario), times)
-    return DropMessage(_worker(random, scenario), _server(random, scenario), "Pull", _step(random, scenario), times)
+    opens = random.random() < 0.5
+    worker, home = _worker_and_home(random, scenario)
+    if opens:
+        return DropMessage(home, worker, "Open", _step(random, scenario), times)
+    return DropMessage(worker, home, "Pull", _step(random, scenario), times)
 
 
 def _drop_tensor(random: Random, scenario: Scenario) -> AnyFault:
@@ -209,10 +221,12 @@ _DRAWING: Mapping[str, Callable[[Random, Scenario], AnyFault]] = MappingProxyTyp
         "Raise": lambda r, s: Raise(_worker(r, s), _step(r, s)),
         "Stick": _stick,
         "SlowSteps": lambda r, s: SlowSteps(_worker(r, s), _step(r, s), _length(r)),
-        "SlowStore": lambda r, s: SlowStore(
-            _server(r, s), _step(r, s), round(r.uniform(0.1, 4.0), 3), r.random() < 0.5
-        ),
+        "SlowStore": lambda r, s: SlowStore(_home(r, s), _step(r, s), round(r.uniform(0.1, 4.0), 3), r.random() < 0.5),
         "BlockLoop": lambda r, s: BlockLoop(_any(r, s), _step(r, s), r.choice((_length(r), 1000.0))),
         "BlockCallback": _block_callback,
     }
 )
+_OF_TWO = frozenset(
+    {"Partition", "LoseConnection", "DropMessage", "DropTensor", "BlockCallback", "OddModel", "OddSetting"}
+)
+"""What needs another task."""

@@ -61,8 +61,8 @@ class Invariants:
             self._check_commit(machine.coordinator.committed)
             if machine.coordinator.aggregate is not None:
                 self._check_decision()
-        if isinstance(machine.role, ServerMachine):
-            self._check_server(task, machine.role)
+        if machine.server is not None:
+            self._check_server(task, machine.server)
         if self._events % (_LOOK_AT_WAITS_EVERY * self._whole_every) == 0:
             self._check_waits(machine)
 
@@ -97,8 +97,8 @@ class Invariants:
     def before_apply(self, name: TaskId, effect: Apply) -> None:
         """The slot it writes to holds the previous version, which may go only once its server knows of the commit."""
         self._check_decision()
-        role = self._tasks[name].machine.role
-        if self._oracle.mode.synchronous and isinstance(role, ServerMachine) and role.committed < effect.step - 1:
+        role = self._tasks[name].machine.server
+        if self._oracle.mode.synchronous and role is not None and role.committed < effect.step - 1:
             raise Violation(
                 Rule.EARLY_COMMIT,
                 f"{name} applies step {effect.step} but knows of no commit after step {role.committed}: "

@@ -10,7 +10,7 @@ from lockstep.protocol.core.messages import Join, Setting
 from lockstep.protocol.member import MemberMachine
 from lockstep.protocol.server.async_server_machine import AsyncServerMachine
 from lockstep.protocol.server.server_machine import ServerMachine
-from lockstep.protocol.task import TaskMachine
+from lockstep.protocol.task import TaskMachine, TaskRole
 from lockstep.protocol.worker.worker_machine import WorkerMachine
 from lockstep.sim.scenario import Scenario
 
@@ -40,24 +40,36 @@ class MachineMaker:
         deadline = now + scenario.startup_timeout
         returns = scenario.rules.returns
         member = MemberMachine(task, shape.coordinator, join, deadline, journal, now, returns=returns)
-        make_role = self.worker if task.role is Role.WORKER else self.server
-        role: WorkerMachine | ServerMachine = make_role(scenario, task, journal)
+        roles: list[TaskRole] = []
+        if task.role is Role.WORKER:
+            roles.append(self.worker(scenario, task, journal))
+        if task in shape.homes:
+            roles.append(self.server(scenario, task, journal))
         coordinator = None
         if task == shape.coordinator:
             coordinator = self.coordinator(scenario, job, journal, now, beginning or Beginning())
-        return TaskMachine(incarnation, member, role, coordinator, journal)
+        return TaskMachine(incarnation, member, tuple(roles), coordinator, journal)
 
     def worker(self, scenario: Scenario, task: TaskId, journal: Journal) -> WorkerMachine:
         lags, tells_state = scenario.aggregate is not None, scenario.rules.keeps_states
         eager = not scenario.mode.seals
-        return WorkerMachine(task, scenario.servers, journal, eager=eager, may_lag=lags, tells_state=tells_state)
+        return WorkerMachine(task, scenario.shape, journal, eager=eager, may_lag=lags, tells_state=tells_state)
 
     def server(self, scenario: Scenario, task: TaskId, journal: Journal) -> ServerMachine:
         eager = not scenario.mode.seals
         if not scenario.mode.synchronous:
             return AsyncServerMachine(task, scenario.shape, journal, eager=eager)
         aggregate, any_rates = scenario.aggregate, scenario.shrinks
-        return ServerMachine(task, scenario.shape, journal, eager=eager, aggregate=aggregate, any_rates=any_rates)
+        averages = not scenario.servers
+        return ServerMachine(
+            task,
+            scenario.shape,
+            journal,
+            eager=eager,
+            aggregate=aggregate,
+            any_rates=any_rates,
+            averages=averages,
+        )
 
     def coordinator(
         self, scenario: Scenario, job: JobId, journal: Journal, now: float, beginning: Beginning

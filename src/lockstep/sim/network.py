@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import combinations
 
 from lockstep.protocol.core.events import Event, LinkLost, LinkUp, Received
 from lockstep.protocol.core.ids import ClusterShape, Incarnation, TaskId
@@ -297,7 +298,9 @@ class SimulatedNetwork:
 
 
 def linked_pairs(shape: ClusterShape) -> list[Pair]:
-    """Workers are linked to every server, servers to the coordinator."""
+    """Workers are linked to every server, servers to the coordinator; without servers, all workers to each other."""
+    if not shape.servers:
+        return list(combinations(shape.worker_ids(), 2))
     servers, workers = shape.server_ids(), shape.worker_ids()
     with_coordinator = [(shape.coordinator, other) for other in servers if other != shape.coordinator]
     return [*with_coordinator, *((one, other) for one in servers for other in workers)]

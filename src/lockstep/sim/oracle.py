@@ -81,10 +81,9 @@ class Oracle:
         if step == INITIAL_STEP:
             return (self.tag(CHIEF, step, bucket, 0, self._sender(CHIEF, lives)),)
         self._refuse_early(step, bucket)
-        if effect.rates != self._rates.get(step):
-            raise Violation(
-                Rule.WRONG_RATES, f"step {step} is applied with {effect.rates}, the chief sent {self._rates.get(step)}"
-            )
+        rates = self._rates.get(step) if self.shape.servers else ()
+        if effect.rates != rates:
+            raise Violation(Rule.WRONG_RATES, f"step {step} is applied with {effect.rates}, the chief sent {rates}")
         members = self._members(effect)
         if any((worker, step) in self._void for worker in members):
             return ()

@@ -34,8 +34,6 @@ from lockstep.protocol.core.messages import Message, Setting
 from lockstep.sim import disturb
 from lockstep.sim.faults import AnyFault, Crash, LoseConnection, Partition, Pause, StartLate
 from lockstep.sim.scenario import Scenario
-from lockstep.sim.server_side import SimulatedServer
-from lockstep.sim.worker_side import SimulatedWorker
 from lockstep.sim.world import World
 
 FOREVER = float("inf")
@@ -144,15 +142,15 @@ class Planted:
                 raise ValueError(f"{type(fault).__name__} cannot be planted in the simulator")
 
     def _hamper(self, task: TaskId, fault: SlowSteps | SlowStore | Stick) -> None:
-        side = self._world.tasks[task].side
+        worker, server = self._world.tasks[task].worker, self._world.tasks[task].server
         self._note(fault)
-        if isinstance(fault, SlowStore) and isinstance(side, SimulatedServer):
-            side.slowed = (fault.step, fault.seconds)
-            side.slow_is_busy = fault.busy
-        elif isinstance(fault, SlowSteps) and isinstance(side, SimulatedWorker):
-            side.slowed = (fault.step, fault.seconds)
-        elif isinstance(fault, Stick) and isinstance(side, SimulatedWorker):
-            side.stuck[fault.step] = (FaultPlace(fault.place).value, fault.seconds)
+        if isinstance(fault, SlowStore) and server is not None:
+            server.slowed = (fault.step, fault.seconds)
+            server.slow_is_busy = fault.busy
+        elif isinstance(fault, SlowSteps) and worker is not None:
+            worker.slowed = (fault.step, fault.seconds)
+        elif isinstance(fault, Stick) and worker is not None:
+            worker.stuck[fault.step] = (FaultPlace(fault.place).value, fault.seconds)
         else:
             raise ValueError(f"{type(fault).__name__} cannot happen to {fault.task}")
 

@@ -21,33 +21,39 @@ from lockstep.protocol.core.events import (
     GradientArrived,
     Prepared,
     ShardSaved,
+    TensorKind,
+    TransferEnded,
     VersionArrived,
 )
 from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, JobId, Step, TaskId
 from lockstep.protocol.core.messages import Grant, Layout, Saved
 from lockstep.protocol.core.plan import Plan
-from lockstep.sim.context import SimulationContext, ticket_for
+from lockstep.sim.context import SimulationContext, own_ticket, ticket_for
 from lockstep.sim.disk import SavedBucket, SavedShard
 from lockstep.sim.memory import Cell, GradientTag, VersionTag
 from lockstep.sim.numbers import mixed
 from lockstep.sim.oracle import Oracle
 from lockstep.sim.scenario import SecondsRange
-from lockstep.sim.transfers import Copy, Lanes, Parcel, SimulatedLoan
+from lockstep.sim.transfers import Copy, Lanes, OwnLoan, Parcel, SimulatedLoan
 from lockstep.sim.violation import Rule, Violation
 
 
 @dataclass(frozen=True, slots=True)
-class _Arrival:
-    """A gradient that has not been given back: where its bytes are, and the loan if they are the sender's."""
+class Lent:
+    """A gradient (or, of this task's own, a version) that has not been given back: where its bytes are, and the loan
+    if they are the sender's."""
 
     life: Incarnation
     """The incarnation that sent it."""
     cell: Cell
-    loan: SimulatedLoan | None
+    loan: SimulatedLoan | OwnLoan | None
 
     def release(self) -> None:
         if self.loan is not None:
             self.loan.release()
+
+
+Where = Cell | SimulatedLoan | OwnLoan
 
 
 class SimulatedServer:
@@ -55,7 +61,7 @@ class SimulatedServer:
 
     def __init__(self, task: TaskId, around: SimulationContext) -> None:
         self.task = task
-        self.arrivals: dict[int, _Arrival] = {}
+        self.arrivals: dict[int, Lent] = {}
         self._around = around
         self._plan: Plan | None = None
         self._shard_bytes = 0
@@ -122,6 +128,9 @@ class SimulatedServer:
 
     def _grant(self, peer: TaskId) -> None:
         assert self._plan is not None
+        if peer == self.task:
+            self._around.tell_itself(peer, Grant(own_ticket(self._shard_bytes)))
+            return
         link = self._around.network.link(self.task, peer)
         link.send(self.task, Grant(ticket_for(link, self._shard_bytes)))
 
@@ -159,15 +168,16 @@ class SimulatedServer:
 
     # -- gradients come in --
 
-    def take(
-        self, worker: TaskId, life: Incarnation, step: Step, bucket: BucketId, edition: int, where: Cell | SimulatedLoan
-    ) -> None:
+    def take(self, worker: TaskId, life: Incarnation, step: Step, bucket: BucketId, edition: int, where: Where) -> None:
         """All bytes are here, in ``where``."""
-        self._numbered += 1
-        number = self._numbered
-        loan = where if isinstance(where, SimulatedLoan) else None
-        self.arrivals[number] = _Arrival(life, where.source if isinstance(where, SimulatedLoan) else where, loan)
+        number = self._note(life, where)
         self._around.handle(self.task, GradientArrived(worker, life, step, bucket, edition, number))
+
+    def _note(self, life: Incarnation, where: Where) -> int:
+        self._numbered += 1
+        lent = Lent(life, where, None) if isinstance(where, Cell) else Lent(life, where.source, where)
+        self.arrivals[self._numbered] = lent
+        return self._numbered
 
     # -- the store --
 
@@ -245,9 +255,7 @@ class SimulatedServer:
             )
         copies.clear()
 
-    def _end_apply(
-        self, effect: Apply, taken: list[_Arrival], gradients: tuple[GradientTag, ...], tag: VersionTag
-    ) -> None:
+    def _end_apply(self, effect: Apply, taken: list[Lent], gradients: tuple[GradientTag, ...], tag: VersionTag) -> None:
         self.applying = None
         source, target = self._slots(effect)
         source.expect(self._oracle.base_of(effect), f"{self.task} after step {effect.step}")
@@ -264,6 +272,9 @@ class SimulatedServer:
     def _send_version(self, effect: SendVersion) -> None:
         around = self._around
         assert self._plan is not None
+        if effect.peer == self.task:
+            self._lend_to_itself(effect)
+            return
         route = around.route(self.task, effect.peer, effect.ticket)
         if route is None:
             return
@@ -271,7 +282,7 @@ class SimulatedServer:
         copy = Copy(
             around.network,
             route,
-            Parcel(effect.version, effect.bucket, self._plan.buckets[effect.bucket].nbytes),
+            Parcel(TensorKind.VERSION, effect.version, effect.bucket, self._plan.buckets[effect.bucket].nbytes),
             around.memory.slot(self.task, effect.bucket, effect.slot),
             around.memory.parameters(effect.peer, effect.bucket),
             self._lanes,
@@ -280,3 +291,11 @@ class SimulatedServer:
         self._copies.setdefault((effect.bucket, effect.slot), []).append(copy)
         copy.start()
         route.link.break_by_chance(route.way)
+
+    def _lend_to_itself(self, effect: SendVersion) -> None:
+        """The worker in the same task reads the slot in place."""
+        around, me = self._around, self.task
+        ended = TransferEnded(me, effect.version, effect.bucket, TensorKind.VERSION, ok=True)
+        slot = around.memory.slot(me, effect.bucket, effect.slot)
+        number = self._note(around.incarnations[me], OwnLoan(slot, lambda: around.soon(me, ended)))
+        around.soon(me, VersionArrived(me, effect.version, effect.bucket, number))

@@ -22,7 +22,8 @@ class SimTask:
     """One incarnation of a member of the cluster."""
 
     machine: TaskMachine
-    side: SimulatedWorker | SimulatedServer
+    worker: SimulatedWorker | None
+    server: SimulatedServer | None
     start_at: float
     lives_before: int = 0
     """How many incarnations of this member have ended."""
@@ -55,6 +56,11 @@ class SimTask:
     """The members of its job, as it knows them."""
     met: dict[TaskId, Incarnation] = field(default_factory=dict)
     """The incarnation of each peer that it was last linked to."""
+
+    @property
+    def sides(self) -> tuple[SimulatedWorker | SimulatedServer, ...]:
+        """What is around its machines: of its role, or of both if it is a rank."""
+        return tuple(side for side in (self.worker, self.server) if side is not None)
 
     @property
     def lives(self) -> bool:

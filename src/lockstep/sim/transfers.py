@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from lockstep.protocol.core.events import TransferEnded
+from lockstep.protocol.core.events import TensorKind, TransferEnded
 from lockstep.protocol.core.ids import BucketId, TaskId
 from lockstep.sim.memory import Cell, Tag
 from lockstep.sim.network import Link, SimulatedLinkEnd, SimulatedNetwork
@@ -44,6 +44,7 @@ class Route:
 class Parcel:
     """Which bucket, as the sender's machine knows it (its step or version), and how large it is."""
 
+    kind: TensorKind
     number: int
     bucket: BucketId
     nbytes: int = 0
@@ -74,7 +75,7 @@ class SimulatedTransfer:
 
     def _tell(self, ok: bool) -> None:
         if self.route.sender_is_up():
-            event = TransferEnded(self.route.receiver, self.parcel.number, self.parcel.bucket, ok)
+            event = TransferEnded(self.route.receiver, self.parcel.number, self.parcel.bucket, self.parcel.kind, ok)
             self.network.deliver(self.route.sender, event)
 
     def later(self, action: Callable[[], None]) -> None:
@@ -246,6 +247,14 @@ class Copy(SimulatedTransfer):
     def _arrive(self) -> None:
         if self.route.receiver_is_up() and self.route.link.survives(self.route.way):
             self._on_arrived()
+
+
+class OwnLoan:
+    """One role of a task reads the other's cell: nothing travels, and the sender is told once it is released."""
+
+    def __init__(self, source: Cell, on_released: Callable[[], None]) -> None:
+        self.source = source
+        self.release = on_released
 
 
 class SimulatedLoan(SimulatedTransfer):

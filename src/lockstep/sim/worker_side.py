@@ -8,18 +8,27 @@ from functools import partial
 
 from lockstep.protocol.core.activity import Doing
 from lockstep.protocol.core.effects import BecameMember, Effect, SendGradient, SendPull, VersionReady
-from lockstep.protocol.core.events import Finished, Prepared, Produced, Sealed, StateTaken, StepBegun
+from lockstep.protocol.core.events import (
+    Finished,
+    Prepared,
+    Produced,
+    Sealed,
+    StateTaken,
+    StepBegun,
+    TensorKind,
+    TransferEnded,
+)
 from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, JobId, Step, TaskId
 from lockstep.protocol.core.messages import GroupRates, Layout, ParameterEntry, Pull
 from lockstep.protocol.core.plan import Plan
-from lockstep.sim.context import SimulationContext, ticket_for
+from lockstep.sim.context import SimulationContext, own_ticket, ticket_for
 from lockstep.sim.memory import Cell, VersionTag
 from lockstep.sim.network_faults import Chance
 from lockstep.sim.numbers import mixed
 from lockstep.sim.oracle import Oracle
 from lockstep.sim.scenario import SecondsRange
-from lockstep.sim.server_side import SimulatedServer
-from lockstep.sim.transfers import Copy, Lanes, Parcel, Route, SimulatedLoan
+from lockstep.sim.server_side import Lent, SimulatedServer, Where
+from lockstep.sim.transfers import Copy, Lanes, OwnLoan, Parcel, Route, SimulatedLoan
 
 
 class SimulatedWorker:
@@ -43,6 +52,8 @@ class SimulatedWorker:
         """How many buckets are at each version."""
         self._editions: dict[BucketId, int] = {}
         self._reading: dict[BucketId, Cell] = {}
+        self._lent: dict[BucketId, Lent | None] = {}
+        """Buckets that are read where this task's own share has them."""
         self._lanes = Lanes()
         self._place = around.rng.place()
         self._draws = 0
@@ -57,19 +68,36 @@ class SimulatedWorker:
 
     def carry_out(self, effect: Effect) -> None:
         match effect:
-            case SendPull(peer=peer, version=version, have=have):
-                link = self._around.network.link(self.task, peer)
-                assert self._plan is not None
-                link.send(self.task, Pull(version, have, ticket_for(link, self._plan.arena_bytes)))
+            case SendPull():
+                self._send_pull(effect)
             case SendGradient():
                 self._send_gradient(effect)
-            case VersionReady(bucket=bucket, version=version):
-                self._on_version_ready(bucket, version)
+            case VersionReady():
+                self._on_version_ready(effect)
             case _:
                 raise TypeError(f"a worker does not carry out {effect}")
 
+    def _send_pull(self, effect: SendPull) -> None:
+        assert self._plan is not None
+        nbytes = self._plan.arena_bytes
+        if effect.peer == self.task:
+            self._around.tell_itself(self.task, Pull(effect.version, effect.have, own_ticket(nbytes)))
+            return
+        link = self._around.network.link(self.task, effect.peer)
+        link.send(self.task, Pull(effect.version, effect.have, ticket_for(link, nbytes)))
+
+    def _lend_to_itself(self, effect: SendGradient) -> None:
+        """The share in the same task reads the gradient in place."""
+        around, me, life = self._around, self.task, self._around.incarnations[self.task]
+        ended = TransferEnded(me, effect.step, effect.bucket, TensorKind.GRADIENT, ok=True)
+        loan = OwnLoan(around.memory.gradients(me, effect.bucket), lambda: around.soon(me, ended))
+        around.after(me, 0.0, lambda: self._hand_over(effect, life, loan))
+
     def _send_gradient(self, effect: SendGradient) -> None:
         around = self._around
+        if effect.peer == self.task:
+            self._lend_to_itself(effect)
+            return
         route = around.route(self.task, effect.peer, effect.ticket)
         if route is None:
             return
@@ -78,7 +106,7 @@ class SimulatedWorker:
             self._send_ghost(effect, route)
         source = around.memory.gradients(self.task, effect.bucket)
         assert self._plan is not None
-        parcel = Parcel(effect.step, effect.bucket, self._plan.buckets[effect.bucket].nbytes)
+        parcel = Parcel(TensorKind.GRADIENT, effect.step, effect.bucket, self._plan.buckets[effect.bucket].nbytes)
         if around.network.profile.lent_in_place:
             SimulatedLoan(
                 around.network, route, parcel, source, lambda loan: self._hand_over(effect, life, loan)
@@ -89,7 +117,7 @@ class SimulatedWorker:
             Copy(around.network, route, parcel, source, target, self._lanes, arrive).start()
         route.link.break_by_chance(route.way)
 
-    def _hand_over(self, effect: SendGradient, life: Incarnation, where: Cell | SimulatedLoan) -> None:
+    def _hand_over(self, effect: SendGradient, life: Incarnation, where: Where) -> None:
         server = self._servers[effect.peer]
         server.take(self.task, life, effect.step, effect.bucket, effect.edition, where)
 
@@ -152,9 +180,11 @@ class SimulatedWorker:
             self._produce(self._ordered(list(self._versions)), lambda: None)
         self._begin_if_held()
 
-    def _on_version_ready(self, bucket: BucketId, version: int) -> None:
-        cell = self._around.memory.parameters(self.task, bucket)
-        self._oracle.received(self.task, bucket, version, cell)
+    def _on_version_ready(self, effect: VersionReady) -> None:
+        bucket, version = effect.bucket, effect.version
+        lent = self._servers[self.task].arrivals.pop(effect.arrival) if effect.arrival else None
+        self._lent[bucket] = lent
+        self._oracle.received(self.task, bucket, version, self._cell(bucket))
         self._counts[self._versions[bucket]] -= 1
         self._counts[version] += 1
         self._versions[bucket] = version
@@ -162,10 +192,15 @@ class SimulatedWorker:
             self._start_reading(bucket)
         self._begin_if_held()
 
+    def _cell(self, bucket: BucketId) -> Cell:
+        """Where the current version of a bucket is."""
+        lent = self._lent.get(bucket)
+        return self._around.memory.parameters(self.task, bucket) if lent is None else lent.cell
+
     def _start_reading(self, bucket: BucketId) -> None:
         """From now on, the bytes must not change: a layer may compute with a bucket before the others are here."""
         if bucket not in self._reading:
-            self._reading[bucket] = self._around.memory.parameters(self.task, bucket)
+            self._reading[bucket] = self._cell(bucket)
             self._reading[bucket].readers += 1
 
     def _begin_if_held(self) -> None:
@@ -218,6 +253,8 @@ class SimulatedWorker:
 
     def _rates_to_say(self, *, at_seal: bool) -> tuple[GroupRates, ...]:
         scenario = self._around.scenario
+        if not scenario.servers:
+            return ()  # every worker has its own optimizer
         anybody = scenario.aggregate is not None or scenario.shrinks
         if at_seal is not scenario.training.rates_at_seal or not (self.task == CHIEF or anybody):
             return ()
@@ -252,7 +289,7 @@ class SimulatedWorker:
         """The gradient of this bucket, made of what its parameters and the local state are now."""
         if self.step == INITIAL_STEP:
             return mixed("initial", bucket)
-        parameters = self._around.memory.parameters(self.task, bucket).whole()
+        parameters = self._cell(bucket).whole()
         assert isinstance(parameters, VersionTag)
         return mixed(self.task.index, self.step, bucket, parameters.number, self._state)
 
@@ -260,6 +297,8 @@ class SimulatedWorker:
         cell = self._reading.pop(bucket, None)
         if cell is not None:
             cell.readers -= 1
+        if (lent := self._lent.pop(bucket, None)) is not None:
+            lent.release()
 
     def _seal(self, absent: frozenset[BucketId]) -> None:
         around = self._around

@@ -21,15 +21,17 @@ from lockstep.protocol.core.effects import (
     JobEnded,
     PeerLeaves,
     Send,
+    SendGradient,
+    SendPull,
     StillMissing,
+    VersionReady,
     ViewChanged,
 )
 from lockstep.protocol.core.errors import ProtocolError
-from lockstep.protocol.core.events import Event, GradientArrived, LinkUp, PeerGone, Tick
+from lockstep.protocol.core.events import Event, GradientArrived, LinkUp, PeerGone, Tick, VersionArrived
 from lockstep.protocol.core.ids import BucketId, Incarnation, JobId, Role, Step, TaskId
 from lockstep.protocol.core.messages import Member
 from lockstep.protocol.core.timing import REPEAT_SECONDS
-from lockstep.protocol.server.server_machine import ServerMachine
 from lockstep.sim.agenda import Agenda
 from lockstep.sim.context import SimulationContext
 from lockstep.sim.disk import Disk
@@ -147,12 +149,11 @@ class World:
             if beginning.checkpoint:
                 oracle.begin_with(saved.tag for saved in self.disk.checkpoints[beginning.start].buckets.values())
         machine = self._maker.task_machine(self.scenario, name, self.incarnations[name], self.job, start_at, beginning)
-        side: SimulatedWorker | SimulatedServer
-        if name.role is Role.WORKER:
-            side = SimulatedWorker(name, self.around, self.servers)
-        else:
-            side = self.servers[name] = SimulatedServer(name, self.around)
-        self.tasks[name] = SimTask(machine, side, start_at)
+        worker = SimulatedWorker(name, self.around, self.servers) if name.role is Role.WORKER else None
+        server = SimulatedServer(name, self.around) if name in self.scenario.shape.homes else None
+        if server is not None:
+            self.servers[name] = server
+        self.tasks[name] = SimTask(machine, worker, server, start_at)
         return self.tasks[name]
 
     # -- a run --
@@ -296,7 +297,8 @@ class World:
                 self.network.link(name, peer).send(name, message)
             case BecameMember():
                 self._know(task, effect.members)
-                task.side.became_member(effect)
+                for side in task.sides:
+                    side.became_member(effect)
             case ViewChanged(members=members):
                 self._know(task, members)
             case PeerLeaves():
@@ -305,11 +307,14 @@ class World:
                 self._missing[name] = tuple(one.task for one in missing)
             case JobEnded():
                 self._end(task, effect)
-            case Apply():
-                self.invariants.before_apply(name, effect)
-                task.side.carry_out(effect)
+            case SendPull() | SendGradient() | VersionReady():
+                assert task.worker is not None
+                task.worker.carry_out(effect)
             case _:
-                task.side.carry_out(effect)
+                if isinstance(effect, Apply):
+                    self.invariants.before_apply(name, effect)
+                assert task.server is not None
+                task.server.carry_out(effect)
 
     def _know(self, task: SimTask, members: tuple[Member, ...]) -> None:
         task.members = {TaskId.parse(member.task): member.incarnation for member in members}
@@ -369,8 +374,8 @@ class World:
         if self.scenario.recovers:
             self._past.setdefault(name, set()).add(task.machine.incarnation)
         for event in task.events:
-            if isinstance(event, GradientArrived) and isinstance(task.side, SimulatedServer):
-                task.side.arrivals.pop(event.arrival).release()
+            if isinstance(event, GradientArrived | VersionArrived) and event.arrival and task.server is not None:
+                task.server.arrivals.pop(event.arrival).release()
         for _, link in self.network.links_of(name):
             link.close(name, f"{name} has left", orderly=orderly)
 
@@ -440,9 +445,9 @@ class World:
         for job in {task.machine.member.job for task in self.tasks.values() if task.outcome is not None} - {0}:
             self._oracles[job].finished_well(steps)
         for task in self.tasks.values():
-            if isinstance(task.side, SimulatedServer) and task.side.arrivals:
+            if task.server is not None and task.server.arrivals:
                 raise Violation(
-                    Rule.NOT_GIVEN_BACK, f"{task.machine.task} never gave back {len(task.side.arrivals)} gradients"
+                    Rule.NOT_GIVEN_BACK, f"{task.machine.task} never gave back {len(task.server.arrivals)} tensors"
                 )
 
     def numbers(self) -> dict[BucketId, int]:
@@ -450,13 +455,13 @@ class World:
         return self._oracles[self.job].newest()
 
     def result(self) -> RunResult:
-        roles = [task.machine.role for task in self.tasks.values()]
+        servers = [task.machine.server for task in self.tasks.values()]
         return RunResult(
             self.agenda.now,
             self.agenda.done,
             {name: task.outcome for name, task in self.tasks.items() if task.outcome is not None},
             dict(self._missing),
-            sum(sum(role.dropped.values()) for role in roles if isinstance(role, ServerMachine)),
+            sum(sum(role.dropped.values()) for role in servers if role is not None),
             self.network.traffic,
         )
 

@@ -32,7 +32,7 @@ from lockstep.protocol.core.events import (
     StepBegun,
     Tick,
 )
-from lockstep.protocol.core.ids import INITIAL_STEP, server, worker
+from lockstep.protocol.core.ids import INITIAL_STEP, ClusterShape, server, worker
 from lockstep.protocol.core.messages import (
     Applied,
     Commit,
@@ -296,7 +296,7 @@ def test_where_gradients_may_be_edited_another_life_delivers_anew() -> None:
 
 def test_a_worker_begins_with_the_step_that_it_is_told() -> None:
     rig = WorkerRig(index=1)
-    machine = type(rig.machine)(W1, 1, rig.journal, eager=True, tells_state=True)
+    machine = type(rig.machine)(W1, ClusterShape(1, 2), rig.journal, eager=True, tells_state=True)
     machine.handle(LinkUp(PS, life(PS)), 1.0)
     layout = layout_of(rig.plan)
     later = Layout(layout.plan_hash, layout.bucket_bytes, layout.parameters, (), (), 7, "")

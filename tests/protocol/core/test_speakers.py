@@ -54,11 +54,10 @@ DECISIONS: list[Message] = [
 def make(task: TaskId) -> TaskMachine:
     journal = Journal()
     is_server = task in SHAPE.server_ids()
-    role: ServerMachine | WorkerMachine = (
-        ServerMachine(task, SHAPE, journal, eager=True) if is_server else WorkerMachine(task, 2, journal, eager=True)
-    )
+    make_role = ServerMachine if is_server else WorkerMachine
+    role: ServerMachine | WorkerMachine = make_role(task, SHAPE, journal, eager=True)
     member = MemberMachine(task, PS0, join_of(task), 300.0, journal, 0.0)
-    machine = TaskMachine(life(task), member, role, None, journal)
+    machine = TaskMachine(life(task), member, (role,), None, journal)
     for peer in SHAPE.tasks():
         machine.handle(LinkUp(peer, life(peer)), 1.0)
     return machine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstep.protocol.core.effects import Apply, GiveBack, SendVersion
-from lockstep.protocol.core.events import LinkLost, LinkUp, Tick, TransferEnded
+from lockstep.protocol.core.events import LinkLost, LinkUp, TensorKind, Tick, TransferEnded
 from lockstep.protocol.core.ids import worker
 from lockstep.protocol.core.messages import Done, Edition, GroupRates, Open, Rates, Seal
 from lockstep.protocol.core.timing import REPEAT_SECONDS, RESEND_SECONDS
@@ -59,7 +59,7 @@ def test_workers_that_hang_while_they_receive_do_not_hold_the_one_that_trains() 
         rig.pull(0, step + 1)
         assert len(only(rig.arrive(0, step), Apply)) == 1, f"step {step} waits for a worker that hangs"
         assert len(only(rig.applied(step), SendVersion)) == 1
-        rig.tell(TransferEnded(W0, step + 1, 0, ok=True))
+        rig.tell(TransferEnded(W0, step + 1, 0, TensorKind.VERSION, ok=True))
         rig.machine.check()
 
 
@@ -95,7 +95,7 @@ def test_a_version_is_never_sent_twice_over_one_link() -> None:
     """The value may have changed since: landing late, it would overwrite what the worker computes with."""
     rig = ready()
     assert len(only(rig.pull(0, 0), SendVersion)) == 1
-    rig.tell(TransferEnded(W0, 0, 0, ok=True))
+    rig.tell(TransferEnded(W0, 0, 0, TensorKind.VERSION, ok=True))
     rig.now += 100 * RESEND_SECONDS
     assert only(rig.pull(0, 0), SendVersion) == []
     rig.tell(LinkLost(W0, "reset"))
@@ -106,7 +106,7 @@ def test_a_version_is_never_sent_twice_over_one_link() -> None:
 def test_a_version_that_did_not_leave_is_sent_with_the_next_request() -> None:
     rig = ready()
     rig.pull(0, 0)
-    rig.tell(TransferEnded(W0, 0, 0, ok=False))
+    rig.tell(TransferEnded(W0, 0, 0, TensorKind.VERSION, ok=False))
     assert len(only(rig.pull(0, 0), SendVersion)) == 1
 
 

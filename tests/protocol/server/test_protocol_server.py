@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.effects import Apply, Effect, GiveBack, GrantRegion, Prepare, Send, SendVersion
-from lockstep.protocol.core.events import LinkLost, LinkUp, Prepared, Tick, TransferEnded
+from lockstep.protocol.core.events import LinkLost, LinkUp, Prepared, TensorKind, Tick, TransferEnded
 from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, NOTHING_TO_APPLY, TaskId, server, worker
 from lockstep.protocol.core.messages import Applied, Commit, Contributors, Done, Edition, Failed, Open, Rates, Seal
 from lockstep.protocol.core.timing import REPEAT_SECONDS, RESEND_SECONDS
@@ -178,7 +178,7 @@ def test_applying_waits_for_the_commit_of_the_step_before() -> None:
     assert len(only(rig.commit(0), Apply)) == 1
 
 
-@pytest.mark.parametrize("end", [TransferEnded(W0, 0, 0, ok=True), TransferEnded(W0, 0, 0, ok=False)])
+@pytest.mark.parametrize("end", [TransferEnded(W0, 0, 0, TensorKind.VERSION, ok=ok) for ok in (True, False)])
 def test_applying_waits_for_readers_of_the_slot_that_it_overwrites(end: TransferEnded) -> None:
     rig = ready(workers=1)
     assert only(rig.pull(0, 0), SendVersion) == [SendVersion(W0, 0, 0, 0, TICKET)]
@@ -199,7 +199,7 @@ def test_a_lost_link_is_no_reader_any_more() -> None:
 
 def test_the_end_of_a_transfer_that_does_not_count_changes_nothing() -> None:
     rig = ready()
-    assert rig.tell(TransferEnded(W0, 0, 0, ok=True)) == []
+    assert rig.tell(TransferEnded(W0, 0, 0, TensorKind.VERSION, ok=True)) == []
 
 
 # -- what is dropped, and counted --
@@ -377,19 +377,19 @@ def test_a_version_is_sent_again_only_after_growing_patience() -> None:
     rig = ready(workers=1)
     rig.pull(0, 0)
     assert rig.pull(0, 0) == []
-    rig.tell(TransferEnded(W0, 0, 0, ok=True))
+    rig.tell(TransferEnded(W0, 0, 0, TensorKind.VERSION, ok=True))
     for patience in (RESEND_SECONDS, 2 * RESEND_SECONDS):
         rig.now += patience - 0.1
         assert only(rig.pull(0, 0), SendVersion) == []
         rig.now += 0.1
         assert len(only(rig.pull(0, 0), SendVersion)) == 1
-        rig.tell(TransferEnded(W0, 0, 0, ok=True))
+        rig.tell(TransferEnded(W0, 0, 0, TensorKind.VERSION, ok=True))
 
 
 def test_a_version_that_did_not_leave_is_sent_with_the_next_request() -> None:
     rig = ready(workers=1)
     rig.pull(0, 0)
-    rig.tell(TransferEnded(W0, 0, 0, ok=False))
+    rig.tell(TransferEnded(W0, 0, 0, TensorKind.VERSION, ok=False))
     assert len(only(rig.pull(0, 0), SendVersion)) == 1
 
 
@@ -397,7 +397,7 @@ def test_the_former_version_can_be_read_until_it_is_overwritten() -> None:
     rig = ready(workers=1)
     do_step(rig, 0)
     assert only(rig.pull(0, 0), SendVersion) == [SendVersion(W0, 0, 0, 0, TICKET)]
-    rig.tell(TransferEnded(W0, 0, 0, ok=True))
+    rig.tell(TransferEnded(W0, 0, 0, TensorKind.VERSION, ok=True))
     rig.say_rates(1)
     rig.arrive(0, 1)
     rig.now += RESEND_SECONDS

@@ -16,11 +16,12 @@ from lockstep.protocol.core.events import (
     Produced,
     Sealed,
     StepBegun,
+    TensorKind,
     Tick,
     TransferEnded,
     VersionArrived,
 )
-from lockstep.protocol.core.ids import INITIAL_STEP, TaskId, server, worker
+from lockstep.protocol.core.ids import INITIAL_STEP, ClusterShape, TaskId, server, worker
 from lockstep.protocol.core.journal import Happening
 from lockstep.protocol.core.messages import Done, Edition, Grant, Layout, Open, Rates, Seal
 from lockstep.protocol.core.timing import REPEAT_SECONDS, RESEND_SECONDS
@@ -173,14 +174,15 @@ def test_a_server_without_buckets_is_asked_for_its_grant_until_it_answers() -> N
 
 def test_a_transfer_that_failed_is_started_again() -> None:
     rig = in_state(HeldBucketState.OFFERED)
-    assert only(rig.tell(TransferEnded(PS, 0, 0, ok=False)), SendGradient) == [SendGradient(PS, 0, 0, 0, TICKET)]
+    failed = rig.tell(TransferEnded(PS, 0, 0, TensorKind.GRADIENT, ok=False))
+    assert only(failed, SendGradient) == [SendGradient(PS, 0, 0, 0, TICKET)]
 
 
 def test_a_failed_transfer_of_a_former_step_changes_nothing() -> None:
     rig = in_state(HeldBucketState.OFFERED)
     _arrive(rig)
     rig.tell(StepBegun(1, RATES))
-    assert rig.tell(TransferEnded(PS, 0, 0, ok=False)) == []
+    assert rig.tell(TransferEnded(PS, 0, 0, TensorKind.GRADIENT, ok=False)) == []
     assert rig.state() == HeldBucketState.HELD.value
 
 
@@ -190,13 +192,14 @@ def test_a_bucket_waits_for_the_end_of_its_former_transfer() -> None:
     rig.tell(StepBegun(1, RATES))
     rig.hear(PS, Open(1, ()))
     assert only(rig.produce(1), SendGradient) == []
-    assert only(rig.tell(TransferEnded(PS, 0, 0, ok=True)), SendGradient) == [SendGradient(PS, 1, 0, 0, TICKET)]
+    ended = rig.tell(TransferEnded(PS, 0, 0, TensorKind.GRADIENT, ok=True))
+    assert only(ended, SendGradient) == [SendGradient(PS, 1, 0, 0, TICKET)]
 
 
 def test_an_edited_bucket_is_sent_again_as_the_next_edition_and_sealed_so() -> None:
     rig = in_state(HeldBucketState.OFFERED)
     rig.produce(0)
-    sent = only(rig.tell(TransferEnded(PS, 0, 0, ok=True)), SendGradient)
+    sent = only(rig.tell(TransferEnded(PS, 0, 0, TensorKind.GRADIENT, ok=True)), SendGradient)
     assert [effect.edition for effect in sent] == [1]
     seals = messages_to(rig.tell(Sealed(0, (), RATES)), PS, Seal)
     assert [(seal.step, seal.absent, seal.editions) for seal in seals] == [(0, (), (Edition(0, 1),))]
@@ -211,13 +214,13 @@ def test_that_a_server_has_the_first_edition_does_not_confirm_the_second() -> No
 
 def test_a_gradient_that_is_still_asked_for_is_sent_again_after_growing_patience() -> None:
     rig = in_state(HeldBucketState.OFFERED)
-    rig.tell(TransferEnded(PS, 0, 0, ok=True))
+    rig.tell(TransferEnded(PS, 0, 0, TensorKind.GRADIENT, ok=True))
     for patience in (RESEND_SECONDS, 2 * RESEND_SECONDS):
         rig.now += patience - 0.1
         assert only(rig.hear(PS, Open(0, ())), SendGradient) == []
         rig.now += 0.1
         assert len(only(rig.hear(PS, Open(0, ())), SendGradient)) == 1
-        rig.tell(TransferEnded(PS, 0, 0, ok=True))
+        rig.tell(TransferEnded(PS, 0, 0, TensorKind.GRADIENT, ok=True))
 
 
 def test_an_open_of_a_former_step_is_dropped() -> None:
@@ -235,7 +238,7 @@ def test_a_server_that_is_two_steps_ahead_has_broken_the_protocol() -> None:
 
 def test_the_next_step_may_be_opened_before_it_is_begun() -> None:
     rig = in_state(HeldBucketState.CONFIRMED, eager=True)
-    rig.tell(TransferEnded(PS, 0, 0, ok=True))
+    rig.tell(TransferEnded(PS, 0, 0, TensorKind.GRADIENT, ok=True))
     rig.hear(PS, Open(1, ()))
     rig.tell(VersionArrived(PS, 1, 0))
     rig.tell(StepBegun(1, RATES))
@@ -360,7 +363,7 @@ def test_events_of_servers_that_are_not_there_change_nothing() -> None:
 
 def test_a_link_that_comes_before_the_model_is_used_once_the_model_is_there() -> None:
     rig = WorkerRig(servers=1)
-    late = type(rig.machine)(worker(1), 1, rig.journal, eager=True)
+    late = type(rig.machine)(worker(1), ClusterShape(1, 2), rig.journal, eager=True)
     assert late.handle(LinkUp(PS, life(PS)), 1.0) == []
     assert late.next_deadline() is None
     plan = plan_of(1, 1)
@@ -370,7 +373,7 @@ def test_a_link_that_comes_before_the_model_is_used_once_the_model_is_there() ->
 
 def test_the_life_of_a_gradient_is_in_the_journal() -> None:
     rig = in_state(HeldBucketState.OFFERED, eager=True)
-    rig.tell(TransferEnded(PS, 0, 0, ok=True))
+    rig.tell(TransferEnded(PS, 0, 0, TensorKind.GRADIENT, ok=True))
     rig.tell(VersionArrived(PS, 1, 0))
     seen = [r.happening for r in rig.journal if r.step in (0, 1) and r.bucket == 0]
     assert seen == [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstep.protocol.core.causes import Reason
-from lockstep.protocol.core.events import Event, TransferEnded
+from lockstep.protocol.core.events import Event, TensorKind, TransferEnded
 from lockstep.protocol.core.ids import server, worker
 from lockstep.protocol.core.messages import GradientNote, Ticket
 from lockstep.runtime.task.connection import Connection
@@ -63,10 +63,10 @@ def test_a_finished_transfer_is_reported_by_the_thread_that_finished_it_and_a_fa
     connection, task, _ = connected()
     lend(connection)
     connection.on_sent(7)
-    assert task.done == [TransferEnded(server(1), 3, 0, True)]
+    assert task.done == [TransferEnded(server(1), 3, 0, TensorKind.GRADIENT, True)]
     lend(connection)
     connection.on_failed(7, "the link is lost")
-    assert task.posted == [TransferEnded(server(1), 3, 0, False)]
+    assert task.posted == [TransferEnded(server(1), 3, 0, TensorKind.GRADIENT, False)]
 
 
 def test_a_transfer_that_meets_a_link_at_its_end_raises_nothing() -> None:

@@ -61,7 +61,9 @@ def gradients(model: nn.Module) -> list[Tensor | None]:
     return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
 
 
-def averaged(ranks: int, compute: Callable[[Any, int], None], kind: Callable[[], nn.Module] = Net) -> list[Tensor | None]:
+def averaged(
+    ranks: int, compute: Callable[[Any, int], None], kind: Callable[[], nn.Module] = Net
+) -> list[Tensor | None]:
     """What ``ranks`` models have in ``grad``, averaged in their order; None where none of them has one."""
     models = [make(kind=kind) for _ in range(ranks)]
     for rank, model in enumerate(models):

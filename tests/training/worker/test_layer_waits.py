@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from helpers.cluster import in_process_cluster
 from helpers.reasons import because
+from lockstep.protocol.core.effects import VersionReady
 from lockstep.protocol.core.ids import ClusterShape
 from lockstep.protocol.core.messages import GroupRates, OptimizerEntry
 from lockstep.runtime.task.outcome import JobEndedError, Outcome
@@ -22,7 +23,6 @@ from lockstep.training.server.shard_store import TorchShardStore
 from lockstep.training.worker.binding import Bound
 from lockstep.training.worker.layer_waits import LayerWaits
 from lockstep.training.worker.replica import Replica, Trained
-from lockstep.transports.base import Loan
 
 STEPS = 6
 RATE = GroupRates(("lr",), (0.1,))
@@ -58,24 +58,25 @@ class HeldBack:
 
     def __init__(self, node: WorkerNode, first_layer: nn.Module, held_from: int) -> None:
         self._node = node
-        self._deliver = node._on_version_ready
+        self._side = node.training
+        self._deliver = node.effects[VersionReady]
         self._held_from = held_from
-        self._waiting: dict[int, Loan | None] = {}
+        self._waiting: dict[int, VersionReady] = {}
         self._ran: set[int] = set()
         self.overtaken: list[int] = []
-        node._on_version_ready = self._on_version_ready  # type: ignore[method-assign]
+        node.effects[VersionReady] = self._on_version_ready
         self.step = -1
         first_layer.register_forward_hook(self._on_first_layer)
 
-    def _on_version_ready(self, bucket: int, version: int) -> None:
-        if bucket == 0 and version >= self._held_from and version not in self._ran:
-            self._waiting[version], self._node._lent = self._node._lent, None
+    def _on_version_ready(self, effect: VersionReady) -> None:
+        if effect.bucket == 0 and effect.version >= self._held_from and effect.version not in self._ran:
+            self._waiting[effect.version] = effect
         else:
-            self._deliver(bucket, version)
+            self._deliver(effect)
 
     def _on_first_layer(self, *_: object) -> None:
         if self.step >= self._held_from:
-            assert self._node._versions[0] < self.step, "the bucket was to be held back"
+            assert self._side._versions[0] < self.step, "the bucket was to be held back"
             self.overtaken.append(self.step)
             step = self.step
             self._node.loop.call(lambda: self._let_go(step))
@@ -83,8 +84,7 @@ class HeldBack:
     def _let_go(self, step: int) -> None:
         self._ran.add(step)
         if step in self._waiting:
-            self._node._lent = self._waiting.pop(step)
-            self._deliver(0, step)
+            self._deliver(self._waiting.pop(step))
 
 
 def run(

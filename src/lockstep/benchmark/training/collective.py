@@ -73,7 +73,6 @@ class CollectiveUpdates:
         packed = pack(job.trained, exchange.bucket_bytes or BUCKET_BYTES, exchange.gradient_repacking)
         layout = layout_of(packed)
         averager = TorchAverager(group, layout, job.device)
-        averager.agree()
         self._replica = RankReplica(averager, layout, ends_itself=False)
 
     def start(self) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
 from lockstep.protocol.core.causes import Reason
-from lockstep.protocol.core.ids import INITIAL_STEP, Incarnation, Step, TaskId, worker
+from lockstep.protocol.core.ids import INITIAL_STEP, ClusterShape, Incarnation, Step, TaskId, worker
 from lockstep.protocol.core.messages import LocalState
 from lockstep.protocol.core.timing import GRACE_SECONDS, REJOIN_SECONDS
 
@@ -38,6 +38,11 @@ class RecoveryRules:
     """How long a job that is asked to end may take to finish and save its step."""
     saves_last: bool = False
     """The last version goes into a checkpoint before the job ends."""
+
+    def of(self, shape: ClusterShape) -> RecoveryRules:
+        """The rules as they are for a cluster of this shape. Without servers no task keeps what a lost worker would
+        need to come back, so the job ends with the first loss."""
+        return self if shape.servers else replace(self, on_worker_loss=LossPolicy.ABORT, returns=False)
 
     @property
     def saves(self) -> bool:

@@ -15,7 +15,16 @@ from lockstep.protocol.coordinator.recovery import Beginning, LocalStates, Recov
 from lockstep.protocol.coordinator.saving import Saving
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.effects import Effect, Send
-from lockstep.protocol.core.ids import INITIAL_STEP, NOTHING_TO_APPLY, ClusterShape, Incarnation, JobId, Step, TaskId
+from lockstep.protocol.core.ids import (
+    INITIAL_STEP,
+    NOTHING_TO_APPLY,
+    ClusterShape,
+    Incarnation,
+    JobId,
+    Role,
+    Step,
+    TaskId,
+)
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.leaving import Departure, Leavers, Shutdown
 from lockstep.protocol.core.machine import advance
@@ -74,11 +83,11 @@ class RunningJob:
         beginning: Beginning | None = None,
     ) -> None:
         """``aggregate``: the first N workers that seal a step make it; None: all of them do."""
-        self.rules = rules or RecoveryRules()
+        self.rules = (rules or RecoveryRules()).of(shape)
         self.beginning = beginning or Beginning()
         start = self.beginning.start
         self.states = LocalStates(self.beginning, shape.workers)
-        self.saving = Saving(self.rules, shape.server_ids(), start, now)
+        self.saving = Saving(self.rules, shape.savers, start, now)
         self.losses = Losses(self.rules, shape)
         self.leavers = Leavers()
         self.shutdown: Shutdown | None = None
@@ -100,7 +109,7 @@ class RunningJob:
         self._journal = journal
         self._since = now
         self._joined: dict[TaskId, Join] = {}
-        self._applied = dict.fromkeys(shape.server_ids(), start - 1)
+        self._applied = dict.fromkeys(shape.homes, start - 1)
         self._applied_since = now
         """Since when every server has applied the step after the last committed one, if all have."""
         self._done: dict[TaskId, Step] = {}
@@ -145,7 +154,7 @@ class RunningJob:
         return self._commit_if_complete(now)
 
     def _commit_if_complete(self, now: float) -> list[Effect]:
-        """A step is committed when every server has applied it and every worker could be restarted after it."""
+        """A step is committed when every home has applied it and every worker could be restarted after it."""
         complete = min(self._applied.values())
         effects: list[Effect] = []
         while self.committed < complete and self._states_are_there(self.committed + 1):
@@ -156,7 +165,7 @@ class RunningJob:
             effects += self._take_back_the_waiting(now)
             if self.saving.is_due(self.committed + 1, now, possible=self._can_begin_with(self.committed + 1)):
                 self._begin_saving(now)
-            effects += self._tell_servers()
+            effects += self._tell_homes()
         return effects + self._end_if_possible(now)
 
     def _states_are_there(self, step: Step) -> bool:
@@ -180,8 +189,8 @@ class RunningJob:
         states = tuple((task.index, self.states.of(task, version)) for task in self.shape.worker_ids())
         self.saving.begin(version, states, now)
 
-    def _tell_servers(self) -> list[Effect]:
-        return [Send(task, self._commit_for(task)) for task in self.shape.server_ids()]
+    def _tell_homes(self) -> list[Effect]:
+        return [Send(task, self._commit_for(task)) for task in self.shape.homes]
 
     def _commit_for(self, server: TaskId) -> Commit:
         save = self.saving.version == self.committed + 1 and self.saving.lacks(server)
@@ -200,7 +209,7 @@ class RunningJob:
             if task.index not in here:
                 self.dropped[task] = self.dropped.get(task, 0) + 1
                 self._journal.record(now, Happening.DROPPED, seal.step, peer=task, cause="not among the first to seal")
-        return [Send(task, self.decision) for task in self.shape.server_ids()]
+        return [Send(task, self.decision) for task in self.shape.homes]
 
     def _on_done(self, peer: TaskId, message: Done, now: float) -> list[Effect]:
         self._done[peer] = message.steps
@@ -220,7 +229,7 @@ class RunningJob:
             self._saved_last = True
             if self.saving.last != steps and self.committed == steps - 1:
                 self._begin_saving(now)
-                return self._tell_servers()
+                return self._tell_homes()
         return self._finish(End(True, "", steps), now)
 
     # -- losses: a worker may come back; the loss of a server takes all tasks back to a checkpoint --
@@ -240,7 +249,7 @@ class RunningJob:
             return []  # already known, or it has done all its work
         if self.shutdown is not None:
             return self._finish_shutdown(now)  # the step can no longer be finished
-        is_server = task in self._applied
+        is_server = task.role is Role.SERVER
         if self.rules.returns if is_server else self.rules.takes_back:
             if self.phase is JobPhase.FORMING:
                 self._joined.pop(task, None)
@@ -263,7 +272,7 @@ class RunningJob:
         effects = self._tell_of_losses(now)
         if not changed:
             return effects
-        effects += [*self._tell_servers(), *self._commit_if_complete(now)]
+        effects += [*self._tell_homes(), *self._commit_if_complete(now)]
         self._ending = max(self._done.values()) if self._done and not self._unfinished() else None
         return effects + self._end_if_possible(now)
 

@@ -18,9 +18,9 @@ States = tuple[tuple[int, bytes], ...]
 class Saving:
     """The coordinator's record of checkpoints."""
 
-    def __init__(self, rules: RecoveryRules, servers: tuple[TaskId, ...], start: int, now: float) -> None:
+    def __init__(self, rules: RecoveryRules, savers: tuple[TaskId, ...], start: int, now: float) -> None:
         self._rules = rules
-        self._servers = servers
+        self._savers = savers
         self.version: int | None = None
         """The version that is being saved."""
         self.last: int = start if start > INITIAL_STEP else INITIAL_STEP
@@ -54,27 +54,27 @@ class Saving:
         self._owed_at, self._last_at, self._since = None, now, now
         self.repeat_at = now + REPEAT_SECONDS
 
-    def lacks(self, server: TaskId) -> bool:
-        """Whether this server has not yet reported that its shard is on disk."""
-        return self.version is not None and server not in self._shards
+    def lacks(self, task: TaskId) -> bool:
+        """Whether this task has not yet reported that its shard is on disk."""
+        return self.version is not None and task in self._savers and task not in self._shards
 
     def missing(self) -> tuple[TaskId, ...]:
-        return tuple(server for server in self._servers if self.lacks(server))
+        return tuple(task for task in self._savers if self.lacks(task))
 
     @property
     def since(self) -> float:
         return self._since
 
-    def on_saved(self, server: TaskId, saved: Saved, now: float) -> WriteCheckpoint | None:
+    def on_saved(self, task: TaskId, saved: Saved, now: float) -> WriteCheckpoint | None:
         """A shard is on disk. With the last one the checkpoint can be made, or a failed one be cleared away."""
-        if saved.version != self.version or server not in self._servers or server in self._shards:
+        if saved.version != self.version or task not in self._savers or task in self._shards:
             return None
-        self._shards[server] = saved
+        self._shards[task] = saved
         if self.missing():
             return None
         self.repeat_at = None
         self._since = now
-        return WriteCheckpoint(saved.version, tuple(self._shards[task] for task in self._servers), self._states)
+        return WriteCheckpoint(saved.version, tuple(self._shards[task] for task in self._savers), self._states)
 
     def on_written(self, version: int, problem: str, now: float) -> None:
         if version != self.version:

@@ -30,7 +30,8 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SendPull:
-    """Send the server a ``Pull`` with the ticket of this worker's parameter arena for this link."""
+    """Send the home of some buckets, which may be this task itself, a ``Pull`` with the ticket of this worker's
+    parameter arena for this link."""
 
     peer: TaskId
     version: int
@@ -39,7 +40,7 @@ class SendPull:
 
 @dataclass(frozen=True, slots=True)
 class SendGradient:
-    """Start the transfer of a gradient bucket to its server."""
+    """Start the transfer of a gradient bucket to its home, which may be this task itself."""
 
     peer: TaskId
     step: Step
@@ -114,17 +115,19 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """This arrival is not wanted (a duplicate, stale, or replaced by a later edition): its memory may be reused."""
+    """This arrival, of a gradient or of a version, is not wanted (a duplicate, stale, or replaced by a later edition):
+    its memory may be reused."""
 
     arrival: int
 
 
 @dataclass(frozen=True, slots=True)
 class VersionReady:
-    """Version ``version`` of ``bucket`` is in this worker's arena."""
+    """Version ``version`` of ``bucket`` is here: in this worker's arena, or in the memory numbered ``arrival``."""
 
     bucket: BucketId
     version: int
+    arrival: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from lockstep.protocol.core.causes import Reason
 from lockstep.protocol.core.ids import BucketId, Incarnation, Step, TaskId
@@ -66,11 +67,20 @@ class GradientArrived:
 
 @dataclass(frozen=True, slots=True)
 class VersionArrived:
-    """All bytes of a parameter bucket have arrived."""
+    """All bytes of a parameter bucket have arrived: in this worker's arena, or lent (``arrival`` is not 0) in memory
+    that the task keeps under that number."""
 
     peer: TaskId
     version: int
     bucket: BucketId
+    arrival: int = 0
+
+
+class TensorKind(StrEnum):
+    """The two kinds of tensors that travel; a task with both roles sends both, also to the same peer."""
+
+    GRADIENT = "gradient"
+    VERSION = "version"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +90,7 @@ class TransferEnded:
     peer: TaskId
     number: int
     bucket: BucketId
+    kind: TensorKind
     ok: bool
 
 

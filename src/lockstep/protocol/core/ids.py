@@ -81,7 +81,10 @@ def hex64(value: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClusterShape:
-    """How many servers and workers there are; this also determines the coordinator."""
+    """How many servers and workers there are; this also determines the coordinator.
+
+    Without servers every worker is a *rank*: it trains, and it makes the mean of its share of all gradients.
+    """
 
     servers: int
     workers: int
@@ -90,6 +93,16 @@ class ClusterShape:
     def coordinator(self) -> TaskId:
         """Server 0, or worker 0 if there is no server."""
         return server(0) if self.servers else worker(0)
+
+    @property
+    def homes(self) -> tuple[TaskId, ...]:
+        """The tasks that hold buckets, by the plan's numbers: the servers, or, without any, all workers."""
+        return self.server_ids() or self.worker_ids()
+
+    @property
+    def savers(self) -> tuple[TaskId, ...]:
+        """The tasks that write a checkpoint's shards; without servers the chief alone, as every worker has it all."""
+        return self.server_ids() or (CHIEF,)
 
     def server_ids(self) -> tuple[TaskId, ...]:
         return tuple(server(i) for i in range(self.servers))

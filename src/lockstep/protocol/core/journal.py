@@ -35,7 +35,7 @@ class Happening(StrEnum):
     ENDED = "ended"
 
 
-Row = tuple[float, Happening, Step, BucketId, TaskId | None, str]
+Row = tuple[float, Happening, Step, BucketId, TaskId | None, str, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ class Record:
     bucket: BucketId
     peer: TaskId | None
     cause: str
+    share: bool = False
+    """Of a worker's share (without servers): what a server would record, such as gradients that arrive."""
 
 
 PROGRESS = frozenset(
@@ -87,8 +89,15 @@ class Journal:
         cause: str = "",
     ) -> None:
         """Append one event; the oldest is dropped when the ring is full."""
+        self.append((now, happening, step, bucket, peer, cause, False))
+
+    def append(self, row: Row) -> None:
         self.total += 1
-        self._rows.append((now, happening, step, bucket, peer, cause))
+        self._rows.append(row)
+
+    def of_share(self) -> Journal:
+        """This journal as a worker's share writes to it."""
+        return _ShareJournal(self)
 
     def __iter__(self) -> Iterator[Record]:
         # A copy first: the loop's thread may append while another thread reads.
@@ -113,6 +122,25 @@ class Journal:
     def newest_progress(rows: Sequence[Row]) -> Record | None:
         """The newest row that is progress."""
         return next((Record(*row) for row in reversed(rows) if row[1] in PROGRESS), None)
+
+
+class _ShareJournal(Journal):
+    """Marks what it passes on: both roles of a task have tensors of the same steps under way with the same peers."""
+
+    def __init__(self, whole: Journal) -> None:
+        super().__init__(0)
+        self._whole = whole
+
+    def record(
+        self,
+        now: float,
+        happening: Happening,
+        step: Step = NO_STEP,
+        bucket: BucketId = NO_BUCKET,
+        peer: TaskId | None = None,
+        cause: str = "",
+    ) -> None:
+        self._whole.append((now, happening, step, bucket, peer, cause, True))
 
 
 @dataclass(slots=True)
@@ -157,8 +185,9 @@ def tensor_states(records: Iterable[Record], role: Role, first: Step, limit: int
     """What happened to each tensor from step ``first`` on, for the newest ``limit`` tensors."""
     found: dict[tuple[str, int, BucketId, TaskId | None], TensorStates] = {}
     for record in records:
-        gradient = record.happening in _OF_GRADIENTS[role]
-        parameter = record.happening in _OF_PARAMETERS[role]
+        acting = Role.SERVER if record.share else role
+        gradient = record.happening in _OF_GRADIENTS[acting]
+        parameter = record.happening in _OF_PARAMETERS[acting]
         if not (gradient or parameter) or record.step < (first if gradient else first + 1):
             continue
         kind = "gradient" if gradient else "parameter"

@@ -50,7 +50,8 @@ class Speaker(Enum):
 
     COORDINATOR = auto()
     WORKER = auto()
-    SERVER = auto()
+    HOME = auto()
+    """A server; without servers, any worker."""
     ANY = auto()
     NOBODY = auto()
     """It does not come over a link, or only before the link is up."""
@@ -61,7 +62,7 @@ SPEAKERS: Final = MappingProxyType[type[Message], Speaker](
         **dict.fromkeys((Commit, Contributors, End, Left, Printed, Refused, Report, Roster, View), Speaker.COORDINATOR),
         # Of the rates of all workers, servers take the chief's (``ServerMachine._on_rates``).
         **dict.fromkeys((Done, Layout, LocalState, Pull, Question, Rates, Seal), Speaker.WORKER),
-        **dict.fromkeys((Answer, Applied, Grant, Open, Saved), Speaker.SERVER),
+        **dict.fromkeys((Answer, Applied, Grant, Open, Saved), Speaker.HOME),
         **dict.fromkeys((Failed, Heartbeat, Join, Leaving, Lost), Speaker.ANY),
         **dict.fromkeys((Description, Hello), Speaker.NOBODY),
     }
@@ -75,8 +76,9 @@ def may_say(peer: TaskId, message: Message, coordinator: TaskId) -> bool:
             return peer == coordinator
         case Speaker.WORKER:
             return peer.role is Role.WORKER
-        case Speaker.SERVER:
-            return peer.role is Role.SERVER
+        case Speaker.HOME:
+            # Without servers the coordinator runs on a worker, and every worker is the home of some buckets.
+            return peer.role is coordinator.role
         case Speaker.ANY:
             return True
         case Speaker.NOBODY:

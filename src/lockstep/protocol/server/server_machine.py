@@ -28,6 +28,7 @@ from lockstep.protocol.core.events import (
     Prepared,
     Received,
     ShardSaved,
+    TensorKind,
     Tick,
     TransferEnded,
 )
@@ -84,14 +85,18 @@ class ServerMachine(Shard):
         summed: bool = False,
         aggregate: int | None = None,
         any_rates: bool = False,
+        averages: bool = False,
     ) -> None:
         """``summed``: gradients are added up, not averaged. ``aggregate``: how many workers make a step, if not all.
-        ``any_rates``: the rates of a step may come from any worker, since the chief may be away.
+        ``any_rates``: the rates of a step may come from any worker, since the chief may be away. ``averages``: a
+        version is the mean of the gradients itself, so no step needs rates (without servers: the workers' own
+        optimizers use the mean).
         """
         super().__init__(task, shape, journal, aggregate)
         self._any_rates = any_rates or aggregate is not None
         self.eager = eager
         self.summed = summed
+        self.averages = averages
         self._layout: Layout | None = None
         self._prepared = False
         self._rates: dict[Step, tuple[GroupRates, ...]] = {INITIAL_STEP: ()}
@@ -103,7 +108,7 @@ class ServerMachine(Shard):
         match event:
             case GradientArrived():
                 return self._on_gradient_arrived(event, now)
-            case TransferEnded():
+            case TransferEnded(kind=TensorKind.VERSION):
                 return self._on_transfer_ended(event, now)
             case BucketApplied():
                 return self._on_bucket_applied(event, now)
@@ -113,7 +118,7 @@ class ServerMachine(Shard):
                 return self._on_link_up(event, now)
             case LinkLost():
                 return self._on_link_lost(event, now)
-            case Prepared():
+            case Prepared(layout=None):
                 return self._on_prepared(event, now)
             case ShardSaved():
                 return self._on_shard_saved(event)
@@ -150,15 +155,15 @@ class ServerMachine(Shard):
     # -- getting ready --
 
     def _on_link_up(self, event: LinkUp, now: float) -> list[Effect]:
+        effects: list[Effect] = []
         if event.peer == self.shape.coordinator:
             self._coordinator = event.incarnation
-            return self._say_what_is_unheard(now)
+            effects += self._say_what_is_unheard(now)
         side = self._workers.get(event.peer)
         if side is None:
-            return []
-        effects: list[Effect] = []
+            return effects
         if side.incarnation not in (0, event.incarnation):
-            effects = self._forget_life(side)
+            effects += self._forget_life(side)
         side.linked, side.incarnation, side.since = True, event.incarnation, now
         self._journal.record(now, Happening.LINK_UP, peer=event.peer)
         return effects
@@ -366,18 +371,23 @@ class ServerMachine(Shard):
         giving = tuple(m for m in members if ledger.arrived[m] is not NO_GRADIENT)
         arrivals = tuple(ledger.arrived[m].number for m in giving)
         slots = (ledger.slot_of(step), ledger.slot_of(step + 1))
+        rates = self._rates.get(step, ())
         seals = self._seals_of(members, step)
         if any(seal.void for seal in seals):
-            nothing = Apply(step, ledger.bucket, (), (), 1, self._rates[step], *slots)
+            nothing = Apply(step, ledger.bucket, (), (), 1, rates, *slots)
             return [*(GiveBack(number) for number in arrivals), nothing]
-        values = any(seal.values for seal in seals)
+        # Where buckets are applied before the seals, the other workers have sealed a step of values without a gradient:
+        # their seals are here, or the bucket would not be complete.
+        values = any(seal.values for seal in self._known_seals(members, step))
         replicas = 1 if self.summed or values else len(members)
         without = self._without_gradient(seals, ledger)
-        return [Apply(step, ledger.bucket, giving, arrivals, replicas, self._rates[step], *slots, without, values)]
+        return [Apply(step, ledger.bucket, giving, arrivals, replicas, rates, *slots, without, values)]
 
     def _seals_of(self, members: tuple[TaskId, ...], step: Step) -> list[Seal]:
-        if self.eager or step == INITIAL_STEP:
-            return []
+        """What all contributors have sealed; nothing where buckets are applied before the seals."""
+        return [] if self.eager or step == INITIAL_STEP else self._known_seals(members, step)
+
+    def _known_seals(self, members: tuple[TaskId, ...], step: Step) -> list[Seal]:
         return [seal for m in members if (seal := self._workers[m].seal) is not None and seal.step == step]
 
     def _without_gradient(self, seals: list[Seal], ledger: Ledger) -> tuple[int, ...]:
@@ -408,7 +418,7 @@ class ServerMachine(Shard):
         if step == INITIAL_STEP:
             return True
         return (
-            step in self._rates
+            (self.averages or step in self._rates)
             and self.committed >= step - 1
             and ledger.readers[ledger.slot_of(step + 1)] == 0
             and (self.eager or self._sealed(ledger))

@@ -11,7 +11,7 @@ from lockstep.protocol import phrases
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.effects import Effect, SaveShard, Send, SendVersion
 from lockstep.protocol.core.events import LinkLost, ShardSaved, TransferEnded
-from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, NOTHING_TO_APPLY, BucketId, ClusterShape, Step, TaskId
+from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, NOTHING_TO_APPLY, BucketId, ClusterShape, Role, Step, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.keys import TensorKey, gradient_name
 from lockstep.protocol.core.messages import Applied, Failed, Message, Pull, Saved
@@ -32,7 +32,7 @@ class Shard:
         self.committed: Step = INITIAL_STEP - 1
         self.dropped: dict[TaskId, int] = {}
         """Duplicate and stale gradients by sender: refused, and counted."""
-        self._journal = journal
+        self._journal = journal if task.role is Role.SERVER else journal.of_share()
         self._ledgers: dict[BucketId, Ledger] = {}
         self._everybody = shape.worker_ids()
         """Who contributes: all workers, minus lost ones where the job continues without them."""

@@ -7,7 +7,7 @@ machine asks for parameters. Both are repeated until satisfied, so a lost messag
 from __future__ import annotations
 
 from lockstep.protocol import phrases
-from lockstep.protocol.core.effects import Effect, Send, SendGradient, SendPull, VersionReady
+from lockstep.protocol.core.effects import Effect, GiveBack, Send, SendGradient, SendPull, VersionReady
 from lockstep.protocol.core.errors import LocalProtocolError, RemoteProtocolError
 from lockstep.protocol.core.events import (
     Asked,
@@ -21,6 +21,7 @@ from lockstep.protocol.core.events import (
     Sealed,
     StateTaken,
     StepBegun,
+    TensorKind,
     Tick,
     TransferEnded,
     VersionArrived,
@@ -29,9 +30,9 @@ from lockstep.protocol.core.ids import (
     CHIEF,
     INITIAL_STEP,
     BucketId,
+    ClusterShape,
     Step,
     TaskId,
-    server,
 )
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.keys import TensorKey, parameter_name
@@ -60,9 +61,6 @@ from lockstep.protocol.worker.holdings import (
 )
 from lockstep.protocol.worker.questions import Questions
 
-COORDINATOR = server(0)
-"""With workers of this kind there is always a server, and the coordinator runs on the first one."""
-
 
 class WorkerMachine:
     """One worker's side of every step."""
@@ -70,7 +68,7 @@ class WorkerMachine:
     def __init__(
         self,
         task: TaskId,
-        servers: int,
+        shape: ClusterShape,
         journal: Journal,
         *,
         eager: bool,
@@ -89,7 +87,10 @@ class WorkerMachine:
         self.step: Step = INITIAL_STEP
         self._journal = journal
         self._layout: Layout | None = None
-        self._servers = {server(i): ServerSide(server(i)) for i in range(servers)}
+        self._coordinator = shape.coordinator
+        self._homes = shape.homes
+        self._servers = {home: ServerSide(home) for home in self._homes}
+        """The tasks that hold buckets, by the plan's numbers; without servers they are workers, this one among them."""
         self._buckets: list[HeldBucket] = []
         self._target = INITIAL_STEP
         self._rates: tuple[GroupRates, ...] = ()
@@ -108,7 +109,7 @@ class WorkerMachine:
                 return self._on_produced(event, now)
             case VersionArrived():
                 return self._on_version_arrived(event, now)
-            case TransferEnded():
+            case TransferEnded(kind=TensorKind.GRADIENT):
                 return self._on_transfer_ended(event, now)
             case Received():
                 return self._on_received(event, now)
@@ -124,8 +125,8 @@ class WorkerMachine:
                 return self._on_link_lost(event, now)
             case Tick():
                 return self._on_tick(now)
-            case Prepared():
-                return self._on_prepared(event, now)
+            case Prepared(layout=Layout() as layout):
+                return self._on_prepared(event.plan, layout, now)
             case Finished():
                 return self._on_finished(event, now)
             case Asked():
@@ -135,13 +136,12 @@ class WorkerMachine:
 
     # -- events of the training loop --
 
-    def _on_prepared(self, event: Prepared, now: float) -> list[Effect]:
+    def _on_prepared(self, plan: Plan, layout: Layout, now: float) -> list[Effect]:
         """The model is known: announce it to every server and ask for the version of the first step."""
-        assert event.layout is not None
-        self._layout = event.layout
-        self._adopt(event.plan)
-        self._target = max(event.layout.start, 0)
-        self.step = event.layout.start - 1 if event.layout.start > INITIAL_STEP else INITIAL_STEP
+        self._layout = layout
+        self._adopt(plan)
+        self._target = max(layout.start, 0)
+        self.step = layout.start - 1 if layout.start > INITIAL_STEP else INITIAL_STEP
         effects: list[Effect] = []
         for peer in self._servers.values():
             peer.since, peer.awaited = now, len(peer.buckets)
@@ -151,7 +151,7 @@ class WorkerMachine:
 
     def _adopt(self, plan: Plan) -> None:
         for bucket in plan.buckets:
-            mine = HeldBucket(bucket.id, server(bucket.server))
+            mine = HeldBucket(bucket.id, self._homes[bucket.server])
             self._buckets.append(mine)
             self._servers[mine.server].buckets.append(mine)
 
@@ -219,7 +219,7 @@ class WorkerMachine:
         same = not state.stuck and state.data == self._newest_state
         self._newest_state = None if state.stuck else state.data
         self._states[state.step] = LocalState(state.step, b"", same=True) if same else state
-        return [Send(COORDINATOR, self._states[state.step])] if self._servers[COORDINATOR].linked else []
+        return [Send(self._coordinator, self._states[state.step])] if self._servers[self._coordinator].linked else []
 
     def _refuse_change(self, bucket: HeldBucket, how: str) -> None:
         """What has left may have been applied already, unless the servers wait for the seal."""
@@ -279,13 +279,13 @@ class WorkerMachine:
         refusal = self._why_refused(event)
         if refusal is not None:
             self._journal.record(now, Happening.DROPPED, event.version, event.bucket, event.peer, refusal)
-            return []
+            return [GiveBack(event.arrival)] if event.arrival else []
         bucket = self._buckets[event.bucket]
         bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.ARRIVE)
         bucket.version = event.version
         self._servers[bucket.server].awaited -= 1
         self._journal.record(now, Happening.ARRIVED, event.version, event.bucket, event.peer)
-        return [VersionReady(event.bucket, event.version)]
+        return [VersionReady(event.bucket, event.version, event.arrival)]
 
     def _why_refused(self, event: VersionArrived) -> str | None:
         if not 0 <= event.bucket < len(self._buckets) or self._buckets[event.bucket].server != event.peer:
@@ -398,7 +398,7 @@ class WorkerMachine:
             effects.append(Send(peer.id, self._seal[peer.id]))
         if self._done is not None:
             effects.append(Send(peer.id, self._done))
-        if peer.id == COORDINATOR:
+        if peer.id == self._coordinator:
             effects += [Send(peer.id, self._states[step]) for step in sorted(self._states)]
         return effects
 
@@ -429,7 +429,7 @@ class WorkerMachine:
             return True
         # Another server may owe a bucket because the coordinator has not received a state, and cannot commit.
         waiting = any(other.awaited for other in self._servers.values())
-        return waiting and bool(self._states) and peer.id == COORDINATOR
+        return waiting and bool(self._states) and peer.id == self._coordinator
 
     def next_deadline(self) -> float | None:
         due = [peer.repeat_at for peer in self._servers.values() if self._needs(peer)]

@@ -114,7 +114,7 @@ class CollectiveNode(Observed):
         self._cluster = cluster
         self._settings = settings
         self._say = say
-        self._reporter = reporter
+        self.reporter = reporter
         self._give_up = give_up
         self._member = threading.Event()
         self._left = threading.Event()
@@ -141,8 +141,8 @@ class CollectiveNode(Observed):
         """Listen, and report the address to the monitor."""
         if self._server is not None:
             self._server.start()
-            self._reporter.ready(self._server.address, self.incarnation, self.job)
-        self._reporter.phase(TaskPhase.CONNECTING)
+            self.reporter.ready(self._server.address, self.incarnation, self.job)
+        self.reporter.phase(TaskPhase.CONNECTING)
         self.loop.start()
         self._neighbours.start()
         self.watchdog.start()
@@ -198,7 +198,7 @@ class CollectiveNode(Observed):
     def met(self, job: JobId, lives: tuple[Incarnation, ...]) -> None:
         """All workers have met in job ``job``."""
         self.job = job
-        self._reporter.joined(job)
+        self.reporter.joined(job)
         self._member.set()
         self.post(Met(lives))
 
@@ -220,7 +220,7 @@ class CollectiveNode(Observed):
 
     def phase(self, phase: TaskPhase) -> None:
         """Report to the monitor where the training loop is."""
-        self._reporter.phase(phase)
+        self.reporter.phase(phase)
 
     def begin_step(self, step: Step) -> None:
         self._step = step
@@ -256,7 +256,7 @@ class CollectiveNode(Observed):
         self.between_steps()
 
     def finishing(self) -> None:
-        self._reporter.phase(TaskPhase.FINISHING)
+        self.reporter.phase(TaskPhase.FINISHING)
         self.main.enter(Doing.FINISHING)
         self.post(Finished(self._step + 1))
 
@@ -316,7 +316,7 @@ class CollectiveNode(Observed):
 
     def _ended_by(self, outcome: Outcome) -> JobEndedError:
         self.outcome = outcome
-        self._reporter.failed(outcome.reason.text)
+        self.reporter.failed(outcome.reason.text)
         return JobEndedError(outcome)
 
     # -- what Observed needs --
@@ -339,13 +339,13 @@ class CollectiveNode(Observed):
 
     def post(self, event: Event) -> None:
         if isinstance(event, SignalCame):
-            self._reporter.leaves(str(self.task), event.departure)
+            self.reporter.leaves(str(self.task), event.departure)
         self.loop.post(event)
 
     def _on_peer_leaving(self, peer: TaskId, departure: Departure) -> None:
         """Called on a watch's thread. Worker 0 forwards it to the workers that follow it."""
         if self.outcome is None and peer != self.task:
-            self._reporter.leaves(str(peer), departure)
+            self.reporter.leaves(str(peer), departure)
             self.post(PeerLeaving(peer, departure))
 
     def can_recover(self, task: TaskId) -> bool:  # noqa: ARG002 - every node has this signature

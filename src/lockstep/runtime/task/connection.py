@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from lockstep.protocol.core.causes import Cause, Reason, link_down
 from lockstep.protocol.core.death import Word
-from lockstep.protocol.core.events import Event, LinkLost, LinkUp, Received, TransferEnded, VersionArrived
+from lockstep.protocol.core.events import Event, LinkLost, LinkUp, Received, TensorKind, TransferEnded, VersionArrived
 from lockstep.protocol.core.faults import Callback
 from lockstep.protocol.core.ids import BucketId, Incarnation, TaskId, hex64
 from lockstep.protocol.core.messages import (
@@ -86,9 +86,8 @@ class NodeSide(Protocol):
     def do(self, event: Event) -> None:
         """As ``post``, but on the calling thread if the loop is idle."""
 
-    def gradient_lent(self, peer: TaskId, incarnation: Incarnation, note: GradientNote, loan: Loan) -> None: ...
-
-    def version_lent(self, peer: TaskId, note: VersionNote, loan: Loan) -> None: ...
+    def lent(self, peer: TaskId, incarnation: Incarnation, note: Note, loan: Loan) -> None:
+        """This incarnation of ``peer`` lends what ``note`` names."""
 
     def report_received(self, peer: TaskId, report: Report | Printed) -> bool:
         """A report has come; False if it is not from the coordinator."""
@@ -110,11 +109,15 @@ class Faults(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Transfer:
+    kind: TensorKind
     number: int
     bucket: BucketId
     since: float = 0.0
     in_place: bool = False
     """Nothing moves: it is over when the reader is done with it, which may take a whole step."""
+
+    def ended(self, peer: TaskId, *, ok: bool) -> TransferEnded:
+        return TransferEnded(peer, self.number, self.bucket, self.kind, ok)
 
 
 _Running = tuple[str, float, int]
@@ -256,7 +259,7 @@ class Connection:
         if known is not None:
             self._tensors += self._node.tensors_in(known.bucket) if ok else 0
             tell = self._do if ok else self._post  # what failed is retried, and not by the thread that reports it
-            tell(TransferEnded(self.peer, known.number, known.bucket, ok))
+            tell(known.ended(self.peer, ok=ok))
 
     def on_arrived(self, note: bytes, nbytes: int) -> None:  # noqa: ARG002 - the endpoint counts bytes
         self.heard_at = time.monotonic()
@@ -272,10 +275,8 @@ class Connection:
         self._enter(1, "a gradient arrived", Callback.TENSOR)
         known = self._read_note(note)
         self._tensors += 0 if known is None else self._node.tensors_in(known.bucket)
-        if isinstance(known, GradientNote) and self._alive:
-            self._node.gradient_lent(self.peer, self.incarnation, known, loan)
-        elif isinstance(known, VersionNote) and self._alive:
-            self._node.version_lent(self.peer, known, loan)
+        if known is not None and self._alive:
+            self._node.lent(self.peer, self.incarnation, known, loan)
         else:
             loan.release()
         self._callbacks[1] = None
@@ -295,26 +296,27 @@ class Connection:
     def write_version(self, note: VersionNote, source: Region, offset: int, nbytes: int, to: Ticket, at: int) -> None:
         """Start sending a parameter bucket."""
         move = Move(source, offset, nbytes, to, at, encode_note(note), note.bucket)
-        self._start(_Transfer(note.version, note.bucket, time.monotonic()), move)
+        self._start(_Transfer(TensorKind.VERSION, note.version, note.bucket, time.monotonic()), move)
 
     def lend_version(self, note: VersionNote, source: Region, offset: int, nbytes: int, to: Ticket, at: int) -> None:
         """Let the worker read a parameter bucket here until it has the next one."""
         move = Move(source, offset, nbytes, to, at, encode_note(note), note.bucket, loan=True)
-        self._start(_Transfer(note.version, note.bucket, time.monotonic(), in_place=self.lends_in_place), move)
+        lent = _Transfer(TensorKind.VERSION, note.version, note.bucket, time.monotonic(), in_place=self.lends_in_place)
+        self._start(lent, move)
 
     def lend_gradient(self, note: GradientNote, source: Region, offset: int, nbytes: int, to: Ticket, at: int) -> None:
         """Start lending a gradient bucket."""
         move = Move(source, offset, nbytes, to, at, encode_note(note), note.bucket, loan=True)
-        self._start(_Transfer(note.step, note.bucket, time.monotonic()), move)
+        self._start(_Transfer(TensorKind.GRADIENT, note.step, note.bucket, time.monotonic()), move)
 
     def _start(self, transfer: _Transfer, move: Move) -> None:
         if self.endpoint is None or not self.up:
-            self._post(TransferEnded(self.peer, transfer.number, transfer.bucket, ok=False))
+            self._post(transfer.ended(self.peer, ok=False))
             return
         if self._node.faults is not None and self._node.faults.drops_tensor(
             self.peer, transfer.number, transfer.bucket
         ):
-            self._post(TransferEnded(self.peer, transfer.number, transfer.bucket, ok=True))
+            self._post(transfer.ended(self.peer, ok=True))
             return
         # Buckets are numbered from the last layer to the first, which the next forward needs first: their number is
         # the urgency of the move.

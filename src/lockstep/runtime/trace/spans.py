@@ -44,7 +44,7 @@ def _of_worker(records: Sequence[Record]) -> list[tuple[Part, Step, float, float
     """It computes from the last arrival of a version to the seal, and waits from the seal to the next version."""
     arrived: dict[Step, float] = {}
     sealed: dict[Step, float] = {}
-    for record in records:
+    for record in [one for one in records if not one.share]:
         if record.happening is Happening.ARRIVED:
             arrived[record.step] = record.at
         elif record.happening is Happening.SEALED and record.peer is None:

@@ -50,7 +50,7 @@ def worker_moments(records: Iterable[Record], blocked: Mapping[Step, float] | No
     """
     ready: dict[Step, float] = {}
     sealed: dict[Step, float] = {}
-    for record in records:
+    for record in [one for one in records if not one.share]:
         if record.happening is Happening.ARRIVED:
             ready[record.step] = record.at
         elif record.happening is Happening.SEALED:

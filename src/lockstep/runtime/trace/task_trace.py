@@ -65,9 +65,8 @@ def trace_of(
     events += [_named("thread_name", number, thread, name) for thread, name in threads.items()]
     events += [_complete(number, span) for span in spans if window.holds(span.step)]
     if task is not None:
-        if role is Role.SERVER:
-            for span in _updates(records):
-                events += _overlapping(number, span) if window.holds(span.step) else []
+        for span in _updates([record for record in records if record.share or role is Role.SERVER]):
+            events += _overlapping(number, span) if window.holds(span.step) else []
         for states in tensor_states(records, role, window.first, MAX_TENSORS):
             step = states.number if states.kind == "gradient" else states.number - 1
             if states.bucket != NO_BUCKET and window.holds(step):

@@ -168,6 +168,7 @@ def _row(record: Record, plan: Plan | None, now: float) -> dict[str, Any]:
         "peer": "" if record.peer is None else str(record.peer),
         "bytes": plan.buckets[record.bucket].nbytes if known and plan is not None else 0,
         "cause": record.cause,
+        "share": record.share,
     }
 
 

@@ -8,7 +8,6 @@ from typing import Protocol
 from torch import Tensor
 
 from lockstep.protocol.core.ids import BucketId, Step
-from lockstep.protocol.core.messages import Setting
 from lockstep.protocol.core.plan import Plan
 
 
@@ -41,12 +40,11 @@ class Averager(Protocol):
         On a GPU it is the device's stream that waits, not this thread.
         """
 
-    def agree(self, untrained: tuple[Setting, ...]) -> None:
-        """Every rank must have the chief's model, and the same digests of what is not trained. ModelsDiffer says where
-        they differ."""
-
     def take_initial(self) -> None:
         """Block until the chief's ``gradients`` are in everyone's ``means``: initial values, before the first step."""
+
+    def publish(self, step: Step) -> None:
+        """The same in the middle of training, as a step of its own."""
 
     def compare(self, step: Step, digests: Sequence[int]) -> None:
         """Before ``finish``: the parameters of all ranks must have these digests, one per entry of the plan.

@@ -141,22 +141,27 @@ class RankReplica:
         """Copy the chief's current parameters and buffers to all ranks."""
         if self._running:
             raise GradientMisuse("parameters cannot be published during a backward pass; do it after")
-        kept = [(p, p.trained.parameter.grad) for p in self._places if is_in(p.trained.parameter.grad, p.mean)]
-        saved = [None if grad is None else grad.clone() for _, grad in kept]
-        self.start()
+        kept = [(place, grad.clone()) for place in self._places if (grad := self._own_grad(place)) is not None]
+        self._put_values()
+        self._averager.publish(self.step)
+        self.step += 1
+        self._take_values()
         with torch.no_grad():
-            for (place, _), values in zip(kept, saved, strict=True):
-                assert values is not None
+            for place, values in kept:
                 place.mean.copy_(values)
+
+    @staticmethod
+    def _own_grad(place: _Place) -> Tensor | None:
+        """Its gradient, if it lies in the averager's memory."""
+        grad = place.trained.parameter.grad
+        return grad if is_in(grad, place.mean) or is_in(grad, place.leaving) else None
 
     def close(self) -> None:
         """Take the hooks away; gradients keep their values."""
         for handle in self._handles:
             handle.remove()
         for place in self._places:
-            grad = place.trained.parameter.grad
-            if is_in(grad, place.mean) or is_in(grad, place.leaving):
-                assert grad is not None
+            if (grad := self._own_grad(place)) is not None:
                 place.trained.parameter.grad = grad.clone()
         self._averager.close()
 

@@ -32,12 +32,16 @@ _LOOK_SECONDS = 0.5
 class TorchAverager:
     """The mean over all workers of a group."""
 
-    def __init__(self, group: WorkerGroup, layout: RankLayout, device: torch.device) -> None:
+    def __init__(
+        self, group: WorkerGroup, layout: RankLayout, device: torch.device, untrained: tuple[Setting, ...] = ()
+    ) -> None:
+        """ModelsDiffer if this worker's model, or a digest of what is not trained, is not the chief's."""
         self.plan = layout.plan
         self._group = group
         self._node = group.node
         self._layout = layout
         self._copied = layout.copied
+        self._agree(untrained)
         self.gradients = self.means = torch.zeros(max(1, self.plan.arena_bytes), dtype=torch.uint8, device=device)
         size = group.meeting.size
         self.scale = 1.0 if group.on_device else 1.0 / size
@@ -54,7 +58,7 @@ class TorchAverager:
         flat = self.gradients[bucket.arena_offset : bucket.arena_offset + bucket.nbytes]
         return flat if number in self._copied else flat.view(torch_dtype(bucket.dtype))
 
-    def agree(self, untrained: tuple[Setting, ...] = ()) -> None:
+    def _agree(self, untrained: tuple[Setting, ...]) -> None:
         entries = [(e.name, e.elements, e.dtype, e.group) for e in self.plan.parameters]
         buffers = [(str(b.dtype), tuple(b.shape)) for b in self._layout.buffers]
         others = (self.plan.bucket_bytes, buffers, formats(self._layout.trained))
@@ -126,6 +130,16 @@ class TorchAverager:
     def take_initial(self) -> None:
         for flat in self._flat:
             self._safely(self._group.broadcast(flat))
+
+    def publish(self, step: Step) -> None:
+        self.begin(step)
+        for bucket in range(len(self._flat)):
+            self._node.handed_over(step, bucket)
+        self._node.backward_ended(step)
+        for bucket, flat in enumerate(self._flat):
+            self._safely(self._group.broadcast(flat))
+            self._node.summed(step, bucket)
+        self._node.between_steps()
 
     def _safely(self, work: dist.Work) -> None:
         pending = _Pending(work, watched=not self._group.on_device)
