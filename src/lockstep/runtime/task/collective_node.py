@@ -308,11 +308,10 @@ class CollectiveNode(Observed):
         reason = Reason(verdict.cause, verdict.what, Source.VERDICT, verdict.peer, verdict.host, verdict.pid)
         return self._ended_by(Outcome(False, verdict.culprit, verdict.step, reason))
 
-    def drifted(self, step: Step, other: TaskId, parameter: str) -> JobEndedError:
-        """The parameters of two workers differ, which every worker sees at the same time."""
-        reason = own_error(phrases.drifted(CHIEF, parameter))
+    def drifted(self, step: Step, parameter: str) -> JobEndedError:
+        """This worker's parameters are not the chief's."""
         self.dump("failed")
-        return self._ended_by(Outcome(False, str(other), step, reason))
+        return self._ended_by(Outcome(False, str(self.task), step, own_error(phrases.drifted(CHIEF, parameter))))
 
     def _ended_by(self, outcome: Outcome) -> JobEndedError:
         self.outcome = outcome

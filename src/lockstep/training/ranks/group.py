@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
-import torch
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 from torch import Tensor
@@ -77,7 +76,7 @@ class ReducingNode(Protocol):
 
     def lost(self, problem: str) -> JobEndedError: ...
 
-    def drifted(self, step: Step, other: TaskId, parameter: str) -> JobEndedError: ...
+    def drifted(self, step: Step, parameter: str) -> JobEndedError: ...
 
 
 class WorkerGroup:
@@ -126,12 +125,6 @@ class WorkerGroup:
         options.reduceOp = dist.ReduceOp.AVG if self.on_device else dist.ReduceOp.SUM
         work: dist.Work = self._group.allreduce([tensor], options)
         return work
-
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Block until every worker's tensor is here, in their order."""
-        found = [torch.empty_like(tensor) for _ in range(self.meeting.size)]
-        self._group.allgather([found], [tensor]).wait()
-        return found
 
     def agree(self, name: str, value: str) -> tuple[str, str]:
         """Worker 0's value under this name beside this worker's own. Blocks until worker 0 has told its own."""
