@@ -92,10 +92,12 @@ class WorkerGroup:
 
     def _choose(self) -> str:
         """NCCL, if every worker can use it: each has a GPU of its own. Otherwise gloo, on every worker."""
-        meeting = self.meeting
-        self._store.set(f"backend/{meeting.rank}", f"{meeting.backend} {meeting.device}")
-        told = [bytes(self._store.get(f"backend/{rank}")).decode() for rank in range(meeting.size)]
-        return "nccl" if all(one.startswith("nccl ") for one in told) and len(set(told)) == len(told) else "gloo"
+        meeting, others = self.meeting, range(self.meeting.size)
+        self._store.set(f"backend/{meeting.rank}", meeting.backend)
+        self._store.set(f"device/{meeting.rank}", meeting.device)
+        wanted = {bytes(self._store.get(f"backend/{rank}")) for rank in others}
+        devices = {bytes(self._store.get(f"device/{rank}")) for rank in others}
+        return "nccl" if wanted == {b"nccl"} and len(devices) == meeting.size else "gloo"
 
     def _same_job(self) -> int:
         """One random number for the whole run, chosen by worker 0."""
