@@ -43,7 +43,8 @@ def run(body: Callable[[Job], None], ranks: int = 2, on_nan: str = "report", **o
 def adam(model: nn.Module) -> torch.optim.Optimizer:
     decayed = [p for p in model.parameters() if p.dim() > 1]
     plain_ones = [p for p in model.parameters() if p.dim() == 1]
-    return torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": plain_ones}], lr=0.01)
+    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.1}, {"params": plain_ones}]
+    return torch.optim.AdamW(groups, lr=0.01)
 
 
 def clipped(model: Any, worker: int, step: int) -> None:

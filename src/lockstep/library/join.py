@@ -310,11 +310,23 @@ def node_config(
 
     ``carrier``: without servers, what carries the gradients.
     """
-    workers, place = cluster.shape.workers, {"launched": launched, "servers": cluster.shape.servers}
-    rules = recovery_rules(keeping, exchange, workers, cluster.rejoin_timeout, **place, grace_seconds=cluster.grace)
+    workers, servers = cluster.shape.workers, cluster.shape.servers
+    rules = recovery_rules(
+        keeping,
+        exchange,
+        workers,
+        cluster.rejoin_timeout,
+        launched=launched,
+        servers=servers,
+        grace_seconds=cluster.grace,
+    )
     settings = library_settings(cluster, exchange, rules, carrier)
     resumes = bool(keeping.train_dir) and cluster.task == cluster.shape.coordinator
-    if cluster.task == CHIEF and (notice := loss_notice(rules, exchange, workers, **place)) and workers > 1:
+    if (
+        cluster.task == CHIEF
+        and (notice := loss_notice(rules, exchange, workers, launched=launched, servers=servers))
+        and workers > 1
+    ):
         say(notice)
     return NodeConfig(
         tell_paths=True,

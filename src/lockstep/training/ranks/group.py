@@ -124,7 +124,7 @@ class WorkerGroup:
     def reduce(self, tensor: Tensor) -> dist.Work:
         """Start a reduction over all workers, in place: NCCL makes the mean, gloo the sum."""
         options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.AVG if self.on_device else dist.ReduceOp.SUM
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG if self.on_device else dist.ReduceOp.SUM)
         work: dist.Work = self._group.allreduce([tensor], options)
         return work
 

@@ -101,7 +101,8 @@ class OwnAverager:
 
     def leave(self, steps: Step) -> None:
         self._node.finish(steps)
-        self._node.share.tell_unsaved()
+        if self._node.share is not None:
+            self._node.share.tell_unsaved()
 
     def close(self) -> None:
         """The memory is the node's, which frees it."""
