@@ -237,11 +237,12 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     with contextlib.ExitStack() as until_listening:
         launch = _launch(arguments, environ)
         cluster = _cluster(arguments, launch, until_listening)
+        carrier = "" if cluster.shape.servers else _carrier(arguments.backend)
+        cluster = dataclasses.replace(cluster, carried_by_torch=carrier == TORCH)
         refuse_bad_cluster(cluster, arguments)
         _refuse(protocol_problems(cluster))
         if cluster.task == CHIEF:
             say(who_trains(cluster.shape))
-        carrier = "" if cluster.shape.servers else _carrier(arguments.backend)
         if carrier == TORCH and arguments.train_dir:
             raise BadInput(
                 f"train_dir={arguments.train_dir!r} cannot be used where torch.distributed carries the gradients; give "

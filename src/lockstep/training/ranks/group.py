@@ -85,6 +85,7 @@ class WorkerGroup:
     def __init__(self, meeting: MeetingPoint, node: ReducingNode) -> None:
         self.meeting = meeting
         self.node = node
+        self._is_global = False
         self._store: Any = _sealed(meeting, _meet(meeting))
         self.backend = self._choose()
         self._group: Any = _process_group(meeting, self._store, self.backend)
@@ -135,8 +136,20 @@ class WorkerGroup:
             return value, value
         return bytes(self._store.get(name)).decode(), value
 
+    def make_global(self) -> None:
+        """Make torch.distributed's global group of the same workers, unless the program has made it."""
+        if dist.is_initialized():
+            return
+        store, patience = c10d.PrefixStore("global", self._store), timedelta(seconds=self.meeting.patience)
+        place = {"rank": self.meeting.rank, "world_size": self.meeting.size}
+        dist.init_process_group(self.backend, store=store, timeout=patience, **place)
+        self._is_global = True
+
     def close(self) -> None:
         """Let go of connections and threads; nothing can be reduced any more."""
+        if self._is_global:
+            dist.destroy_process_group()
+            self._is_global = False
         self._group = self._store = None
 
     def wait_for_all(self, occasion: str) -> None:

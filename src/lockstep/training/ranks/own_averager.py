@@ -63,6 +63,12 @@ class OwnAverager:
         self._node.seal(step, absent, occasion="a backward pass", state=None)
         self._take(step + 1)
 
+    def share_with_torch(self) -> None:
+        raise ValueError(
+            "SyncBatchNorm works on GPUs only, and this model is on the CPU; use BatchNorm, or train on GPUs with "
+            "lockstep.join(backend='nccl')"
+        )
+
     def publish(self, step: Step) -> None:
         every = tuple(bucket.id for bucket in self.plan.buckets)
         if self._is_chief:
