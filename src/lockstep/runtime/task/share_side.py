@@ -344,13 +344,14 @@ class ShareSide(Side):
 
     def _applied(self, effect: Apply, loans: list[Loan], error: Exception | None) -> None:
         """Called on the store's thread, or on one that the store started."""
-        for loan in loans:
-            loan.release()
-        self._used += 1
         if error is None:
+            # Before the gradients are given back: every worker waits for the version, none yet for its memory.
             self._node.loop.do(BucketApplied(effect.bucket, effect.step))
         else:
             self._tell_broken(error)
+        for loan in loans:
+            loan.release()
+        self._used += 1
 
     def _answer(self, peer: TaskId, question: Question) -> None:
         try:
