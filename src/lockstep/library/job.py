@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -13,6 +13,7 @@ from weakref import WeakSet
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from lockstep.errors import EXIT_FAILED
 from lockstep.library.atexit import ExitWitness, why_it_left
@@ -25,7 +26,7 @@ from lockstep.library.optimizer_state import RemoteState
 from lockstep.library.optimizers import KnownOptimizer, known_optimizer
 from lockstep.library.parameters import trained_parameters, untrained_digests
 from lockstep.library.program_state import ProgramState
-from lockstep.library.sharding import Collate, DataShard, IterableShard, MapShard, make_shard
+from lockstep.library.sharding import Collate, DataShard, IterableShard, MapShard, MapStyle, make_shard
 from lockstep.library.state_codec import Stateful
 from lockstep.protocol.core.activity import Doing, TaskPhase
 from lockstep.protocol.core.causes import Reason, own_error
@@ -322,8 +323,9 @@ class Job:
 
     # -- steps and data --
 
-    def steps(self, count: int, *, seed: int = 0, data: DataShard | None = None) -> Iterator[int]:
-        """Iterate over ``count`` steps. Each begins by seeding all random numbers from (seed, step, worker) alone.
+    def steps(self, count: int, *, seed: int | None = 0, data: DataShard | None = None) -> Iterator[int]:
+        """Iterate over ``count`` steps. Each begins by seeding all random numbers from (seed, step, worker) alone;
+        ``seed=None`` leaves them to the program, and a step that is repeated after a loss then draws others.
 
         ``data``, made by ``job.shard()``, is positioned at the step. With backup workers, steps that were completed
         without this worker are skipped, and so are steps that were made before this job, or this worker, was
@@ -341,6 +343,42 @@ class Job:
         blocks.
         """
         self._course.keep(objects)
+
+    @overload
+    def shard(
+        self,
+        dataset: IterableDataset[Any],
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        collate: Collate | None = None,
+    ) -> IterableShard: ...
+
+    @overload
+    def shard(
+        self,
+        dataset: MapStyle,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        collate: Collate | None = None,
+    ) -> MapShard: ...
+
+    @overload
+    def shard(
+        self,
+        dataset: Iterable[Any],
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        collate: Collate | None = None,
+    ) -> IterableShard: ...
 
     def shard(
         self,

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import itertools
 import math
 import os
 import sys
@@ -68,6 +69,9 @@ Given = TypeVar("Given")
 Result = TypeVar("Result")
 
 MEBIBYTE = 1 << 20
+
+_meetings = itertools.count()
+"""Of this process, in the launcher's store."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -327,22 +331,35 @@ def _gather(spec: ClusterSpec, launch: Launch, servers: int, port: int) -> Clust
             f"{launch.launcher} started {launch.world} processes, and servers={servers} leaves "
             f"{max(0, launch.world - servers)} to train; start at least one more process than there are servers."
         )
-    meeting = RendezvousSpec(
-        rank=launch.rank,
-        world=launch.world,
-        address=launch.address,
-        timeout=spec.startup_timeout,
-        version=__version__,
-        key=None if (key := chosen_key()) is None else key.sub(Purpose.RENDEZVOUS),
-        bind=spec.bind,
-    )
     try:
-        hosts = meet(meeting, port, say)
+        hosts = _meet(spec, launch, port)
     except RendezvousError as error:
         raise BadInput(str(error)) from None
     is_server = launch.rank < servers
     task = TaskId(Role.SERVER if is_server else Role.WORKER, launch.rank if is_server else launch.rank - servers)
     return spec.with_hosts(hosts[:servers], hosts[servers:]).for_task(task)
+
+
+def _meet(spec: ClusterSpec, launch: Launch, port: int) -> tuple[str, ...]:
+    """Where every rank listens, in order."""
+    key = None if (known := chosen_key()) is None else known.sub(Purpose.RENDEZVOUS)
+    same = {"rank": launch.rank, "world": launch.world}
+    if launch.store is not None:
+        from lockstep.library.store_meeting import StoreMeeting, meet_in_store
+
+        meeting = StoreMeeting(
+            **same,
+            store=launch.store,
+            name=f"{launch.attempt}/{next(_meetings)}",
+            timeout=spec.startup_timeout,
+            version=__version__,
+            key=key,
+        )
+        return meet_in_store(meeting, port, say)
+    by_rank_0 = RendezvousSpec(
+        **same, address=launch.address, timeout=spec.startup_timeout, version=__version__, key=key, bind=spec.bind
+    )
+    return meet(by_rank_0, port, say)
 
 
 # -- the two roles --

@@ -101,14 +101,15 @@ class LoopTracker:
 
     # -- loops --
 
-    def steps(self, count: int, seed: int, data: DataShard | None) -> Iterator[int]:
+    def steps(self, count: int, seed: int | None, data: DataShard | None) -> Iterator[int]:
         """The iterations of one loop that this job has not completed yet."""
         end = self._enter_loop(count)
         while self.iteration < end:
             self._node.raise_if_ended()
             self.settle()
             step = self.iteration
-            seed_everything(step_seed(seed, step, self._node.task.index))
+            if seed is not None:
+                seed_everything(step_seed(seed, step, self._node.task.index))
             if data is not None:
                 data.position(step)
             self.in_steps, self._stepped = True, False

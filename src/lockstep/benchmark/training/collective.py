@@ -26,7 +26,6 @@ from torch.utils.hooks import RemovableHandle
 from lockstep.benchmark.settings.config import BUCKET_BYTES, BenchConfig, store_port
 from lockstep.benchmark.training.job import BenchJob
 from lockstep.benchmark.training.listening import gloo_device, serve_store, stay_on_interface
-from lockstep.benchmark.training.sealed_store import SealedStore, StoreForged
 from lockstep.benchmark.training.updates import LocalUpdates
 from lockstep.protocol.core.ids import Role, TaskId
 from lockstep.protocol.core.messages import GroupRates, ParameterEntry
@@ -34,6 +33,7 @@ from lockstep.protocol.core.plan import Bucket, Piece, Plan
 from lockstep.runtime.task.collective_node import CollectiveNode
 from lockstep.security.chosen import chosen_key
 from lockstep.security.key import Purpose
+from lockstep.training.sealed_store import SealedStore, StoreForged
 from lockstep.training.worker.replica import Trained
 
 _LOOK_SECONDS = 0.5
