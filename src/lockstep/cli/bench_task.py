@@ -261,9 +261,9 @@ def _run_collective(config: BenchConfig, reporter: TaskReporter, signals: TaskSi
 def _reduce(config: BenchConfig, node: CollectiveNode, reporter: TaskReporter) -> int:
     reporter.phase(TaskPhase.IMPORTING_TORCH)
     from lockstep.benchmark.data.errors import BadData, TooManyBadRecords
-    from lockstep.benchmark.training.collective import CollectiveLost
     from lockstep.benchmark.training.run import NoSuchDeviceError, run_collective
     from lockstep.runtime.task.collective_node import StartRefused
+    from lockstep.training.ranks.group import CollectiveLost
 
     reporter.phase(TaskPhase.CONNECTING)
     output = Output()

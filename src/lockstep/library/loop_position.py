@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from lockstep.library.errors import UsageError
-from lockstep.library.optimizers import KnownOptimizer
+from lockstep.library.nodes import JobNode
+from lockstep.library.parameters import HasOptimizer
 from lockstep.library.program_state import LoopPosition, ProgramState, TooLargeError
 from lockstep.library.sharding import DataShard, step_seed
 from lockstep.library.state_codec import Stateful
 from lockstep.protocol.core.ids import Step
-from lockstep.runtime.task.worker_node import WorkerNode
 
 OUTSIDE = "it makes steps outside job.steps()"
 BETWEEN = "it was in the middle of an iteration of several steps"
@@ -39,11 +39,11 @@ def seed_everything(seed: int) -> None:
 class LoopTracker:
     """One worker's progress through its program."""
 
-    def __init__(self, node: WorkerNode, say: Callable[[str], None]) -> None:
+    def __init__(self, node: JobNode, say: Callable[[str], None]) -> None:
         self._node = node
         self._say = say
         self._state: ProgramState | None = None
-        self._optimizers: list[KnownOptimizer] = []
+        self._optimizers: Sequence[HasOptimizer] = ()
         self.iteration = 0
         self.in_steps = False
         self.resumed = False
@@ -66,7 +66,7 @@ class LoopTracker:
 
     # -- the beginning --
 
-    def begin(self, state: ProgramState, optimizers: list[KnownOptimizer], step: Step) -> None:
+    def begin(self, state: ProgramState, optimizers: Sequence[HasOptimizer], step: Step) -> None:
         """The parameters of ``step`` are in the model: continue from where the job is."""
         self._state, self._optimizers = state, optimizers
         if not self._node.keeps_state:
@@ -204,5 +204,5 @@ class LoopTracker:
         if self._said or self._node.task.index:
             return
         self._said = True
-        saves = ", and only its last version is saved" if self._node.config.recovery.saves else ""
+        saves = ", and only its last version is saved" if self._node.saves else ""
         self._say(f"the loss of a worker ends this job{saves}: {stuck} (docs/library.md)")

@@ -312,3 +312,10 @@ def collective_failed(task: TaskId, problem: str) -> str:
 
 def report_unreadable(error: Exception) -> str:
     return f"the coordinator sent a report that cannot be read: {error}"
+
+
+def drifted(chief: TaskId, parameter: str) -> str:
+    return (
+        f"has other values than {named(chief)} in {parameter!r}: a program changes parameters on one rank only; change "
+        "them on every rank, or call job.publish() on every rank after the change"
+    )

@@ -18,7 +18,7 @@ from lockstep.benchmark.outputs.observers import Observers
 from lockstep.benchmark.outputs.outputs import evaluation_events, observers_of
 from lockstep.benchmark.settings.config import BenchConfig
 from lockstep.benchmark.training.bucket_size import fitting_bucket_bytes
-from lockstep.benchmark.training.collective import CollectiveUpdates, WorkerGroup, meeting_of
+from lockstep.benchmark.training.collective import CollectiveUpdates, meeting_of
 from lockstep.benchmark.training.evaluation import Evaluated, Evaluation, evaluate_once
 from lockstep.benchmark.training.job import BenchJob, JobCallbacks
 from lockstep.benchmark.training.loop import BenchResult, Emit, Progress, train
@@ -32,6 +32,7 @@ from lockstep.runtime.task.failures import failure_of
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.export import write_final_parameters
+from lockstep.training.ranks.group import WorkerGroup
 from lockstep.training.server.piece_pool import fitting_helpers
 from lockstep.training.server.shard_store import TorchShardStore
 from lockstep.training.wire_format import WireFormat

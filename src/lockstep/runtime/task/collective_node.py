@@ -17,6 +17,7 @@ from dataclasses import replace
 from lockstep.diagnose.collect import collect
 from lockstep.diagnose.evidence import Seen
 from lockstep.diagnose.text import notice_line
+from lockstep.errors import BadInput
 from lockstep.protocol.core.activity import Doing, InputWait, TaskPhase
 from lockstep.protocol.core.causes import Cause, Reason, ReportKind, Source, own_error
 from lockstep.protocol.core.effects import Effect, JobEnded
@@ -168,6 +169,13 @@ class CollectiveNode(Observed):
             self._left.wait(min(LOOK_SECONDS, max(0.05, deadline - now)))
         self._compare()
 
+    def wait_until_member(self) -> None:
+        """As ``find_others``; BadInput carries what differs."""
+        try:
+            self.find_others()
+        except StartRefused as refused:
+            raise BadInput(str(refused)) from None
+
     def _others(self) -> dict[str, str]:
         return {task: address for task, address in self.cluster.all_addresses() if task != str(self.task)}
 
@@ -252,6 +260,29 @@ class CollectiveNode(Observed):
         self.main.enter(Doing.FINISHING)
         self.post(Finished(self._step + 1))
 
+    @property
+    def keeps_state(self) -> bool:
+        """No task keeps it for another."""
+        return False
+
+    @property
+    def saves(self) -> bool:
+        """There is no checkpoint without the state of every worker."""
+        return False
+
+    local_state = b""
+
+    def tell_state(self, step: Step, data: bytes, stuck: str = "") -> None:
+        """Nobody asks for it."""
+
+    def fail(self, reason: Reason) -> Outcome:
+        """This worker cannot continue. The others find out from its monitor."""
+        if self.outcome is None:
+            self.dump("failed")
+            self._ended_by(Outcome(False, str(self.task), self._step, reason))
+        assert self.outcome is not None
+        return self.outcome
+
     def raise_if_ended(self) -> None:
         """JobEndedError once the watchdog has given up on the job."""
         if self.outcome is not None:
@@ -276,6 +307,12 @@ class CollectiveNode(Observed):
         self.watchdog.report(ReportKind.VERDICT, replace(diagnosis, verdict=verdict, ends=True))
         reason = Reason(verdict.cause, verdict.what, Source.VERDICT, verdict.peer, verdict.host, verdict.pid)
         return self._ended_by(Outcome(False, verdict.culprit, verdict.step, reason))
+
+    def drifted(self, step: Step, other: TaskId, parameter: str) -> JobEndedError:
+        """The parameters of two workers differ, which every worker sees at the same time."""
+        reason = own_error(phrases.drifted(CHIEF, parameter))
+        self.dump("failed")
+        return self._ended_by(Outcome(False, str(other), step, reason))
 
     def _ended_by(self, outcome: Outcome) -> JobEndedError:
         self.outcome = outcome

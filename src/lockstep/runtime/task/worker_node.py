@@ -50,3 +50,8 @@ class WorkerNode(Node):
     @property
     def keeps_state(self) -> bool:
         return self.training.keeps_state
+
+    @property
+    def saves(self) -> bool:
+        """Whether the job writes checkpoints while it runs."""
+        return self.rules.saves
