@@ -1,12 +1,11 @@
 """What it costs to average gradients between ranks: our own transports beside gloo's all_reduce, in turns.
 
-    python bench/rank_average.py [--ranks=2] [--megabytes=40] [--bucket_mb=4] [--steps=20] [--rounds=5] [--protocol=auto]
-                                 [--profile]
+    python bench/rank_average.py [--ranks=2] [--megabytes=40] [--bucket_mb=4] [--steps=20] [--rounds=5]
+                                 [--protocol=auto] [--profile]
 
 Each rank is a process with one thread for torch. A step hands over every bucket at once, as backward does at its end,
 and waits for all means. The two systems take turns; the table has the medians of wall time, and the processor time of
-all ranks, which also means something on a busy machine. ``--profile``: where rank 0's loop, store and training thread
-spend their time.
+all ranks, which also means something on a busy machine. ``--profile``: where rank 0's training thread spends its time.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import os
 import pstats
 import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -118,8 +116,6 @@ def _rank(options: argparse.Namespace, rank: int, hosts: tuple[str, ...], meetin
     torch.set_num_threads(1)
     systems: dict[str, Any] = {"lockstep": OwnRank(options, rank, hosts), "gloo": GlooRank(options, rank, meeting)}
     done = dict.fromkeys(systems, 0)
-    if options.profile and rank == 0:
-        threading.setprofile(None)
     while (name := pipe.recv()) is not None:
         steps = options.steps
         profile = cProfile.Profile() if options.profile and rank == 0 and name == "lockstep" else None
@@ -174,7 +170,8 @@ def main() -> None:
     for name, rows in found.items():
         wall, used = (statistics.median(row[i] for row in rows) for i in range(2))
         fastest = min(row[0] for row in rows)
-        print(f"{name:10} {1000 * wall:8.2f} ms a step (fastest {1000 * fastest:.2f}), processors {1000 * used:8.2f} ms")
+        told = f"{1000 * wall:8.2f} ms a step (fastest {1000 * fastest:.2f}), processors {1000 * used:8.2f} ms"
+        print(f"{name:10} {told}")
 
 
 if __name__ == "__main__":
