@@ -529,4 +529,4 @@ def _make_node(config: NodeConfig, sidecar: Sidecar, carrier: str) -> WorkerNode
         return RankNode(config, MeanStore, say, sidecar.reporter)
     from lockstep.runtime.task.collective_node import CollectiveNode
 
-    return CollectiveNode(config.cluster, config.settings, say, sidecar.reporter, watch=config.watch)
+    return CollectiveNode(config, say, sidecar.reporter)

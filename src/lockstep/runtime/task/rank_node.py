@@ -46,12 +46,6 @@ class RankNode(WorkerNode):
         while self._means:
             self._means.popitem()[1].release()
 
-    def close(self) -> None:
-        if self.sees_others_off and self.outcome is not None:
-            self._guard.on_close()  # nobody has to end this process, which may now wait a few seconds
-            self.see_others_off()
-        super().close()
-
     # -- the loop's thread --
 
     def _on_mean(self, bucket: BucketId, _version: int, loan: Loan | None) -> None:

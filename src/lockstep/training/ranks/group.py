@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,7 +12,7 @@ import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.protocol.core.ids import BucketId, Incarnation, JobId, Role, Step, TaskId
+from lockstep.protocol.core.ids import BucketId, Role, Step, TaskId
 from lockstep.protocol.core.plan import Plan
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.security.chosen import chosen_key
@@ -55,11 +54,10 @@ class ReducingNode(Protocol):
     """The node of a worker whose gradients torch.distributed carries: it is told of every bucket."""
 
     task: TaskId
-    incarnation: Incarnation
-    plan: Plan | None
-    before_look: Callable[[], None]
 
-    def met(self, job: JobId, lives: tuple[Incarnation, ...]) -> None: ...
+    def prepare(self, plan: Plan) -> None: ...
+
+    def look_with(self, before_look: Callable[[], None]) -> None: ...
 
     def raise_if_ended(self) -> None: ...
 
@@ -73,7 +71,7 @@ class ReducingNode(Protocol):
 
     def between_steps(self) -> None: ...
 
-    def finishing(self) -> None: ...
+    def finish(self, steps: Step) -> None: ...
 
     def lost(self, problem: str) -> JobEndedError: ...
 
@@ -89,7 +87,6 @@ class WorkerGroup:
         self._store: Any = _sealed(meeting, _meet(meeting))
         self.backend = self._choose()
         self._group: Any = _process_group(meeting, self._store, self.backend)
-        node.met(self._same_job(), self._lives())
 
     def _choose(self) -> str:
         """NCCL, if every worker can use it: each has a GPU of its own. Otherwise gloo, on every worker."""
@@ -97,16 +94,6 @@ class WorkerGroup:
         self._store.set(f"backend/{meeting.rank}", f"{meeting.backend} {meeting.device}")
         told = [bytes(self._store.get(f"backend/{rank}")).decode() for rank in range(meeting.size)]
         return "nccl" if all(one.startswith("nccl ") for one in told) and len(set(told)) == len(told) else "gloo"
-
-    def _same_job(self) -> int:
-        """One random number for the whole run, chosen by worker 0."""
-        if self.meeting.rank == 0:
-            self._store.set("job", str(secrets.randbits(63) + 1))
-        return int(self._store.get("job"))
-
-    def _lives(self) -> tuple[int, ...]:
-        self._store.set(f"life/{self.meeting.rank}", str(self.node.incarnation))
-        return tuple(int(self._store.get(f"life/{rank}")) for rank in range(self.meeting.size))
 
     @property
     def on_device(self) -> bool:

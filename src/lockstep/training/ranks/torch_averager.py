@@ -8,6 +8,7 @@ behind.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -21,6 +22,7 @@ from torch import Tensor
 from lockstep.protocol.core.ids import BucketId, Role, Step, TaskId
 from lockstep.protocol.core.messages import ParameterEntry, Setting
 from lockstep.protocol.core.plan import first_difference, first_untrained_difference
+from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.training.ranks.averager import ModelsDiffer
 from lockstep.training.ranks.group import WorkerGroup, first_line
 from lockstep.training.ranks.layout import RankLayout, formats
@@ -50,8 +52,8 @@ class TorchAverager:
         self._on_device: deque[tuple[Step, BucketId, dist.Work]] = deque()
         """NCCL only: work that is not known to be finished on the device, oldest first."""
         self._looking = threading.Lock()
-        self._node.plan = self.plan
-        self._node.before_look = self._look_at_device
+        self._node.look_with(self._look_at_device)
+        self._node.prepare(self.plan)
 
     def _flat_view(self, number: BucketId) -> Tensor:
         bucket = self.plan.buckets[number]
@@ -161,12 +163,16 @@ class TorchAverager:
                 name = self.plan.parameters[int(differs[0])].name
                 raise self._node.drifted(step, TaskId(Role.WORKER, rank), name)
 
-    def leave(self, steps: Step) -> None:  # noqa: ARG002 - the node has counted them
-        self._node.finishing()
-        self._group.wait_for_all("end")
+    def leave(self, steps: Step) -> None:
+        if self._group.on_device:
+            torch.cuda.synchronize(self.gradients.device)
+        self._look_at_device()
+        self._node.finish(steps)
+        with contextlib.suppress(JobEndedError):  # it has ended well; only the store has to outlive its users
+            self._group.wait_for_all("end")
 
     def close(self) -> None:
-        self._node.before_look = lambda: None
+        self._node.look_with(lambda: None)
         with self._looking:
             self._on_device.clear()
         self._works.clear()
