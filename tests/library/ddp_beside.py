@@ -5,6 +5,7 @@ Prints ``same bits`` if gradients, parameters and buffers are equal after every 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 from typing import Any
@@ -59,7 +60,8 @@ def a_step(model: Any, optimizer: torch.optim.Optimizer, step: int, rank: int, a
 
 def main() -> None:
     torch.set_num_threads(1)
-    with lockstep.join(servers=0) as job:
+    ours_flags, _ = lockstep.cluster_flags(sys.argv[1:])
+    with lockstep.join(**ours_flags) as job:  # type: ignore[arg-type]  # flags are checked by their table
         torch.manual_seed(5 + job.worker)
         ours = Net()
         theirs = copy.deepcopy(ours)
@@ -69,8 +71,6 @@ def main() -> None:
         first = torch.optim.AdamW(groups(ours), lr=0.01)
         second = torch.optim.AdamW(groups(theirs), lr=0.01)
         job.wrap(ours, first)
-        import contextlib
-
         for step in job.steps(STEPS, seed=None):
             a_step(ours, first, step, job.worker, lambda alone: job.accumulate() if alone else contextlib.nullcontext())
             a_step(ddp, second, step, job.worker, lambda alone: ddp.no_sync() if alone else contextlib.nullcontext())

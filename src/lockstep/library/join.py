@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from lockstep.runtime.task.rank_node import RankNode
     from lockstep.runtime.task.store import ShardStore
     from lockstep.runtime.task.worker_node import WorkerNode
+    from lockstep.training.ranks.saving import SaveSlot
 
 P = ParamSpec("P")
 Given = TypeVar("Given")
@@ -241,6 +242,11 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
         if cluster.task == CHIEF:
             say(who_trains(cluster.shape))
         carrier = "" if cluster.shape.servers else _carrier(arguments.backend)
+        if carrier == TORCH and arguments.train_dir:
+            raise BadInput(
+                f"train_dir={arguments.train_dir!r} cannot be used where torch.distributed carries the gradients; give "
+                "backend='own' (models on CPUs) or servers=1, or save the model yourself."
+            )
         config = node_config(
             cluster, arguments.exchange, arguments.keeping, launched=arguments.launched, carrier=carrier
         )
@@ -493,7 +499,7 @@ def _join_as_worker(
     from lockstep.library.atexit import ExitWitness, close_before_threads_end, end_by_signal
     from lockstep.library.job import Job
 
-    node = _make_node(config, sidecar, carrier)
+    node = _make_node(config, sidecar, carrier, options.save_slot)
     signals.attach(node)
     end_by_signal()
     exits = ExitWitness()
@@ -517,7 +523,9 @@ def _join_as_worker(
     return job
 
 
-def _make_node(config: NodeConfig, sidecar: Sidecar, carrier: str) -> WorkerNode | RankNode | CollectiveNode:
+def _make_node(
+    config: NodeConfig, sidecar: Sidecar, carrier: str, save_slot: SaveSlot
+) -> WorkerNode | RankNode | CollectiveNode:
     if not carrier:
         from lockstep.runtime.task.worker_node import WorkerNode
 
@@ -526,7 +534,9 @@ def _make_node(config: NodeConfig, sidecar: Sidecar, carrier: str) -> WorkerNode
         from lockstep.runtime.task.rank_node import RankNode
         from lockstep.training.server.mean_store import MeanStore
 
-        return RankNode(config, MeanStore, say, sidecar.reporter)
+        return RankNode(config, lambda: MeanStore(save=save_slot), say, sidecar.reporter)
     from lockstep.runtime.task.collective_node import CollectiveNode
 
-    return CollectiveNode(config, say, sidecar.reporter)
+    node = CollectiveNode(config, say, sidecar.reporter)
+    node.save_with(save_slot)
+    return node

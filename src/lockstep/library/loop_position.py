@@ -24,6 +24,7 @@ from lockstep.protocol.core.ids import Step
 
 OUTSIDE = "it makes steps outside job.steps()"
 BETWEEN = "it was in the middle of an iteration of several steps"
+UNAPPLIED = "it had gradients that no optimizer had applied when an iteration began"
 UNKEPT = "it uses a {kind} that was not passed to job.keep()"
 
 
@@ -50,6 +51,8 @@ class LoopTracker:
         """This incarnation began in the middle of the job."""
         self.scales = False
         """The program uses a gradient scaler."""
+        self.unapplied = False
+        """Without servers: backward passes were averaged that no optimizer has applied; a checkpoint has none."""
         self._resumed_loop = -1
         """The number of the loop in which this incarnation resumes."""
         self._entered = 0
@@ -192,6 +195,8 @@ class LoopTracker:
         kept = self._state.kept.values()
         if self._outside:
             return OUTSIDE
+        if self.unapplied:
+            return UNAPPLIED
         scheduled = any("initial_lr" in group for one in self._optimizers for group in one.optimizer.param_groups)
         if scheduled and not any(isinstance(one, torch.optim.lr_scheduler.LRScheduler) for one in kept):
             return UNKEPT.format(kind="learning-rate scheduler")

@@ -23,6 +23,7 @@ from lockstep.library.parameters import (
 )
 from lockstep.library.program_state import ProgramState
 from lockstep.library.rank_averager import make_averager
+from lockstep.library.rank_checkpoint import RankCheckpoint
 from lockstep.library.training_way import JobParts
 from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.causes import own_error
@@ -73,6 +74,7 @@ class RankTraining:
         except (ModelsDiffer, ValueError) as error:
             raise UsageError(str(error)) from None
         self._averager = averager
+        self._begin_saving(trained)
         self.replica = RankReplica(averager, layout, synchronises=self._synchronises, on_step=self._on_step)
         self.replica.start()
         state = ProgramState(self._models, self._optimizers, trained, describes=self._node.task == CHIEF)
@@ -80,6 +82,18 @@ class RankTraining:
         self._handles = [handle for one in self._optimizers for handle in self._hook(one)]
         self._node.phase(TaskPhase.TRAINING)
         return [one.optimizer for one in self._optimizers]
+
+    def _begin_saving(self, trained: Sequence[Trained]) -> None:
+        """Where the job writes checkpoints: let rank 0's be taken, and start from one if the job does."""
+        node = self._node
+        if not node.saves:
+            return
+        checkpoint = RankCheckpoint(trained, self._optimizers)
+        checkpoint.refuse_what_cannot_be_saved()
+        if node.task == CHIEF:
+            self._parts.options.save_slot.take = checkpoint.take
+        if node.checkpoint:
+            checkpoint.put(node.config.train_dir, node.checkpoint)
 
     # -- backward --
 
@@ -95,6 +109,7 @@ class RankTraining:
         self._parts.exits.forget()
         self._parts.course.before_step("backward()")
         self._parts.course.after_step(step)
+        self._parts.course.unapplied = True
         self._skips = False
         on_nan = self._parts.options.on_nan
         # Looking at numbers makes a GPU wait, so a mere report is made now and then.
@@ -132,7 +147,10 @@ class RankTraining:
         def before(optimizer: torch.optim.Optimizer, *_: object) -> None:
             self._before_update(optimizer)
 
-        return [one.optimizer.register_step_pre_hook(before)]
+        def after(*_: object) -> None:
+            self._parts.course.unapplied = False
+
+        return [one.optimizer.register_step_pre_hook(before), one.optimizer.register_step_post_hook(after)]
 
     def _before_update(self, optimizer: torch.optim.Optimizer) -> None:
         self._parts.refuse_in_child("optimizer.step()")

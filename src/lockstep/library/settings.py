@@ -103,7 +103,7 @@ def keeping_problems(
         yield f"on_worker_loss={lost!r} is not known here; use one of: {', '.join(ON_WORKER_LOSS)}."
     elif lost == LossPolicy.WAIT and why:
         yield f"on_worker_loss='wait' is not possible: {why}; omit it, and the loss of a worker ends the job."
-    if keeping.train_dir and (why := _why_no_recovery(exchange, workers, launched=False, servers=servers)):
+    if keeping.train_dir and (why := _why_no_recovery(exchange, workers, launched=False)):
         yield f"train_dir={keeping.train_dir!r} cannot be used: {why}; omit it and save the model yourself."
     if (keeping.save_model_secs or keeping.save_model_steps) and not keeping.train_dir:
         yield "save_model_secs and save_model_steps set how often to save, but not where; add train_dir."

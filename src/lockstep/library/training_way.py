@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -19,6 +19,7 @@ from lockstep.library.loop_position import LoopTracker
 from lockstep.library.sharding import MapShard
 from lockstep.protocol.core.ids import Step
 from lockstep.protocol.core.plan import DEFAULT_BUCKET_BYTES
+from lockstep.training.ranks.saving import SaveSlot
 
 Say = Callable[[str], None]
 
@@ -34,6 +35,8 @@ class JobOptions:
     """Without servers, what carries the gradients; None: what fits."""
     find_store: Callable[[int], tuple[str, int]] | None = None
     """Without servers, how worker 0 tells the others where its store is; None: at an agreed port."""
+    save_slot: SaveSlot = field(default_factory=SaveSlot)
+    """Without servers, where the node's store finds what to save."""
 
 
 @dataclass(slots=True)

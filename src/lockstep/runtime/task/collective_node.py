@@ -52,6 +52,11 @@ class CollectiveNode(Node):
         return self.reducing.keeps_state
 
     @property
+    def saves(self) -> bool:
+        """Whether the job writes checkpoints while it runs."""
+        return self.rules.saves
+
+    @property
     def shard_write(self) -> ShardWrite | None:
         return self.reducing.saving.writing
 

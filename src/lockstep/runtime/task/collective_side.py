@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from lockstep.protocol.core.activity import Doing, InputWait, TaskPhase
 from lockstep.protocol.core.causes import own_error
 from lockstep.protocol.core.effects import SaveShard, WriteCheckpoint
-from lockstep.protocol.core.events import Broken, Finished, Prepared, Produced, Reduced, Sealed, StateTaken, StepBegun
-from lockstep.protocol.core.ids import CHIEF, BucketId, Step, TaskId
+from lockstep.protocol.core.events import Finished, Prepared, Produced, Reduced, Sealed, StateTaken, StepBegun
+from lockstep.protocol.core.ids import CHIEF, BucketId, Step
 from lockstep.protocol.core.messages import Layout
 from lockstep.protocol.core.plan import Plan
-from lockstep.protocol.core.timing import LEAVE_SECONDS, PROOF_SECONDS
+from lockstep.protocol.core.timing import PROOF_SECONDS, SETTLE_SECONDS
 from lockstep.protocol.worker.collective_machine import CollectiveMachine
 from lockstep.runtime import phrases
 from lockstep.runtime.checkpoint.tensor_file import NamedTensor
@@ -110,9 +110,9 @@ class CollectiveSide(Side):
         self._node.post(StateTaken(step, data, stuck))
 
     def between_steps(self) -> None:
-        """The sums are there. Where checkpoints are made, wait until it is known whether the values from which this
-        step was computed go into one: what follows changes them."""
-        if self._node.rules.saves:
+        """The sums are there. If this worker writes checkpoints, wait until it is known whether the values from which
+        this step was computed go into one: what follows changes them."""
+        if self._node.rules.saves and self._node.task in self._node.cluster.shape.savers:
             self._save_before(self._step)
         self.main.enter(Doing.USER_CODE)
 
@@ -121,7 +121,8 @@ class CollectiveSide(Side):
         while self.machine.committed < step - 1:
             self._node.raise_if_ended()
             self.before_look()
-            self._changed.wait(_LOOK_SECONDS)
+            time.sleep(_LOOK_SECONDS)
+        self._node.loop.settle(SETTLE_SECONDS)  # what the commit asks for has reached this side
         self._save_if_due()
 
     def _save_if_due(self) -> None:
@@ -161,14 +162,9 @@ class CollectiveSide(Side):
         assert node.outcome is not None
         return JobEndedError(node.outcome)
 
-    def drifted(self, step: Step, other: TaskId, parameter: str) -> JobEndedError:
-        """The parameters of two workers differ, which every worker sees at the same time."""
-        node, reason = self._node, own_error(phrases.drifted(CHIEF, parameter))
-        node.post(Broken(other, step, reason))
-        deadline = time.monotonic() + LEAVE_SECONDS
-        while node.outcome is None and time.monotonic() < deadline:
-            self._changed.wait(0.05)
-        return JobEndedError(node.outcome if node.outcome is not None else node.fail(reason))
+    def drifted(self, step: Step, parameter: str) -> JobEndedError:  # noqa: ARG002 - the node knows the step
+        """This worker's parameters are not the chief's."""
+        return JobEndedError(self._node.fail(own_error(phrases.drifted(CHIEF, parameter))))
 
     # -- the loop's thread --
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from lockstep.protocol.core.ids import BucketId, Step
 from lockstep.protocol.core.plan import Plan
+from lockstep.runtime.task.outcome import JobEndedError
 
 
 class ModelsDiffer(Exception):  # noqa: N818 - reads as the fact it states
@@ -40,17 +40,17 @@ class Averager(Protocol):
         On a GPU it is the device's stream that waits, not this thread.
         """
 
-    def take_initial(self) -> None:
-        """Block until the chief's ``gradients`` are in everyone's ``means``: initial values, before the first step."""
+    def take_initial(self) -> Step:
+        """Block until the chief's ``gradients`` are in everyone's ``means``: initial values, before the first step.
+
+        Returns the step with which the job begins; where it is not 0, everyone has the values from a checkpoint.
+        """
 
     def publish(self, step: Step) -> None:
         """The same in the middle of training, as a step of its own."""
 
-    def compare(self, step: Step, digests: Sequence[int]) -> None:
-        """Before ``finish``: the parameters of all ranks must have these digests, one per entry of the plan.
-
-        JobEndedError, here or from ``finish``, names who has others.
-        """
+    def differs(self, step: Step, parameter: str) -> JobEndedError:
+        """This rank's parameters are not the chief's: end the job, and return the error to raise."""
 
     def leave(self, steps: Step) -> None:
         """This rank has made all its steps: block until all have; JobEndedError if the job failed."""

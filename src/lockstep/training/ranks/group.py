@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
-import torch
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 from torch import Tensor
@@ -54,6 +53,10 @@ class ReducingNode(Protocol):
     """The node of a worker whose gradients torch.distributed carries: it is told of every bucket."""
 
     task: TaskId
+    start_step: Step
+
+    @property
+    def tell_unsaved(self) -> Callable[[], bool]: ...
 
     def prepare(self, plan: Plan) -> None: ...
 
@@ -75,7 +78,7 @@ class ReducingNode(Protocol):
 
     def lost(self, problem: str) -> JobEndedError: ...
 
-    def drifted(self, step: Step, other: TaskId, parameter: str) -> JobEndedError: ...
+    def drifted(self, step: Step, parameter: str) -> JobEndedError: ...
 
 
 class WorkerGroup:
@@ -113,12 +116,6 @@ class WorkerGroup:
         options.reduceOp = dist.ReduceOp.AVG if self.on_device else dist.ReduceOp.SUM
         work: dist.Work = self._group.allreduce([tensor], options)
         return work
-
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Block until every worker's tensor is here, in their order."""
-        found = [torch.empty_like(tensor) for _ in range(self.meeting.size)]
-        self._group.allgather([found], [tensor]).wait()
-        return found
 
     def agree(self, name: str, value: str) -> tuple[str, str]:
         """Worker 0's value under this name beside this worker's own. Blocks until worker 0 has told its own."""

@@ -1,8 +1,9 @@
 """Where the gradients of a model lie while they are averaged: the plan of a job in which every rank trains.
 
-Besides the parameters a plan has up to two entries that are no parameters. ``PRESENCE`` has one number per parameter:
-1 where this rank has a gradient of it. Averaged like a gradient, it is above 0 where any rank has one. ``BUFFERS`` has
-the chief's buffers, which nobody averages. Plans are packed from the last entry to the first, so both travel last.
+Besides the parameters a plan has two entries that are no parameters. ``PRESENCE`` has one number per parameter: 1 where
+this rank has a gradient of it. Averaged like a gradient, it is above 0 where any rank has one. ``BUFFERS`` has the
+chief's buffers, which nobody averages, and digests of its parameters, with which every rank compares its own. Plans are
+packed from the last entry to the first, so both travel last.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from lockstep.training.worker.binding import Trained
 
 PRESENCE = "(which parameters have a gradient)"
 BUFFERS = "(the chief's buffers)"
+NO_PARAMETERS = frozenset((PRESENCE, BUFFERS))
 
+_PLACES = 256
 _AVERAGED, _COPIED = 0, 1
 """Groups of entries; a bucket has entries of one group only."""
 
@@ -38,7 +41,9 @@ class RankLayout:
     presence: int | None = None
     """The entry of that name, if there is one."""
     buffers: tuple[Tensor, ...] = ()
-    """What the entry of that name has, in its order."""
+    """What the entry of that name has, in its order: those of the model, and ``sheet``."""
+    sheet: Tensor | None = None
+    """The chief's digests: the step of which they are, and one number for each parameter; the rest is unused."""
 
     @property
     def copied(self) -> frozenset[BucketId]:
@@ -51,16 +56,19 @@ class RankLayout:
 
 def lay_out(trained: Sequence[Trained], buffers: Sequence[Tensor], homes: int, bucket_bytes: int) -> RankLayout:
     """The layout of a model; ``homes``: over how many tasks its buckets are dealt out."""
-    entries: list[ParameterEntry] = []
-    if buffers:
-        entries.append(ParameterEntry(BUFFERS, sum(_words(b) for b in buffers), "float32", _COPIED))
-    presence = len(entries)
+    # Rounded up: a model with one parameter more then differs in that one first, and is refused by its name.
+    places = -(-(len(trained) + 1) // _PLACES) * _PLACES
+    sheet = torch.full((places,), -1, dtype=torch.int64)
+    copied = (*buffers, sheet)
     # Of the kind that the first parameters are, so that it fits into their bucket.
     kind = dtype_name(trained[0].parameter.dtype) if trained else "float32"
-    entries.append(ParameterEntry(PRESENCE, len(trained), kind, _AVERAGED))
-    entries += [_entry_of(one) for one in trained]
+    entries = [
+        ParameterEntry(BUFFERS, sum(_words(b) for b in copied), "float32", _COPIED),
+        ParameterEntry(PRESENCE, places, kind, _AVERAGED),
+        *(_entry_of(one) for one in trained),
+    ]
     plan = make_plan(entries, homes, bucket_bytes)
-    return RankLayout(plan, tuple(trained), len(entries) - len(trained), presence, tuple(buffers))
+    return RankLayout(plan, tuple(trained), len(entries) - len(trained), 1, copied, sheet)
 
 
 def _entry_of(one: Trained) -> ParameterEntry:

@@ -7,20 +7,18 @@ second memory for means, and the bits are those of one process that adds up all 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
+from lockstep.protocol.core.causes import own_error
 from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, Step
 from lockstep.protocol.core.messages import Layout, Setting
+from lockstep.runtime import phrases
+from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.rank_node import RankNode
-from lockstep.training.digests import combined
 from lockstep.training.ranks.layout import RankLayout, formats
 from lockstep.training.server.mean_store import CHIEFS, MEAN
 from lockstep.training.tensors import as_tensor
-
-AVERAGED = "a backward pass"
 
 
 class OwnAverager:
@@ -34,7 +32,6 @@ class OwnAverager:
         self._node = node
         self._is_chief = node.task == CHIEF
         self._copied = layout.copied
-        self._occasion = AVERAGED
         known = (*untrained, *_facts(layout))
         announced = Layout(
             self.plan.hash,
@@ -63,8 +60,7 @@ class OwnAverager:
 
     def finish(self, step: Step) -> None:
         absent = () if self._is_chief else tuple(sorted(self._copied))
-        self._node.seal(step, absent, occasion=self._occasion, state=None)
-        self._occasion = AVERAGED
+        self._node.seal(step, absent, occasion="a backward pass", state=None)
         self._take(step + 1)
 
     def publish(self, step: Step) -> None:
@@ -76,15 +72,17 @@ class OwnAverager:
         self._node.seal(step, absent, values=True, occasion="job.publish()", state=None)
         self._take(step + 1)
 
-    def take_initial(self) -> None:
-        if self._node.start_step > INITIAL_STEP:
-            self._node.wait_version(self._node.start_step)
+    def take_initial(self) -> Step:
+        start = self._node.start_step
+        if start > INITIAL_STEP:
+            self._node.wait_version(start)
             self._node.release_means()
-            self._node.begin_step(self._node.start_step)
-            return
+            self._node.begin_step(start)
+            return start
         if self._is_chief:
             self._node.offer_initial()
         self._take(0)
+        return 0
 
     def _take(self, version: int) -> None:
         """Copy each bucket of this version as it arrives; then its step has begun."""
@@ -98,11 +96,12 @@ class OwnAverager:
 
     # -- outside the steps --
 
-    def compare(self, step: Step, digests: Sequence[int]) -> None:  # noqa: ARG002 - the seal that follows has the step
-        self._occasion = f"{AVERAGED} through parameters whose bits have the digest {combined(digests):016x}"
+    def differs(self, step: Step, parameter: str) -> JobEndedError:  # noqa: ARG002 - the node knows the step
+        return JobEndedError(self._node.fail(own_error(phrases.drifted(CHIEF, parameter))))
 
     def leave(self, steps: Step) -> None:
         self._node.finish(steps)
+        self._node.share.tell_unsaved()
 
     def close(self) -> None:
         """The memory is the node's, which frees it."""

@@ -83,6 +83,8 @@ class RankReplica:
         self._skipping = False
         """This backward pass is not averaged."""
         self._known = False
+        self._digests = [-1]
+        """The step in which this rank last made digests of its parameters, and they."""
         self._handles = [self._hook(place) for place in self._places]
         self._buffers_leaving = self._buffer_views(averager.gradients)
         self._buffers_arriving = self._buffer_views(averager.means)
@@ -120,10 +122,11 @@ class RankReplica:
     # -- the beginning and the end --
 
     def start(self) -> None:
-        """Block until the chief's parameters and buffers are in the model."""
+        """Block until the chief's parameters and buffers are in the model, unless all have those of a checkpoint."""
         self._put_values()
-        self._averager.take_initial()
-        self._take_values()
+        self.step = self._averager.take_initial()
+        if not self.step:
+            self._take_values()
 
     def _put_values(self) -> None:
         with torch.no_grad():
@@ -276,10 +279,9 @@ class RankReplica:
         self.unshared = False
         late = [place for place in self._places if not place.ready]
         missing = self._close(late)
-        if self.step == 1 or self.step % COMPARE_EVERY == 0:
-            self._averager.compare(self.step, self.digests())
         self._averager.finish(self.step)
         self._give_means(missing)
+        self._compare()
         self._running = False
         step, self.step = self.step, self.step + 1
         if not self._known:
@@ -299,6 +301,7 @@ class RankReplica:
                 self._take(place)
         if self._layout.presence is not None:
             self._tell_presence(missing)
+        self._tell_digests()
         with torch.no_grad():
             self._put_buffers()
         self._lacking = [0] * len(self._lacking)
@@ -326,7 +329,7 @@ class RankReplica:
         entry = self._layout.plan.parameters[self._layout.presence]
         kind = torch_dtype(entry.dtype)
         offset = self._layout.offset_of(self._layout.presence)
-        return arena[offset : offset + entry.elements * kind.itemsize].view(kind)
+        return arena[offset : offset + entry.elements * kind.itemsize].view(kind)[: len(self._places)]
 
     def _tell_presence(self, missing: Sequence[_Place]) -> None:
         told = self._presence(self._averager.gradients)
@@ -350,9 +353,22 @@ class RankReplica:
 
     # -- what all ranks must have --
 
-    def digests(self) -> list[int]:
-        """One number for the bits of each entry of the plan; 0 for what is no parameter."""
-        return [0] * self._layout.first + digests_of(self.parameters)
+    def _tell_digests(self) -> None:
+        """Now and then: what the others compare with, if this rank is the chief."""
+        sheet = self._layout.sheet
+        if sheet is not None and (self.step == 1 or self.step % COMPARE_EVERY == 0):
+            self._digests = [self.step, *digests_of(self.parameters)]
+            sheet[: len(self._digests)] = torch.tensor(self._digests)
+
+    def _compare(self) -> None:
+        """The sheet is the chief's now; where its step is this one, every number must be this rank's own."""
+        sheet = self._layout.sheet
+        if sheet is None or self._digests[0] != self.step:
+            return
+        told = sheet[: len(self._digests)].tolist()
+        for name, mine, chiefs in zip(self.names, self._digests[1:], told[1:], strict=True):
+            if mine != chiefs:
+                raise self._averager.differs(self.step, name)
 
     @property
     def parameters(self) -> list[nn.Parameter]:

@@ -13,13 +13,12 @@ import hashlib
 import json
 import threading
 from collections import deque
-from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.protocol.core.ids import BucketId, Role, Step, TaskId
+from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Step
 from lockstep.protocol.core.messages import ParameterEntry, Setting
 from lockstep.protocol.core.plan import first_difference, first_untrained_difference
 from lockstep.runtime.task.outcome import JobEndedError
@@ -129,9 +128,12 @@ class TorchAverager:
 
     # -- outside the steps --
 
-    def take_initial(self) -> None:
+    def take_initial(self) -> Step:
+        if self._node.start_step > INITIAL_STEP:
+            return self._node.start_step
         for flat in self._flat:
             self._safely(self._group.broadcast(flat))
+        return 0
 
     def publish(self, step: Step) -> None:
         self.begin(step)
@@ -152,22 +154,15 @@ class TorchAverager:
         except RuntimeError as error:
             raise self._node.lost(first_line(error)) from None
 
-    def compare(self, step: Step, digests: Sequence[int]) -> None:
-        try:
-            found = self._group.gather(torch.tensor(digests, dtype=torch.int64, device=self.gradients.device))
-        except RuntimeError as error:
-            raise self._node.lost(first_line(error)) from None
-        for rank, other in enumerate(found):
-            differs = (other != found[0]).nonzero()
-            if len(differs):
-                name = self.plan.parameters[int(differs[0])].name
-                raise self._node.drifted(step, TaskId(Role.WORKER, rank), name)
+    def differs(self, step: Step, parameter: str) -> JobEndedError:
+        return self._node.drifted(step, parameter)
 
     def leave(self, steps: Step) -> None:
         if self._group.on_device:
             torch.cuda.synchronize(self.gradients.device)
         self._look_at_device()
         self._node.finish(steps)
+        self._node.tell_unsaved()
         with contextlib.suppress(JobEndedError):  # it has ended well; only the store has to outlive its users
             self._group.wait_for_all("end")
 
