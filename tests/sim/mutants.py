@@ -69,6 +69,17 @@ class DoesNotWaitForReaders(AsyncServerMachine):
             ledger.readers = readers
 
 
+class AnswersForItsPeer(ServerMachine):
+    """A rank's own gradient counts for the rank that is missing."""
+
+    def _on_gradient_arrived(self, event: GradientArrived, now: float) -> list[Effect]:
+        ledger = self._ledgers.get(event.bucket)
+        if event.peer == self.task and ledger is not None and event.step == ledger.version != INITIAL_STEP:
+            missing = [w for w in self.contributors(event.step) if w not in ledger.arrived]
+            event = replace(event, peer=missing[-1], incarnation=self._workers[missing[-1]].incarnation)
+        return super()._on_gradient_arrived(event, now)
+
+
 class UpdatesInPlace(ServerMachine):
     """The next version is written over the one it is made of."""
 

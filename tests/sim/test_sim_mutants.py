@@ -69,6 +69,18 @@ PLANTED = [
     Planted(mutants.ForgetsWhatWasInFlight, LATE),
     Planted(mutants.TakesAnyVersion, "which was never made"),
     Planted(mutants.SaysFormerRates, "the chief sent", Mode.SEALED, training=SLOW_BACKWARD),
+    # Without servers: every worker is the home of some buckets.
+    Planted(mutants.CountsWithoutSender, "expected GradientTag", network=DOUBLING, servers=0),
+    Planted(mutants.CountsAnyLife, "expected GradientTag", servers=0),
+    Planted(mutants.AnswersForItsPeer, LATE, servers=0),
+    Planted(mutants.DoesNotWaitForTheCommit, "an early commit", servers=0),
+    Planted(mutants.UpdatesInPlace, "in place", servers=0),
+    Planted(mutants.AppliesBeforeTheSeal, "has sealed it", Mode.SEALED, training=EDITING, servers=0),
+    Planted(mutants.SleepsThroughTheCommit, LATE, servers=0),
+    Planted(mutants.SpeaksOnce, LATE, servers=0),
+    Planted(mutants.CommitsEarly, "committed", servers=0),
+    Planted(mutants.ForgetsWhatWasInFlight, LATE, servers=0),
+    Planted(mutants.TakesAnyVersion, "which was never made", servers=0),
 ]
 
 

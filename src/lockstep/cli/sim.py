@@ -32,6 +32,7 @@ How long does a step take, and how many servers does this network need?
 Does every run with faults end well, or with a verdict that names the fault?
 
   lockstep sim --seeds=2000                          play 2000 random runs of 8 workers and 2 servers
+  lockstep sim --seeds=2000 --workers=4 --ps=0       without servers: every worker averages its share
   lockstep sim --seed=17                             replay one of them, and print what happened
 
   --workers=N --ps=N --steps=N   the cluster of each run (8, 2, 3)
@@ -98,10 +99,10 @@ class SimRequest:
         """Whether the request is for runs with faults, rather than for the time of a step."""
         return not self.given().isdisjoint(_OF_SEARCH)
 
-    def servers(self, default: int) -> int:
+    def servers(self, default: int, least: int = 1) -> int:
         text = self.text("ps", str(default))
-        if not text.isdecimal() or not 1 <= int(text) <= 10_000:
-            raise BadInput(f"--ps={text} must be a whole number from 1 to 10000.")
+        if not text.isdecimal() or not least <= int(text) <= 10_000:
+            raise BadInput(f"--ps={text} must be a whole number from {least} to 10000.")
         return int(text)
 
 

@@ -52,7 +52,7 @@ class Tally:
 
 def run_search(asked: SimRequest) -> int:
     """Play the requested runs; returns the exit code."""
-    size = Size(asked.whole("workers", 8), asked.servers(2), asked.whole("steps", 3))
+    size = Size(asked.whole("workers", 8), asked.servers(2, least=0), asked.whole("steps", 3))
     faults = _faults(asked)
     if "seed" in asked.numbers:
         return _run_one(asked, size, faults)

@@ -16,6 +16,8 @@ from lockstep.protocol.core.waits import FORMING, TENSORS, WaitKind
 
 AT_THE_WAIT = frozenset({Doing.WAITING, Doing.STARTING})
 """A worker that reports one of these needs parameters to go on."""
+OF_HOMES = frozenset({WaitKind.GRADIENT, WaitKind.COMMIT})
+"""What the home of some buckets waits for to make their next version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,10 @@ class Evidence:
     def view(self, task: str) -> TaskView | None:
         seen = self.tasks.get(task)
         return None if seen is None else seen.view
+
+    def homes(self) -> list[str]:
+        """The tasks that hold buckets: the servers, or, without any, all workers."""
+        return [name for name in self.tasks if not is_worker(name)] or list(self.tasks)
 
     def job(self) -> str:
         """The job id that most tasks report; of two reported equally often, the first."""
@@ -158,42 +164,52 @@ def _why_no_gradient(view: TaskView, waiting: Waiting) -> list[Waiting]:
         return []
     if view.wants_version > waiting.wait.step:
         return []
-    return [other for other in waits_of(view) if other.kind is WaitKind.PARAMETER or not other.of_tensor]
+    return [other for other in waits_of(view) if other.kind not in OF_HOMES]
 
 
 def _why_no_parameter(view: TaskView, waiting: Waiting) -> list[Waiting]:
-    """A server without this version waits for gradients of the step before it, or for a commit."""
-    bucket = view.buckets.get(waiting.wait.bucket)
+    """A home without this version waits for gradients of the step before it, or for a commit."""
+    bucket = view.served.get(waiting.wait.bucket)
     made = bucket is not None and bucket.version > waiting.wait.step
     if made or (view.store is not None and view.store.busy >= 1.0):
         return []
-    waits = list(waits_of(view))
+    waits = [one for one in waits_of(view) if one.kind is not WaitKind.PARAMETER]
     own = [w for w in waits if w.kind is WaitKind.GRADIENT and w.on == waiting.waiter]
     # Without synchronisation a bucket has no version of its own. But a server that already asks this worker for the
     # gradient of that version has made it: it is in flight, and the two do not wait for each other.
     if any(w.wait.step > waiting.wait.step for w in own):
         return []
     # Nor does it depend on other workers' gradients there: their steps are not the server's.
-    return own or [w for w in waits if w.kind is not WaitKind.GRADIENT or w.wait.step == view.step]
+    found = own or [w for w in waits if w.kind is not WaitKind.GRADIENT or w.wait.step == view.served_step]
+    if bucket is None or view.task in bucket.arrived or not is_worker(view.task):
+        return found
+    # A rank that lacks its own gradient does not say that it waits for itself.
+    return found + _why_no_gradient(view, waiting)
 
 
 def _why_no_commit(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
-    """A step is complete once every server has applied it and every worker has sent its state: those that have not
+    """A step is complete once every home has applied it and every worker has sent its state: those that have not
     explain the wait."""
     found: list[Waiting] = []
     step = waiting.wait.step
     coordinator = evidence.view(waiting.on)
     if coordinator is not None:
         found += [other for other in waits_of(coordinator) if other.kind is WaitKind.STATE]
-    for name, seen in evidence.tasks.items():
-        if is_worker(name) or name == waiting.waiter:
+    for name in evidence.homes():
+        if name == waiting.waiter:
             continue
-        if seen.view is None:
+        view = evidence.view(name)
+        if view is None or _lacks_its_own(view, step):
             word = replace(waiting.wait, on=name, kind=WaitKind.APPLIED, what=phrases.applied_word(step))
             found.append(Waiting(waiting.on, word))
-        elif seen.view.step <= step:
-            found += waits_of(seen.view)
+        elif view.served_step <= step:
+            found += [one for one in waits_of(view) if one.kind is not WaitKind.PARAMETER]
     return found
+
+
+def _lacks_its_own(view: TaskView, step: int) -> bool:
+    """Whether a rank has not made its own gradient of a bucket of its share: it waits for nobody else then."""
+    return is_worker(view.task) and any(b.version <= step and view.task not in b.arrived for b in view.served.values())
 
 
 @dataclass(slots=True)

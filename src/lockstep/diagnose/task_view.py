@@ -48,6 +48,8 @@ def read_task(data: bytes) -> TaskView:
     fields = load_fields(data, "task")
     books, steps = object_of(fields.get("machines")), object_of(fields.get("steps"))
     role, loop = object_of(books.get("role")), object_of(fields.get("loop"))
+    # Without servers each worker also does a server's work, for its share of the buckets.
+    share = object_of(books.get("share")) or (role if "workers" in role else {})
     progress, disk = object_of(fields.get("progress")), object_of(fields.get("disk"))
     return TaskView(
         task=text_of(fields.get("task")),
@@ -69,9 +71,11 @@ def read_task(data: bytes) -> TaskView:
         tensors=tuple(_tensor(one) for one in objects_of(fields.get("tensors"))),
         wants_version=whole_of(role.get("wants_version"), -2),
         servers={text_of(one.get("task")): _server_side(one) for one in objects_of(role.get("servers"))},
-        workers={text_of(one.get("task")): _worker_side(one) for one in objects_of(role.get("workers"))},
+        workers={text_of(one.get("task")): _worker_side(one) for one in objects_of(share.get("workers"))},
         buckets={whole_of(one.get("id"), -1): _bucket(one) for one in objects_of(role.get("buckets"))},
-        committed=whole_of(role.get("committed"), -2),
+        served={whole_of(one.get("id"), -1): _bucket(one) for one in objects_of(share.get("buckets"))},
+        served_step=whole_of(share.get("step"), -2),
+        committed=whole_of(share.get("committed"), -2),
         handed=_pair(role.get("handed")),
         still=number_of(progress.get("seconds")),
         loop_busy=number_of(loop.get("busy")),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from lockstep.diagnose import phrases
 from lockstep.diagnose.case import HELD_BACK, IN_VAIN, Proof, WaitCase
-from lockstep.diagnose.evidence import has_come, is_worker
+from lockstep.diagnose.evidence import has_come
 from lockstep.diagnose.views import LinkView, MovingView, TaskView
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.journal import Happening
@@ -62,18 +62,18 @@ def _never_saw_it(case: WaitCase, view: TaskView) -> str:
 
 
 def commit_lost(case: WaitCase) -> Proof | None:
-    """A server's message to the coordinator, or the answer, was lost between two servers."""
+    """A home's message to the coordinator, or the answer, was lost between the two."""
     view = case.view
     if case.waiting.kind is not WaitKind.COMMIT or view is None or not case.link_is_sound():
         return None
     if case.waiting.wait.seconds < case.evidence.patience or not case.nobody_is_stuck():
         return None
-    servers = [seen.view for name, seen in case.evidence.tasks.items() if not is_worker(name) and seen.view is not None]
-    if any(server.step <= case.step for server in servers):
+    views = [view for name in case.evidence.homes() if (view := case.evidence.view(name)) is not None]
+    if any(home.served_step <= case.step for home in views):
         return None
     if any(wait.kind is WaitKind.STATE for wait in view.waits):
         return None  # a worker has not yet sent its state for the next step
-    said = (phrases.every_server_has_applied(case.step), phrases.has_committed(case.on, view.committed))
+    said = (phrases.is_applied_everywhere(case.step), phrases.has_committed(case.on, view.committed))
     if view.committed >= case.step:
         return Proof(Cause.ANSWER_LOST, phrases.commit_is_lost(case.step, case.waiter, case.on), said)
     return Proof(Cause.REQUEST_LOST, phrases.word_of_applying_is_lost(case.step, case.waiter, case.on), said)
@@ -105,10 +105,11 @@ def _later_came(case: WaitCase, sent_ago: float) -> bool:
 
 
 def _has_arrived(case: WaitCase, receiver: TaskView) -> bool:
-    bucket = receiver.buckets.get(case.bucket)
+    is_gradient = case.waiting.kind is WaitKind.GRADIENT
+    bucket = (receiver.served if is_gradient else receiver.buckets).get(case.bucket)
     if bucket is None:
         return True
-    if case.waiting.kind is WaitKind.GRADIENT:
+    if is_gradient:
         return case.on in bucket.arrived or bucket.version > case.step
     return bucket.version >= case.number
 

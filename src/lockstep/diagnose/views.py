@@ -161,7 +161,7 @@ class ServerSideView:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSideView:
-    """What a server knows of one worker."""
+    """What a server (without servers: a worker's share) knows of one worker."""
 
     linked: bool
     granted: bool
@@ -247,6 +247,10 @@ class TaskView:
     servers: Mapping[str, ServerSideView] = field(default_factory=dict)
     workers: Mapping[str, WorkerSideView] = field(default_factory=dict)
     buckets: Mapping[int, BucketView] = field(default_factory=dict)
+    served: Mapping[int, BucketView] = field(default_factory=dict)
+    """The buckets that it makes new versions of: a server's, or the share of a worker where there is no server."""
+    served_step: int = -2
+    """The step that those are open for."""
     committed: int = -2
     handed: tuple[int, int] | None = None
     """The last step and bucket that a worker without servers handed over."""

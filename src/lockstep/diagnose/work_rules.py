@@ -152,7 +152,7 @@ def straggler(case: WaitCase) -> Proof | None:
 
 def overloaded_server(case: WaitCase) -> Proof | None:
     view = case.view
-    if view is None or is_worker(case.on):
+    if view is None or not view.served:
         return None
     store = view.store
     if store is not None and store.busy >= STUCK_SECONDS and store.cpu >= BUSY:

@@ -550,4 +550,6 @@ def _make_node(
         return RankNode(config, lambda: MeanStore(save=save_slot), say, sidecar.reporter)
     from lockstep.runtime.task.collective_node import CollectiveNode
 
-    return CollectiveNode(config.cluster, config.settings, say, sidecar.reporter, watch=config.watch)
+    node = CollectiveNode(config, say, sidecar.reporter)
+    node.save_with(save_slot)
+    return node

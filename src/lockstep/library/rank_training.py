@@ -100,7 +100,7 @@ class RankTraining:
     def _begin_saving(self, trained: Sequence[Trained]) -> None:
         """Where the job writes checkpoints: let rank 0's be taken, and start from one if the job does."""
         node = self._node
-        if not isinstance(node, RankNode) or not node.saves:
+        if not node.saves:
             return
         checkpoint = RankCheckpoint(trained, self._optimizers)
         checkpoint.refuse_what_cannot_be_saved()

@@ -77,11 +77,11 @@ def not_connected() -> str:
 
 
 def applied_here_only() -> str:
-    return "applied here, not on every server"
+    return "applied here, not everywhere"
 
 
 def applied_everywhere() -> str:
-    return "the step is applied on every server"
+    return "the step is applied everywhere"
 
 
 def shard_of(version: int | None) -> str:

@@ -72,8 +72,8 @@ class CollectiveUpdates:
         exchange = job.config.exchange
         packed = pack(job.trained, exchange.bucket_bytes or BUCKET_BYTES, exchange.gradient_repacking)
         layout = layout_of(packed)
-        averager = TorchAverager(group, layout, job.device)
-        self._replica = RankReplica(averager, layout, ends_itself=False)
+        self._averager = TorchAverager(group, layout, job.device)
+        self._replica = RankReplica(self._averager, layout, ends_itself=False)
 
     def start(self) -> None:
         self._replica.start()
@@ -95,6 +95,10 @@ class CollectiveUpdates:
 
     def settle(self) -> None:
         """They are."""
+
+    def leave(self, steps: int) -> None:
+        """All steps are made: wait for the other workers, and for the end of the job."""
+        self._averager.leave(steps)
 
     def close(self) -> None:
         self._replica.close()

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from lockstep.diagnose.phrases.units import in_milliseconds as _in_milliseconds
 from lockstep.diagnose.phrases.units import in_seconds as _in_seconds
+from lockstep.diagnose.phrases.units import is_worker_name as _is_worker
 from lockstep.diagnose.phrases.units import named as _named
 from lockstep.protocol.core.endings import Ends
 from lockstep.protocol.core.waits import FORMING, WaitKind
@@ -31,7 +32,7 @@ def missing(kind: WaitKind, on: str, step: int, bucket: int, names: Sequence[str
         case WaitKind.GRADIENT:
             return f"{task}'s gradient of {of}"
         case WaitKind.PARAMETER:
-            return f"the new value of {of} from {task}"
+            return f"the {'mean' if _is_worker(on) else 'new value'} of {of} from {task}"
         case WaitKind.SUM:
             return f"{task}'s part of the sum of {of}"
         case WaitKind.COMMIT:

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lockstep.diagnose.phrases.units import in_seconds as _in_seconds
+from lockstep.diagnose.phrases.units import is_worker_name as _is_worker
 from lockstep.diagnose.phrases.units import named as _named
+from lockstep.protocol.core.waits import WaitKind
+
+
+def _kind(kind: str, task: str) -> str:
+    """What comes from a worker, where there is no server, is not a parameter but the mean of its gradients."""
+    return "mean" if kind == WaitKind.PARAMETER and _is_worker(task) else kind
+
 
 # -- what is lost --
 
 
 def request_never_came(waiter: str, task: str, kind: str, step: int) -> str:
-    return f"{_named(waiter)} asked {_named(task)} for the {kind}s of step {step}, but the request never arrived"
+    asked = f"{_named(waiter)} asked {_named(task)} for the {_kind(kind, task)}s of step {step}"
+    return f"{asked}, but the request never arrived"
 
 
 def asked_times(waiter: str, times: int, seconds: float) -> str:
@@ -38,8 +47,8 @@ def word_of_applying_is_lost(step: int, waiter: str, task: str) -> str:
     return f"the message that step {step} is applied was lost between {_named(waiter)} and {_named(task)}"
 
 
-def every_server_has_applied(step: int) -> str:
-    return f"every server has applied step {step}"
+def is_applied_everywhere(step: int) -> str:
+    return f"step {step} is applied everywhere"
 
 
 def has_committed(task: str, step: int) -> str:
@@ -47,7 +56,7 @@ def has_committed(task: str, step: int) -> str:
 
 
 def tensor_never_arrived(task: str, kind: str, bucket: int, step: int) -> str:
-    return f"{_named(task)} sent {kind} bucket {bucket} of step {step}, but it never arrived"
+    return f"{_named(task)} sent {_kind(kind, task)} bucket {bucket} of step {step}, but it never arrived"
 
 
 def was_sent(task: str, in_flight_ago: float, sent_ago: float) -> str:

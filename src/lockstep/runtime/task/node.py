@@ -329,6 +329,9 @@ class Node(Observed):
         """Leave: flush what is queued; free links, memory, port and threads. May be called twice."""
         if self._closed:
             return
+        if self.task.role is Role.WORKER and self.sees_others_off and self.outcome is not None:
+            self._guard.on_close()  # nobody has to end this process, which may now wait a few seconds
+            self.see_others_off()
         self._closed = self.winding_up = True
         for side in self._sides:
             side.stop()

@@ -12,13 +12,15 @@ from lockstep.protocol.core.messages import Layout
 from lockstep.protocol.core.plan import Plan
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.task.node import NodeConfig, Say
-from lockstep.runtime.task.share_side import MakeStore
+from lockstep.runtime.task.share_side import MakeStore, ShareSide
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.transports.base import Loan
 
 
 class RankNode(WorkerNode):
     """One rank. Its training thread calls what that of a worker calls, and reads means instead of parameters."""
+
+    share: ShareSide
 
     def __init__(self, config: NodeConfig, make_store: MakeStore, say: Say, reporter: TaskReporter) -> None:
         super().__init__(config, say, reporter, make_store)
@@ -45,12 +47,6 @@ class RankNode(WorkerNode):
         """The means have been read. This must come before the next step begins: their memory is needed for it."""
         while self._means:
             self._means.popitem()[1].release()
-
-    def close(self) -> None:
-        if self.sees_others_off and self.outcome is not None:
-            self._guard.on_close()  # nobody has to end this process, which may now wait a few seconds
-            self.see_others_off()
-        super().close()
 
     # -- the loop's thread --
 

@@ -26,10 +26,8 @@ from lockstep.protocol.core.effects import (
 from lockstep.protocol.core.events import (
     Broken,
     BucketApplied,
-    CheckpointWritten,
     GradientArrived,
     Prepared,
-    ShardSaved,
     TensorKind,
 )
 from lockstep.protocol.core.ids import INITIAL_STEP, Incarnation, TaskId
@@ -41,7 +39,6 @@ from lockstep.protocol.core.messages import (
     Layout,
     ParameterEntry,
     Question,
-    Saved,
     Ticket,
     VersionNote,
 )
@@ -49,9 +46,9 @@ from lockstep.protocol.core.plan import Plan, first_difference, make_plan
 from lockstep.protocol.server.async_server_machine import AsyncServerMachine
 from lockstep.protocol.server.server_machine import ServerMachine
 from lockstep.runtime import phrases
-from lockstep.runtime.checkpoint.folder import CheckpointFolder, make_manifest, verify
-from lockstep.runtime.checkpoint.writer import CheckpointWriter
+from lockstep.runtime.checkpoint.folder import CheckpointFolder, verify
 from lockstep.runtime.task.failures import failure_of
+from lockstep.runtime.task.shard_saving import ShardSaving
 from lockstep.runtime.task.side import CarriesOut, Side, Takes
 from lockstep.runtime.task.store import ShardStore, StoreTimes
 from lockstep.runtime.task.store_queue import StoreQueue
@@ -112,16 +109,15 @@ class ShareSide(Side):
         journal = node.journal if node.cluster.shape.servers else node.journal.of_share()
         self.machine = _make_machine(node.task, node.config, journal)
         self._node = node
-        self._config = config = node.config
+        self._config = node.config
         self._make_store = make_store
         self._store: ShardStore | None = None
         self._plan: Plan | None = None
         self._slots: tuple[Region, ...] = ()
         self._inboxes: dict[_Life, Region] = {}
         self._layout: Layout | None = None
-        self._writer: CheckpointWriter | None = None
-        if config.train_dir:
-            self._writer = CheckpointWriter(CheckpointFolder(config.train_dir), config.checkpoints_kept, node.say)
+        self._saving = ShardSaving(node)
+        self.tell_unsaved = self._saving.tell_unsaved
         self._handed = 0
         self._used = 0
         """Updates that the store's thread has received, and those that it has finished."""
@@ -136,7 +132,7 @@ class ShareSide(Side):
     @property
     def shard_write(self) -> ShardWrite | None:
         """The part of a checkpoint that is being written."""
-        return None if self._writer is None else self._writer.writing
+        return self._saving.writing
 
     @property
     def native_id(self) -> int:
@@ -156,20 +152,6 @@ class ShareSide(Side):
         }
         return held | dict({} if self._store is None else self._store.memory())
 
-    def tell_unsaved(self) -> bool:
-        """Whether the job succeeded but its last version could not be written; if so, report it as the last line.
-
-        Known on the coordinator's server.
-        """
-        ended_well = self._node.outcome is not None and self._node.outcome.ok
-        if self._writer is None or not self._writer.failing or not ended_well:
-            return False
-        self._node.say(
-            "THE LAST VERSION IS IN NO CHECKPOINT: all steps were made, but it could not be written to "
-            f"{self._writer.folder.path}; a run restarted with this folder repeats what follows its newest checkpoint"
-        )
-        return True
-
     def start(self) -> None:
         self._thread.start()
 
@@ -179,8 +161,7 @@ class ShareSide(Side):
             self._thread.join(_JOIN_SECONDS)
         if self._store is not None:
             self._store.close()
-        if self._writer is not None:
-            self._writer.close()
+        self._saving.close()
 
     # -- the loop's thread --
 
@@ -309,30 +290,11 @@ class ShareSide(Side):
         """Copy the shard now, before the next update; it is written to disk later."""
         assert self._store is not None
         self.status.enter(f"copying version {version} for a checkpoint")
-        if self._writer is None:
-            self._node.loop.post(ShardSaved(Saved(version, "", 0, "", "this server was started without --train_dir")))
-            return
-        name = f"shard-{self._node.task.index}-of-{len(self._config.cluster.shape.savers)}.safetensors"
-        tensors = self._store.snapshot(version)
-        self._writer.write_shard(
-            version, self._node.job, name, tensors, lambda saved: self._node.loop.post(ShardSaved(saved))
-        )
+        self._saving.save(version, self._store.snapshot)
 
     def _write_checkpoint(self, effect: WriteCheckpoint) -> None:
-        assert self._writer is not None
         assert self._layout is not None
-        shape, version = self._config.cluster.shape, effect.version
-        manifest = make_manifest(
-            self._layout,
-            shape.servers,
-            shape.workers,
-            version,
-            self._node.job,
-            self._config.settings,
-            self._config.version,
-        )
-        post = self._node.loop.post
-        self._writer.write_checkpoint(effect, self._node.job, manifest, lambda p: post(CheckpointWritten(version, p)))
+        self._saving.write_checkpoint(effect, self._layout)
 
     def _apply_now(self, effect: Apply, loans: list[Loan]) -> None:
         assert self._store is not None
@@ -344,13 +306,14 @@ class ShareSide(Side):
 
     def _applied(self, effect: Apply, loans: list[Loan], error: Exception | None) -> None:
         """Called on the store's thread, or on one that the store started."""
-        for loan in loans:
-            loan.release()
-        self._used += 1
         if error is None:
+            # Before the gradients are given back: every worker waits for the version, none yet for its memory.
             self._node.loop.do(BucketApplied(effect.bucket, effect.step))
         else:
             self._tell_broken(error)
+        for loan in loans:
+            loan.release()
+        self._used += 1
 
     def _answer(self, peer: TaskId, question: Question) -> None:
         try:

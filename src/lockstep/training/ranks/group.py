@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,7 +11,7 @@ import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.protocol.core.ids import BucketId, Incarnation, JobId, Role, Step, TaskId
+from lockstep.protocol.core.ids import BucketId, Role, Step, TaskId
 from lockstep.protocol.core.plan import Plan
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.security.chosen import chosen_key
@@ -54,11 +53,14 @@ class ReducingNode(Protocol):
     """The node of a worker whose gradients torch.distributed carries: it is told of every bucket."""
 
     task: TaskId
-    incarnation: Incarnation
-    plan: Plan | None
-    before_look: Callable[[], None]
+    start_step: Step
 
-    def met(self, job: JobId, lives: tuple[Incarnation, ...]) -> None: ...
+    @property
+    def tell_unsaved(self) -> Callable[[], bool]: ...
+
+    def prepare(self, plan: Plan) -> None: ...
+
+    def look_with(self, before_look: Callable[[], None]) -> None: ...
 
     def raise_if_ended(self) -> None: ...
 
@@ -72,7 +74,7 @@ class ReducingNode(Protocol):
 
     def between_steps(self) -> None: ...
 
-    def finishing(self) -> None: ...
+    def finish(self, steps: Step) -> None: ...
 
     def lost(self, problem: str) -> JobEndedError: ...
 
@@ -89,7 +91,6 @@ class WorkerGroup:
         self._store: Any = _sealed(meeting, _meet(meeting))
         self.backend = self._choose()
         self._group: Any = _process_group(meeting, self._store, self.backend)
-        node.met(self._same_job(), self._lives())
 
     def _choose(self) -> str:
         """NCCL, if every worker can use it: each has a GPU of its own. Otherwise gloo, on every worker."""
@@ -99,16 +100,6 @@ class WorkerGroup:
         wanted = {bytes(self._store.get(f"backend/{rank}")) for rank in others}
         devices = {bytes(self._store.get(f"device/{rank}")) for rank in others}
         return "nccl" if wanted == {b"nccl"} and len(devices) == meeting.size else "gloo"
-
-    def _same_job(self) -> int:
-        """One random number for the whole run, chosen by worker 0."""
-        if self.meeting.rank == 0:
-            self._store.set("job", str(secrets.randbits(63) + 1))
-        return int(self._store.get("job"))
-
-    def _lives(self) -> tuple[int, ...]:
-        self._store.set(f"life/{self.meeting.rank}", str(self.node.incarnation))
-        return tuple(int(self._store.get(f"life/{rank}")) for rank in range(self.meeting.size))
 
     @property
     def on_device(self) -> bool:

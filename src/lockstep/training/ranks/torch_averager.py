@@ -8,6 +8,7 @@ behind.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -17,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lockstep.protocol.core.ids import BucketId, Step
+from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Step
 from lockstep.protocol.core.messages import ParameterEntry, Setting
 from lockstep.protocol.core.plan import first_difference, first_untrained_difference
 from lockstep.runtime.task.outcome import JobEndedError
@@ -50,8 +51,8 @@ class TorchAverager:
         self._on_device: deque[tuple[Step, BucketId, dist.Work]] = deque()
         """NCCL only: work that is not known to be finished on the device, oldest first."""
         self._looking = threading.Lock()
-        self._node.plan = self.plan
-        self._node.before_look = self._look_at_device
+        self._node.look_with(self._look_at_device)
+        self._node.prepare(self.plan)
 
     def _flat_view(self, number: BucketId) -> Tensor:
         bucket = self.plan.buckets[number]
@@ -128,6 +129,8 @@ class TorchAverager:
     # -- outside the steps --
 
     def take_initial(self) -> Step:
+        if self._node.start_step > INITIAL_STEP:
+            return self._node.start_step
         for flat in self._flat:
             self._safely(self._group.broadcast(flat))
         return 0
@@ -159,12 +162,17 @@ class TorchAverager:
     def differs(self, step: Step, parameter: str) -> JobEndedError:
         return self._node.drifted(step, parameter)
 
-    def leave(self, steps: Step) -> None:  # noqa: ARG002 - the node has counted them
-        self._node.finishing()
-        self._group.wait_for_all("end")
+    def leave(self, steps: Step) -> None:
+        if self._group.on_device:
+            torch.cuda.synchronize(self.gradients.device)
+        self._look_at_device()
+        self._node.finish(steps)
+        self._node.tell_unsaved()
+        with contextlib.suppress(JobEndedError):  # it has ended well; only the store has to outlive its users
+            self._group.wait_for_all("end")
 
     def close(self) -> None:
-        self._node.before_look = lambda: None
+        self._node.look_with(lambda: None)
         with self._looking:
             self._on_device.clear()
         self._works.clear()
