@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from lockstep.library.errors import UsageError
-from lockstep.library.optimizers import KnownOptimizer
+from lockstep.library.nodes import JobNode
+from lockstep.library.parameters import HasOptimizer
 from lockstep.library.program_state import LoopPosition, ProgramState, TooLargeError
 from lockstep.library.sharding import DataShard, step_seed
 from lockstep.library.state_codec import Stateful
 from lockstep.protocol.core.ids import Step
-from lockstep.runtime.task.worker_node import WorkerNode
 
 OUTSIDE = "it makes steps outside job.steps()"
 BETWEEN = "it was in the middle of an iteration of several steps"
+UNAPPLIED = "it had gradients that no optimizer had applied when an iteration began"
 UNKEPT = "it uses a {kind} that was not passed to job.keep()"
 
 
@@ -39,17 +40,19 @@ def seed_everything(seed: int) -> None:
 class LoopTracker:
     """One worker's progress through its program."""
 
-    def __init__(self, node: WorkerNode, say: Callable[[str], None]) -> None:
+    def __init__(self, node: JobNode, say: Callable[[str], None]) -> None:
         self._node = node
         self._say = say
         self._state: ProgramState | None = None
-        self._optimizers: list[KnownOptimizer] = []
+        self._optimizers: Sequence[HasOptimizer] = ()
         self.iteration = 0
         self.in_steps = False
         self.resumed = False
         """This incarnation began in the middle of the job."""
         self.scales = False
         """The program uses a gradient scaler."""
+        self.unapplied = False
+        """Without servers: backward passes were averaged that no optimizer has applied; a checkpoint has none."""
         self._resumed_loop = -1
         """The number of the loop in which this incarnation resumes."""
         self._entered = 0
@@ -66,7 +69,7 @@ class LoopTracker:
 
     # -- the beginning --
 
-    def begin(self, state: ProgramState, optimizers: list[KnownOptimizer], step: Step) -> None:
+    def begin(self, state: ProgramState, optimizers: Sequence[HasOptimizer], step: Step) -> None:
         """The parameters of ``step`` are in the model: continue from where the job is."""
         self._state, self._optimizers = state, optimizers
         if not self._node.keeps_state:
@@ -84,6 +87,14 @@ class LoopTracker:
             raise UsageError(
                 f"the job begins at step {step}, but its checkpoint does not hold this program's position: it was "
                 "saved outside job.steps(); give another train_dir, or export that checkpoint and load it"
+            )
+
+    def refuse_where_resumed(self, what: str) -> None:
+        """Raise UsageError if ``what`` would replace what this job has already trained."""
+        if self.resumed and not self.in_steps:
+            raise UsageError(
+                f"{what} would replace what this job has already trained: it resumes at step {self.iteration}; "
+                "load before job.wrap(), so that loading only affects a job that starts from scratch"
             )
 
     def keep(self, objects: dict[str, Stateful]) -> None:
@@ -192,6 +203,8 @@ class LoopTracker:
         kept = self._state.kept.values()
         if self._outside:
             return OUTSIDE
+        if self.unapplied:
+            return UNAPPLIED
         scheduled = any("initial_lr" in group for one in self._optimizers for group in one.optimizer.param_groups)
         if scheduled and not any(isinstance(one, torch.optim.lr_scheduler.LRScheduler) for one in kept):
             return UNKEPT.format(kind="learning-rate scheduler")
@@ -204,5 +217,5 @@ class LoopTracker:
         if self._said or self._node.task.index:
             return
         self._said = True
-        saves = ", and only its last version is saved" if self._node.config.recovery.saves else ""
+        saves = ", and only its last version is saved" if self._node.saves else ""
         self._say(f"the loss of a worker ends this job{saves}: {stuck} (docs/library.md)")
