@@ -254,11 +254,6 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
         _refuse(protocol_problems(cluster))
         if cluster.task == CHIEF:
             say(who_trains(cluster.shape))
-        if carrier == TORCH and arguments.train_dir:
-            raise BadInput(
-                f"train_dir={arguments.train_dir!r} cannot be used where torch.distributed carries the gradients; give "
-                "backend='own' (models on CPUs) or servers=1, or save the model yourself."
-            )
         config = node_config(
             cluster, arguments.exchange, arguments.keeping, launched=arguments.launched, carrier=carrier
         )
