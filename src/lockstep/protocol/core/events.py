@@ -133,6 +133,8 @@ class Sealed:
     values: bool = False
     occasion: str = ""
     state: bytes | None = b""
+    digests: tuple[int, ...] = ()
+    """One for each bucket of the plan, or none."""
 
 
 @dataclass(frozen=True, slots=True)
