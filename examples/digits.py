@@ -49,7 +49,6 @@ def main() -> None:
         job.wrap(model, optimizer)
         training = TensorDataset(pictures[fifth:], labels[fifth:])
         data = job.shard(training, asked.batch_size, shuffle=True, drop_last=True)
-        assert isinstance(data, lockstep.MapShard)
         for step in job.steps(asked.epochs * len(data)):
             batch, targets = data[step]
             loss = nn.functional.cross_entropy(model(batch), targets)

@@ -23,7 +23,7 @@ LAYERS: dict[str, set[str]] = {
     "runtime": {"protocol", "security", "transports", "diagnose"},
     "doctor": {"protocol", "security", "transports", "runtime"},
     "drill": {"protocol", "security", "transports", "diagnose", "runtime"},
-    "training": {"protocol", "transports", "runtime"},
+    "training": {"protocol", "security", "transports", "runtime"},
     "library": {"protocol", "security", "transports", "runtime", "training"},
     "benchmark": {"protocol", "runtime", "security", "training"},
     "cli": {
@@ -98,6 +98,7 @@ ROOMS: dict[str, set[str]] = {
     "training/gpu": set(),
     "training/worker": {"gpu"},
     "training/server": {"gpu"},
+    "training/ranks": {"server", "worker"},
     "benchmark/models": set(),
     "benchmark/data": set(),
     "benchmark/settings": {"data", "models"},

@@ -19,6 +19,7 @@ from lockstep.version import __version__
 if TYPE_CHECKING:
     from lockstep.cli.library_flags import cluster_flags as cluster_flags
     from lockstep.errors import BadInput as BadInput
+    from lockstep.errors import LockstepError as LockstepError
     from lockstep.library.errors import UsageError as UsageError
     from lockstep.library.job import Job as Job
     from lockstep.library.join import join as join
@@ -31,6 +32,7 @@ _PUBLIC = {
     "IterableShard": "lockstep.library.sharding",
     "Job": "lockstep.library.job",
     "JobEndedError": "lockstep.runtime.task.outcome",
+    "LockstepError": "lockstep.errors",
     "MapShard": "lockstep.library.sharding",
     "UsageError": "lockstep.library.errors",
     "cluster_flags": "lockstep.cli.library_flags",
@@ -42,6 +44,7 @@ __all__ = [
     "IterableShard",
     "Job",
     "JobEndedError",
+    "LockstepError",
     "MapShard",
     "UsageError",
     "__version__",

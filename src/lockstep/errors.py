@@ -1,4 +1,4 @@
-"""Exit codes, and the two ways in which a command ends before it has started anything."""
+"""Exit codes, the base of our errors, and the two ways in which a command ends before it has started anything."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ EXIT_VERDICT = 3
 """The job was ended by a finding about it: a death, a mismatch, a verdict, a stall."""
 
 
-class BadInput(Exception):  # noqa: N818 - reads as the fact it states
+class LockstepError(Exception):
+    """Every error that the library raises on purpose: ``except lockstep.LockstepError`` catches all of them."""
+
+
+class BadInput(LockstepError):  # noqa: N818 - reads as the fact it states
     """What the user asked for cannot be done; each sentence says why and what to do instead. Exit code 2."""
 
     def __init__(self, sentences: str | Sequence[str]) -> None:

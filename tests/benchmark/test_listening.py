@@ -16,7 +16,7 @@ from lockstep.transports.control.addresses import interface_of
 PROGRAM = """
 import os, sys
 import torch._C._distributed_c10d as c10d, torch.distributed as dist
-from lockstep.benchmark.training.listening import gloo_device, serve_store
+from lockstep.training.ranks.listening import gloo_device, serve_store
 from lockstep.runtime.listening import listening_sockets
 store = serve_store("127.0.0.1", int(sys.argv[1]), 1, 30.0)
 store.set("a", "b")

@@ -78,6 +78,7 @@ COVERED: Final[Mapping[str, Fed | Exempt]] = MappingProxyType(
         "library/optimizer_state.py": _by("optimizer state"),
         "library/program_state.py": _by("state of a program"),
         "library/state_codec.py": _by("state of kept objects"),
+        "library/store_meeting.py": _by("rendezvous: entry of a store"),
         "protocol/core/faults.py": _by("planted faults"),
         "runtime/checkpoint/folder.py": _by("checkpoint: manifest"),
         "runtime/checkpoint/resuming.py": _by("state of a worker", "state of a program"),

@@ -22,15 +22,14 @@ from lockstep.protocol.core.ids import BucketId, Incarnation, TaskId, server
 from lockstep.protocol.core.messages import (
     Description,
     Envelope,
-    GradientNote,
     Grant,
     Hello,
     Message,
+    Note,
     Printed,
     Refused,
     Report,
     TransportAddress,
-    VersionNote,
 )
 from lockstep.runtime.processes import die_with_parent
 from lockstep.runtime.task.connection import Connection, Faults
@@ -127,10 +126,7 @@ class Stand:
 
     def do(self, event: Event) -> None: ...
 
-    def gradient_lent(self, peer: TaskId, incarnation: Incarnation, note: GradientNote, loan: Loan) -> None:
-        loan.release()
-
-    def version_lent(self, peer: TaskId, note: VersionNote, loan: Loan) -> None:
+    def lent(self, peer: TaskId, incarnation: Incarnation, note: Note, loan: Loan) -> None:
         loan.release()
 
     def report_received(self, peer: TaskId, report: Report | Printed) -> bool:

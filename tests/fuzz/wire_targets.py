@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import random
 import socket
@@ -24,6 +25,7 @@ from lockstep.diagnose.witness import read_statement
 from lockstep.doctor.facts import read_shared, read_visits
 from lockstep.doctor.listening import Inbox
 from lockstep.foreign import JsonError, read_json
+from lockstep.library import store_meeting
 from lockstep.protocol.core import messages
 from lockstep.protocol.core.messages import Description, Envelope, GradientNote, Ticket, VersionNote
 from lockstep.runtime.monitor.task_process import KeeperNews, TaskProcess
@@ -34,6 +36,7 @@ from lockstep.security.proof import Parties, ProofError, Refusal, new_nonce
 from lockstep.transports.auto import tickets
 from lockstep.transports.base import PeerAddress, TransportError
 from lockstep.transports.control import codec
+from lockstep.transports.control.addresses import Address
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grants import Grants
 from lockstep.transports.grpc.chunks import CHUNK, FIRST, LAST
@@ -176,6 +179,12 @@ def _lines() -> Iterator[Target]:
     greeting = {"rank": 1, "world": 2, "port": 1, "host": "127.0.0.1"}
     said = [json.dumps(one).encode() for one in (greeting, {"hosts": ["a:1", "b:2"]}, {"problem": "a reason"})]
     yield Target("rendezvous: line", rendezvous._read, said, (ProofError,))
+    meeting = store_meeting.StoreMeeting(
+        rank=0, world=2, store=Address("192.0.2.1", 1), name="0", timeout=1.0, version="1", key=None
+    )
+    entry = json.dumps({"host": "192.0.2.7", "port": 1, "store": "192.0.2.1", "version": "1"}).encode()
+    read_entry = functools.partial(store_meeting._entry, meeting, 1)
+    yield Target("rendezvous: entry of a store", read_entry, [entry], (rendezvous.RendezvousError,))
     methods: dict[str, Callable[..., object]] = {
         "describe": lambda: "a",
         "tcp": lambda nbytes: nbytes,

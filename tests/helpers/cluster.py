@@ -21,6 +21,7 @@ from lockstep.runtime.task.end_guard import GiveUp
 from lockstep.runtime.task.failures import failure_of
 from lockstep.runtime.task.node import Node, NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError
+from lockstep.runtime.task.rank_node import RankNode
 from lockstep.runtime.task.server_node import MakeStore, ServerNode
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.runtime.watch.watchdog import WatchSettings
@@ -122,7 +123,7 @@ def in_process_cluster(
     train_dir: str = "",
     give_up: GiveUp | None = None,
 ) -> Iterator[InProcessCluster]:
-    """Start all nodes of a cluster; close them whatever happens."""
+    """Start all nodes of a cluster (without servers: ranks); close them whatever happens."""
     ports = [f"127.0.0.1:{port}" for port in free_ports(shape.servers + shape.workers)]
     spec = ClusterSpec(
         ps_hosts=tuple(ports[: shape.servers]),
@@ -156,7 +157,9 @@ def in_process_cluster(
             )
             reporter = TaskReporter.none()
             fronts.append(Front(task, spec.address_of(task), reporter))
-            if task in shape.server_ids():
+            if not shape.servers:
+                cluster.workers.append(RankNode(config, make_store, cluster.said.append, reporter))
+            elif task in shape.server_ids():
                 cluster.servers.append(ServerNode(config, make_store, cluster.said.append, reporter))
             else:
                 cluster.workers.append(WorkerNode(config, cluster.said.append, reporter))
@@ -164,7 +167,7 @@ def in_process_cluster(
             node.start()
         yield cluster
     finally:
-        for node in cluster.nodes():
+        for node in cluster.nodes() if shape.servers else reversed(cluster.nodes()):  # rank 0 sees the others off
             node.close()
         for front in fronts:
             front.close()

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from helpers.cluster import InProcessCluster, in_process_cluster
 from helpers.waiting import wait_until
 from library.same_loop import run_jobs
-from lockstep.library.edit_guard import digest
 from lockstep.library.job import Job, JobOptions
 from lockstep.protocol.core.ids import ClusterShape
 from lockstep.protocol.core.journal import Happening
+from lockstep.training.digests import digest
 from lockstep.training.server.shard_store import TorchShardStore
 from lockstep.training.worker.sealed_replica import SealedReplica
 

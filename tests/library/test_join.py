@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from helpers.ports import free_port, free_ports
+from helpers.ports import free_port, free_ports, free_range
 from helpers.programs import LOCKSTEP, Finished, Program, run_lockstep
 from lockstep.protocol.core.ids import server, worker
 
@@ -67,6 +68,16 @@ def test_three_processes_of_a_launcher_form_one_server_and_two_workers(launcher:
     assert set(found) == {"0", "1"}
     assert found["0"] == found["1"]
     assert finished[0].stdout == ""  # the server never comes to what follows join()
+
+
+@pytest.mark.slow
+def test_ranks_of_torchrun_meet_in_its_store_whatever_else_listens_beside_it() -> None:
+    port, _ = free_range(2)
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", f"--master-port={port}")
+    with socket.create_server(("127.0.0.1", port + 1)):
+        (finished,) = run_all([((*launcher, PROGRAM[1]), {})])
+    assert finished.code == 0, finished
+    assert len(set(re.findall(r"worker \d of 2: (\w+)", finished.stdout))) == 1
 
 
 @pytest.mark.timed

@@ -34,6 +34,15 @@ def test_torchrun() -> None:
     assert launched_by(TORCHRUN) == Launch("torchrun", 2, 3, Address("10.0.0.1", 29501))
 
 
+def test_torchrun_with_its_own_store() -> None:
+    agent = {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
+    found = launched_by(agent)
+    assert found == Launch("torchrun", 2, 3, Address("10.0.0.1", 29501), Address("10.0.0.1", 29500), "2")
+    # Where a port or an address was asked for, rank 0 listens there.
+    assert launched_by(agent, port=7000) == Launch("torchrun", 2, 3, Address("10.0.0.1", 7000), None, "2")
+    assert launched_by(agent, "10.0.0.1:7000") == Launch("torchrun", 2, 3, Address("10.0.0.1", 7000))
+
+
 def test_srun_gathers_on_its_first_node() -> None:
     found = launched_by(SRUN)
     assert found is not None

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from lockstep.library.errors import UsageError
 from lockstep.library.sharding import IterableShard, MapShard, make_shard
 
-SIZES = {"examples": st.integers(1, 60), "workers": st.integers(1, 5), "batch_size": st.integers(1, 7)}
+SIZES = {"examples": st.integers(5, 60), "workers": st.integers(1, 5), "batch_size": st.integers(1, 7)}
 
 
 class Stream(IterableDataset[int]):
@@ -37,17 +37,18 @@ def test_numbered_examples_are_dealt_out_disjoint_and_complete(
     shares = [share(list(range(examples)), batch_size, w, workers, shuffle=shuffle, seed=7) for w in range(workers)]
     batches = [list(one) for one in shares]
     assert len({len(one) for one in batches}) == 1  # the same number of steps on every worker
-    seen = [example for one in batches for batch in one if batch is not None for example in batch]
+    seen = [example for one in batches for batch in one for example in batch]
     assert sorted(seen) == list(range(examples))
-    assert all(len(batch) <= batch_size for one in batches for batch in one if batch is not None)
-    assert all(batch is not None for one in batches for batch in one[:-1])  # only the last can be empty
+    assert all(len(batch) == batch_size for one in batches for batch in one[:-1])
+    # The last one has the rest: at least one example, at most one more than the others.
+    assert all(1 <= len(one[-1]) <= batch_size + 1 for one in batches)
 
 
 @given(**SIZES)
 def test_streams_are_dealt_out_disjoint_and_complete(examples: int, workers: int, batch_size: int) -> None:
     batches = [list(share(Stream(examples), batch_size, w, workers)) for w in range(workers)]
     assert len({len(one) for one in batches}) == 1
-    seen = [example for one in batches for batch in one if batch is not None for example in batch]
+    seen = [example for one in batches for batch in one for example in batch]
     assert sorted(seen) == list(range(examples))
 
 
@@ -56,6 +57,16 @@ def test_both_kinds_deal_out_alike(examples: int, workers: int, batch_size: int)
     for worker in range(workers):
         numbered = share(list(range(examples)), batch_size, worker, workers)
         assert list(numbered) == list(share(Stream(examples), batch_size, worker, workers))
+
+
+@pytest.mark.parametrize("examples", [16, 17, 18, 19])
+def test_a_plain_loop_over_pairs_gets_a_pair_in_every_step(examples: int) -> None:
+    """Three workers and batches of 2: of 19 examples one is left over, of 17 five."""
+    dataset = TensorDataset(torch.arange(float(examples)), torch.arange(examples))
+    for worker in range(3):
+        whole = make_shard(dataset, 2, (worker, 3), shuffle=False, seed=0, drop_last=False, collate=None)
+        for inputs, labels in whole:
+            assert len(inputs) == len(labels) >= 1
 
 
 def test_dropping_the_last_step_leaves_only_whole_ones() -> None:
@@ -99,6 +110,7 @@ def test_shares_work_with_the_loader_of_torch() -> None:
     ("dataset", "options", "sentence"),
     [
         ([1, 2, 3], {"batch_size": 0}, "batch_size must be at least 1"),
+        ([1], {}, "1 examples for 2 workers; start at most as many workers"),
         ([1, 2, 3], {"drop_last": True}, "3 examples, fewer than the 8 that 2 workers need per step"),
         (Stream(3), {"shuffle": True}, "cannot shuffle a stream"),
         (7, {}, "takes a data set with numbered examples or a stream, not int"),
@@ -108,3 +120,8 @@ def test_wrong_shares_get_a_sentence(dataset: Any, options: dict[str, Any], sent
     chosen = {"batch_size": 4} | options
     with pytest.raises(UsageError, match=sentence):
         share(dataset, chosen.pop("batch_size"), 0, 2, **chosen)
+
+
+def test_a_stream_with_fewer_examples_than_workers_gets_a_sentence() -> None:
+    with pytest.raises(UsageError, match="2 examples for 3 workers"):
+        list(share(Stream(2), 4, 0, 3))

@@ -13,7 +13,7 @@ from helpers.cluster import in_process_cluster
 from library.same_loop import plain, run_jobs, small_model
 from lockstep.library.errors import UsageError
 from lockstep.library.job import Job
-from lockstep.library.sharding import MapShard, step_seed
+from lockstep.library.sharding import step_seed
 from lockstep.protocol.core.ids import ClusterShape
 from lockstep.training.server.shard_store import TorchShardStore
 
@@ -45,6 +45,17 @@ def test_random_numbers_of_a_step_follow_from_seed_step_and_worker() -> None:
         run_jobs(cluster, body)
 
 
+def test_without_a_seed_random_numbers_are_left_alone() -> None:
+    def body(job: Job) -> None:
+        torch.manual_seed(1)
+        expected = [float(torch.rand(1)) for _ in range(3)]
+        torch.manual_seed(1)
+        assert [float(torch.rand(1)) for _ in job.steps(3, seed=None)] == expected
+
+    with in_process_cluster(ALONE, TorchShardStore, eager=False) as cluster:
+        run_jobs(cluster, body)
+
+
 def test_seeds_differ_wherever_one_of_the_three_does() -> None:
     seeds = {step_seed(seed, step, worker) for seed in range(5) for step in range(20) for worker in range(5)}
     assert len(seeds) == 5 * 20 * 5
@@ -53,7 +64,6 @@ def test_seeds_differ_wherever_one_of_the_three_does() -> None:
 def test_steps_position_the_data() -> None:
     def body(job: Job) -> None:
         data = job.shard(list(range(40)), 4, shuffle=True, collate=list)
-        assert isinstance(data, MapShard)
         for step in job.steps(6, data=data):
             assert next(iter(data)) == data[step]
 

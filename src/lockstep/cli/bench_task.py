@@ -240,50 +240,39 @@ def _train(config: BenchConfig, node: WorkerNode) -> int | None:
 def _run_collective(config: BenchConfig, reporter: TaskReporter, signals: TaskSignals) -> int:
     from lockstep.runtime.task.collective_node import CollectiveNode
 
-    assert config.cluster is not None
-    node = CollectiveNode(
-        config.cluster,
-        settings(config),
-        say,
-        reporter,
-        run_folder=config.output.train_dir or "",
-        faults=planted_faults(os.environ),
-        give_up=lambda: os._exit(EXIT_VERDICT),
+    # These modes keep nothing: a loss ends the run, and the next one begins anew.
+    made = dataclasses.replace(
+        node_config(config), recovery=RecoveryRules(), beginning=Beginning(), train_dir="", tell_paths=False
     )
+    node = CollectiveNode(made, say, reporter)
     signals.attach(node)
     try:
         node.start()
-        return _reduce(config, node, reporter)
+        return _reduce(config, node)
     finally:
         node.close()
 
 
-def _reduce(config: BenchConfig, node: CollectiveNode, reporter: TaskReporter) -> int:
-    reporter.phase(TaskPhase.IMPORTING_TORCH)
+def _reduce(config: BenchConfig, node: CollectiveNode) -> int:
+    node.phase(TaskPhase.IMPORTING_TORCH)
     from lockstep.benchmark.data.errors import BadData, TooManyBadRecords
-    from lockstep.benchmark.training.collective import CollectiveLost
     from lockstep.benchmark.training.run import NoSuchDeviceError, run_collective
-    from lockstep.runtime.task.collective_node import StartRefused
+    from lockstep.training.ranks.group import CollectiveLost
 
-    reporter.phase(TaskPhase.CONNECTING)
+    node.phase(TaskPhase.CONNECTING if node.forming else TaskPhase.COMPARING_SETTINGS)
     output = Output()
     try:
         run_collective(config, node, output.emit, output.make_progress)
-    except (NoSuchDeviceError, BadData, StartRefused) as error:
-        reporter.failed(str(error))
+    except JobEndedError as ended:
+        return EXIT_BAD_INPUT if node.refused else _exit_code(ended.outcome)
+    except (NoSuchDeviceError, BadData) as error:
         say(str(error))
         return EXIT_FAILED if isinstance(error, TooManyBadRecords) else EXIT_BAD_INPUT
     except (CollectiveLost, InputLost) as error:
-        reporter.failed(str(error))
         say(str(error))
         return EXIT_FAILED
-    except JobEndedError as ended:
-        if ended.outcome.departure is None and not node.watchdog.explains(ended.outcome):
-            say(ended.outcome.sentence())
-        return _exit_code(ended.outcome)
     finally:
         output.close()
-    reporter.phase(TaskPhase.ENDED)
     return 0
 
 
@@ -293,10 +282,10 @@ def run_alone(config: BenchConfig) -> int:
     signals.install()
     from lockstep.benchmark.data.errors import BadData, TooManyBadRecords
     from lockstep.benchmark.training.run import NoSuchDeviceError, run_evaluation, run_single
-    from lockstep.runtime.task.collective_node import node_alone
+    from lockstep.runtime.task.lone_node import LoneNode
 
     output = Output()
-    node = node_alone(say, config.output.train_dir or "")
+    node = LoneNode(say, config.output.train_dir or "")
     if not config.evaluation.only:
         signals.attach(node)
         node.start()

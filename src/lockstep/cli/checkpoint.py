@@ -94,7 +94,7 @@ def _print(path: Path, manifest: Manifest) -> None:
 
 
 def _files(manifest: Manifest) -> str:
-    return f"{manifest.servers} shards and the states of {len(manifest.states)} workers"
+    return f"{len(manifest.shards)} shards and the states of {len(manifest.states)} workers"
 
 
 def _verify(found: list[Path]) -> int:

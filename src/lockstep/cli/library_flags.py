@@ -12,7 +12,7 @@ from lockstep.cli.flags.flag import Flag, FlagKind, Group, Rows, Value
 from lockstep.cli.flags.parsing import CommandLine, read_command_line
 from lockstep.cli.flags.table import TABLE
 from lockstep.errors import BadInput
-from lockstep.library.settings import ON_NAN, ON_WORKER_LOSS, REDUCTIONS
+from lockstep.library.settings import BACKENDS, ON_NAN, ON_WORKER_LOSS, REDUCTIONS
 from lockstep.transports.verbs.options import RdmaOptions
 
 _ROWS = Rows(Group.EXCHANGE)
@@ -70,7 +70,19 @@ _OWN = (
 
 PROGRAM_FLAGS = (
     _ROWS.works(
-        "servers", FlagKind.WHOLE, 1, "with a launcher: how many of the first ranks are servers", upstream=False
+        "servers",
+        FlagKind.WHOLE,
+        None,
+        "with a launcher: how many of the first ranks serve (default: none, every rank trains)",
+        upstream=False,
+    ),
+    _ROWS.works(
+        "backend",
+        FlagKind.CHOICE,
+        None,
+        "without servers, what carries the gradients (default: own between CPUs, nccl or gloo where there are GPUs)",
+        choices=BACKENDS,
+        upstream=False,
     ),
     _ROWS.works("bucket_mb", FlagKind.NUMBER, 4.0, "bucket size in MiB: how much is sent at once", upstream=False),
     _ROWS.works(

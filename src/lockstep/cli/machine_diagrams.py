@@ -12,7 +12,7 @@ from typing import Any
 from lockstep.protocol import member
 from lockstep.protocol.coordinator import coordinator_machine
 from lockstep.protocol.server import ledger
-from lockstep.protocol.worker import holdings
+from lockstep.protocol.worker import collective_machine, holdings
 
 _HEAD = """\
 # The state machines of the protocol
@@ -27,6 +27,11 @@ _DRAWN: tuple[tuple[str, str, Any], ...] = (
     ("A task's membership", "protocol/member.py", member.MEMBER_PHASE_TRANSITIONS),
     ("A bucket on a server", "protocol/server/ledger.py", ledger.SERVED_BUCKET_TRANSITIONS),
     ("A bucket on a worker", "protocol/worker/holdings.py", holdings.HELD_BUCKET_TRANSITIONS),
+    (
+        "A bucket that torch.distributed sums",
+        "protocol/worker/collective_machine.py",
+        collective_machine.SUMMED_BUCKET_TRANSITIONS,
+    ),
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from lockstep.errors import LockstepError
 
-class UsageError(Exception):
+
+class UsageError(LockstepError):
     """The program requests something that would train wrongly; the message names it, and what to do instead."""

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import itertools
 import math
 import os
 import sys
@@ -21,7 +22,10 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInput
 from lockstep.library.launcher import Launch, launched_by
 from lockstep.library.settings import (
+    BACKENDS,
     ON_NAN,
+    OWN,
+    TORCH,
     Exchange,
     Keeping,
     exchange_problems,
@@ -29,6 +33,7 @@ from lockstep.library.settings import (
     library_settings,
     loss_notice,
     recovery_rules,
+    who_trains,
 )
 from lockstep.protocol.coordinator.recovery import Beginning
 from lockstep.protocol.core.ids import CHIEF, Role, TaskId
@@ -53,21 +58,30 @@ from lockstep.runtime.watch.watchdog import WatchSettings
 from lockstep.security.chosen import choose, chosen_key, settle
 from lockstep.security.key import Purpose
 from lockstep.terminal import say
+from lockstep.transports.control.addresses import Address, parse_address
 from lockstep.transports.control.ports import ReservedPort
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions
 from lockstep.version import __version__
 
 if TYPE_CHECKING:
-    from lockstep.library.job import Job, JobOptions
+    from lockstep.library.job import Job
+    from lockstep.library.training_way import JobOptions
     from lockstep.runtime.monitor.reporter import TaskReporter
     from lockstep.runtime.monitor.sidecar import Sidecar
+    from lockstep.runtime.task.collective_node import CollectiveNode
+    from lockstep.runtime.task.rank_node import RankNode
     from lockstep.runtime.task.store import ShardStore
+    from lockstep.runtime.task.worker_node import WorkerNode
+    from lockstep.training.ranks.saving import SaveSlot
 
 P = ParamSpec("P")
 Given = TypeVar("Given")
 Result = TypeVar("Result")
 
 MEBIBYTE = 1 << 20
+
+_meetings = itertools.count()
+"""Of this process, in the launcher's store."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,12 +92,13 @@ class JoinArguments:
     worker_hosts: Sequence[str] = ()
     job_name: str = ""
     task_index: int = 0
-    servers: int = 1
+    servers: int | None = None
     address: str | None = None
     server_protocol: str = DEFAULT_PROTOCOL
     synchronous: bool = True
     reduction: str = "mean"
     replicas_to_aggregate: int | None = None
+    backend: str | None = None
     on_nan: str = "report"
     bucket_mb: float = 4.0
     startup_timeout: float = STARTUP_SECONDS
@@ -145,7 +160,15 @@ class JoinArguments:
             rejoin_timeout=self.rejoin_timeout,
             grace=self.grace,
             rdma=self.rdma,
+            has_servers=self.has_servers,
         )
+
+    @property
+    def has_servers(self) -> bool:
+        """Whether servers hold the parameters; otherwise every rank trains."""
+        if self.job_name:
+            return bool(self.ps_hosts) or self.job_name == Role.SERVER
+        return bool(self.servers)
 
 
 def _takes(given: Callable[P, Given]) -> Callable[[Callable[[Given], Result]], Callable[P, Result]]:
@@ -177,8 +200,9 @@ def join(arguments: JoinArguments) -> Job:
     """Become one task of a cluster. Blocks until all tasks have joined, ``startup_timeout`` seconds at most.
 
     ``ps_hosts``, ``worker_hosts``, ``job_name`` and ``task_index`` describe the cluster, as the flags of that name do;
-    without them it is what torchrun, srun or mpirun started: the first ``servers`` ranks serve, the others train.
-    In a process that serves, this call does not return: it serves until the job has ended and then exits.
+    without them it is what torchrun, srun or mpirun started, and every rank trains; with ``servers`` the first ones
+    serve. A process that nobody started this way is a job of one rank. In a process that serves, this call does not
+    return: it serves until the job has ended and then exits.
 
     Returns the job, to be used in a ``with`` block or closed. Raises BadInput if the request cannot be met (a script
     that does not catch it ends with the explanation and exit code 2), and JobEndedError if the cluster did not form.
@@ -211,10 +235,21 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     choose(arguments.key_file, arguments.insecure)
     settle(say)
     with contextlib.ExitStack() as until_listening:
-        cluster = _cluster(arguments, environ, until_listening)
+        launch = _launch(arguments, environ)
+        cluster = _cluster(arguments, launch, until_listening)
         refuse_bad_cluster(cluster, arguments)
         _refuse(protocol_problems(cluster))
-        config = node_config(cluster, arguments.exchange, arguments.keeping, launched=arguments.launched)
+        if cluster.task == CHIEF:
+            say(who_trains(cluster.shape))
+        carrier = "" if cluster.shape.servers else _carrier(arguments.backend)
+        if carrier == TORCH and arguments.train_dir:
+            raise BadInput(
+                f"train_dir={arguments.train_dir!r} cannot be used where torch.distributed carries the gradients; give "
+                "backend='own' (models on CPUs) or servers=1, or save the model yourself."
+            )
+        config = node_config(
+            cluster, arguments.exchange, arguments.keeping, launched=arguments.launched, carrier=carrier
+        )
         assert cluster.task is not None
         serves = cluster.task.role is Role.SERVER
         signals = TaskSignals(cluster.task, say, cluster.grace, interrupts_others=serves)
@@ -225,10 +260,27 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     signals.on_forced = sidecar.reporter.ended
     if serves:
         _serve_and_leave(config, sidecar, signals)
-    from lockstep.library.job import JobOptions
+    from lockstep.library.training_way import JobOptions
 
-    options = JobOptions(on_nan=arguments.on_nan, bucket_bytes=round(arguments.bucket_mb * MEBIBYTE))
-    return _join_as_worker(config, sidecar, options, signals)
+    options = JobOptions(
+        on_nan=arguments.on_nan,
+        bucket_bytes=round(arguments.bucket_mb * MEBIBYTE),
+        backend=None if carrier == OWN else arguments.backend,
+        find_store=None if launch is None else lambda port: _find_store(cluster, launch, port),
+    )
+    return _join_as_worker(config, sidecar, options, signals, carrier)
+
+
+def _carrier(backend: str | None) -> str:
+    """What carries the gradients of ranks: torch.distributed where there are GPUs, our own transports between CPUs.
+
+    Every rank must choose the same, before its model exists.
+    """
+    if backend is not None:
+        return OWN if backend == OWN else TORCH
+    import torch
+
+    return TORCH if torch.cuda.is_available() else OWN
 
 
 def _start_sidecar(cluster: ClusterSpec, signals: TaskSignals) -> Sidecar:
@@ -243,28 +295,33 @@ def _start_sidecar(cluster: ClusterSpec, signals: TaskSignals) -> Sidecar:
 
 def refuse_bad_cluster(cluster: ClusterSpec, arguments: JoinArguments) -> None:
     """BadInput has one sentence per choice that this cluster cannot have."""
-    workers = cluster.shape.workers
-    problems = list(exchange_problems(arguments.exchange, workers))
-    problems += keeping_problems(arguments.keeping, arguments.exchange, workers, launched=arguments.launched)
+    workers, servers = cluster.shape.workers, cluster.shape.servers
+    problems = list(exchange_problems(arguments.exchange, workers, servers))
+    problems += keeping_problems(
+        arguments.keeping, arguments.exchange, workers, launched=arguments.launched, servers=servers
+    )
     _refuse(cluster_problems(cluster) + problems)
 
 
-def node_config(cluster: ClusterSpec, exchange: Exchange, keeping: Keeping, *, launched: bool = False) -> NodeConfig:
-    """What the runtime needs to know about a job of the library. BadInput if its ``train_dir`` is refused."""
-    workers = cluster.shape.workers
-    rules = recovery_rules(
-        keeping, exchange, workers, cluster.rejoin_timeout, launched=launched, grace_seconds=cluster.grace
-    )
-    settings = library_settings(cluster, exchange, rules)
+def node_config(
+    cluster: ClusterSpec, exchange: Exchange, keeping: Keeping, *, launched: bool = False, carrier: str = ""
+) -> NodeConfig:
+    """What the runtime needs to know about a job of the library. BadInput if its ``train_dir`` is refused.
+
+    ``carrier``: without servers, what carries the gradients.
+    """
+    workers, place = cluster.shape.workers, {"launched": launched, "servers": cluster.shape.servers}
+    rules = recovery_rules(keeping, exchange, workers, cluster.rejoin_timeout, **place, grace_seconds=cluster.grace)
+    settings = library_settings(cluster, exchange, rules, carrier)
     resumes = bool(keeping.train_dir) and cluster.task == cluster.shape.coordinator
-    if cluster.task == CHIEF and (notice := loss_notice(rules, exchange, workers, launched=launched)):
+    if cluster.task == CHIEF and (notice := loss_notice(rules, exchange, workers, **place)) and workers > 1:
         say(notice)
     return NodeConfig(
         tell_paths=True,
         cluster=cluster,
         settings=settings,
         synchronous=exchange.synchronous,
-        eager=False,
+        eager=not cluster.shape.servers,
         summed=exchange.reduction == "sum",
         aggregate=exchange.aggregate(workers),
         watch=WatchSettings(on_stall=cluster.on_stall),
@@ -288,6 +345,10 @@ def _refuse_bad_choices(arguments: JoinArguments) -> None:
         )
     if arguments.on_stall not in ON_STALL:
         sentences.append(f"on_stall={arguments.on_stall!r} is not known; use one of: {', '.join(ON_STALL)}.")
+    if arguments.backend not in (None, *BACKENDS):
+        sentences.append(f"backend={arguments.backend!r} is not known; use one of: {', '.join(BACKENDS)}.")
+    if arguments.servers is not None and arguments.servers < 0:
+        sentences.append(f"servers={arguments.servers} is negative; give the number of ranks that serve.")
     if arguments.job_name not in ("", "ps", "worker"):
         sentences.append(f"job_name={arguments.job_name!r} is not known; use 'ps' or 'worker'.")
     if bool(arguments.job_name) != bool(arguments.ps_hosts or arguments.worker_hosts):
@@ -303,46 +364,76 @@ def _refuse(sentences: Sequence[str]) -> None:
 # -- where the cluster is --
 
 
-def _cluster(
-    arguments: JoinArguments, environ: Mapping[str, str], until_listening: contextlib.ExitStack
-) -> ClusterSpec:
+def _launch(arguments: JoinArguments, environ: Mapping[str, str]) -> Launch | None:
+    """What a launcher started; None: the cluster is given, or this process is alone."""
+    if arguments.job_name:
+        return None
+    spec = arguments.spec()
+    _refuse(cluster_problems(spec))
+    return launched_by(environ, arguments.address, None if spec.second_ports is None else spec.second_ports.agreed)
+
+
+def _cluster(arguments: JoinArguments, launch: Launch | None, until_listening: contextlib.ExitStack) -> ClusterSpec:
     """``until_listening`` keeps the port that this process announces to the others."""
     spec = arguments.spec()
     if arguments.job_name:
         return spec.for_task(TaskId(Role(arguments.job_name), arguments.task_index))
-    _refuse(cluster_problems(spec))
-    launch = launched_by(environ, arguments.address, None if spec.second_ports is None else spec.second_ports.agreed)
-    if launch is None:
+    if launch is None and arguments.servers:
         raise BadInput(
-            "this process does not know its cluster; start it with torchrun, srun or mpirun, or give lockstep.join() "
-            "ps_hosts, worker_hosts, job_name and task_index."
+            f"servers={arguments.servers} was given, but nobody started more processes than this one; start it with "
+            "torchrun, srun or mpirun, give lockstep.join() ps_hosts, worker_hosts, job_name and task_index, or omit "
+            "servers to train in this process alone."
         )
     held = until_listening.enter_context(ReservedPort("", spec.second_ports))
-    return _gather(spec, launch, arguments.servers, held.port)
+    if launch is None:
+        return spec.with_hosts((), (str(Address("127.0.0.1", held.port)),)).for_task(CHIEF)
+    return _gather(spec, launch, arguments.servers or 0, held.port)
 
 
 def _gather(spec: ClusterSpec, launch: Launch, servers: int, port: int) -> ClusterSpec:
-    if not 1 <= servers < launch.world:
+    if servers >= launch.world:
         raise BadInput(
-            f"{launch.launcher} started {launch.world} processes, and servers={servers} leaves "
-            f"{max(0, launch.world - servers)} to train; start at least one more process than there are servers."
+            f"{launch.launcher} started {launch.world} processes, and servers={servers} leaves none to train; start at "
+            "least one more process than there are servers."
         )
-    meeting = RendezvousSpec(
-        rank=launch.rank,
-        world=launch.world,
-        address=launch.address,
-        timeout=spec.startup_timeout,
-        version=__version__,
-        key=None if (key := chosen_key()) is None else key.sub(Purpose.RENDEZVOUS),
-        bind=spec.bind,
-    )
     try:
-        hosts = meet(meeting, port, say)
+        hosts = _meet(spec, launch, port)
     except RendezvousError as error:
         raise BadInput(str(error)) from None
     is_server = launch.rank < servers
     task = TaskId(Role.SERVER if is_server else Role.WORKER, launch.rank if is_server else launch.rank - servers)
     return spec.with_hosts(hosts[:servers], hosts[servers:]).for_task(task)
+
+
+def _meet(spec: ClusterSpec, launch: Launch, port: int) -> tuple[str, ...]:
+    """Where every rank listens, in order."""
+    key = None if (known := chosen_key()) is None else known.sub(Purpose.RENDEZVOUS)
+    same = {"rank": launch.rank, "world": launch.world}
+    if launch.store is not None:
+        from lockstep.library.store_meeting import StoreMeeting, meet_in_store
+
+        meeting = StoreMeeting(
+            **same,
+            store=launch.store,
+            name=f"{launch.attempt}/{next(_meetings)}",
+            timeout=spec.startup_timeout,
+            version=__version__,
+            key=key,
+        )
+        return meet_in_store(meeting, port, say)
+    by_rank_0 = RendezvousSpec(
+        **same, address=launch.address, timeout=spec.startup_timeout, version=__version__, key=key, bind=spec.bind
+    )
+    return meet(by_rank_0, port, say)
+
+
+def _find_store(spec: ClusterSpec, launch: Launch, port: int) -> tuple[str, int]:
+    """Where worker 0 keeps the store of torch.distributed; ``port``: of this process's own, if it is worker 0.
+
+    JobEndedError would need a job that knows better: whoever does not come is missing, and named.
+    """
+    found = parse_address(_meet(spec, launch, port or 1)[0])
+    return found.host, found.port
 
 
 # -- the two roles --
@@ -402,12 +493,13 @@ def dropped_lines(coordinator: object) -> list[str]:
     return [f"{task} was left out of {count} steps (backup workers)" for task, count in sorted(dropped.items())]
 
 
-def _join_as_worker(config: NodeConfig, sidecar: Sidecar, options: JobOptions, signals: TaskSignals) -> Job:
+def _join_as_worker(
+    config: NodeConfig, sidecar: Sidecar, options: JobOptions, signals: TaskSignals, carrier: str
+) -> Job:
     from lockstep.library.atexit import ExitWitness, close_before_threads_end, end_by_signal
     from lockstep.library.job import Job
-    from lockstep.runtime.task.worker_node import WorkerNode
 
-    node = WorkerNode(config, say, sidecar.reporter)
+    node = _make_node(config, sidecar, carrier, options.save_slot)
     signals.attach(node)
     end_by_signal()
     exits = ExitWitness()
@@ -429,3 +521,22 @@ def _join_as_worker(config: NodeConfig, sidecar: Sidecar, options: JobOptions, s
     job = Job(node, options, say, leave, exits)
     close_before_threads_end(job)
     return job
+
+
+def _make_node(
+    config: NodeConfig, sidecar: Sidecar, carrier: str, save_slot: SaveSlot
+) -> WorkerNode | RankNode | CollectiveNode:
+    if not carrier:
+        from lockstep.runtime.task.worker_node import WorkerNode
+
+        return WorkerNode(config, say, sidecar.reporter)
+    if carrier == OWN:
+        from lockstep.runtime.task.rank_node import RankNode
+        from lockstep.training.server.mean_store import MeanStore
+
+        return RankNode(config, lambda: MeanStore(save=save_slot), say, sidecar.reporter)
+    from lockstep.runtime.task.collective_node import CollectiveNode
+
+    node = CollectiveNode(config, say, sidecar.reporter)
+    node.save_with(save_slot)
+    return node

@@ -33,6 +33,10 @@ class Launch:
     rank: int
     world: int
     address: Address
+    store: Address | None = None
+    """The launcher's own store, if it runs one: the ranks meet there instead."""
+    attempt: str = ""
+    """Which start of the ranks this is, beside the same store."""
 
 
 def launched_by(environ: Environment, address: str | None = None, port: int | None = None) -> Launch | None:
@@ -50,7 +54,9 @@ def launched_by(environ: Environment, address: str | None = None, port: int | No
             if address:
                 return Launch(launcher, *place, _given(address))
             found = find(environ, place[1])
-            return Launch(launcher, *place, Address(found.host, port or found.port))
+            store = None if port else _agent_store(environ)
+            attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "")
+            return Launch(launcher, *place, Address(found.host, port or found.port), store, attempt)
     return None
 
 
@@ -74,6 +80,13 @@ def _master(environ: Environment) -> Address | None:
     if "MASTER_ADDR" not in environ or "MASTER_PORT" not in environ:
         return None
     return Address(environ["MASTER_ADDR"].strip(), _whole(environ, "MASTER_PORT") + 1)
+
+
+def _agent_store(environ: Environment) -> Address | None:
+    """The store that torchrun's agent runs for the ranks; without an agent, rank 0 would have to run it."""
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or "MASTER_ADDR" not in environ:
+        return None
+    return Address(environ["MASTER_ADDR"].strip(), _whole(environ, "MASTER_PORT"))
 
 
 def _torchrun(environ: Environment, world: int) -> Address:  # noqa: ARG001 - all launchers have one signature

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from lockstep.library.errors import UsageError
-from lockstep.library.optimizers import KnownOptimizer
+from lockstep.library.nodes import JobNode
+from lockstep.library.parameters import HasOptimizer
 from lockstep.library.program_state import LoopPosition, ProgramState, TooLargeError
 from lockstep.library.sharding import DataShard, step_seed
 from lockstep.library.state_codec import Stateful
 from lockstep.protocol.core.ids import Step
-from lockstep.runtime.task.worker_node import WorkerNode
 
 OUTSIDE = "it makes steps outside job.steps()"
 BETWEEN = "it was in the middle of an iteration of several steps"
+UNAPPLIED = "it had gradients that no optimizer had applied when an iteration began"
 UNKEPT = "it uses a {kind} that was not passed to job.keep()"
 
 
@@ -39,17 +40,19 @@ def seed_everything(seed: int) -> None:
 class LoopTracker:
     """One worker's progress through its program."""
 
-    def __init__(self, node: WorkerNode, say: Callable[[str], None]) -> None:
+    def __init__(self, node: JobNode, say: Callable[[str], None]) -> None:
         self._node = node
         self._say = say
         self._state: ProgramState | None = None
-        self._optimizers: list[KnownOptimizer] = []
+        self._optimizers: Sequence[HasOptimizer] = ()
         self.iteration = 0
         self.in_steps = False
         self.resumed = False
         """This incarnation began in the middle of the job."""
         self.scales = False
         """The program uses a gradient scaler."""
+        self.unapplied = False
+        """Without servers: backward passes were averaged that no optimizer has applied; a checkpoint has none."""
         self._resumed_loop = -1
         """The number of the loop in which this incarnation resumes."""
         self._entered = 0
@@ -66,7 +69,7 @@ class LoopTracker:
 
     # -- the beginning --
 
-    def begin(self, state: ProgramState, optimizers: list[KnownOptimizer], step: Step) -> None:
+    def begin(self, state: ProgramState, optimizers: Sequence[HasOptimizer], step: Step) -> None:
         """The parameters of ``step`` are in the model: continue from where the job is."""
         self._state, self._optimizers = state, optimizers
         if not self._node.keeps_state:
@@ -101,14 +104,15 @@ class LoopTracker:
 
     # -- loops --
 
-    def steps(self, count: int, seed: int, data: DataShard | None) -> Iterator[int]:
+    def steps(self, count: int, seed: int | None, data: DataShard | None) -> Iterator[int]:
         """The iterations of one loop that this job has not completed yet."""
         end = self._enter_loop(count)
         while self.iteration < end:
             self._node.raise_if_ended()
             self.settle()
             step = self.iteration
-            seed_everything(step_seed(seed, step, self._node.task.index))
+            if seed is not None:
+                seed_everything(step_seed(seed, step, self._node.task.index))
             if data is not None:
                 data.position(step)
             self.in_steps, self._stepped = True, False
@@ -191,6 +195,8 @@ class LoopTracker:
         kept = self._state.kept.values()
         if self._outside:
             return OUTSIDE
+        if self.unapplied:
+            return UNAPPLIED
         scheduled = any("initial_lr" in group for one in self._optimizers for group in one.optimizer.param_groups)
         if scheduled and not any(isinstance(one, torch.optim.lr_scheduler.LRScheduler) for one in kept):
             return UNKEPT.format(kind="learning-rate scheduler")
@@ -203,5 +209,5 @@ class LoopTracker:
         if self._said or self._node.task.index:
             return
         self._said = True
-        saves = ", and only its last version is saved" if self._node.config.recovery.saves else ""
+        saves = ", and only its last version is saved" if self._node.saves else ""
         self._say(f"the loss of a worker ends this job{saves}: {stuck} (docs/library.md)")

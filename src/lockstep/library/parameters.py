@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +51,58 @@ def trained_parameters(models: Sequence[nn.Module], optimizers: Sequence[KnownOp
     return list(found.values())
 
 
+class HasOptimizer(Protocol):
+    """One of the program's optimizers, and perhaps what else is known about it."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OwnOptimizer:
+    """An optimizer that the program itself runs: nothing needs to be known about it."""
+
+    optimizer: torch.optim.Optimizer
+
+
+def own_optimizer(optimizer: object) -> OwnOptimizer:
+    """UsageError if it is none of torch's kind: then nobody could tell when it makes a step."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(
+            f"job.wrap() takes an optimizer derived from torch.optim.Optimizer, not {type(optimizer).__name__}"
+        )
+    return OwnOptimizer(optimizer)
+
+
+def averaged_parameters(
+    models: Sequence[nn.Module], optimizers: Sequence[OwnOptimizer]
+) -> tuple[list[Trained], list[Trained]]:
+    """Every parameter with a gradient, as DDP has it, in the model's order; those of the optimizers that are outside
+    the model come last. And the frozen ones."""
+    found: dict[int, Trained] = {}
+    for kind, name, tensor in named_tensors(models):
+        if kind == "parameter" and id(tensor) not in found:
+            assert isinstance(tensor, nn.Parameter)
+            found[id(tensor)] = Trained(name, tensor, 0)
+    groups = [group for one in optimizers for group in one.optimizer.param_groups]
+    for number, group in enumerate(groups):
+        for index, tensor in enumerate(group["params"]):
+            if id(tensor) not in found:
+                found[id(tensor)] = Trained(f"(not in the model).{number}.{index}", tensor, 0)
+    trained = [one for one in found.values() if one.parameter.requires_grad]
+    for one in trained:
+        _check(one)
+    if not trained:
+        raise UsageError("the model has no parameter that requires a gradient; unfreeze some before job.wrap()")
+    return trained, [one for one in found.values() if not one.parameter.requires_grad]
+
+
+def model_buffers(models: Sequence[nn.Module]) -> list[Tensor]:
+    """Every buffer once, in the models' order."""
+    found = {id(tensor): tensor for kind, _, tensor in named_tensors(models) if kind == "buffer"}
+    return list(found.values())
+
+
 def _groups_of(optimizers: Sequence[KnownOptimizer]) -> dict[int, int]:
     groups: dict[int, int] = {}
     for known in optimizers:
@@ -72,13 +126,15 @@ def _check(one: Trained) -> None:
         raise UsageError(f"parameter {one.name!r} has no values yet; run one batch through the model before job.wrap()")
 
 
-def untrained_digests(models: Sequence[nn.Module], trained: Sequence[Trained]) -> tuple[Setting, ...]:
-    """A digest of every tensor that no optimizer changes."""
+def untrained_digests(
+    models: Sequence[nn.Module], trained: Sequence[Trained], *, buffers: bool = True
+) -> tuple[Setting, ...]:
+    """A digest of every tensor that no optimizer changes; ``buffers``: of buffers too."""
     ours = {id(one.parameter) for one in trained}
     return tuple(
         Setting(f"{kind} {name!r}", _digest(tensor))
         for kind, name, tensor in named_tensors(models)
-        if id(tensor) not in ours
+        if id(tensor) not in ours and (buffers or kind == "parameter")
     )
 
 

@@ -18,8 +18,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from lockstep.library.errors import UsageError
-from lockstep.library.optimizers import KnownOptimizer
-from lockstep.library.parameters import named_tensors
+from lockstep.library.parameters import HasOptimizer, named_tensors
 from lockstep.library.state_codec import Stateful, from_text, set_group, to_text
 from lockstep.training.worker.binding import Trained
 from lockstep.training.worker.local_state import DESCRIPTION, MOST_BYTES
@@ -50,7 +49,7 @@ class ProgramState:
     def __init__(
         self,
         models: Sequence[nn.Module],
-        optimizers: Sequence[KnownOptimizer],
+        optimizers: Sequence[HasOptimizer],
         trained: Sequence[Trained],
         *,
         describes: bool,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lockstep.protocol.coordinator.recovery import LossPolicy, RecoveryRules
+from lockstep.protocol.core.ids import ClusterShape
 from lockstep.protocol.core.messages import Setting
 from lockstep.protocol.core.setting_names import LOCKSTEP_VERSION, SERVERS, TORCH_VERSION, WORKERS
 from lockstep.protocol.core.timing import GRACE_SECONDS
@@ -13,6 +14,9 @@ from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.version import __version__, torch_version
 
 REDUCTIONS = ("mean", "sum")
+OWN, TORCH = "own", "torch.distributed"
+BACKENDS = (OWN, "nccl", "gloo")
+"""What may carry the gradients of ranks: our own transports, or torch.distributed."""
 ON_NAN = ("report", "skip", "stop")
 """What to do with a step in which a gradient contains NaN or infinity."""
 
@@ -30,8 +34,10 @@ class Exchange:
         return None if self.replicas_to_aggregate in (None, workers) else self.replicas_to_aggregate
 
 
-def exchange_problems(exchange: Exchange, workers: int) -> Iterator[str]:
+def exchange_problems(exchange: Exchange, workers: int, servers: int = 1) -> Iterator[str]:
     """What is wrong with this choice, one sentence per problem."""
+    if not servers:
+        yield from _needing_servers(exchange)
     count = exchange.replicas_to_aggregate
     if exchange.reduction not in REDUCTIONS:
         yield f"reduction={exchange.reduction!r} is not known; use one of: {', '.join(REDUCTIONS)}."
@@ -43,6 +49,17 @@ def exchange_problems(exchange: Exchange, workers: int) -> Iterator[str]:
         yield "replicas_to_aggregate only applies to synchronous training; omit it when training asynchronously."
     if exchange.reduction == "sum" and not exchange.synchronous:
         yield "asynchronous training applies each gradient on its own; omit reduction='sum'."
+
+
+def _needing_servers(exchange: Exchange) -> Iterator[str]:
+    """What only servers can do: where every rank trains, each step is the mean of all."""
+    remedy = "give servers=1 (with a launcher) or ps_hosts, or omit it"
+    if not exchange.synchronous:
+        yield f"synchronous=False needs servers, and every rank trains in this job; {remedy}."
+    if exchange.replicas_to_aggregate is not None:
+        yield f"replicas_to_aggregate needs servers, and every rank trains in this job; {remedy}."
+    if exchange.reduction == "sum":
+        yield f"reduction='sum' needs servers, and every rank trains in this job; {remedy}."
 
 
 ON_WORKER_LOSS = (LossPolicy.WAIT.value, LossPolicy.ABORT.value)
@@ -63,8 +80,10 @@ class Keeping:
     """Empty: wait for the worker if it can come back."""
 
 
-def _why_no_recovery(exchange: Exchange, workers: int, *, launched: bool) -> str:
+def _why_no_recovery(exchange: Exchange, workers: int, *, launched: bool, servers: int = 1) -> str:
     """Why a lost worker cannot rejoin such a job; empty if it can."""
+    if not servers:
+        return "without servers, no task keeps what a lost rank would need"
     if not exchange.synchronous:
         return "asynchronous training has no common step to go back to"
     if exchange.aggregate(workers) is not None:
@@ -74,9 +93,12 @@ def _why_no_recovery(exchange: Exchange, workers: int, *, launched: bool) -> str
     return ""
 
 
-def keeping_problems(keeping: Keeping, exchange: Exchange, workers: int, *, launched: bool) -> Iterator[str]:
+def keeping_problems(
+    keeping: Keeping, exchange: Exchange, workers: int, *, launched: bool, servers: int = 1
+) -> Iterator[str]:
     """What is wrong with this choice, one sentence per problem."""
-    lost, why = keeping.on_worker_loss, _why_no_recovery(exchange, workers, launched=launched)
+    lost = keeping.on_worker_loss
+    why = _why_no_recovery(exchange, workers, launched=launched, servers=servers)
     if lost not in ("", *ON_WORKER_LOSS):
         yield f"on_worker_loss={lost!r} is not known here; use one of: {', '.join(ON_WORKER_LOSS)}."
     elif lost == LossPolicy.WAIT and why:
@@ -100,10 +122,11 @@ def recovery_rules(
     rejoin_seconds: float,
     *,
     launched: bool,
+    servers: int = 1,
     grace_seconds: float = GRACE_SECONDS,
 ) -> RecoveryRules:
     """What a library job does about lost workers and checkpoints. The loss of a server ends it."""
-    why = _why_no_recovery(exchange, workers, launched=launched)
+    why = _why_no_recovery(exchange, workers, launched=launched, servers=servers)
     policy = LossPolicy(keeping.on_worker_loss or (LossPolicy.ABORT if why else LossPolicy.WAIT))
     return RecoveryRules(
         on_worker_loss=policy,
@@ -115,15 +138,23 @@ def recovery_rules(
     )
 
 
-def loss_notice(rules: RecoveryRules, exchange: Exchange, workers: int, *, launched: bool) -> str:
+def loss_notice(rules: RecoveryRules, exchange: Exchange, workers: int, *, launched: bool, servers: int = 1) -> str:
     """What the chief prints at the start about losing a worker; empty if the job waits for a lost worker."""
     if rules.takes_back:
         return ""
-    why = _why_no_recovery(exchange, workers, launched=launched)
+    why = _why_no_recovery(exchange, workers, launched=launched, servers=servers)
     return f"the loss of a worker ends this job: {why or 'on_worker_loss is abort'} (docs/recovery.md)"
 
 
-def library_settings(cluster: ClusterSpec, exchange: Exchange, rules: RecoveryRules) -> tuple[Setting, ...]:
+def who_trains(shape: ClusterShape) -> str:
+    """The first thing that the chief prints: how many ranks do what."""
+    trains = "1 rank trains" if shape.workers == 1 else f"{shape.workers} ranks train"
+    return f"{trains}, {shape.servers} {'serves' if shape.servers == 1 else 'serve'}"
+
+
+def library_settings(
+    cluster: ClusterSpec, exchange: Exchange, rules: RecoveryRules, carrier: str = ""
+) -> tuple[Setting, ...]:
     """These are compared when a task joins; the first that differs is named."""
     shape = cluster.shape
     values: dict[str, object] = {
@@ -139,4 +170,6 @@ def library_settings(cluster: ClusterSpec, exchange: Exchange, rules: RecoveryRu
         "on_worker_loss": rules.on_worker_loss.value,
         "train_dir": "given" if rules.saves_last else "not given",
     }
+    if carrier:
+        values["backend"] = carrier
     return tuple(Setting(name, str(value)) for name, value in values.items())

@@ -1,9 +1,9 @@
 """Each worker's share of a data set: disjoint, complete, and ending on all workers at the same step.
 
 A step takes the next ``batch_size`` times *workers* examples and deals them out in turn. Only the last step of an epoch
-may have fewer: then shares differ by one example, and a worker whose share is empty gets None (it calls
-``optimizer.step()`` anyway, and contributes nothing). Workers need not communicate: each knows the whole order of the
-data.
+differs: it has the rest. A rest with fewer examples than workers belongs to the step before it, whose batches are then
+one example larger on some workers: so every worker has a batch in every step, and a plain ``for x, y in shard`` works.
+Workers need not communicate: each knows the whole order of the data.
 """
 
 from __future__ import annotations
@@ -52,8 +52,15 @@ class DataShard:
         """Make the batch of ``step`` the next one. ``job.steps(..., data=shard)`` calls this."""
         self._next = step
 
-    def _batch(self, examples: list[Any]) -> Any:
-        return self._collate(examples) if examples else None
+    def _own(self, examples: Any) -> Any:
+        """This worker's part of the examples of a step."""
+        return examples[self.worker :: self.workers]
+
+    def _refuse_few(self, examples: int) -> UsageError:
+        return UsageError(
+            f"the data set has {examples} examples for {self.workers} workers; start at most as many workers as there "
+            "are examples"
+        )
 
 
 class MapShard(DataShard):
@@ -75,9 +82,13 @@ class MapShard(DataShard):
         self._dataset = dataset
         self._shuffle = shuffle
         self._seed = seed
+        self._drop_last = drop_last
         together = batch_size * workers
-        self.steps_per_epoch = len(dataset) // together if drop_last else -(-len(dataset) // together)
+        whole, rest = divmod(len(dataset), together)
+        self.steps_per_epoch = whole + (rest >= workers and not drop_last)
         """The number of steps in one pass over the data, on every worker."""
+        if not self.steps_per_epoch and not drop_last:
+            raise self._refuse_few(len(dataset))
         if not self.steps_per_epoch:
             raise UsageError(
                 f"the data set has {len(dataset)} examples, fewer than the {together} that {workers} workers need per "
@@ -103,8 +114,9 @@ class MapShard(DataShard):
         self._asked = step
         epoch, within = divmod(step, self.steps_per_epoch)
         together = self.batch_size * self.workers
-        taken = self._order_of(epoch)[within * together : (within + 1) * together]
-        return [int(index) for index in taken[self.worker :: self.workers]]
+        takes_the_rest = within == self.steps_per_epoch - 1 and not self._drop_last
+        end = None if takes_the_rest else (within + 1) * together
+        return [int(index) for index in self._own(self._order_of(epoch)[within * together : end])]
 
     def _order_of(self, epoch: int) -> torch.Tensor:
         if self._order is None or self._order[0] != epoch:
@@ -117,10 +129,10 @@ class MapShard(DataShard):
         return self._order[1]
 
     def __getitem__(self, step: int) -> Any:
-        """The batch of ``step``, or None if this worker's share of it is empty."""
+        """The batch of ``step``."""
         if step < 0:
             raise IndexError(f"step {step} is negative; steps are counted from 0")
-        return self._batch([self._dataset[index] for index in self.indices(step)])
+        return self._collate([self._dataset[index] for index in self.indices(step)])
 
     def __iter__(self) -> Iterator[Any]:
         """The batches from the current position to the end of its epoch."""
@@ -162,11 +174,18 @@ class IterableShard(DataShard):
         stream = iter(self._dataset)
         for _ in islice(stream, self._next * together):
             pass
-        while examples := list(islice(stream, together)):
-            if self._drop_last and len(examples) < together:
+        ahead: list[Any] = []
+        while examples := ahead + list(islice(stream, together - len(ahead))):
+            if len(examples) < (together if self._drop_last else self.workers):
+                if not self._next and not self._drop_last:
+                    raise self._refuse_few(len(examples))
                 break
+            if not self._drop_last:
+                ahead = list(islice(stream, self.workers))
+                if len(ahead) < self.workers:  # too few for a step of their own
+                    examples, ahead = examples + ahead, []
             self._next += 1
-            yield self._batch(examples[self.worker :: self.workers])
+            yield self._collate(self._own(examples))
         self._next = 0
 
 

@@ -21,6 +21,7 @@ from lockstep.protocol.core.events import (
     LinkUp,
     Produced,
     Received,
+    Reduced,
     TransferEnded,
     VersionArrived,
 )
@@ -31,12 +32,13 @@ from lockstep.protocol.core.speakers import may_say
 from lockstep.protocol.core.waits import Wait, WaitKind
 from lockstep.protocol.member import MemberMachine
 from lockstep.protocol.server.server_machine import ServerMachine
+from lockstep.protocol.worker.collective_machine import CollectiveMachine
 from lockstep.protocol.worker.worker_machine import WorkerMachine
 
-_OF_TENSORS = frozenset({BucketApplied, GradientArrived, Produced, TransferEnded, VersionArrived})
+_OF_TENSORS = frozenset({BucketApplied, GradientArrived, Produced, Reduced, TransferEnded, VersionArrived})
 """Events of single buckets. Only the roles handle them, and nearly all events are of this kind."""
 
-TaskRole = WorkerMachine | ServerMachine
+TaskRole = WorkerMachine | ServerMachine | CollectiveMachine
 
 
 class TaskMachine:

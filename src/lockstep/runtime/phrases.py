@@ -63,7 +63,7 @@ def error_in_the_loop(error: Exception, where: str) -> str:
 
 
 def cannot_serve(error: Exception) -> str:
-    return f"failed as a server: {type(error).__name__}: {error}"
+    return f"failed in its store: {type(error).__name__}: {error}"
 
 
 def cannot_copy(error: Exception) -> str:
@@ -312,3 +312,10 @@ def collective_failed(task: TaskId, problem: str) -> str:
 
 def report_unreadable(error: Exception) -> str:
     return f"the coordinator sent a report that cannot be read: {error}"
+
+
+def drifted(chief: TaskId, parameter: str) -> str:
+    return (
+        f"has other values than {named(chief)} in {parameter!r}: a program changes parameters on one rank only; change "
+        "them on every rank, or call job.publish() on every rank after the change"
+    )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lockstep.foreign import read_json
 from lockstep.runtime.checkpoint.folder import CheckpointError, Manifest, verify
+from lockstep.training.ranks.layout import NO_PARAMETERS
 from lockstep.training.server.shard_file import ShardFiles
 from lockstep.training.tensors import torch_dtype
 from lockstep.training.worker.local_state import DESCRIPTION
@@ -68,6 +69,7 @@ def _parameters(checkpoint: Path, manifest: Manifest) -> dict[str, Tensor]:
         return {
             entry.name: files.value(entry.name, 0, entry.elements, torch_dtype(entry.dtype))
             for entry in manifest.parameters
+            if entry.name not in NO_PARAMETERS
         }
     except ValueError as error:
         raise CheckpointError(str(error)) from error

@@ -42,7 +42,7 @@ def test_a_worker_that_hangs_while_the_job_fails_is_ended_by_force() -> None:
         line = phrases.does_not_return(second.task, second.main.doing)
         wait_until(lambda: line in cluster.said, 20, "worker 1 is ended by force")
         assert {outcome.culprit for outcome in forced} <= {str(first.task)}
-        assert (second._reporter.report.over, second._reporter.report.must_leave) == (True, True)
+        assert (second.reporter.report.over, second.reporter.report.must_leave) == (True, True)
 
 
 def test_workers_that_notice_the_end_are_not() -> None:

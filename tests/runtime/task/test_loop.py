@@ -119,6 +119,21 @@ def test_what_is_posted_is_carried_out_by_the_loops_own_thread(loop: TaskLoop, m
     assert [ident == threading.get_ident() for _, ident in machine.given] == [False]
 
 
+def test_what_follows_from_an_event_comes_right_after_it_on_the_same_thread(loop: TaskLoop, machine: Recorder) -> None:
+    def follow(event: object) -> None:
+        if event == Something(1):
+            loop.post(Something(4))  # type: ignore[arg-type]
+            loop.then(Something(2))  # type: ignore[arg-type]
+        if event == Something(2):
+            loop.then(Something(3))  # type: ignore[arg-type]
+
+    machine.on_event = follow
+    ident = elsewhere(lambda: bring(loop, 1))
+    loop.settle(SECONDS)
+    assert machine.events() == [Something(number) for number in (1, 2, 3, 4)]
+    assert [thread == ident for _, thread in machine.given] == [True, True, True, False]
+
+
 def test_events_of_one_thread_keep_their_order_whichever_way_it_brings_them(loop: TaskLoop, machine: Recorder) -> None:
     def bring_in_turns() -> None:
         for number in range(0, 3000, 3):

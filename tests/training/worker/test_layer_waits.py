@@ -58,12 +58,13 @@ class HeldBack:
 
     def __init__(self, node: WorkerNode, first_layer: nn.Module, held_from: int) -> None:
         self._node = node
-        self._deliver = node._on_version_ready
+        self._side = node.training
+        self._deliver = node.effects[VersionReady]
         self._held_from = held_from
         self._waiting: dict[int, VersionReady] = {}
         self._ran: set[int] = set()
         self.overtaken: list[int] = []
-        node._on_version_ready = self._on_version_ready  # type: ignore[method-assign]
+        node.effects[VersionReady] = self._on_version_ready
         self.step = -1
         first_layer.register_forward_hook(self._on_first_layer)
 
@@ -75,7 +76,7 @@ class HeldBack:
 
     def _on_first_layer(self, *_: object) -> None:
         if self.step >= self._held_from:
-            assert self._node._versions[0] < self.step, "the bucket was to be held back"
+            assert self._side._versions[0] < self.step, "the bucket was to be held back"
             self.overtaken.append(self.step)
             step = self.step
             self._node.loop.call(lambda: self._let_go(step))

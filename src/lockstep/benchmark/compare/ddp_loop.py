@@ -17,9 +17,9 @@ from lockstep.benchmark.compare.solo_loop import timed
 from lockstep.benchmark.compare.start_barrier import StartBarrier
 from lockstep.benchmark.settings.config import BenchConfig
 from lockstep.benchmark.training.job import BenchJob
-from lockstep.benchmark.training.listening import serve_store
 from lockstep.benchmark.training.run import choose_device, set_up_torch
 from lockstep.benchmark.training.updates import LocalUpdates
+from lockstep.training.ranks.listening import serve_store
 
 LOOPBACK = "127.0.0.1"
 

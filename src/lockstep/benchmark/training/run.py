@@ -6,7 +6,7 @@ import contextlib
 import gc
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -18,7 +18,7 @@ from lockstep.benchmark.outputs.observers import Observers
 from lockstep.benchmark.outputs.outputs import evaluation_events, observers_of
 from lockstep.benchmark.settings.config import BenchConfig
 from lockstep.benchmark.training.bucket_size import fitting_bucket_bytes
-from lockstep.benchmark.training.collective import CollectiveUpdates, WorkerGroup, meeting_of
+from lockstep.benchmark.training.collective import CollectiveUpdates, meeting_of
 from lockstep.benchmark.training.evaluation import Evaluated, Evaluation, evaluate_once
 from lockstep.benchmark.training.job import BenchJob, JobCallbacks
 from lockstep.benchmark.training.loop import BenchResult, Emit, Progress, train
@@ -29,9 +29,12 @@ from lockstep.protocol.core.ids import CHIEF, TaskId
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.task.collective_node import CollectiveNode
 from lockstep.runtime.task.failures import failure_of
+from lockstep.runtime.task.lone_node import LoneNode
+from lockstep.runtime.task.node import Node
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.export import write_final_parameters
+from lockstep.training.ranks.group import CollectiveLost, WorkerGroup
 from lockstep.training.server.piece_pool import fitting_helpers
 from lockstep.training.server.shard_store import TorchShardStore
 from lockstep.training.wire_format import WireFormat
@@ -94,16 +97,23 @@ def run_worker(config: BenchConfig, node: WorkerNode, emit: Emit, make_progress:
     set_up_torch(config)
     with contextlib.ExitStack() as closing:
         closing.callback(node.close)
-        try:
+        with _told_to_all(node):
             return _work(config, node, emit, make_progress, closing)
-        except JobEndedError:
-            raise
-        except BadData as error:
-            node.fail(own_error(str(error)))
-            raise
-        except Exception as error:
-            node.fail(failure_of(error, memory_errors=(torch.OutOfMemoryError,)))
-            raise
+
+
+@contextlib.contextmanager
+def _told_to_all(node: Node) -> Iterator[None]:
+    """If this worker cannot continue, the others learn at once why."""
+    try:
+        yield
+    except JobEndedError:
+        raise
+    except (BadData, CollectiveLost) as error:
+        node.fail(own_error(str(error)))
+        raise
+    except Exception as error:
+        node.fail(failure_of(error, memory_errors=(torch.OutOfMemoryError,)))
+        raise
 
 
 def _work(
@@ -155,7 +165,7 @@ def _tell_times(config: BenchConfig, node: WorkerNode, result: BenchResult, repl
         times.write_times(config.output.timing_dir, node.task, told)
 
 
-def _callbacks(node: CollectiveNode, emit: Emit) -> JobCallbacks:
+def _callbacks(node: CollectiveNode | LoneNode, emit: Emit) -> JobCallbacks:
     return JobCallbacks(
         on_wait=node.waits_for_input,
         on_replica=node.computes_on,
@@ -165,7 +175,7 @@ def _callbacks(node: CollectiveNode, emit: Emit) -> JobCallbacks:
 
 
 def run_single(
-    config: BenchConfig, emit: Emit, make_progress: MakeProgress, node: CollectiveNode | None = None
+    config: BenchConfig, emit: Emit, make_progress: MakeProgress, node: LoneNode | None = None
 ) -> BenchResult:
     """Train in this single process. ``node``, if there is one, watches over it."""
     set_up_torch(config)
@@ -197,12 +207,12 @@ def run_collective(config: BenchConfig, node: CollectiveNode, emit: Emit, make_p
     """Train as one of several workers that reduce among themselves. JobEndedError says why it could not continue."""
     set_up_torch(config)
     assert config.task is not None
-    with contextlib.ExitStack() as closing:
+    with contextlib.ExitStack() as closing, _told_to_all(node):
         devices = choose_devices(config)
         job = BenchJob(config, config.task.index, devices, _callbacks(node, emit))
         closing.callback(job.close)
         print_banner(job, emit)
-        node.find_others()
+        node.wait_until_member()
         group = WorkerGroup(meeting_of(config, devices[0]), node)
         deferred = config.exchange.variable_consistency == "relaxed"
         updates = closing.enter_context(contextlib.closing(CollectiveUpdates(job, group, deferred=deferred)))
@@ -210,8 +220,7 @@ def run_collective(config: BenchConfig, node: CollectiveNode, emit: Emit, make_p
         result = train(job, updates, emit, make_progress(), observers)
         if config.task == CHIEF and config.output.train_dir is not None:
             emit(f"Wrote {write_final_parameters(job.model, config.output.train_dir)}")
-        node.finishing()
-        group.wait_for_all("end")
+        updates.leave(config.run.steps)
         return result
 
 

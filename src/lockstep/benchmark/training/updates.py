@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lockstep.benchmark.training.job import BenchJob, trained_parameters
 from lockstep.protocol.core.messages import GroupRates
-from lockstep.runtime.task.collective_node import CollectiveNode
+from lockstep.runtime.task.lone_node import LoneNode
 from lockstep.training.server.shard_store import optimizer_options
 
 
@@ -106,13 +106,13 @@ class LocalUpdates:
 class WatchedUpdates:
     """Wraps the updates of a single process and reports them to the node that watches it."""
 
-    def __init__(self, inner: Updates, node: CollectiveNode) -> None:
+    def __init__(self, inner: Updates, node: LoneNode) -> None:
         self._inner = inner
         self._node = node
 
     def start(self) -> None:
         self._inner.start()
-        self._node.met(self._node.incarnation, (self._node.incarnation,))
+        self._node.ready()
 
     def begin(self, step: int, rates: tuple[GroupRates, ...]) -> None:
         self._node.begin_step(step)

@@ -208,28 +208,6 @@ class SignalCame:
 
 
 @dataclass(frozen=True, slots=True)
-class PeerLeaving:
-    """Without servers: another worker received a signal that asks it to leave."""
-
-    peer: TaskId
-    departure: Departure
-
-
-@dataclass(frozen=True, slots=True)
-class Awaited:
-    """Without servers: these other workers are not there yet."""
-
-    missing: tuple[TaskId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Met:
-    """Without servers: all workers are there; ``lives`` holds their incarnations, ordered by index."""
-
-    lives: tuple[Incarnation, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Reduced:
     """Without servers: ``bucket`` of ``step`` has been summed over all workers."""
 
@@ -263,9 +241,6 @@ Event = (
     | Broken
     | Searched
     | SignalCame
-    | PeerLeaving
-    | Awaited
-    | Met
     | Reduced
     | Tick
 )

@@ -86,9 +86,8 @@ class NodeSide(Protocol):
     def do(self, event: Event) -> None:
         """As ``post``, but on the calling thread if the loop is idle."""
 
-    def gradient_lent(self, peer: TaskId, incarnation: Incarnation, note: GradientNote, loan: Loan) -> None: ...
-
-    def version_lent(self, peer: TaskId, note: VersionNote, loan: Loan) -> None: ...
+    def lent(self, peer: TaskId, incarnation: Incarnation, note: Note, loan: Loan) -> None:
+        """This incarnation of ``peer`` lends what ``note`` names."""
 
     def report_received(self, peer: TaskId, report: Report | Printed) -> bool:
         """A report has come; False if it is not from the coordinator."""
@@ -276,10 +275,8 @@ class Connection:
         self._enter(1, "a gradient arrived", Callback.TENSOR)
         known = self._read_note(note)
         self._tensors += 0 if known is None else self._node.tensors_in(known.bucket)
-        if isinstance(known, GradientNote) and self._alive:
-            self._node.gradient_lent(self.peer, self.incarnation, known, loan)
-        elif isinstance(known, VersionNote) and self._alive:
-            self._node.version_lent(self.peer, known, loan)
+        if known is not None and self._alive:
+            self._node.lent(self.peer, self.incarnation, known, loan)
         else:
             loan.release()
         self._callbacks[1] = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,7 @@ from lockstep.runtime.watch.status import MainThread, Sampler
 from lockstep.runtime.watch.watchdog import Watchdog, WatchSettings
 
 
-class Observed:
+class Observed(ABC):
     """What lets others see what a node does. It makes no decision of the protocol."""
 
     task: TaskId
@@ -46,7 +47,7 @@ class Observed:
     loop: TaskLoop
     peers: dict[TaskId, PeerKeeper]
     outcome: Outcome | None
-    _reporter: TaskReporter
+    reporter: TaskReporter
     _member: threading.Event
     winding_up = False
     """The main thread knows that the job is over, and closes everything."""
@@ -70,7 +71,7 @@ class Observed:
 
     @property
     def phase_now(self) -> str:
-        return self._reporter.report.phase
+        return self.reporter.report.phase
 
     @property
     def known_plan(self) -> Plan | None:
@@ -92,6 +93,11 @@ class Observed:
         return 0
 
     @property
+    def sees_others_off(self) -> bool:
+        """Whether other tasks depend on this one until they have left."""
+        return False
+
+    @property
     def folder(self) -> str:
         """The folder of the run, or the one in which it will be created."""
         return str(self._publisher.folder.nearest)
@@ -101,26 +107,34 @@ class Observed:
         """The cluster is not complete yet."""
         return not self._member.is_set()
 
-    @property
-    def cluster(self) -> ClusterSpec:
-        raise NotImplementedError
+    # -- what the classes of nodes know themselves --
 
     @property
+    @abstractmethod
+    def cluster(self) -> ClusterSpec: ...
+
+    @property
+    @abstractmethod
     def leaving(self) -> bool:
-        raise NotImplementedError
+        """The job is over on this task."""
 
+    @abstractmethod
     def post(self, event: Event) -> None:
-        raise NotImplementedError
+        """Hand an event to the machines; returns at once."""
 
+    @abstractmethod
     def abandon(self, outcome: Outcome) -> None:
-        raise NotImplementedError
+        """End here without the coordinator, which is silent."""
 
+    @abstractmethod
     def can_recover(self, task: TaskId) -> bool:
-        raise NotImplementedError
+        """Whether the job continues after the loss of this task."""
+
+    # -- the watchdog --
 
     def beat(self) -> None:
         """Report to the monitor that this task's threads run."""
-        self._reporter.beat()
+        self.reporter.beat()
 
     def usual(self) -> float:
         """How long a wait may take before it is investigated."""
@@ -161,7 +175,7 @@ class Observed:
 
     def report_printed(self) -> None:
         """Report to the monitor that a report is on this task's terminal: tasks without a link to this one ask it."""
-        self._reporter.printed()
+        self.reporter.printed()
 
     def dump(self, why: str) -> None:
         """Write snapshot and journal of this task to the folder of the run."""
@@ -170,7 +184,7 @@ class Observed:
     def _tell_departure(self, outcome: Outcome) -> None:
         """Notify the monitor, and the handler that makes this process end, that a signal has ended the job."""
         if outcome.departure is not None:
-            self._reporter.leaves(outcome.culprit, outcome.departure)
+            self.reporter.leaves(outcome.culprit, outcome.departure)
             self.on_departure(outcome.departure)
 
     def write_files(self, why: str) -> None:

@@ -15,6 +15,7 @@ import queue
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -62,6 +63,7 @@ class TaskLoop:
         self._open = 1
         """Work that has not been done yet; the start of the machines comes first."""
         self._queue: queue.SimpleQueue[Event | _Work | None] = queue.SimpleQueue()
+        self._next: deque[Event | _Work] = deque()
         self.books = Books()
         """At most half a second old, unless the loop is stuck."""
         self._books_at = 0.0
@@ -94,6 +96,10 @@ class TaskLoop:
             self._work_on(item)
         finally:
             self._turn.release()
+
+    def then(self, item: Event | _Work) -> None:
+        """Carry it out right after the event that is being handled. Only for code that already runs on the loop."""
+        self._next.append(item)
 
     def _put(self, item: Event | _Work | None) -> None:
         with self._count:
@@ -151,6 +157,7 @@ class TaskLoop:
         with self._turn:
             for effect in self.machine.start(self.clock()):
                 self._carry_out(effect)
+            self._follow_up()
             self._done()
         while (item := self._next_item()) is not None:
             with self._turn:
@@ -163,8 +170,14 @@ class TaskLoop:
         self._busy_since, self._busy_ident = now, threading.get_ident()
         self._busy_with = item
         self._guarded(item)
+        self._follow_up()
         self._busy_with = None
         self._done()
+
+    def _follow_up(self) -> None:
+        while self._next:
+            self._busy_with = item = self._next.popleft()
+            self._guarded(item)
 
     def _done(self) -> None:
         with self._count:

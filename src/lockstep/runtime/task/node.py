@@ -1,4 +1,4 @@
-"""One task: its machines, its loop, its links, its memory. Roles add the rest.
+"""One task: its machines, its loop, its links. Its sides (``side.py``) add what it does with tensors.
 
 Nothing here is global, so any number of nodes can run in one process (most tests do that).
 """
@@ -12,35 +12,43 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
 from lockstep.protocol.coordinator.recovery import Beginning, RecoveryRules
-from lockstep.protocol.core.activity import TaskPhase
+from lockstep.protocol.core.activity import ShardWrite, TaskPhase
 from lockstep.protocol.core.causes import Cause, Reason
-from lockstep.protocol.core.effects import BecameMember, Effect, JobEnded, PeerLeaves, Send, StillMissing, ViewChanged
-from lockstep.protocol.core.events import Broken, Event, PeerGone
+from lockstep.protocol.core.effects import (
+    BecameMember,
+    Effect,
+    GiveBack,
+    JobEnded,
+    PeerLeaves,
+    Send,
+    StillMissing,
+    ViewChanged,
+)
+from lockstep.protocol.core.events import Broken, Event, PeerGone, Received, TensorKind, TransferEnded
 from lockstep.protocol.core.faults import Fault
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, JobId, Role, Step, TaskId
 from lockstep.protocol.core.journal import Journal
 from lockstep.protocol.core.messages import (
     Envelope,
-    GradientNote,
     Hello,
     Join,
-    Member,
     Message,
     MissingTask,
+    Note,
     Refused,
     Setting,
+    Ticket,
     TransportAddress,
-    VersionNote,
 )
+from lockstep.protocol.core.plan import Plan
 from lockstep.protocol.core.reach import Reach
 from lockstep.protocol.core.timing import FORCE_SECONDS, LEAVE_SECONDS, QUIET_SECONDS, SAY_SECONDS, SETTLE_SECONDS
 from lockstep.protocol.member import MemberMachine
-from lockstep.protocol.server.server_machine import ServerMachine
 from lockstep.protocol.task import TaskMachine
-from lockstep.protocol.worker.worker_machine import WorkerMachine
 from lockstep.runtime import phrases
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import ClusterSpec
@@ -48,20 +56,27 @@ from lockstep.runtime.startup.start_facts import StartFacts, start_facts
 from lockstep.runtime.task.discovery import Discovery, Search
 from lockstep.runtime.task.end_guard import EndGuard, GiveUp
 from lockstep.runtime.task.introspection import Observed
+from lockstep.runtime.task.loans import Loans
 from lockstep.runtime.task.loop import TaskLoop
 from lockstep.runtime.task.outcome import JobEndedError, Outcome, outcome_of
 from lockstep.runtime.task.peers import PeerKeeper
+from lockstep.runtime.task.side import Side
 from lockstep.runtime.trace.traffic import Traffic
+from lockstep.runtime.watch.snapshot import StoreStatus
 from lockstep.runtime.watch.status import MainThread
 from lockstep.runtime.watch.watchdog import WatchSettings
 from lockstep.security.chosen import chosen_key
-from lockstep.transports.base import Loan, Transport
+from lockstep.transports.base import Loan, Transport, loan_ticket
 from lockstep.transports.control.addresses import parse_address
 from lockstep.transports.control.link import ControlLink, LinkEvents, serve_links
 from lockstep.transports.control.monitor_service import snapshot_handler, witness_handler
 from lockstep.transports.control.server import ControlServer
+from lockstep.transports.loan import HeldLoan
 from lockstep.transports.registry import make_transport, stays_on_one_host
 from lockstep.version import __version__
+
+if TYPE_CHECKING:
+    from lockstep.runtime.task.share_side import ShareSide
 
 Say = Callable[[str], None]
 LEFT_LOOK_SECONDS = 0.2
@@ -113,20 +128,23 @@ class NodeConfig:
 
 
 class Node(Observed):
-    """What servers and workers have in common."""
+    """What all tasks have in common. Their constructors make the sides and put them together (``_compose``)."""
 
     machine: TaskMachine
+    share: ShareSide | None = None
+    """The side that keeps a share of the buckets, in a task that has one."""
 
     def __init__(self, config: NodeConfig, say: Say, reporter: TaskReporter) -> None:
         self.config = config
         self.task = config.task
+        self.rules = config.recovery.of(config.cluster.shape)
         self.incarnation: Incarnation = secrets.randbits(63) + 1
         self.job: JobId = 0
         self.journal = Journal()
         self.main = MainThread()
         self.outcome: Outcome | None = None
-        self._say = say
-        self._reporter = reporter
+        self.say = say
+        self.reporter = reporter
         self._member = threading.Event()
         self._decided = threading.Event()
         """Set once it is decided whether this task becomes a member."""
@@ -145,16 +163,24 @@ class Node(Observed):
         self.refused = False
         """The requested transport cannot be used here: bad input, not a failure of a task."""
         self.traffic = Traffic()
+        self.loans = Loans()
         self._server = self._listen()
         self.transport = self._make_transport()
-        self.machine = self._make_machine(time.monotonic())
+
+    def _compose(self, *sides: Side) -> None:
+        """Put the machines and the rest of the node together; the last thing that a constructor does."""
+        config = self.config
+        self._sides = sides
+        self.effects = self._own_effects() | {kind: act for side in sides for kind, act in side.effects().items()}
+        self._takes = {kind: take for side in sides for kind, take in side.takes().items()}
+        self.machine = self._make_machine(sides, time.monotonic())
         self.loop = TaskLoop(self.machine, self._carry_out)
         self.peers = {peer: self._make_keeper(peer) for peer in self._linked_tasks()}
         self._discovery = Discovery(self) if self.machine.coordinator is not None else None
         dialed = [keeper for keeper in self.peers.values() if keeper.dials]
         tasks = len(config.cluster.shape.tasks())
         self._search = Search(dialed, self.start_facts, self._say_missing, lambda: self.leaving, tasks)
-        self._begin_observing(say, config.watch, config.run_folder, config.faults)
+        self._begin_observing(self.say, config.watch, config.run_folder, config.faults)
         serve_links(self._server, self._on_hello, self._on_link)
         witness = witness_handler(self._statement_about)
         self._server.add_handlers("Task", {"Snapshot": snapshot_handler(self._snapshot_json), "Witness": witness})
@@ -171,10 +197,10 @@ class Node(Observed):
         life = (str(self.task), self.incarnation)
         return make_transport(name, self._server, *life, chosen_key(), rdma, private=private)
 
-    def _make_machine(self, now: float) -> TaskMachine:
+    def _make_machine(self, sides: Sequence[Side], now: float) -> TaskMachine:
         spec, shape = self.cluster, self.cluster.shape
         join = Join(str(self.task), self.incarnation, socket.gethostname(), os.getpid(), self.config.settings)
-        rules, deadline = self.config.recovery, now + spec.startup_timeout
+        rules, deadline = self.rules, now + spec.startup_timeout
         member = MemberMachine(self.task, shape.coordinator, join, deadline, self.journal, now, returns=rules.returns)
         coordinator = None
         if self.task == shape.coordinator:
@@ -188,32 +214,32 @@ class Node(Observed):
                 rules=rules,
                 beginning=self.config.beginning,
             )
-        return TaskMachine(self.incarnation, member, (self._make_role(),), coordinator, self.journal)
-
-    def _make_role(self) -> WorkerMachine | ServerMachine:
-        raise NotImplementedError
+        return TaskMachine(self.incarnation, member, tuple(side.machine for side in sides), coordinator, self.journal)
 
     def _linked_tasks(self) -> Sequence[TaskId]:
-        """Workers are linked with every server, servers with all workers and with the coordinator."""
+        """Workers are linked with every task that holds buckets, servers with all workers and with the coordinator."""
         shape = self.config.cluster.shape
         if self.task.role is Role.WORKER:
-            return shape.server_ids()
+            return tuple(home for home in shape.homes if home != self.task)
         if self.task == shape.coordinator:
             return tuple(task for task in shape.tasks() if task != self.task)
         return (shape.coordinator, *shape.worker_ids())
 
     def _make_keeper(self, peer: TaskId) -> PeerKeeper:
         shape = self.cluster.shape
-        dials = self.task.role is Role.WORKER or peer == shape.coordinator
+        # Of two of the same kind, the one with the lower index listens; the coordinator has the lowest of its kind.
+        dials = self.task.index > peer.index if self.task.role is peer.role else self.task.role is Role.WORKER
         return PeerKeeper(self, peer, self.cluster.address_of(peer), dials, len(shape.tasks()))
 
     # -- from start to close --
 
     def start(self) -> None:
         """Listen, report the address to the monitor, and look for the others."""
+        for side in self._sides:
+            side.start()
         self._server.start()
-        self._reporter.ready(self._server.address, self.incarnation, self.job)
-        self._reporter.phase(TaskPhase.CONNECTING)
+        self.reporter.ready(self._server.address, self.incarnation, self.job)
+        self.reporter.phase(TaskPhase.CONNECTING)
         self.loop.start()
         for keeper in self.peers.values():
             keeper.returning = self.config.returning
@@ -228,13 +254,15 @@ class Node(Observed):
         # Meanwhile the search, and the coordinator's roster, print which tasks are missing.
         while not self._decided.wait(LEFT_LOOK_SECONDS if self.config.finished else None):
             if self._others_have_left():
-                self._say(phrases.had_finished(self.task))
+                self.say(phrases.had_finished(self.task))
                 self.abandon(Outcome(True))
         self.raise_if_ended()
 
     def _others_have_left(self) -> bool:
         """Whether nothing listens where the coordinator was, or its monitor reports its end."""
-        keeper = self.peers[self.config.cluster.shape.coordinator]
+        keeper = self.peers.get(self.config.cluster.shape.coordinator)
+        if keeper is None:
+            return False
         found = keeper.finding.description
         gone = keeper.finding.answer is Reach.REFUSED and keeper.attempts >= LOOKS_FOR_NOBODY
         return gone or (found is not None and found.exited)
@@ -245,6 +273,10 @@ class Node(Observed):
         self._guard.noticed.set()
         assert self.outcome is not None
         return self.outcome
+
+    @property
+    def sees_others_off(self) -> bool:
+        return self.task.role is Role.SERVER or self.task == self.cluster.shape.coordinator
 
     def see_others_off(self) -> None:
         """After the end: wait, bounded, until the others know of it and have closed their links. For the coordinator,
@@ -277,7 +309,7 @@ class Node(Observed):
 
     def can_recover(self, task: TaskId) -> bool:
         """Whether the job continues after the loss of this task."""
-        rules = self.config.recovery
+        rules = self.rules
         if task.role is Role.WORKER:
             return rules.takes_back
         # While a worker joins, it may be another incarnation of one that the running job waits for.
@@ -297,7 +329,12 @@ class Node(Observed):
         """Leave: flush what is queued; free links, memory, port and threads. May be called twice."""
         if self._closed:
             return
+        if self.task.role is Role.WORKER and self.sees_others_off and self.outcome is not None:
+            self._guard.on_close()  # nobody has to end this process, which may now wait a few seconds
+            self.see_others_off()
         self._closed = self.winding_up = True
+        for side in self._sides:
+            side.stop()
         self._guard.on_close()
         if self._discovery is not None:
             self._discovery.close()
@@ -311,14 +348,12 @@ class Node(Observed):
             keeper.close()
         if self.config.tell_paths and self.task.role is Role.WORKER:
             for line in self.traffic.lines():
-                self._say(f"{self.task.short} {line}")
+                self.say(f"{self.task.short} {line}")
         self.loop.stop()
         self.transport.close()
-        self._free()
+        for side in self._sides:
+            side.free()
         self._server.stop(0.5)
-
-    def _free(self) -> None:
-        """Roles free their memory here, after the last transfer."""
 
     # -- what keepers and links need --
 
@@ -348,19 +383,51 @@ class Node(Observed):
     def tell_path(self, sentence: str) -> None:
         """Print how tensors travel, if that is configured."""
         if self.config.tell_paths:
-            self._say(sentence)
+            self.say(sentence)
+
+    @property
+    def known_plan(self) -> Plan | None:
+        return next((side.plan for side in self._sides if side.plan is not None), None)
+
+    @property
+    def store_status(self) -> StoreStatus | None:
+        return None if self.share is None else self.share.status
+
+    @property
+    def shard_write(self) -> ShardWrite | None:
+        return None if self.share is None else self.share.shard_write
+
+    @property
+    def store_native_id(self) -> int:
+        return 0 if self.share is None else self.share.native_id
 
     def tensors_in(self, bucket: BucketId) -> int:
         plan = self.known_plan
         return len(plan.buckets[bucket].pieces) if plan is not None and 0 <= bucket < len(plan.buckets) else 0
 
-    def gradient_lent(self, peer: TaskId, incarnation: Incarnation, note: GradientNote, loan: Loan) -> None:  # noqa: ARG002
-        """Only servers take gradients."""
-        loan.release()
+    def lent(self, peer: TaskId, incarnation: Incarnation, note: Note, loan: Loan) -> None:
+        """A peer lends memory; on a transport's thread. What no side of this task takes is given back."""
+        take = self._takes.get(type(note))
+        if take is None:
+            loan.release()
+        else:
+            take(peer, incarnation, note, loan)
 
-    def version_lent(self, peer: TaskId, note: VersionNote, loan: Loan) -> None:  # noqa: ARG002
-        """Only workers take parameters."""
-        loan.release()
+    # -- what one side of this task has for the other: no link, and no copy --
+
+    def own_ticket(self) -> Ticket:
+        """For what a task lends itself: it does not name any memory."""
+        return loan_ticket(self.transport.name, 0)
+
+    def say_to_itself(self, message: Message) -> None:
+        """Only for code that runs on the loop."""
+        self.loop.then(Received(self.task, self.incarnation, message))
+
+    def lend_to_itself(self, note: Note, number: int, kind: TensorKind, memory: memoryview) -> None:
+        """The other side reads ``memory`` until it gives it back. Only for code that runs on the loop."""
+        ended = TransferEnded(self.task, number, note.bucket, kind, ok=True)
+        loan = HeldLoan(memory, lambda: self.loop.do(ended))
+        self.loop.then(lambda: self._takes[type(note)](self.task, self.incarnation, note, loan))
 
     def _on_hello(self, hello: Hello) -> Hello | Refused:
         refusal = self._why_refused(hello)
@@ -395,7 +462,7 @@ class Node(Observed):
         known = self._lives.get(peer, incarnation)
         if known == incarnation:
             return None
-        rules = self.config.recovery
+        rules = self.rules
         if rules.takes_back and peer.role is Role.WORKER:
             if (peer, incarnation) in self._former:
                 return Reason(Cause.LEFTOVER_SERVER, phrases.place_taken(peer))
@@ -414,50 +481,51 @@ class Node(Observed):
 
     def _carry_out(self, effect: Effect) -> None:
         self._before(effect)
-        match effect:
-            case Send(peer=peer, message=message):
-                if (keeper := self.peers.get(peer)) is not None:
-                    keeper.send(message)
-            case BecameMember(job=job, members=members):
-                self.job = job
-                self.start_step, self.local_state, self.checkpoint = effect.start, effect.state, effect.checkpoint
-                self._lives = {TaskId.parse(member.task): member.incarnation for member in members}
-                self._reporter.ready(self._server.address, self.incarnation, job)
-                self._reporter.phase_unless_importing(TaskPhase.COMPARING_SETTINGS)
-                self._member.set()
-                self._decided.set()
-            case ViewChanged(members=members):
-                self._on_view_changed(members)
-            case StillMissing(missing=missing):
-                self._say_missing(missing)
-            case JobEnded():
-                self._end(outcome_of(effect))
-            case PeerLeaves(peer=peer, departure=departure):
-                self._say(phrases.peer_leaves(self.task, peer, departure))
-            case _:
-                self._carry_out_role(effect)
+        self.effects[type(effect)](effect)
 
-    def _carry_out_role(self, effect: Effect) -> None:
-        raise NotImplementedError
+    def _own_effects(self) -> dict[type[Effect], Callable[[Any], None]]:
+        """What every task does; its sides add theirs."""
+        return {
+            Send: self._send,
+            BecameMember: self._on_member,
+            ViewChanged: self._on_view_changed,
+            StillMissing: lambda effect: self._say_missing(effect.missing),
+            JobEnded: lambda effect: self._end(outcome_of(effect)),
+            GiveBack: lambda effect: self.loans.take(effect.arrival).release(),
+            PeerLeaves: lambda effect: self.say(phrases.peer_leaves(self.task, effect.peer, effect.departure)),
+        }
 
-    def _on_view_changed(self, members: tuple[Member, ...]) -> None:
-        for member in members:
+    def _send(self, effect: Send) -> None:
+        if (keeper := self.peers.get(effect.peer)) is not None:
+            keeper.send(effect.message)
+
+    def _on_member(self, effect: BecameMember) -> None:
+        self.job = effect.job
+        self.start_step, self.local_state, self.checkpoint = effect.start, effect.state, effect.checkpoint
+        self._lives = {TaskId.parse(member.task): member.incarnation for member in effect.members}
+        self.reporter.ready(self._server.address, self.incarnation, effect.job)
+        self.reporter.phase_unless_importing(TaskPhase.COMPARING_SETTINGS)
+        self._member.set()
+        self._decided.set()
+
+    def _on_view_changed(self, effect: ViewChanged) -> None:
+        for member in effect.members:
             task = TaskId.parse(member.task)
             known = self._lives.get(task, member.incarnation)
             if known != member.incarnation:
                 self._former.add((task, known))
                 self._lives[task] = member.incarnation
                 self._said_at.pop(member.task, None)
-                self._say(phrases.has_come_back(self.task, task))
+                self.say(phrases.has_come_back(self.task, task))
 
     def _end(self, outcome: Outcome) -> None:
         if self.outcome is None:
             self.outcome = outcome
             if not outcome.ok and not self.watchdog.explains(outcome):
                 # At once, and not after this task has cleaned up: its watchers need to know now.
-                self._say(outcome.sentence())
+                self.say(outcome.sentence())
             if not outcome.ok and not outcome.again:
-                self._reporter.failed(outcome.reason.text)
+                self.reporter.failed(outcome.reason.text)
             if not outcome.again:
                 # A task that is refused, or not a member yet, ends by itself, with a better exit code.
                 trains = self._member.is_set() and not self.refused
@@ -465,10 +533,8 @@ class Node(Observed):
             self._tell_departure(outcome)
         self._ended.set()
         self._decided.set()
-        self._wake()
-
-    def _wake(self) -> None:
-        """Roles wake the threads that wait in the training loop."""
+        for side in self._sides:
+            side.wake()
 
     # -- what is printed --
 
@@ -477,11 +543,11 @@ class Node(Observed):
         due = [one for one in missing if self._is_due(one, now)]
         for one in due[:MOST_SAID]:
             if self._was_member(one):
-                self._say(phrases.is_lost(self.task, one.task, one.finding))
+                self.say(phrases.is_lost(self.task, one.task, one.finding))
             else:
-                self._say(phrases.waits_for_missing(self.task, one.task, one.address, one.finding, one.attempts))
+                self.say(phrases.waits_for_missing(self.task, one.task, one.address, one.finding, one.attempts))
         if rest := due[MOST_SAID:]:
-            self._say(phrases.waits_for_more(self.task, [one.task for one in rest]))
+            self.say(phrases.waits_for_more(self.task, [one.task for one in rest]))
         self._said_at.update(dict.fromkeys((one.task for one in due), now))
 
     def _is_due(self, one: MissingTask, now: float) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lockstep.errors import LockstepError
 from lockstep.protocol.core.causes import NO_REASON, Reason
 from lockstep.protocol.core.effects import JobEnded
 from lockstep.protocol.core.ids import Step
@@ -51,7 +52,7 @@ def outcome_of(end: JobEnded) -> Outcome:
     return Outcome(end.ok, end.culprit, end.step, end.reason, end.again, departure=end.departure, alone=end.alone)
 
 
-class JobEndedError(Exception):
+class JobEndedError(LockstepError):
     """The job is over, so what the caller waits for will not come. ``outcome`` gives the reason."""
 
     def __init__(self, outcome: Outcome) -> None:

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.events import Event, SignalCame
-from lockstep.protocol.core.ids import Role, TaskId
+from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.leaving import Departure
 from lockstep.protocol.core.timing import ASIDE_SECONDS, SERVER_WIND_UP_SECONDS, TOLD_SECONDS, WIND_UP_SECONDS
 from lockstep.protocol.phrases import left
@@ -42,6 +42,10 @@ class Leaves(Protocol):
     outcome: Outcome | None
     winding_up: bool
     on_departure: Callable[[Departure], None]
+
+    @property
+    def sees_others_off(self) -> bool:
+        """Whether other tasks depend on this one until they have left."""
 
     def post(self, event: Event) -> None: ...
 
@@ -196,14 +200,14 @@ class TaskSignals:
         if not self._seeing_out.acquire(blocking=False):
             return
         node = self._node
-        serves = node is not None and node.task.role is Role.SERVER
+        stays = node is not None and node.sees_others_off
         if self._closing.wait(0.0 if node is None else ASIDE_SECONDS):
             return
         if node is None or not node.winding_up:
             self._exit_code = code
             self._own += 1
             signal.pthread_kill(threading.main_thread().ident or 0, next(iter(self._kept)))
-        if not self._closing.wait(SERVER_WIND_UP_SECONDS if serves else WIND_UP_SECONDS):
+        if not self._closing.wait(SERVER_WIND_UP_SECONDS if stays else WIND_UP_SECONDS):
             self._force(code)
 
     def _force(self, code: int) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
-from lockstep.benchmark.training.sealed_store import SealedStore, StoreForged
+from lockstep.training.sealed_store import SealedStore, StoreForged
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 PATIENCE = timedelta(seconds=20)

@@ -1,0 +1,87 @@
+"""What differs between the two ways in which a job trains: on servers, or on every rank.
+
+``Job`` keeps what both have: who this is, loops, data, the end. What ``wrap``, ``optimizer.step()`` and the optimizer's
+state mean is decided by one of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from lockstep.library.atexit import ExitWitness
+from lockstep.library.loop_position import LoopTracker
+from lockstep.library.sharding import MapShard
+from lockstep.protocol.core.ids import Step
+from lockstep.protocol.core.plan import DEFAULT_BUCKET_BYTES
+from lockstep.training.ranks.saving import SaveSlot
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobOptions:
+    """Options of one task; what must be equal on all tasks is in the node's settings."""
+
+    on_nan: str = "report"
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES
+    own_copy: bool = False
+    backend: str | None = None
+    """Without servers, what carries the gradients; None: what fits."""
+    find_store: Callable[[int], tuple[str, int]] | None = None
+    """Without servers, how worker 0 tells the others where its store is; None: at an agreed port."""
+    save_slot: SaveSlot = field(default_factory=SaveSlot)
+    """Without servers, where the node's store finds what to save."""
+
+
+@dataclass(slots=True)
+class StepCounts:
+    """What a job counts for its program."""
+
+    not_finite: int = 0
+    void: int = 0
+    missed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobParts:
+    """What ``Job`` lends to the way in which it trains."""
+
+    options: JobOptions
+    say: Say
+    course: LoopTracker
+    exits: ExitWitness
+    shards: Iterable[MapShard]
+    """The shards that the program uses."""
+    counts: StepCounts
+    refuse_in_child: Callable[[str], None]
+
+
+class TrainingWay(Protocol):
+    """One worker's model and optimizers in training."""
+
+    @property
+    def step(self) -> Step:
+        """The number of steps that have been made."""
+
+    def wrap(
+        self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> list[torch.optim.Optimizer]:
+        """Block until the chief's parameters are in the models. UsageError if they cannot be trained this way."""
+
+    def publish(self) -> None:
+        """Copy the chief's current parameters to all workers."""
+
+    def accumulate(self) -> AbstractContextManager[None]:
+        """Backward passes inside add to ``grad`` on this worker only."""
+
+    def finish(self) -> None:
+        """All steps are made: block until the whole job has ended; JobEndedError if it failed."""
+
+    def release(self) -> None:
+        """Give the models and optimizers back to the program."""

@@ -1,0 +1,117 @@
+"""The node of a process that trains alone. No other task can ask it; it prints what takes too long."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+
+from lockstep.protocol.core.activity import Doing, InputWait, TaskPhase
+from lockstep.protocol.core.effects import Effect, JobEnded
+from lockstep.protocol.core.events import Broken, Event, Sealed, SignalCame, StepBegun
+from lockstep.protocol.core.ids import CHIEF, Incarnation, JobId, Step, TaskId
+from lockstep.protocol.core.journal import Journal
+from lockstep.protocol.core.timing import STALL_AFTER_SECONDS
+from lockstep.protocol.worker.lone_machine import LoneMachine
+from lockstep.runtime.monitor.reporter import TaskReporter
+from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.runtime.task.introspection import Observed
+from lockstep.runtime.task.loop import TaskLoop
+from lockstep.runtime.task.outcome import Outcome, outcome_of
+from lockstep.runtime.watch.status import MainThread
+from lockstep.runtime.watch.watchdog import WatchSettings
+
+
+class LoneNode(Observed):
+    """Watches over the one training thread."""
+
+    def __init__(self, say: Callable[[str], None], run_folder: str, stall_after: float = STALL_AFTER_SECONDS) -> None:
+        self.task: TaskId = CHIEF
+        self.incarnation: Incarnation = secrets.randbits(63) + 1
+        self.job: JobId = 0
+        self.journal = Journal()
+        self.main = MainThread()
+        self.outcome: Outcome | None = None
+        self.peers = {}
+        self.reporter = TaskReporter.none()
+        self._cluster = ClusterSpec(worker_hosts=("127.0.0.1:1",), task=CHIEF, stall_after=stall_after)
+        self._say = say
+        self._member = threading.Event()
+        self._left = threading.Event()
+        self._step: Step = -1
+        self.machine = LoneMachine(self.task, stall_after, self.journal, time.monotonic())
+        self.loop = TaskLoop(self.machine, self._carry_out)
+        watch = WatchSettings(on_stall="report")  # only a person waits for this process, and can end it
+        self._begin_observing(say, watch, run_folder, ())
+
+    def start(self) -> None:
+        self.reporter.phase(TaskPhase.CONNECTING)
+        self.loop.start()
+        self.watchdog.start()
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._left.is_set():
+            return
+        self._left.set()
+        self.winding_up = True
+        self.watchdog.close()
+        self.loop.settle(1.0)
+        self.loop.stop()
+
+    # -- called by the training thread --
+
+    def ready(self) -> None:
+        """The model is there."""
+        self.job = self.incarnation
+        self._member.set()
+
+    def begin_step(self, step: Step) -> None:
+        self._step = step
+        self.post(StepBegun(step, ()))
+        self.main.enter(Doing.COMPUTING, f"step {step}")
+
+    def waits_for_input(self, wait: InputWait) -> None:
+        """The training thread waits for data, which means that the next step has begun."""
+        if self.main.doing is Doing.USER_CODE:
+            self.post(StepBegun(self._step + 1, ()))
+        self.main.wait_for_input(wait)
+
+    def computes_on(self, replica: int) -> None:
+        """The training thread has reached this device."""
+        self.main.enter(Doing.COMPUTING, f"step {self._step}, replica {replica}")
+
+    def step_done(self) -> None:
+        """The next parameters are made."""
+        self.post(Sealed(self._step, (), ()))
+        self.main.enter(Doing.USER_CODE)
+
+    # -- what Observed needs --
+
+    @property
+    def cluster(self) -> ClusterSpec:
+        return self._cluster
+
+    @property
+    def leaving(self) -> bool:
+        return self.outcome is not None or self._left.is_set()
+
+    def post(self, event: Event) -> None:
+        if isinstance(event, SignalCame):
+            self.reporter.leaves(str(self.task), event.departure)
+        self.loop.post(event)
+
+    def can_recover(self, task: TaskId) -> bool:  # noqa: ARG002 - every node has this signature
+        return False
+
+    def abandon(self, outcome: Outcome) -> None:
+        self.post(Broken(TaskId.parse(outcome.culprit), outcome.step, outcome.reason))
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, JobEnded) and self.outcome is None:
+            self.outcome = outcome_of(effect)
+            self.reporter.failed(self.outcome.reason.text)
+            if self.outcome.departure is not None:
+                self._say(self.outcome.sentence())
+                self._tell_departure(self.outcome)

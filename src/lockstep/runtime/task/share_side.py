@@ -1,0 +1,331 @@
+"""The side of a task that keeps a share of the buckets and applies what the workers lend it.
+
+The store's work (reduce, update) runs on its own thread, in the order in which buckets become complete; the loop only
+starts it and is notified when it is done.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from lockstep.protocol.coordinator.recovery import LossPolicy
+from lockstep.protocol.core.activity import ShardWrite, TaskPhase
+from lockstep.protocol.core.effects import (
+    Apply,
+    GrantRegion,
+    Prepare,
+    SaveShard,
+    SendVersion,
+    Serve,
+    WriteCheckpoint,
+)
+from lockstep.protocol.core.events import (
+    Broken,
+    BucketApplied,
+    GradientArrived,
+    Prepared,
+    TensorKind,
+)
+from lockstep.protocol.core.ids import INITIAL_STEP, Incarnation, TaskId
+from lockstep.protocol.core.journal import Journal
+from lockstep.protocol.core.messages import (
+    Answer,
+    GradientNote,
+    Grant,
+    Layout,
+    ParameterEntry,
+    Question,
+    Ticket,
+    VersionNote,
+)
+from lockstep.protocol.core.plan import Plan, first_difference, make_plan
+from lockstep.protocol.server.async_server_machine import AsyncServerMachine
+from lockstep.protocol.server.server_machine import ServerMachine
+from lockstep.runtime import phrases
+from lockstep.runtime.checkpoint.folder import CheckpointFolder, verify
+from lockstep.runtime.task.failures import failure_of
+from lockstep.runtime.task.shard_saving import ShardSaving
+from lockstep.runtime.task.side import CarriesOut, Side, Takes
+from lockstep.runtime.task.store import ShardStore, StoreTimes
+from lockstep.runtime.task.store_queue import StoreQueue
+from lockstep.transports.base import Loan, Region, loan_ticket
+from lockstep.transports.memory import resident_bytes
+
+if TYPE_CHECKING:
+    from lockstep.runtime.task.node import Node, NodeConfig
+
+_JOIN_SECONDS = 10.0
+MakeStore = Callable[[], ShardStore]
+_Life = tuple[TaskId, Incarnation]
+
+
+class _StoreStatus:
+    """What the store's thread is doing; written by it, read by any thread that takes a snapshot."""
+
+    def __init__(self, queued: Callable[[], int]) -> None:
+        self.doing = ""
+        self.since = 0.0
+        self.ident = 0
+        self.queued = queued
+
+    def enter(self, doing: str) -> None:
+        self.doing, self.since = doing, time.monotonic()
+
+    def leave(self) -> None:
+        self.since = 0.0
+
+
+def _without_groups(parameters: Iterable[ParameterEntry]) -> list[ParameterEntry]:
+    return [dataclasses.replace(entry, group=0) for entry in parameters]
+
+
+def _make_machine(task: TaskId, config: NodeConfig, journal: Journal) -> ServerMachine:
+    shape = config.cluster.shape
+    if not config.synchronous:
+        return AsyncServerMachine(task, shape, journal, eager=config.eager)
+    return ServerMachine(
+        task,
+        shape,
+        journal,
+        eager=config.eager,
+        summed=config.summed,
+        aggregate=config.aggregate,
+        any_rates=config.recovery.on_worker_loss is LossPolicy.SHRINK,
+        averages=not shape.servers,
+    )
+
+
+class ShareSide(Side):
+    """What a server does: gradients in, the next version out."""
+
+    machine: ServerMachine
+
+    def __init__(self, node: Node, make_store: MakeStore) -> None:
+        """``make_store`` is called on the store's thread once there is something to store: it may import torch."""
+        journal = node.journal if node.cluster.shape.servers else node.journal.of_share()
+        self.machine = _make_machine(node.task, node.config, journal)
+        self._node = node
+        self._config = node.config
+        self._make_store = make_store
+        self._store: ShardStore | None = None
+        self._plan: Plan | None = None
+        self._slots: tuple[Region, ...] = ()
+        self._inboxes: dict[_Life, Region] = {}
+        self._layout: Layout | None = None
+        self._saving = ShardSaving(node)
+        self.tell_unsaved = self._saving.tell_unsaved
+        self._handed = 0
+        self._used = 0
+        """Updates that the store's thread has received, and those that it has finished."""
+        self._work = StoreQueue()
+        self._thread = threading.Thread(target=self._run_store, name=f"store {node.task.short}", daemon=True)
+        self.status = _StoreStatus(self._work.qsize)
+
+    @property
+    def plan(self) -> Plan | None:
+        return self._plan
+
+    @property
+    def shard_write(self) -> ShardWrite | None:
+        """The part of a checkpoint that is being written."""
+        return self._saving.writing
+
+    @property
+    def native_id(self) -> int:
+        """Of the store's thread, as the kernel knows it."""
+        return self._thread.native_id or 0
+
+    @property
+    def times(self) -> StoreTimes:
+        """Where the time of the store's thread has gone."""
+        return StoreTimes() if self._store is None else self._store.times
+
+    def memory(self) -> dict[str, int]:
+        """Bytes that it holds for its share, by purpose."""
+        held = {
+            "versions": sum(resident_bytes(slot.buffer) for slot in self._slots),
+            "arriving gradients": sum(resident_bytes(inbox.buffer) for inbox in self._inboxes.values()),
+        }
+        return held | dict({} if self._store is None else self._store.memory())
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._work.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_SECONDS)
+        if self._store is not None:
+            self._store.close()
+        self._saving.close()
+
+    # -- the loop's thread --
+
+    def effects(self) -> CarriesOut:
+        return {
+            Apply: self._apply,
+            SendVersion: self._send_version,
+            GrantRegion: self._grant,
+            Serve: self._serve,
+            SaveShard: self._save_shard,
+            WriteCheckpoint: self._write_checkpoint,
+            Prepare: self._begin_to_prepare,
+        }
+
+    def takes(self) -> Takes:
+        return {GradientNote: self._gradient_lent}
+
+    def _serve(self, effect: Serve) -> None:
+        self._work.put(lambda: self._answer(effect.peer, effect.question))
+
+    def _save_shard(self, effect: SaveShard) -> None:
+        self._work.put(lambda: self._save(effect.version))
+
+    def _begin_to_prepare(self, effect: Prepare) -> None:
+        self._node.reporter.phase_unless_importing(TaskPhase.RECEIVING_PARAMETERS)
+        self._work.put(lambda: self._prepare(effect.layout))
+
+    def _apply(self, effect: Apply) -> None:
+        loans = [self._node.loans.take(arrival) for arrival in effect.arrivals]
+        self._handed += 1
+        self._work.put_update(effect.bucket, lambda: self._apply_now(effect, loans))
+
+    def _send_version(self, effect: SendVersion) -> None:
+        assert self._plan is not None
+        bucket, source = self._plan.buckets[effect.bucket], self._slots[effect.slot]
+        note = VersionNote(effect.version, effect.bucket)
+        if effect.peer == self._node.task:
+            lent = source.buffer[bucket.shard_offset : bucket.shard_offset + bucket.nbytes]
+            self._node.lend_to_itself(note, effect.version, TensorKind.VERSION, lent)
+            return
+        connection = self._node.peers[effect.peer].connection
+        if connection is None:
+            return
+        send = connection.lend_version if effect.in_place else connection.write_version
+        send(note, source, bucket.shard_offset, bucket.nbytes, effect.ticket, bucket.arena_offset)
+
+    def _grant(self, effect: GrantRegion) -> None:
+        peer = effect.peer
+        if peer == self._node.task:
+            self._node.say_to_itself(Grant(self._node.own_ticket()))
+            return
+        connection = self._node.peers[peer].connection
+        if connection is None or connection.address is None or self._plan is None:
+            return
+        assert self._store is not None, "the plan is known once the store is prepared"
+        self._work.put(self._store.links_changed)
+        life = (peer, connection.incarnation)
+        nbytes = max(self._plan.shard_room(self._node.task.index), 1)
+        if connection.lends_in_place:
+            # Gradients are reduced in the worker's own memory; memory for them here would stay unused.
+            connection.send(Grant(loan_ticket(self._node.transport.name, nbytes)))
+            return
+        self._free_inboxes_of_former_lives(peer, life)
+        if life not in self._inboxes:
+            self._inboxes[life] = self._node.transport.allocate(nbytes, f"gradients of {peer}")
+        ticket: Ticket = self._node.transport.grant(self._inboxes[life], connection.address)
+        connection.send(Grant(ticket))
+
+    def _free_inboxes_of_former_lives(self, peer: TaskId, life: _Life) -> None:
+        """What a lost worker delivered completely still counts; its memory is freed once that has been used."""
+        used = {id(loan.buffer.obj) for loan in self._node.loans.held()}
+        for known in [one for one in self._inboxes if one[0] == peer and one != life]:
+            if id(self._inboxes[known].buffer.obj) not in used and self._handed == self._used:
+                self._inboxes.pop(known).close()
+
+    # -- a transport's thread --
+
+    def _gradient_lent(self, peer: TaskId, incarnation: Incarnation, note: GradientNote, loan: Loan) -> None:
+        self._node.loop.do(lambda: self._take(peer, incarnation, note, loan))
+
+    def _take(self, peer: TaskId, incarnation: Incarnation, note: GradientNote, loan: Loan) -> None:
+        arrival = self._node.loans.keep(loan)
+        self._node.loop.handle(GradientArrived(peer, incarnation, note.step, note.bucket, note.edition, arrival))
+
+    # -- the store's thread --
+
+    def _run_store(self) -> None:
+        self.status.ident = threading.get_ident()
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is reported and ends the job
+                self._tell_broken(error)
+            self.status.leave()
+
+    def _tell_broken(self, error: Exception) -> None:
+        reason = failure_of(error, phrases.cannot_serve(error))
+        self._node.loop.post(Broken(self._node.task, self.machine.step, reason))
+
+    def _prepare(self, layout: Layout) -> None:
+        self.status.enter("preparing its memory")
+        plan = make_plan(layout.parameters, len(self._config.cluster.shape.homes), layout.bucket_bytes)
+        self._store = self._make_store()
+        nbytes = max(plan.shard_room(self._node.task.index) + self._store.spare_bytes(plan), 1)
+        slots = tuple(self._node.transport.allocate(nbytes, "parameters") for _ in range(self.machine.slots))
+        self._store.prepare(layout, plan, self._node.task.index, [slot.buffer for slot in slots])
+        if layout.start > INITIAL_STEP and self._node.task in self._config.cluster.shape.savers:
+            self._restore(layout)
+        self._plan, self._slots, self._layout = plan, slots, layout
+        self._node.reporter.phase(TaskPhase.TRAINING)
+        self._node.loop.post(Prepared(plan))
+
+    def _restore(self, layout: Layout) -> None:
+        """Read parameters and optimizers from a checkpoint. Any problem with it ends the job, with a sentence."""
+        assert self._store is not None
+        self.status.enter(f"reading the checkpoint {layout.checkpoint}")
+        path = CheckpointFolder(self._config.train_dir).named(layout.checkpoint)
+        manifest = verify(path)
+        # Groups may differ (--compile makes more of them): they only determine what shares a bucket and an optimizer.
+        difference = first_difference(_without_groups(manifest.parameters), _without_groups(layout.parameters))
+        if difference is not None:
+            raise ValueError(f"the checkpoint {path} is from another model: {difference}; give another --train_dir")
+        self._store.restore(path, [shard.name for shard in manifest.shards], layout.start % 2)
+
+    def _save(self, version: int) -> None:
+        """Copy the shard now, before the next update; it is written to disk later."""
+        assert self._store is not None
+        self.status.enter(f"copying version {version} for a checkpoint")
+        self._saving.save(version, self._store.snapshot)
+
+    def _write_checkpoint(self, effect: WriteCheckpoint) -> None:
+        assert self._layout is not None
+        self._saving.write_checkpoint(effect, self._layout)
+
+    def _apply_now(self, effect: Apply, loans: list[Loan]) -> None:
+        assert self._store is not None
+        self.status.enter(f"the update of step {effect.step}, bucket {effect.bucket}")
+        if self._node.faults is not None:
+            self._node.faults.in_store(effect.step)
+        gradients = [loan.buffer for loan in loans]
+        self._store.begin(effect, gradients, lambda error: self._applied(effect, loans, error))
+
+    def _applied(self, effect: Apply, loans: list[Loan], error: Exception | None) -> None:
+        """Called on the store's thread, or on one that the store started."""
+        if error is None:
+            # Before the gradients are given back: every worker waits for the version, none yet for its memory.
+            self._node.loop.do(BucketApplied(effect.bucket, effect.step))
+        else:
+            self._tell_broken(error)
+        for loan in loans:
+            loan.release()
+        self._used += 1
+
+    def _answer(self, peer: TaskId, question: Question) -> None:
+        try:
+            if self._store is None:
+                raise ValueError(f"{self._node.task} has no parameters yet")
+            answer = Answer(question.number, self._store.answer(question.what, question.data), "")
+        except ValueError as error:
+            answer = Answer(question.number, b"", str(error))
+        self._node.peers[peer].send(answer)
+
+    def free(self) -> None:
+        for region in self._inboxes.values():
+            region.close()
+        for region in self._slots:
+            region.close()

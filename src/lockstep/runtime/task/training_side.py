@@ -1,0 +1,328 @@
+"""The side of a task that trains: its training thread meets the loop here.
+
+The training thread reports what it did (``begin_step``, ``produced``, ``seal``, ``finish``; only ``finish`` waits) and
+waits for versions (``wait_version``). Everything else happens on the loop's thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from lockstep.protocol.core.activity import Doing, TaskPhase
+from lockstep.protocol.core.effects import Answered, SendGradient, SendPull, VersionReady
+from lockstep.protocol.core.events import (
+    Asked,
+    Finished,
+    Prepared,
+    Produced,
+    Sealed,
+    StateTaken,
+    StepBegun,
+    TensorKind,
+    VersionArrived,
+)
+from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, Step, TaskId
+from lockstep.protocol.core.messages import Answer, GradientNote, GroupRates, Layout, Pull, Question, VersionNote
+from lockstep.protocol.core.plan import Plan
+from lockstep.protocol.worker.worker_machine import WorkerMachine
+from lockstep.runtime.task.side import CarriesOut, Side, Takes
+from lockstep.transports.base import Loan, Region
+from lockstep.transports.memory import resident_bytes
+
+if TYPE_CHECKING:
+    from lockstep.runtime.task.node import Node
+
+MOST_IN_PLACE = 400
+"""Buckets of one server that are read where the server has them. Each is lent until its next version is here, so there
+are two loans of each, and a link has room for about a thousand: with more buckets nothing would move."""
+
+_STEPS_KEPT = 4096
+
+OnVersion = Callable[[BucketId, int, Loan | None], None]
+"""A bucket is at this version: in the arena, or in a loan that the called function gives back later."""
+
+InOrder = Callable[[Callable[[], None]], None]
+"""Runs something after everything that it was given before."""
+
+
+def _at_once(action: Callable[[], None]) -> None:
+    action()
+
+
+class TrainingSide(Side):
+    """What a worker does: gradients out, parameters in."""
+
+    def __init__(self, node: Node) -> None:
+        config, rules = node.config, node.rules
+        self.machine = WorkerMachine(
+            node.task,
+            config.cluster.shape,
+            node.journal,
+            eager=config.eager,
+            may_lag=config.aggregate is not None,
+            tells_state=rules.keeps_states,
+        )
+        self.main = node.main
+        self.gradients: Region | None = None
+        self.parameters: Region | None = None
+        self.reads_in_place = False
+        self._node = node
+        self._config = config
+        self._plan: Plan | None = None
+        self._versions: list[int] = []
+        self._narrow: dict[BucketId, int] = {}
+        """Bytes of a gradient bucket, if it is sent in fewer than the plan gives it."""
+        self._awaited: tuple[int, Sequence[BucketId] | None] | None = None
+        """The version that the training thread waits for: of these buckets, or of all."""
+        self._stood_still = 0.0
+        self._blocked: deque[tuple[Step, float]] = deque(maxlen=_STEPS_KEPT)
+        self._changed = threading.Condition()
+        self._on_version: OnVersion | None = None
+        self._questions = 0
+        self._answers: dict[int, Answer] = {}
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether each seal must carry the local state, for the next incarnation of this worker."""
+        return self._node.rules.keeps_states
+
+    @property
+    def plan(self) -> Plan | None:
+        return self._plan
+
+    # -- called by the training thread --
+
+    def allocate(self, plan: Plan, *, in_place: bool = False, spare: int = 0) -> tuple[Region, Region]:
+        """Registered memory for the gradients, with ``spare`` bytes after them, and the parameters of this plan.
+
+        ``in_place``: parameters may also be read where the server has them, over links that can do that. A worker
+        that the others may leave behind must not: they would wait until it returns what they want to overwrite.
+        """
+        self._take_plan(plan, in_place=in_place)
+        self.gradients = self._node.transport.allocate(max(plan.arena_bytes + spare, 1), "gradients")
+        self.parameters = self._node.transport.allocate(max(plan.arena_bytes, 1), "parameters")
+        return self.gradients, self.parameters
+
+    def use(self, plan: Plan, gradients: Region, parameters: Region) -> None:
+        """As ``allocate``, with regions that the caller has registered with this node's transport."""
+        self._take_plan(plan, in_place=False)
+        self.gradients, self.parameters = gradients, parameters
+
+    def _take_plan(self, plan: Plan, *, in_place: bool) -> None:
+        self._plan = plan
+        self.reads_in_place = in_place and self._config.synchronous and self._config.aggregate is None
+        if max((len(plan.buckets_of(server)) for server in range(plan.servers)), default=0) > MOST_IN_PLACE:
+            self.reads_in_place = False
+        self._versions = [INITIAL_STEP] * len(plan.buckets)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes that this worker holds for the exchange, by purpose."""
+        regions = {"gradients": self.gradients, "parameters": self.parameters}
+        return {name: resident_bytes(region.buffer) for name, region in regions.items() if region is not None}
+
+    def announce(self, layout: Layout, on_version: OnVersion | None = None) -> None:
+        """The model is known. ``on_version`` is called on the loop's thread for each bucket; it must not block."""
+        assert self._plan is not None, "allocate first"
+        self._on_version = on_version
+        self._node.reporter.phase(TaskPhase.RECEIVING_PARAMETERS)
+        self._node.loop.post(Prepared(self._plan, layout))
+
+    def offer_initial(self) -> None:
+        """Chief only: the gradient arena now holds the initial parameters."""
+        assert self._plan is not None
+        for bucket in self._plan.buckets:
+            self._node.loop.post(Produced(INITIAL_STEP, bucket.id))
+
+    def begin_step(self, step: Step, rates: tuple[GroupRates, ...] = (), *, in_order: InOrder = _at_once) -> None:
+        """Forward is about to begin. ``in_order``: notifies the loop, if the previous seal may not have reached it."""
+        in_order(lambda: self.tell_begun(step, rates))
+        self.enter_step(step)
+
+    def tell_begun(self, step: Step, rates: tuple[GroupRates, ...]) -> None:
+        """The whole version of this step is here, and its forward has begun."""
+        self._blocked.append((step, self._stood_still))
+        self._stood_still = 0.0
+        self._node.loop.post(StepBegun(step, rates))
+
+    def enter_step(self, step: Step) -> None:
+        """The training thread is in this step; ``tell_begun`` may follow, once all parameters are here."""
+        self.main.enter(Doing.COMPUTING, f"step {step}")
+        if self._node.faults is not None:
+            self._node.faults.at_step(self, step)
+
+    def produced(self, step: Step, bucket: BucketId, nbytes: int | None = None) -> None:
+        """The gradient bucket is filled in the arena; ``nbytes``: only this many bytes of it are sent."""
+        if nbytes is not None:
+            self._narrow[bucket] = nbytes
+        self._node.loop.do(Produced(step, bucket))
+
+    def seal(
+        self,
+        step: Step,
+        absent: tuple[BucketId, ...] = (),
+        rates: tuple[GroupRates, ...] = (),
+        *,
+        without: tuple[int, ...] = (),
+        void: bool = False,
+        values: bool = False,
+        occasion: str = "",
+        state: bytes | None = b"",
+    ) -> None:
+        """The gradients are final. What the rest means: ``protocol.messages.Seal``; ``state``: for the coordinator,
+        None if ``tell_state`` follows."""
+        self._node.loop.post(Sealed(step, absent, rates, without, void, values, occasion, state))
+
+    def tell_state(self, step: Step, data: bytes, stuck: str = "") -> None:
+        """What the next incarnation of this worker would need to begin with ``step``, or why it could not."""
+        self._node.loop.post(StateTaken(step, data, stuck))
+
+    def wait_version(self, version: int) -> int:
+        """Block until every bucket is at ``version``; JobEndedError if the job ends first.
+
+        Returns the version that is here: with backup workers it may be a later one, the same for all buckets.
+        """
+        self.main.enter(Doing.WAITING, f"version {version}")
+        self._wait(version, None)
+        self.main.enter(Doing.USER_CODE)
+        return self._versions[0] if self._versions else version
+
+    def wait_buckets(self, version: int, buckets: Sequence[BucketId]) -> None:
+        """Block until these buckets are at ``version``, in the middle of its step's forward."""
+        if self.has_version(version, buckets):
+            return
+        self.main.enter(Doing.WAITING, f"version {version}")
+        self._wait(version, buckets)
+        self.main.enter(Doing.COMPUTING, f"step {version}")
+
+    def has_version(self, version: int, buckets: Sequence[BucketId] | None = None) -> bool:
+        """Whether these buckets are at ``version``; all of them, if none are named."""
+        if buckets is None:
+            return self._is_whole(version)
+        return all(self._versions[bucket] >= version for bucket in buckets)
+
+    def _wait(self, version: int, buckets: Sequence[BucketId] | None) -> None:
+        began = time.monotonic()
+        with self._changed:
+            self._awaited = (version, buckets)
+            while not self.has_version(version, buckets):
+                self._node.raise_if_ended()
+                self._changed.wait(1.0)
+            self._awaited = None
+        self._stood_still += time.monotonic() - began
+
+    def blocked(self) -> dict[Step, float]:
+        """How long the training thread waited for the parameters of each of the last steps, in seconds."""
+        return dict(self._blocked)
+
+    def ask(self, peer: TaskId, what: str, data: bytes = b"") -> bytes:
+        """Ask a server something outside the steps and block until it answers.
+
+        ValueError carries the server's message if it cannot answer; JobEndedError if the job ends first.
+        """
+        self._questions += 1
+        number = self._questions
+        self._node.loop.post(Asked(peer, Question(number, what, data)))
+        with self._changed:
+            while number not in self._answers:
+                self._node.raise_if_ended()
+                self._changed.wait(1.0)
+            answer = self._answers.pop(number)
+        if answer.problem:
+            raise ValueError(answer.problem)
+        return answer.data
+
+    def _is_whole(self, version: int) -> bool:
+        """Whether all buckets are at the same version, this one or a later one."""
+        versions = self._versions
+        return not versions or (versions[0] >= version and versions.count(versions[0]) == len(versions))
+
+    def finish(self, steps: Step) -> None:
+        """This worker has done all its steps; wait until the whole job has ended, and raise if it ended badly."""
+        self._node.reporter.phase(TaskPhase.FINISHING)
+        self.main.enter(Doing.FINISHING)
+        self._node.loop.post(Finished(steps))
+        outcome = self._node.wait_until_ended()
+        if not outcome.ok:
+            self._node.raise_if_ended()
+
+    def phase(self, phase: TaskPhase) -> None:
+        """Report to the monitor where the training loop is."""
+        self._node.reporter.phase(phase)
+
+    # -- the loop's thread --
+
+    def effects(self) -> CarriesOut:
+        return {
+            VersionReady: self._on_version_ready,
+            SendGradient: self._send_gradient,
+            SendPull: self._send_pull,
+            Answered: self._on_answer,
+        }
+
+    def takes(self) -> Takes:
+        return {VersionNote: self._version_lent}
+
+    def _on_answer(self, effect: Answered) -> None:
+        with self._changed:
+            self._answers[effect.answer.number] = effect.answer
+            self._changed.notify_all()
+
+    def _on_version_ready(self, effect: VersionReady) -> None:
+        bucket, version = effect.bucket, effect.version
+        loan = self._node.loans.take(effect.arrival) if effect.arrival else None
+        if self._on_version is not None:
+            self._on_version(bucket, version, loan)
+        elif loan is not None:
+            loan.release()
+        with self._changed:
+            self._versions[bucket] = version
+            # Woken for every bucket, the training thread would check all of them each time.
+            if self._awaited is not None and self.has_version(*self._awaited):
+                self._changed.notify_all()
+
+    def _send_gradient(self, effect: SendGradient) -> None:
+        assert self._plan is not None
+        assert self.gradients is not None
+        bucket = self._plan.buckets[effect.bucket]
+        note = GradientNote(effect.step, effect.bucket, effect.edition)
+        nbytes = self._narrow.get(bucket.id, bucket.nbytes)
+        if effect.peer == self._node.task:
+            lent = self.gradients.buffer[bucket.arena_offset : bucket.arena_offset + nbytes]
+            self._node.lend_to_itself(note, effect.step, TensorKind.GRADIENT, lent)
+            return
+        connection = self._node.peers[effect.peer].connection
+        if connection is not None:
+            connection.lend_gradient(
+                note, self.gradients, bucket.arena_offset, nbytes, effect.ticket, bucket.shard_offset
+            )
+
+    def _send_pull(self, effect: SendPull) -> None:
+        if effect.peer == self._node.task:
+            self._node.say_to_itself(Pull(effect.version, effect.have, self._node.own_ticket(), in_place=True))
+            return
+        connection = self._node.peers[effect.peer].connection
+        if connection is None or connection.address is None or self.parameters is None:
+            return
+        ticket = self._node.transport.grant(self.parameters, connection.address)
+        in_place = self.reads_in_place and connection.lends_in_place
+        connection.send(Pull(effect.version, effect.have, ticket, in_place))
+
+    def _version_lent(self, peer: TaskId, _incarnation: Incarnation, note: VersionNote, loan: Loan) -> None:
+        self._node.loop.do(lambda: self._take_version(peer, note, loan))
+
+    def _take_version(self, peer: TaskId, note: VersionNote, loan: Loan) -> None:
+        arrival = self._node.loans.keep(loan)
+        self._node.loop.handle(VersionArrived(peer, note.version, note.bucket, arrival))
+
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def free(self) -> None:
+        for region in (self.gradients, self.parameters):
+            if region is not None:
+                region.close()

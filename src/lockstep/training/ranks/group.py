@@ -1,0 +1,218 @@
+"""Ranks that meet and reduce with torch.distributed's own algorithms: gloo or NCCL. Its global group is not used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch._C._distributed_c10d as c10d
+import torch.distributed as dist
+from torch import Tensor
+
+from lockstep.protocol.core.ids import BucketId, Role, Step, TaskId
+from lockstep.protocol.core.plan import Plan
+from lockstep.runtime.task.outcome import JobEndedError
+from lockstep.security.chosen import chosen_key
+from lockstep.security.key import Purpose
+from lockstep.training.ranks.listening import gloo_device, serve_store, stay_on_interface
+from lockstep.training.sealed_store import SealedStore, StoreForged
+
+STORE_SECONDS = 60.0
+"""All workers are up before they meet, so a request to worker 0's store takes only as long as the request itself."""
+
+
+class CollectiveLost(RuntimeError):  # noqa: N818 - reads as the fact it states
+    """The workers cannot meet; the text names the worker and the address."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeetingPoint:
+    """Where the workers meet."""
+
+    rank: int
+    size: int
+    host: str
+    """Worker 0's."""
+    own_host: str
+    listen_host: str
+    """Where this worker listens."""
+    port: int
+    """Of worker 0's store; 0: any, which ``find`` tells the others."""
+    patience: float
+    backend: str
+    """``nccl``: if possible."""
+    device: str = ""
+    """This worker's GPU, as no other device in the job is called."""
+    find: Callable[[int], tuple[str, int]] | None = None
+    """Takes the port of this worker's own store (worker 0's counts) and returns where worker 0's is."""
+
+
+class ReducingNode(Protocol):
+    """The node of a worker whose gradients torch.distributed carries: it is told of every bucket."""
+
+    task: TaskId
+    start_step: Step
+
+    @property
+    def tell_unsaved(self) -> Callable[[], bool]: ...
+
+    def prepare(self, plan: Plan) -> None: ...
+
+    def look_with(self, before_look: Callable[[], None]) -> None: ...
+
+    def raise_if_ended(self) -> None: ...
+
+    def begin_step(self, step: Step) -> None: ...
+
+    def handed_over(self, step: Step, bucket: BucketId) -> None: ...
+
+    def backward_ended(self, step: Step) -> None: ...
+
+    def summed(self, step: Step, bucket: BucketId) -> None: ...
+
+    def between_steps(self) -> None: ...
+
+    def finish(self, steps: Step) -> None: ...
+
+    def lost(self, problem: str) -> JobEndedError: ...
+
+    def drifted(self, step: Step, parameter: str) -> JobEndedError: ...
+
+
+class WorkerGroup:
+    """The workers of one run, after they have met."""
+
+    def __init__(self, meeting: MeetingPoint, node: ReducingNode) -> None:
+        self.meeting = meeting
+        self.node = node
+        self._store: Any = _sealed(meeting, _meet(meeting))
+        self.backend = self._choose()
+        self._group: Any = _process_group(meeting, self._store, self.backend)
+
+    def _choose(self) -> str:
+        """NCCL, if every worker can use it: each has a GPU of its own. Otherwise gloo, on every worker."""
+        meeting = self.meeting
+        self._store.set(f"backend/{meeting.rank}", f"{meeting.backend} {meeting.device}")
+        told = [bytes(self._store.get(f"backend/{rank}")).decode() for rank in range(meeting.size)]
+        return "nccl" if all(one.startswith("nccl ") for one in told) and len(set(told)) == len(told) else "gloo"
+
+    @property
+    def on_device(self) -> bool:
+        """Whether only the GPU's stream waits for what is reduced."""
+        return self.backend == "nccl"
+
+    def broadcast(self, tensor: Tensor) -> dist.Work:
+        """Start sending worker 0's values to all workers, in place."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        work: dist.Work = self._group.broadcast([tensor], options)
+        return work
+
+    def reduce(self, tensor: Tensor) -> dist.Work:
+        """Start a reduction over all workers, in place: NCCL makes the mean, gloo the sum."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.AVG if self.on_device else dist.ReduceOp.SUM
+        work: dist.Work = self._group.allreduce([tensor], options)
+        return work
+
+    def agree(self, name: str, value: str) -> tuple[str, str]:
+        """Worker 0's value under this name beside this worker's own. Blocks until worker 0 has told its own."""
+        if self.meeting.rank == 0:
+            self._store.set(name, value)
+            return value, value
+        return bytes(self._store.get(name)).decode(), value
+
+    def close(self) -> None:
+        """Let go of connections and threads; nothing can be reduced any more."""
+        self._group = self._store = None
+
+    def wait_for_all(self, occasion: str) -> None:
+        """A barrier: no worker leaves while others still need it, and worker 0, whose store it is, leaves last."""
+        own, others = self.meeting.rank, range(1, self.meeting.size)
+        try:
+            self._store.set(f"{occasion}/{own}", "here")
+            self._store.wait([f"{occasion}/{rank}" for rank in range(self.meeting.size)])
+            if own == 0:
+                self._store.wait([f"left {occasion}/{rank}" for rank in others])
+            else:
+                self._store.set(f"left {occasion}/{own}", "gone")
+        except (RuntimeError, dist.DistError) as error:
+            raise self.node.lost(first_line(error)) from None
+
+
+def _meet(meeting: MeetingPoint) -> c10d.Store:
+    if meeting.size == 1:
+        return c10d.HashStore()
+    find = meeting.find or (lambda _port: (meeting.host, meeting.port))
+    try:
+        if meeting.rank == 0:
+            store = serve_store(meeting.listen_host, meeting.port, meeting.size, meeting.patience)
+            find(store.port)
+            return store
+        host, port = find(0)
+        return c10d.TCPStore(
+            host,
+            port,
+            meeting.size,
+            timeout=timedelta(seconds=meeting.patience),
+            wait_for_workers=False,
+        )
+    except (RuntimeError, OSError, dist.DistError) as error:
+        reason = first_line(error)
+        raise CollectiveLost(
+            f"{_name(meeting.rank)} cannot meet the others at {meeting.host}:{meeting.port} ({reason}); "
+            "start worker 0, or give a free --collective_port, the same on every worker."
+        ) from None
+
+
+def _sealed(meeting: MeetingPoint, store: c10d.Store) -> c10d.Store:
+    """Nobody without the job's key can write an entry that the workers believe."""
+    key = chosen_key()
+    if key is None or meeting.size == 1:
+        return store
+    try:
+        return SealedStore(store, key.sub(Purpose.STORE), meeting.rank, meeting.size)
+    except StoreForged as error:
+        raise _forged(meeting, error) from None
+    except (RuntimeError, dist.DistError) as error:
+        where, reason = f"{meeting.host}:{meeting.port}", first_line(error)
+        raise CollectiveLost(f"not all workers came to {where} within {meeting.patience:g} s ({reason})") from None
+
+
+def _forged(meeting: MeetingPoint, error: StoreForged) -> CollectiveLost:
+    return CollectiveLost(
+        f"{error}; another program writes to {meeting.host}:{meeting.port}, or the workers have different keys: give "
+        "them the same key, and let nobody else reach that port."
+    )
+
+
+def _process_group(meeting: MeetingPoint, store: c10d.Store, backend: str) -> Any:
+    patience = timedelta(seconds=meeting.patience)
+    if backend == "nccl":
+        stay_on_interface(meeting.listen_host)
+        options = dist.ProcessGroupNCCL.Options()
+        return dist.ProcessGroupNCCL(c10d.PrefixStore("nccl", store), meeting.rank, meeting.size, options)
+    gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
+    gloo._devices = [gloo_device(meeting.own_host)]
+    gloo._timeout = patience
+    try:
+        return dist.ProcessGroupGloo(c10d.PrefixStore("gloo", store), meeting.rank, meeting.size, gloo)
+    except StoreForged as error:
+        raise _forged(meeting, error) from None
+    except RuntimeError as error:
+        missing = [rank for rank in range(meeting.size) if not store.check([f"gloo/rank_{rank}"])]
+        who = ", ".join(_name(rank) for rank in missing) or "a worker"
+        reason = first_line(error)
+        raise CollectiveLost(
+            f"not all workers arrived within {meeting.patience:g} s; missing: {who} ({reason})"
+        ) from None
+
+
+def first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _name(rank: int) -> str:
+    return str(TaskId(Role.WORKER, rank))

@@ -1,0 +1,109 @@
+"""The share of a rank in torch: the next version of a bucket is the mean of the gradients of all ranks.
+
+There is no optimizer here: every rank has its own, and gives it the mean. A bucket is processed in pieces that stay in
+a cache while they are added up and divided.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from lockstep.protocol.core.effects import Apply
+from lockstep.protocol.core.ids import INITIAL_STEP, BucketId
+from lockstep.protocol.core.messages import Layout, OptimizerEntry
+from lockstep.protocol.core.plan import Bucket, Plan
+from lockstep.runtime.checkpoint.tensor_file import NamedTensor
+from lockstep.runtime.task.store import Done, StoreTimes
+from lockstep.training.server.piece_pool import PiecePool
+from lockstep.training.server.sgd import PIECE_BYTES, mean_of
+from lockstep.training.tensors import as_tensor, torch_dtype
+from lockstep.training.wire_format import WireFormat
+
+MEAN = OptimizerEntry("mean", "{}")
+CHIEFS = OptimizerEntry("chief", "{}")
+"""What a layout says of a group of parameters, in place of an optimizer: that the mean of all ranks is made of them, or
+that the chief's values count (of buffers, which the others do not send)."""
+
+Save = Callable[[int], list[NamedTensor]]
+
+
+def _nothing_to_save(version: int) -> list[NamedTensor]:
+    raise ValueError(f"this rank has nothing to save of version {version}")
+
+
+class MeanStore:
+    """Implements ``runtime.task.store.ShardStore``; all its calls come on one thread."""
+
+    def __init__(self, wire: WireFormat | None = None, helpers: int = 0, save: Save = _nothing_to_save) -> None:
+        """``wire``: the format in which gradients arrive. ``helpers``: threads that take part. ``save``: what goes into
+        a checkpoint of this version; the parameters are the program's, not the store's."""
+        self._wire = wire or WireFormat()
+        self._crew = PiecePool(helpers)
+        self._save = save
+        self._slots: dict[BucketId, tuple[Tensor, ...]] = {}
+        self._buckets: dict[BucketId, Bucket] = {}
+        self._chiefs: set[BucketId] = set()
+        self.times = StoreTimes()
+
+    def spare_bytes(self, plan: Plan) -> int:  # noqa: ARG002 - every store has this signature
+        return 0
+
+    def prepare(self, layout: Layout, plan: Plan, server: int, slots: Sequence[memoryview]) -> None:
+        for bucket in plan.buckets_of(server):
+            where = slice(bucket.shard_offset, bucket.shard_offset + bucket.nbytes)
+            self._buckets[bucket.id] = bucket
+            self._slots[bucket.id] = tuple(as_tensor(slot[where], torch_dtype(bucket.dtype)) for slot in slots)
+            if layout.optimizers and layout.optimizers[bucket.group] == CHIEFS:
+                self._chiefs.add(bucket.id)
+
+    def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
+        began = time.perf_counter()
+        self._make(effect, gradients)
+        self.times.reduce += time.perf_counter() - began
+        self.times.buckets += 1
+        done(None)
+
+    def _make(self, effect: Apply, gradients: Sequence[memoryview]) -> None:
+        bucket, new = self._buckets[effect.bucket], self._slots[effect.bucket][effect.to_slot]
+        given = [as_tensor(one, self._wire.dtype_of(bucket, one.nbytes)) for one in gradients]
+        if not given:
+            new.zero_()
+        elif effect.step == INITIAL_STEP or effect.values or bucket.id in self._chiefs:
+            new.copy_(given[0])
+        else:
+            self._average(given, effect.replicas, new)
+
+    def _average(self, given: Sequence[Tensor], count: int, new: Tensor) -> None:
+        elements = PIECE_BYTES // new.element_size()
+
+        def make(piece: int, _thread: int) -> None:
+            where = slice(piece * elements, (piece + 1) * elements)
+            mean_of([gradient[where] for gradient in given], count, new[where], may_be_loan=False)
+
+        self._crew.work_off(-(-new.numel() // elements), make)
+
+    def links_changed(self) -> None:
+        """Nothing is kept of what a rank has lent."""
+
+    def memory(self) -> dict[str, int]:
+        return {}
+
+    def snapshot(self, version: int) -> list[NamedTensor]:
+        return self._save(version)
+
+    def restore(self, folder: Path, shards: Sequence[str], slot: int) -> None:
+        """The program reads its parameters from the checkpoint; no mean of an earlier step is needed."""
+
+    def answer(self, what: str, data: bytes) -> bytes:  # noqa: ARG002 - every store has this signature
+        raise ValueError(f"a rank does not answer requests for {what!r}")
+
+    def close(self) -> None:
+        """End the threads."""
+        self._crew.close()
+
+
+__all__ = ["CHIEFS", "MEAN", "MeanStore"]
