@@ -42,11 +42,10 @@ from lockstep.protocol.core.events import (
 )
 from lockstep.protocol.core.ids import INITIAL_STEP, ClusterShape, TaskId, server, worker
 from lockstep.protocol.core.journal import Journal
-from lockstep.protocol.core.messages import Applied, Grant, Open, Pull, Saved, Seal
+from lockstep.protocol.core.messages import Applied, Grant, Open, Pull, Saved
 from lockstep.protocol.core.speakers import may_say
 from lockstep.protocol.core.waits import WaitKind
 from lockstep.protocol.member import MemberMachine
-from lockstep.protocol.server.digests import STEPS_KEPT, Digests, Drift
 from lockstep.protocol.server.server_machine import ServerMachine
 from lockstep.protocol.task import TaskMachine
 from lockstep.protocol.worker.worker_machine import WorkerMachine
@@ -139,14 +138,12 @@ class Ranks:
         for task in self.shape.tasks():
             self.begin_and_produce(task, step, (absent or {}).get(task, ()))
 
-    def begin_and_produce(
-        self, task: TaskId, step: int, absent: tuple[int, ...] = (), digests: tuple[int, ...] = ()
-    ) -> None:
+    def begin_and_produce(self, task: TaskId, step: int, absent: tuple[int, ...] = ()) -> None:
         self.tell(task, StepBegun(step, ()))
         for bucket in self.plan.buckets:
             if bucket.id not in absent:
                 self.tell(task, Produced(step, bucket.id))
-        self.tell(task, Sealed(step, absent, (), digests=digests))
+        self.tell(task, Sealed(step, absent, ()))
 
     def versions(self) -> set[int]:
         return set(self.ready.values())
@@ -277,61 +274,6 @@ def test_homes_are_the_servers_or_all_workers() -> None:
     assert ClusterShape(2, 3).homes == (server(0), server(1))
     assert ClusterShape(0, 2).homes == (W0, W1)
     assert ClusterShape(2, 3).savers == (server(0), server(1))
-
-
-# -- parameters that drift apart --
-
-
-def test_equal_digests_of_parameters_pass_and_are_forgotten() -> None:
-    ranks = Ranks(3, 3)
-    for step in range(8):
-        for task in ranks.shape.tasks():
-            ranks.begin_and_produce(task, step, digests=(step, 2**64 - 1, 7))
-    assert ranks.versions() == {8}
-    assert not ranks.ended
-
-
-@pytest.mark.parametrize(
-    ("count", "odd", "named"), [(2, W1, W1), (2, W0, W1), (3, W0, W0), (3, W2, W2)], ids=lambda one: str(one)[-1]
-)
-def test_a_rank_with_other_parameters_is_named_with_the_step_and_the_parameter(
-    count: int, odd: TaskId, named: TaskId
-) -> None:
-    """Of three the odd one; of two the one that is not the chief, whose parameters all began with."""
-    ranks = Ranks(count, 3)
-    ranks.step(0)
-    for task in ranks.shape.tasks():
-        ranks.begin_and_produce(task, 1, digests=(5, 6 + (task == odd), 7))
-    end = ranks.ended[W0]
-    assert (end.ok, end.culprit, end.reason.cause) == (False, str(named), Cause.DRIFTED)
-    assert f"worker {named.index} began step 1 with other parameters" in end.reason.text
-    (parameter,) = ranks.plan.names_in(1)
-    assert parameter in end.reason.text
-    assert end.reason.peer == str(W1 if named == W0 else W0)
-
-
-def test_a_seal_that_comes_after_its_step_is_compared_all_the_same() -> None:
-    """Where nothing is edited, a step needs no seal: the means may be made before one arrives."""
-    ranks = Ranks(2, 1)
-    ranks.tell(W0, StepBegun(0, ()))
-    ranks.tell(W1, StepBegun(0, ()))
-    ranks.tell(W0, Produced(0, 0))
-    ranks.tell(W1, Produced(0, 0))
-    assert ranks.versions() == {1}
-    ranks.tell(W0, Sealed(0, (), (), digests=(1,)))
-    ranks.tell(W1, Sealed(0, (), (), digests=(2,)))
-    assert ranks.ended[W1].reason.cause is Cause.DRIFTED
-
-
-def test_digests_whose_fellows_never_come_are_forgotten() -> None:
-    digests = Digests((W0, W1))
-    digests.buckets = (0,)
-    for step in range(100):
-        assert digests.note(W0, Seal(step, (), (), digests=(step,))) is None
-    assert len(digests._said) <= STEPS_KEPT
-    assert digests.note(W1, Seal(5, (), (), digests=(1,))) is None
-    assert digests.note(W1, Seal(99, (), (), digests=(1,))) == Drift(W1, W0, 0)
-    assert digests.note(W1, Seal(200, (), (), digests=(1, 2))) is None, "not of these buckets"
 
 
 # -- versions arrive with a number, as gradients do --

@@ -209,13 +209,6 @@ def other_calls(step: Step, occasion: str, other: TaskId, others: str) -> str:
     )
 
 
-def drifted(task: TaskId, other: TaskId, step: Step, parameter: str) -> str:
-    return (
-        f"{named(task)} began step {step} with other parameters than {named(other)}: {plain(parameter)} differs; "
-        "every worker must change its parameters in the same way"
-    )
-
-
 def stopped_early(task: TaskId, steps: Step, other: TaskId, step: Step) -> str:
     return (
         f"{named(task)} stopped after {steps} steps while {named(other)} goes on with step {step}; "

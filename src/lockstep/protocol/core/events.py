@@ -133,8 +133,6 @@ class Sealed:
     values: bool = False
     occasion: str = ""
     state: bytes | None = b""
-    digests: tuple[int, ...] = ()
-    """One for each bucket of the plan, or none."""
 
 
 @dataclass(frozen=True, slots=True)

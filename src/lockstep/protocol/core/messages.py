@@ -232,9 +232,7 @@ class Seal:
     the plan) that have no gradient although their bucket has one; there it is zero. ``void``: no worker's gradients
     of this step may be applied (this worker found infinity in its own). ``values``: the chief's buckets are not
     gradients but the next parameters themselves. ``occasion`` names what the worker was doing; it must be the same on
-    all workers. ``digests``: of the parameters that this step began with, 64 bits for each bucket of the receiver (in
-    the plan's order); empty where they are not compared in this step. Where every worker has its own copy of the
-    parameters, they must be equal.
+    all workers.
     """
 
     step: Step
@@ -244,7 +242,6 @@ class Seal:
     void: bool = False
     values: bool = False
     occasion: str = ""
-    digests: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

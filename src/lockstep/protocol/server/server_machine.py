@@ -59,7 +59,6 @@ from lockstep.protocol.core.messages import (
 )
 from lockstep.protocol.core.plan import first_difference, first_untrained_difference
 from lockstep.protocol.core.timing import REPEAT_SECONDS
-from lockstep.protocol.server.digests import Digests
 from lockstep.protocol.server.ledger import (
     NO_GRADIENT,
     SERVED_BUCKET_TRANSITIONS,
@@ -102,9 +101,6 @@ class ServerMachine(Shard):
         self._prepared = False
         self._rates: dict[Step, tuple[GroupRates, ...]] = {INITIAL_STEP: ()}
         self._coordinator: Incarnation = 0
-        self._digests = Digests(shape.worker_ids())
-        self._names: dict[BucketId, tuple[str, ...]] = {}
-        """The parameters in each bucket, for reports."""
 
     # -- the door --
 
@@ -215,10 +211,8 @@ class ServerMachine(Shard):
             return []
         assert self._layout is not None
         self._prepared = True
-        start, mine = self._layout.start, event.plan.buckets_of(self.task.index)
-        self._digests.buckets = tuple(bucket.id for bucket in mine)
-        self._names = {bucket.id: event.plan.names_in(bucket.id) for bucket in mine}
-        self._ledgers = {b.id: Ledger(b.id, [0] * self.slots, start) for b in mine}
+        start = self._layout.start
+        self._ledgers = {b.id: Ledger(b.id, [0] * self.slots, start) for b in event.plan.buckets_of(self.task.index)}
         if start > INITIAL_STEP:
             # The shard comes from a checkpoint: every task knows what happened before.
             self.step, self.committed, self._applied = start, start - 1, start - 1
@@ -305,28 +299,17 @@ class ServerMachine(Shard):
         return None
 
     def _on_seal(self, side: WorkerSide, seal: Seal, now: float) -> list[Effect]:
-        compared = self._compare_parameters(side, seal, now) if seal.digests else []
         if seal.step != self.step or side.seal == seal:
-            return compared
+            return []
         side.seal = seal
         self._journal.record(now, Happening.SEALED, seal.step, peer=side.id)
-        effects = compared + self._refuse_other_occasion(side, seal, now)
+        effects = self._refuse_other_occasion(side, seal, now)
         if not self.contributes(side.id, seal.step):
             return effects
         for ledger in self._ledgers.values():
             if ledger.version == seal.step and ledger.state is not ServedBucketState.APPLYING:
                 effects += self._keep_only_sealed(ledger, side)
         return effects + self._apply_all_possible(now)
-
-    def _compare_parameters(self, side: WorkerSide, seal: Seal, now: float) -> list[Effect]:
-        """Where every worker has its own copy of the parameters: they must be equal. A seal may come after its step,
-        which needs no seal where nothing is edited."""
-        drift = self._digests.note(side.id, seal)
-        if drift is None:
-            return []
-        names = self._names.get(drift.bucket, ())
-        text = phrases.drifted(drift.task, drift.other, seal.step, names[0] if names else f"bucket {drift.bucket}")
-        return self._break(drift.task, Reason(Cause.DRIFTED, text, peer=str(drift.other)), now)
 
     def _refuse_other_occasion(self, side: WorkerSide, seal: Seal, now: float) -> list[Effect]:
         """Gradients of two optimizers, or of two places in the program, must not be averaged."""

@@ -202,7 +202,7 @@ class WorkerMachine:
         effects: list[Effect] = []
         if event.rates:
             effects += self._send_rates(event.rates)
-        if not self.eager or absent or event.digests:
+        if not self.eager or absent:
             effects += self._send_seals(event, absent)
         self._journal.record(now, Happening.SEALED, event.step)
         if self._tells_state and event.state is not None:
@@ -236,7 +236,6 @@ class WorkerMachine:
                 event.void,
                 event.values,
                 event.occasion,
-                tuple(event.digests[b.id] for b in peer.buckets) if event.digests else (),
             )
         return [Send(peer.id, self._seal[peer.id]) for peer in self._servers.values() if peer.linked]
 

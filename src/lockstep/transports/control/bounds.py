@@ -34,8 +34,8 @@ WHOLE: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
         "exit_code": (-(1 << 31), (1 << 32) - 1),
     }
 )
-ANY_64_BITS: Final = frozenset(("job", "incarnation", "region", "address", "digests"))
-"""Random numbers, places in memory, and digests."""
+ANY_64_BITS: Final = frozenset(("job", "incarnation", "region", "address"))
+"""Random numbers and places in memory."""
 
 FRACTIONS: Final[Mapping[str, float]] = MappingProxyType(
     {
