@@ -190,8 +190,9 @@ def test_a_program_that_clips_sends_every_bucket_once_and_compares_nothing(monke
     def body(job: Job) -> None:
         model = nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 8))
         _, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        assert job._replica is not None
-        every = [bucket.id for bucket in job._replica.plan.buckets]
+        assert isinstance(job._training, ServedTraining)
+        assert job._training.replica is not None
+        every = [bucket.id for bucket in job._training.replica.plan.buckets]
         buckets.append(len(every))
         for step in range(steps):
             model(torch.ones(2, 8)).sum().backward()

@@ -14,7 +14,8 @@ from helpers.cluster import in_process_cluster
 from helpers.holding_store import HoldingStore
 from library.same_loop import Loop, in_one_process, loss_of, plain, run_jobs, small_model
 from lockstep.library.edit_guard import FIRST_STEPS
-from lockstep.library.job import Job, JobOptions
+from lockstep.library.job import Job
+from lockstep.library.training_way import JobOptions
 from lockstep.protocol.core.ids import ClusterShape
 
 ALONE = ClusterShape(1, 1)
@@ -61,6 +62,7 @@ def test_the_first_layer_runs_before_the_last_ones_parameters_are_here(protocol:
     def after_step(job: Job, model: nn.Module, step: int) -> None:
         if step not in HELD:
             return
+        assert isinstance(job._node, WorkerNode)
         assert not job._node.has_version(step)
         model[0](torch.ones(16))  # type: ignore[index]
         assert not job._node.has_version(step), "it waited for the last layer's parameters"

@@ -31,6 +31,7 @@ from lockstep.protocol.core.ids import CHIEF, Step
 from lockstep.runtime.task.collective_node import CollectiveNode
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.rank_node import RankNode
+from lockstep.training.bucket_size import rank_bucket_bytes
 from lockstep.training.ranks.averager import Averager, ModelsDiffer
 from lockstep.training.ranks.layout import lay_out
 from lockstep.training.ranks.rank_replica import COMPARE_EVERY, GradientMisuse, RankReplica
@@ -69,7 +70,7 @@ class RankTraining:
         buffers = model_buffers(self._models)
         options, frozen = self._parts.options, untrained_digests(self._models, trained, buffers=False)
         try:
-            layout = lay_out(trained, buffers, self._node.cluster.shape.workers, options.bucket_bytes)
+            layout = lay_out(trained, buffers, self._node.cluster.shape.workers, self._bucket_bytes(trained))
             averager = make_averager(self._node, layout, device, options, frozen)
             if self._node.cluster.shape.workers > 1 and _synchronises_statistics(self._models):
                 averager.share_with_torch()
@@ -90,6 +91,15 @@ class RankTraining:
         ]
         self._node.phase(TaskPhase.TRAINING)
         return [one.optimizer for one in self._optimizers]
+
+    def _bucket_bytes(self, trained: Sequence[Trained]) -> int:
+        cluster, asked = self._node.cluster, self._parts.options.bucket_bytes
+        return asked or rank_bucket_bytes(
+            sum(one.parameter.nbytes for one in trained),
+            cluster.shape.workers,
+            shares_memory=cluster.shares_memory,
+            carried_by_torch=cluster.carried_by_torch,
+        )
 
     def _loaded(self, *_: object) -> None:
         self._parts.course.refuse_where_resumed("load_state_dict() of a model")

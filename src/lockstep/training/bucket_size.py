@@ -16,6 +16,19 @@ SEALED_BUCKETS_OF_A_SERVER: Final = 8
 """Where all are updated after backward: while one is updated, the one before is on its way back, so that the last of
 them is all that a worker waits for besides the updates."""
 
+TORCH_BUCKET_BYTES: Final = 25 * MEBIBYTE
+"""Where torch.distributed carries the buckets: the size that DDP takes, for which its backends are tuned."""
+
+
+def rank_bucket_bytes(model_bytes: int, ranks: int, *, shares_memory: bool, carried_by_torch: bool) -> int:
+    """The same where every rank trains: means are made while backward goes on, and the last bucket ends it."""
+    if carried_by_torch:
+        return TORCH_BUCKET_BYTES
+    if not shares_memory:
+        return BUCKET_BYTES
+    fitting = model_bytes // max(1, ranks) // BUCKETS_OF_A_SERVER
+    return min(max(-(-fitting // MEBIBYTE) * MEBIBYTE, BUCKET_BYTES), LARGEST_FITTING_BUCKET)
+
 
 def fitting_bucket_bytes(model_bytes: int, servers: int, *, shares_memory: bool, eager: bool) -> int:
     """The bucket size that follows from what all tasks share: the model and the cluster.

@@ -71,3 +71,14 @@ def parameter_view(arena: Tensor, offset: int, like: Tensor) -> Tensor:
         # The same strides, even where a dimension of size 1 allows others: compiled code requires those it saw first.
         return flat.as_strided(like.shape, like.stride())
     return flat.view(like.shape)
+
+
+def is_in(gradient: Tensor | None, place: Tensor) -> bool:
+    """Whether this gradient uses exactly that memory; it may be another object, or the same one moved away."""
+    if gradient is None or (gradient.layout, gradient.dtype, gradient.device) != (
+        place.layout,
+        place.dtype,
+        place.device,
+    ):
+        return False
+    return gradient.is_set_to(place)

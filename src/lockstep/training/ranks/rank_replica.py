@@ -24,8 +24,8 @@ from lockstep.protocol.core.ids import BucketId, Step
 from lockstep.training.digests import digests_of
 from lockstep.training.ranks.averager import Averager
 from lockstep.training.ranks.layout import RankLayout, buffer_views, gradient_view
-from lockstep.training.tensors import parameter_offsets, torch_dtype
-from lockstep.training.worker.binding import Trained, is_in
+from lockstep.training.tensors import is_in, parameter_offsets, torch_dtype
+from lockstep.training.worker.binding import Trained
 
 COMPARE_EVERY = 50
 """Steps between two comparisons of the parameters of all ranks; one more is made after the first update."""
