@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lockstep.protocol.core.activity import Doing, InputWait, TaskPhase
-from lockstep.protocol.core.causes import own_error
+from lockstep.protocol.core.causes import Cause, own_error
 from lockstep.protocol.core.effects import SaveShard, WriteCheckpoint
 from lockstep.protocol.core.events import Finished, Prepared, Produced, Reduced, Sealed, StateTaken, StepBegun
 from lockstep.protocol.core.ids import CHIEF, BucketId, Step
@@ -164,7 +164,7 @@ class CollectiveSide(Side):
 
     def drifted(self, step: Step, parameter: str) -> JobEndedError:  # noqa: ARG002 - the node knows the step
         """This worker's parameters are not the chief's."""
-        return JobEndedError(self._node.fail(own_error(phrases.drifted(CHIEF, parameter))))
+        return JobEndedError(self._node.fail(own_error(phrases.drifted(CHIEF, parameter), Cause.DRIFTED)))
 
     # -- the loop's thread --
 
