@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 import torch
+import torch._C._distributed_c10d as c10d
 
 from helpers.cluster import Front
 from helpers.ports import free_ports
@@ -23,6 +24,9 @@ from lockstep.training.ranks.torch_averager import TorchAverager
 from lockstep.training.worker.binding import Trained
 
 SECONDS = 60.0
+
+# What the first store of torch.distributed opens for the whole process is nothing that a test left behind.
+c10d.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
 
 
 class ThreadRank:
