@@ -11,7 +11,7 @@ import pytest
 
 from helpers.cluster import JOIN_SECONDS, Front
 from helpers.ports import free_ports
-from lockstep.protocol.coordinator.recovery import RecoveryRules
+from lockstep.protocol.coordinator.recovery import Beginning, RecoveryRules
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.ids import CHIEF, ClusterShape, worker
 from lockstep.protocol.core.messages import ParameterEntry, Setting
@@ -41,13 +41,13 @@ def nodes(count: int, train_dir: str = "", save_steps: int = 0) -> Iterator[list
             reporter = TaskReporter.none()
             fronts.append(Front(task, hosts[task.index], reporter))
             resumes = bool(train_dir) and task == CHIEF
-            begins = {"beginning": beginning_in(train_dir, SETTINGS, lambda _: None)} if resumes else {}
+            beginning = beginning_in(train_dir, SETTINGS, lambda _: None) if resumes else Beginning()
             config = NodeConfig(
                 cluster=ClusterSpec(worker_hosts=hosts, task=task),
                 settings=SETTINGS,
                 recovery=rules,
                 train_dir=train_dir,
-                **begins,
+                beginning=beginning,
             )
             made.append(CollectiveNode(config, lambda _: None, reporter))
         for node in made:
