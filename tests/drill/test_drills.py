@@ -62,9 +62,10 @@ def test_the_catalogue_covers_the_reports_and_the_groups() -> None:
     for number in (1, 2, 3):
         assert any(drill.story.startswith(f"report {number}:") for drill in DRILLS)
     said = {drill.cause for drill in DRILLS}
-    never_drilled = set(Cause) - said - {Cause.OUT_OF_MEMORY, Cause.NO_PATH, Cause.STOPPED}
+    never_drilled = set(Cause) - said - {Cause.OUT_OF_MEMORY, Cause.NO_PATH, Cause.STOPPED, Cause.DRIFTED}
     assert never_drilled == set(), (
-        "an out-of-memory kill would hit the machine that runs the drills; a transport without a path is bad input"
+        "an out-of-memory kill would hit the machine that runs the drills; a transport without a path is bad input; "
+        "parameters drift apart only in a program with torch (tests/library/test_ranks.py)"
     )
     for drill in DRILLS:
         only_slower = drill.cause in NOTICED or drill.name == "late-worker"

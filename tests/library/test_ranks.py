@@ -20,6 +20,7 @@ from lockstep.library.errors import UsageError
 from lockstep.library.job import Job
 from lockstep.library.training_way import JobOptions
 from lockstep.protocol.coordinator.recovery import RecoveryRules
+from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.ids import ClusterShape
 from lockstep.runtime.checkpoint.folder import CheckpointFolder
 from lockstep.runtime.task.outcome import JobEndedError
@@ -235,8 +236,9 @@ def test_ranks_that_drift_apart_are_named() -> None:
                 with torch.no_grad():
                     model[2].weight.mul_(1.0001)
 
-    with pytest.raises(JobEndedError, match=r"worker 1 has other values than worker 0 in '2\.weight'"):
+    with pytest.raises(JobEndedError, match=r"worker 1 has other values than worker 0 in '2\.weight'") as ended:
         run(body)
+    assert ended.value.outcome.reason.cause is Cause.DRIFTED
 
 
 def test_publish_makes_the_chiefs_values_everyones() -> None:

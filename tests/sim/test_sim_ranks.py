@@ -24,7 +24,7 @@ QUIET = NetworkProfile(quiet_after=0.0)
 W0, W1 = str(worker(0)), str(worker(1))
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(clusters(Mode.EAGER, Mode.SEALED), st.integers(1, 4))
 def test_every_run_over_a_bad_network_ends_well(scenario: Scenario, workers: int) -> None:
     assert World(replace(scenario, servers=0, workers=workers)).run().ok

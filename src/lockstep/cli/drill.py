@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lockstep.cli.key_flags import KEY_FLAGS_HELP
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from lockstep.drill.model import Drill
 
 _WITH_VALUE = ("--keep", "--ps", "--workers")
+_MAYBE_VALUE = ("--ranks",)
 _WITHOUT_VALUE = ("--all", "--fooled", "--json", "--list")
 MOST_TASKS = 120
 """Servers, and workers: where each has a host of its own, they share a network with 254 addresses."""
@@ -30,6 +31,8 @@ lockstep drill: fire drills for the promise that nothing waits in silence.
   lockstep drill --all           all of them, one after the other
   lockstep drill --fooled        only those with which a tester had fooled us
 
+  --ranks, --ranks=N             without servers: each of N workers (3) trains and averages its share; with --all,
+                                 every drill for which that makes sense
   --ps=N, --workers=N            a larger cluster than the drill is made for
   --json                         one JSON object per drill instead of a table, and one for the sum of several
   --keep=FOLDER                  keep the run folders (reports, journals, output of each task) there
@@ -108,8 +111,7 @@ def _run_drills(argv: Sequence[str]) -> int:
         chosen = [drill for drill in chosen if drill.fooled]
         if not chosen:
             raise BadInput("none of the named drills had fooled us; 'lockstep drill --list' marks those that had.")
-    servers, workers = (_number(name, flags.get(name, "")) for name in ("--ps", "--workers"))
-    chosen = [drill.sized(servers, workers) for drill in chosen]
+    chosen = _sized(chosen, flags, named=bool(names))
     return _run_all(chosen, as_json="--json" in flags, keep=flags.get("--keep", ""))
 
 
@@ -119,9 +121,22 @@ def _flag(word: str) -> tuple[str, str]:
         raise BadInput(f"{name!r} needs a value: {name}=...")
     if name in _WITHOUT_VALUE and equals:
         raise BadInput(f"{name!r} takes no value.")
-    if name not in (*_WITH_VALUE, *_WITHOUT_VALUE):
+    if name not in (*_WITH_VALUE, *_MAYBE_VALUE, *_WITHOUT_VALUE):
         raise BadInput(f"'lockstep drill' has no flag {word!r}; 'lockstep drill --help' lists its flags.")
     return name, value
+
+
+def _sized(chosen: Sequence[Drill], flags: Mapping[str, str], *, named: bool) -> list[Drill]:
+    """The drills in a cluster of the requested kind and size; ``named``: each of them was asked for."""
+    servers, workers = (_number(name, flags.get(name, "")) for name in ("--ps", "--workers"))
+    if "--ranks" not in flags:
+        return [drill.sized(servers, workers) for drill in chosen]
+    from lockstep.drill.ranks import applies, as_ranks
+
+    if servers or workers:
+        raise BadInput("--ranks is a cluster without servers; give --ranks=N instead of --ps and --workers.")
+    ranks = _number("--ranks", flags["--ranks"])
+    return [as_ranks(drill, ranks) for drill in chosen if named or applies(drill)]
 
 
 def _number(name: str, text: str) -> int:

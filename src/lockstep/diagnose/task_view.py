@@ -17,6 +17,7 @@ from lockstep.diagnose.fields import (
     text_of,
     whole_of,
 )
+from lockstep.diagnose.phrases.units import is_worker_name
 from lockstep.diagnose.views import (
     BucketView,
     Ended,
@@ -49,7 +50,7 @@ def read_task(data: bytes) -> TaskView:
     books, steps = object_of(fields.get("machines")), object_of(fields.get("steps"))
     role, loop = object_of(books.get("role")), object_of(fields.get("loop"))
     # Without servers each worker also does a server's work, for its share of the buckets.
-    share = object_of(books.get("share")) or (role if "workers" in role else {})
+    share = object_of(books.get("share")) if is_worker_name(text_of(fields.get("task"))) else role
     progress, disk = object_of(fields.get("progress")), object_of(fields.get("disk"))
     return TaskView(
         task=text_of(fields.get("task")),

@@ -11,6 +11,7 @@ from lockstep.diagnose.case import HELD_BACK, IN_VAIN, Proof, WaitCase
 from lockstep.diagnose.evidence import has_come
 from lockstep.diagnose.views import LinkView, MovingView, TaskView
 from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.events import TensorKind
 from lockstep.protocol.core.journal import Happening
 from lockstep.protocol.core.timing import (
     HEARTBEAT_SECONDS,
@@ -68,8 +69,8 @@ def commit_lost(case: WaitCase) -> Proof | None:
         return None
     if case.waiting.wait.seconds < case.evidence.patience or not case.nobody_is_stuck():
         return None
-    views = [view for name in case.evidence.homes() if (view := case.evidence.view(name)) is not None]
-    if any(home.served_step <= case.step for home in views):
+    homes = [case.evidence.view(name) for name in case.evidence.homes()]
+    if any(home is not None and home.served_step <= case.step for home in homes):
         return None
     if any(wait.kind is WaitKind.STATE for wait in view.waits):
         return None  # a worker has not yet sent its state for the next step
@@ -115,12 +116,14 @@ def _has_arrived(case: WaitCase, receiver: TaskView) -> bool:
 
 
 def _moving(case: WaitCase) -> MovingView | None:
-    """The transfer of the missing tensor, where it is still in progress."""
+    """The transfer of the missing tensor, or of another of its kind, where it is still in progress."""
     link = None if case.view is None else case.view.links.get(case.waiter)
-    for moving in () if link is None else link.moving:
+    kind = TensorKind.GRADIENT if case.waiting.kind is WaitKind.GRADIENT else TensorKind.VERSION
+    of_its_kind = [] if link is None else [one for one in link.moving if one.what in ("", kind.value)]
+    for moving in of_its_kind:
         if moving.step == case.number and moving.bucket == case.bucket:
             return moving
-    return link.moving[0] if link is not None and link.moving else None
+    return of_its_kind[0] if of_its_kind else None
 
 
 def _held_back(case: WaitCase) -> bool:

@@ -40,6 +40,7 @@ class MovingView:
     """A transfer that was started and has not ended."""
 
     what: str
+    """Its ``TensorKind``; empty where it is not known."""
     step: int
     bucket: int
     nbytes: int

@@ -40,6 +40,7 @@ from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL, ClusterSpec
 from lockstep.runtime.task.failures import failure_of, told_to_monitor
 from lockstep.runtime.task.node import NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError, Outcome
+from lockstep.runtime.task.rank_node import RankNode
 from lockstep.runtime.task.server_node import ServerNode
 from lockstep.runtime.task.store import Done, StoreTimes
 from lockstep.runtime.task.worker_node import WorkerNode
@@ -114,9 +115,13 @@ def with_faults(plan: TaskPlan, faults: Sequence[Fault]) -> TaskPlan:
 
 
 class PlainStore:
-    """A server's shard without torch: new = old + the mean of the gradients, on the first few numbers."""
+    """A server's shard without torch: new = old + the mean of the gradients, on the first few numbers.
 
-    def __init__(self) -> None:
+    ``averages``: new = the mean, as without servers.
+    """
+
+    def __init__(self, *, averages: bool = False) -> None:
+        self._averages = averages
         self._plan: Plan | None = None
         self._slots: Sequence[memoryview] = ()
         self.times = StoreTimes()
@@ -144,7 +149,7 @@ class PlainStore:
         if effect.step == INITIAL_STEP:
             target[:] = gradients[0][: bucket.nbytes]
             return
-        target[:] = self._slots[effect.from_slot][bucket.shard_offset : end]
+        target[:] = bytes(len(target)) if self._averages else self._slots[effect.from_slot][bucket.shard_offset : end]
         counted = min(bucket.nbytes // 4, _COUNTED)
         numbers = array("f", target[: 4 * counted].tobytes())
         for gradient in gradients:
@@ -208,9 +213,15 @@ def _run(plan: TaskPlan, reporter: TaskReporter, dumps: list[Callable[[str], Non
         server = ServerNode(_config(plan), PlainStore, say, reporter)
         dumps.append(server.dump)
         return _run_server(server)
-    worker = WorkerNode(_config(plan), say, reporter)
+    worker = _make_worker(plan, reporter)
     dumps.append(worker.dump)
     return _run_worker(worker, plan)
+
+
+def _make_worker(plan: TaskPlan, reporter: TaskReporter) -> WorkerNode:
+    if plan.ps_hosts:
+        return WorkerNode(_config(plan), say, reporter)
+    return RankNode(_config(plan), lambda: PlainStore(averages=True), say, reporter)
 
 
 def _run_server(node: ServerNode) -> int:
@@ -257,21 +268,27 @@ def train(node: WorkerNode, plan: TaskPlan) -> None:
     """The training loop of a worker."""
     node.wait_until_member()
     entries = parameters(plan)
-    layout_plan = make_plan(entries, len(plan.ps_hosts), plan.bucket_bytes)
-    node.allocate(layout_plan)
-    node.announce(Layout(layout_plan.hash, plan.bucket_bytes, entries, ()))
+    layout_plan = make_plan(entries, len(plan.ps_hosts or plan.worker_hosts), plan.bucket_bytes)
+    layout = Layout(layout_plan.hash, plan.bucket_bytes, entries, ())
+    if isinstance(node, RankNode):
+        node.prepare(layout_plan, layout)
+    else:
+        node.allocate(layout_plan)
+        node.announce(layout)
     if node.task == CHIEF:
         node.offer_initial()
     node.wait_version(0)
     node.phase(TaskPhase.TRAINING)
     if node.task == CHIEF:
         Path(plan.folder, "training").touch()  # for readers that cannot ask over the network
-    rates = (GroupRates(("lr",), (0.1,)),) if node.task == CHIEF else ()
+    rates = (GroupRates(("lr",), (0.1,)),) if node.task == CHIEF and plan.ps_hosts else ()
     chance = random.Random(f"{plan.seed} {plan.task}")
     steps = next((fault.steps for fault in plan.mine() if isinstance(fault, EndEarly)), plan.steps)
     with contextlib.closing(_input(node, plan)) as data:
         for step in range(steps):
             data.next()
+            if isinstance(node, RankNode):
+                node.release_means()
             node.begin_step(step, rates)
             _compute(node, plan, step, chance)
             for bucket in layout_plan.buckets:

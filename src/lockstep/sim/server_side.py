@@ -39,7 +39,7 @@ from lockstep.sim.violation import Rule, Violation
 
 
 @dataclass(frozen=True, slots=True)
-class Lent:
+class LentCell:
     """A gradient (or, of this task's own, a version) that has not been given back: where its bytes are, and the loan
     if they are the sender's."""
 
@@ -61,7 +61,7 @@ class SimulatedServer:
 
     def __init__(self, task: TaskId, around: SimulationContext) -> None:
         self.task = task
-        self.arrivals: dict[int, Lent] = {}
+        self.arrivals: dict[int, LentCell] = {}
         self._around = around
         self._plan: Plan | None = None
         self._shard_bytes = 0
@@ -175,7 +175,7 @@ class SimulatedServer:
 
     def _note(self, life: Incarnation, where: Where) -> int:
         self._numbered += 1
-        lent = Lent(life, where, None) if isinstance(where, Cell) else Lent(life, where.source, where)
+        lent = LentCell(life, where, None) if isinstance(where, Cell) else LentCell(life, where.source, where)
         self.arrivals[self._numbered] = lent
         return self._numbered
 
@@ -255,7 +255,9 @@ class SimulatedServer:
             )
         copies.clear()
 
-    def _end_apply(self, effect: Apply, taken: list[Lent], gradients: tuple[GradientTag, ...], tag: VersionTag) -> None:
+    def _end_apply(
+        self, effect: Apply, taken: list[LentCell], gradients: tuple[GradientTag, ...], tag: VersionTag
+    ) -> None:
         self.applying = None
         source, target = self._slots(effect)
         source.expect(self._oracle.base_of(effect), f"{self.task} after step {effect.step}")

@@ -27,7 +27,7 @@ from lockstep.sim.network_faults import Chance
 from lockstep.sim.numbers import mixed
 from lockstep.sim.oracle import Oracle
 from lockstep.sim.scenario import SecondsRange
-from lockstep.sim.server_side import Lent, SimulatedServer, Where
+from lockstep.sim.server_side import LentCell, SimulatedServer, Where
 from lockstep.sim.transfers import Copy, Lanes, OwnLoan, Parcel, Route, SimulatedLoan
 
 
@@ -52,7 +52,7 @@ class SimulatedWorker:
         """How many buckets are at each version."""
         self._editions: dict[BucketId, int] = {}
         self._reading: dict[BucketId, Cell] = {}
-        self._lent: dict[BucketId, Lent | None] = {}
+        self._lent: dict[BucketId, LentCell | None] = {}
         """Buckets that are read where this task's own share has them."""
         self._lanes = Lanes()
         self._place = around.rng.place()

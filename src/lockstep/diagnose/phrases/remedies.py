@@ -35,6 +35,8 @@ REMEDIES: Mapping[Cause, str] = MappingProxyType(
         Cause.ONE_WAY_LINK: "Look for a firewall rule or a route that lets packets through in one direction only.",
         Cause.SLOW_LINK: "Measure the network between the two hosts (iperf3); look for a shared or wrong interface.",
         Cause.STRAGGLER: "Compare that host with the others: other programs on it, its clock rate, its data.",
+        Cause.DRIFTED: "Let every worker change its parameters in the same way: the same optimizer, options and "
+        "schedule, and nothing that only one of them does, such as loading a file or editing a gradient.",
         Cause.OUT_OF_STEP: "Give every worker the same number of steps, or let the input repeat.",
         Cause.MISMATCH: "Start all tasks with the same program, model and settings.",
         Cause.WIRING: "Give all tasks the same host lists, and each host the --task_index of its place in them.",

@@ -38,6 +38,7 @@ class Cause(StrEnum):
     SLOW_LINK = "slow link"
     STRAGGLER = "straggler"
     OUT_OF_STEP = "workers out of step or out of data"
+    DRIFTED = "parameters differ between workers"
     MISMATCH = "model, settings or version mismatch"
     WIRING = "host lists or task indices do not fit"
     STALE_INCARNATION = "stale incarnation"

@@ -33,6 +33,7 @@ ENDS: Mapping[Cause, Ends] = MappingProxyType(
         Cause.STOPPED: Ends.AT_ONCE,
         Cause.DISK_FULL: Ends.AT_ONCE,
         Cause.OUT_OF_STEP: Ends.AT_ONCE,
+        Cause.DRIFTED: Ends.AT_ONCE,
         Cause.MISMATCH: Ends.AT_ONCE,
         Cause.WIRING: Ends.AT_ONCE,
         Cause.STALE_INCARNATION: Ends.AT_ONCE,

@@ -142,6 +142,9 @@ class _ShareJournal(Journal):
     ) -> None:
         self._whole.append((now, happening, step, bucket, peer, cause, True))
 
+    def of_share(self) -> Journal:
+        return self
+
 
 @dataclass(slots=True)
 class TensorStates:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lockstep.protocol.core.activity import Doing, InputWait, TaskPhase
-from lockstep.protocol.core.causes import own_error
+from lockstep.protocol.core.causes import Cause, own_error
 from lockstep.protocol.core.effects import SaveShard, WriteCheckpoint
 from lockstep.protocol.core.events import Finished, Prepared, Produced, Reduced, Sealed, StateTaken, StepBegun
 from lockstep.protocol.core.ids import CHIEF, BucketId, Step
@@ -158,13 +158,13 @@ class CollectiveSide(Side):
         while node.outcome is None and time.monotonic() < deadline:
             self._changed.wait(0.05)
         if node.outcome is None:
-            node.fail(own_error(phrases.cannot_reduce(problem, "")))
+            node.fail(own_error(phrases.cannot_reduce(problem)))
         assert node.outcome is not None
         return JobEndedError(node.outcome)
 
     def drifted(self, step: Step, parameter: str) -> JobEndedError:  # noqa: ARG002 - the node knows the step
         """This worker's parameters are not the chief's."""
-        return JobEndedError(self._node.fail(own_error(phrases.drifted(CHIEF, parameter))))
+        return JobEndedError(self._node.fail(own_error(phrases.drifted(CHIEF, parameter), Cause.DRIFTED)))
 
     # -- the loop's thread --
 

@@ -342,7 +342,10 @@ class Connection:
             "rdma": endpoint is not None and moves_by_rdma(endpoint.transport),
             "sent": 0 if counters is None else counters.bytes_sent,
             "received": 0 if counters is None else counters.bytes_received,
-            "moving": [{"step": t.number, "bucket": t.bucket, "seconds": now - t.since} for t in transfers],
+            "moving": [
+                {"what": t.kind.value, "step": t.number, "bucket": t.bucket, "seconds": now - t.since}
+                for t in transfers
+            ],
             "callback": None
             if running is None
             else {"name": running[0], "seconds": now - running[1], "ident": running[2]},

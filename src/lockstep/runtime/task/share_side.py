@@ -106,8 +106,7 @@ class ShareSide(Side):
 
     def __init__(self, node: Node, make_store: MakeStore) -> None:
         """``make_store`` is called on the store's thread once there is something to store: it may import torch."""
-        journal = node.journal if node.cluster.shape.servers else node.journal.of_share()
-        self.machine = _make_machine(node.task, node.config, journal)
+        self.machine = _make_machine(node.task, node.config, node.journal)
         self._node = node
         self._config = node.config
         self._make_store = make_store

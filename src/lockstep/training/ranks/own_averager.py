@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lockstep.protocol.core.causes import own_error
+from lockstep.protocol.core.causes import Cause, own_error
 from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, Step
 from lockstep.protocol.core.messages import Layout, Setting
 from lockstep.runtime import phrases
@@ -103,7 +103,7 @@ class OwnAverager:
     # -- outside the steps --
 
     def differs(self, step: Step, parameter: str) -> JobEndedError:  # noqa: ARG002 - the node knows the step
-        return JobEndedError(self._node.fail(own_error(phrases.drifted(CHIEF, parameter))))
+        return JobEndedError(self._node.fail(own_error(phrases.drifted(CHIEF, parameter), Cause.DRIFTED)))
 
     def leave(self, steps: Step) -> None:
         self._node.finish(steps)
