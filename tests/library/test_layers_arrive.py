@@ -17,11 +17,18 @@ from lockstep.library.edit_guard import FIRST_STEPS
 from lockstep.library.job import Job
 from lockstep.library.training_way import JobOptions
 from lockstep.protocol.core.ids import ClusterShape
+from lockstep.runtime.task.worker_node import WorkerNode
 
 ALONE = ClusterShape(1, 1)
 STEPS = 7
 HELD = range(FIRST_STEPS, STEPS)
 """Steps that begin before the last bucket is here; before, the parameters of each are compared for edits."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another test of this process may have compiled something, after which each version is awaited as a whole."""
+    monkeypatch.setattr("lockstep.training.worker.layer_waits._has_compiled", lambda: False)
 
 
 @pytest.fixture(autouse=True)
