@@ -182,7 +182,8 @@ def launched(folder: Path, attacked: bool) -> set[str]:
     linger, port = folder / "linger", free_port()
     first, last = free_range(20)
     program = Path(library.__file__).with_name("lasting_program.py")
-    command = (sys.executable, str(program), f"--ports={first}-{last}", "--steps=100", f"--linger={linger}")
+    flags = ("--servers=1", f"--ports={first}-{last}", "--steps=100", f"--linger={linger}")
+    command = (sys.executable, str(program), *flags)
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3", **ONE_THREAD}
     with ExitStack() as started:
         ranks = [started.enter_context(Program(command, {**master, "RANK": "0"}))]

@@ -70,7 +70,8 @@ def test_without_a_range_a_job_still_listens_at_its_listed_addresses_only(mode: 
 @pytest.mark.slow
 def test_what_a_launcher_starts_listens_in_the_range_from_the_rendezvous_on() -> None:
     first, last = free_range(20)
-    program = (sys.executable, str(Path(library.__file__).with_name("endless_program.py")), f"--ports={first}-{last}")
+    script = str(Path(library.__file__).with_name("endless_program.py"))
+    program = (sys.executable, script, "--servers=1", f"--ports={first}-{last}")
     master = {"MASTER_ADDR": HOST, "MASTER_PORT": str(free_port()), "WORLD_SIZE": "3", **ONE_THREAD}
     with ExitStack() as started:
         server = started.enter_context(Program(program, {**master, "RANK": "0"}))

@@ -21,7 +21,7 @@ from lockstep.runtime.startup.cluster import ClusterSpec
 
 SPEC = ClusterSpec(ps_hosts=("10.0.0.1:2222",), worker_hosts=("10.0.0.2:2222", "10.0.0.3:2222"))
 NONE, STORE = Openings(), Openings(store_port=2223)
-WITHOUT_SERVERS = dataclasses.replace(SPEC, ps_hosts=(), has_servers=False)
+WITHOUT_SERVERS = dataclasses.replace(SPEC, ps_hosts=(), has_servers=False, carried_by_torch=True)
 
 
 def shown(listeners: list[ListeningPlace]) -> list[str]:

@@ -7,13 +7,16 @@ import threading
 from collections.abc import Callable
 
 import torch
+import torch._C._distributed_c10d as c10d
 
+from helpers.cluster import Front
 from helpers.ports import free_ports
 from lockstep.protocol.core.causes import own_error
 from lockstep.protocol.core.ids import worker
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.task.collective_node import CollectiveNode
+from lockstep.runtime.task.node import NodeConfig
 from lockstep.training.ranks.group import MeetingPoint, WorkerGroup
 from lockstep.training.ranks.layout import RankLayout, lay_out
 from lockstep.training.ranks.rank_replica import RankReplica
@@ -22,17 +25,21 @@ from lockstep.training.worker.binding import Trained
 
 SECONDS = 60.0
 
+# What the first store of torch.distributed opens for the whole process is nothing that a test left behind.
+c10d.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+
 
 class ThreadRank:
     """One rank: its node, and whatever its body makes of it."""
 
-    def __init__(self, number: int, size: int, port: int) -> None:
+    def __init__(self, number: int, hosts: tuple[str, ...], port: int) -> None:
         self.number = number
-        self.size = size
-        hosts = tuple(f"127.0.0.1:{rank + 1}" for rank in range(size))
+        self.size = size = len(hosts)
         spec = ClusterSpec(worker_hosts=hosts, task=worker(number), has_servers=False)
         self.said: list[str] = []
-        self.node = CollectiveNode(spec, (), self.said.append, TaskReporter.none(), listens=False)
+        reporter = TaskReporter.none()
+        self._front = Front(worker(number), hosts[number], reporter)
+        self.node = CollectiveNode(NodeConfig(cluster=spec, settings=()), self.said.append, reporter)
         self.node.start()
         self._averagers: list[TorchAverager] = []
         self._meeting = MeetingPoint(number, size, "127.0.0.1", "127.0.0.1", "127.0.0.1", port, SECONDS, "gloo")
@@ -53,21 +60,23 @@ class ThreadRank:
         for averager in self._averagers:
             averager.close()
         self.node.close()
+        self._front.close()
 
 
 def run_ranks(size: int, body: Callable[[ThreadRank], None]) -> list[ThreadRank]:
     """Run ``body`` as every rank's program; raises what the first of them raised."""
-    port = free_ports(1)[0]
-    ranks = [ThreadRank(number, size, port) for number in range(size)]
+    *ports, store = free_ports(size + 1)
+    hosts = tuple(f"127.0.0.1:{port}" for port in ports)
+    ranks = [ThreadRank(number, hosts, store) for number in range(size)]
     errors: list[BaseException] = []
 
     def run(rank: ThreadRank) -> None:
         try:
+            rank.node.wait_until_member()
             body(rank)
         except BaseException as error:  # noqa: BLE001 - told to the test
             errors.append(error.with_traceback(None))  # its frames would keep what the rank has opened
-            for other in ranks:  # as their watchdogs would, from its monitor
-                other.node.fail(own_error("a test's rank has failed"))
+            rank.node.fail(own_error("a test's rank has failed"))
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in ranks]
     for thread in threads:
@@ -75,7 +84,7 @@ def run_ranks(size: int, body: Callable[[ThreadRank], None]) -> list[ThreadRank]
     for thread in threads:
         thread.join(SECONDS)
     alive = [thread for thread in threads if thread.is_alive()]
-    for rank in ranks:
+    for rank in reversed(ranks):  # rank 0 sees the others off
         rank.close()
     gc.collect()  # groups and stores, which hooks keep in circles
     assert not alive, "a rank does not end"

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from helpers.cluster import InProcessCluster, in_process_cluster
-from lockstep.library.job import Job, JobOptions
+from lockstep.library.job import Job
+from lockstep.library.training_way import JobOptions
 from lockstep.protocol.core.ids import ClusterShape
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.server.shard_store import TorchShardStore

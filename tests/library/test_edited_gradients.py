@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from helpers.cluster import InProcessCluster, in_process_cluster
 from helpers.waiting import wait_until
 from library.same_loop import run_jobs
-from lockstep.library.job import Job, JobOptions
+from lockstep.library.job import Job
+from lockstep.library.served import ServedTraining
+from lockstep.library.training_way import JobOptions
 from lockstep.protocol.core.ids import ClusterShape
 from lockstep.protocol.core.journal import Happening
 from lockstep.training.digests import digest
@@ -133,7 +135,9 @@ def test_no_edit_of_ten_thousand_is_lost() -> None:
         nonlocal made
         model = many_parameters(choose)
         _, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=1.0))
-        replica = job._replica
+        training = job._training
+        assert isinstance(training, ServedTraining)
+        replica = training.replica
         assert replica is not None
         assert len(replica.plan.buckets) == PARAMETERS
         changed: set[int] = set()

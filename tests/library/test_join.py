@@ -13,6 +13,9 @@ import pytest
 
 from helpers.ports import free_port, free_ports, free_range
 from helpers.programs import LOCKSTEP, Finished, Program, run_lockstep
+from lockstep.cli.library_flags import cluster_flags
+from lockstep.errors import BadInput
+from lockstep.library.join import JoinArguments, join_with
 from lockstep.protocol.core.ids import server, worker
 
 PROGRAM = (sys.executable, str(Path(__file__).with_name("program.py")))
@@ -62,7 +65,7 @@ def mpirun(rank: int, world: int, job: int) -> dict[str, str]:
 def test_three_processes_of_a_launcher_form_one_server_and_two_workers(launcher: object) -> None:
     job = free_port()
     environments = [launcher(rank, 3, job) for rank in range(3)]  # type: ignore[operator]
-    finished = run_all([(PROGRAM, environment) for environment in environments])
+    finished = run_all([((*PROGRAM, "--servers=1"), environment) for environment in environments])
     assert [one.code for one in finished] == [0, 0, 0], finished
     found = digests(finished)
     assert set(found) == {"0", "1"}
@@ -84,7 +87,9 @@ def test_ranks_of_torchrun_meet_in_its_store_whatever_else_listens_beside_it() -
 @pytest.mark.parametrize("launched", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_job_says_at_its_start_how_to_ask_it_and_why_asks_all_its_tasks(launched: bool) -> None:
     endless = (sys.executable, str(Path(__file__).with_name("endless_program.py")))
-    commands: list[Command] = [(endless, srun(rank, 3, job)) for job in [free_port()] for rank in range(3)]
+    commands: list[Command] = [
+        ((*endless, "--servers=1"), srun(rank, 3, job)) for job in [free_port()] for rank in range(3)
+    ]
     if not launched:
         commands = [(tuple(words), {}) for words in _with_lists(endless)]
     with ExitStack() as started:
@@ -181,7 +186,58 @@ def test_other_choices_on_the_server_are_named() -> None:
     assert re.search("reduction=(mean|sum).*reduction=(sum|mean); start all tasks with the same value", program.stderr)
 
 
-def test_a_program_outside_of_any_cluster_gets_one_sentence() -> None:
+def test_a_program_that_nobody_launched_is_a_job_of_one_rank() -> None:
     (alone,) = run_all([(PROGRAM, {})])
+    assert alone.code == 0, alone
+    assert "worker 0 of 1" in alone.stdout
+    assert "1 rank trains, 0 serve" in alone.stderr
+
+
+def test_a_program_that_wants_a_server_and_was_not_launched_gets_one_sentence() -> None:
+    (alone,) = run_all([((*PROGRAM, "--servers=1"), {})])
     assert alone.code == 2
-    assert "this process does not know its cluster; start it with torchrun, srun or mpirun" in alone.stderr
+    assert "servers=1 was given, but nobody started more processes than this one" in alone.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "what"),
+    [
+        ("--nocross_replica_sync", "synchronous=False"),
+        ("--replicas_to_aggregate=1", "replicas_to_aggregate"),
+        ("--reduction=sum", "reduction='sum'"),
+    ],
+)
+def test_what_only_servers_can_do_is_refused_without_them(flag: str, what: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        join_with(JoinArguments(**cluster_flags([flag])[0]), {})  # type: ignore[arg-type]
+    assert f"{what} needs servers, and every rank trains in this job; give servers=1" in str(refused.value)
+
+
+@pytest.mark.slow
+def test_three_processes_of_a_launcher_are_three_ranks() -> None:
+    job = free_port()
+    finished = run_all([(PROGRAM, srun(rank, 3, job)) for rank in range(3)])
+    assert [one.code for one in finished] == [0, 0, 0], finished
+    found = digests(finished)
+    assert set(found) == {"0", "1", "2"}
+    assert len(set(found.values())) == 1
+    assert "3 ranks train, 0 serve" in "".join(one.stderr for one in finished)
+
+
+@pytest.mark.slow
+def test_ranks_given_by_hand_need_no_list_of_servers() -> None:
+    _, workers = hosts(0, 2)
+    finished = run_all([((*PROGRAM, workers, "--job_name=worker", f"--task_index={i}"), {}) for i in range(2)])
+    assert [one.code for one in finished] == [0, 0], finished
+    assert len(set(digests(finished).values())) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["own", "gloo"])
+def test_a_killed_rank_is_named_by_the_others(backend: str) -> None:
+    job = free_port()
+    finished = run_all([((*PROGRAM, "--die", f"--backend={backend}"), srun(rank, 3, job)) for rank in range(3)])
+    assert finished[1].code == -9
+    for one in (finished[0], finished[2]):
+        assert one.code == 1, one
+        assert re.search(r"[Ww]orker 1 was killed by SIGKILL", one.stderr), one.stderr

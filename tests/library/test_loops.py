@@ -28,6 +28,7 @@ from library.same_loop import (
 )
 from lockstep.library.job import Job
 from lockstep.library.loop_position import seed_everything
+from lockstep.library.served import ServedTraining
 from lockstep.library.sharding import step_seed
 from lockstep.protocol.core.ids import ClusterShape
 from lockstep.training.server.shard_store import TorchShardStore
@@ -383,15 +384,17 @@ def test_buckets_leave_before_the_seal_and_are_held_once_they_are_edited() -> No
         def body(job: Job) -> None:
             model = small_model()
             _, optimizer = job.wrap(model, sgd(model))
-            assert job._replica is not None
+            training = job._training
+            assert isinstance(training, ServedTraining)
+            assert training.replica is not None
             for step in range(3):
                 plain(model, job.worker, step)
                 if kind == "clipped":
                     nn.utils.clip_grad_norm_(model.parameters(), 0.05)
                 optimizer.step()
-                seen[kind].append(job._replica.holding)
-            again = job._replica.sent_again
-            assert again == (len(job._replica.plan.buckets) if kind == "clipped" else 0)
+                seen[kind].append(training.replica.holding)
+            again = training.replica.sent_again
+            assert again == (len(training.replica.plan.buckets) if kind == "clipped" else 0)
 
         return body
 

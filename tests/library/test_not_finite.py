@@ -20,7 +20,8 @@ from library.same_loop import (
     run_jobs,
     small_model,
 )
-from lockstep.library.job import Job, JobOptions
+from lockstep.library.job import Job
+from lockstep.library.training_way import JobOptions
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.training.server.shard_store import TorchShardStore
 

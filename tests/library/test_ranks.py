@@ -44,7 +44,8 @@ def run(body: Callable[[Job], None], ranks: int = 2, on_nan: str = "report", **o
 def adam(model: nn.Module) -> torch.optim.Optimizer:
     decayed = [p for p in model.parameters() if p.dim() > 1]
     plain_ones = [p for p in model.parameters() if p.dim() == 1]
-    return torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": plain_ones}], lr=0.01)
+    groups: list[dict[str, Any]] = [{"params": decayed, "weight_decay": 0.1}, {"params": plain_ones}]
+    return torch.optim.AdamW(groups, lr=0.01)
 
 
 def clipped(model: Any, worker: int, step: int) -> None:
@@ -287,6 +288,16 @@ def test_a_mean_that_is_not_finite(on_nan: str) -> None:
     assert all(bool((change == 0).all()) == (on_nan == "skip") for change in values[0])
 
 
+def test_sync_batch_norm_on_cpus_is_refused_and_not_silently_local() -> None:
+    def body(job: Job) -> None:
+        model = small_model()
+        model.insert(1, nn.SyncBatchNorm(48))
+        job.wrap(model, adam(model))
+
+    with pytest.raises(UsageError, match="SyncBatchNorm works on GPUs only"):
+        run(body)
+
+
 def test_a_rank_that_fails_is_told_to_all() -> None:
     def body(job: Job) -> None:
         model = small_model()
@@ -339,6 +350,39 @@ def test_a_job_goes_on_from_its_checkpoint_with_the_same_bits(tmp_path: Path) ->
     for rank in range(2):
         for name, tensor in whole.state[rank].items():
             assert torch.equal(again.state[rank][name], tensor), name
+
+
+def test_loading_after_wrapping_is_refused_where_the_job_resumes(tmp_path: Path) -> None:
+    Kept(tmp_path)
+
+    def body(job: Job) -> None:
+        model = small_model()
+        model.insert(1, nn.BatchNorm1d(48))
+        optimizer = adam(model)
+        saved = optimizer.state_dict()
+        job.wrap(model, optimizer)
+        optimizer.load_state_dict(saved)
+
+    with pytest.raises(UsageError, match=r"load_state_dict\(\) of an optimizer would replace.*resumes at step 6"):
+        run(body, recovery=RecoveryRules(saves_last=True), train_dir=str(tmp_path))
+
+
+def test_gradients_that_wait_for_a_later_iteration_are_no_place_to_resume(tmp_path: Path) -> None:
+    def body(job: Job) -> None:
+        model = small_model()
+        optimizer = adam(model)
+        job.wrap(model, optimizer)
+        for step in job.steps(4):
+            loss_of(model, job.worker, step).backward()
+            if step % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    said = run(body, recovery=RecoveryRules(saves_last=True, save_steps=1), train_dir=str(tmp_path))
+    found = {int(path.name.split("-")[1]) for path in CheckpointFolder(str(tmp_path)).complete()}
+    assert found <= {2, 4}
+    assert 4 in found
+    assert any("gradients that no optimizer had applied" in line for line in said)
 
 
 def test_a_checkpoint_in_the_middle_and_another_number_of_ranks(tmp_path: Path) -> None:

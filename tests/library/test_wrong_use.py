@@ -18,9 +18,16 @@ from lockstep.library.job import Job
 from lockstep.library.sharding import MapShard
 from lockstep.protocol.core.ids import ClusterShape
 from lockstep.runtime.task.outcome import JobEndedError
+from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.server.shard_store import TorchShardStore
 
 ALONE = ClusterShape(1, 1)
+
+
+def ended(job: Job) -> JobEndedError:
+    """Waits until the job is over."""
+    assert isinstance(job._node, WorkerNode)
+    return JobEndedError(job._node.wait_until_ended())
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -302,7 +309,7 @@ def test_the_exit_code_of_a_program_is_told_to_the_others() -> None:
                     raise SystemExit(5)
                 plain(model, job.worker, step)
                 optimizer.step()
-        raise JobEndedError(job._node.wait_until_ended())
+        raise ended(job)
 
     for sentence in job_ends(body):
         assert "worker 1 called sys.exit(5) in " in sentence
@@ -316,7 +323,7 @@ def test_what_a_program_raises_is_told_to_the_others() -> None:
         for step in range(4):
             if step == 2 and not job.is_chief:
                 job.fail("failed with KeyError: 'labels'")
-                raise JobEndedError(job._node.wait_until_ended())
+                raise ended(job)
             plain(model, job.worker, step)
             optimizer.step()
 

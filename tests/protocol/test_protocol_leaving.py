@@ -8,14 +8,12 @@ from helpers.reasons import because
 from lockstep.protocol.coordinator.recovery import LossPolicy, RecoveryRules
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.effects import Effect, JobEnded, PeerLeaves, Send
-from lockstep.protocol.core.events import CheckpointWritten, LinkUp, PeerGone, PeerLeaving, SignalCame, Tick
-from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, TaskId, server, worker
-from lockstep.protocol.core.journal import Journal
+from lockstep.protocol.core.events import CheckpointWritten, LinkUp, PeerGone, SignalCame, Tick
+from lockstep.protocol.core.ids import INITIAL_STEP, TaskId, server, worker
 from lockstep.protocol.core.leaving import Departure
 from lockstep.protocol.core.messages import Applied, Commit, End, Leaving, Left, LocalState, Roster, Saved
 from lockstep.protocol.core.timing import SIGNAL_WINDOW_SECONDS
 from lockstep.protocol.phrases import received
-from lockstep.protocol.worker.collective_machine import CollectiveMachine
 from protocol.protocol_rigs import CoordinatorRig, MemberRig, join_of, life, messages_to, only
 
 PS, W0, W1 = server(0), worker(0), worker(1)
@@ -196,19 +194,3 @@ def test_the_others_hear_who_leaves_and_a_signal_of_another_version_says_nothing
     other = W1 if rig.machine.task != W1 else W0
     assert rig.hear(PS, Left(str(other), TERM)) == [PeerLeaves(other, TERM)]
     assert rig.hear(PS, Left(str(other), 99)) == []
-
-
-# -- workers without servers --
-
-
-@pytest.mark.parametrize(
-    ("peer", "departure", "ends_by"),
-    [(W1, Departure.SIGINT, Departure.SIGINT), (CHIEF, TERM, TERM), (W1, TERM, None)],
-)
-def test_without_servers_everybody_ends_and_a_worker_that_leaves_is_a_loss(
-    peer: TaskId, departure: Departure, ends_by: Departure | None
-) -> None:
-    machine = CollectiveMachine(worker(2), 1, 3, 60.0, Journal(), 0.0)
-    (ended,) = only(machine.handle(PeerLeaving(peer, departure), 1.0), JobEnded)
-    assert (ended.culprit, ended.departure, ended.alone) == (str(peer), ends_by, False)
-    assert machine.handle(SignalCame(departure), 2.0) == []

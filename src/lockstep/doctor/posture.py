@@ -102,7 +102,7 @@ def planned_listeners(spec: ClusterSpec, task: TaskId, job: Openings) -> list[Li
     listen = spec.for_task(task).listen_address()
     ports = "*" if spec.second_ports is None else str(spec.second_ports)
     wanted = [(str(listen.port), ListenerPurpose.MONITOR), (ports, ListenerPurpose.TASK)]
-    if not spec.has_servers:
+    if spec.carried_by_torch:
         wanted += [(str(job.store_port), ListenerPurpose.STORE)] if task == CHIEF else []
         wanted.append(("*", ListenerPurpose.COLLECTIVE))
     elif spec.protocol == "grpc+ucx":
@@ -122,7 +122,7 @@ def found_listeners(
     if running.address:
         known[parse_address(running.address).port] = ListenerPurpose.TASK
     other = ListenerPurpose.UCX if spec.protocol == "grpc+ucx" else ListenerPurpose.UNKNOWN
-    if not spec.has_servers:
+    if spec.carried_by_torch:
         other = ListenerPurpose.COLLECTIVE
         if task == CHIEF:
             known[job.store_port] = ListenerPurpose.STORE

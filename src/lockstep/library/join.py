@@ -237,16 +237,12 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     with contextlib.ExitStack() as until_listening:
         launch = _launch(arguments, environ)
         cluster = _cluster(arguments, launch, until_listening)
+        carrier = "" if cluster.shape.servers else _carrier(arguments.backend)
+        cluster = dataclasses.replace(cluster, carried_by_torch=carrier == TORCH)
         refuse_bad_cluster(cluster, arguments)
         _refuse(protocol_problems(cluster))
         if cluster.task == CHIEF:
             say(who_trains(cluster.shape))
-        carrier = "" if cluster.shape.servers else _carrier(arguments.backend)
-        if carrier == TORCH and arguments.train_dir:
-            raise BadInput(
-                f"train_dir={arguments.train_dir!r} cannot be used where torch.distributed carries the gradients; give "
-                "backend='own' (models on CPUs) or servers=1, or save the model yourself."
-            )
         config = node_config(
             cluster, arguments.exchange, arguments.keeping, launched=arguments.launched, carrier=carrier
         )
@@ -310,11 +306,23 @@ def node_config(
 
     ``carrier``: without servers, what carries the gradients.
     """
-    workers, place = cluster.shape.workers, {"launched": launched, "servers": cluster.shape.servers}
-    rules = recovery_rules(keeping, exchange, workers, cluster.rejoin_timeout, **place, grace_seconds=cluster.grace)
+    workers, servers = cluster.shape.workers, cluster.shape.servers
+    rules = recovery_rules(
+        keeping,
+        exchange,
+        workers,
+        cluster.rejoin_timeout,
+        launched=launched,
+        servers=servers,
+        grace_seconds=cluster.grace,
+    )
     settings = library_settings(cluster, exchange, rules, carrier)
     resumes = bool(keeping.train_dir) and cluster.task == cluster.shape.coordinator
-    if cluster.task == CHIEF and (notice := loss_notice(rules, exchange, workers, **place)) and workers > 1:
+    if (
+        cluster.task == CHIEF
+        and (notice := loss_notice(rules, exchange, workers, launched=launched, servers=servers))
+        and workers > 1
+    ):
         say(notice)
     return NodeConfig(
         tell_paths=True,

@@ -89,6 +89,14 @@ class LoopTracker:
                 "saved outside job.steps(); give another train_dir, or export that checkpoint and load it"
             )
 
+    def refuse_where_resumed(self, what: str) -> None:
+        """Raise UsageError if ``what`` would replace what this job has already trained."""
+        if self.resumed and not self.in_steps:
+            raise UsageError(
+                f"{what} would replace what this job has already trained: it resumes at step {self.iteration}; "
+                "load before job.wrap(), so that loading only affects a job that starts from scratch"
+            )
+
     def keep(self, objects: dict[str, Stateful]) -> None:
         """Report these objects' state with every step, by name."""
         if self._state is None:

@@ -71,6 +71,8 @@ class RankTraining:
         try:
             layout = lay_out(trained, buffers, self._node.cluster.shape.workers, options.bucket_bytes)
             averager = make_averager(self._node, layout, device, options, frozen)
+            if self._node.cluster.shape.workers > 1 and _synchronises_statistics(self._models):
+                averager.share_with_torch()
         except (ModelsDiffer, ValueError) as error:
             raise UsageError(str(error)) from None
         self._averager = averager
@@ -80,8 +82,20 @@ class RankTraining:
         state = ProgramState(self._models, self._optimizers, trained, describes=self._node.task == CHIEF)
         self._parts.course.begin(state, self._optimizers, self.replica.step)
         self._handles = [handle for one in self._optimizers for handle in self._hook(one)]
+        self._handles += [
+            part.register_load_state_dict_post_hook(self._loaded) for m in self._models for part in m.modules()
+        ]
+        self._handles += [
+            one.optimizer.register_load_state_dict_post_hook(self._loaded_optimizer) for one in self._optimizers
+        ]
         self._node.phase(TaskPhase.TRAINING)
         return [one.optimizer for one in self._optimizers]
+
+    def _loaded(self, *_: object) -> None:
+        self._parts.course.refuse_where_resumed("load_state_dict() of a model")
+
+    def _loaded_optimizer(self, *_: object) -> None:
+        self._parts.course.refuse_where_resumed("load_state_dict() of an optimizer")
 
     def _begin_saving(self, trained: Sequence[Trained]) -> None:
         """Where the job writes checkpoints: let rank 0's be taken, and start from one if the job does."""
@@ -197,6 +211,11 @@ class RankTraining:
             handle.remove()
         if self.replica is not None:
             self.replica.close()
+
+
+def _synchronises_statistics(models: Sequence[nn.Module]) -> bool:
+    """Whether a model has layers that talk to other ranks through torch.distributed's own group."""
+    return any(isinstance(part, nn.SyncBatchNorm) for model in models for part in model.modules())
 
 
 def _only_device(trained: Sequence[Trained]) -> torch.device:

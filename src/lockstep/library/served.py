@@ -91,7 +91,7 @@ class ServedTraining:
         """Saving and loading in the middle of training: the state is on the servers."""
 
         def loaded(*_: object) -> None:
-            self._refuse_where_resumed("load_state_dict() of a model")
+            self._course.refuse_where_resumed("load_state_dict() of a model")
             self._loaded = True
 
         for model in self._models:
@@ -111,7 +111,7 @@ class ServedTraining:
 
         def bring(_: torch.optim.Optimizer) -> None:
             self._refuse_without_common_step("load_state_dict() of an optimizer")
-            self._refuse_where_resumed("load_state_dict() of an optimizer")
+            self._course.refuse_where_resumed("load_state_dict() of an optimizer")
             assert self._state is not None
             if self._node.task == CHIEF:
                 self._state.bring(known)
@@ -130,13 +130,6 @@ class ServedTraining:
             raise UsageError(
                 f"{what} in the middle of training needs a step that all workers make together, and this job has none "
                 "(asynchronous, or with backup workers); load before job.wrap()"
-            )
-
-    def _refuse_where_resumed(self, what: str) -> None:
-        if self._course.resumed and not self._course.in_steps:
-            raise UsageError(
-                f"{what} would replace what this job has already trained: it resumes at step {self._course.iteration}; "
-                "load before job.wrap(), so that loading only affects a job that starts from scratch"
             )
 
     # -- a step --

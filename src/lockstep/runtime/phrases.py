@@ -70,8 +70,8 @@ def cannot_copy(error: Exception) -> str:
     return f"could not copy between host and GPU: {type(error).__name__}: {error}"
 
 
-def cannot_reduce(problem: str, known: str) -> str:
-    return f"cannot reduce: {problem}; {known}" if known else f"cannot reduce: {problem}"
+def cannot_reduce(problem: str) -> str:
+    return f"cannot reduce: {problem}"
 
 
 def without_name(sentence: str, task: TaskId) -> str:
@@ -151,24 +151,12 @@ def is_another_task(found: str, meant: TaskId) -> str:
     return f"is {named(found)}, not {named(meant)}: the host lists or the task indices do not match"
 
 
-def there_instead(found: str) -> str:
-    return f"{named(found)} is there instead: the host lists or the task indices do not match"
-
-
 def is_up(phase: str, pid: int, host: str) -> str:
     return f"is up, {phase} (process {pid} on {host})"
 
 
-def is_up_in(phase: str) -> str:
-    return f"is up, {phase}"
-
-
 def is_up_but(why: str) -> str:
     return f"is up, but {why}"
-
-
-def nobody_answers() -> str:
-    return "nothing answers"
 
 
 def other_version(theirs: str, task: str, ours: str) -> str:
@@ -177,10 +165,6 @@ def other_version(theirs: str, task: str, ours: str) -> str:
 
 def does_not_reach(pid: int, host: str, task: str, front: str, finding: str) -> str:
     return f"is up (process {pid} on {host}) but cannot reach {named(task)}: from there, {front} {finding}"
-
-
-def workers_missing(seconds: float, names: str) -> str:
-    return f"not all workers joined within {seconds:g} s; missing: {names}"
 
 
 # -- links --
@@ -282,14 +266,6 @@ def waits_for_more(task: TaskId, missing: Sequence[str]) -> str:
     return f"{named(task)} is waiting for {len(missing)} more: {', '.join(named(one) for one in missing)}"
 
 
-def waits_for_workers(task: TaskId, total: int, missing: Sequence[tuple[str, str]], named_at_most: int) -> str:
-    return f"{named(task)} is waiting for {len(missing)} of {total} workers: {listed(missing[:named_at_most])}"
-
-
-def listed(missing: Sequence[tuple[str, str]]) -> str:
-    return "; ".join(f"{named(task)} ({why})" for task, why in missing)
-
-
 def is_lost(task: TaskId, lost: str, finding: str) -> str:
     return f"{named(task)}: {named(lost)} is lost: it {finding}"
 
@@ -304,10 +280,6 @@ def had_finished(task: TaskId) -> str:
 
 def does_not_return(task: TaskId, doing: str) -> str:
     return f"{named(task)} does not return from {doing}; its process is ended"
-
-
-def collective_failed(task: TaskId, problem: str) -> str:
-    return f"{named(task)}: torch.distributed failed: {problem}"
 
 
 def report_unreadable(error: Exception) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from helpers.reasons import because
+import pytest
+
 from lockstep.diagnose.analyse import analyse
 from lockstep.diagnose.evidence import Evidence, Seen
 from lockstep.diagnose.fields import FORMAT
@@ -13,31 +14,141 @@ from lockstep.diagnose.task_view import read_task
 from lockstep.diagnose.verdict import Verdict
 from lockstep.errors import EXIT_VERDICT
 from lockstep.protocol.core.causes import Cause
-from lockstep.protocol.core.effects import JobEnded
-from lockstep.protocol.core.events import Awaited, Broken, Finished, Met, Produced, Reduced, Sealed, StepBegun
-from lockstep.protocol.core.ids import worker
+from lockstep.protocol.core.effects import Effect, SaveShard, Send
+from lockstep.protocol.core.errors import LocalProtocolError
+from lockstep.protocol.core.events import (
+    LinkLost,
+    LinkUp,
+    Prepared,
+    Produced,
+    Received,
+    Reduced,
+    Sealed,
+    ShardSaved,
+    StateTaken,
+    StepBegun,
+    Tick,
+)
+from lockstep.protocol.core.ids import CHIEF, ClusterShape, worker
 from lockstep.protocol.core.journal import Happening, Journal
+from lockstep.protocol.core.machine import advance
+from lockstep.protocol.core.messages import (
+    Applied,
+    Commit,
+    Layout,
+    LocalState,
+    Member,
+    Message,
+    ParameterEntry,
+    Saved,
+    View,
+)
+from lockstep.protocol.core.plan import make_plan
 from lockstep.protocol.core.reach import Reach, Silence
 from lockstep.protocol.phrases import waited_for
-from lockstep.protocol.worker.collective_machine import CollectiveMachine
+from lockstep.protocol.worker.collective_machine import (
+    SUMMED_BUCKET_TRANSITIONS,
+    CollectiveMachine,
+    SummedBucketState,
+    SummedBucketTrigger,
+)
 
 LIVES = (11, 12, 13)
 
 
-def _machine(index: int = 0, workers: int = 3) -> tuple[CollectiveMachine, Journal]:
+CHIEF_LIFE = LIVES[0]
+
+
+def _machine(
+    index: int = 0, workers: int = 3, start: int = 4, *, tells_state: bool = False
+) -> tuple[CollectiveMachine, Journal]:
+    """A worker that is about to begin step ``start``."""
     journal = Journal()
-    machine = CollectiveMachine(worker(index), LIVES[index], workers, 60.0, journal, 0.0)
-    machine.handle(Met(LIVES[:workers]), 1.0)
+    shape = ClusterShape(0, workers)
+    machine = CollectiveMachine(worker(index), shape, journal, 60.0, tells_state=tells_state)
+    machine.handle(LinkUp(CHIEF, CHIEF_LIFE), 0.5)
+    members = tuple(Member(str(worker(i)), LIVES[i]) for i in range(workers))
+    machine.handle(Received(CHIEF, CHIEF_LIFE, View(1, 1, members)), 1.0)
+    plan = make_plan([ParameterEntry("p", 16, "float32", 0)], workers)
+    layout = Layout(plan.hash, plan.bucket_bytes, plan.parameters, (), start=start)
+    machine.handle(Prepared(plan, layout), 1.0)
     return machine, journal
 
 
-def test_a_worker_waits_for_whoever_is_missing_before_they_meet() -> None:
-    machine = CollectiveMachine(worker(0), 11, 3, 60.0, Journal(), 0.0)
-    machine.handle(Awaited((worker(2),)), 1.0)
-    (wait,) = machine.waits()
-    assert (wait.on, waited_for(wait), wait.since) == (worker(2), "it to join", 0.0)
-    machine.handle(Met(LIVES), 2.0)
-    assert machine.waits() == []
+def _hear(machine: CollectiveMachine, message: Message, now: float = 30.0) -> list[Effect]:
+    return machine.handle(Received(CHIEF, CHIEF_LIFE, message), now)
+
+
+def _step(machine: CollectiveMachine, step: int, now: float = 10.0) -> list[Effect]:
+    """One step with one bucket; what its sum asks for."""
+    machine.handle(StepBegun(step, ()), now)
+    machine.handle(Produced(step, 0), now)
+    machine.handle(Sealed(step, (), (), state=None), now)
+    return machine.handle(Reduced(step, 0), now)
+
+
+@pytest.mark.parametrize(("pair", "after"), SUMMED_BUCKET_TRANSITIONS.items(), ids=lambda value: str(value))
+def test_the_table_is_literal(pair: tuple[SummedBucketState, SummedBucketTrigger], after: SummedBucketState) -> None:
+    assert advance(SUMMED_BUCKET_TRANSITIONS, *pair) is after
+
+
+def test_the_coordinator_is_told_of_every_whole_step_until_it_commits_it() -> None:
+    machine, _ = _machine(1)
+    assert _step(machine, 4) == [Send(CHIEF, Applied(4))]
+    deadline = machine.next_deadline()
+    assert deadline is not None
+    assert machine.handle(Tick(), deadline) == [Send(CHIEF, Applied(4))]
+    assert _hear(machine, Commit(4)) == []
+    assert machine.handle(Tick(), deadline + 100.0) == []
+    assert machine.committed == 4
+    machine.check()
+
+
+def test_a_step_is_whole_only_when_backward_has_ended_and_those_before_it_are() -> None:
+    machine, _ = _machine(1)
+    machine.handle(StepBegun(4, ()), 10.0)
+    machine.handle(Produced(4, 0), 10.0)
+    assert machine.handle(Reduced(4, 0), 11.0) == [], "another bucket may follow"
+    machine.handle(Produced(4, 1), 12.0)
+    assert machine.handle(Sealed(4, (), (), state=None), 13.0) == []
+    machine.handle(StepBegun(5, ()), 14.0)
+    machine.handle(Sealed(5, (), (), state=None), 15.0)
+    assert machine.handle(Reduced(4, 1), 16.0) == [Send(CHIEF, Applied(5))]
+
+
+def test_the_local_state_is_told_until_its_step_is_committed_and_only_where_it_differs() -> None:
+    machine, _ = _machine(1, tells_state=True)
+    _step(machine, 4)
+    assert machine.handle(StateTaken(5, b"mine"), 11.0) == [Send(CHIEF, LocalState(5, b"mine"))]
+    machine.handle(LinkLost(CHIEF, "cut"), 12.0)
+    again = machine.handle(LinkUp(CHIEF, CHIEF_LIFE), 13.0)
+    assert again == [Send(CHIEF, Applied(4)), Send(CHIEF, LocalState(5, b"mine"))]
+    _hear(machine, Commit(4))
+    _step(machine, 5)
+    assert machine.handle(StateTaken(6, b"mine"), 15.0) == [Send(CHIEF, LocalState(6, b"", same=True))]
+
+
+def test_a_version_is_saved_once_and_a_repeated_request_is_answered() -> None:
+    machine, _ = _machine(0)
+    _step(machine, 4)
+    assert _hear(machine, Commit(4, save=True)) == [SaveShard(5)]
+    assert _hear(machine, Commit(4, save=True)) == []
+    saved = Saved(5, "shard", 1, "hash")
+    assert machine.handle(ShardSaved(saved), 20.0) == [Send(CHIEF, saved)]
+    assert _hear(machine, Commit(4, save=True)) == [Send(CHIEF, saved)]
+
+
+def test_steps_that_the_training_loop_mixes_up_are_its_own_fault() -> None:
+    machine, _ = _machine()
+    with pytest.raises(LocalProtocolError):
+        machine.handle(StepBegun(6, ()), 10.0)
+    machine.handle(StepBegun(4, ()), 10.0)
+    with pytest.raises(LocalProtocolError):
+        machine.handle(Produced(5, 0), 10.0)
+    with pytest.raises(LocalProtocolError):
+        machine.handle(Sealed(5, (), ()), 10.0)
+    with pytest.raises(LocalProtocolError):
+        machine.handle(StateTaken(6, b""), 10.0)
 
 
 def test_a_bucket_holds_nobody_up_before_backward_has_ended() -> None:
@@ -80,18 +191,7 @@ def test_a_device_that_is_behind_is_still_waited_for_in_the_next_step() -> None:
     assert {wait.step for wait in machine.waits()} == {5}
 
 
-def test_the_end_is_waited_for_and_a_break_ends_once() -> None:
-    machine, _ = _machine()
-    machine.handle(StepBegun(4, ()), 10.0)
-    machine.handle(Finished(5), 12.0)
-    assert {waited_for(wait) for wait in machine.waits()} == {"the end of the job"}
-    broken = Broken(worker(1), 4, because("verdict: dead"))
-    assert machine.handle(broken, 13.0) == [JobEnded(False, str(worker(1)), 4, because("verdict: dead"))]
-    assert machine.handle(broken, 14.0) == []
-    assert machine.waits() == []
-
-
-def test_a_process_alone_waits_for_its_own_step() -> None:
+def test_a_worker_without_others_waits_for_its_own_step() -> None:
     machine, _ = _machine(workers=1)
     assert machine.waits() == []
     machine.handle(StepBegun(4, ()), 10.0)
@@ -124,7 +224,7 @@ def _seen(machine: CollectiveMachine, now: float, doing: str, cpu: float = 0.0) 
         "kind": "task",
         "task": str(machine.task),
         "step": machine.step,
-        "machines": machine.snapshot(),
+        "machines": {"role": machine.snapshot()},
         "waits": waits,
         "main": {"doing": doing, "detail": "", "seconds": 6.0, "cpu": cpu, "where": "user code", "stack": ["f (x:1)"]},
     }
@@ -133,7 +233,7 @@ def _seen(machine: CollectiveMachine, now: float, doing: str, cpu: float = 0.0) 
 
 def _at(index: int, handed: int, sealed: bool) -> CollectiveMachine:
     """Worker ``index`` in step 7 of three, with so many of two buckets handed over."""
-    machine, _ = _machine(index)
+    machine, _ = _machine(index, start=7)
     machine.handle(StepBegun(7, ()), 100.0)
     for bucket in range(handed):
         machine.handle(Produced(7, bucket), 101.0)

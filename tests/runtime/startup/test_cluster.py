@@ -98,8 +98,8 @@ BROKEN: dict[str, tuple[ClusterSpec, str]] = {
         "--require_private refuses --server_protocol=grpc+verbs, which cannot encrypt",
     ),
     "private all-reduce": (
-        dataclasses.replace(SPEC, require_private=True, has_servers=False, ps_hosts=()),
-        "--require_private refuses modes without servers across hosts: gloo and NCCL cannot encrypt",
+        dataclasses.replace(SPEC, require_private=True, has_servers=False, carried_by_torch=True, ps_hosts=()),
+        "--require_private refuses all-reduce by torch.distributed across hosts: gloo and NCCL cannot encrypt",
     ),
     "startup_timeout": (dataclasses.replace(SPEC, startup_timeout=0.0), "--startup_timeout=0 leaves no time"),
     "stall_after": (dataclasses.replace(SPEC, stall_after=-1.0), "--stall_after=-1 leaves no time"),

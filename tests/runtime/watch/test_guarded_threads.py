@@ -12,13 +12,9 @@ import pytest
 from helpers.printing import FROZEN, Recorded, Task, received
 from helpers.waiting import wait_until
 from lockstep.protocol.core.causes import ReportKind
-from lockstep.protocol.core.ids import TaskId, server, worker
-from lockstep.protocol.core.messages import Description, Printed, Report
-from lockstep.runtime.task.neighbours import Neighbours
+from lockstep.protocol.core.ids import worker
+from lockstep.protocol.core.messages import Printed, Report
 from lockstep.runtime.watch.watchdog import Watchdog, WatchSettings
-from lockstep.transports.control.broadcast import Broadcast
-from lockstep.transports.control.monitor_service import add_monitor_service
-from lockstep.transports.control.server import ControlServer
 from lockstep.transports.guard import SAY_EVERY, Guard
 from lockstep.transports.timers import TimerThread
 
@@ -142,32 +138,3 @@ def test_timers_survive_an_errand_that_fails(capsys: pytest.CaptureFixture[str])
     finally:
         timers.close()
     assert "errands caught IndexError" in capsys.readouterr().err
-
-
-def test_a_neighbour_whose_description_means_nothing_is_watched_again() -> None:
-    """A leaver that is no task ended the watch for good, and a later signal was never heard of."""
-    leaver = ["not a task"]
-    heard: list[TaskId] = []
-    calls: list[int] = []
-
-    def describe() -> Description:
-        calls.append(1)
-        return Description(
-            "/t", "h", 1, 2, 3, "training", 0.0, "127.0.0.1:1", False, 0, "1", 4, leaver=leaver[0], leaving=15
-        )
-
-    changed_ = Broadcast()
-    service = ControlServer("127.0.0.1", 0, threads=8)
-    add_monitor_service(service, describe, changed_, lambda: b"{}", max_watchers=4)
-    service.start()
-    neighbours = Neighbours(worker(0), {str(worker(1)): service.address}, lambda task, _: heard.append(task))
-    neighbours.start()
-    try:
-        wait_until(lambda: len(calls) >= 2, PATIENCE, "it is watched again")
-        leaver[0] = str(worker(1))
-        wait_until(lambda: worker(1) in heard, PATIENCE, "the signal is heard of")
-    finally:
-        neighbours.close()
-        changed_.close()
-        service.stop(0)
-    assert server(0) not in heard

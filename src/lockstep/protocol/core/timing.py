@@ -138,7 +138,7 @@ WHY_AGAIN_SECONDS: Final = 4.0
 WHY_BUDGET_SECONDS: Final = 1.7
 """What may be spent on an answer, less the time that Python takes to start."""
 PROOF_SECONDS: Final = 4.0
-"""How long to look for proof after torch.distributed has failed: a monitor knows of a death at once."""
+"""How long the coordinator has to find out why torch.distributed has failed: a monitor knows of a death at once."""
 
 # -- while a cluster forms --
 
@@ -180,10 +180,9 @@ SETTLE_SECONDS: Final = 2.0
 """How long a task that leaves waits until the message that the job is over has gone out."""
 LEAVE_SECONDS: Final = 5.0
 """How long a task waits for the others to receive the end, and to receive it itself."""
-GIVE_UP_SECONDS: Final = 10.0
-"""How long a training thread may take to leave after the job has ended; inside a device call it never does."""
 FORCE_SECONDS: Final = 5.0
-"""The same for a worker with servers, which has nothing to prove: it is then ended by force."""
+"""How long a training thread may take to leave after the job has ended; inside a device call it never does. Its process
+is then ended by force."""
 OVERSTAY_SECONDS: Final = 8.0
 """How long after a worker has reported a failed job its monitor waits before it ends the worker by force."""
 MUTE_SECONDS: Final = 5.0
@@ -420,7 +419,6 @@ def _opening() -> _Rules:
 
 
 def _leaving() -> _Rules:
-    longest_proof = PROOF_SECONDS + look_seconds() + ASK_STACK_SECONDS
     return (
         (
             "the watchdog's last look has ended when a task leaves",
@@ -441,13 +439,12 @@ def _leaving() -> _Rules:
         ("a worker has told the end before it is ended by force", FORCE_SECONDS > SETTLE_SECONDS),
         ("a monitor waits until a worker has forced its own end", OVERSTAY_SECONDS > FORCE_SECONDS + SETTLE_SECONDS),
         ("a task that is started again at once is not called gone", OTHERS_GONE_SECONDS > HEARTBEAT_SECONDS),
-        ("a mute task is ended as soon as one in a device call", MUTE_SECONDS + OTHERS_GONE_SECONDS < GIVE_UP_SECONDS),
+        ("a mute task is ended as soon as one that stays", MUTE_SECONDS + OTHERS_GONE_SECONDS < OVERSTAY_SECONDS),
         (
             "a monitor ends a mute task before a drill gives up on it",
             LEAVE_SECONDS + SETTLE_SECONDS + OTHERS_GONE_SECONDS + ASK_SECONDS < TASKS_LEAVE_SECONDS,
         ),
         ("a task that gives signs of life is not called mute", MUTE_SECONDS > 4 * TICK_SECONDS),
-        ("a training thread that looks for proof is not given up", longest_proof < GIVE_UP_SECONDS),
         (
             "a task waits for the end that a signal asks for as long as it may take to go out",
             TOLD_SECONDS >= SETTLE_SECONDS,

@@ -72,6 +72,8 @@ class ClusterSpec:
     """How often a monitor starts its task again after a signal killed it."""
     has_servers: bool = True
     """False: the workers reduce among themselves, and the list of servers stays empty."""
+    carried_by_torch: bool = False
+    """Gradients travel inside torch.distributed and not over our transports."""
     rdma: RdmaOptions = NO_OPTIONS
 
     @property
@@ -229,10 +231,10 @@ def _ports_are_well_formed(spec: ClusterSpec) -> Iterator[str]:
 def _bytes_are_private(spec: ClusterSpec) -> Iterator[str]:
     if not spec.require_private or (spec.on_one_host and not in_the_clear(spec.protocol)):
         return
-    if not spec.has_servers:
+    if spec.carried_by_torch:
         yield (
-            "--require_private refuses modes without servers across hosts: gloo and NCCL cannot encrypt; use "
-            "--variable_update=parameter_server."
+            "--require_private refuses all-reduce by torch.distributed across hosts: gloo and NCCL cannot encrypt; use "
+            "--variable_update=parameter_server, or backend='own' in your own program."
         )
     elif in_the_clear(spec.protocol):
         yield f"--require_private refuses --server_protocol={spec.protocol}, which cannot encrypt; use auto or grpc."

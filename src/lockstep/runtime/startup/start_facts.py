@@ -12,7 +12,7 @@ from typing import Any
 from lockstep.foreign import plain
 from lockstep.protocol.core.ids import Role, TaskId
 from lockstep.protocol.core.messages import Setting
-from lockstep.protocol.core.setting_names import COUNTS, LOCKSTEP_VERSION, VERSIONS, concerns
+from lockstep.protocol.core.setting_names import COUNTS, LOCKSTEP_VERSION, concerns
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.transports.control.addresses import AddressError, parse_address
 
@@ -126,11 +126,3 @@ def setting_differences(ours: StartFacts, theirs: StartFacts) -> Iterator[tuple[
             if name == LOCKSTEP_VERSION and ours.version != theirs.version:
                 continue
             yield name, mine.get(name, "(none)"), other.get(name, "(none)")
-
-
-def first_setting_difference(ours: StartFacts, theirs: StartFacts) -> str | None:
-    """The first setting that must be the same and is not, as a phrase with the remedy."""
-    for name, mine, other in setting_differences(ours, theirs):
-        remedy = "install the same version" if name in VERSIONS else "start all tasks with the same value"
-        return plain(f"{ours.short} has {name}={mine}, {theirs.short} has {name}={other}; {remedy}")
-    return None

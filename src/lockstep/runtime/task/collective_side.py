@@ -158,7 +158,7 @@ class CollectiveSide(Side):
         while node.outcome is None and time.monotonic() < deadline:
             self._changed.wait(0.05)
         if node.outcome is None:
-            node.fail(own_error(phrases.cannot_reduce(problem, "")))
+            node.fail(own_error(phrases.cannot_reduce(problem)))
         assert node.outcome is not None
         return JobEndedError(node.outcome)
 

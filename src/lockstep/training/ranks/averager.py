@@ -46,6 +46,10 @@ class Averager(Protocol):
         Returns the step with which the job begins; where it is not 0, everyone has the values from a checkpoint.
         """
 
+    def share_with_torch(self) -> None:
+        """Let torch.distributed's global group exist, for layers that use it (SyncBatchNorm). ValueError if it cannot:
+        without it they would silently do without the other ranks."""
+
     def publish(self, step: Step) -> None:
         """The same in the middle of training, as a step of its own."""
 

@@ -87,16 +87,19 @@ class WorkerGroup:
     def __init__(self, meeting: MeetingPoint, node: ReducingNode) -> None:
         self.meeting = meeting
         self.node = node
+        self._is_global = False
         self._store: Any = _sealed(meeting, _meet(meeting))
         self.backend = self._choose()
         self._group: Any = _process_group(meeting, self._store, self.backend)
 
     def _choose(self) -> str:
         """NCCL, if every worker can use it: each has a GPU of its own. Otherwise gloo, on every worker."""
-        meeting = self.meeting
-        self._store.set(f"backend/{meeting.rank}", f"{meeting.backend} {meeting.device}")
-        told = [bytes(self._store.get(f"backend/{rank}")).decode() for rank in range(meeting.size)]
-        return "nccl" if all(one.startswith("nccl ") for one in told) and len(set(told)) == len(told) else "gloo"
+        meeting, others = self.meeting, range(self.meeting.size)
+        self._store.set(f"backend/{meeting.rank}", meeting.backend)
+        self._store.set(f"device/{meeting.rank}", meeting.device)
+        wanted = {bytes(self._store.get(f"backend/{rank}")) for rank in others}
+        devices = {bytes(self._store.get(f"device/{rank}")) for rank in others}
+        return "nccl" if wanted == {b"nccl"} and len(devices) == meeting.size else "gloo"
 
     @property
     def on_device(self) -> bool:
@@ -113,7 +116,7 @@ class WorkerGroup:
     def reduce(self, tensor: Tensor) -> dist.Work:
         """Start a reduction over all workers, in place: NCCL makes the mean, gloo the sum."""
         options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.AVG if self.on_device else dist.ReduceOp.SUM
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG if self.on_device else dist.ReduceOp.SUM)
         work: dist.Work = self._group.allreduce([tensor], options)
         return work
 
@@ -124,8 +127,20 @@ class WorkerGroup:
             return value, value
         return bytes(self._store.get(name)).decode(), value
 
+    def make_global(self) -> None:
+        """Make torch.distributed's global group of the same workers, unless the program has made it."""
+        if dist.is_initialized():
+            return
+        store, patience = c10d.PrefixStore("global", self._store), timedelta(seconds=self.meeting.patience)
+        place = {"rank": self.meeting.rank, "world_size": self.meeting.size}
+        dist.init_process_group(self.backend, store=store, timeout=patience, **place)
+        self._is_global = True
+
     def close(self) -> None:
         """Let go of connections and threads; nothing can be reduced any more."""
+        if self._is_global:
+            dist.destroy_process_group()
+            self._is_global = False
         self._group = self._store = None
 
     def wait_for_all(self, occasion: str) -> None:

@@ -63,6 +63,12 @@ class OwnAverager:
         self._node.seal(step, absent, occasion="a backward pass", state=None)
         self._take(step + 1)
 
+    def share_with_torch(self) -> None:
+        raise ValueError(
+            "SyncBatchNorm works on GPUs only, and this model is on the CPU; use BatchNorm, or train on GPUs with "
+            "lockstep.join(backend='nccl')"
+        )
+
     def publish(self, step: Step) -> None:
         every = tuple(bucket.id for bucket in self.plan.buckets)
         if self._is_chief:
@@ -101,7 +107,8 @@ class OwnAverager:
 
     def leave(self, steps: Step) -> None:
         self._node.finish(steps)
-        self._node.share.tell_unsaved()
+        if self._node.share is not None:
+            self._node.share.tell_unsaved()
 
     def close(self) -> None:
         """The memory is the node's, which frees it."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -219,7 +220,7 @@ class RankReplica:
 
     def _at_end(self) -> None:
         """A graph has been walked through. It may be one inside another: a layer that is computed again in backward."""
-        outer = torch._C._current_autograd_node()
+        outer: Any = torch._C._current_autograd_node()  # None, whatever the stub says
         if outer is None:
             self.end_backward()
             return

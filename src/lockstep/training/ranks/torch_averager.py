@@ -135,6 +135,11 @@ class TorchAverager:
             self._safely(self._group.broadcast(flat))
         return 0
 
+    def share_with_torch(self) -> None:
+        if self.gradients.device.type != "cuda":
+            raise ValueError("SyncBatchNorm works on GPUs only, and this model is on the CPU; use BatchNorm")
+        self._group.make_global()
+
     def publish(self, step: Step) -> None:
         self.begin(step)
         for bucket in range(len(self._flat)):
