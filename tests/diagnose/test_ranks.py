@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.diagnose.analyse import analyse
-from lockstep.diagnose.evidence import Evidence
+from lockstep.diagnose.analyse import analyse, judge
+from lockstep.diagnose.evidence import Evidence, find_chains
 from lockstep.diagnose.verdict import Verdict
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.faults import DropMessage, DropTensor, FaultPlace, SlowStore, Stick
 from lockstep.protocol.core.ids import worker
 from lockstep.protocol.core.waits import WaitKind
 from lockstep.sim.evidence import evidence_of
-from lockstep.sim.faults import AnyFault
+from lockstep.sim.faults import AnyFault, Partition
 from lockstep.sim.planting import plant
 from lockstep.sim.scenario import NetworkProfile, Scenario, TrainingProfile
 from lockstep.sim.world import World
@@ -72,6 +72,17 @@ def test_a_lost_request_is_seen_from_both_sides(fault: AnyFault, asked: str, ask
     assert {verdict.culprit, verdict.peer} == {W0, W1}
     assert verdict.peer == asker
     assert f"for the {asked} of step {STEP}, but the request never arrived" in verdict.what
+
+
+def test_a_commit_that_one_cut_link_holds_up_is_not_blamed_on_another_rank() -> None:
+    """All have applied the step, but the coordinator cannot hear that of worker 1; worker 2 waits for it too."""
+    evidence = stuck_with(Partition(W1, W0, 8.0, -1.0, one_way=True))
+    verdicts = [judge(evidence, ending) for ending in find_chains(evidence).endings.values()]
+    proven = [verdict for verdict in verdicts if verdict.proven]
+    assert proven
+    assert {(verdict.cause, frozenset({verdict.culprit, verdict.peer})) for verdict in proven} == {
+        (Cause.ONE_WAY_LINK, frozenset({W0, W1}))
+    }
 
 
 @pytest.mark.parametrize("culprit", [W0, W1, W2])
