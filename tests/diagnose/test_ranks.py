@@ -22,8 +22,8 @@ W0, W1, W2 = (str(worker(index)) for index in range(3))
 STEP = 4
 
 
-def stuck_with(fault: AnyFault, seconds: float = 30.0) -> Evidence:
-    """What every task of three ranks reports some time after this fault has struck."""
+def stuck_with(*faults: AnyFault, seconds: float = 30.0) -> Evidence:
+    """What every task of three ranks reports some time after these faults have struck."""
     scenario = Scenario(
         seed=1,
         servers=0,
@@ -33,7 +33,7 @@ def stuck_with(fault: AnyFault, seconds: float = 30.0) -> Evidence:
         training=TrainingProfile(steps=1000),
     )
     world = World(scenario)
-    plant(world, [fault])
+    plant(world, faults)
     world.begin()
     while world.agenda.now < seconds:
         world.agenda.run_next()
@@ -76,7 +76,8 @@ def test_a_lost_request_is_seen_from_both_sides(fault: AnyFault, asked: str, ask
 
 def test_a_commit_that_one_cut_link_holds_up_is_not_blamed_on_another_rank() -> None:
     """All have applied the step, but the coordinator cannot hear that of worker 1; worker 2 waits for it too."""
-    evidence = stuck_with(Partition(W1, W0, 8.0, -1.0, one_way=True))
+    lost = DropMessage(W1, W0, "Applied", STEP, 0)
+    evidence = stuck_with(lost, Partition(W1, W0, 8.0, -1.0, one_way=True))
     verdicts = [judge(evidence, ending) for ending in find_chains(evidence).endings.values()]
     proven = [verdict for verdict in verdicts if verdict.proven]
     assert proven
