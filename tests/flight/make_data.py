@@ -1,6 +1,6 @@
 """Writes the dumps under ``data``: those of real jobs by the torch that is installed, those of other versions by hand.
 
-python tests/flight/make_data.py [FAULT...]      (about ten seconds each; all of them without an argument)
+PYTHONPATH=tests python tests/flight/make_data.py [FAULT...]      (ten seconds each; all of them without an argument)
 
 Real dumps name the files of the program and of torch, so the job is run from a folder with a short name.
 """
@@ -15,6 +15,9 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Final
+
+from flight.handmade import VERSIONS, as_json, as_pickle
+from flight.jobs import STOP, PaperJob, Planned, steps
 
 HERE: Final = Path(__file__).parent
 DATA: Final = HERE / "data"
@@ -47,7 +50,20 @@ def run_job(fault: str, folder: Path) -> None:
         process.wait(120)
 
 
+def write_by_hand() -> None:
+    """Two ranks over NCCL, in every format: one of them has not entered the last call."""
+    plan = [*steps(2), Planned("0", "all_gather", 3), *steps(2)]
+    late = PaperJob({"0": (0, 1)}, {0: plan, 1: [*plan[:4], STOP]}).run().recordings()
+    for version in VERSIONS:
+        for write, ending in ((as_pickle, ""), (as_json, ".json")):
+            target = DATA / f"by-hand-nccl-{version}{ending.replace('.', '-')}"
+            target.mkdir(parents=True, exist_ok=True)
+            for rank, recording in late.items():
+                (target / f"nccl_trace_rank_{rank}{ending}").write_bytes(write(recording, version))
+
+
 def main() -> int:
+    write_by_hand()
     for fault in sys.argv[1:] or FAULTS:
         with tempfile.TemporaryDirectory() as folder:
             run_job(fault, Path(folder))

@@ -13,12 +13,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as recorder
 
 FAULT, FOLDER = sys.argv[1], Path(sys.argv[2])
+RECORDER: Any = torch._C._distributed_c10d  # without annotations
 RANK = int(os.environ["RANK"])
 ODD = RANK == 1
 """The rank with the fault."""
@@ -86,8 +87,8 @@ def fail(evaluation: dist.ProcessGroup) -> None:
 
 def dump_and_leave() -> None:
     time.sleep(SECONDS_TO_HANG)
-    (FOLDER / f"trace_rank_{RANK}").write_bytes(recorder._dump_fr_trace(True, True, False))
-    (FOLDER / f"trace_rank_{RANK}.json").write_bytes(recorder._dump_fr_trace_json(True, False))
+    (FOLDER / f"trace_rank_{RANK}").write_bytes(RECORDER._dump_fr_trace(True, True, False))
+    (FOLDER / f"trace_rank_{RANK}.json").write_bytes(RECORDER._dump_fr_trace_json(True, False))
     time.sleep(SECONDS_TO_HANG)  # the others write theirs
     os._exit(0)
 

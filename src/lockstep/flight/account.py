@@ -122,7 +122,7 @@ class OppositeOrder:
     """Entered ``second`` first."""
 
 
-class FindingKind(StrEnum):
+class Explanation(StrEnum):
     """What explains the rest."""
 
     DIFFERENCE = "difference"
@@ -141,7 +141,7 @@ class FindingKind(StrEnum):
 class Account:
     """All that is proven. ``kind`` says which of the fields explains the rest."""
 
-    kind: FindingKind
+    kind: Explanation
     world: tuple[int, ...]
     no_dump: tuple[int, ...]
     """Ranks that left none, as far as the others know of them."""

@@ -26,13 +26,13 @@ from lockstep.flight.account import (
     Account,
     Collective,
     Difference,
-    FindingKind,
+    Explanation,
     OppositeOrder,
     RingLeg,
     Standing,
     StuckCall,
 )
-from lockstep.flight.groups import OLDER_SECONDS, GroupCalls, Membership, Progress, gather, world_of
+from lockstep.flight.groups import OLDER_SECONDS, GroupCalls, Membership, RankCalls, gather, world_of
 from lockstep.flight.recording import GLOO, RecordedCall, Recording
 from lockstep.flight.signature import NEEDS_ALL, first_difference
 
@@ -47,10 +47,10 @@ def account_of(recordings: Mapping[int, Recording]) -> Account:
     stuck = [found for group in groups if (found := _stuck_in(group, recordings)) is not None]
     stuck += _stuck_between_two(recordings)
     stuck.sort(key=lambda one: (one.began, one.collective.group.name, one.collective.number))
-    differences = [found for group in groups if (found := _difference_in(group, recordings)) is not None]
+    differences = [one for group in groups if (one := _difference_in(group, recordings)) is not None]
     return _explained(
         Account(
-            kind=FindingKind.NOTHING,
+            kind=Explanation.NOTHING,
             world=world,
             no_dump=tuple(rank for rank in world if rank not in recordings),
             wrapped={rank: one.lost for rank, one in recordings.items() if one.lost},
@@ -119,7 +119,7 @@ def _standings(
     return found
 
 
-def _standing(progress: Progress, number: int, recording: Recording, began: float) -> Standing:
+def _standing(progress: RankCalls, number: int, recording: Recording, began: float) -> Standing:
     own = progress.calls.get(number)
     if own is not None:
         # Of a call that was put together from several, one record stands for the whole.
@@ -180,10 +180,14 @@ def _between_two(
     if rank not in ends or ends[0] == ends[1]:
         return None
     other = ends[0] if rank == ends[1] else ends[1]
-    standing = Standing.OPEN if (other, source, target) in open_calls else Standing.ABSENT
-    if other not in recordings:
-        standing = Standing.NO_DUMP
     collective = Collective(group.group, call.p2p_number, call.operation, ends)
+    counterpart = open_calls.get((other, source, target))
+    if counterpart is not None:
+        if rank == ends[1]:
+            return None  # the sender's covers both
+        both = {rank: call, other: counterpart}
+        return StuckCall(collective, dict.fromkeys(both, Standing.OPEN), both, _began(both.values()))
+    standing = Standing.ABSENT if other in recordings else Standing.NO_DUMP
     return StuckCall(collective, {rank: Standing.OPEN, other: standing}, {rank: call}, call.created)
 
 
@@ -213,14 +217,14 @@ def _explained(account: Account, differences: Sequence[Difference]) -> Account:
         first = explaining[0]
         root = next((one for one in account.stuck if one.collective.group == first.collective.group), None)
         also = tuple(one for one in differences if one is not first)
-        return replace(account, kind=FindingKind.DIFFERENCE, difference=first, root=root, also=also)
+        return replace(account, kind=Explanation.DIFFERENCE, difference=first, root=root, also=also)
     account = replace(account, also=tuple(differences))
     ring = _ring(account.stuck, {}) or _ring(account.stuck, _possibly_missing(account))
     if ring:
-        return replace(account, kind=FindingKind.RING, ring=ring, root=ring[0].stuck)
+        return replace(account, kind=Explanation.RING, ring=ring, root=ring[0].stuck)
     order = _opposite_order(account.stuck)
     if order is not None:
-        return replace(account, kind=FindingKind.ORDER, order=order, root=order.first)
+        return replace(account, kind=Explanation.ORDER, order=order, root=order.first)
     kind, root, culprits = _root(account)
     return replace(account, kind=kind, root=root, culprits=culprits)
 
@@ -230,27 +234,27 @@ def _explains(difference: Difference, stuck: Sequence[StuckCall]) -> bool:
     return not stuck or any(one.collective.number >= difference.collective.number for one in same)
 
 
-def _root(account: Account) -> tuple[FindingKind, StuckCall | None, tuple[int, ...]]:
+def _root(account: Account) -> tuple[Explanation, StuckCall | None, tuple[int, ...]]:
     """Without differences, rings and opposite orders every chain of waits ends in one of these."""
-    busy = {rank for one in account.stuck for rank in one.ranks(Standing.OPEN)}
+    busy = _busy(account.stuck)
     for one in account.stuck:
         idle = tuple(rank for rank in one.missing if rank not in busy)
         if idle:
-            return FindingKind.NOT_ENTERED, one, idle
+            return Explanation.NOT_ENTERED, one, idle
     for one in account.stuck:
         if one.silent:
-            return FindingKind.NO_DUMP, one, one.silent
+            return Explanation.NO_DUMP, one, one.silent
     for one in account.stuck:
         if one.unclear:
-            return FindingKind.UNCLEAR, one, one.unclear
+            return Explanation.UNCLEAR, one, one.unclear
     for one in account.stuck:
         if one.complete:
             outsiders = _outsiders(one, account, busy)
-            return (FindingKind.OUTSIDERS if outsiders else FindingKind.ITSELF), one, outsiders
+            return (Explanation.OUTSIDERS if outsiders else Explanation.ITSELF), one, outsiders
     if account.stuck:
         # Missing ranks are in calls that began later than the ones they are missing from, all of them stuck.
-        return FindingKind.NOT_ENTERED, account.stuck[0], account.stuck[0].missing
-    return (FindingKind.NO_DUMP if account.no_dump else FindingKind.NOTHING), None, account.no_dump
+        return Explanation.NOT_ENTERED, account.stuck[0], account.stuck[0].missing
+    return (Explanation.NO_DUMP if account.no_dump else Explanation.NOTHING), None, account.no_dump
 
 
 def _outsiders(one: StuckCall, account: Account, busy: Set[int]) -> tuple[int, ...]:
@@ -261,12 +265,21 @@ def _outsiders(one: StuckCall, account: Account, busy: Set[int]) -> tuple[int, .
 
 
 def _possibly_missing(account: Account) -> dict[int, tuple[int, ...]]:
-    """Where gloo does not say who belongs to a group, and all who called it wait in vain: everybody else may belong."""
+    """Where gloo does not say who belongs to a group, and all who called it wait in vain: everybody else may belong.
+
+    Not where one of these is in no call: that one is to be looked at first.
+    """
+    busy = _busy(account.stuck)
     return {
         id(one): tuple(rank for rank in account.world if rank not in one.standings)
         for one in account.stuck
-        if one.complete and one.collective.group.membership is Membership.SEEN
+        if one.complete and one.collective.group.membership is Membership.SEEN and not _outsiders(one, account, busy)
     }
+
+
+def _busy(stuck: Sequence[StuckCall]) -> set[int]:
+    """Ranks that are in a call that is stuck."""
+    return {rank for one in stuck for rank in one.ranks(Standing.OPEN)}
 
 
 def _ring(stuck: Sequence[StuckCall], possible: Mapping[int, Sequence[int]]) -> tuple[RingLeg, ...]:

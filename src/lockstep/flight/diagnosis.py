@@ -8,7 +8,7 @@ from typing import Final
 
 from lockstep.diagnose.verdict import Diagnosis, Edge, TaskLine, Verdict
 from lockstep.flight import phrases
-from lockstep.flight.account import Account, Collective, Difference, FindingKind, Standing, StuckCall
+from lockstep.flight.account import Account, Collective, Difference, Explanation, Standing, StuckCall
 from lockstep.flight.recording import GLOO, RecordedCall
 from lockstep.protocol.core.causes import Cause
 
@@ -39,13 +39,13 @@ def diagnosis_of(account: Account, *, now: float | None = None, asker: str = "")
 def _verdict(account: Account, now: float | None) -> Verdict | None:
     root = account.root
     match account.kind:
-        case FindingKind.DIFFERENCE if account.difference is not None:
+        case Explanation.DIFFERENCE if account.difference is not None:
             return _difference(account.difference, root, account, now)
-        case FindingKind.RING if root is not None:
+        case Explanation.RING if root is not None:
             return _deadlock_ring(account, root, now)
-        case FindingKind.ORDER if root is not None:
+        case Explanation.ORDER if root is not None:
             return _deadlock_order(account, root, now)
-        case FindingKind.NO_DUMP if root is None:
+        case Explanation.NO_DUMP if root is None:
             return Verdict(
                 cause=Cause.UNKNOWN,
                 culprit=phrases.ranks(account.no_dump),
@@ -55,7 +55,7 @@ def _verdict(account: Account, now: float | None) -> Verdict | None:
                 evidence=(phrases.over_may_be_failed(),) if _by_gloo(account) else (),
                 remedy=phrases.remedy_no_dump(account.no_dump),
             )
-        case FindingKind.NOTHING:
+        case Explanation.NOTHING:
             return None
         case _:
             assert root is not None, "every other finding is about a call"
@@ -67,14 +67,14 @@ def _waiting(account: Account, root: StuckCall, now: float | None) -> Verdict:
     on = account.culprits
     last = account.last.get(on[0]) if on else root.calls[root.waiting[0]]
     match account.kind:
-        case FindingKind.NOT_ENTERED:
+        case Explanation.NOT_ENTERED:
             cause, remedy = Cause.NOT_ENTERED, phrases.remedy_not_entered(on)
             what = phrases.not_entered_at_all(on) if last is None else phrases.not_entered(on, last)
-        case FindingKind.NO_DUMP:
+        case Explanation.NO_DUMP:
             cause, remedy, what = Cause.UNKNOWN, phrases.remedy_no_dump(on), phrases.no_dump_from(on)
-        case FindingKind.OUTSIDERS:
+        case Explanation.OUTSIDERS:
             cause, remedy, what = Cause.UNKNOWN, phrases.remedy_not_entered(on), phrases.may_belong(on)
-        case FindingKind.UNCLEAR:
+        case Explanation.UNCLEAR:
             cause, remedy, what = Cause.UNKNOWN, phrases.remedy_unclear(), phrases.cannot_be_told(on)
         case _:
             cause, remedy, what = Cause.COMMUNICATION, phrases.remedy_itself(), phrases.all_are_in()
@@ -170,7 +170,7 @@ def _known(account: Account, *calls: Collective) -> tuple[str, ...]:
 
 
 def _consequences(account: Account, now: float | None) -> tuple[Edge, ...]:
-    explained = [leg.stuck for leg in account.ring] or [account.root]
+    explained: list[StuckCall | None] = [leg.stuck for leg in account.ring] or [account.root]
     others = [one for one in account.stuck if not any(one is known for known in explained)]
     edges = (
         _edge(one, rank, (*one.missing, *one.silent) or one.waiting, now) for one in others for rank in one.waiting

@@ -33,8 +33,7 @@ class DumpFolder:
 
 def rank_in(name: str) -> int | None:
     """The rank that a file is named after: ``rank_3``, or else the last number of the name."""
-    stem = name.partition(".")[0] if not _LAST_NUMBER.search(name) else name
-    found = _NAMED_RANK.search(name) or _LAST_NUMBER.search(stem)
+    found = _NAMED_RANK.search(name) or _LAST_NUMBER.search(name)
     rank = int(found[1]) if found else -1
     return rank if 0 <= rank < MAX_RANK else None
 

@@ -42,7 +42,7 @@ class RankGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RankCalls:
     """One rank's calls of one group, by their number."""
 
     calls: Mapping[int, tuple[RecordedCall, ...]]
@@ -58,7 +58,7 @@ class GroupCalls:
     """All that is known of one group."""
 
     group: RankGroup
-    progress: Mapping[int, Progress]
+    progress: Mapping[int, RankCalls]
     """Of those members that left a recording."""
 
     def numbers(self) -> list[int]:
@@ -131,7 +131,7 @@ def _group_calls(
     return GroupCalls(group, progress)
 
 
-def _progress(calls: Sequence[RecordedCall], recording: Recording, p2p: bool) -> Progress:
+def _progress(calls: Sequence[RecordedCall], recording: Recording, p2p: bool) -> RankCalls:
     by_number: dict[int, list[RecordedCall]] = {}
     for call in calls:
         by_number.setdefault(call.p2p_number if p2p else call.number, []).append(call)
@@ -141,7 +141,7 @@ def _progress(calls: Sequence[RecordedCall], recording: Recording, p2p: bool) ->
     else:
         # One that is open has no successor that is over: calls of a group end in their order.
         certain = not recording.gaps or not any(call.over for call in by_number[highest])
-    return Progress({number: tuple(found) for number, found in by_number.items()}, highest, certain)
+    return RankCalls({number: tuple(found) for number, found in by_number.items()}, highest, certain)
 
 
 def _size_of(call: RecordedCall) -> int:

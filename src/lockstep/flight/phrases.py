@@ -237,7 +237,8 @@ def saw_last(rank: int, standing: Standing, call: RecordedCall | None) -> str:
     if call is None:
         return f"rank {rank}: {standing.value}; the dump has no call of it"
     state = "over" if call.over else "open"
-    return f"rank {rank}: {standing.value}; its last call was {_call(call)} ({state}){_place(call)}"
+    below = "; the stack below is of that call" if call.stack else ""
+    return f"rank {rank}: {standing.value}; its last call was {_call(call)} ({state}){_place(call)}{below}"
 
 
 def over_may_be_failed() -> str:

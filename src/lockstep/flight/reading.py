@@ -196,7 +196,7 @@ def _pair(value: object) -> tuple[str, str]:
 
 
 def _state(value: object) -> CallState:
-    return CallState(value) if value in list(CallState) else CallState.SCHEDULED
+    return next((state for state in CallState if state == value), CallState.SCHEDULED)
 
 
 def _between(operation: str) -> tuple[str, int, int]:
