@@ -34,8 +34,8 @@ class PaperJob:
     def run(self) -> PaperJob:
         """Until nobody can go on. A call ends when every member is in it, and they agree."""
         self.calls = {rank: [] for rank in self.plans}
-        while any([self._advance(rank) for rank in self.plans]):
-            self._end_what_is_complete()
+        while moved := [rank for rank in self.plans if self._advance(rank)]:
+            self._end_what_is_complete(moved)
         return self
 
     def recordings(self, kept: int = 1 << 20) -> dict[int, Recording]:
@@ -60,8 +60,10 @@ class PaperJob:
         made.append(recorded(planned, number, len(made), self.backend))
         return True
 
-    def _end_what_is_complete(self) -> None:
+    def _end_what_is_complete(self, moved: Sequence[int]) -> None:
         for name, members in self.groups.items():
+            if not set(members) & set(moved):
+                continue
             last = [self.calls[rank][-1] if self.calls[rank] else None for rank in members]
             if any(call is None or call.over or call.group != name for call in last):
                 continue

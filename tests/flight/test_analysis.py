@@ -37,7 +37,11 @@ def test_a_rank_that_stays_in_its_own_code_never_entered(name: str, number: int,
     one = account(name, tmp_path)
     assert (one.kind, one.culprits) == (Explanation.NOT_ENTERED, (1,))
     assert one.root is not None
-    assert (one.root.waiting, one.root.collective.operation, one.root.collective.number) == ((0, 2), "all_reduce", number)
+    assert (one.root.waiting, one.root.collective.operation, one.root.collective.number) == (
+        (0, 2),
+        "all_reduce",
+        number,
+    )
     assert one.root.collective.group.membership is Membership.EVERYBODY
     assert dict(one.wrapped) == ({0: 14, 1: 13, 2: 14} if name == "gloo-wrapped" else {})
 

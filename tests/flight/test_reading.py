@@ -59,7 +59,7 @@ def test_json_says_the_same_as_the_pickle_but_for_the_stacks(tmp_path: Path) -> 
 def test_a_real_dump_of_nccl_says_who_belongs_to_a_group_and_ends_its_batches(tmp_path: Path) -> None:
     one = found("nccl-one-rank-healthy", tmp_path).recordings[0]
     assert one.members == {"0": (0,), "1": (0,)}
-    # Of a batch only its own record is completed; it says that it is a collective, and has the number of the one before.
+    # Of a batch only its own record is completed; it claims to be a collective, with the number of the one before.
     send, receive, batch = one.calls[-3:]
     assert (send.operation, send.source, send.target, receive.operation) == ("send", 0, 0, "recv")
     assert all(call.p2p and call.over for call in (send, receive, batch))
@@ -146,7 +146,9 @@ def test_no_real_dump_needs_an_instruction_that_is_refused() -> None:
         for instruction, _, _ in pickletools.genops(file.read_bytes())
     }
     assert used
-    assert used.isdisjoint({"GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "INST", "OBJ", "NEWOBJ", "PERSID", "BINPERSID"})
+    assert used.isdisjoint(
+        {"GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD", "INST", "OBJ", "NEWOBJ", "PERSID", "BINPERSID"}
+    )
 
 
 @pytest.mark.parametrize(

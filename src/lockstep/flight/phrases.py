@@ -214,7 +214,7 @@ def remedy_difference() -> str:
 
 
 def remedy_order() -> str:
-    return "Let every rank call its groups in the same order."
+    return "Let every rank call its groups in the same order, and leave none out."
 
 
 def remedy_itself() -> str:
