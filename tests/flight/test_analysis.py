@@ -293,6 +293,13 @@ def test_two_backends_of_one_group_count_their_calls_apart() -> None:
     assert account_of(recordings).kind is Explanation.NOTHING
 
 
+def test_of_two_ranks_that_cannot_be_told_the_one_that_is_in_no_call_is_named() -> None:
+    """Rings of one call: rank 0 stopped before b, rank 1 is in b, rank 2 waits for both."""
+    plans = [[*steps(2), Planned("a"), STOP], [*steps(2), Planned("a"), Planned("b"), *steps(1)], [*steps(3)]]
+    one = account_of(job(*plans, a=(0, 1), b=(0, 1)).recordings(kept=1))
+    assert (one.kind, one.culprits) == (Explanation.UNCLEAR, (0,))
+
+
 def test_nothing_recorded_is_nothing_found() -> None:
     assert account_of({}).kind is Explanation.NOTHING
     assert account_of({0: Recording(rank=0)}).kind is Explanation.NOTHING

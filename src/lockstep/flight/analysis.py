@@ -70,7 +70,7 @@ def _last_of(recording: Recording) -> RecordedCall:
 
 def _stuck_in(group: GroupCalls, recordings: Mapping[int, Recording]) -> StuckCall | None:
     """The first call of this group that is stuck."""
-    for number in group.numbers():
+    for number in group.unfinished():
         calls = group.at(number)
         standings = _standings(group, number, calls, recordings)
         found = set(standings.values())
@@ -110,7 +110,7 @@ def _standings(
 ) -> dict[int, Standing]:
     began = _began(call for own in calls.values() for call in own)
     found = dict.fromkeys(group.group.members, Standing.NO_DUMP)
-    for rank, progress in group.progress.items():
+    for rank, progress in group.ranks.items():
         found[rank] = _standing(progress, number, recordings[rank], began)
     absent = [rank for rank, one in found.items() if one is Standing.ABSENT]
     for rank in [rank for rank, one in found.items() if one is Standing.DONE and rank in calls]:
@@ -153,7 +153,7 @@ def _stuck_between_two(recordings: Mapping[int, Recording]) -> list[StuckCall]:
     for group in gather(recordings, p2p=True):
         open_calls = {
             (rank, call.source, call.target): call
-            for rank, progress in group.progress.items()
+            for rank, progress in group.ranks.items()
             for own in progress.calls.values()
             if not any(call.over for call in own)
             for call in reversed(own)  # the first of several stays
@@ -197,7 +197,7 @@ def _between_two(
 def _difference_in(group: GroupCalls, recordings: Mapping[int, Recording]) -> Difference | None:
     """The first number at which members have made different calls."""
     # A ring may have overwritten a part of the oldest call that it still has.
-    edges = {rank: min(one.calls) for rank, one in group.progress.items() if one.calls and recordings[rank].lost}
+    edges = {rank: min(one.calls) for rank, one in group.ranks.items() if one.calls and recordings[rank].lost}
     for number in group.numbers():
         calls = {rank: own for rank, own in group.at(number).items() if edges.get(rank) != number}
         found = first_difference(calls) if len(calls) > 1 else None
@@ -245,14 +245,17 @@ def _root(account: Account) -> tuple[Explanation, StuckCall | None, tuple[int, .
         if one.silent:
             return Explanation.NO_DUMP, one, one.silent
     for one in account.stuck:
-        if one.unclear:
-            return Explanation.UNCLEAR, one, one.unclear
+        idle = tuple(rank for rank in one.unclear if rank not in busy)
+        if idle:
+            return Explanation.UNCLEAR, one, idle
     for one in account.stuck:
         if one.complete:
             outsiders = _outsiders(one, account, busy)
             return (Explanation.OUTSIDERS if outsiders else Explanation.ITSELF), one, outsiders
-    if account.stuck:
-        # Missing ranks are in calls that began later than the ones they are missing from, all of them stuck.
+    for one in account.stuck:
+        if one.unclear:
+            return Explanation.UNCLEAR, one, one.unclear
+    if account.stuck:  # nothing but certain waits for ranks that wait, and no ring: not possible, and no reason to fail
         return Explanation.NOT_ENTERED, account.stuck[0], account.stuck[0].missing
     return (Explanation.NO_DUMP if account.no_dump else Explanation.NOTHING), None, account.no_dump
 

@@ -58,15 +58,27 @@ class GroupCalls:
     """All that is known of one group."""
 
     group: RankGroup
-    progress: Mapping[int, RankCalls]
+    ranks: Mapping[int, RankCalls]
     """Of those members that left a recording."""
 
     def numbers(self) -> list[int]:
-        return sorted({number for one in self.progress.values() for number in one.calls})
+        return sorted({number for one in self.ranks.values() for number in one.calls})
+
+    def unfinished(self) -> list[int]:
+        """Numbers that somebody has not left, or that somebody may not have entered: few, where rings are long."""
+        reached = min((one.highest or 0 for one in self.ranks.values()), default=0)
+        return sorted(
+            {
+                number
+                for one in self.ranks.values()
+                for number, own in one.calls.items()
+                if number > reached or not all(call.over for call in own)
+            }
+        )
 
     def at(self, number: int) -> dict[int, tuple[RecordedCall, ...]]:
         """The calls with this number, by rank."""
-        return {rank: one.calls[number] for rank, one in self.progress.items() if number in one.calls}
+        return {rank: one.calls[number] for rank, one in self.ranks.items() if number in one.calls}
 
 
 @dataclass(slots=True)

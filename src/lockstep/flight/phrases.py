@@ -20,6 +20,8 @@ _MOST_SIZES = 4
 
 def ranks(numbers: Sequence[int]) -> str:
     """``rank 1``, ``ranks 0 and 2``, ``ranks 0-6 and 9``."""
+    if not numbers:
+        return "no rank"
     parts = [str(low) if low == high else f"{low}-{high}" for low, high in _runs(sorted(numbers))]
     return f"{'rank' if len(numbers) == 1 else 'ranks'} {_listed(parts)}"
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from sys import intern
+from typing import Any, Final, TypeVar
 
 from lockstep.flight import phrases
 from lockstep.flight.plain_pickle import PickleRefused, read_plain_pickle
@@ -36,6 +37,9 @@ _LONGEST: Final = 300
 _PICKLE: Final = b"\x80"
 _MAJOR: Final = "2"
 _BATCH: Final = "coalesced"
+
+
+_Kept = TypeVar("_Kept")
 
 
 class DumpError(ValueError):
@@ -68,6 +72,8 @@ class _Reader:
 
     def __init__(self) -> None:
         self._left = MAX_PARTS
+        self._known: dict[object, Any] = {}
+        """Most calls have the sizes and the stack of another; they are kept once."""
 
     def recording(self, fields: Mapping[Any, Any], rank: int, version: str, taken: float) -> Recording:
         entries = fields.get("entries", [])
@@ -112,14 +118,20 @@ class _Reader:
 
     def _tensors(self, sizes: object, dtypes: object) -> Tensors:
         shapes = tuple(tuple(_whole(one) for one in self._list(size)) for size in self._list(sizes))
-        return Tensors(shapes, tuple(_text(dtype) for dtype in self._list(dtypes)))
+        return self._once(Tensors(shapes, tuple(_text(dtype) for dtype in self._list(dtypes))))
 
     def _stack(self, frames: object) -> tuple[StackLine, ...]:
-        return tuple(
-            StackLine(_text(one.get("name")), _text(one.get("filename")), _whole(one.get("line")))
-            for one in self._list(frames)
-            if isinstance(one, dict)
+        return self._once(
+            tuple(
+                self._once(StackLine(_text(one.get("name")), _text(one.get("filename")), _whole(one.get("line"))))
+                for one in self._list(frames)
+                if isinstance(one, dict)
+            )
         )
+
+    def _once(self, value: _Kept) -> _Kept:
+        kept: _Kept = self._known.setdefault(value, value)
+        return kept
 
     def _members(self, config: object) -> dict[str, tuple[int, ...]]:
         found = {}
@@ -185,7 +197,7 @@ def _is_number(text: str) -> bool:
 
 
 def _text(value: object) -> str:
-    return plain(value, _LONGEST) if isinstance(value, str) else ""
+    return intern(plain(value, _LONGEST)) if isinstance(value, str) else ""
 
 
 def _pair(value: object) -> tuple[str, str]:
