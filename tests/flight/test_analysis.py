@@ -300,6 +300,20 @@ def test_of_two_ranks_that_cannot_be_told_the_one_that_is_in_no_call_is_named() 
     assert (one.kind, one.culprits) == (Explanation.UNCLEAR, (0,))
 
 
+def test_a_hostile_dump_with_very_many_groups_takes_a_moment() -> None:
+    def calls(description: str) -> tuple[RecordedCall, ...]:
+        every = (recorded(Planned(f"g{place}"), 1, place) for place in range(1000))
+        return tuple(replace(call, description=description) for call in every)
+
+    for description in ("default_pg", "undefined"):
+        for ranks in ((0, 131_071), (0, 1)):
+            began = time.process_time()
+            one = account_of({rank: Recording(rank=rank, calls=calls(description)) for rank in ranks[:1]})
+            account_of({rank: Recording(rank=rank, calls=calls(description)) for rank in ranks})
+            assert one.stuck
+            assert time.process_time() - began < 20.0
+
+
 def test_nothing_recorded_is_nothing_found() -> None:
     assert account_of({}).kind is Explanation.NOTHING
     assert account_of({0: Recording(rank=0)}).kind is Explanation.NOTHING

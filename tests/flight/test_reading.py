@@ -252,6 +252,8 @@ def test_bytes_that_are_no_dump_become_a_sentence(data: bytes) -> None:
         ("dump-4.pickle", 4),
         ("dump", None),
         ("rank_99999999", None),
+        ("trace-20261117", None),
+        ("trace_rank_200000", None),
     ],
 )
 def test_the_rank_of_a_dump_is_in_its_name(name: str, rank: int | None) -> None:

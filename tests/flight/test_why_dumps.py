@@ -186,3 +186,19 @@ def test_the_installed_torch_still_writes_what_is_read(tmp_path: Path) -> None:
     assert difference is not None
     assert difference.odd == (1,)
     assert os.listdir(tmp_path)
+
+
+def test_without_sentences_the_same_ranks_are_found(tmp_path: Path) -> None:
+    bare = str(Path(__file__).parents[1] / "bare")
+    path = os.pathsep.join(filter(None, (bare, os.environ.get("PYTHONPATH", ""))))
+    for name, cause in (
+        ("gloo-slept", "never entered the collective"),
+        ("gloo-order", "deadlock cycle"),
+        ("gloo-shape", "ranks differ in a collective"),
+        ("gloo-died", "unknown"),
+    ):
+        finished = run_lockstep(
+            "why", str(copied(name, tmp_path)), "--json", timeout=20, environment={"PYTHONPATH": path}
+        )
+        verdict = json.loads(finished.stdout)["verdict"]
+        assert (finished.code, verdict["cause"], verdict["culprit"]) == (3, cause, "ranks"), finished.stderr

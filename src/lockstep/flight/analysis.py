@@ -273,10 +273,13 @@ def _possibly_missing(account: Account) -> dict[int, tuple[int, ...]]:
     Not where one of these is in no call: that one is to be looked at first.
     """
     busy = _busy(account.stuck)
+    idle = [rank for rank in account.world if rank not in busy]
     return {
         id(one): tuple(rank for rank in account.world if rank not in one.standings)
         for one in account.stuck
-        if one.complete and one.collective.group.membership is Membership.SEEN and not _outsiders(one, account, busy)
+        if one.complete
+        and one.collective.group.membership is Membership.SEEN
+        and not any(rank not in one.standings for rank in idle)
     }
 
 
@@ -296,10 +299,11 @@ def _ring(stuck: Sequence[StuckCall], possible: Mapping[int, Sequence[int]]) -> 
             # Of several calls that a rank is in, it waits for the one that it entered first.
             if rank not in waits or one.calls[rank].record < waits[rank].calls[rank].record:
                 waits[rank] = one
-    edges = {id(one): [rank for rank in (*one.missing, *possible.get(id(one), ())) if rank in waits] for one in stuck}
+    missing = {id(one): [rank for rank in (*one.missing, *possible.get(id(one), ())) if rank in waits] for one in stuck}
+    edges = {rank: missing[id(one)] for rank, one in waits.items()}
     done: set[int] = set()
     for begin in sorted(waits):
-        path = _walk(begin, {rank: edges[id(one)] for rank, one in waits.items()}, done) if begin not in done else []
+        path = _walk(begin, edges, done)
         if path:
             return tuple(RingLeg(rank, waits[rank], on) for rank, on in zip(path, (*path[1:], path[0]), strict=True))
     return ()
@@ -307,7 +311,7 @@ def _ring(stuck: Sequence[StuckCall], possible: Mapping[int, Sequence[int]]) -> 
 
 def _walk(begin: int, edges: Mapping[int, Sequence[int]], done: set[int]) -> list[int]:
     """The ring that a search in depth from ``begin`` meets, or nothing. ``done``: ranks that lead to none."""
-    path = [begin]
+    path = [begin] if begin not in done else []
     choices = [iter(edges[begin])]
     while path:
         rank = next(choices[-1], None)

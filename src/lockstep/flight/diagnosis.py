@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -15,6 +15,7 @@ from lockstep.protocol.core.causes import Cause
 MOST_SEEN: Final = 8
 """Ranks of which one report shows what they saw."""
 MOST_EDGES: Final = 64
+MOST_TASKS: Final = 4096
 NOT_KNOWN: Final = -1.0
 
 
@@ -32,7 +33,7 @@ def diagnosis_of(account: Account, *, now: float | None = None, asker: str = "")
         also=tuple(_difference(one, None, account) for one in account.also),
         causes=tuple(_edge(leg.stuck, leg.rank, (leg.on,), now) for leg in account.ring),
         consequences=_consequences(account, now),
-        tasks=tuple(_task(account, rank) for rank in account.world),
+        tasks=tuple(_task(account, rank) for rank in account.world[:MOST_TASKS]),
     )
 
 
@@ -89,7 +90,7 @@ def _waiting(account: Account, root: StuckCall, now: float | None) -> Verdict:
         stuck=stuck(root.collective, root.waiting, on),
         what=what,
         evidence=_seen(account, root),
-        stack=phrases.stacks(_last_of(account, on or root.waiting)),
+        stack=_stacks(_last_of(account, on or root.waiting)),
         remedy=remedy,
     )
 
@@ -106,7 +107,7 @@ def _difference(one: Difference, root: StuckCall | None, account: Account, now: 
         stuck="" if root is None else phrases.stuck(root.collective, root.waiting, root.missing),
         what=phrases.differ(one.collective, one.aspect, one.sides),
         evidence=(*(phrases.side(side) for side in one.sides[:MOST_SEEN]), *notes, *_known(account, one.collective)),
-        stack=phrases.stacks({side.ranks[0]: side.call for side in one.sides[1:]}),
+        stack=_stacks({side.ranks[0]: side.call for side in one.sides[1:]}),
         remedy=phrases.remedy_difference(),
     )
 
@@ -123,7 +124,7 @@ def _deadlock_ring(account: Account, root: StuckCall, now: float | None) -> Verd
         stuck=phrases.ring(members),
         what="; ".join(legs[:MOST_SEEN]),
         evidence=(*seen[:MOST_SEEN], *_known(account, *(leg.stuck.collective for leg in account.ring[:MOST_SEEN]))),
-        stack=phrases.stacks({leg.rank: leg.stuck.calls[leg.rank] for leg in account.ring}),
+        stack=_stacks({leg.rank: leg.stuck.calls[leg.rank] for leg in account.ring}),
         remedy=phrases.remedy_order(),
     )
 
@@ -141,7 +142,7 @@ def _deadlock_order(account: Account, root: StuckCall, now: float | None) -> Ver
         stuck=phrases.stuck(root.collective, root.waiting, ()),
         what=phrases.opposite_order(order.rank, order.other, order.first.collective, order.second.collective),
         evidence=tuple(phrases.saw_call(rank, Standing.OPEN, one.calls[rank]) for one, rank in pair),
-        stack=phrases.stacks({order.rank: first.calls[order.rank], order.other: second.calls[order.other]}),
+        stack=_stacks({order.rank: first.calls[order.rank], order.other: second.calls[order.other]}),
         remedy=phrases.remedy_order(),
     )
 
@@ -203,6 +204,15 @@ def _by_gloo(account: Account) -> bool:
 
 def _seconds(one: StuckCall, now: float | None) -> float:
     return NOT_KNOWN if now is None or not one.began else max(0.0, now - one.began)
+
+
+def _stacks(calls: Mapping[int, RecordedCall]) -> tuple[str, ...]:
+    """The whole stack of one rank; of several, the lines of the program, each with its rank."""
+    if len(calls) == 1:
+        return tuple(phrases.stack_line(line) for call in calls.values() for line in call.stack)
+    return tuple(
+        phrases.stack_line_of(rank, line) for rank, call in calls.items() for line in call.stack if line.of_program
+    )
 
 
 def _last_of(account: Account, ranks: Sequence[int]) -> dict[int, RecordedCall]:

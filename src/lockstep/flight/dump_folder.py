@@ -18,8 +18,8 @@ from lockstep.private_files import read_plain
 
 MAX_FILES: Final = 8192
 _HEAD: Final = 64
-_NAMED_RANK: Final = re.compile(r"rank[_.-]?(\d{1,7})(?!\d)", re.IGNORECASE)
-_LAST_NUMBER: Final = re.compile(r"(\d{1,7})\D*$")
+_NAMED_RANK: Final = re.compile(r"rank[_.-]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_LAST_NUMBER: Final = re.compile(r"(?<!\d)(\d{1,6})\D*$")
 
 
 @dataclass(slots=True)

@@ -112,7 +112,14 @@ def gather(recordings: Mapping[int, Recording], *, p2p: bool = False) -> list[Gr
                 key = (call.group, call.backend, written)
                 found.setdefault(key, _Gathered(*key)).by_rank.setdefault(rank, []).append(call)
     world = world_of(recordings)
-    return [_group_calls(found[key], recordings, world, p2p) for key in sorted(found)]
+    default = _default_group(recordings.values())
+    return [_group_calls(found[key], recordings, world if key[0] == default else (), p2p) for key in sorted(found)]
+
+
+def _default_group(recordings: Iterable[Recording]) -> str | None:
+    """The name of the group of all ranks: there is one."""
+    names = {call.group for one in recordings for call in one.calls if call.description == DEFAULT_DESCRIPTION}
+    return min(names, default=None)
 
 
 def _agreed_members(recordings: Iterable[Recording]) -> dict[str, tuple[int, ...]]:
@@ -127,11 +134,12 @@ def _agreed_members(recordings: Iterable[Recording]) -> dict[str, tuple[int, ...
 def _group_calls(
     gathered: _Gathered, recordings: Mapping[int, Recording], world: Sequence[int], p2p: bool
 ) -> GroupCalls:
+    """``world``: all ranks, for the group that has them all."""
     every = [call for calls in gathered.by_rank.values() for call in calls]
     description = every[-1].description
     if gathered.written:
         members, known = gathered.written, Membership.WRITTEN
-    elif description == DEFAULT_DESCRIPTION:
+    elif world:
         members, known = tuple(world), Membership.EVERYBODY
     else:
         members, known = tuple(sorted(gathered.by_rank)), Membership.SEEN

@@ -5,7 +5,7 @@ The words are those of every report: who is waiting for whom, for what, what eac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
 
 from lockstep.flight.account import Aspect, Collective, Side, Standing
@@ -88,26 +88,12 @@ def stack_line(line: StackLine) -> str:
 
 def _place(call: RecordedCall) -> str:
     """`` at main (job/train.py:31)``: the innermost line of the program itself, as far as paths tell."""
-    found = next((line for line in call.stack if _is_of_the_program(line)), None)
+    found = next((line for line in call.stack if line.of_program), None)
     return "" if found is None else f" at {stack_line(found)}"
 
 
-def stacks(calls: Mapping[int, RecordedCall]) -> tuple[str, ...]:
-    """The whole stack of one rank; of several, the lines of the program, each with its rank."""
-    if len(calls) == 1:
-        return tuple(stack_line(line) for call in calls.values() for line in call.stack)
-    return tuple(
-        f"rank {rank}: {stack_line(line)}"
-        for rank, call in calls.items()
-        for line in call.stack
-        if _is_of_the_program(line)
-    )
-
-
-def _is_of_the_program(line: StackLine) -> bool:
-    parts = PurePath(line.file).parts
-    in_a_library = "torch" in parts or "site-packages" in parts or any(part.startswith("python3.") for part in parts)
-    return bool(parts) and not in_a_library
+def stack_line_of(rank: int, line: StackLine) -> str:
+    return f"rank {rank}: {stack_line(line)}"
 
 
 # -- the lead: what is stuck, why, and what to do --

@@ -30,7 +30,7 @@ MAX_BYTES: Final = 64 << 20
 MAX_CALLS: Final = 1 << 15
 MAX_PARTS: Final = 1 << 21
 """Sizes, dtypes and frames in one dump; in a pickle a small list may be used any number of times."""
-MAX_RANK: Final = 1 << 20
+MAX_RANK: Final = 1 << 17
 _MAX_VALUES: Final = 1 << 22
 _MOST: Final = 1 << 63
 _LONGEST: Final = 300
