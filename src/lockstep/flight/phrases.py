@@ -337,11 +337,11 @@ def no_dump() -> str:
 
 
 def dump_of_another_format(version: str) -> str:
-    return f"it has format {version}; this program reads formats 2.3 to 2.10 (torch 2.5 to 2.15)"
+    return f"it has format {version}; this program reads formats 2.3 to 2.10"
 
 
 def call_without_number() -> str:
-    return "it has a call without a number; torch before 2.5 wrote such dumps"
+    return "it has a call without a number (collective_seq_id); it is damaged, or of an older format"
 
 
 def too_many_calls(most: int) -> str:

@@ -1,12 +1,13 @@
-"""From the bytes of a dump to a ``Recording``: pickle and JSON, formats 2.3 to 2.10 (torch 2.5 to 2.15).
+"""From the bytes of a dump to a ``Recording``: pickle and JSON, formats 2.3 to 2.10, and any 2.x that is like these.
 
 The formats differ by what they leave out, so a field that is not there has its default. What decides is typed here,
 and every text is filtered: a dump comes from somebody else's job. Known differences:
 
 - JSON has 0 for a time that is not known, no stacks, and no ``entries`` where there
   are none; a pickle has None, and pairs as tuples.
-- 2.3 and 2.4 (torch 2.5, 2.6) have neither threads nor the version of the library; 2.7 has ``nccl_version``, 2.10
-  ``comm_lib_version``.
+- 2.3 and 2.4 have neither threads nor the version of the library; 2.7 has ``nccl_version``, 2.10 threads and
+  ``comm_lib_version``. (2.3, 2.4 and 2.7 by their sources only; 2.10 was seen from torch 2.11 and 2.13. No source of
+  2.5, 2.6, 2.8 or 2.9 was seen.)
 - gloo writes one group without a name and without ranks.
 - ``pg_status`` is not used: gloo counts sends in it, NCCL was seen to lag behind its own entries.
 - Of a batch of sends and receives NCCL completes none but a record of its own, ``coalesced``, which says that it is a
