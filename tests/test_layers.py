@@ -19,6 +19,7 @@ LAYERS: dict[str, set[str]] = {
     "protocol": set(),
     "transports": {"protocol", "security"},
     "diagnose": {"protocol", "transports"},
+    "flight": {"protocol", "diagnose"},
     "sim": {"protocol", "diagnose"},
     "runtime": {"protocol", "security", "transports", "diagnose"},
     "doctor": {"protocol", "security", "transports", "runtime"},
@@ -31,6 +32,7 @@ LAYERS: dict[str, set[str]] = {
         "security",
         "transports",
         "diagnose",
+        "flight",
         "sim",
         "runtime",
         "doctor",
@@ -48,6 +50,7 @@ LIBRARIES: dict[str, set[str]] = {
     "protocol": set(),
     "transports": {"google", "grpc", "grpc_tools", "nixl", "numpy", "psutil"},
     "diagnose": set(),
+    "flight": set(),
     "sim": set(),
     "runtime": {"psutil"},
     "doctor": set(),
@@ -181,3 +184,9 @@ def test_the_rules_of_the_doctor_touch_no_machine() -> None:
     pure = [*(SOURCES / "doctor").glob("rules_*.py"), *(SOURCES / "doctor" / f"{n}.py" for n in ("analysis", "facts"))]
     for file in pure:
         assert touching.isdisjoint(name.split(".")[0] for name in imports(file)), file.name
+
+
+def test_the_analysis_of_recordings_touches_no_machine() -> None:
+    touching = {"socket", "subprocess", "threading", "time", "os", "shutil", "resource", "pathlib"}
+    for name in ("account", "analysis", "diagnosis", "groups", "recording", "signature"):
+        assert touching.isdisjoint(top.split(".")[0] for top in imports(SOURCES / "flight" / f"{name}.py")), name

@@ -45,6 +45,7 @@ COMMAND_LINES = {
 
 THE_KERNEL_AND_OTHER_PROGRAMS = {
     "cli/compare_turns.py": "/proc/cpuinfo",
+    "flight/dump_folder.py": "names of torch's dumps",
     "doctor/machine.py": "/proc, cgroups, nvidia-smi, versions of packages",
     "runtime/watch/kernel_tcp.py": "/proc/net",
     "runtime/monitor/oom.py": "cgroups",

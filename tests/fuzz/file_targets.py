@@ -27,7 +27,12 @@ from lockstep.benchmark.data.scenes import SCENES, draw
 from lockstep.benchmark.data.transforms import Engine, Preparation, make_engine, prepare
 from lockstep.diagnose.analyse import analyse
 from lockstep.diagnose.files import evidence_of, read_folder
+from lockstep.diagnose.text import render
 from lockstep.errors import BadInput
+from lockstep.flight.analysis import account_of
+from lockstep.flight.diagnosis import diagnosis_of
+from lockstep.flight.dump_folder import read_dump_folder
+from lockstep.flight.reading import DumpError, read_dump
 from lockstep.protocol.core.messages import OptimizerEntry, ParameterEntry
 from lockstep.runtime.checkpoint.folder import MANIFEST, CheckpointError, Manifest, read_manifest
 from lockstep.runtime.checkpoint.tensor_file import FileFacts
@@ -37,6 +42,7 @@ from lockstep.runtime.trace.page import trace_page
 from lockstep.training.server.optimizer_state import unpack
 
 SIDE = 32
+FLIGHT_DATA = Path(__file__).parents[1] / "flight" / "data"
 
 
 def file_targets(stack: contextlib.ExitStack) -> Iterator[Target]:
@@ -45,6 +51,7 @@ def file_targets(stack: contextlib.ExitStack) -> Iterator[Target]:
     yield _manifest(folder)
     yield from _traces(folder)
     yield _run_folder(folder)
+    yield from _flight_dumps(folder)
     yield Target("monitor: report of its task", decode_report, [_report()])
     yield Target("optimizer state", lambda data: unpack(data, 2), [_state()], (ValueError, SafetensorError))
     yield from state_targets(folder)
@@ -116,6 +123,26 @@ def _run_folder(folder: Path) -> Target:
         analyse(evidence_of(read_folder(place))).to_json()
 
     return Target("run folder", read, [*snapshots, analyse(frozen().evidence()).to_json()])
+
+
+def _flight_dumps(folder: Path) -> Iterator[Target]:
+    seeds = [file.read_bytes() for file in sorted(FLIGHT_DATA.glob("*/*"))]
+    other = read_dump(seeds[0], 0)
+
+    def read(data: bytes) -> None:
+        recordings = {0: other, 1: read_dump(data, 1)}
+        render("why", diagnosis_of(account_of(recordings)))
+
+    yield Target("flight recorder: dump", read, seeds, (DumpError,))
+    place = folder / "dumps"
+    place.mkdir()
+    (place / "trace_rank_0").write_bytes(seeds[0])
+
+    def read_all(data: bytes) -> None:
+        (place / "trace_rank_1").write_bytes(data)
+        diagnosis_of(account_of(read_dump_folder(place).recordings)).to_json()
+
+    yield Target("flight recorder: folder", read_all, seeds)
 
 
 def _records(folder: Path) -> Iterator[Target]:

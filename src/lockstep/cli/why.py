@@ -38,7 +38,8 @@ lockstep why: who waits for whom, for which tensor, and why.
                              none runs, read the newest run folder that you left here
   lockstep why HOST:PORT     ask the cluster that this task belongs to (any task will do)
   lockstep why JOB           ask your job of this number, or read its run folder
-  lockstep why FOLDER        read the files of a run that has ended
+  lockstep why FOLDER        read the files of a run that has ended, or the dumps that
+                             torch's flight recorder wrote for anybody's job
 
   --watch                    ask again every two seconds, until Ctrl-C
   --json                     one JSON object instead of text
@@ -255,10 +256,10 @@ def _read_files(asked: _Asked) -> int:
     if not path.is_dir():
         raise BadInput(f"{asked.target} is neither an address like HOST:PORT nor a folder; give one of the two.")
     found = read_folder(path)
+    if found.report is None and not found.views:
+        return _read_dumps(path, asked, found.problems)
     for problem in found.problems:
         say(problem)
-    if found.report is None and not found.views:
-        raise BadInput(f"{path} has no readable report or snapshot; give the folder that the job named at its end.")
     diagnosis = found.report or analyse(evidence_of(found))
     job, age = diagnosis.job or _number_in(path), time.time() - (diagnosis.time or found.newest)
     if asked.as_json:
@@ -268,4 +269,33 @@ def _read_files(asked: _Asked) -> int:
         of_job = f" of job {job}" if job else ""
         print(f"From the files{of_job} in {path}, {_age(age)} old; nothing was asked.", flush=True)
         print(shown(_text_of(diagnosis)), flush=True)
+    return 0 if diagnosis.healthy else EXIT_STANDS_STILL
+
+
+# -- the dumps of anybody's job --
+
+
+def _read_dumps(path: Path, asked: _Asked, problems: Sequence[str]) -> int:
+    from lockstep.diagnose.text import render
+    from lockstep.flight import phrases
+    from lockstep.flight.analysis import account_of
+    from lockstep.flight.diagnosis import diagnosis_of
+    from lockstep.flight.dump_folder import read_dump_folder
+
+    found = read_dump_folder(path)
+    for problem in (*problems, *found.problems):
+        say(problem)
+    if not found.recordings:
+        raise BadInput(
+            f"{path} has no readable report or snapshot, nor a dump of torch's flight recorder; give the folder that "
+            "the job named at its end, or that of TORCH_FR_DUMP_TEMP_FILE."
+        )
+    diagnosis = diagnosis_of(account_of(found.recordings), asker="files")
+    age = time.time() - found.newest
+    if asked.as_json:
+        fields = {**diagnosis.to_fields(), "problems": [*problems, *found.problems]}
+        print(json.dumps({**fields, "folder": str(path), "age_seconds": round(age, 1)}), flush=True)
+    else:
+        print(shown(phrases.from_dumps(len(found.recordings), str(path), _age(age))), flush=True)
+        print(shown(render(ReportKind.ANSWER, diagnosis, phrases.no_collective_is_stuck())), flush=True)
     return 0 if diagnosis.healthy else EXIT_STANDS_STILL

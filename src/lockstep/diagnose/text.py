@@ -37,10 +37,10 @@ def lead_line(diagnosis: Diagnosis, *, remedy: bool = True) -> str:
     return phrases.lead(verdict.stuck, verdict.what, verdict.remedy if remedy else "", ends=diagnosis.ends)
 
 
-def render(kind: str, diagnosis: Diagnosis) -> str:
-    """The whole report."""
+def render(kind: str, diagnosis: Diagnosis, healthy: str = "") -> str:
+    """The whole report. ``healthy``: its title where there is nothing to report, if not that of a cluster of ours."""
     verdict = diagnosis.verdict
-    lines = [lead_line(diagnosis), RULE, phrases.report_title(kind, _title(diagnosis))]
+    lines = [lead_line(diagnosis), RULE, phrases.report_title(kind, _title(diagnosis, healthy))]
     if verdict is not None:
         lines += _verdict_lines(verdict)
     if diagnosis.also:
@@ -58,10 +58,10 @@ def render(kind: str, diagnosis: Diagnosis) -> str:
     return "\n".join([*lines, *_refused(diagnosis.refused), *_timeline(diagnosis.timeline), RULE])
 
 
-def _title(diagnosis: Diagnosis) -> str:
+def _title(diagnosis: Diagnosis, healthy: str) -> str:
     verdict = diagnosis.verdict
     if verdict is None:
-        return phrases.cluster_is_healthy() if diagnosis.healthy else phrases.not_all_answer()
+        return (healthy or phrases.cluster_is_healthy()) if diagnosis.healthy else phrases.not_all_answer()
     return verdict.cause.value if verdict.proven else phrases.cause_unknown()
 
 

@@ -36,6 +36,7 @@ class Verdict:
     step: int = -2
     link: str = ""
     seconds: float = 0.0
+    """How long it has lasted; -1: not known."""
     stuck: str = ""
     """What is stuck, and who is waiting for what. The lead of a report is this, ``what`` and ``remedy``."""
     what: str = ""

@@ -44,6 +44,8 @@ REMEDIES: Mapping[Cause, str] = MappingProxyType(
         Cause.LEFTOVER_SERVER: "End the older job on that host, or use other ports.",
         Cause.DUPLICATE_TASK: "End one of the two, or give it its own --task_index.",
         Cause.DEADLOCK: "Call backward (or produce all gradients) before waiting for the next parameters.",
+        Cause.NOT_ENTERED: "Look at that rank: its last lines of output, and its stack (py-spy dump --pid PID).",
+        Cause.OTHER_CALL: "Let every rank make the same calls in the same order, with the same sizes and dtypes.",
         Cause.OVERLOADED_SERVER: "Use more servers (--ps), or run this one on a host with more cores.",
         Cause.UNKNOWN: "Compare what each side saw; 'lockstep why' asks again, and the run folder has the journals.",
     }

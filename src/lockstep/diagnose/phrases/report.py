@@ -254,7 +254,7 @@ def not_all_answer() -> str:
 def culprit_line(culprit: str, host: str, pid: int, seconds: float, *, full_name: bool) -> str:
     """``full_name``: where no tensor key shows it."""
     name = f"{_named(culprit)} = {culprit}" if full_name and _named(culprit) != culprit else _named(culprit)
-    return f"culprit:  {name}{_place(host, pid)}, for {_in_seconds(seconds)}"
+    return f"culprit:  {name}{_place(host, pid)}{f', for {_in_seconds(seconds)}' if seconds >= 0 else ''}"
 
 
 def _place(host: str, pid: int) -> str:
@@ -302,7 +302,9 @@ def consequences_title() -> str:
 
 
 def edge_line(waiter: str, missing: str, step: int, seconds: float, state: str) -> str:
-    return f"{_named(waiter)} is waiting for {missing}, step {step}, {_in_seconds(seconds)} ({state})"
+    in_step = f", step {step}" if step >= -1 else ""
+    lasting = f", {_in_seconds(seconds)}" if seconds >= 0 else ""
+    return f"{_named(waiter)} is waiting for {missing}{in_step}{lasting}{f' ({state})' if state else ''}"
 
 
 def tasks_title() -> str:

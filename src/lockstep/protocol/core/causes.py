@@ -45,6 +45,8 @@ class Cause(StrEnum):
     LEFTOVER_SERVER = "leftover server of another job"
     DUPLICATE_TASK = "duplicate task"
     DEADLOCK = "deadlock cycle"
+    NOT_ENTERED = "never entered the collective"
+    OTHER_CALL = "ranks differ in a collective"
     OVERLOADED_SERVER = "overloaded server"
     UNKNOWN = "unknown"
 
