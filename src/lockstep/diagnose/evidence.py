@@ -12,6 +12,7 @@ from lockstep.protocol import phrases
 from lockstep.protocol.core.activity import Doing, TaskPhase
 from lockstep.protocol.core.death import Word
 from lockstep.protocol.core.reach import NOT_SILENT, Silence
+from lockstep.protocol.core.timing import HEARD_SECONDS
 from lockstep.protocol.core.waits import FORMING, TENSORS, WaitKind
 
 AT_THE_WAIT = frozenset({Doing.WAITING, Doing.STARTING})
@@ -204,7 +205,15 @@ def _why_no_commit(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
             found.append(Waiting(waiting.on, word))
         elif view.served_step <= step:
             found += [one for one in waits_of(view) if one.kind is not WaitKind.PARAMETER]
+        elif not _hear_each_other(evidence, name, waiting.on):
+            # It has applied the step, and what it said of that may be what the coordinator lacks.
+            found += [one for one in waits_of(view) if one.kind is WaitKind.COMMIT and one.wait.step == step]
     return found
+
+
+def _hear_each_other(evidence: Evidence, one: str, other: str) -> bool:
+    ends = link_between(evidence, one, other)
+    return one == other or all(end is not None and end.up and 0 <= end.heard < HEARD_SECONDS for end in ends)
 
 
 def _lacks_its_own(view: TaskView, step: int) -> bool:

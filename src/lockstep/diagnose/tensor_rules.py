@@ -88,7 +88,10 @@ def answer_lost(case: WaitCase) -> Proof | None:
         return None
     sent = case.tensor(sender, case.number, case.bucket, case.waiter)
     sent_ago = -1.0 if sent is None else sent.ages.get(Happening.SENT, -1.0)
-    if sent is None or sent_ago < SENT_SECONDS or _has_arrived(case, receiver) or not _later_came(case, sent_ago):
+    if sent is None or sent_ago < 0 or _has_arrived(case, receiver) or not _later_came(case, sent_ago):
+        return None
+    # It is sent again after seconds; what has been sent often does not become innocent by being sent once more.
+    if sent_ago < SENT_SECONDS and sent.counts.get(Happening.SENT, 0) < IN_VAIN:
         return None
     what = phrases.tensor_never_arrived(case.on, case.waiting.kind, case.bucket, case.step)
     said = (

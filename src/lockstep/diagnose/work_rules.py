@@ -154,14 +154,14 @@ def overloaded_server(case: WaitCase) -> Proof | None:
     view = case.view
     if view is None or not view.served:
         return None
-    store = view.store
+    store, remedy = view.store, phrases.remedy_of_a_busy_share() if is_worker(case.on) else ""
     if store is not None and store.busy >= STUCK_SECONDS and store.cpu >= BUSY:
         what = phrases.server_is_busy(case.on, store.doing, store.busy)
         said = phrases.update_thread_used_the_processor(store.cpu, store.queued)
-        return Proof(Cause.OVERLOADED_SERVER, what, (said,), seconds=store.busy, stack=store.stack)
+        return Proof(Cause.OVERLOADED_SERVER, what, (said,), seconds=store.busy, stack=store.stack, remedy=remedy)
     if view.loop_queued >= QUEUED and view.loop_busy < STUCK_SECONDS:
         what = phrases.loop_is_behind(case.on, view.loop_queued)
-        return Proof(Cause.OVERLOADED_SERVER, what, (phrases.says_so_itself(case.on),))
+        return Proof(Cause.OVERLOADED_SERVER, what, (phrases.says_so_itself(case.on),), remedy=remedy)
     return None
 
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from lockstep.drill.model import GRADIENT, PARAMETER, PS0, PS1, START_SECONDS_PER_TASK, W0, Drill, Surroundings
 from lockstep.errors import BadInput
-from lockstep.protocol.core.faults import DropTensor, Fault
+from lockstep.protocol.core.faults import DropTensor, FailAtStart, Fault
 from lockstep.protocol.core.ids import ClusterShape, TaskId, worker
 
 RANKS = 3
@@ -87,8 +87,14 @@ def _surroundings(drill: Drill, names: tuple[str, ...]) -> Surroundings:
         cut=None if around.cut is None else (_at(around.cut[0]), _at(around.cut[1]), around.cut[2]),
         paused=each(around.paused),
         full_log=each(around.full_log),
-        order=_each(around.order),
+        order=_each(around.order) or _last_to_start(drill, names),
     )
+
+
+def _last_to_start(drill: Drill, names: tuple[str, ...]) -> tuple[str, ...]:
+    """A task that fails at its start is started last, as with servers: others must be there to be told why."""
+    failing = [fault.task for fault in drill.faults if isinstance(fault, FailAtStart)]
+    return (*(name for name in names if name not in failing), *failing) if failing else ()
 
 
 def _key(drill: Drill) -> str:

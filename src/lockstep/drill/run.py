@@ -66,6 +66,8 @@ class _Run:
         self._result = result
         self._events = cluster.folder / EVENTS
         self._struck: float | None = None
+        self._places: dict[TaskId, int] = {}
+        """Where each task is in the cluster's list of processes."""
         self._start_seconds = START_SECONDS + START_SECONDS_PER_TASK * len(cluster.shape.tasks())
 
     def run(self) -> None:
@@ -144,7 +146,8 @@ class _Run:
             plan = dataclasses.replace(plan, task=index_of, ps_hosts=tuple(lists[0]), worker_hosts=tuple(lists[1]))
         around = self._drill.around
         log = "/dev/full" if str(task) in around.full_log else ""
-        return self._cluster.start(plan, log, dict(around.environment))
+        self._places[task] = self._cluster.start(plan, log, dict(around.environment))
+        return self._places[task]
 
     def _start_older_job(self) -> None:
         """A whole cluster whose workers then vanish; its server does not know yet."""
@@ -215,10 +218,9 @@ class _Run:
 
     def _signal_hosts(self, names: tuple[str, ...], number: int) -> float:
         """Stop or resume all that belongs to these tasks; monitors first, or they would notice that a task stopped."""
-        tasks = list(self._cluster.shape.tasks())
         struck = time.time()
         for name in names:
-            self._cluster.signal_all(tasks.index(TaskId.parse(name)), number)
+            self._cluster.signal_all(self._places[TaskId.parse(name)], number)
         return struck
 
     def _heal(self) -> None:
@@ -230,9 +232,8 @@ class _Run:
                 self._hosts.restore(TaskId.parse(name))
 
     def _restart(self, task: TaskId) -> float:
-        place = list(self._cluster.shape.tasks()).index(task)
         struck = time.time()
-        self._cluster.kill_monitor(place)
+        self._cluster.kill_monitor(self._places[task])
         self._start_one(task)
         return struck
 
@@ -294,7 +295,7 @@ class _Run:
     def _wrong_exit_codes(self, expected: int) -> list[str]:
         """Every task that was not struck, or only hangs, leaves soon, with the exit code that the docs state."""
         struck = {fault.task for fault in self._drill.faults if not isinstance(fault, Stick | Freeze)}
-        others = [place for place, task in enumerate(self._cluster.shape.tasks()) if str(task) not in struck]
+        others = [place for task, place in sorted(self._places.items()) if str(task) not in struck]
         deadline = time.monotonic() + TASKS_LEAVE_SECONDS
         while True:
             codes = self._cluster.exit_codes()

@@ -61,5 +61,10 @@ def remedy_while_waited_for(culprit: str) -> str:
     return f"Start the same command again for {_named(culprit)}: it takes its place again, and the job goes on."
 
 
+def remedy_of_a_busy_share() -> str:
+    """Of a worker that averages gradients, where there is no server."""
+    return "Run this worker on a host with more cores, or fewer workers on that host."
+
+
 def remedy_of_a_failed_start() -> str:
     return "Correct that, and start it again."

@@ -1,6 +1,6 @@
 """The plan: which parameter lies in which bucket, and which server owns it at which offset.
 
-A pure function of the parameter list and the number of servers, so every task computes the same one and only its hash
+A pure function of the parameter list and the number of homes, so every task computes the same one and only its hash
 needs comparing. Three layouts follow from it:
 
 * the *arena* of a worker: all buckets, one after another, in the order in which backward fills them (the last
@@ -62,10 +62,11 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that follows from the parameter list and the number of servers."""
+    """Everything that follows from the parameter list and the number of homes (``ClusterShape.homes``)."""
 
     parameters: tuple[ParameterEntry, ...]
     servers: int
+    """The number of homes; without servers, of workers."""
     bucket_bytes: int
     buckets: tuple[Bucket, ...]
 
