@@ -1,8 +1,8 @@
-"""Handwritten digits (8 by 8 pixels) on parameter servers: 97 % correct on a held-out fifth.
+"""Handwritten digits (8 by 8 pixels) on every rank: 97 % correct on a held-out fifth.
 
-Start it on one machine as one server and two workers::
+Start it on one machine as two ranks, or alone with ``python``::
 
-    torchrun --nproc-per-node=3 examples/digits.py
+    torchrun --nproc-per-node=2 examples/digits.py
 
 ``job.shard`` divides the data set: every worker sees its own share, and all end at the same step.
 """

@@ -1,4 +1,4 @@
-"""``existing_loop.py`` on a cluster: ``torchrun --nproc-per-node=3 examples/existing_loop_distributed.py``."""
+"""``existing_loop.py`` on a cluster: ``torchrun --nproc-per-node=2 examples/existing_loop_distributed.py``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Your own sequence-to-sequence model on parameter servers: reversing and sorting sequences of tokens.
+"""Your own sequence-to-sequence model on several ranks: reversing and sorting sequences of tokens.
 
 An encoder-decoder with attention, 5.5 million parameters. The first token says what to do with the rest. Start it on
-one machine as one server and two workers::
+one machine as two ranks that train, or as one server and two workers::
 
-    torchrun --nproc-per-node=3 examples/seq2seq.py
+    torchrun --nproc-per-node=2 examples/seq2seq.py
+    torchrun --nproc-per-node=3 examples/seq2seq.py --servers=1
 
 Lockstep needs only the lines marked with (lockstep).
 """
@@ -77,6 +78,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch_size", type=int, default=64, help="sequences per worker and step")
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--learning_rate", type=float, default=1e-3)
+    parser.add_argument("--servers", type=int, default=0, help="how many of the first ranks serve")
     parser.add_argument("--held_out", type=int, default=1000, help="sequences that are never trained on")
     return parser.parse_args()
 
@@ -84,7 +86,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     asked = parse()
     torch.manual_seed(1)
-    with lockstep.join() as job:  # (lockstep) a server stays in this line until the job has ended
+    with lockstep.join(servers=asked.servers) as job:  # (lockstep) a server stays here until the job has ended
         model = Translator(asked.size, asked.layers, asked.length)
         optimizer = torch.optim.Adam(model.parameters(), lr=asked.learning_rate, betas=(0.9, 0.98))
         schedule = torch.optim.lr_scheduler.OneCycleLR(

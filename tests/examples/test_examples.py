@@ -1,4 +1,4 @@
-"""Every example runs, at small size, under torchrun as one server and two workers."""
+"""Every example runs, at small size, under torchrun: as two ranks that train, or as one server and two workers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ SECONDS = 150.0
 pytestmark = pytest.mark.timeout(240)  # whole trainings
 
 
-def torchrun(name: str, *flags: str) -> Finished:
-    launcher = ("-m", "torch.distributed.run", "--nproc-per-node=3", f"--master-port={free_port()}")
+def torchrun(name: str, *flags: str, ranks: int = 2) -> Finished:
+    launcher = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}")
     with Program((sys.executable, *launcher, str(EXAMPLES / name), *flags), {"OMP_NUM_THREADS": "1"}) as program:
         finished = program.wait(SECONDS)
     assert finished.code == 0, finished
@@ -26,9 +26,10 @@ def torchrun(name: str, *flags: str) -> Finished:
 
 
 @pytest.mark.slow
-def test_seq2seq_learns() -> None:
+@pytest.mark.parametrize("servers", [0, 1])
+def test_seq2seq_learns(servers: int) -> None:
     small = ("--size=64", "--layers=1", "--length=3", "--steps=60", "--held_out=100", "--learning_rate=3e-3")
-    printed = torchrun("seq2seq.py", *small).stdout
+    printed = torchrun("seq2seq.py", *small, f"--servers={servers}", ranks=2 + servers).stdout
     assert "2 workers" in printed
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", printed)]
     assert losses[-1] < losses[0] / 2

@@ -325,7 +325,7 @@ def node_config(
     ):
         say(notice)
     return NodeConfig(
-        tell_paths=True,
+        tell_paths=carrier != TORCH,  # no tensor takes the links then
         cluster=cluster,
         settings=settings,
         synchronous=exchange.synchronous,

@@ -132,8 +132,8 @@ class WorkerGroup:
         if dist.is_initialized():
             return
         store, patience = c10d.PrefixStore("global", self._store), timedelta(seconds=self.meeting.patience)
-        place = {"rank": self.meeting.rank, "world_size": self.meeting.size}
-        dist.init_process_group(self.backend, store=store, timeout=patience, **place)
+        rank, size = self.meeting.rank, self.meeting.size
+        dist.init_process_group(self.backend, store=store, timeout=patience, rank=rank, world_size=size)
         self._is_global = True
 
     def close(self) -> None:
