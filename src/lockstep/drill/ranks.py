@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from lockstep.drill.model import GRADIENT, PARAMETER, PS0, PS1, START_SECONDS_PER_TASK, W0, Drill, Surroundings
 from lockstep.errors import BadInput
