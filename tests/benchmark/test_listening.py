@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from helpers.ports import free_port
-from lockstep.benchmark.training import listening
+from lockstep.training.ranks import listening
 from lockstep.transports.control.addresses import interface_of
 
 PROGRAM = """

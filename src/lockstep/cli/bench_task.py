@@ -241,9 +241,7 @@ def _run_collective(config: BenchConfig, reporter: TaskReporter, signals: TaskSi
     from lockstep.runtime.task.collective_node import CollectiveNode
 
     # These modes keep nothing: a loss ends the run, and the next one begins anew.
-    made = dataclasses.replace(
-        node_config(config), recovery=RecoveryRules(), beginning=Beginning(), train_dir="", tell_paths=False
-    )
+    made = dataclasses.replace(node_config(config), recovery=RecoveryRules(), beginning=Beginning(), train_dir="")
     node = CollectiveNode(made, say, reporter)
     signals.attach(node)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from lockstep.drill.model import GRADIENT, PARAMETER, PS0, PS1, START_SECONDS_PER_TASK, W0, Drill, Surroundings
 from lockstep.errors import BadInput
@@ -65,10 +66,10 @@ def _each(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _moved(fault: Fault) -> Fault:
-    changes = {field: _at(name) for field in ("task", "peer") if (name := getattr(fault, field, ""))}
+    changes: dict[str, Any] = {field: _at(name) for field in ("task", "peer") if (name := getattr(fault, field, ""))}
     if isinstance(fault, DropTensor) and fault.task in _IN_PLACE_OF and fault.bucket >= 0:
         return dataclasses.replace(fault, **changes, bucket=TaskId.parse(changes["task"]).index)
-    return dataclasses.replace(fault, **changes)  # type: ignore[type-var]  # every fault is a dataclass
+    return dataclasses.replace(fault, **changes)
 
 
 def _surroundings(drill: Drill, names: tuple[str, ...]) -> Surroundings:

@@ -7,6 +7,7 @@ checkpoints and the end. Each worker is linked with the coordinator only, becaus
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from lockstep.protocol.core.activity import ShardWrite, TaskPhase
 from lockstep.protocol.core.ids import TaskId
@@ -24,7 +25,7 @@ class CollectiveNode(Node):
     """One worker. What its training thread calls is described in ``collective_side.py``."""
 
     def __init__(self, config: NodeConfig, say: Say, reporter: TaskReporter) -> None:
-        super().__init__(config, say, reporter)
+        super().__init__(replace(config, tell_paths=False), say, reporter)  # gradients take none of its links
         self.reducing = side = CollectiveSide(self)
         self.prepare, self.begin_step, self.handed_over = side.prepare, side.begin_step, side.handed_over
         self.backward_ended, self.summed, self.between_steps = side.backward_ended, side.summed, side.between_steps
