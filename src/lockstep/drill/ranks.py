@@ -9,7 +9,7 @@ from typing import Any
 
 from lockstep.drill.model import GRADIENT, PARAMETER, PS0, PS1, START_SECONDS_PER_TASK, W0, Drill, Surroundings
 from lockstep.errors import BadInput
-from lockstep.protocol.core.faults import DropTensor, FailAtStart, Fault
+from lockstep.protocol.core.faults import DropTensor, Fault
 from lockstep.protocol.core.ids import ClusterShape, TaskId, worker
 
 RANKS = 3
@@ -66,9 +66,9 @@ def _each(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _moved(fault: Fault) -> Fault:
-    changes: dict[str, Any] = {field: _at(name) for field in ("task", "peer") if (name := getattr(fault, field, ""))}
+    changes: dict[str, Any] = {name: _at(task) for name in ("task", "peer") if (task := getattr(fault, name, ""))}
     if isinstance(fault, DropTensor) and fault.task in _IN_PLACE_OF and fault.bucket >= 0:
-        return dataclasses.replace(fault, **changes, bucket=TaskId.parse(changes["task"]).index)
+        changes["bucket"] = TaskId.parse(changes["task"]).index
     return dataclasses.replace(fault, **changes)
 
 
@@ -88,14 +88,8 @@ def _surroundings(drill: Drill, names: tuple[str, ...]) -> Surroundings:
         cut=None if around.cut is None else (_at(around.cut[0]), _at(around.cut[1]), around.cut[2]),
         paused=each(around.paused),
         full_log=each(around.full_log),
-        order=_each(around.order) or _last_to_start(drill, names),
+        order=_each(around.order),
     )
-
-
-def _last_to_start(drill: Drill, names: tuple[str, ...]) -> tuple[str, ...]:
-    """A task that fails at its start is started last, as with servers: others must be there to be told why."""
-    failing = [fault.task for fault in drill.faults if isinstance(fault, FailAtStart)]
-    return (*(name for name in names if name not in failing), *failing) if failing else ()
 
 
 def _key(drill: Drill) -> str:

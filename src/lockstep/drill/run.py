@@ -9,7 +9,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 from lockstep.drill.cluster import DrillCluster
@@ -99,7 +99,9 @@ class _Run:
     def _start(self) -> None:
         drill, around = self._drill, self._drill.around
         first = [TaskId.parse(name) for name in around.order]
+        failing = {fault.task for fault in drill.faults if isinstance(fault, FailAtStart)}
         tasks = [*first, *(task for task in self._cluster.shape.tasks() if task not in first)]
+        tasks.sort(key=lambda task: str(task) in failing)
         swapped = {a: b for one, other in around.swapped for a, b in ((one, other), (other, one))}
         if around.leftover:
             self._start_older_job()
@@ -109,6 +111,8 @@ class _Run:
                 continue
             if 0 < place < len(first):
                 time.sleep(1.0)
+            if str(task) in failing:
+                self._when_all_listen(failing)  # it answers for a moment only, and somebody must be there to ask
             self._start_one(task, swapped.get(str(task), ""))
         if around.twice:
             self._start_twice(TaskId.parse(around.twice))
@@ -171,9 +175,9 @@ class _Run:
         self._cluster.wait_until_it_listens(task, self._start_seconds, hosts[task.index])
         self._struck = time.time()
 
-    def _when_all_listen(self) -> float:
+    def _when_all_listen(self, but: Set[str] = frozenset()) -> float:
         """The time when all started tasks look for the others: from then on one of them waits."""
-        absent = {*self._drill.around.missing, *dict(self._drill.around.late)}
+        absent = {*self._drill.around.missing, *dict(self._drill.around.late), *but}
         for task in self._cluster.shape.tasks():
             if str(task) not in absent:
                 self._cluster.wait_until_it_listens(task, self._start_seconds)
