@@ -33,6 +33,7 @@ class TransportFactory(Protocol):
 _WHERE: Final = {
     "auto": "lockstep.transports.auto.transport:AutoTransport",
     "grpc": "lockstep.transports.grpc.transport:GrpcTransport",
+    "grpc+tcp": "lockstep.transports.tcp.transport:TcpTransport",
     "grpc+shm": "lockstep.transports.shm.transport:ShmTransport",
     "grpc+ucx": "lockstep.transports.ucx.transport:UcxTransport",
     "grpc+verbs": "lockstep.transports.verbs.transport:VerbsTransport",
