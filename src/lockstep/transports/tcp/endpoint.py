@@ -33,7 +33,7 @@ from lockstep.transports.tcp.frames import (
     unpack_head,
 )
 from lockstep.transports.tcp.line import AGAIN, Bell, Line
-from lockstep.transports.tcp.receiving import LineArrival, LineLanding
+from lockstep.transports.tcp.receiving import NOWHERE, LineArrival, LineLanding
 from lockstep.transports.tcp.sending import INLINE_BYTES, LineTransfer, Pushed, SendLines
 
 NAME: Final = "grpc+tcp"
@@ -61,6 +61,8 @@ class TcpEndpoint:
         self._lines: Sequence[Line] = ()
         self._head = memoryview(bytearray(HEAD_BYTES))
         self._head_address = address_of(self._head)
+        self._ahead = 0  # bytes of the next head that came with the frame before
+        self._drained = False  # nothing has come since: receiving would be in vain
         self._note = memoryview(bytearray(MAX_NOTE_BYTES))
         self._note_address = address_of(self._note)
         self.attach = self._cycle.attach
@@ -100,11 +102,15 @@ class TcpEndpoint:
 
     def _send_here(self) -> None:
         """Send on this thread what the kernel takes at once; the endpoint's thread does the rest."""
-        pushed: Pushed | None = Pushed.ALL
+        pushed = self._out.try_push(INLINE_BYTES)
         while pushed is Pushed.ALL and self._out.has_work():
             pushed = self._out.try_push(INLINE_BYTES)
-        if not self._cycle.on_own_thread and (self._done or pushed is not Pushed.ALL):
+        if self._cycle.on_own_thread:
+            return
+        if pushed is not Pushed.ALL:
             self._bell.ring()
+        elif self._done:
+            self._bell.ring_soon()
 
     def _on_left(self, transfer: LineTransfer) -> None:
         """The kernel has all of a transfer; on the thread that pushed, which may hold locks of its own."""
@@ -140,6 +146,7 @@ class TcpEndpoint:
     def converse(self, lines: Sequence[Line]) -> str:
         """Both ends have proven themselves: receive until the link ends; returns the reason for the end."""
         self._lines = lines
+        self._quiet = self._poller(lines[:1], ())
         self.attach(self._bell.ring)
         if not self._cycle.go_up():
             return self._cycle.reason
@@ -162,8 +169,12 @@ class TcpEndpoint:
         return self._cycle.reason
 
     def _on_frame(self) -> None:
-        self._serve()
-        self._fill(self._head_address, HEAD_BYTES)
+        if self._done or self._jobs or self._out.has_work():
+            self._serve()
+        if self._drained:
+            self._wait(self._lines[:1])
+        self._fill(self._head_address, HEAD_BYTES, self._ahead)
+        self._ahead = 0
         head = unpack_head(self._head)
         if head.kind == LineFrame.CHUNK:
             self._take(head)
@@ -182,6 +193,7 @@ class TcpEndpoint:
             pushed = self._out.push(INLINE_BYTES) if self._out.has_work() else Pushed.ALL
             if not self._done and not self._jobs:
                 return pushed
+            self._bell.calm()
             while self._done:
                 self._settle(self._done.popleft())
             while self._jobs:
@@ -189,11 +201,11 @@ class TcpEndpoint:
 
     # --- receiving ----------------------------------------------------------------------------------------------
 
-    def _fill(self, address: int, nbytes: int) -> None:
-        """Receive so many bytes into memory of this endpoint."""
-        line, at = self._lines[0], 0
+    def _fill(self, address: int, nbytes: int, at: int = 0) -> None:
+        """Receive so many bytes into memory of this endpoint; ``at``: so many are there."""
+        line = self._lines[0]
         while at < nbytes:
-            got = line.receive(address + at, nbytes - at, 0, 0)
+            got = line.receive(address + at, nbytes - at)
             if got == AGAIN:
                 line.expect(1)
                 self._wait((line,))
@@ -212,24 +224,22 @@ class TcpEndpoint:
             self._deliver(arrival, bytes(self._note[: head.note_bytes]))
 
     def _land(self, grant: RegionGrant, head: ChunkHead) -> None:
-        """The note and the bytes, in one call where they have come already."""
-        line, at, end = self._lines[0], 0, head.note_bytes + head.nbytes
+        """The note and the bytes, in one call where they have come already, and the next head with them."""
+        line, at, end, beyond = self._lines[0], 0, head.note_bytes + head.nbytes, (self._head_address, HEAD_BYTES)
         while at < end:
             of_note = min(at, head.note_bytes)
             of_data = at - of_note
-            got = self._landing.receive(
-                grant,
-                line,
-                self._note_address + of_note,
-                head.note_bytes - of_note,
-                head.offset + of_data,
-                head.nbytes - of_data,
-            )
+            note = (self._note_address + of_note, head.note_bytes - of_note)
+            got = self._landing.receive(grant, line, note, head.offset + of_data, head.nbytes - of_data, beyond)
             if got == AGAIN:
                 line.expect(end - at)
                 self._wait((line,))
             else:
                 at += got
+        self._ahead = at - end
+        if self._ahead < HEAD_BYTES:
+            line.expect(1)
+            self._drained = True
 
     def _land_striped(self, grant: RegionGrant, head: ChunkHead) -> None:
         """The shares of all connections, in the order in which they come."""
@@ -238,7 +248,7 @@ class TcpEndpoint:
         while left:
             moved = False
             for line, (begin, end) in list(left.items()):
-                got = self._landing.receive(grant, line, 0, 0, head.offset + begin, end - begin)
+                got = self._landing.receive(grant, line, NOWHERE, head.offset + begin, end - begin)
                 if got == AGAIN:
                     line.expect(end - begin)
                     continue
@@ -254,20 +264,25 @@ class TcpEndpoint:
         pushed = self._serve()
         if self.state is not LinkState.UP:
             raise EOFError
+        self._drained = False
         self._poll(lines, pushed, None)
 
     def _poll(self, lines: Sequence[Line], pushed: Pushed, milliseconds: float | None) -> None:
+        poller = self._quiet
+        if pushed is Pushed.CLOGGED or len(lines) > 1 or lines[0] is not self._lines[0]:
+            poller = self._poller(lines, self._out.clogged() if pushed is Pushed.CLOGGED else ())
+        for descriptor, _ in poller.poll(0 if pushed is Pushed.ENOUGH else milliseconds):
+            if descriptor in self._bell.descriptors:
+                self._bell.hush(descriptor)
+
+    def _poller(self, lines: Sequence[Line], clogged: Sequence[int]) -> select.poll:
+        asked = dict.fromkeys((*self._bell.descriptors, *(line.descriptor for line in lines)), select.POLLIN)
+        for descriptor in clogged:
+            asked[descriptor] = asked.get(descriptor, 0) | select.POLLOUT
         poller = select.poll()
-        poller.register(self._bell.descriptor, select.POLLIN)
-        asked = {line.descriptor: select.POLLIN for line in lines}
-        if pushed is Pushed.CLOGGED:
-            for descriptor in self._out.clogged():
-                asked[descriptor] = asked.get(descriptor, 0) | select.POLLOUT
         for descriptor, events in asked.items():
             poller.register(descriptor, events)
-        ready = poller.poll(0 if pushed is Pushed.ENOUGH else milliseconds)
-        if any(descriptor == self._bell.descriptor for descriptor, _ in ready):
-            self._bell.hush()
+        return poller
 
     # --- callbacks ----------------------------------------------------------------------------------------------
 
@@ -353,7 +368,7 @@ def _drained(line: Line, scratch: memoryview) -> bool:
     """Drop what has come; False if the peer has hung up."""
     line.expect(1)
     try:
-        while line.receive(address_of(scratch), len(scratch), 0, 0) != AGAIN:
+        while line.receive(address_of(scratch), len(scratch)) != AGAIN:
             pass
     except (EOFError, OSError):
         return False

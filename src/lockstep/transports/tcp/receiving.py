@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from typing import Final
 
 from lockstep.transports.base import PeerAddress
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grants import Grants, RegionGrant
 from lockstep.transports.tcp.frames import FIRST, LAST, LOAN, ChunkHead
 from lockstep.transports.tcp.line import Line
+
+Piece = tuple[int, int]
+"""An address, and how many bytes."""
+NOWHERE: Final[Piece] = (0, 0)
 
 
 @dataclass(slots=True)
@@ -77,15 +82,17 @@ class LineLanding:
             raise FrameError(f"a chunk of transfer {head.transfer} came out of order")
         return arriving
 
-    def receive(self, grant: RegionGrant, line: Line, note: int, note_bytes: int, offset: int, nbytes: int) -> int:
-        """Let the bytes that have come land at ``offset`` of the region, after the rest of the note; how many came.
-        ``EOFError`` also if this end has been closed."""
+    def receive(
+        self, grant: RegionGrant, line: Line, note: Piece, offset: int, nbytes: int, beyond: Piece = NOWHERE
+    ) -> int:
+        """Let the bytes that have come land at ``offset`` of the region, after the rest of the note, and what comes
+        after them ``beyond``; how many came. ``EOFError`` also if this end has been closed."""
         with self._lock, grant.lock:
             if not self._open:
                 raise EOFError
             if not grant.live or grant.region.closed:
                 raise FrameError(f"region {grant.region.number} is no longer granted")
-            return line.receive(note, note_bytes, grant.region.address + offset, nbytes)
+            return line.scatter(note, (grant.region.address + offset, nbytes), beyond)
 
     def end(self, head: ChunkHead) -> LineArrival | None:
         """A chunk is in place; the whole transfer if this was its last."""

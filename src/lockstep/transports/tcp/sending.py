@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
@@ -70,15 +70,6 @@ class _Share:
     nbytes: int
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """What has not been claimed yet."""
-
-    urgent: deque[bytes] = field(default_factory=deque)
-    bulk: deque[LineTransfer] = field(default_factory=deque)
-    ended: bool = False
-
-
 class SendLines:
     """Orders frames: urgent ones before chunks, chunks by urgency and then in the order of the calls."""
 
@@ -86,22 +77,26 @@ class SendLines:
         """``on_left``: the kernel has all of a transfer; on the thread that pushed."""
         self._on_left = on_left
         self._lock = threading.Lock()
-        self._waiting = _Waiting()
-        self._wire = threading.Lock()  # held by the thread that pushes
+        self._urgent: deque[bytes] = deque()
+        self._bulk: deque[LineTransfer] = deque()
+        self._ended = False
+        self._wire = threading.Lock()  # held by the thread that pushes; it guards all that follows
         self._lines: Sequence[Line] = ()
+        self._broken = False
+        self._current: LineTransfer | None = None
+        self._unsent = False  # whether a frame has begun and is not complete
         self._head = memoryview(bytearray(HEAD_BYTES + MAX_NOTE_BYTES))
         self._head_address = address_of(self._head)
         self._head_at = self._head_end = 0
-        self._shares: list[_Share] = []
-        self._current: LineTransfer | None = None
-        self._broken = False
+        self._data = self._left = 0  # of the first connection, which has the head
+        self._shares: list[_Share] = []  # of the others
 
     # --- by any thread ------------------------------------------------------------------------------------------
 
     def add(self, transfer: LineTransfer) -> None:
         """Queue a transfer; it moves with the next ``push`` once the lines are open."""
         with self._lock:
-            bulk = self._waiting.bulk
+            bulk = self._bulk
             place = len(bulk)
             while place and _yields(bulk[place - 1], transfer):
                 place -= 1
@@ -110,33 +105,27 @@ class SendLines:
     def add_urgent(self, frame: bytes) -> None:
         """Queue a small frame that goes before all chunks."""
         with self._lock:
-            if not self._waiting.ended:
-                self._waiting.urgent.append(frame)
+            if not self._ended:
+                self._urgent.append(frame)
 
     def remove(self, transfer: LineTransfer) -> bool:
         """Take a transfer back; False if its last chunk may have left already."""
         with self._lock:
-            if transfer.claimed or transfer not in self._waiting.bulk:
+            if transfer.claimed or transfer not in self._bulk:
                 return False
-            self._waiting.bulk.remove(transfer)
+            self._bulk.remove(transfer)
             return True
 
     def end(self, last: bytes | None) -> None:
         """Send the current frame, then ``last``; drop all other chunks."""
         with self._lock:
-            if not self._waiting.ended:
-                self._waiting.ended = True
-                self._waiting.bulk.clear()
-                self._waiting.urgent.extend([] if last is None else [last])
+            if not self._ended:
+                self._ended = True
+                self._bulk.clear()
+                self._urgent.extend([] if last is None else [last])
 
     def has_work(self) -> bool:
-        return bool(self._lines) and not self._broken and (self._in_frame() or self._is_waiting())
-
-    def _is_waiting(self) -> bool:
-        return bool(self._waiting.urgent or self._waiting.bulk)
-
-    def _in_frame(self) -> bool:
-        return self._head_at < self._head_end or bool(self._shares)
+        return bool(self._unsent or self._urgent or self._bulk) and bool(self._lines) and not self._broken
 
     def try_push(self, most: int) -> Pushed | None:
         """Push, unless another thread does: None, and that one looks again for what was added meanwhile."""
@@ -167,7 +156,8 @@ class SendLines:
         """The descriptors that must be writable before more can be sent."""
         with self._wire:
             waiting = [share.line.descriptor for share in self._shares]
-            return waiting or [self._lines[0].descriptor]
+            of_first = self._left or self._head_at < self._head_end or not waiting
+            return [self._lines[0].descriptor, *waiting] if of_first else waiting
 
     def close(self) -> None:
         """The connections are about to be closed: nobody may push any more."""
@@ -181,14 +171,14 @@ class SendLines:
             return Pushed.ALL
         pushed = 0
         try:
-            while self._in_frame() or self._claim():
+            while self._unsent or self._claim():
                 if pushed >= most:
                     return Pushed.ENOUGH
                 moved = self._send_frame()
                 if moved == AGAIN:
                     return Pushed.CLOGGED
                 pushed += moved
-                if not self._in_frame():
+                if not self._unsent:
                     self._frame_left()
         except OSError:  # the receiving half reports it, with what the peer said last
             self._broken = True
@@ -196,65 +186,73 @@ class SendLines:
 
     def _claim(self) -> bool:
         """Make the next frame the current one; False if there is none."""
+        if not self._urgent and not self._bulk:
+            return False
         with self._lock:
-            waiting = self._waiting
-            if waiting.urgent:
-                frame = waiting.urgent.popleft()
-                self._head[: len(frame)] = frame
-                self._head_at, self._head_end = 0, len(frame)
+            if self._urgent:
+                self._begin_urgent(self._urgent.popleft())
                 return True
-            if not waiting.bulk:
+            if not self._bulk:
                 return False
-            transfer = waiting.bulk[0]
+            transfer = self._bulk[0]
             begin, total = transfer.begun, transfer.move.nbytes
-            end = min(begin + CHUNK_BYTES, total)
-            transfer.begun = end
+            transfer.begun = end = min(begin + CHUNK_BYTES, total)
             if end == total:
                 transfer.claimed = True
-                waiting.bulk.popleft()
+                self._bulk.popleft()
         self._begin_chunk(transfer, begin, end)
         return True
 
+    def _begin_urgent(self, frame: bytes) -> None:
+        self._head[: len(frame)] = frame
+        self._head_at, self._head_end = 0, len(frame)
+        self._unsent = True
+
     def _begin_chunk(self, transfer: LineTransfer, begin: int, end: int) -> None:
-        move, nbytes, count = transfer.move, end - begin, len(self._lines)
+        move, nbytes = transfer.move, end - begin
         note = move.note if transfer.claimed else b""
         flags = (FIRST if begin == 0 else 0) | (LAST if transfer.claimed else 0) | (LOAN if move.loan else 0)
-        spread = [(0, nbytes)]
-        if count > 1 and nbytes >= STRIPED_BYTES:
+        self._data, self._left = transfer.address + begin, nbytes
+        if nbytes >= STRIPED_BYTES and len(self._lines) > 1:
             flags |= STRIPED
-            spread = shares(nbytes, count)
+            self._spread(nbytes)
         target = move.target
         place = (transfer.number, target.region, target.key, move.target_offset + begin, move.nbytes)
         HEAD.pack_into(self._head, 0, LineFrame.CHUNK, flags, len(note), nbytes, *place)
         self._head_at, self._head_end = 0, HEAD_BYTES + len(note)
         if note:
             self._head[HEAD_BYTES : self._head_end] = note
-        at = transfer.address + begin
-        places = zip(self._lines, spread, strict=False)
-        self._shares = [_Share(line, at + first, last - first) for line, (first, last) in places if last > first]
         self._current = transfer
+        self._unsent = True
+
+    def _spread(self, nbytes: int) -> None:
+        (_, self._left), *others = shares(nbytes, len(self._lines))
+        places = zip(self._lines[1:], others, strict=True)
+        self._shares = [_Share(line, self._data + begin, end - begin) for line, (begin, end) in places if end > begin]
 
     def _send_frame(self) -> int:
         """Bytes that the kernel took of the current frame, over all connections; ``AGAIN`` if none."""
-        total = AGAIN
-        head = self._head_end - self._head_at
-        if head and not (self._shares and self._shares[0].line is self._lines[0]):
-            moved = self._lines[0].send(self._head_address + self._head_at, head, 0, 0)
+        head, moved = self._head_end - self._head_at, AGAIN
+        if head or self._left:
+            moved = self._lines[0].send(self._head_address + self._head_at, head, self._data, self._left)
             if moved != AGAIN:
-                self._head_at += moved
-                total = moved
+                of_head = min(head, moved)
+                self._head_at += of_head
+                self._data += moved - of_head
+                self._left -= moved - of_head
+        if self._shares:
+            moved = self._send_shares(moved)
+        self._unsent = bool(self._left or self._shares or self._head_at < self._head_end)
+        return moved
+
+    def _send_shares(self, total: int) -> int:
         for share in self._shares:
-            head = self._head_end - self._head_at if share.line is self._lines[0] else 0
-            moved = share.line.send(self._head_address + self._head_at, head, share.address, share.nbytes)
-            if moved == AGAIN:
-                continue
-            total = moved if total == AGAIN else total + moved
-            of_head = min(head, moved)
-            self._head_at += of_head
-            share.address += moved - of_head
-            share.nbytes -= moved - of_head
-        if any(not share.nbytes for share in self._shares):
-            self._shares = [share for share in self._shares if share.nbytes]
+            moved = share.line.send(0, 0, share.address, share.nbytes)
+            if moved != AGAIN:
+                total = moved if total == AGAIN else total + moved
+                share.address += moved
+                share.nbytes -= moved
+        self._shares = [share for share in self._shares if share.nbytes]
         return total
 
     def _frame_left(self) -> None:
@@ -265,7 +263,7 @@ class SendLines:
 
     def bytes_of(self, transfer: LineTransfer) -> int:
         """How many bytes of a transfer are on their way; not exact while it is being sent."""
-        unsent = sum(share.nbytes for share in self._shares) if self._current is transfer else 0
+        unsent = self._left + sum(share.nbytes for share in self._shares) if self._current is transfer else 0
         return max(0, transfer.begun - unsent)
 
 
