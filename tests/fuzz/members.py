@@ -299,7 +299,6 @@ class Visits:
                     pass
         return True
 
-
     def _line(self, chance: random.Random | None) -> bool:
         with contextlib.closing(Link(self._tcp, "grpc+tcp")) as link:
             stand, ticket = link.greeted()

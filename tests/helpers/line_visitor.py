@@ -14,7 +14,16 @@ from helpers.keys import make_key
 from helpers.stream_visitor import Living
 from lockstep.security import wire
 from lockstep.security.key import Key, Purpose, find_key
-from lockstep.security.proof import INSECURE, NONCE_BYTES, Dialer, Parties, ProofError, Refusal, pack_fields
+from lockstep.security.proof import (
+    INSECURE,
+    NONCE_BYTES,
+    Dialer,
+    Parties,
+    ProofError,
+    Refusal,
+    pack_fields,
+    refusal_by_peer,
+)
 from lockstep.transports.control.addresses import parse_address
 from lockstep.transports.tcp.opening import LinePurpose, parties_of
 
@@ -31,8 +40,8 @@ class LineVisitor:
         self.address = address
         self._key = key
 
-    def parties(self, *, life: int | None = None, meant: int | None = None, index: int = 0) -> Parties:
-        purpose = LinePurpose(self.victim.incarnation if meant is None else meant, 7, index, index + 1)
+    def parties(self, *, life: int | None = None, meant: int | None = None, place: int = 0) -> Parties:
+        purpose = LinePurpose(self.victim.incarnation if meant is None else meant, 7, place, place + 1)
         life = self.posed.incarnation if life is None else life
         return parties_of(purpose, self.posed.task, life, self.victim.task, self.address)
 
@@ -66,7 +75,7 @@ def outcome(line: socket.socket) -> Refusal | str:
     answer = hear(line)
     if answer[:1] != b"R":
         return f"not refused: {answer!r}"
-    return wire.refusal_by_peer(answer[1:])
+    return refusal_by_peer(answer[1:])
 
 
 LineAttack = Callable[[LineVisitor, Path], Refusal | str]
@@ -98,8 +107,8 @@ def with_the_proof_sent_back(visitor: LineVisitor, folder: Path) -> Refusal | st
 
 
 def with_a_recorded_proof(visitor: LineVisitor, folder: Path) -> Refusal | str:
-    """The second connection is the one that counts: the first, of index 1, belongs to no link and is hung up on."""
-    parties = visitor.parties(index=1)
+    """The second connection is the one that counts: the first, which is said to be a link's second, belongs to no link and is hung up on."""
+    parties = visitor.parties(place=1)
     dialer = Dialer(visitor.key(), parties)
     with visitor.open() as line:
         say(line, claim(parties, dialer.nonce))

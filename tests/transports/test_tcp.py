@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from helpers.line_visitor import LINE_ATTACKS, LineAttack, LineVisitor, hear, sa
 from helpers.waiting import wait_until
 from helpers.wire import PATIENCE
 from lockstep.security.strangers import PLACES
+from lockstep.security.wire import ProvenSocket
 from lockstep.transports.base import NoPathError, PeerAddress, TransportError
 from lockstep.transports.conformance import CASES, SuiteCase, run_case
 from lockstep.transports.conformance.node import LocalNode
@@ -23,6 +25,8 @@ from lockstep.transports.frame_error import FrameError
 from lockstep.transports.registry import make_transport
 from lockstep.transports.tcp import frames, transport
 from lockstep.transports.tcp.frames import ChunkHead, LineFrame, shares, unpack_head
+from lockstep.transports.tcp.opening import LineLinks, read_purpose
+from lockstep.transports.tcp.spreading import HeldUp, Spreading, held_up, network_limits
 
 MIB = 1 << 20
 
@@ -158,8 +162,9 @@ def test_an_address_that_is_none_is_no_path(stage: Stage) -> None:
 def test_with_several_connections_the_rules_hold_too(
     case: SuiteCase, lines: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the two ends, only the one that dials decides how many there are."""
+    """Here all of them are always used. Of the two ends, only the one that dials decides how many there are."""
     monkeypatch.setattr(transport.TcpTransport.__init__, "__defaults__", (lines,))
+    monkeypatch.setattr(Spreading, "decide", lambda _: True)
     run_case(case, "grpc+tcp", Here())
 
 
@@ -170,12 +175,89 @@ def test_a_link_says_how_many_connections_it_has(stage: Stage, monkeypatch: pyte
         assert node.path(link).endswith(" (3 connections)")
 
 
+def test_connections_are_told_apart_whatever_the_order_in_which_they_come(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_in, last_came = LineLinks._let_in, threading.Event()
+
+    def backwards(links: LineLinks, proven: ProvenSocket) -> None:
+        assert proven.claim is not None
+        place = read_purpose(proven.claim.purpose).place
+        if place == 1:
+            last_came.wait(PATIENCE)
+        let_in(links, proven)
+        if place == 2:
+            last_came.set()
+
+    monkeypatch.setattr(LineLinks, "_let_in", backwards)
+    monkeypatch.setattr(transport.TcpTransport.__init__, "__defaults__", (3,))
+    monkeypatch.setattr(Spreading, "decide", lambda _: True)
+    bytes_arrive(stage.pair(), 8 * MIB)
+
+
 def test_connections_beyond_the_limit_are_refused(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport.TcpTransport.__init__, "__defaults__", (frames.MAX_LINES + 1,))
     a, b = stage.node("/suite/a"), stage.node("/suite/b")
     b.connect(a.address(), False)
     link = a.connect(b.address(), True)
     assert "refuse" in a.log.wait("lost", link=link)[0].text
+
+
+BEFORE = HeldUp(0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("after", "limits"),
+    [
+        (HeldUp(1_000_000, 0, 0), True),
+        (HeldUp(1_000_000, 20_000, 20_000), True),
+        (HeldUp(600_000, 0, 0), False),
+        (HeldUp(1_000_000, 500_000, 0), False),
+        (HeldUp(1_000_000, 0, 500_000), False),
+    ],
+)
+def test_the_network_limits_what_is_always_on_its_way_and_waits_for_neither_end(after: HeldUp, limits: bool) -> None:
+    assert network_limits(BEFORE, after, 1.0) is limits
+
+
+def test_all_connections_are_used_while_the_network_holds_the_first_one_up_and_only_then() -> None:
+    now, busy, paused = 0.0, 0, 0.0
+    spreading = Spreading(lambda: HeldUp(busy, 0, 0), lambda: now)
+    assert not spreading.decide()
+    now, busy = 0.2, 200_000
+    assert spreading.decide()
+    spreading.pause()
+    paused = now = 10.0  # in which there was nothing to send
+    assert spreading.decide()
+    now, busy = paused + 0.2, 400_000
+    assert spreading.decide()
+    now, busy = now + 0.2, busy + 50_000
+    assert not spreading.decide()
+
+
+def test_where_the_kernel_does_not_count_one_connection_does_everything() -> None:
+    times = iter(range(10))
+    spreading = Spreading(lambda: None, lambda: float(next(times)))
+    assert not any(spreading.decide() for _ in range(9))
+
+
+def test_the_kernel_counts_what_holds_up_a_connection(stage: Stage) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door, socket.create_connection(door.getsockname()) as dialer:
+        accepted, _ = door.accept()
+        with accepted:
+            assert held_up(dialer) == HeldUp(0, 0, 0)
+            dialer.setblocking(False)
+            with suppress(BlockingIOError):
+                while dialer.send(bytes(MIB)):
+                    pass
+            first = held_up(dialer)
+            wait_until(lambda: held_up(dialer) != first, PATIENCE, "it is held up by the receiver, which reads nothing")
+            counted = held_up(dialer)
+            assert counted is not None
+            assert counted.busy >= counted.by_receiver > 0
+    one, other = socket.socketpair()
+    with one, other:
+        assert held_up(one) is None
 
 
 @pytest.mark.parametrize("nbytes", [1, 5, 4096, MIB + 1, 4 * MIB])
@@ -185,7 +267,7 @@ def test_shares_cover_a_chunk_without_gaps(nbytes: int, lines: int) -> None:
     assert len(spread) == lines
     assert spread[0][0] == 0
     assert spread[-1][1] == nbytes
-    assert all(one[1] == other[0] for one, other in zip(spread, spread[1:], strict=False))
+    assert all(one[1] == other[0] for one, other in pairwise(spread))
 
 
 # --- frames -------------------------------------------------------------------------------------------------------

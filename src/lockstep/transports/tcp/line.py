@@ -15,6 +15,8 @@ import threading
 import time
 from typing import Any, Final
 
+from lockstep.transports.tcp.spreading import HeldUp, held_up
+
 SMALL_BYTES: Final = 128 << 10
 AGAIN: Final = -1
 """Instead of a number of bytes: nothing can move now."""
@@ -128,6 +130,10 @@ class Line:
         if least != self._least:
             self._least = least
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+
+    def held_up(self) -> HeldUp | None:
+        """What has held up the sending over this connection so far."""
+        return held_up(self._socket)
 
     def end_sending(self) -> None:
         with contextlib.suppress(OSError):

@@ -48,11 +48,12 @@ class LinePurpose(NamedTuple):
     meant: int
     """The incarnation of the acceptor."""
     link: int
-    index: int
-    count: int
+    place: int
+    """Which connection of the link; the first has the heads."""
+    lines: int
 
     def pack(self) -> str:
-        return f"{_WORD} {self.meant:x} {self.link:x} {self.index:x} {self.count:x}"
+        return f"{_WORD} {self.meant:x} {self.link:x} {self.place:x} {self.lines:x}"
 
 
 def read_purpose(text: str) -> LinePurpose:
@@ -62,7 +63,7 @@ def read_purpose(text: str) -> LinePurpose:
         purpose = LinePurpose(*(int(number, 16) for number in numbers))
     except (TypeError, ValueError) as error:
         raise ProofError(Refusal.OTHER_TARGET) from error
-    if word != _WORD or purpose.pack() != text or not 0 <= purpose.index < purpose.count <= MAX_LINES:
+    if word != _WORD or purpose.pack() != text or not 0 <= purpose.place < purpose.lines <= MAX_LINES:
         raise ProofError(Refusal.OTHER_TARGET)
     return purpose
 
@@ -82,7 +83,7 @@ def parties_of(purpose: LinePurpose, dialer: str, life: int, acceptor: str, addr
 
 @dataclass(frozen=True, slots=True)
 class LineVisit:
-    """The first connection of a dialer that has proven itself."""
+    """A connection of a dialer that has proven itself."""
 
     proven: ProvenSocket
     purpose: LinePurpose
@@ -102,7 +103,7 @@ class LineLinks:
         self._count = lines
         self._meeting: Meeting[TcpEndpoint, LineVisit] = Meeting(task, incarnation)
         self._lock = threading.Lock()
-        self._more: dict[_Place, SimpleQueue[ProvenSocket]] = {}
+        self._more: dict[_Place, SimpleQueue[LineVisit | None]] = {}
         listener = listen_at(server.listen_host, server.ports)
         self.address = str(Address(server.host, int(listener.getsockname()[1])))
         """What peers dial."""
@@ -127,10 +128,10 @@ class LineLinks:
         try:
             with contextlib.ExitStack() as opened:
                 lines = []
-                for index in range(self._count):
-                    purpose = LinePurpose(peer.incarnation, link, index, self._count)
+                for place in range(self._count):
+                    purpose = LinePurpose(peer.incarnation, link, place, self._count)
                     proven = self._connect(endpoint, purpose, deadline, opened)
-                    if index == 0:
+                    if place == 0:
                         _check_welcome(proven, deadline)
                     lines.append(Line(proven.socket))
                 opened.pop_all()
@@ -166,13 +167,13 @@ class LineLinks:
         claim = proven.claim
         assert claim is not None
         purpose = read_purpose(claim.purpose)
-        if purpose.index:
+        if purpose.place:
             with self._lock:
                 waiting = self._more.get((claim.dialer, claim.dialer_life, purpose.link))
             if waiting is None:
                 proven.close()
             else:
-                waiting.put(proven)
+                waiting.put(LineVisit(proven, purpose))
             return
         try:
             expected = self._meeting.match(claim.dialer, claim.dialer_life, purpose.meant)
@@ -189,25 +190,28 @@ class LineLinks:
         try:
             with self._meeting.visit(expected) as visit:
                 return endpoint.converse(self._welcome(endpoint, visit))
-        except (FrameError, ProofError) as absence:
+        except (FrameError, ProofError, OSError) as absence:
             return str(absence)
 
     def _welcome(self, endpoint: TcpEndpoint, visit: LineVisit) -> Sequence[Line]:
         """All connections of a link whose first one is here."""
-        peer, deadline = endpoint.peer, time.monotonic() + CONNECT_SECONDS
-        place, came = (peer.task, peer.incarnation, visit.purpose.link), SimpleQueue[ProvenSocket]()
+        peer, deadline = endpoint.peer, time.monotonic() + HELLO_SECONDS
+        place, came = (peer.task, peer.incarnation, visit.purpose.link), SimpleQueue[LineVisit | None]()
         with contextlib.ExitStack() as opened:
             opened.enter_context(visit.proven.socket)
             with self._lock:
                 self._more[place] = came
             try:
-                endpoint.attach(lambda: _cut(visit.proven.socket))
+                endpoint.attach(lambda: came.put(None))
                 visit.proven.send(_WELCOME, deadline)
-                others = [_next(came, peer, deadline, opened) for _ in range(visit.purpose.count - 1)]
+                others = [_next(came, peer, deadline, opened) for _ in range(visit.purpose.lines - 1)]
+                in_order = sorted((visit, *others), key=lambda one: one.purpose.place)
+                if any(one.purpose != visit.purpose._replace(place=at) for at, one in enumerate(in_order)):
+                    raise FrameError(f"{peer.task} opened other connections than it had announced")
             finally:
                 with self._lock:
                     del self._more[place]
-            lines = [Line(one.socket) for one in (visit.proven, *others)]
+            lines = [Line(one.proven.socket) for one in in_order]
             opened.pop_all()
         return lines
 
@@ -242,14 +246,15 @@ def _check_welcome(proven: ProvenSocket, deadline: float) -> None:
 
 
 def _next(
-    came: SimpleQueue[ProvenSocket], peer: PeerAddress, deadline: float, opened: contextlib.ExitStack
-) -> ProvenSocket:
-    try:
-        proven = came.get(timeout=max(0.0, deadline - time.monotonic()))
-    except Empty as error:
-        raise FrameError(f"{peer.task} did not open all connections within {CONNECT_SECONDS:g} s") from error
-    opened.enter_context(proven.socket)
-    return proven
+    came: SimpleQueue[LineVisit | None], peer: PeerAddress, deadline: float, opened: contextlib.ExitStack
+) -> LineVisit:
+    visit = None
+    with contextlib.suppress(Empty):
+        visit = came.get(timeout=max(0.0, deadline - time.monotonic()))
+    if visit is None:
+        raise FrameError(f"{peer.task} did not open all connections within {HELLO_SECONDS:g} s")
+    opened.enter_context(visit.proven.socket)
+    return visit
 
 
 def _cut(connection: socket.socket) -> None:

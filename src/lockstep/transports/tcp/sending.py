@@ -28,6 +28,7 @@ from lockstep.transports.tcp.frames import (
     shares,
 )
 from lockstep.transports.tcp.line import AGAIN, Line
+from lockstep.transports.tcp.spreading import Spreading
 
 INLINE_BYTES: Final = 1 << 20
 """So much of a transfer its starter puts on the wire: what takes longer is not the business of a thread that has
@@ -82,6 +83,7 @@ class SendLines:
         self._ended = False
         self._wire = threading.Lock()  # held by the thread that pushes; it guards all that follows
         self._lines: Sequence[Line] = ()
+        self._spreading: Spreading | None = None
         self._broken = False
         self._current: LineTransfer | None = None
         self._unsent = False  # whether a frame has begun and is not complete
@@ -140,6 +142,8 @@ class SendLines:
 
     def open(self, lines: Sequence[Line]) -> None:
         """The peer has connected: let chunks move."""
+        if len(lines) > 1:
+            self._spreading = Spreading(lines[0].held_up)
         self._lines = lines
 
     def push(self, most: int) -> Pushed:
@@ -182,6 +186,8 @@ class SendLines:
                     self._frame_left()
         except OSError:  # the receiving half reports it, with what the peer said last
             self._broken = True
+        if self._spreading is not None:
+            self._spreading.pause()
         return Pushed.ALL
 
     def _claim(self) -> bool:
@@ -213,7 +219,7 @@ class SendLines:
         note = move.note if transfer.claimed else b""
         flags = (FIRST if begin == 0 else 0) | (LAST if transfer.claimed else 0) | (LOAN if move.loan else 0)
         self._data, self._left = transfer.address + begin, nbytes
-        if nbytes >= STRIPED_BYTES and len(self._lines) > 1:
+        if nbytes >= STRIPED_BYTES and self._spreading is not None and self._spreading.decide():
             flags |= STRIPED
             self._spread(nbytes)
         target = move.target

@@ -14,8 +14,8 @@ from lockstep.transports.regions import Regions
 from lockstep.transports.tcp.endpoint import NAME, TcpEndpoint
 from lockstep.transports.tcp.opening import LineLinks
 
-LINES: Final = 1
-"""Connections of a link."""
+LINES: Final = 4
+"""Connections of a link. The first does everything unless the network holds it up (``spreading.py``)."""
 
 
 class TcpTransport:
