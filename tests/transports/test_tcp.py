@@ -15,8 +15,9 @@ from conformance_hosts.hosts import Here
 from helpers.line_visitor import LINE_ATTACKS, LineAttack, LineVisitor, hear, say
 from helpers.waiting import wait_until
 from helpers.wire import PATIENCE
+from lockstep.security.proof import Parties, ProofError, Refusal
 from lockstep.security.strangers import PLACES
-from lockstep.security.wire import ProvenSocket
+from lockstep.security.wire import Claim, ProvenSocket
 from lockstep.transports.base import NoPathError, PeerAddress, TransportError
 from lockstep.transports.conformance import CASES, SuiteCase, run_case
 from lockstep.transports.conformance.node import LocalNode
@@ -117,6 +118,18 @@ def test_silent_visitors_leave_room_for_members(stage: Stage) -> None:
 
 def _with(b: LocalNode, joined: tuple[int, int]) -> tuple[int, LocalNode, int]:
     return joined[0], b, joined[1]
+
+
+def test_a_member_that_is_hung_up_on_to_make_room_dials_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    believed, refused = LineLinks._believed, iter((True, False, True, True))
+
+    def crowded_out(links: LineLinks, claim: Claim) -> Parties:
+        if next(refused, False):
+            raise ProofError(Refusal.CROWDED)
+        return believed(links, claim)
+
+    monkeypatch.setattr(LineLinks, "_believed", crowded_out)
+    bytes_arrive(stage.pair())
 
 
 def test_one_end_with_a_key_and_one_without_refuse_each_other(stage: Stage) -> None:

@@ -30,6 +30,7 @@ from lockstep.transports.control.addresses import Address, AddressError, parse_a
 from lockstep.transports.control.ports import listen_at
 from lockstep.transports.control.server import ControlServer
 from lockstep.transports.frame_error import FrameError
+from lockstep.transports.lifecycle import OPEN
 from lockstep.transports.meeting import ExpectedVisitor, Meeting
 from lockstep.transports.tcp.endpoint import TcpEndpoint
 from lockstep.transports.tcp.frames import MAX_LINES
@@ -40,6 +41,8 @@ _WORD: Final = "tensors"
 _WELCOME: Final = b""
 """The first message after the proof; any other is why the visitor is not expected."""
 _MAX_TEXT_BYTES: Final = 2048
+_PAUSES: Final = (0.05, 0.1, 0.2, 0.4)
+"""Seconds; together less than ``close`` waits for an endpoint's thread."""
 
 
 class LinePurpose(NamedTuple):
@@ -146,12 +149,28 @@ class LineLinks:
     def _connect(
         self, endpoint: TcpEndpoint, purpose: LinePurpose, deadline: float, opened: contextlib.ExitStack
     ) -> ProvenSocket:
-        """One connection; ``opened`` closes it."""
+        """One connection; ``opened`` closes it. Where many tasks dial one at the same moment, it may hang up on a few
+        to make room for others: those dial again."""
+        for pause in _PAUSES:
+            try:
+                return self._connect_once(endpoint, purpose, deadline, opened)
+            except ProofError as refusal:
+                if refusal.refusal not in (Refusal.CROWDED, Refusal.CLOSED) or endpoint.state not in OPEN:
+                    raise
+            time.sleep(pause)
+        return self._connect_once(endpoint, purpose, deadline, opened)
+
+    def _connect_once(
+        self, endpoint: TcpEndpoint, purpose: LinePurpose, deadline: float, opened: contextlib.ExitStack
+    ) -> ProvenSocket:
         peer = endpoint.peer
         where = peer.address.decode(errors="replace")
-        connection = opened.enter_context(_reach(where, endpoint.attach))
         parties = parties_of(purpose, self._task, self._incarnation, peer.task, where)
-        return dial(connection, self._key, parties, min(deadline, time.monotonic() + HELLO_SECONDS))
+        with contextlib.ExitStack() as attempt:
+            connection = attempt.enter_context(_reach(where, endpoint.attach))
+            proven = dial(connection, self._key, parties, min(deadline, time.monotonic() + HELLO_SECONDS))
+            opened.push(attempt.pop_all())
+        return proven
 
     # --- the accepting end ---------------------------------------------------------------------------------------
 

@@ -96,8 +96,10 @@ class SendLines:
     # --- by any thread ------------------------------------------------------------------------------------------
 
     def add(self, transfer: LineTransfer) -> None:
-        """Queue a transfer; it moves with the next ``push`` once the lines are open."""
+        """Queue a transfer; it moves with the next ``push`` once the lines are open. After ``end`` it never does."""
         with self._lock:
+            if self._ended:
+                return
             bulk = self._bulk
             place = len(bulk)
             while place and _yields(bulk[place - 1], transfer):
