@@ -107,7 +107,7 @@ def with_the_proof_sent_back(visitor: LineVisitor, folder: Path) -> Refusal | st
 
 
 def with_a_recorded_proof(visitor: LineVisitor, folder: Path) -> Refusal | str:
-    """It is made on a connection that is said to be the second of a link: there is no such link, so it is hung up on."""
+    """It is made on a connection that is said to be the second of a link: there is none, so it is hung up on."""
     parties = visitor.parties(place=1)
     dialer = Dialer(visitor.key(), parties)
     with visitor.open() as line:
