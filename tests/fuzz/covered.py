@@ -131,6 +131,7 @@ COVERED: Final[Mapping[str, Fed | Exempt]] = MappingProxyType(
         "transports/stream/stream_life.py": _by("member: "),
         "transports/tcp/frames.py": _by("tcp: ", "member: "),
         "transports/tcp/receiving.py": _by("tcp: chunk", "member: "),
+        "transports/tcp/spreading.py": KERNEL,
         "transports/ucx/endpoint.py": NEEDS_HARDWARE,
         "transports/verbs/checks.py": KERNEL,
         "transports/verbs/devices.py": KERNEL,
