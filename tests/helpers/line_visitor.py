@@ -89,7 +89,7 @@ def without_a_proof(visitor: LineVisitor, folder: Path) -> Refusal | str:
 
 def with_another_key(visitor: LineVisitor, folder: Path) -> Refusal | str:
     parties = visitor.parties()
-    dialer = Dialer(visitor.key(find_key(make_key(folder / "other"))), parties)
+    dialer = Dialer(visitor.key(find_key(make_key(folder / visitor.address))), parties)
     with visitor.open() as line:
         say(line, claim(parties, dialer.nonce))
         opening = hear(line)[1:]
