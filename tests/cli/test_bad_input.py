@@ -58,7 +58,8 @@ SENTENCES: dict[str, str] = {
         "Invalid model name 'resnet5O' for dataset 'imagenet'; did you mean resnet50 or resnet152 or resnet50_v2?"
     ),
     "--server_protocol=grcp": (
-        "--server_protocol=grcp is not known; did you mean grpc? Known: auto, grpc, grpc+shm, grpc+ucx, grpc+verbs."
+        "--server_protocol=grcp is not known; did you mean grpc? Known: auto, grpc, grpc+tcp, grpc+shm, grpc+ucx, "
+        "grpc+verbs."
     ),
     "--ps=1 --workers=1 --server_protocol=grpc --rdma_device=mlx5_0": (
         "--rdma_... has no effect with --server_protocol=grpc; leave it out, or use --server_protocol=grpc+verbs."

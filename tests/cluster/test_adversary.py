@@ -28,7 +28,7 @@ from helpers.adversary import (
     stale_lives,
     walk,
     walk_doors,
-    walk_streams,
+    walk_tensors,
     without_a_certificate,
 )
 from helpers.keys import another_key, no_key
@@ -36,7 +36,6 @@ from helpers.listeners import listeners_of
 from helpers.other_user import needs_root
 from helpers.ports import free_port, free_range
 from helpers.programs import Program, run_lockstep, start_lockstep
-from helpers.stream_visitor import STREAM_ATTACKS, in_an_earlier_life
 from helpers.waiting import wait_until
 from lockstep.drill.cluster import DrillCluster
 from lockstep.private_files import user_folders
@@ -55,8 +54,8 @@ STEPS = 60
 """So many losses are compared."""
 RUN = ("--num_warmup_batches=0", "--display_every=1", "--init_learning_rate=0.001")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-AT_ONCE = [attack for attack in STREAM_ATTACKS if attack is not in_an_earlier_life]
-"""That one waits for the other end of its link."""
+PORTS = {"grpc": {"streams": 3, "lines": 0}, **{name: {"streams": 0, "lines": 3} for name in ("auto", "grpc+tcp")}}
+"""How many ports for tensors a job has, of each kind."""
 UNPROVEN = ("ucx", "store", "collective")
 """Who connects to UCX, gloo and torch's store cannot be checked: SECURITY.md says so, and `doctor` names them."""
 
@@ -94,7 +93,8 @@ def test_a_job_goes_on_beside_every_adversary(job: DrillCluster, tmp_path: Path)
         places = victim.sockets()
         assert len(places) == 3 * len(SHAPE.tasks()), places
         walk(victim, places, tmp_path)
-        assert walk_streams(victim, places, tmp_path, AT_ONCE) == len(SHAPE.tasks())
+        found = walk_tensors(victim, places, tmp_path, patient=False)
+        assert found == {"streams": 0, "lines": len(SHAPE.tasks())}
         assert walk_doors(victim, tmp_path) == len(SHAPE.tasks())
         stale_lives(victim)
 
@@ -151,13 +151,14 @@ def test_in_every_mode_the_losses_are_those_of_a_run_without_adversaries(
             if mode == "all-reduce":
                 spoil_store(victim, next(address for address, purpose in unproven.items() if purpose == "store"))
             walk(victim, places, tmp_path)
-            walk_streams(victim, places, tmp_path)
+            found_ports = walk_tensors(victim, places, tmp_path)
             walk_doors(victim, tmp_path)
             stale_lives(victim)
         wait_until(lambda: len(losses(chief)) >= STEPS, START_SECONDS, "the job goes on")
         found_losses = losses(chief)[:STEPS]
         assert all(program.running() for program in tasks.programs.values())
     assert found_losses == _reference(undisturbed, shape, flag)
+    assert found_ports == PORTS.get(mode, found_ports)
 
 
 def _named_by_doctor(tasks: Tasks) -> dict[str, str]:
@@ -196,7 +197,7 @@ def launched(folder: Path, attacked: bool) -> set[str]:
             assert (len(victim.tasks), len(places)) == (3, 9), places
             with refusals_only(victim):
                 walk(victim, places, folder)
-                walk_streams(victim, places, folder, AT_ONCE)
+                walk_tensors(victim, places, folder, patient=False)
                 walk_doors(victim, folder)
                 stale_lives(victim)
         printed = [one.wait_for(" of 2: ", START_SECONDS) for one in ranks[1:]]

@@ -88,7 +88,7 @@ def impostor(folder: Path) -> ssl.SSLContext:
     return context
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "auto"])
+@pytest.mark.parametrize("protocol", ["grpc", "grpc+tcp", "auto"])
 def test_whoever_is_between_all_tasks_changes_nothing(protocol: str, undisturbed: set[str], tmp_path: Path) -> None:
     """C1 and C2: the secret crossed the wire in clear, and whoever said the right names was let in."""
     ports = free_ports(3)
@@ -105,7 +105,7 @@ def test_whoever_is_between_all_tasks_changes_nothing(protocol: str, undisturbed
         altered = [one for one in between.passages if one.treatment is not Treatment.RELAY]
         relayed = [one for one in between.passages if one.treatment is Treatment.RELAY and one.said]
         assert {one.treatment for one in altered} == set(FIRST)
-        assert any(one.is_plain for one in relayed) == (protocol == "grpc")
+        assert any(one.is_plain for one in relayed) == (protocol != "auto")
         wait_until(lambda: all(one.over.is_set() for one in altered), 15, "who was lied to has hung up")
         assert [one for one in altered if one.posed]
         assert all(one.said == b"" for one in altered if one.posed)

@@ -65,7 +65,8 @@ def test_with_insecure_nobody_must_prove_anything() -> None:
     with no_key():
         listeners = planned_listeners(SPEC, CHIEF, NONE)
         assert {one.proof for one in listeners} == {CallerProof.NOTHING}
-        assert len(listeners) == 2
+        assert len(listeners) == 3
+        assert len(planned_listeners(dataclasses.replace(SPEC, protocol="grpc"), CHIEF, NONE)) == 2
 
 
 def test_the_posture_is_a_line_per_task_and_names_what_serves_anybody() -> None:

@@ -19,7 +19,7 @@ READERS: Final = frozenset(
     {
         *("read_json", "FromString", "ParseFromString", "recv", "recv_into", "recv_fds", "safe_open", "load"),
         *("read_plain", "read_held", "read_bytes", "read_text", "readline", "readlines", "read_available"),
-        *("unpack", "unpack_from", "fromhex", "load_der_x509_certificate", "genops"),
+        *("unpack", "unpack_from", "fromhex", "load_der_x509_certificate", "genops", "scatter"),
     }
 )
 
@@ -133,6 +133,9 @@ COVERED: Final[Mapping[str, Fed | Exempt]] = MappingProxyType(
         "transports/shm/signal_socket.py": _by("member: "),
         "transports/stream/frames.py": _by("stream: ", "grpc: chunk", "member: "),
         "transports/stream/stream_life.py": _by("member: "),
+        "transports/tcp/frames.py": _by("tcp: ", "member: "),
+        "transports/tcp/receiving.py": _by("tcp: chunk", "member: "),
+        "transports/tcp/spreading.py": KERNEL,
         "transports/ucx/endpoint.py": NEEDS_HARDWARE,
         "transports/verbs/checks.py": KERNEL,
         "transports/verbs/devices.py": KERNEL,

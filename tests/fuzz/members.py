@@ -12,6 +12,7 @@ import json
 import os
 import random
 import secrets
+import socket
 import sys
 import tempfile
 import threading
@@ -32,6 +33,7 @@ from lockstep.protocol.core.messages import Envelope, GradientNote, Grant, Hello
 from lockstep.security.chosen import chosen_key
 from lockstep.security.key import Purpose
 from lockstep.security.proof import Dialer, Parties, ProofError
+from lockstep.security.wire import dial
 from lockstep.transports.base import PeerAddress
 from lockstep.transports.control.channels import open_channel, open_data_channel
 from lockstep.transports.control.codec import WireError, decode_envelopes, encode, encode_note, join_envelopes
@@ -57,6 +59,8 @@ from lockstep.transports.stream.frames import (
     unpack,
     unpack_proof,
 )
+from lockstep.transports.tcp import frames as tcp
+from lockstep.transports.tcp import opening as tcp_opening
 from lockstep.version import __version__
 
 SETTLE_SECONDS: Final = 60.0
@@ -82,7 +86,7 @@ class Link:
         self.life = secrets.randbits(62) + 1
         self._sent: SimpleQueue[bytes | None] = SimpleQueue()
         self._channel = open_channel(address)
-        published = make_place().pack() if transport == "grpc+shm" else b"plain://127.0.0.1:1"
+        published = {"grpc+shm": make_place().pack(), "grpc+tcp": b"127.0.0.1:1"}.get(transport, b"plain://127.0.0.1:1")
         hello = Hello(self.task, self.life, 0, __version__, (TransportAddress(transport, published),))
         self.say(first(join_envelopes([encode(Envelope(0, self.task, self.life, hello))])))
         call = self._channel.stream_stream(method_path("Task", "Link"))
@@ -189,12 +193,49 @@ def _signals(ticket: Ticket) -> list[bytes]:
     ]
 
 
+class Line:
+    """A connection of ``grpc+tcp`` that has proven itself."""
+
+    def __init__(self, link: Link, stand: Hello) -> None:
+        address, key = stand.transports[0].address.decode(), chosen_key()
+        assert key is not None
+        purpose = tcp_opening.LinePurpose(stand.incarnation, link.life, 0, 1)
+        parties = tcp_opening.parties_of(purpose, link.task, link.life, stand.task, address)
+        host, _, port = address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), CALL_SECONDS)
+        deadline = time.monotonic() + CALL_SECONDS
+        proven = dial(self.socket, key.sub(Purpose.DATA), parties, deadline)
+        assert proven.receive(2048, deadline) == b""
+        self.socket.settimeout(CALL_SECONDS)
+
+    def heard(self) -> bytes:
+        return self.socket.recv(tcp.HEAD_BYTES, socket.MSG_WAITALL)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def _lines(ticket: Ticket) -> list[bytes]:
+    head = tcp.ChunkHead(
+        tcp.LineFrame.CHUNK, tcp.FIRST | tcp.LAST, len(_NOTE), 64, 1, ticket.region, ticket.key, total=64
+    )
+    return [
+        tcp.HEAD.pack(*head._replace(flags=tcp.FIRST | tcp.LAST | tcp.LOAN)) + _NOTE + bytes(64),
+        tcp.HEAD.pack(*head) + _NOTE + bytes(64),
+        tcp.HEAD.pack(*head._replace(flags=tcp.FIRST, note_bytes=0, nbytes=32)) + bytes(32),
+        tcp.HEAD.pack(*head._replace(flags=tcp.LAST | tcp.STRIPED, offset=32, nbytes=32)) + _NOTE + bytes(32),
+        tcp.pack_release(1),
+        tcp.pack_fault("a rule"),
+        tcp.pack_goodbye(),
+    ]
+
+
 class Visits:
     """All kinds of visits; each returns whether the stand behaved as it should towards a member that keeps the rules,
     which only counts without a ``chance`` for changes."""
 
     def __init__(self, addresses: dict[str, str], folder: Path) -> None:
-        self._grpc, self._shm = addresses["grpc"], addresses["grpc+shm"]
+        self._grpc, self._shm, self._tcp = (addresses[name] for name in ("grpc", "grpc+shm", "grpc+tcp"))
         self._caller = KeyedCaller(seeds(), folder)
         self._joined = self._caller.joined
         self.kinds: dict[str, Callable[[random.Random | None], bool]] = {
@@ -204,6 +245,7 @@ class Visits:
             "messages of a link": self._messages,
             "frames of a stream": self._frames,
             "signals at the door": self._door,
+            "frames of a connection": self._line,
         }
 
     def _calls(self, chance: random.Random | None) -> bool:
@@ -254,6 +296,22 @@ class Visits:
                     door.tokens.lay_out(1)
                 door.signals.send(bytes([shm.SignalKind.GOODBYE]))
                 while door.heard():
+                    pass
+        return True
+
+    def _line(self, chance: random.Random | None) -> bool:
+        with contextlib.closing(Link(self._tcp, "grpc+tcp")) as link:
+            stand, ticket = link.greeted()
+            with contextlib.closing(Line(link, stand)) as line:
+                given = _lines(ticket)
+                if chance is None:
+                    line.socket.sendall(given[0])
+                    return line.heard() == tcp.pack_release(1)
+                for _ in range(chance.randint(1, 6)):
+                    line.socket.sendall(mutated(chance, given))
+                line.socket.sendall(given[-1])
+                line.socket.shutdown(socket.SHUT_WR)
+                while line.heard():
                     pass
         return True
 

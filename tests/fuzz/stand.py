@@ -48,7 +48,7 @@ from lockstep.transports.control.server import ControlServer
 from lockstep.transports.registry import make_transport
 from lockstep.version import __version__
 
-TRANSPORTS = ("grpc", "grpc+shm")
+TRANSPORTS = ("grpc", "grpc+shm", "grpc+tcp")
 REGION_BYTES = 4096
 MOST_TOLD = 4 << 20
 _THREADS = 96

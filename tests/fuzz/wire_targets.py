@@ -47,6 +47,10 @@ from lockstep.transports.net.links import pack_ticket, unpack_ticket
 from lockstep.transports.shm import frames as shm_frames
 from lockstep.transports.shm.host import make_place, unpack_place
 from lockstep.transports.stream import frames as stream_frames
+from lockstep.transports.tcp import frames as tcp_frames
+from lockstep.transports.tcp.line import Line, _Pieces
+from lockstep.transports.tcp.opening import LinePurpose, read_purpose
+from lockstep.transports.tcp.receiving import NOWHERE, LineLanding
 
 TASK = "/job:worker/replica:0/task:0"
 
@@ -55,6 +59,7 @@ def wire_targets() -> Iterator[Target]:
     yield from _control()
     yield from _streams()
     yield from _shared_memory()
+    yield from _connections()
     yield from _proofs()
     yield from _lines()
     yield from _auto()
@@ -140,6 +145,40 @@ def _shared_memory() -> Iterator[Target]:
     yield Target("shm: number", shm_frames.unpack_number, [number], errors)
     yield Target("shm: claim", shm_frames.unpack_claim, [claim, shm_frames.pack_fault("a rule")], (ProofError,))
     yield Target("shm: address", unpack_place, [make_place().pack()], (ValueError,))
+
+
+def _connections() -> Iterator[Target]:
+    """Of ``grpc+tcp``: heads alone, what a connection is for, and whole chunks as they land from a socket."""
+    peer = PeerAddress(TASK, 1, b"")
+    grants = Grants()
+    ticket = grants.give("grpc+tcp", HostRegion(1, memoryview(bytearray(4096)), None, grants.withdraw), peer)
+    chunk = tcp_frames.ChunkHead(
+        tcp_frames.LineFrame.CHUNK, tcp_frames.FIRST, 0, 32, 1, ticket.region, ticket.key, total=64
+    )
+    heads = [
+        tcp_frames.HEAD.pack(*head)
+        for head in (chunk, chunk._replace(flags=tcp_frames.LAST, offset=32), chunk._replace(flags=3, nbytes=64))
+    ]
+    others = [tcp_frames.pack_release(1), tcp_frames.pack_goodbye(), tcp_frames.pack_fault("a rule")[:48]]
+    yield Target("tcp: head", tcp_frames.unpack_head, [*heads, *others], (FrameError,))
+    purpose = LinePurpose(1 << 63, 7, 0, 2).pack().encode()
+    yield Target("tcp: purpose", lambda data: read_purpose(data.decode(errors="replace")), [purpose], (ProofError,))
+
+    def land(data: bytes) -> None:
+        landing = LineLanding(grants, peer)
+        for one in (heads[0], data):
+            head = tcp_frames.unpack_head(one)
+            grant = landing.begin(head)
+            ours, theirs = socket.socketpair(socket.AF_UNIX)
+            with ours, theirs:
+                theirs.sendall(bytes(min(head.nbytes, 4096)))
+                line = object.__new__(Line)
+                line.descriptor, line._in = ours.fileno(), _Pieces()
+                if head.nbytes:
+                    landing.receive(grant, line, NOWHERE, head.offset, head.nbytes)
+            landing.end(head)
+
+    yield Target("tcp: chunk", land, heads, (FrameError,))
 
 
 def _proofs() -> Iterator[Target]:

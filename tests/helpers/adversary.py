@@ -22,11 +22,13 @@ from pathlib import Path
 from cryptography import x509
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
+from helpers import line_visitor, stream_visitor
 from helpers.door_visitor import DOOR_ATTACKS, DoorVisitor, with_a_recorded_proof
 from helpers.keys import another_key, no_key
+from helpers.line_visitor import LINE_ATTACKS, LineVisitor
 from helpers.listeners import doors_of
 from helpers.other_user import NOBODY
-from helpers.stream_visitor import STREAM_ATTACKS, StreamAttack, StreamVisitor
+from helpers.stream_visitor import STREAM_ATTACKS, StreamVisitor
 from helpers.wire import RecordingOwner
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.ids import TaskId
@@ -212,21 +214,35 @@ def spoil_store(victim: Victim, address: str) -> None:
 # --- at the streams of tensors, the door, and the links ------------------------------------------------------------
 
 
-def walk_streams(
-    victim: Victim, places: tuple[ListeningSocket, ...], folder: Path, attacks: Iterable[StreamAttack] = STREAM_ATTACKS
-) -> int:
-    """Another key, proofs sent again or back, and earlier lives, at every port for tensors; returns how many."""
-    visitors = [
-        StreamVisitor(victim.key, victim.peer_of(one), one, f"{PLAIN}{place}", "Data")
-        for place in places
-        if (one := victim.owner(place.pid)) is not None and str(place) != one.task_address
-    ]
-    with ThreadPoolExecutor(len(visitors) or 1) as beside:
-        for attack in attacks:
-            expected = STREAM_ATTACKS[attack]
-            for refusal in beside.map(attack, visitors, itertools.repeat(folder)):
-                assert refusal == expected or expected in refusal, f"{attack.__name__}: {refusal}"
-    return len(visitors)
+def walk_tensors(
+    victim: Victim, places: tuple[ListeningSocket, ...], folder: Path, *, patient: bool = True
+) -> dict[str, int]:
+    """Another key, proofs sent again or back, and earlier lives, at every port for tensors; returns how many ports
+    there were of each kind. ``patient``: also what waits for the other end of a link."""
+    streams, lines = [], []
+    for place in places:
+        one = victim.owner(place.pid)
+        if one is None or str(place) == one.task_address:
+            continue
+        if _speaks_grpc(place):
+            streams.append(StreamVisitor(victim.key, victim.peer_of(one), one, f"{PLAIN}{place}", "Data"))
+        else:
+            lines.append(LineVisitor(victim.key, victim.peer_of(one), one, str(place)))
+    left_out = () if patient else (stream_visitor.in_an_earlier_life, line_visitor.in_an_earlier_life)
+    with ThreadPoolExecutor(len(places)) as beside:
+        for visitors, attacks in ((streams, STREAM_ATTACKS), (lines, LINE_ATTACKS)):
+            for attack, expected in attacks.items():
+                found = [] if attack in left_out else beside.map(attack, visitors, itertools.repeat(folder))
+                for refusal in found:
+                    assert refusal == expected or expected in refusal, f"{attack.__name__}: {refusal}"
+    return {"streams": len(streams), "lines": len(lines)}
+
+
+def _speaks_grpc(place: ListeningSocket) -> bool:
+    """Whether it answers with the settings of HTTP/2."""
+    with socket.create_connection((place.address, place.port), CALL_SECONDS) as line:
+        line.sendall(NOISE["HTTP/2"])
+        return until_quiet(line)[3:4] == b"\x04"
 
 
 def walk_doors(victim: Victim, folder: Path) -> int:

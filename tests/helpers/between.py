@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -15,10 +16,12 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from helpers.adversary import until_quiet
+from lockstep.security.proof import OPENING_BYTES
 
 SHOWN, HIDDEN = "127.0.0.2", "127.0.0.1"
 TLS = b"\x16"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_MAGIC = b"lockstep proof 1"
 _HEAD = 9
 _DATA = 0
 _KEPT_BYTES = 1 << 16
@@ -48,8 +51,9 @@ class Passage:
 
     @property
     def is_plain(self) -> bool:
-        """Whether two ends spoke HTTP/2 here; at a port with TLS nobody answers that."""
-        return self.said.startswith(_PREFACE) and bool(self.heard)
+        """Whether two ends proved themselves here in plain HTTP/2 or on a bare connection; at a port with TLS nobody
+        answers that."""
+        return (self.said.startswith(_PREFACE) or _is_proof(self.said)) and bool(self.heard)
 
     def replay(self) -> bytes:
         """Say to the same port what a member said there before; what it answers."""
@@ -60,7 +64,7 @@ class Passage:
 
 
 class Flip:
-    """Changes one bit: of the first record in TLS, of the first message of a stream in plain HTTP/2."""
+    """Changes one bit: of the first record in TLS, of the first message of a stream in plain HTTP/2, or of a proof."""
 
     def __init__(self) -> None:
         self._held = b""
@@ -73,6 +77,10 @@ class Flip:
         if self._held[:1] == TLS:
             self._done = True
             return _flipped(self._held)
+        if _is_proof(self._held):
+            self._done = True
+            end = 4 + int.from_bytes(self._held[:4], "little")
+            return _flipped(self._held[:end]) + self._held[end:]
         passed, at = b"", len(_PREFACE) if self._held.startswith(_PREFACE) else 0
         while not self._done and len(self._held) >= at + _HEAD:
             end = at + _HEAD + int.from_bytes(self._held[at : at + 3], "big")
@@ -84,6 +92,11 @@ class Flip:
         if self._done:
             passed, self._held = passed + self._held, b""
         return passed
+
+
+def _is_proof(said: bytes | bytearray) -> bool:
+    """Whether it begins as a dialer, or as an acceptor, of a connection of its own (``security/wire.py``)."""
+    return said[8:24] == _MAGIC or (said[:4] == struct.pack("<I", 1 + OPENING_BYTES) and said[4:5] == b"O")
 
 
 def _flipped(data: bytes) -> bytes:

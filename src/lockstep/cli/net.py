@@ -38,7 +38,7 @@ a bare stream of grpcio and bare NIXL, in the same run.
   --min_size=BYTES  smallest transfer (4096)
   --max_size=BYTES  largest transfer (268435456)
   --rounds=N        how often each transport is measured at each size (3)
-  --only=TEXT       measure only what has TEXT in its name
+  --only=TEXT       measure only what has TEXT in its name; several: with commas
   --ports=A-B       listen at these ports besides that of --serve (default: ports that the kernel chooses)
 {key_flags}
 Exit codes: 0 done, 1 failed, 2 bad input (nothing started).

@@ -134,8 +134,11 @@ def found_listeners(
 
 
 def _has_port_for_tensors(spec: ClusterSpec) -> bool:
-    """Whether tensors over gRPC have a port of their own, which nobody but the peers is told."""
-    return spec.protocol in ("auto", "grpc") and not spec.require_private and not is_insecure()
+    """Whether tensors have a port of their own, which nobody but the peers is told. Without a key, those over gRPC
+    use that of the links."""
+    if spec.require_private:
+        return False
+    return spec.protocol in ("auto", "grpc+tcp") or (spec.protocol == "grpc" and not is_insecure())
 
 
 def posture_lines(listeners: Iterable[ListeningPlace]) -> list[str]:

@@ -50,8 +50,10 @@ class Claim:
 class ProvenSocket:
     """A connection whose two ends have proven themselves. ``ProofError`` ends it."""
 
-    def __init__(self, connection: socket.socket, session: Session) -> None:
+    def __init__(self, connection: socket.socket, session: Session, claim: Claim | None = None) -> None:
         self.socket = connection
+        self.claim = claim
+        """What the dialer has said about itself, which is proven now; None at its own end."""
         self._session = session
 
     def send(self, message: bytes, deadline: float) -> None:
@@ -107,7 +109,8 @@ def accept(
         if claim.version != believed.version:
             raise ProofError(Refusal.OTHER_VERSION)
         check_agreement(key, nonce)
-        return claim, _check_dialer(connection, key, believed, nonce, began + seconds)
+        session = _check_dialer(connection, key, believed, nonce, began + seconds)
+        return claim, ProvenSocket(connection, session, claim)
     except ProofError as error:
         with contextlib.suppress(ProofError):
             _send(connection, _REFUSED + error.refusal.value.encode(), time.monotonic() + 0.1)
@@ -116,16 +119,16 @@ def accept(
 
 def _check_dialer(
     connection: socket.socket, key: bytes | None, parties: Parties, nonce: bytes, deadline: float
-) -> ProvenSocket:
+) -> Session:
     if key is None:
         _send(connection, _PLAIN, deadline)
-        return ProvenSocket(connection, Session(None))
+        return Session(None)
     acceptor = Acceptor(key, parties, nonce)
     _send(connection, _OPENING + acceptor.opening, deadline)
     answer = _receive(connection, FIRST_BYTES, deadline)
     if answer[:1] != _PROOF:
         raise ProofError(Refusal.MALFORMED)
-    return ProvenSocket(connection, acceptor.check(answer[1:]))
+    return acceptor.check(answer[1:])
 
 
 def _read_claim(first: bytes) -> tuple[Claim, bytes]:

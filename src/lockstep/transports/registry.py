@@ -33,6 +33,7 @@ class TransportFactory(Protocol):
 _WHERE: Final = {
     "auto": "lockstep.transports.auto.transport:AutoTransport",
     "grpc": "lockstep.transports.grpc.transport:GrpcTransport",
+    "grpc+tcp": "lockstep.transports.tcp.transport:TcpTransport",
     "grpc+shm": "lockstep.transports.shm.transport:ShmTransport",
     "grpc+ucx": "lockstep.transports.ucx.transport:UcxTransport",
     "grpc+verbs": "lockstep.transports.verbs.transport:VerbsTransport",
@@ -41,7 +42,7 @@ _WHERE: Final = {
 
 _ONE_HOST: Final = frozenset({"grpc+shm"})
 _RDMA: Final = frozenset({"grpc+verbs"})
-_IN_THE_CLEAR: Final = frozenset({"grpc+ucx", "grpc+verbs"})
+_IN_THE_CLEAR: Final = frozenset({"grpc+tcp", "grpc+ucx", "grpc+verbs"})
 _LIBRARIES: Final = {"grpc+ucx": NIXL_MODULES, "grpc+verbs": NIXL_MODULES}
 _EXTRAS: Final = {"grpc+ucx": "ucx", "grpc+verbs": "ucx"}
 _TAKE_RDMA_OPTIONS: Final = frozenset({"auto", "grpc+verbs"})
@@ -53,7 +54,7 @@ def moves_by_rdma(transport: str) -> bool:
 
 
 def in_the_clear(transport: str) -> bool:
-    """Whether this transport can neither encrypt nor tell who writes: its library has no means for that."""
+    """Whether this transport cannot encrypt; UCX and RDMA cannot even tell who writes."""
     return transport in _IN_THE_CLEAR
 
 

@@ -77,7 +77,7 @@ def test_auto_reports_why_a_path_was_not_taken(monkeypatch: pytest.MonkeyPatch) 
     said = run("auto").said
     lines = [line for line in said if line.startswith("worker 0 to ps 0: ")]
     assert len(lines) == 1
-    assert lines[0].startswith("worker 0 to ps 0: gRPC stream to 127.0.0.1:")
+    assert lines[0].startswith("worker 0 to ps 0: TCP to 127.0.0.1:")
     assert lines[0].endswith("(not grpc+shm: /job:ps/replica:0/task:0 runs on another host (b, this is a))")
 
 

@@ -26,7 +26,7 @@ from lockstep.transports.control.ports import PortRange, parse_ports
 from lockstep.transports.registry import in_the_clear
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions, option_problems
 
-PROTOCOLS: tuple[str, ...] = ("auto", "grpc", "grpc+shm", "grpc+ucx", "grpc+verbs")
+PROTOCOLS: tuple[str, ...] = ("auto", "grpc", "grpc+tcp", "grpc+shm", "grpc+ucx", "grpc+verbs")
 """The values of ``--server_protocol``. A new transport adds its name here and nowhere else."""
 
 RDMA_PROTOCOLS: tuple[str, ...] = ("auto", "grpc+verbs")

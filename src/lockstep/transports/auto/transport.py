@@ -1,4 +1,4 @@
-"""The transport ``auto`` of one task: shared memory on one host, RDMA where both hosts have it, otherwise gRPC."""
+"""The transport ``auto`` of one task: shared memory on one host, RDMA where both hosts have it, otherwise TCP."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from lockstep.transports.control.server import ControlServer
 from lockstep.transports.grpc.transport import GrpcTransport
 from lockstep.transports.registry import runs_here
 from lockstep.transports.shm.transport import ShmTransport
+from lockstep.transports.tcp.transport import TcpTransport
 from lockstep.transports.timers import TimerThread
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions
 
@@ -41,16 +42,20 @@ def paths_of(
 ) -> list[Transport]:
     """The paths in the order in which a link tries them. The first one allocates the memory for all.
 
-    ``private``: without RDMA, which cannot encrypt.
+    ``private``: without TCP and RDMA, which do not encrypt. gRPC comes last, and at the port of the links, encrypted:
+    where that can be reached there is always a path, and it takes no port of its own.
     """
     shared = ShmTransport(server, task, incarnation, key)
-    plain = GrpcTransport(server, task, incarnation, key, private=private)
-    if private or not runs_here(VERBS, options):
-        return [shared, plain]
+    last = GrpcTransport(server, task, incarnation, key, private=True)
+    if private:
+        return [shared, last]
+    plain = TcpTransport(server, task, incarnation, key)
+    if not runs_here(VERBS, options):
+        return [shared, plain, last]
     # Imported here, so that a machine without RDMA does not wait for NIXL.
     from lockstep.transports.verbs.transport import VerbsTransport
 
-    return [shared, VerbsTransport(server, task, incarnation, key, options), plain]
+    return [shared, VerbsTransport(server, task, incarnation, key, options), plain, last]
 
 
 class AutoTransport:

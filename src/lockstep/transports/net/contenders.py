@@ -39,7 +39,11 @@ from lockstep.transports.ucx.network import nixl_at
 
 COPY, BARE_NIXL = "memory copy", "bare NIXL"
 SHM, SHM_LEND, GRPC, UCX, VERBS = "grpc+shm", "grpc+shm lend", "grpc", "grpc+ucx", "grpc+verbs"
-LIMITS: Final = ((GRPC, BARE_GRPC), (ENCRYPTED, GRPC), (UCX, BARE_NIXL), (SHM, COPY), (GRPC, TCP), (UCX, TCP))
+LINKED_TCP: Final = "grpc+tcp"
+LIMITS: Final = (
+    *((GRPC, BARE_GRPC), (ENCRYPTED, GRPC), (UCX, BARE_NIXL), (SHM, COPY)),
+    *((LINKED_TCP, TCP), (GRPC, TCP), (UCX, TCP)),
+)
 """Each path and what it is compared with."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from lockstep.protocol.core.causes import Reason
@@ -66,7 +66,7 @@ class LinkEnd:
         self._changed = threading.Condition()
         self._up = False
         self._lost = ""
-        self._answers: deque[float] = deque()
+        self._answers: SimpleQueue[float | None] = SimpleQueue()  # None: there will be no more
         self._lending = False
         self._answer_to: Ticket | None = None
 
@@ -95,11 +95,14 @@ class LinkEnd:
 
     def wait_answer(self) -> float:
         """When the next answer came."""
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._answers or self._lost, WAIT_SECONDS):
-                raise NetError("a transfer was not answered in time")
-            self._raise_if_lost()
-            return self._answers.popleft()
+        try:
+            answer = self._answers.get(timeout=WAIT_SECONDS)
+        except Empty:
+            raise NetError("a transfer was not answered in time") from None
+        if answer is None:
+            self._answers.put(None)
+            raise NetError(f"the link broke: {self._lost}")
+        return answer
 
     def _raise_if_lost(self) -> None:
         if self._lost:
@@ -114,9 +117,7 @@ class LinkEnd:
     # --- events ---------------------------------------------------------------------------------------------------
 
     def _answered(self) -> None:
-        with self._changed:
-            self._answers.append(time.perf_counter())
-            self._changed.notify_all()
+        self._answers.put(time.perf_counter())
 
     def on_up(self) -> None:
         with self._changed:
@@ -146,3 +147,4 @@ class LinkEnd:
         with self._changed:
             self._lost = self._lost or reason
             self._changed.notify_all()
+        self._answers.put(None)

@@ -15,6 +15,7 @@ from lockstep.transports.base import TransportError
 from lockstep.transports.control.ports import PortRange, PortsUsedUp
 from lockstep.transports.net.contenders import (
     GRPC,
+    LINKED_TCP,
     SHM,
     SHM_LEND,
     UCX,
@@ -43,7 +44,7 @@ class MeasurementPlan:
     rounds: int = 3
     burst_seconds: float = 0.1
     only: str = ""
-    """Only contenders whose name contains this."""
+    """Only contenders whose name contains this, or one of these with commas between them."""
 
 
 @contextmanager
@@ -88,7 +89,7 @@ def _open_all(caller: Caller, plan: MeasurementPlan, report: MeasurementReport, 
     contenders: list[Contender] = []
 
     def attempt(name: str, make: Callable[[], Contender]) -> None:
-        if plan.only not in name:
+        if not any(part in name for part in plan.only.split(",")):
             return
         try:
             contender = make()
@@ -112,7 +113,7 @@ def _open_all(caller: Caller, plan: MeasurementPlan, report: MeasurementReport, 
         report.left_out[ENCRYPTED] = "--insecure does not encrypt"
     else:
         attempt(ENCRYPTED, lambda: Linked(caller, ENCRYPTED, nbytes))
-    for transport in (GRPC, SHM, UCX):
+    for transport in (LINKED_TCP, GRPC, SHM, UCX):
         attempt(transport, lambda transport=transport: Linked(caller, transport, nbytes))  # type: ignore[misc]
     shared = next((one for one in contenders if one.name == SHM), None)
     if isinstance(shared, Linked):

@@ -1,0 +1,375 @@
+"""One end of a ``grpc+tcp`` link.
+
+One thread serves it: it receives, makes every callback, and sends what the kernel did not take from the threads that
+started transfers.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from lockstep.protocol.core.causes import link_down
+from lockstep.protocol.core.timing import CUT_SECONDS, FLUSH_SECONDS
+from lockstep.transports.base import EndpointEvents, LinkState, Move, PeerAddress, TransferId
+from lockstep.transports.frame_error import FrameError
+from lockstep.transports.grants import Grants, RegionGrant
+from lockstep.transports.lifecycle import Lifecycle
+from lockstep.transports.loan import HeldLoan
+from lockstep.transports.memory import MAX_NOTE_BYTES, address_of, check_move
+from lockstep.transports.tcp.frames import (
+    HEAD_BYTES,
+    STRIPED,
+    ChunkHead,
+    LineFrame,
+    pack_fault,
+    pack_goodbye,
+    pack_release,
+    shares,
+    text_of,
+    unpack_head,
+)
+from lockstep.transports.tcp.line import AGAIN, Bell, Line
+from lockstep.transports.tcp.receiving import NOWHERE, LineArrival, LineLanding
+from lockstep.transports.tcp.sending import INLINE_BYTES, LineTransfer, Pushed, SendLines
+
+NAME: Final = "grpc+tcp"
+_SCRATCH_BYTES: Final = 256 << 10
+
+
+class _Ended(Exception):  # noqa: N818  # not an error: how receiving stops
+    """Why no more frames are received; the text is the phrase for ``on_lost``."""
+
+
+class TcpEndpoint:
+    """Moves ranges of regions to one incarnation of one peer. ``run`` is called on the endpoint's own thread."""
+
+    def __init__(self, peer: PeerAddress, grants: Grants, events: EndpointEvents) -> None:
+        self.peer = peer
+        self._events = events
+        self._cycle = Lifecycle(peer.task)
+        self._lock = self._cycle.lock  # unsettled transfers
+        self._unsettled: dict[TransferId, LineTransfer] = {}
+        self._done: deque[TransferId] = deque()
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._out = SendLines(self._on_left)
+        self._landing = LineLanding(grants, peer)
+        self._bell = Bell()
+        self._lines: Sequence[Line] = ()
+        self._head = memoryview(bytearray(HEAD_BYTES))
+        self._head_address = address_of(self._head)
+        self._ahead = 0  # bytes of the next head that came with the frame before
+        self._drained = False  # nothing has come since: receiving would be in vain
+        self._note = memoryview(bytearray(MAX_NOTE_BYTES))
+        self._note_address = address_of(self._note)
+        self.attach = self._cycle.attach
+        self.counters = self._cycle.counters
+
+    def __repr__(self) -> str:
+        return f"<TcpEndpoint to {self.peer.task} {self.state.value}>"
+
+    @property
+    def state(self) -> LinkState:
+        return self._cycle.state
+
+    @property
+    def transport(self) -> str:
+        return NAME
+
+    @property
+    def lends_in_place(self) -> bool:
+        return False
+
+    def path(self) -> str:
+        several = f" ({len(self._lines)} connections)" if len(self._lines) > 1 else ""
+        return f"TCP to {self.peer.address.decode(errors='replace')}{several}"
+
+    # --- by any thread ------------------------------------------------------------------------------------------
+
+    def start(self, move: Move) -> TransferId:
+        source = check_move(NAME, move)
+        memory = source.buffer[move.offset : move.offset + move.nbytes]
+        with self._lock:
+            self._cycle.refuse_if_over()
+            transfer = LineTransfer(next(self._cycle.numbers), move, memory, source.address + move.offset)
+            self._unsettled[transfer.number] = transfer
+            self._out.add(transfer)
+        self._send_here()
+        return transfer.number
+
+    def _send_here(self) -> None:
+        """Send on this thread what the kernel takes at once; the endpoint's thread does the rest."""
+        pushed = self._out.try_push(INLINE_BYTES)
+        while pushed is Pushed.ALL and self._out.has_work():
+            pushed = self._out.try_push(INLINE_BYTES)
+        if self._cycle.on_own_thread:
+            return
+        if pushed is not Pushed.ALL:
+            self._bell.ring()
+        elif self._done:
+            self._bell.ring_soon()
+
+    def _on_left(self, transfer: LineTransfer) -> None:
+        """The kernel has all of a transfer; on the thread that pushed, which may hold locks of its own."""
+        self._cycle.count_sent(transfer.move.nbytes, transfer.move.loan)
+        if not transfer.move.loan:
+            self._done.append(transfer.number)
+
+    def cancel(self, transfer: TransferId) -> None:
+        with self._lock:
+            known = self._unsettled.get(transfer)
+        if known is not None and self._out.remove(known):
+            self._jobs.append(lambda: self._fail(transfer, "cancelled"))
+            self._bell.ring()
+
+    def bytes_under_way(self) -> int:
+        with self._lock:
+            sending = [transfer for transfer in self._unsettled.values() if transfer.begun and not transfer.left]
+        return sum(map(self._out.bytes_of, sending)) + self._landing.bytes_landed()
+
+    def close(self) -> None:
+        self._cycle.close()
+        self._landing.close()
+        self._cycle.interrupt()
+        if not self._cycle.on_own_thread:
+            self._cycle.ended.wait(FLUSH_SECONDS + CUT_SECONDS)
+
+    # --- the course of the link, on the endpoint's thread -------------------------------------------------------
+
+    def run(self, talk: Callable[[], str]) -> None:
+        """Serve the link: ``talk`` connects, receives to the end, and returns the reason for the end."""
+        self._cycle.run(talk, self._finish)
+
+    def converse(self, lines: Sequence[Line]) -> str:
+        """Both ends have proven themselves: receive until the link ends; returns the reason for the end."""
+        self._lines = lines
+        self._quiet = self._poller(lines[:1], ())
+        self.attach(self._bell.ring)
+        if not self._cycle.go_up():
+            return self._cycle.reason
+        self._events.on_up()
+        self._out.open(lines)
+        try:
+            while self.state is LinkState.UP:
+                self._on_frame()
+        except _Ended as end:
+            return str(end)
+        except EOFError:
+            if self.state is LinkState.UP:
+                return "the connection ended without a goodbye"
+        except OSError as error:
+            return f"the connection ended without a goodbye ({error.strerror})"
+        except FrameError as fault:
+            self._part(pack_fault(str(fault)))
+            return f"{self.peer.task} was cut off because it broke the rules of the link: {fault}"
+        self._part(pack_goodbye())
+        return self._cycle.reason
+
+    def _on_frame(self) -> None:
+        if self._done or self._jobs or self._out.has_work():
+            self._serve()
+        if self._drained:
+            self._wait(self._lines[:1])
+        self._fill(self._head_address, HEAD_BYTES, self._ahead)
+        self._ahead = 0
+        head = unpack_head(self._head)
+        if head.kind == LineFrame.CHUNK:
+            self._take(head)
+            return
+        self._fill(self._note_address, head.note_bytes)
+        if head.kind == LineFrame.RELEASE:
+            self._on_release(head.transfer)
+        elif head.kind == LineFrame.FAULT:
+            raise _Ended(f"{self.peer.task} cut this end off: {text_of(bytes(self._note[: head.note_bytes]))}")
+        else:
+            raise _Ended("closed by the peer")
+
+    def _serve(self) -> Pushed:
+        """Everything that is not receiving: what waits to be sent, and callbacks that are due, which may send more."""
+        while True:
+            pushed = self._out.push(INLINE_BYTES) if self._out.has_work() else Pushed.ALL
+            if not self._done and not self._jobs:
+                return pushed
+            self._bell.calm()
+            while self._done:
+                self._settle(self._done.popleft())
+            while self._jobs:
+                self._jobs.popleft()()
+
+    # --- receiving ----------------------------------------------------------------------------------------------
+
+    def _fill(self, address: int, nbytes: int, at: int = 0) -> None:
+        """Receive so many bytes into memory of this endpoint; ``at``: so many are there."""
+        line = self._lines[0]
+        while at < nbytes:
+            got = line.receive(address + at, nbytes - at)
+            if got == AGAIN:
+                line.expect(1)
+                self._wait((line,))
+            else:
+                at += got
+
+    def _take(self, head: ChunkHead) -> None:
+        grant = self._landing.begin(head)
+        if head.flags & STRIPED:
+            self._fill(self._note_address, head.note_bytes)
+            self._land_striped(grant, head)
+        else:
+            self._land(grant, head)
+        arrival = self._landing.end(head)
+        if arrival is not None and self.state is LinkState.UP:
+            self._deliver(arrival, bytes(self._note[: head.note_bytes]))
+
+    def _land(self, grant: RegionGrant, head: ChunkHead) -> None:
+        """The note and the bytes, in one call where they have come already, and the next head with them."""
+        line, at, end, beyond = self._lines[0], 0, head.note_bytes + head.nbytes, (self._head_address, HEAD_BYTES)
+        while at < end:
+            of_note = min(at, head.note_bytes)
+            of_data = at - of_note
+            note = (self._note_address + of_note, head.note_bytes - of_note)
+            got = self._landing.receive(grant, line, note, head.offset + of_data, head.nbytes - of_data, beyond)
+            if got == AGAIN:
+                line.expect(end - at)
+                self._wait((line,))
+            else:
+                at += got
+        self._ahead = at - end
+        if self._ahead < HEAD_BYTES:
+            line.expect(1)
+            self._drained = True
+
+    def _land_striped(self, grant: RegionGrant, head: ChunkHead) -> None:
+        """The shares of all connections, in the order in which they come."""
+        shared = shares(head.nbytes, len(self._lines))
+        left = {line: share for line, share in zip(self._lines, shared, strict=True) if share[1] > share[0]}
+        while left:
+            moved = False
+            for line, (begin, end) in list(left.items()):
+                got = self._landing.receive(grant, line, NOWHERE, head.offset + begin, end - begin)
+                if got == AGAIN:
+                    line.expect(end - begin)
+                    continue
+                moved = True
+                left[line] = begin + got, end
+                if begin + got == end:
+                    del left[line]
+            if left and not moved:
+                self._wait(tuple(left))
+
+    def _wait(self, lines: Sequence[Line]) -> None:
+        """Until one of them has something to receive; meanwhile everything else is served."""
+        pushed = self._serve()
+        if self.state is not LinkState.UP:
+            raise EOFError
+        self._drained = False
+        self._poll(lines, pushed, None)
+
+    def _poll(self, lines: Sequence[Line], pushed: Pushed, milliseconds: float | None) -> None:
+        poller = self._quiet
+        if pushed is Pushed.CLOGGED or len(lines) > 1 or lines[0] is not self._lines[0]:
+            poller = self._poller(lines, self._out.clogged() if pushed is Pushed.CLOGGED else ())
+        for descriptor, _ in poller.poll(0 if pushed is Pushed.ENOUGH else milliseconds):
+            if descriptor in self._bell.descriptors:
+                self._bell.hush(descriptor)
+
+    def _poller(self, lines: Sequence[Line], clogged: Sequence[int]) -> select.poll:
+        asked = dict.fromkeys((*self._bell.descriptors, *(line.descriptor for line in lines)), select.POLLIN)
+        for descriptor in clogged:
+            asked[descriptor] = asked.get(descriptor, 0) | select.POLLOUT
+        poller = select.poll()
+        for descriptor, events in asked.items():
+            poller.register(descriptor, events)
+        return poller
+
+    # --- callbacks ----------------------------------------------------------------------------------------------
+
+    def _deliver(self, arrival: LineArrival, note: bytes) -> None:
+        self._cycle.count_received(arrival.data.nbytes, arrival.loan)
+        if arrival.loan:
+            self._events.on_lent(note, HeldLoan(arrival.data, lambda: self._release(arrival.number)))
+        else:
+            self._events.on_arrived(note, arrival.data.nbytes)
+
+    def _release(self, number: TransferId) -> None:
+        """On any thread, perhaps long after the link has ended."""
+        self._out.add_urgent(pack_release(number))
+        self._send_here()
+
+    def _on_release(self, number: TransferId) -> None:
+        with self._lock:
+            transfer = self._unsettled.get(number)
+        if transfer is not None and not transfer.left:
+            self._out.settle_pushing()  # the answer may be faster than the thread that has sent the question
+        if transfer is None or not transfer.move.loan or not transfer.left:
+            raise FrameError(f"transfer {number} is not a loan that can be released")
+        self._settle(number)
+
+    def _settle(self, number: TransferId) -> None:
+        with self._lock:
+            known = self._unsettled.pop(number, None)
+        if known is not None:
+            self._events.on_sent(number)
+
+    def _fail(self, number: TransferId, reason: str) -> None:
+        with self._lock:
+            known = self._unsettled.pop(number, None)
+        if known is not None:
+            self._events.on_failed(number, reason)
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    def _part(self, last: bytes) -> None:
+        """Send the frame that is on its way, and ``last``; then wait until the peer has hung up, or give up.
+
+        What the peer still sends is read and dropped: a socket that is closed with unread bytes resets the connection,
+        and the peer would lose what it has not read yet."""
+        self._landing.close()
+        self._out.end(last)
+        scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        deadline = time.monotonic() + FLUSH_SECONDS
+        left, sending = list(self._lines), True
+        while left and (seconds := deadline - time.monotonic()) > 0:
+            pushed = self._out.push(INLINE_BYTES)
+            if sending and pushed is Pushed.ALL:
+                sending = False
+                for line in self._lines:
+                    line.end_sending()
+            left = [line for line in left if _drained(line, scratch)]
+            if left:
+                self._poll(left, pushed, seconds * 1000)
+
+    def _finish(self, reason: str) -> None:
+        """Settle everything and notify the owner, once."""
+        lost = self._cycle.lose(reason)
+        self._landing.close()
+        self._out.end(None)
+        self._out.settle_pushing()
+        try:
+            while self._done:
+                self._settle(self._done.popleft())
+            with self._lock:
+                unsettled = list(self._unsettled)
+            for number in unsettled:
+                self._fail(number, self._cycle.reason)
+            if lost:
+                self._events.on_lost(link_down(reason))
+        finally:
+            self._out.close()
+            for line in self._lines:
+                line.close()
+            self._bell.close()
+            self._cycle.ended.set()
+
+
+def _drained(line: Line, scratch: memoryview) -> bool:
+    """Drop what has come; False if the peer has hung up."""
+    line.expect(1)
+    try:
+        while line.receive(address_of(scratch), len(scratch)) != AGAIN:
+            pass
+    except (EOFError, OSError):
+        return False
+    return True
