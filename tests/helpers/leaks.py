@@ -111,7 +111,8 @@ def _descriptors() -> set[tuple[int, str]]:
 
 
 def _shared_memory() -> set[str]:
-    return set(os.listdir(_SHM)) if _SHM.exists() else set()
+    """Without what the CUDA driver keeps there for processes that share events, and leaves behind."""
+    return {name for name in os.listdir(_SHM) if not name.startswith("cuda.shm.")} if _SHM.exists() else set()
 
 
 def _orphaned_memory(names: set[str]) -> list[str]:

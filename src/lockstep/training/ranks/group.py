@@ -116,7 +116,9 @@ class WorkerGroup:
     def reduce(self, tensor: Tensor) -> dist.Work:
         """Start a reduction over all workers, in place: NCCL makes the mean, gloo the sum."""
         options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG if self.on_device else dist.ReduceOp.SUM)
+        # The mean of one is its sum, for which NCCL need not touch the numbers.
+        averages = self.on_device and self.meeting.size > 1
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.AVG if averages else dist.ReduceOp.SUM)
         work: dist.Work = self._group.allreduce([tensor], options)
         return work
 

@@ -58,7 +58,9 @@ def lay_out(trained: Sequence[Trained], buffers: Sequence[Tensor], homes: int, b
     """The layout of a model; ``homes``: over how many tasks its buckets are dealt out."""
     # Rounded up: a model with one parameter more then differs in that one first, and is refused by its name.
     places = -(-(len(trained) + 1) // _PLACES) * _PLACES
-    sheet = torch.full((places,), -1, dtype=torch.int64)
+    # Where the gradients are: between host and GPU, each step would wait for the GPU.
+    device = trained[0].parameter.device if trained else torch.device("cpu")
+    sheet = torch.full((places,), -1, dtype=torch.int64, device=device)
     copied = (*buffers, sheet)
     # Of the kind that the first parameters are, so that it fits into their bucket.
     kind = dtype_name(trained[0].parameter.dtype) if trained else "float32"

@@ -345,12 +345,12 @@ class RankReplica:
         return buffer_views(arena, self._layout.offset_of(0), buffers) if buffers else []
 
     def _put_buffers(self) -> None:
-        for view, buffer in zip(self._buffers_leaving, self._layout.buffers, strict=True):
-            view.copy_(buffer)
+        if self._buffers_leaving:
+            torch._foreach_copy_(self._buffers_leaving, list(self._layout.buffers))
 
     def _take_buffers(self) -> None:
-        for view, buffer in zip(self._buffers_arriving, self._layout.buffers, strict=True):
-            buffer.copy_(view)
+        if self._buffers_arriving:
+            torch._foreach_copy_(list(self._layout.buffers), self._buffers_arriving)
 
     # -- what all ranks must have --
 
