@@ -49,22 +49,20 @@ def training(tasks: Tasks) -> None:
     tasks.programs[CHIEF].wait_for("Done warm up", START_SECONDS)
 
 
-def imports_torch(tasks: Tasks, task: TaskId, *, member: bool) -> bool:
-    """Whether the task has made itself known, as a member of its job or not, and imports torch."""
+def imports_torch(tasks: Tasks, task: TaskId) -> bool:
+    """Whether the task is a member of its job, and imports torch."""
     try:
         found = describe(tasks.addresses[task], 1.0)
     except Unreachable:
         return False
-    known = bool(found.job if member else found.task_address)
-    return known and found.phase == TaskPhase.IMPORTING_TORCH
+    return bool(found.job) and found.phase == TaskPhase.IMPORTING_TORCH
 
 
 def importing(tasks: Tasks, environment: dict[str, str]) -> None:
     """All tasks are members, and every one of them is in the import of torch."""
     start_all(tasks, environment)
     for task in tasks.shape.tasks():
-        member = tasks.shape.servers > 0
-        wait_until(partial(imports_torch, tasks, task, member=member), 30, f"{task} imports torch")
+        wait_until(partial(imports_torch, tasks, task), 30, f"{task} imports torch")
 
 
 def told(tasks: Tasks, others: list[TaskId], sentence: str) -> None:

@@ -26,6 +26,7 @@ from lockstep.security import certificates
 from lockstep.security.key import Key, find_key
 from lockstep.security.signing import lockstep_version, sign
 from lockstep.training.export import export
+from lockstep.training.ranks.saving import NoSuchState, optimizers_as, optimizers_in
 from lockstep.training.server.named_optimizer import make_optimizer
 from lockstep.training.server.shard_file import ShardFiles
 from lockstep.training.server.shard_store import GET_STATE, PUT_STATE, STATE_HEADER, TorchShardStore
@@ -123,6 +124,14 @@ def _checkpoints(folder: Path) -> Iterator[Target]:
         files.state("w", 0, 24)
 
     yield Target("checkpoint: shard", read, [shard], (ValueError,))
+    write_tensors(place / _SHARD, optimizers_as("[1, 2]", {"0": torch.ones(3)}), {})
+    optimizers = (place / _SHARD).read_bytes()
+
+    def read_optimizers(data: bytes) -> None:
+        (place / _SHARD).write_bytes(data)
+        optimizers_in(place, [_SHARD])
+
+    yield Target("checkpoint: optimizers of ranks", read_optimizers, [optimizers], (NoSuchState,))
 
 
 def _keys(folder: Path) -> Iterator[Target]:

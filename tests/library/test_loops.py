@@ -286,6 +286,8 @@ def test_dropout_follows_the_seed_of_the_step() -> None:
         return nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.5), nn.Linear(64, 16))
 
     def dropped(model: Any, worker: int, step: int) -> None:
+        for parameter in model.parameters():
+            parameter.sum()  # it is here before the turn is taken: the other worker may have to compute for it
         with turn:
             seed_everything(step_seed(0, step, worker))
             plain(model, worker, step)

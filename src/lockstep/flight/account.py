@@ -78,7 +78,7 @@ class Aspect(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class CallSide:
     """Ranks that agree with one another, and one of their calls."""
 
     ranks: tuple[int, ...]
@@ -91,7 +91,7 @@ class Difference:
 
     collective: Collective
     aspect: Aspect
-    sides: tuple[Side, ...]
+    sides: tuple[CallSide, ...]
     over: bool
     """All have left it: it ran all the same, or failed."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from lockstep.flight.account import Aspect, Collective, Side, Standing
+from lockstep.flight.account import Aspect, CallSide, Collective, Standing
 from lockstep.flight.groups import Membership, RankGroup
 from lockstep.flight.recording import DEFAULT_DESCRIPTION, RecordedCall, StackLine, Tensors
 
@@ -145,7 +145,7 @@ def all_are_in() -> str:
     return "all of them are in it and none is done: it runs, or the collective itself is stuck"
 
 
-def differ(one: Collective, aspect: Aspect, sides: Sequence[Side]) -> str:
+def differ(one: Collective, aspect: Aspect, sides: Sequence[CallSide]) -> str:
     others, odd = sides[0], sides[1:]
     what = {Aspect.OPERATION: "another operation", Aspect.SIZE: "another size", Aspect.DTYPE: "another dtype"}[aspect]
     who = [rank for side in odd for rank in side.ranks]
@@ -237,7 +237,7 @@ def saw_no_dump(silent: Sequence[int]) -> str:
     return f"{ranks(silent)}: left no dump"
 
 
-def side(one: Side) -> str:
+def side(one: CallSide) -> str:
     tensors = one.call.inputs if one.call.inputs.sizes else one.call.outputs
     return f"{ranks(one.ranks)}: {_call(one.call)}{_tensors(tensors)}{_place(one.call)}"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import Final
 
-from lockstep.flight.account import Aspect, Side
+from lockstep.flight.account import Aspect, CallSide
 from lockstep.flight.recording import RecordedCall
 
 BY_INPUT: Final = frozenset(
@@ -36,7 +36,7 @@ NEEDS_ALL: Final = frozenset(
 _ORDER: Final = (Aspect.OPERATION, Aspect.DTYPE, Aspect.SIZE)
 
 
-def first_difference(calls: Mapping[int, Sequence[RecordedCall]]) -> tuple[Aspect, tuple[Side, ...]] | None:
+def first_difference(calls: Mapping[int, Sequence[RecordedCall]]) -> tuple[Aspect, tuple[CallSide, ...]] | None:
     """In what these calls of several ranks differ, and who agrees with whom. ``calls``: by rank; a call that was put
     together from several has several records."""
     some = next(iter(calls.values()))
@@ -50,7 +50,7 @@ def first_difference(calls: Mapping[int, Sequence[RecordedCall]]) -> tuple[Aspec
                 sides.setdefault(value, []).append(rank)
         if len(sides) > 1:
             by_size = sorted(sides.values(), key=lambda ranks: (-len(ranks), ranks))
-            return aspect, tuple(Side(tuple(ranks), calls[ranks[0]][-1]) for ranks in by_size)
+            return aspect, tuple(CallSide(tuple(ranks), calls[ranks[0]][-1]) for ranks in by_size)
     return None
 
 

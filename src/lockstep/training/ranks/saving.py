@@ -77,4 +77,7 @@ def optimizers_in(folder: Path, names: Sequence[str]) -> tuple[str, dict[str, Te
     text = tensors.pop(TEXT, None)
     if text is None:
         raise NoSuchState(f"{folder} has no state of optimizers: it was written by a job with servers")
-    return text.numpy().tobytes().decode(), tensors
+    try:
+        return text.view(torch.uint8).numpy().tobytes().decode(), tensors
+    except (UnicodeError, RuntimeError):  # other bytes, or a tensor that has none
+        raise NoSuchState(f"the state of the optimizers in {folder} is not a text") from None

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lockstep.foreign import read_json
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Step
 from lockstep.protocol.core.messages import ParameterEntry, Setting
 from lockstep.protocol.core.plan import first_difference, first_untrained_difference
@@ -65,12 +66,12 @@ class TorchAverager:
         others = (self.plan.bucket_bytes, buffers, formats(self._layout.trained))
         theirs, ours = self._group.agree("entries", json.dumps(entries))
         if theirs != ours:
-            known = [ParameterEntry(*entry) for entry in json.loads(theirs)]
+            known = [ParameterEntry(*entry) for entry in read_json(theirs)]
             difference = first_difference(self.plan.parameters, known)
             raise self._differ(f"{difference}; build the same model on every rank")
         theirs, ours = self._group.agree("untrained", json.dumps([(one.name, one.value) for one in untrained]))
         if theirs != ours:
-            chiefs = [Setting(*pair) for pair in json.loads(theirs)]
+            chiefs = [Setting(*pair) for pair in read_json(theirs)]
             raise self._differ(f"{first_untrained_difference(chiefs, untrained)}; build the same model on every rank")
         theirs, ours = self._group.agree("rest", hashlib.sha256(repr(others).encode()).hexdigest())
         if theirs != ours:

@@ -23,7 +23,7 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
-class BucketPart:
+class FillingPart:
     """What one parameter has in one bucket."""
 
     bound: Bound
@@ -44,19 +44,19 @@ class Filling:
     """One bucket in the current step."""
 
     id: BucketId
-    parts: tuple[BucketPart, ...]
+    parts: tuple[FillingPart, ...]
     numbers: Tensor
     """All of it in the arena, in its own type."""
     lacking: int
     filled_in: Step = -1
     """The latest step in which it was handed over."""
-    waiting: list[tuple[BucketPart, Tensor]] = field(default_factory=list)
+    waiting: list[tuple[FillingPart, Tensor]] = field(default_factory=list)
     """Whole gradients of which its parts are copied next."""
 
     def lacks_all(self) -> bool:
         return self.lacking == len(self.parts)
 
-    def without(self, missing: Collection[int]) -> list[BucketPart]:
+    def without(self, missing: Collection[int]) -> list[FillingPart]:
         """The parts of these parameters."""
         return [part for part in self.parts if part.bound.index in missing]
 
@@ -68,7 +68,7 @@ class Fillings:
         """``on_gradient``: autograd has put something into this parameter's ``grad``."""
         self.step: Step = -1
         self._memory = binding.memory
-        self._parts: list[list[tuple[Filling, BucketPart]]] = [[] for _ in binding.bound]
+        self._parts: list[list[tuple[Filling, FillingPart]]] = [[] for _ in binding.bound]
         self._got_in: list[Step] = [-1] * len(binding.bound)
         """By parameter: the step of its latest gradient."""
         self.buckets = [self._filling(binding, bucket.id) for bucket in binding.plan.buckets]
@@ -176,18 +176,18 @@ def _hook(bound: Bound, on_gradient: Callable[[Bound], None]) -> RemovableHandle
     return handle
 
 
-def _part(bound: Bound, piece: Piece) -> BucketPart:
+def _part(bound: Bound, piece: Piece) -> FillingPart:
     if len(bound.buckets) == 1:
-        return BucketPart(bound, bound.gradient, None)
-    return BucketPart(bound, bound.gradient.view(-1)[piece.first : piece.first + piece.elements], piece.first)
+        return FillingPart(bound, bound.gradient, None)
+    return FillingPart(bound, bound.gradient.view(-1)[piece.first : piece.first + piece.elements], piece.first)
 
 
-def _zero(parts: Sequence[BucketPart]) -> None:
+def _zero(parts: Sequence[FillingPart]) -> None:
     for part in parts:
         part.place.zero_()
 
 
-def _copy(given: Sequence[tuple[BucketPart, Tensor]]) -> None:
+def _copy(given: Sequence[tuple[FillingPart, Tensor]]) -> None:
     """Copy gradients to their places."""
     pairs = [(part.place, part.of(gradient)) for part, gradient in given]
     with torch.no_grad():
