@@ -239,7 +239,7 @@ def test_sigusr1_to_the_process_that_a_person_started_writes_the_files_and_says_
         wait_until(lambda: tasks.task_pid(W1), 20, "the monitor has started its task")
         program.signal(signal.SIGUSR1)
         program.wait_for("SIGUSR1", 20)  # the files, or that it came too early
-        wait_until(partial(imports_torch, tasks, W1, member=False), 20, "worker 1 imports torch")
+        wait_until(partial(imports_torch, tasks, W1), 20, "worker 1 imports torch")
         program.signal(signal.SIGUSR1)
         path = tmp_path / "run" / "worker-1.snapshot.json"
         program.wait_for(f"SIGUSR1: the snapshot and the journal of {named(W1)} are in {path}", 5)
