@@ -49,13 +49,14 @@ def training(tasks: Tasks) -> None:
     tasks.programs[CHIEF].wait_for("Done warm up", START_SECONDS)
 
 
-def imports_torch(tasks: Tasks, task: TaskId) -> bool:
-    """Whether the task is a member of its job, and imports torch."""
+def imports_torch(tasks: Tasks, task: TaskId, *, member: bool = True) -> bool:
+    """Whether the task has made itself known, as a member of its job or not, and imports torch."""
     try:
         found = describe(tasks.addresses[task], 1.0)
     except Unreachable:
         return False
-    return bool(found.job) and found.phase == TaskPhase.IMPORTING_TORCH
+    known = bool(found.job if member else found.task_address)
+    return known and found.phase == TaskPhase.IMPORTING_TORCH
 
 
 def importing(tasks: Tasks, environment: dict[str, str]) -> None:
@@ -239,7 +240,7 @@ def test_sigusr1_to_the_process_that_a_person_started_writes_the_files_and_says_
         wait_until(lambda: tasks.task_pid(W1), 20, "the monitor has started its task")
         program.signal(signal.SIGUSR1)
         program.wait_for("SIGUSR1", 20)  # the files, or that it came too early
-        wait_until(partial(imports_torch, tasks, W1), 20, "worker 1 imports torch")
+        wait_until(partial(imports_torch, tasks, W1, member=False), 20, "worker 1 imports torch")
         program.signal(signal.SIGUSR1)
         path = tmp_path / "run" / "worker-1.snapshot.json"
         program.wait_for(f"SIGUSR1: the snapshot and the journal of {named(W1)} are in {path}", 5)
