@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +13,11 @@ from lockstep.security.key import KEY_BYTES, KEY_VARIABLE
 
 
 def make_key(path: Path, byte: int = 7) -> Path:
-    path.write_text(bytes([byte] * KEY_BYTES).hex())
-    path.chmod(0o600)
-    return path
+    """Put there at once: visitors side by side make and read the same one."""
+    made = path.with_name(f"{path.name}.{threading.get_ident()}")
+    made.write_text(bytes([byte] * KEY_BYTES).hex())
+    made.chmod(0o600)
+    return made.replace(path)
 
 
 @contextmanager

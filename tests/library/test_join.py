@@ -80,7 +80,9 @@ def test_ranks_of_torchrun_meet_in_its_store_whatever_else_listens_beside_it() -
     with socket.create_server(("127.0.0.1", port + 1)):
         (finished,) = run_all([((*launcher, PROGRAM[1]), {})])
     assert finished.code == 0, finished
-    assert len(set(re.findall(r"worker \d of 2: (\w+)", finished.stdout))) == 1
+    found = re.findall(r"worker \d of 3: (\w+)", finished.stdout)
+    assert len(found) == 3, finished
+    assert len(set(found)) == 1
 
 
 @pytest.mark.timed
