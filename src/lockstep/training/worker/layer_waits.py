@@ -11,9 +11,11 @@ Compiled code is not watched: once torch has compiled anything in this process, 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import GetSetDescriptorType
 from typing import Any
@@ -24,6 +26,7 @@ from torch._C import _len_torch_function_stack
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils.hooks import RemovableHandle
 
+from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.training.worker.binding import Bound
 
 Need = Callable[[Sequence[Bound]], None]
@@ -58,6 +61,7 @@ class LayerWaits:
         self._handles = [handle for module in modules for handle in self._hook(module)]
         self._compiler: Any = None
         """The part of torch's compiler that tells when it begins, once it is loaded."""
+        _call_before_fork(self)
 
     def begin(self) -> bool:
         """A version is awaited: watch for uses, if all of them would be noticed."""
@@ -113,7 +117,7 @@ class LayerWaits:
     def _on_use(self, used: Sequence[Bound]) -> None:
         if not self._awaiting:
             self._watch.leave()
-        # A forked child has none of the threads that bring the parameters.
+        # A forked child had all of them before it began (``before_fork``).
         if not self._awaiting or os.getpid() != self._process:
             return
         with self._one_waits:
@@ -124,6 +128,14 @@ class LayerWaits:
                 self._need(used)
             finally:
                 self._busy = False
+
+    def before_fork(self) -> None:
+        """A child process has none of the threads that bring the parameters: it gets all of them now."""
+        if not self._awaiting or os.getpid() != self._process:
+            return
+        with self._one_waits, contextlib.suppress(JobEndedError):  # the training thread will meet that itself
+            if not self._busy:
+                self._need_all()
 
     # -- code that cannot be watched --
 
@@ -205,6 +217,17 @@ def _end(tensor: Tensor) -> int:
     """The address after its last element."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _call_before_fork(waits: LayerWaits) -> None:
+    """For as long as they exist; Python keeps such functions forever."""
+    known = weakref.ref(waits)
+
+    def before() -> None:
+        if (living := known()) is not None:
+            living.before_fork()
+
+    os.register_at_fork(before=before)
 
 
 def _has_compiled() -> bool:
