@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from lockstep.diagnose.evidence import is_worker
 from lockstep.diagnose.fields import (
     MAX_ITEMS,
     addresses_in,
@@ -17,7 +18,6 @@ from lockstep.diagnose.fields import (
     text_of,
     whole_of,
 )
-from lockstep.diagnose.phrases.units import is_worker_name
 from lockstep.diagnose.views import (
     BucketView,
     Ended,
@@ -50,7 +50,7 @@ def read_task(data: bytes) -> TaskView:
     books, steps = object_of(fields.get("machines")), object_of(fields.get("steps"))
     role, loop = object_of(books.get("role")), object_of(fields.get("loop"))
     # Without servers each worker also does a server's work, for its share of the buckets.
-    share = object_of(books.get("share")) if is_worker_name(text_of(fields.get("task"))) else role
+    share = object_of(books.get("share")) if is_worker(text_of(fields.get("task"))) else role
     progress, disk = object_of(fields.get("progress")), object_of(fields.get("disk"))
     return TaskView(
         task=text_of(fields.get("task")),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from lockstep.diagnose.evidence import is_worker as _is_worker
 from lockstep.diagnose.phrases.units import in_milliseconds as _in_milliseconds
 from lockstep.diagnose.phrases.units import in_seconds as _in_seconds
-from lockstep.diagnose.phrases.units import is_worker_name as _is_worker
 from lockstep.diagnose.phrases.units import named as _named
 from lockstep.protocol.core.endings import Ends
 from lockstep.protocol.core.waits import FORMING, WaitKind

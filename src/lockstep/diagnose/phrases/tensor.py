@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lockstep.diagnose.evidence import is_worker as _is_worker
 from lockstep.diagnose.phrases.units import in_seconds as _in_seconds
-from lockstep.diagnose.phrases.units import is_worker_name as _is_worker
 from lockstep.diagnose.phrases.units import named as _named
 from lockstep.protocol.core.waits import WaitKind
 

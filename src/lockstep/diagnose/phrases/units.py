@@ -18,8 +18,3 @@ def in_milliseconds(seconds: float) -> str:
 def in_brackets(pid: int, host: str) -> str:
     """`` (pid 9 on node3)``, or nothing where the process is not known."""
     return f" (pid {pid} on {host})" if pid else ""
-
-
-def is_worker_name(task: str) -> bool:
-    """Whether this is the name of a worker."""
-    return task.startswith("/job:worker/")
