@@ -89,12 +89,12 @@ def test_hosts_that_do_not_reach_each_other_by_rdma_are_not_linked(lab: Lab, nod
     assert "up: " not in said
 
 
-def test_auto_takes_rdma_between_hosts_that_have_it_and_grpc_where_it_does_not_pass(lab: Lab, node_host: str) -> None:
+def test_auto_takes_rdma_between_hosts_that_have_it_and_tcp_where_it_does_not_pass(lab: Lab, node_host: str) -> None:
     said = linked(lab, "auto", node_host)
     assert "up: RDMA (verbs, reliable connection) by rxe0:1 to 12.12.12.43 (not grpc+shm" in said
     lab.third.run(DROP_RDMA, 20).ok()
     said = linked(lab, "auto", node_host)
-    assert "up: gRPC stream" in said
+    assert "up: TCP" in said
     assert "not grpc+verbs: rxe0:1 here and /suite/b" in said
 
 
