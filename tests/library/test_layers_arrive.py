@@ -26,14 +26,8 @@ HELD = range(FIRST_STEPS, STEPS)
 
 
 @pytest.fixture(autouse=True)
-def _nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another test of this process may have compiled something, after which each version is awaited as a whole."""
-    monkeypatch.setattr("lockstep.training.worker.layer_waits._has_compiled", lambda: False)
-
-
-@pytest.fixture(autouse=True)
 def _nothing_was_compiled() -> None:
-    """Another test of this process may have."""
+    """Another test of this process may have compiled something, after which each version is awaited as a whole."""
     if (compiler := sys.modules.get("torch._dynamo.utils")) is not None:
         compiler.counters.clear()
 

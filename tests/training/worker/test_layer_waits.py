@@ -6,6 +6,7 @@ import contextlib
 import copy
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -36,10 +37,10 @@ PROTOCOLS = ["grpc", "grpc+shm"]
 
 
 @pytest.fixture(autouse=True)
-def _nothing_compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_was_compiled() -> None:
     """Another test of this process may have compiled something, after which each version is awaited as a whole."""
-    if "compiled" not in request.node.name:
-        monkeypatch.setattr("lockstep.training.worker.layer_waits._has_compiled", lambda: False)
+    if (compiler := sys.modules.get("torch._dynamo.utils")) is not None:
+        compiler.counters.clear()
 
 
 def three_layers() -> nn.Sequential:
@@ -325,8 +326,6 @@ def test_a_watch_that_ends_inside_a_call_it_sees_is_taken_off_by_the_next_layer(
 
 
 def test_compiled_code_is_not_watched_so_everything_is_awaited() -> None:
-    import torch._dynamo.utils
-
     model = nn.Linear(4, 4)
     one = Awaited(model)
     compiled = torch.compile(lambda given: given @ model.weight, backend="eager")
@@ -338,7 +337,6 @@ def test_compiled_code_is_not_watched_so_everything_is_awaited() -> None:
     finally:
         one.waits.close()
         torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
 
 
 @pytest.mark.filterwarnings("error")
