@@ -51,6 +51,7 @@ from lockstep.runtime.compared import compared_run
 from lockstep.runtime.monitor.sidecar import SidecarError, start_sidecar
 from lockstep.runtime.phrases import ask_with
 from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL, ON_STALL, ClusterSpec, cluster_problems
+from lockstep.runtime.startup.pages import Pages
 from lockstep.runtime.startup.preflight import protocol_problems
 from lockstep.runtime.startup.rendezvous import RendezvousError, RendezvousSpec, meet
 from lockstep.runtime.task.failures import failure_of, told_to_monitor
@@ -109,6 +110,8 @@ class JoinArguments:
     stall_after: float = STALL_AFTER_SECONDS
     user_code_timeout: float = USER_CODE_SECONDS
     on_stall: str = "abort"
+    on_verdict: str | None = None
+    verdict_webhook: str | None = None
     bind: str | None = None
     ports: str | None = None
     require_private: bool = False
@@ -166,6 +169,7 @@ class JoinArguments:
             stall_after=self.stall_after,
             user_code_timeout=self.user_code_timeout,
             on_stall=self.on_stall,
+            pages=Pages(self.on_verdict or "", self.verdict_webhook or ""),
             rejoin_timeout=self.rejoin_timeout,
             grace=self.grace,
             rdma=self.rdma,
@@ -347,7 +351,7 @@ def node_config(
         eager=not cluster.shape.servers,
         summed=exchange.reduction == "sum",
         aggregate=exchange.aggregate(workers),
-        watch=WatchSettings(on_stall=cluster.on_stall),
+        watch=WatchSettings(on_stall=cluster.on_stall, pages=cluster.pages),
         recovery=rules,
         beginning=beginning_in(keeping.train_dir, settings, say, from_scratch=keeping.from_scratch)
         if resumes

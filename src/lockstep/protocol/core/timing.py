@@ -86,6 +86,8 @@ VERDICT_AGAIN_SECONDS: Final = 30.0
 """How long until a verdict that still holds is repeated: late enough not to fill a log."""
 WATCHDOG_JOIN_SECONDS: Final = 6.0
 """How long a task that leaves waits for a look that is under way."""
+PAGE_SECONDS: Final = 3.0
+"""How long a command of ``--on_verdict`` may run, and a webhook may take to answer."""
 PRINTED_SECONDS: Final = 2.0
 """A task prints a report itself if it does not learn within this time that another task has printed it."""
 PRINTED_AFTER_SECONDS: Final = 0.5
@@ -474,6 +476,7 @@ def _ending() -> _Rules:
         ("a second request to end is less patient", KILL_SECONDS < MONITOR_SECONDS),
         ("a failure is answered for longer than a normal end", TELL_SECONDS < ANSWERED_FOR_SECONDS <= LINGER_SECONDS),
         ("a failure is answered for until peers have asked", ANSWERED_FOR_SECONDS >= 2 * HEARTBEAT_SECONDS),
+        ("a task that ends can still page somebody", PAGE_SECONDS < OVERSTAY_SECONDS),
         ("a sidecar waits until that of a former incarnation has gone", FORMER_SECONDS > LINGER_SECONDS),
         ("a program waits for its sidecar while the sidecar lingers", SIDECAR_CLOSE_SECONDS > LINGER_SECONDS),
     )
