@@ -110,6 +110,8 @@ def waits_of(view: TaskView) -> Iterator[Waiting]:
     training = view.main is not None and view.main.doing not in idle
     for wait in view.waits:
         waiting = Waiting(view.task, wait)
+        if waiting.kind is WaitKind.CALLER:
+            continue  # those who wait in that call say so themselves
         if is_worker(view.task) and waiting.kind is WaitKind.PARAMETER and training:
             continue
         yield waiting
@@ -125,6 +127,9 @@ def has_come(evidence: Evidence, waiting: Waiting) -> bool:
         return False
     if waiting.kind is WaitKind.SUM:
         return seen.view is not None and (seen.view.handed or (-1, -1)) >= (waiting.wait.step, waiting.wait.bucket)
+    if waiting.kind is WaitKind.CALL:
+        waiter = evidence.view(waiting.waiter)
+        return seen.view is not None and waiter is not None and seen.view.call == waiter.call is not None
     if waiting.kind is WaitKind.END:
         left = seen.monitor is not None and seen.monitor.exited and seen.monitor.exit_code == 0
         return left or (seen.view is not None and seen.view.phase in (TaskPhase.FINISHING, TaskPhase.ENDED))
@@ -152,6 +157,8 @@ def leads_to(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
             return _why_no_parameter(view, waiting)
         case WaitKind.COMMIT:
             return _why_no_commit(evidence, waiting)
+        case WaitKind.CALL:
+            return _why_not_come(view)
     others = [other for other in waits_of(view) if other.on != waiting.waiter or other.of_tensor]
     if waiting.forming:
         # A task that is not a member yet waits for the missing ones, not for what the members wait for.
@@ -161,9 +168,18 @@ def leads_to(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
 
 def _why_no_gradient(view: TaskView, waiting: Waiting) -> list[Waiting]:
     """A worker that lacks the parameters of this step cannot make its gradient."""
+    if view.main is not None and view.main.doing is Doing.CALLING:
+        return _why_not_come(view)
     if view.main is not None and view.main.doing not in AT_THE_WAIT:
         return []
     if view.wants_version > waiting.wait.step:
+        return []
+    return [other for other in waits_of(view) if other.kind not in OF_HOMES]
+
+
+def _why_not_come(view: TaskView) -> list[Waiting]:
+    """A worker comes to a call when its program does; what its share of the buckets waits for does not matter."""
+    if view.main is None or view.main.doing not in (*AT_THE_WAIT, Doing.CALLING):
         return []
     return [other for other in waits_of(view) if other.kind not in OF_HOMES]
 

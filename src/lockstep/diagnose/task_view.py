@@ -78,6 +78,7 @@ def read_task(data: bytes) -> TaskView:
         served_step=whole_of(share.get("step"), -2),
         committed=whole_of(share.get("committed"), -2),
         handed=_pair(role.get("handed")),
+        call=_place(object_of(books.get("call")).get("place")),
         still=number_of(progress.get("seconds")),
         loop_busy=number_of(loop.get("busy")),
         loop_what=text_of(loop.get("what")),
@@ -117,6 +118,10 @@ def _ended(value: object) -> Ended | None:
 
 def _pair(value: object) -> tuple[int, int] | None:
     return (whole_of(value[0], -1), whole_of(value[1], -1)) if isinstance(value, list) and len(value) == 2 else None
+
+
+def _place(value: object) -> tuple[int, ...] | None:
+    return tuple(whole_of(one, -1) for one in value) if isinstance(value, list) and len(value) == 3 else None
 
 
 def _span(one: Mapping[str, Any]) -> SpanView:

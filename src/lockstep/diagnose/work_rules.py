@@ -8,7 +8,7 @@ from lockstep.diagnose.evidence import is_worker
 from lockstep.diagnose.views import LinkView, MainView, ShardView, TaskView
 from lockstep.protocol.core.activity import TRAINING, Code, Doing, TaskPhase
 from lockstep.protocol.core.causes import Cause
-from lockstep.protocol.core.timing import LOOP_SECONDS, STUCK_SECONDS
+from lockstep.protocol.core.timing import LOOP_SECONDS, PATIENCE_SECONDS, STUCK_SECONDS
 from lockstep.protocol.core.waits import WaitKind
 from lockstep.protocol.worker.holdings import HeldBucketState
 
@@ -34,9 +34,14 @@ def _stands_still(case: WaitCase, main: MainView) -> bool:
     return main.seconds >= case.evidence.patience and 0 <= main.cpu < IDLE
 
 
+def _in_program(case: WaitCase, main: MainView) -> bool:
+    """Calls may be made before a model is wrapped, when a program has not reported anything yet."""
+    return main.doing in TRAINING or (main.doing is Doing.STARTING and case.waiting.kind is WaitKind.CALL)
+
+
 def user_code(case: WaitCase) -> Proof | None:
     main = _training(case)
-    if main is None or main.doing not in TRAINING or main.where is not Code.USER:
+    if main is None or not _in_program(case, main) or main.where is not Code.USER:
         return None
     if not _stands_still(case, main):
         return None
@@ -198,6 +203,21 @@ def _blocked(view: TaskView, link: LinkView) -> Proof:
     what = phrases.callback_blocks_the_link(view.task, link.peer, link.callback)
     said = phrases.callback_has_not_returned(view.task, link.callback, link.callback_seconds)
     return Proof(Cause.COMMUNICATION, what, (said,), view.task, link.peer, link.callback_seconds, link.callback_stack)
+
+
+def missed_call(case: WaitCase) -> Proof | None:
+    """One worker waits in a call for another that waits for something else, which needs the first."""
+    if not case.cycle or case.waiting.wait.seconds < min(case.evidence.patience, PATIENCE_SECONDS):
+        return None
+    views = [view for task in case.cycle[:-1] if (view := case.evidence.view(task)) is not None]
+    inside = next((view for view in views if view.call is not None), None)
+    other = next((view for view in views if is_worker(view.task) and view.main and view.call is None), None)
+    if inside is None or inside.main is None or other is None or other.main is None:
+        return None
+    what = phrases.is_elsewhere(inside.task, inside.main.detail, other.task, other.main.detail, other.main.place)
+    said = (phrases.wait_for_one_another(case.cycle), phrases.each_says_so_itself())
+    remedy = phrases.remedy_of_a_missed_call()
+    return Proof(Cause.OTHER_CALL, what, said, other.task, inside.task, stack=other.main.stack, remedy=remedy)
 
 
 def deadlock(case: WaitCase) -> Proof | None:
