@@ -201,7 +201,7 @@ def test_what_cannot_be_said_is_refused_with_a_remedy() -> None:
                 call()
         train(job, 1)
         job.close()
-        with pytest.raises(UsageError, match="after job.close"):
+        with pytest.raises(UsageError, match=r"after job\.close"):
             job.barrier()
 
     run(RANKS, body)

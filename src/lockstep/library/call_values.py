@@ -73,7 +73,9 @@ def form_of(value: object, op: str) -> str:
         raise UsageError(f"job.all_reduce(op={op!r}) is not known; use one of: {', '.join(OPERATIONS)}")
     if isinstance(value, Tensor):
         if value.is_complex() and op in ("max", "min"):
-            raise UsageError(f"job.all_reduce(op={op!r}) was given complex numbers, which have no order; use mean or sum")
+            raise UsageError(
+                f"job.all_reduce(op={op!r}) was given complex numbers, which have no order; use mean or sum"
+            )
         return f"{op} of {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     if isinstance(value, bool | int | float):
         return f"{op} of a number"
@@ -106,7 +108,7 @@ def _reduced_tensors(values: Sequence[Tensor], op: str) -> Tensor:
     dtype = values[0].dtype
     total = values[0].to(_wide(dtype), copy=True)
     for value in values[1:]:
-        total += value
+        total += value.to(total.dtype)
     if op == "mean":
         total = total / len(values)
     return total.to(dtype) if dtype.is_floating_point else total
