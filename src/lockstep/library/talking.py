@@ -24,7 +24,7 @@ from lockstep.protocol.core.messages import CallComplete, CallMade, CallPlace
 Carry = Callable[[CallMade], CallComplete]
 """Brings a value to the call, and returns what all brought; JobEndedError if the job ends first."""
 
-_OWN_CODE: Final = str(Path(lockstep.__file__).parent)
+_OWN_CODE: Final = Path(lockstep.__file__).parent
 MOST_NAME = 200
 
 
@@ -118,6 +118,6 @@ def _where_it_was(found: Any, value: Any) -> Any:
 def _line_of_program() -> str:
     """``train.py:31``: the innermost line that is not ours."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN_CODE):
+    while frame.f_back is not None and Path(frame.f_code.co_filename).is_relative_to(_OWN_CODE):
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
