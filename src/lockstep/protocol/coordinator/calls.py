@@ -15,7 +15,7 @@ from lockstep.protocol import phrases
 from lockstep.protocol.core.calls import KEPT_CALL_BYTES, MOST_CALL_BYTES, MOST_NAMED, OUTSIDE_LOOPS
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.effects import Effect, Send
-from lockstep.protocol.core.ids import Step, TaskId
+from lockstep.protocol.core.ids import Incarnation, Step, TaskId
 from lockstep.protocol.core.messages import CallComplete, CallMade, CallOpen, CallPlace
 from lockstep.protocol.core.timing import CALL_SECONDS
 from lockstep.protocol.core.waits import Wait, WaitKind
@@ -68,6 +68,8 @@ class Calls:
         self._open: _OpenCall | None = None
         self._kept: dict[CallPlace, _KeptCall] = {}
         """In the order in which they were complete, so in the order of their places."""
+        self._reached: dict[tuple[TaskId, Incarnation], CallPlace] = {}
+        """The newest call that each incarnation of a worker has made."""
         self._nbytes = 0
         self._forgotten: CallPlace | None = None
         """The newest one of those that were dropped for lack of room."""
@@ -75,9 +77,18 @@ class Calls:
     # -- a worker comes --
 
     def on_made(
-        self, peer: TaskId, made: CallMade, workers: Sequence[TaskId], committed: Step, now: float
+        self,
+        sender: tuple[TaskId, Incarnation],
+        made: CallMade,
+        workers: Sequence[TaskId],
+        committed: Step,
+        now: float,
     ) -> list[Effect] | CallConflict:
         """``workers``: those that take part in the job."""
+        peer, life = sender
+        if made.place < self._reached.get((peer, life), made.place):
+            return []  # late: this incarnation has gone on since, so it has the answer
+        self._reached[peer, life] = made.place
         known = self._kept.get(made.place)
         if known is not None:
             if _differs(made, known.sample):

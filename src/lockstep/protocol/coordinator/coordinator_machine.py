@@ -98,7 +98,7 @@ class CoordinatorMachine(RunningJob):
             case Done():
                 return self._on_done(event.peer, message, now)
             case CallMade():
-                return self._on_call(event.peer, message, now)
+                return self._on_call(event.peer, event.incarnation, message, now)
             case LocalState():
                 return self._on_state(event.peer, message, now)
             case Saved():

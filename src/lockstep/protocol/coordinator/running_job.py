@@ -221,9 +221,9 @@ class RunningJob:
         self._ending = max(self._done.values())
         return self._end_if_possible(now)
 
-    def _on_call(self, peer: TaskId, made: CallMade, now: float) -> list[Effect]:
+    def _on_call(self, peer: TaskId, incarnation: Incarnation, made: CallMade, now: float) -> list[Effect]:
         """A worker has come to a call that all workers make."""
-        found = self.calls.on_made(peer, made, self.losses.active(), self.committed, now)
+        found = self.calls.on_made((peer, incarnation), made, self.losses.active(), self.committed, now)
         if isinstance(found, CallConflict):
             return self._finish_badly(found.culprit, self._steps_seen(), found.reason, now)
         return found or self._end_if_call_is_missed(now)
