@@ -207,23 +207,26 @@ def _blocked(view: TaskView, link: LinkView) -> Proof:
 
 def missed_call(case: WaitCase) -> Proof | None:
     """One worker waits in a call for another that waits for something else, which needs the first."""
-    if not case.cycle or case.waiting.wait.seconds < min(case.evidence.patience, PATIENCE_SECONDS):
+    if not case.cycle or case.waiting.kind is not WaitKind.CALL or case.view is None or case.view.main is None:
         return None
-    views = [view for task in case.cycle[:-1] if (view := case.evidence.view(task)) is not None]
-    inside = next((view for view in views if view.call is not None), None)
-    other = next((view for view in views if is_worker(view.task) and view.main and view.call is None), None)
-    if inside is None or inside.main is None or other is None or other.main is None:
+    if case.waiting.wait.seconds < min(case.evidence.patience, PATIENCE_SECONDS):
         return None
-    what = phrases.is_elsewhere(inside.task, inside.main.detail, other.task, other.main.detail, other.main.place)
+    main = case.view.main
+    what = phrases.is_elsewhere(case.waiter, case.waiting.wait.what, case.on, main.detail, main.place)
     said = (phrases.wait_for_one_another(case.cycle), phrases.each_says_so_itself())
-    remedy = phrases.remedy_of_a_missed_call()
-    return Proof(Cause.OTHER_CALL, what, said, other.task, inside.task, stack=other.main.stack, remedy=remedy)
+    return Proof(Cause.OTHER_CALL, what, said, stack=main.stack, remedy=phrases.remedy_of_a_missed_call())
+
+
+def _in_a_call(case: WaitCase) -> bool:
+    """Whether one of those that wait for one another does so in a call."""
+    views = (case.evidence.view(task) for task in case.cycle)
+    return any(view is not None and view.call is not None for view in views)
 
 
 def deadlock(case: WaitCase) -> Proof | None:
     """Tasks wait for each other, or a worker waits for parameters that need its own gradient."""
     view = case.view
-    if case.cycle and case.waiting.wait.seconds >= case.evidence.patience:
+    if case.cycle and case.waiting.wait.seconds >= case.evidence.patience and not _in_a_call(case):
         return Proof(Cause.DEADLOCK, phrases.wait_for_one_another(case.cycle), (phrases.each_says_so_itself(),))
     if (
         case.waiting.kind is not WaitKind.GRADIENT
