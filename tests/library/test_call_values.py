@@ -48,7 +48,7 @@ def test_tensors_inside_of_plain_data_arrive() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"J", b"J{", b"T", b"Tabc", b"X", b'J{"dict": 3}', b'J{"tensor": "a"}'], ids=str)
 def test_other_bytes_are_refused(data: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - whatever is wrong with them
+    with pytest.raises(ValueError):
         unpacked(data)
 
 

@@ -30,9 +30,9 @@ def test_all_workers_get_the_same_answers_over_a_bad_network(servers: int, mode:
     if not servers and not mode.synchronous:
         pytest.skip("without servers steps are synchronous")
     for seed in range(5):
-        assert World(
-            Scenario(seed=seed, servers=servers, workers=3, mode=mode, network=STORM, training=TALKING)
-        ).run().ok
+        assert (
+            World(Scenario(seed=seed, servers=servers, workers=3, mode=mode, network=STORM, training=TALKING)).run().ok
+        )
 
 
 def numbers_of(scenario: Scenario, *kills: KillPoint) -> dict[int, int]:
