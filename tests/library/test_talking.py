@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+import threading
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +23,12 @@ from lockstep.protocol.core.calls import most_bytes
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.ids import ClusterShape
 from lockstep.runtime.task.outcome import JobEndedError
+from lockstep.runtime.watch.reporting import EVENTS
+from lockstep.runtime.watch.watchdog import WatchSettings
 from lockstep.training.server.mean_store import MeanStore
 from lockstep.training.server.shard_store import TorchShardStore
 
+QUICK = WatchSettings(tick=0.2, notice=0.3, first_steps=0.5, patience=0.6, ask=3.0)
 SERVED, RANKS = ClusterShape(1, 2), ClusterShape(0, 2)
 pytestmark = pytest.mark.timeout(120)
 
@@ -171,6 +178,48 @@ def test_a_worker_that_skips_a_call_or_finishes_without_it_is_named(shape: Clust
     assert "'step 0'" in text
     text = differ(finishes, shape)
     assert "worker 0 has finished, but worker 1 is waiting for it in barrier 'last' (test_talking.py:" in text
+
+
+def wait_for_ever(job: Job) -> None:
+    """As far as the job can know."""
+    pause = threading.Event()
+    while job._node.outcome is None:
+        pause.wait(0.05)
+
+
+@pytest.mark.timed
+def test_who_has_not_come_is_in_the_notice_and_the_deadline_ends_the_job(tmp_path: Path) -> None:
+    """Worker 1 is stuck before its model is wrapped, when nobody waits for anything but the call."""
+
+    def body(job: Job) -> None:
+        if job.worker:
+            wait_for_ever(job)
+        job.barrier(name="start")
+
+    watch = replace(QUICK, notice=0.2, first_steps=0.2, patience=0.1)  # patience is ten times longer before a step
+    options: dict[str, Any] = {"watch": watch, "stall_after": 1.0, "user_code_timeout": 1.0, "startup_timeout": 4.0}
+    with pytest.raises(JobEndedError) as ended:
+        run(SERVED, body, run_folder=str(tmp_path), **options)
+    assert ended.value.outcome.reason.cause is Cause.USER_CODE
+    assert ended.value.outcome.culprit == "/job:worker/replica:0/task:1"
+    text = (tmp_path / EVENTS).read_text()
+    told = [json.loads(line)["text"] for line in text.splitlines()]
+    assert any("worker 0 is waiting for worker 1 in barrier 'start' (test_talking.py:" in one for one in told), told
+    assert any("wait_for_ever" in one for one in told), told
+
+
+@pytest.mark.timed
+@pytest.mark.parametrize("shape", [SERVED, RANKS], ids=str)
+def test_a_worker_that_goes_on_with_its_steps_instead_is_named(shape: ClusterShape) -> None:
+    def body(job: Job) -> None:
+        train(job, 12, lambda step: job.barrier(name="odd") if step == 8 and not job.worker else None)
+
+    with pytest.raises(JobEndedError) as ended:
+        run(shape, body, watch=QUICK)
+    outcome = ended.value.outcome
+    assert (outcome.reason.cause, outcome.culprit) == (Cause.OTHER_CALL, "/job:worker/replica:0/task:1")
+    assert "worker 0 waits in barrier 'odd' (test_talking.py:" in outcome.reason.text
+    assert "while worker 1 waits for version" in outcome.reason.text
 
 
 def test_the_end_of_the_job_ends_a_call() -> None:
