@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store
 
 from lockstep.library.errors import UsageError
 from lockstep.library.talking import Talk
@@ -27,16 +28,16 @@ class OwnGroup:
         self._cluster = cluster
         self._talk = talk
         self._refuse_in_child = refuse_in_child
-        self._made = False
+        self._store: Store | None = None
+        """If the group was made here: others may still read what worker 0's store has."""
 
     def get(self, device: torch.device) -> dist.ProcessGroup:
         self._refuse_in_child("job.process_group()")
         if not dist.is_initialized():
             try:
-                make_global_group(self._meeting(device))
+                self._store = make_global_group(self._meeting(device))
             except CollectiveLost as error:
                 raise UsageError(f"job.process_group(): {error}") from None
-            self._made = True
         group = dist.group.WORLD
         assert group is not None
         size, workers = dist.get_world_size(), self._cluster.shape.workers
@@ -75,7 +76,7 @@ class OwnGroup:
 
     def close(self) -> None:
         """If it was made here. Another worker may be gone already."""
-        if self._made and dist.is_initialized():
-            self._made = False
+        if self._store is not None and dist.is_initialized():
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
+        self._store = None

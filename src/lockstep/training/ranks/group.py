@@ -147,14 +147,15 @@ class WorkerGroup:
             raise self.node.lost(first_line(error)) from None
 
 
-def make_global_group(meeting: MeetingPoint) -> None:
+def make_global_group(meeting: MeetingPoint) -> c10d.Store:
     """Make torch.distributed's global group of all workers: NCCL for tensors on GPUs if each worker has its own, gloo
-    for all others. CollectiveLost if they cannot meet."""
+    for all others. CollectiveLost if they cannot meet. Returns the store, which must be kept as long as the group."""
     store = _sealed(meeting, _meet(meeting))
     backend = _choose(meeting, store)
     if backend == "nccl":
         stay_on_interface(meeting.listen_host)
     _make_global(meeting, store, "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo")
+    return store
 
 
 def _make_global(meeting: MeetingPoint, store: c10d.Store, backend: str) -> None:
