@@ -13,7 +13,7 @@ import lockstep
 
 def main() -> None:
     ours, _ = lockstep.cluster_flags(sys.argv[1:])
-    with lockstep.join(**ours) as job:
+    with lockstep.join(**ours) as job:  # type: ignore[arg-type]  # flags are checked by their table
         options = job.broadcast({"rate": 0.1} if job.is_chief else None, name="options")
         model = nn.Linear(4, 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=options["rate"])

@@ -40,7 +40,7 @@ def test_plain_data_arrives_as_it_was(value: Any) -> None:
 
 
 def test_tensors_inside_of_plain_data_arrive() -> None:
-    value = {"weights": [torch.arange(3, dtype=torch.bfloat16), torch.tensor(1.5)], "name": "best"}
+    value: Any = {"weights": [torch.arange(3, dtype=torch.bfloat16), torch.tensor(1.5)], "name": "best"}
     found = unpacked(packed(value))
     assert found["name"] == "best"
     assert all(torch.equal(one, other) for one, other in zip(found["weights"], value["weights"], strict=True))

@@ -10,8 +10,8 @@ import contextlib
 from collections.abc import Callable
 
 import torch
+import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
-from torch.distributed import Store
 
 from lockstep.library.errors import UsageError
 from lockstep.library.talking import Talk
@@ -28,7 +28,7 @@ class OwnGroup:
         self._cluster = cluster
         self._talk = talk
         self._refuse_in_child = refuse_in_child
-        self._store: Store | None = None
+        self._store: c10d.Store | None = None
         """If the group was made here: others may still read what worker 0's store has."""
 
     def get(self, device: torch.device) -> dist.ProcessGroup:

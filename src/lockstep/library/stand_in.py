@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Unpack
 
 import torch
+import torch._C._distributed_c10d as c10d
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -162,7 +163,7 @@ class StandInJob:
     def process_group(self) -> distributed.ProcessGroup:
         """The group in which DDP averages; a single process makes one of its own."""
         if not distributed.is_initialized():
-            distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+            distributed.init_process_group("gloo", store=c10d.HashStore(), rank=0, world_size=1)
         group = distributed.group.WORLD
         assert group is not None
         return group

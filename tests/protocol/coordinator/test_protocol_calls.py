@@ -13,8 +13,18 @@ from lockstep.protocol.core.calls import KEPT_CALL_BYTES, MOST_CALL_BYTES, MOST_
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.effects import Effect
 from lockstep.protocol.core.events import PeerGone
-from lockstep.protocol.core.ids import server, worker
-from lockstep.protocol.core.messages import Applied, CallComplete, CallMade, CallOpen, CallPlace, Done, End, LocalState
+from lockstep.protocol.core.ids import TaskId, server, worker
+from lockstep.protocol.core.messages import (
+    Applied,
+    CallComplete,
+    CallMade,
+    CallOpen,
+    CallPlace,
+    Done,
+    End,
+    LocalState,
+    Message,
+)
 from lockstep.protocol.core.waits import WaitKind
 from protocol.protocol_rigs import CoordinatorRig, join_of, life, messages_to
 
@@ -82,11 +92,11 @@ def test_only_some_of_many_missing_workers_are_named() -> None:
     ids=["operation", "form", "name", "number", "place"],
 )
 @pytest.mark.parametrize("first", [W0, W1], ids=str)
-def test_two_workers_in_different_calls_end_the_job_by_name(other: CallMade, first: object) -> None:
+def test_two_workers_in_different_calls_end_the_job_by_name(other: CallMade, first: TaskId) -> None:
     rig = running()
     made = {W0: call(), W1: replace(other, where="train.py:40")}
     second = W1 if first == W0 else W0
-    rig.hear(W0 if second == W1 else W1, made[W0 if second == W1 else W1])
+    rig.hear(first, made[first])
     end = ended(rig.hear(second, made[second]))
     assert (end.ok, end.culprit, end.reason.cause) == (False, str(second), Cause.OTHER_CALL)
     assert "train.py:31" in end.reason.text
@@ -103,7 +113,7 @@ def test_the_line_may_differ_where_the_name_is_the_same() -> None:
 @pytest.mark.parametrize("finishes_first", [True, False])
 def test_a_worker_that_has_finished_does_not_come(finishes_first: bool) -> None:
     rig = running()
-    told = [(W1, Done(3)), (W0, call())]
+    told: list[tuple[TaskId, Message]] = [(W1, Done(3)), (W0, call())]
     first, second = told if finishes_first else told[::-1]
     assert rig.hear(*first) == []
     end = ended(rig.hear(*second))
