@@ -47,7 +47,7 @@ def unpacked(data: bytes) -> Any:
         head = read_json(flat.pop(_TEXT).numpy().tobytes(), 2 * MOST_CALL_BYTES)
         tensors = {name: _shaped(flat[name], *form) for name, form in cast("dict[str, Any]", head)["forms"].items()}
         return from_text(cast("dict[str, Any]", head)["text"], tensors)
-    except (SafetensorError, JsonError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except (SafetensorError, JsonError, KeyError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
         raise ValueError(f"this is not what a worker brings to a call: {error!r}") from error
 
 
