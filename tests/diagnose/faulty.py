@@ -346,7 +346,7 @@ def call(seconds: float = 6.0) -> Cluster:
     missing = {**wait(W1, WaitKind.CALL, seconds, bucket=-1, names=[], state="it has not come"), "what": CALL}
     cluster.task(W0)["waits"] = [missing]
     cluster.task(W0)["main"] = {"doing": "in a call", "detail": CALL, "seconds": seconds, "cpu": 0.0}
-    cluster.task(W0)["machines"]["call"] = {"place": [1, STEP, 0]}
+    cluster.task(W0)["machines"]["call"] = {"place": [1, STEP, 0], "open": True}
     gradients = [wait(one, key(one, PS0, GRADIENT), 4.0) for one in (W0, W1)]
     cluster.task(PS0)["waits"] = [*gradients, {**missing, "kind": WaitKind.CALLER.value}]
     return cluster

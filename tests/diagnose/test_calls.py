@@ -38,7 +38,9 @@ def test_a_worker_that_has_come_meanwhile_is_not_waited_for() -> None:
     cluster = call()
     cluster.task(PS0)["waits"] = []
     cluster.task(W1)["main"] = {"doing": "in a call", "detail": CALL, "seconds": 0.1, "cpu": 0.0}
-    cluster.task(W1)["machines"]["call"] = {"place": [1, 10, 0]}
+    cluster.task(W1)["machines"]["call"] = {"place": [1, 10, 0], "open": True}
+    assert analyse(cluster.evidence()).verdict is None
+    cluster.task(W1)["machines"]["call"] = {"place": [1, 10, 1], "open": False}
     assert analyse(cluster.evidence()).verdict is None
 
 

@@ -129,7 +129,9 @@ def has_come(evidence: Evidence, waiting: Waiting) -> bool:
         return seen.view is not None and (seen.view.handed or (-1, -1)) >= (waiting.wait.step, waiting.wait.bucket)
     if waiting.kind is WaitKind.CALL:
         waiter = evidence.view(waiting.waiter)
-        return seen.view is not None and waiter is not None and seen.view.call == waiter.call is not None
+        if seen.view is None or waiter is None or waiter.call is None:
+            return False
+        return seen.view.called is not None and seen.view.called >= waiter.call
     if waiting.kind is WaitKind.END:
         left = seen.monitor is not None and seen.monitor.exited and seen.monitor.exit_code == 0
         return left or (seen.view is not None and seen.view.phase in (TaskPhase.FINISHING, TaskPhase.ENDED))
@@ -159,6 +161,8 @@ def leads_to(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
             return _why_no_commit(evidence, waiting)
         case WaitKind.CALL:
             return _why_not_come(view)
+        case WaitKind.ANSWER if _in_a_call(evidence, waiting.waiter):
+            return []  # whatever else that task waits for: the coordinator answers by itself
     others = [other for other in waits_of(view) if other.on != waiting.waiter or other.of_tensor]
     if waiting.forming:
         # A task that is not a member yet waits for the missing ones, not for what the members wait for.
@@ -175,6 +179,11 @@ def _why_no_gradient(view: TaskView, waiting: Waiting) -> list[Waiting]:
     if view.wants_version > waiting.wait.step:
         return []
     return [other for other in waits_of(view) if other.kind not in OF_HOMES]
+
+
+def _in_a_call(evidence: Evidence, task: str) -> bool:
+    view = evidence.view(task)
+    return view is not None and view.call is not None
 
 
 def _why_not_come(view: TaskView) -> list[Waiting]:

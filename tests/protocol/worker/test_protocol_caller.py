@@ -90,6 +90,7 @@ def test_on_a_new_link_the_whole_call_is_sent_again() -> None:
     rig.hear(PS, CallOpen(FIRST.place, (1,)))
     rig.tell(LinkLost(PS, "cut"))
     assert rig.machine.next_deadline() is None
+    assert rig.waits() == [(WaitKind.ANSWER, 0)]
     assert rig.tell(LinkUp(PS, life(PS))) == [Send(PS, FIRST)]
 
 

@@ -152,7 +152,7 @@ class CallerMachine:
         if call is None:
             return []
         words = phrases.call_words(call.made)
-        if call.phase is CallPhase.OPEN:
+        if call.phase is CallPhase.OPEN and self._linked:
             kind, state, on = WaitKind.CALL, phrases.has_not_come(), call.missing
         else:
             kind, on = WaitKind.ANSWER, (self._coordinator,)
@@ -160,12 +160,13 @@ class CallerMachine:
         return [Wait(self.task, one, kind, self._step, call.since, call.repeat_at, state, detail=words) for one in on]
 
     def snapshot(self) -> dict[str, object]:
-        call = self._open
+        call = self._call
         if call is None:
             return {}
         place = call.made.place
         return {
             "place": [place.loop, place.iteration, place.number],
+            "open": call is self._open,
             "what": phrases.call_words(call.made),
             "phase": call.phase.value,
             "missing": [str(task) for task in call.missing],
