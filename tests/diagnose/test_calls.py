@@ -39,9 +39,20 @@ def test_a_worker_that_has_come_meanwhile_is_not_waited_for() -> None:
     cluster.task(PS0)["waits"] = []
     cluster.task(W1)["main"] = {"doing": "in a call", "detail": CALL, "seconds": 0.1, "cpu": 0.0}
     cluster.task(W1)["machines"]["call"] = {"place": [1, 10, 0], "open": True}
-    assert analyse(cluster.evidence()).verdict is None
+    assert verdict_of(cluster).culprit != str(W1)
     cluster.task(W1)["machines"]["call"] = {"place": [1, 10, 1], "open": False}
-    assert analyse(cluster.evidence()).verdict is None
+    assert verdict_of(cluster).culprit != str(W1)
+
+
+def test_an_answer_that_does_not_reach_a_worker_is_the_links_fault() -> None:
+    """All have come, as worker 0 cannot know: it no longer hears the coordinator."""
+    cluster = call()
+    cluster.task(W1)["machines"]["call"] = {"place": [1, 10, 0], "open": False}
+    cluster.both_unheard(W0, PS0, 8.0)
+    for one, other in ((W0, PS0), (PS0, W0)):
+        cluster.link(one, other)["kernel"].update(segments_in=0, waiting=900)
+    verdict = verdict_of(cluster)
+    assert (verdict.cause, verdict.pair()) == (Cause.LINK_DOWN, {str(W0), str(PS0)})
 
 
 def test_a_server_that_lacks_the_gradient_of_a_worker_in_a_call_does_not_blame_it() -> None:

@@ -61,6 +61,8 @@ class SimulatedWorker:
         self._draws = 0
         self._after_call: Callable[[], None] | None = None
         """How the program goes on after the call that it is in."""
+        self._before_call = Doing.STARTING.value
+        """What it did before."""
         self.slowed: tuple[Step, float] | None = None
         """The step from which steps are slower, and by how much (a planted fault)."""
         self.stuck: dict[Step, tuple[str, float]] = {}
@@ -191,7 +193,7 @@ class SimulatedWorker:
         if not self._around.scenario.training.calls:
             then()
             return
-        self._after_call = then
+        self._after_call, self._before_call = then, self.doing[0]
         self.doing = (Doing.CALLING.value, self._around.agenda.now)
         made = CallMade(place, "gather", "", "simulated", "simulated.py:1", brought_to(place, self.task.index))
         self._around.handle(self.task, Calling(made))
@@ -200,6 +202,7 @@ class SimulatedWorker:
         self._oracle.call_answered(effect.answer)
         then, self._after_call = self._after_call, None
         assert then is not None
+        self.doing = (self._before_call, self._around.agenda.now)
         self._later(0.0, then)
 
     def _on_version_ready(self, effect: VersionReady) -> None:
@@ -337,14 +340,9 @@ class SimulatedWorker:
         sealed = Sealed(self.step, tuple(sorted(absent)), rates, void=void, state=self._next_state())
         around.handle(self.task, sealed)
         if around.scenario.training.calls and around.scenario.mode.seals:
-            self._call(CallPlace(1, self.step, 1), self._go_on)
+            self._call(CallPlace(1, self.step, 1), self._begin_if_held)
         elif not self._versions:
             self._begin_if_held()
-
-    def _go_on(self) -> None:
-        """After a call after the seal: the next version may be here already."""
-        self.doing = (Doing.WAITING.value, self._around.agenda.now)
-        self._begin_if_held()
 
     def _next_state(self) -> bytes | None:
         """The local state after this step, if the seal carries it; the library sends it when the next step begins."""
