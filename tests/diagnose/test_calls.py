@@ -52,7 +52,7 @@ def test_an_answer_that_does_not_reach_a_worker_is_the_links_fault() -> None:
     for one, other in ((W0, PS0), (PS0, W0)):
         cluster.link(one, other)["kernel"].update(segments_in=0, waiting=900)
     verdict = verdict_of(cluster)
-    assert (verdict.cause, verdict.pair()) == (Cause.LINK_DOWN, {str(W0), str(PS0)})
+    assert (verdict.cause, verdict.pair()) == (Cause.LINK_DOWN, frozenset({str(W0), str(PS0)}))
 
 
 def test_a_server_that_lacks_the_gradient_of_a_worker_in_a_call_does_not_blame_it() -> None:
