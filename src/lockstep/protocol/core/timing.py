@@ -36,6 +36,8 @@ STALE_ROSTER_SECONDS: Final = 5 * REPEAT_SECONDS
 """The coordinator reports every two seconds who is missing. If it is silent this long, it is itself the problem."""
 QUESTION_SECONDS: Final = 5 * REPEAT_SECONDS
 """Longer than for other requests: an answer can carry megabytes, and asking again sends them again."""
+CALL_SECONDS: Final = 1.0
+"""A worker in a call that is not complete asks this often who is missing: soon enough for the first notice."""
 SAVE_AGAIN_SECONDS: Final = 10.0
 """How long after a checkpoint could not be written (a full disk, for example) the next one is tried."""
 
@@ -306,6 +308,7 @@ def _promises() -> _Rules:
 def _requests() -> _Rules:
     return (
         ("a request is repeated before it counts as lost", PATIENCE_SECONDS > REPEAT_SECONDS),
+        ("a worker in a call knows who is missing before that is reported", CALL_SECONDS < NOTICE_SECONDS),
         ("a lost answer is reported before it is sent again", RESEND_SECONDS > NOTICE_SECONDS + PATIENCE_SECONDS),
         ("an answer is asked for several times before it is sent again", RESEND_SECONDS >= 3 * REPEAT_SECONDS),
         ("a tensor counts as missing before it is sent again", SENT_SECONDS < RESEND_SECONDS),
