@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lockstep.library.clipping import norm_clip, parameters_of, value_clip
 from lockstep.library.errors import UsageError
 from lockstep.library.parameters import (
     OwnOptimizer,
@@ -24,7 +25,7 @@ from lockstep.library.parameters import (
 from lockstep.library.program_state import ProgramState
 from lockstep.library.rank_averager import make_averager
 from lockstep.library.rank_checkpoint import RankCheckpoint
-from lockstep.library.training_way import JobParts
+from lockstep.library.training_way import JobParts, NormClip
 from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.causes import own_error
 from lockstep.protocol.core.ids import CHIEF, Step
@@ -198,6 +199,30 @@ class RankTraining:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = None
+
+    # -- clipping: the mean is in ``grad`` already --
+
+    def clip_norm(self, asked: NormClip) -> Tensor:
+        parameters = self._averaged(asked.optimizer, "job.clip_grad_norm_()")
+        norm_clip(asked.max_norm, asked.norm_type)
+        norm = nn.utils.clip_grad_norm_(
+            parameters, asked.max_norm, asked.norm_type, asked.error_if_nonfinite, asked.foreach
+        )
+        return norm
+
+    def clip_value(self, value: float, optimizer: torch.optim.Optimizer | None, foreach: bool | None) -> None:
+        value_clip(value)
+        nn.utils.clip_grad_value_(self._averaged(optimizer, "job.clip_grad_value_()"), value, foreach)
+
+    def _averaged(self, optimizer: torch.optim.Optimizer | None, what: str) -> list[nn.Parameter]:
+        """The parameters of this optimizer, whose gradients are means."""
+        assert self.replica is not None
+        if self.replica.unshared:
+            raise UsageError(
+                f"{what} would clip gradients of this rank alone: the last backward pass was made in job.accumulate(), "
+                "or with require_backward_grad_sync=False; clip after the last one, which is made outside of it"
+            )
+        return parameters_of(self._models, [one.optimizer for one in self._optimizers], optimizer)
 
     # -- the rest --
 

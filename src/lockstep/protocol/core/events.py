@@ -8,7 +8,7 @@ from enum import StrEnum
 from lockstep.protocol.core.causes import Reason
 from lockstep.protocol.core.ids import BucketId, Incarnation, Step, TaskId
 from lockstep.protocol.core.leaving import Departure
-from lockstep.protocol.core.messages import GroupRates, Layout, Message, MissingTask, Question, Saved
+from lockstep.protocol.core.messages import Clip, GroupRates, Layout, Message, MissingTask, Question, Saved
 from lockstep.protocol.core.plan import Plan
 
 
@@ -133,6 +133,8 @@ class Sealed:
     values: bool = False
     occasion: str = ""
     state: bytes | None = b""
+    clip: tuple[Clip, ...] = ()
+    asks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,15 @@ class BucketApplied:
 
     bucket: BucketId
     step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class BucketMeasured:
+    """The store knows the norm of the mean of ``bucket``, as the ``attempt`` of this number asked for it."""
+
+    bucket: BucketId
+    attempt: int
+    norm: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +247,7 @@ Event = (
     | CheckpointWritten
     | Finished
     | BucketApplied
+    | BucketMeasured
     | Broken
     | Searched
     | SignalCame

@@ -491,7 +491,7 @@ class Node(Observed):
             ViewChanged: self._on_view_changed,
             StillMissing: lambda effect: self._say_missing(effect.missing),
             JobEnded: lambda effect: self._end(outcome_of(effect)),
-            GiveBack: lambda effect: self.loans.take(effect.arrival).release(),
+            GiveBack: lambda effect: self.loans.give_back(effect.arrival),
             PeerLeaves: lambda effect: self.say(phrases.peer_leaves(self.task, effect.peer, effect.departure)),
         }
 
