@@ -178,6 +178,8 @@ class ServedTraining:
         assert self._misuse is not None
         self._misuse.refuse_second_step(known)
         clip = self._due_clip(replica, known, scales=scales)
+        if not any(one.by_norm for one in clip):
+            self._settle_norm()  # a question that was given up is answered only while all workers still ask it
         occasion = self._occasion(known, *clip)
         # Also when the job is to stop: a sealed step may be applied before the stop message reaches the servers.
         void_not_finite = self._options.on_nan in ("skip", "stop")
@@ -238,11 +240,11 @@ class ServedTraining:
         replica, known = self._checked(chosen_optimizer([one.optimizer for one in self._optimizers], optimizer), what)
         if self._loaded:
             self._publish("load_state_dict()")
-        again = self._pending is not None and replica.first_edited(self._pending.known.groups) is None
-        if again and self._pending is not None:
+        former, self._pending = self._pending, None
+        if former is not None and replica.first_edited(former.known.groups) is None:
             raise UsageError(
-                f"{what} was called after {self._pending.call}, for the same gradients; call one of them, once before "
-                "each optimizer.step()"
+                f"{what} was called after {former.call}, for the same gradients; call one of them, once before each "
+                "optimizer.step()"
             )
         return replica, known
 

@@ -205,6 +205,8 @@ class WorkerMachine:
             if bucket.id in absent and bucket.version == event.step:
                 self._refuse_change(bucket, "taken back")
                 bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.SKIP)
+        if self.norms.number and not any(clip.by_norm for clip in event.clip):
+            self.norms.number += 1  # the question was given up: this is not the step that it was about
         effects: list[Effect] = []
         if event.rates:
             effects += self._send_rates(event.rates)
