@@ -371,7 +371,7 @@ def edit_after_value(job: Job, model: Any, optimizer: Any) -> None:
     optimizer.step()
 
 
-def clip_twice(job: Job, model: Any, optimizer: Any) -> None:  # noqa: ARG001 - as the others
+def clip_twice(job: Job, model: Any, optimizer: Any) -> None:
     job.clip_grad_value_(1.0)
     job.clip_grad_norm_(1.0)
 

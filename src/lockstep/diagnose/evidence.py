@@ -105,7 +105,7 @@ def is_worker(task: str) -> bool:
 
 
 def waits_of(view: TaskView) -> Iterator[Waiting]:
-    """The waits that block this task. A worker asks for parameters, and for norms, early; it waits for them only when it
+    """The waits that block this task. A worker asks for parameters and norms early, and waits for them only when it
     reports so."""
     idle = (*AT_THE_WAIT, Doing.FINISHING, Doing.NOTHING)
     training = view.main is not None and view.main.doing not in idle

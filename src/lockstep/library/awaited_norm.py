@@ -24,7 +24,7 @@ class AwaitedNorm(Tensor):
     def on_its_way(find: Callable[[], float], like: Tensor) -> AwaitedNorm:
         """``find`` blocks until the value is known. ``like``: of its type, on its device."""
         blank = torch.full((), torch.nan, dtype=like.dtype, device=like.device)
-        made = torch.Tensor._make_subclass(AwaitedNorm, blank)  # type: ignore[arg-type]  # as torch's own subclasses do
+        made = torch.Tensor._make_subclass(AwaitedNorm, blank)  # as torch's own subclasses do
         assert isinstance(made, AwaitedNorm)
         made._find, made._found = find, blank
         return made
@@ -40,7 +40,7 @@ class AwaitedNorm(Tensor):
     def __torch_function__(
         cls,
         func: Callable[..., Any],
-        types: Sequence[type],  # noqa: ARG003 - torch calls it this way
+        types: Sequence[type],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lockstep.library.clipping import norm_clip, parameters_of, value_clip
 from lockstep.library.errors import UsageError
+from lockstep.library.finite_parameters import FiniteParameters
 from lockstep.library.parameters import (
     OwnOptimizer,
     averaged_parameters,
@@ -51,6 +52,7 @@ class RankTraining:
         self._averager: Averager | None = None
         self.replica: RankReplica | None = None
         self._accumulating = 0
+        self._finite: FiniteParameters | None = None
         self._skips = False
         """This step's mean is not finite, and ``on_nan`` is skip."""
         self._handles: list[Any] = []
@@ -81,6 +83,7 @@ class RankTraining:
         self._begin_saving(trained)
         self.replica = RankReplica(averager, layout, synchronises=self._synchronises, on_step=self._on_step)
         self.replica.start()
+        self._finite = FiniteParameters(self._node, self._parts, [(one.name, one.parameter) for one in trained])
         state = ProgramState(self._models, self._optimizers, trained, describes=self._node.task == CHIEF)
         self._parts.course.begin(state, self._optimizers, self.replica.step)
         self._handles = [handle for one in self._optimizers for handle in self._hook(one)]
@@ -195,6 +198,8 @@ class RankTraining:
                     f"parameter {one.name!r} was frozen when the model was wrapped, so its gradient is not averaged; "
                     "unfreeze it before job.wrap()"
                 )
+        if self._finite is not None:
+            self._finite.look(self.step - 2)  # this step's gradients are averaged, and not applied yet
         if self._skips:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -205,10 +210,9 @@ class RankTraining:
     def clip_norm(self, asked: NormClip) -> Tensor:
         parameters = self._averaged(asked.optimizer, "job.clip_grad_norm_()")
         norm_clip(asked.max_norm, asked.norm_type)
-        norm = nn.utils.clip_grad_norm_(
+        return nn.utils.clip_grad_norm_(
             parameters, asked.max_norm, asked.norm_type, asked.error_if_nonfinite, asked.foreach
         )
-        return norm
 
     def clip_value(self, value: float, optimizer: torch.optim.Optimizer | None, foreach: bool | None) -> None:
         value_clip(value)
@@ -238,6 +242,8 @@ class RankTraining:
         if self._averager is None:
             # It never wrapped a model: the others would wait for it in vain.
             raise JobEndedError(self._node.fail(own_error("closed its job without having called job.wrap()")))
+        if self._finite is not None:
+            self._finite.look(self.step - 1, last=True)
         self._averager.leave(self.step)
 
     def release(self) -> None:

@@ -24,6 +24,7 @@ from lockstep.library.clipping import (
 )
 from lockstep.library.edit_guard import EditGuard
 from lockstep.library.errors import UsageError
+from lockstep.library.finite_parameters import FiniteParameters
 from lockstep.library.misuse import MisuseWatch
 from lockstep.library.optimizer_proxy import unwrap_optimizer, wrap_optimizer
 from lockstep.library.optimizer_state import RemoteState
@@ -60,6 +61,7 @@ class ServedTraining:
         self._handles: list[Any] = []
         self._loaded = False
         self._misuse: MisuseWatch | None = None
+        self._finite: FiniteParameters | None = None
         self._pending: PendingClip | None = None
         self._norm: AwaitedNorm | None = None
         """The norm that was asked for last."""
@@ -103,6 +105,7 @@ class ServedTraining:
         self._watch = EditGuard(self.replica.bound_parameters())
         self._watch.remember(self.replica.step)
         self._misuse = MisuseWatch(self._models, self.replica)
+        self._finite = FiniteParameters(self._node, self._parts, [(one.name, one.parameter) for one in trained])
         self._hook_state()
         self._node.phase(TaskPhase.TRAINING)
 
@@ -183,6 +186,7 @@ class ServedTraining:
         occasion = self._occasion(known, *clip)
         # Also when the job is to stop: a sealed step may be applied before the stop message reaches the servers.
         void_not_finite = self._options.on_nan in ("skip", "stop")
+        self._look_at_parameters(replica)
         self._course.before_step("optimizer.step()")
         sealed = replica.seal(
             rates, known.groups, void=void, void_not_finite=void_not_finite, occasion=occasion, clip=clip
@@ -192,6 +196,12 @@ class ServedTraining:
         self._misuse.sealed(known)
         self._judge(sealed)
         self._wait_for_next(replica)
+
+    def _look_at_parameters(self, replica: SealedReplica, *, last: bool = False) -> None:
+        """They are all here, before the next step changes them."""
+        replica.settle()
+        if self._finite is not None:
+            self._finite.look(replica.step - 1, last=last)
 
     def _wait_for_next(self, replica: SealedReplica) -> None:
         former = replica.step
@@ -361,7 +371,7 @@ class ServedTraining:
 
     def finish(self) -> None:
         if self.replica is not None:
-            self.replica.settle()
+            self._look_at_parameters(self.replica, last=True)
             self._settle_norm()
         self._node.finish(self.step)
 

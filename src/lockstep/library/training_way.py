@@ -28,6 +28,7 @@ class JobOptions:
     """Options of one task; what must be equal on all tasks is in the node's settings."""
 
     on_nan: str = "report"
+    on_nan_parameters: str = "stop"
     bucket_bytes: int | None = None
     """None: chosen for the model and the cluster."""
     wire_dtype: str = "float32"

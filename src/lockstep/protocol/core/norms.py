@@ -20,7 +20,7 @@ def combined(norms: Collection[float], norm_type: float) -> float:
     if math.isinf(norm_type) or largest in (0.0, math.inf):
         return largest
     # Relative to the largest: no power of a finite norm overflows.
-    return largest * math.fsum((norm / largest) ** norm_type for norm in norms) ** (1.0 / norm_type)
+    return largest * math.pow(math.fsum(math.pow(norm / largest, norm_type) for norm in norms), 1.0 / norm_type)
 
 
 def clipping_scale(norm: float, limit: float) -> float:

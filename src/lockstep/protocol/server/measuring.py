@@ -134,6 +134,4 @@ class MeasuringShard(Shard):
             if ((side := self._workers[member]).seal is None or side.seal.step != step) and not self._owed_buckets(side)
         ]
         state = phrases.norm_asked_for()
-        return [
-            Wait(self.task, side.id, WaitKind.NORM, step, self._clipped_at, side.repeat_at, state) for side in late
-        ]
+        return [Wait(self.task, side.id, WaitKind.NORM, step, self._clipped_at, side.repeat_at, state) for side in late]

@@ -390,7 +390,8 @@ class ServerMachine(MeasuringShard):
         values = any(seal.values for seal in self._known_seals(members, step))
         replicas = 1 if self.summed or values else len(members)
         without = self._without_gradient(seals, ledger)
-        scale, limit = self._scale(seals, step), min((c.limit for s in seals for c in s.clip if not c.by_norm), default=inf)
+        scale = self._scale(seals, step)
+        limit = min((clip.limit for seal in seals for clip in seal.clip if not clip.by_norm), default=inf)
         return [Apply(step, ledger.bucket, giving, arrivals, replicas, rates, *slots, without, values, scale, limit)]
 
     def _seals_of(self, members: tuple[TaskId, ...], step: Step) -> list[Seal]:

@@ -84,8 +84,8 @@ class TrainingSide(Side):
         self._on_version: OnVersion | None = None
         self._questions = 0
         self._answers: dict[int, Answer] = {}
-        self._norm: float | None = None
-        """The answer to the newest question for a norm."""
+        self._norms: list[float] = []
+        """The answer to the newest question for a norm, once it is there."""
 
     @property
     def keeps_state(self) -> bool:
@@ -179,19 +179,19 @@ class TrainingSide(Side):
         """The gradients are final. What the rest means: ``protocol.messages.Seal``; ``state``: for the coordinator,
         None if ``tell_state`` follows. ``asks``: ``wait_norm`` follows."""
         if asks:
-            self._norm = None
+            self._norms.clear()
         self._node.loop.post(Sealed(step, absent, rates, without, void, values, occasion, state, clip, asks))
 
     def wait_norm(self, step: Step) -> float:
         """Block until the norm that the last ``seal`` asked for is known; JobEndedError if the job ends first."""
-        if self._norm is None:
+        if not self._norms:
             self.main.enter(Doing.WAITING, f"the norm of step {step}")
             with self._changed:
-                while self._norm is None:
+                while not self._norms:
                     self._node.raise_if_ended()
                     self._changed.wait(1.0)
             self.main.enter(Doing.COMPUTING, f"step {step}")
-        return self._norm
+        return self._norms[0]
 
     def tell_state(self, step: Step, data: bytes, stuck: str = "") -> None:
         """What the next incarnation of this worker would need to begin with ``step``, or why it could not."""
@@ -291,7 +291,7 @@ class TrainingSide(Side):
 
     def _on_norm(self, effect: NormKnown) -> None:
         with self._changed:
-            self._norm = effect.norm
+            self._norms = [effect.norm]
             self._changed.notify_all()
 
     def _on_version_ready(self, effect: VersionReady) -> None:

@@ -18,7 +18,7 @@ from lockstep.training.server.sgd import PIECE_BYTES, mean_of
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class BucketSpan:
     """Neighbouring elements of a bucket, and which of them are parameters: what lies between is not measured."""
 
     where: slice
@@ -26,12 +26,10 @@ class Span:
     """Relative to ``where``."""
 
 
-def spans_of(ranges: Sequence[slice], element_size: int) -> list[Span]:
+def spans_of(ranges: Sequence[slice], element_size: int) -> list[BucketSpan]:
     """Spans that cover these ranges of elements, in order."""
     most = PIECE_BYTES // element_size
-    cuts = [
-        slice(first, min(first + most, one.stop)) for one in ranges for first in range(one.start, one.stop, most)
-    ]
+    cuts = [slice(first, min(first + most, one.stop)) for one in ranges for first in range(one.start, one.stop, most)]
     spans: list[list[slice]] = []
     for cut in cuts:
         if spans and cut.stop - spans[-1][0].start <= most:
@@ -41,9 +39,9 @@ def spans_of(ranges: Sequence[slice], element_size: int) -> list[Span]:
     return [_span(parts) for parts in spans]
 
 
-def _span(parts: Sequence[slice]) -> Span:
+def _span(parts: Sequence[slice]) -> BucketSpan:
     first = parts[0].start
-    return Span(slice(first, parts[-1].stop), tuple(slice(one.start - first, one.stop - first) for one in parts))
+    return BucketSpan(slice(first, parts[-1].stop), tuple(slice(one.start - first, one.stop - first) for one in parts))
 
 
 def norms_of(tensors: Sequence[Tensor], norm_type: float) -> Tensor:
@@ -53,7 +51,12 @@ def norms_of(tensors: Sequence[Tensor], norm_type: float) -> Tensor:
 
 
 def mean_norm(
-    given: Sequence[Tensor], replicas: int, spans: Sequence[Span], rooms: Tensor, norm_type: float, crew: PiecePool
+    given: Sequence[Tensor],
+    replicas: int,
+    spans: Sequence[BucketSpan],
+    rooms: Tensor,
+    norm_type: float,
+    crew: PiecePool,
 ) -> float:
     """The norm of the mean. ``rooms``: for each thread as many elements as the largest span has."""
     norms = [0.0] * len(spans)

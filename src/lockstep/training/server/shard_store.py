@@ -27,7 +27,7 @@ from lockstep.runtime.checkpoint.tensor_file import NamedTensor
 from lockstep.runtime.task.store import Done, StoreTimes
 from lockstep.training.gpu.gpu_stream import GpuStream
 from lockstep.training.gpu.shared_events import spare_bytes
-from lockstep.training.server.bucket_norm import Span, mean_norm, norms_of, spans_of
+from lockstep.training.server.bucket_norm import BucketSpan, mean_norm, norms_of, spans_of
 from lockstep.training.server.bucket_optimizer import BucketOptimizer
 from lockstep.training.server.clipping import Clipping
 from lockstep.training.server.optimizer_state import pack, unpack
@@ -57,7 +57,7 @@ class _Held:
     optimizer: BucketOptimizer
     group: int
     bucket: Bucket
-    spans: list[Span]
+    spans: list[BucketSpan]
     """In which its norm is measured."""
 
 
