@@ -19,6 +19,7 @@ from lockstep.protocol.core.effects import (
     BecameMember,
     Effect,
     JobEnded,
+    NormKnown,
     PeerLeaves,
     Send,
     SendGradient,
@@ -307,7 +308,7 @@ class World:
                 self._missing[name] = tuple(one.task for one in missing)
             case JobEnded():
                 self._end(task, effect)
-            case SendPull() | SendGradient() | VersionReady():
+            case SendPull() | SendGradient() | VersionReady() | NormKnown():
                 assert task.worker is not None
                 task.worker.carry_out(effect)
             case _:

@@ -241,11 +241,11 @@ class Clip:
 class Seal:
     """Worker to server: my gradients of ``step`` are final; the buckets of ``absent`` have none.
 
-    Buckets that are not in ``editions`` count in their first edition, number 0. ``without`` are parameters (numbers of
-    the plan) that have no gradient although their bucket has one; there it is zero. ``void``: no worker's gradients
-    of this step may be applied (this worker found infinity in its own). ``values``: the chief's buckets are not
-    gradients but the next parameters themselves. ``occasion`` names what the worker was doing; it must be the same on
-    all workers.
+    Buckets that are not in ``editions`` count in their first edition, 0; that of an absent bucket was taken back.
+    ``without`` are parameters (numbers of the plan) that have no gradient although their bucket has one; there it is
+    zero. ``void``: no worker's gradients of this step may be applied (this worker found infinity in its own).
+    ``values``: the chief's buckets are not gradients but the next parameters themselves. ``occasion`` names what the
+    worker was doing; it must be the same on all workers.
 
     ``clip``: the mean is clipped (one at most). ``asks``: the gradients are not final, the worker only wants to know
     the norm of their mean now; a final seal, or another question, follows. ``number`` counts the questions of the step.

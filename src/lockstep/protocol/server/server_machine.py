@@ -71,6 +71,7 @@ from lockstep.protocol.server.ledger import (
     ServedBucketState,
     ServedBucketTrigger,
     WorkerSide,
+    newest_edition,
     sealed_edition,
 )
 from lockstep.protocol.server.measuring import MeasuringShard
@@ -305,7 +306,8 @@ class ServerMachine(MeasuringShard):
             return "a duplicate"
         final = sealed_edition(side.seal, event.step, event.bucket)
         # One that has only asked for a norm may begin the step anew, and its gradients may be here before its word.
-        if side.seal is not None and side.seal.asks and final is not None and event.edition > final:
+        seal = side.seal
+        if final is not None and seal is not None and seal.asks and event.edition > newest_edition(seal, event.bucket):
             return None
         if final is not None and event.edition != final:
             return f"edition {event.edition}; edition {final} was sealed"

@@ -247,7 +247,8 @@ class WorkerMachine:
             self._seal[peer.id] = Seal(
                 self.step,
                 tuple(b.id for b in peer.buckets if b.id in absent),
-                tuple(Edition(b.id, b.edition) for b in peer.buckets if b.edition > 0),
+                # A bucket that was taken back may be on its way, and may be produced anew after a question.
+                tuple(Edition(b.id, b.edition) for b in peer.buckets if b.edition > (-1 if b.id in absent else 0)),
                 event.without,
                 event.void,
                 event.values,
