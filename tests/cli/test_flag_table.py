@@ -48,7 +48,7 @@ OLDER = _words("cache_data enable_layout_optimizer learning_rate pretrain_dir re
 
 OURS = _words("""
     bind bucket_mb collective_port compile deterministic from_scratch grace insecure job_token
-    key_file max_bad_records mps num_threads on_stall
+    key_file max_bad_records mps num_threads on_nan_parameters on_stall
     on_worker_loss ports ps rdma_device rdma_gid_index rdma_gpudirect rdma_retry_count rdma_service_level rdma_timeout
     rdma_traffic_class rejoin_timeout require_private restarts seed stall_after startup_timeout timing_dir trace_steps
     use_bf16 user_code_timeout verbose wire_dtype workers
@@ -121,6 +121,7 @@ EFFECTS: dict[str, list[str]] = {
     "server_protocol": ["--ps=1", "--workers=1", "--server_protocol=grpc"],
     "verbose": ["--verbose"],
     "on_stall": [*CLUSTER, "--on_stall=report"],
+    "on_nan_parameters": ["--on_nan_parameters=report"],
     "data_dir": ["--data_dir=FOLDER_OF_CLASSES"],
     "piecewise_learning_rate_schedule": ["--piecewise_learning_rate_schedule=0.1;5;0.01"],
     "num_epochs_per_decay": [*DECAY, "--num_epochs_per_decay=3"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from helpers.cluster import in_process_cluster
 from library.same_loop import BUCKET_BYTES, STEPS, average, loss_of, plain, run_jobs, small_model
+from library.test_ranks import torchrun
 from lockstep.library.awaited_norm import AwaitedNorm
 from lockstep.library.clipping import CLIPS_ITS_OWN
 from lockstep.library.errors import UsageError
@@ -193,7 +195,8 @@ def test_accumulated_gradients_are_clipped_together(shape: ClusterShape) -> None
             assert job._training.replica.sent_again == 0  # type: ignore[attr-defined]
 
     run_job(shape, body)
-    master, expected = small_model(), {0: [], 1: []}
+    master = small_model()
+    expected: dict[int, list[float]] = {0: [], 1: []}
     models, optimizer = [copy.deepcopy(master) for _ in range(2)], adam(master)
     for step in range(STEPS):
         for worker, model in enumerate(models):
@@ -453,3 +456,17 @@ def test_the_norm_is_awaited_where_it_is_used_and_then_a_tensor_like_any_other()
     assert torch.stack([norm, norm]).tolist() == [2.5, 2.5]
     assert copy.deepcopy(norm) == 2.5
     assert asked == [1]
+
+
+# -- as real processes, beside DDP --
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_small_gpt_stays_on_the_curve_of_ddp(servers: int) -> None:
+    printed = torchrun(2 + servers, Path(__file__).with_name("clip_beside.py"), f"--servers={servers}")
+    for number in range(2):
+        (line,) = [line for line in printed.splitlines() if f"worker {number}: " in line and "losses differ" in line]
+        assert int(line.split(" steps clipped")[0].split()[-1]) > 6
+        assert float(line.split()[-1]) < 1e-6
