@@ -212,6 +212,12 @@ def test_a_worker_that_seals_while_another_asks_breaks_the_job() -> None:
     assert failed.reason.cause is Cause.OUT_OF_STEP
 
 
+def test_nobody_waits_for_a_norm_that_nobody_asked_for() -> None:
+    rig = ServerRig(eager=False)
+    rig.prepare()
+    assert not [wait for wait in rig.machine.waits() if wait.kind is WaitKind.NORM]
+
+
 def test_waits_for_a_norm_name_the_worker_then_the_coordinator() -> None:
     rig = ready()
     rig.arrive(0, 0)

@@ -186,12 +186,12 @@ class ServedTraining:
         occasion = self._occasion(known, *clip)
         # Also when the job is to stop: a sealed step may be applied before the stop message reaches the servers.
         void_not_finite = self._options.on_nan in ("skip", "stop")
+        self._tell_of_clipping(replica, known, clip)
         self._look_at_parameters(replica)
         self._course.before_step("optimizer.step()")
         sealed = replica.seal(
             rates, known.groups, void=void, void_not_finite=void_not_finite, occasion=occasion, clip=clip
         )
-        self._tell_of_clipping(replica, clip)
         self._course.after_step(sealed.step)
         self._misuse.sealed(known)
         self._judge(sealed)
@@ -285,9 +285,12 @@ class ServedTraining:
             self._norm.settle()
             self._norm = None
 
-    def _tell_of_clipping(self, replica: SealedReplica, clip: tuple[Clip, ...]) -> None:
+    def _tell_of_clipping(self, replica: SealedReplica, known: KnownOptimizer, clip: tuple[Clip, ...]) -> None:
         """Once, on the chief: a program that clips with torch's own functions does not do what DDP does."""
-        if clip or self._told_of_clipping or not replica.changed_after_backward or self._node.task != CHIEF:
+        scaled = getattr(known.optimizer, "grad_scale", None) is not None  # then the wrapped optimizer has changed them
+        if clip or scaled or self._told_of_clipping or self._node.task != CHIEF:
+            return
+        if not replica.changed_after_backward:
             return
         if self._node.config.synchronous and self._node.cluster.shape.workers > 1 and mentions_own_clip():
             self._told_of_clipping = True

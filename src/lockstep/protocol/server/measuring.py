@@ -27,7 +27,7 @@ class MeasuringShard(Shard):
         super().__init__(task, shape, journal, aggregate)
         self.summed = False
         self._norm = StepNorm()
-        self._clipped: Step = INITIAL_STEP
+        self._clipped: Step = INITIAL_STEP - 1
         """The newest step in which a worker has sealed a clip by norm, and since when that is known."""
         self._clipped_at = 0.0
 

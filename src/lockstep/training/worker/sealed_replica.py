@@ -62,12 +62,12 @@ class SealedReplica:
         """The number of buckets so far that were edited after they had been sent."""
         self.backward_since_step: set[int] = set()
         """Groups that got a gradient since the last seal."""
-        self.changed_after_backward = False
-        """Whether gradients of this step were changed after backward made them."""
         self.accumulating = 0
         """More is added to the gradients before they are sent."""
         self._asked = False
         self._marks = GradientMarks(self._binding.bound)
+        self._latest = GradientMarks(self._binding.bound)
+        """As backward left them, and not as they left."""
         self._node = node
         self._finite = _NotFinite()
         self._fillings = Fillings(self._binding, self._on_gradient)
@@ -83,8 +83,9 @@ class SealedReplica:
     def _begin(self, step: Step) -> None:
         self.step = step
         self.backward_since_step.clear()
-        self.changed_after_backward = self._asked = False
+        self._asked = False
         self._marks.forget()
+        self._latest.forget()
         self._finite.forget()
         self._fillings.begin(step)
         self._arrivals.begin(step, ())
@@ -105,6 +106,8 @@ class SealedReplica:
         self.backward_since_step.add(bound.trained.group)
         gradient = bound.trained.parameter.grad
         # Another backward pass of this step has added to the first one's; the seal finds that.
+        if gradient is not None:
+            self._latest.set(bound)
         again = self._fillings.has(bound)
         if again:
             self._marks.drop(bound)
@@ -117,6 +120,12 @@ class SealedReplica:
                 filling.waiting.clear()
             else:
                 self._fillings.fill(filling)
+
+    @property
+    def changed_after_backward(self) -> bool:
+        """Whether the program has written to gradients of this step after backward made them, as far as torch counts
+        that; it counts clipping."""
+        return not self._latest.all_hold
 
     # -- the seal --
 
@@ -215,7 +224,6 @@ class SealedReplica:
         sent = [filling for filling in present if self._fillings.is_sent(filling)]
         taken_away = [filling for filling in sent if filling.without(missing)]
         differ = taken_away + self._changed([one for one in sent if not one.without(missing)], believes=believes)
-        self.changed_after_backward = bool(differ) or not self._marks.all_hold
         self.sent_again += len(differ)
         if 2 * len(differ) > len(sent):
             self.holding = True
