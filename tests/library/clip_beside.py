@@ -11,6 +11,7 @@ import sys
 from datetime import timedelta
 
 import torch
+import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -70,11 +71,11 @@ def main() -> None:
         torch.manual_seed(5)
         ours = Gpt()
         theirs = copy.deepcopy(ours)
-        store = dist.TCPStore(
+        store = c10d.TCPStore(
             os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=60)
         )
         dist.init_process_group(
-            "gloo", store=dist.PrefixStore("beside", store), rank=job.worker, world_size=job.workers
+            "gloo", store=c10d.PrefixStore("beside", store), rank=job.worker, world_size=job.workers
         )
         ddp = DistributedDataParallel(theirs)
         first, second = optimizer_of(ours), optimizer_of(theirs)

@@ -51,7 +51,7 @@ class ParameterWatch:
         self._named = [(name, parameter) for name, parameter in named if parameter.is_floating_point()]
         self._clock = clock
         self._next = 0.0
-        self._looks = 0
+        self.looks = 0
         self._finite: Step | None = None
         self._queued: tuple[Step, Tensor, torch.cuda.Event] | None = None
         self._found = False
@@ -63,9 +63,9 @@ class ParameterWatch:
             return None
         if self._queued is not None:
             return self._read_queued() if self._queued[2].query() else None
-        if self._looks >= FIRST_LOOKS and began < self._next:
+        if self.looks >= FIRST_LOOKS and began < self._next:
             return None
-        self._looks += 1
+        self.looks += 1
         norms = self._norms()
         if norms.is_cuda:
             self._queue(step, norms)
