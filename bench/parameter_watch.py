@@ -54,7 +54,8 @@ def measure(width: int, seconds: float) -> str:
     count = sum(parameter.numel() for parameter in model.parameters())
     return (
         f"{count / 1e6:7.2f} M parameters: {1e3 * whole / step:8.2f} ms a step, "
-        f"{1e3 * timed.seconds / max(1, timed.looks):6.2f} ms a look, {timed.looks} looks in {step} steps, {100 * timed.seconds / whole:.2f} % of the time"
+        f"{1e3 * timed.seconds / max(1, timed.looks):6.2f} ms a look, "
+        f"{timed.looks} looks in {step} steps, {100 * timed.seconds / whole:.2f} % of the time"
     )
 
 
