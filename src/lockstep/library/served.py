@@ -222,9 +222,8 @@ class ServedTraining:
                 self._parameters_of(known), asked.max_norm, asked.norm_type, asked.error_if_nonfinite, asked.foreach
             )
         self._settle_norm()
-        step = replica.step
-        replica.ask_norm(known.groups, clip, self._occasion(known, clip))
-        norm = AwaitedNorm.on_its_way(lambda: replica.wait_norm(step), self._parameters_of(known)[0])
+        find = replica.ask_norm(known.groups, clip, self._occasion(known, clip))
+        norm = AwaitedNorm.on_its_way(find, self._parameters_of(known)[0])
         self._norm = norm
         if asked.error_if_nonfinite:
             refuse_infinite(norm.settle(), asked.norm_type)

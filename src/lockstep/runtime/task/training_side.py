@@ -84,8 +84,9 @@ class TrainingSide(Side):
         self._on_version: OnVersion | None = None
         self._questions = 0
         self._answers: dict[int, Answer] = {}
-        self._norms: list[float] = []
-        """The answer to the newest question for a norm, once it is there."""
+        self._norms_known = 0
+        self._norm = 0.0
+        """How many questions for a norm were answered, and the last answer. Never more than one is open."""
 
     @property
     def keeps_state(self) -> bool:
@@ -177,21 +178,19 @@ class TrainingSide(Side):
         asks: bool = False,
     ) -> None:
         """The gradients are final. What the rest means: ``protocol.messages.Seal``; ``state``: for the coordinator,
-        None if ``tell_state`` follows. ``asks``: ``wait_norm`` follows."""
-        if asks:
-            self._norms.clear()
+        None if ``tell_state`` follows. ``asks``: ``wait_norm`` follows, before the next question."""
         self._node.loop.post(Sealed(step, absent, rates, without, void, values, occasion, state, clip, asks))
 
-    def wait_norm(self, step: Step) -> float:
-        """Block until the norm that the last ``seal`` asked for is known; JobEndedError if the job ends first."""
-        if not self._norms:
+    def wait_norm(self, step: Step, question: int) -> float:
+        """Block until the question for a norm of this number, from 1, is answered; JobEndedError if the job ends."""
+        if self._norms_known < question:
             self.main.enter(Doing.WAITING, f"the norm of step {step}")
             with self._changed:
-                while not self._norms:
+                while self._norms_known < question:
                     self._node.raise_if_ended()
                     self._changed.wait(1.0)
             self.main.enter(Doing.COMPUTING, f"step {step}")
-        return self._norms[0]
+        return self._norm
 
     def tell_state(self, step: Step, data: bytes, stuck: str = "") -> None:
         """What the next incarnation of this worker would need to begin with ``step``, or why it could not."""
@@ -291,7 +290,8 @@ class TrainingSide(Side):
 
     def _on_norm(self, effect: NormKnown) -> None:
         with self._changed:
-            self._norms = [effect.norm]
+            self._norm = effect.norm
+            self._norms_known += 1
             self._changed.notify_all()
 
     def _on_version_ready(self, effect: VersionReady) -> None:

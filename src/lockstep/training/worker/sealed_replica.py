@@ -65,6 +65,7 @@ class SealedReplica:
         self.accumulating = 0
         """More is added to the gradients before they are sent."""
         self._asked = False
+        self._questions = 0
         self._marks = GradientMarks(self._binding.bound)
         self._latest = GradientMarks(self._binding.bound)
         """As backward left them, and not as they left."""
@@ -174,8 +175,9 @@ class SealedReplica:
 
     # -- clipping the mean --
 
-    def ask_norm(self, groups: Collection[int], clip: Clip, occasion: str) -> None:
-        """Hand over the gradients of these groups, and ask what the norm of their mean is. Does not wait.
+    def ask_norm(self, groups: Collection[int], clip: Clip, occasion: str) -> Callable[[], float]:
+        """Hand over the gradients of these groups, and ask what the norm of their mean is. Does not wait: the function
+        that it returns does.
 
         Unless ``seal`` follows, the step is not made: another backward pass begins it anew.
         """
@@ -186,10 +188,9 @@ class SealedReplica:
         self._send_seal((), tuple(sorted(absent)), without, occasion=occasion, clip=(clip,), asks=True)
         self.remember(groups)
         self._asked = True
-
-    def wait_norm(self, step: Step) -> float:
-        """Block until the norm that was asked for last is known."""
-        return self._node.wait_norm(step)
+        self._questions += 1
+        node, step, question = self._node, self.step, self._questions
+        return lambda: node.wait_norm(step, question)
 
     def remember(self, groups: Collection[int]) -> None:
         """From now on these gradients must stay as they are (``first_edited``)."""
