@@ -69,11 +69,22 @@ LIBRARIES: dict[str, set[str]] = {
 
 STANDARD: dict[str, set[str]] = {
     "protocol": {
-        *("__future__", "collections", "dataclasses", "enum", "functools", "hashlib", "itertools", "json", "re"),
+        *(
+            "__future__",
+            "collections",
+            "dataclasses",
+            "enum",
+            "functools",
+            "hashlib",
+            "itertools",
+            "json",
+            "math",
+            "re",
+        ),
         *("types", "typing"),
     },
     "sim": {
-        *("concurrent", "contextlib", "gc", "heapq", "math", "multiprocessing", "random", "zlib"),
+        *("concurrent", "contextlib", "gc", "heapq", "multiprocessing", "random", "zlib"),
     },
 }
 """Pure packages: no clock, no socket, no file. The simulator may use what the protocol may, and these: its random

@@ -346,6 +346,10 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "on_stall": ("runtime/watch/test_watchdog.py", "test_with_on_stall_report_the_job_goes_on_when_it_can"),
     "on_verdict": ("runtime/watch/test_pager.py", "test_a_report_calls_a_command_and_a_webhook_once"),
     "verdict_webhook": ("runtime/watch/test_pager.py", "test_a_report_calls_a_command_and_a_webhook_once"),
+    "on_nan_parameters": (
+        "benchmark/training/test_finite_parameters.py",
+        "test_report_says_it_once_and_the_run_goes_on",
+    ),
     "user_code_timeout": (
         "runtime/watch/test_watchdog.py",
         "test_user_code_that_waits_is_noticed_with_its_line_and_the_seconds_left_and_ends_the_job_after_its_own_time",

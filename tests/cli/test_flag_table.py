@@ -48,7 +48,7 @@ OLDER = _words("cache_data enable_layout_optimizer learning_rate pretrain_dir re
 
 OURS = _words("""
     bind bucket_mb collective_port compile deterministic from_scratch grace insecure job_token
-    key_file max_bad_records mps num_threads on_stall on_verdict
+    key_file max_bad_records mps num_threads on_nan_parameters on_stall on_verdict
     on_worker_loss ports ps rdma_device rdma_gid_index rdma_gpudirect rdma_retry_count rdma_service_level rdma_timeout
     rdma_traffic_class rejoin_timeout require_private restarts seed stall_after startup_timeout timing_dir trace_steps
     use_bf16 user_code_timeout verbose verdict_webhook wire_dtype workers
@@ -123,6 +123,7 @@ EFFECTS: dict[str, list[str]] = {
     "on_stall": [*CLUSTER, "--on_stall=report"],
     "on_verdict": [*CLUSTER, "--on_verdict=cat"],
     "verdict_webhook": [*CLUSTER, "--verdict_webhook=http://127.0.0.1:1/"],
+    "on_nan_parameters": ["--on_nan_parameters=report"],
     "data_dir": ["--data_dir=FOLDER_OF_CLASSES"],
     "piecewise_learning_rate_schedule": ["--piecewise_learning_rate_schedule=0.1;5;0.01"],
     "num_epochs_per_decay": [*DECAY, "--num_epochs_per_decay=3"],

@@ -163,6 +163,15 @@ def user_code() -> Cluster:
     return standing(missing_gradient(), "computing")
 
 
+def not_at_the_clip() -> Cluster:
+    """Worker 1 has sent its gradients and has not come to its clip; worker 0 waits for the norm, the server for it."""
+    cluster = missing_gradient()
+    cluster.task(PS0)["waits"] = [wait(W1, WaitKind.NORM, 5.0, bucket=-1)]
+    cluster.task(W0)["main"]["detail"] = f"the norm of step {STEP}"
+    cluster.task(W0)["waits"] = [wait(PS0, WaitKind.NORM, 5.0, bucket=-1)]
+    return standing(cluster, "computing")
+
+
 def device_call() -> Cluster:
     return standing(missing_gradient(), "computing", where="device call", cpu=1.0)
 
@@ -404,6 +413,7 @@ FAULTY: tuple[Faulty, ...] = (
     _row(Cause.STALE_INCARNATION, stale, W1, PS0, GRADIENT),
     _row(Cause.OUT_OF_STEP, out_of_step, W1, PS0, GRADIENT),
     _row(Cause.USER_CODE, user_code, W1, PS0, GRADIENT),
+    _row(Cause.USER_CODE, not_at_the_clip, W1, PS0, WaitKind.NORM),
     _row(Cause.DEVICE_CALL, device_call, W1, PS0, GRADIENT),
     _row(Cause.INPUT_STARVED, input_starved, W1, PS0, GRADIENT),
     _row(Cause.CHECKPOINT_STUCK, checkpoint_stuck, W1, PS0, GRADIENT),

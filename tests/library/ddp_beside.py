@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def groups(model: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-def a_step(model: Any, optimizer: torch.optim.Optimizer, step: int, rank: int, alone: Any) -> None:
+def a_step(model: Any, optimizer: torch.optim.Optimizer, step: int, rank: int, alone: Any, clip: Any) -> None:
     """Two backward passes, the first of which is not averaged; then clipping, and the update."""
     optimizer.zero_grad()
     torch.manual_seed(1000 * step + rank)
@@ -54,8 +55,16 @@ def a_step(model: Any, optimizer: torch.optim.Optimizer, step: int, rank: int, a
         with alone(number < PASSES - 1):
             loss = nn.functional.cross_entropy(model(tokens, side=step % 2 == 0), tokens)
             (loss / PASSES).backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    clip(0.5)
     optimizer.step()
+
+
+def _only_if(enter: Callable[[], Any]) -> Callable[[bool], Any]:
+    return lambda alone: enter() if alone else contextlib.nullcontext()
+
+
+def _clip_of(model: nn.Module) -> Callable[[float], Tensor]:
+    return lambda limit: nn.utils.clip_grad_norm_(model.parameters(), limit)
 
 
 def main() -> None:
@@ -72,8 +81,8 @@ def main() -> None:
         second = torch.optim.AdamW(groups(theirs), lr=0.01)
         job.wrap(ours, first)
         for step in job.steps(STEPS, seed=None):
-            a_step(ours, first, step, job.worker, lambda alone: job.accumulate() if alone else contextlib.nullcontext())
-            a_step(ddp, second, step, job.worker, lambda alone: ddp.no_sync() if alone else contextlib.nullcontext())
+            a_step(ours, first, step, job.worker, _only_if(job.accumulate), job.clip_grad_norm_)
+            a_step(ddp, second, step, job.worker, _only_if(ddp.no_sync), _clip_of(ddp))
             for (name, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
                 assert torch.equal(one, other), f"{name} differs in step {step}"
                 assert (one.grad is None) == (other.grad is None), f"{name} in step {step}: {one.grad} {other.grad}"

@@ -53,6 +53,27 @@ def test_parameters_on_the_servers_gpu_agree_with_one_process(name: str, compute
             torch.testing.assert_close(result[key], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("store", [gpu_store, TorchShardStore], ids=["on the GPU", "on the CPU"])
+def test_the_mean_is_clipped_where_the_servers_are(store: Any) -> None:
+    norms: dict[int, list[float]] = {}
+
+    def body(job: Job) -> None:
+        model = gpu_model()
+        _, optimizer = job.wrap(model, torch.optim.AdamW(model.parameters(), lr=0.01))
+        found = []
+        for step in range(STEPS):
+            gpu_plain(model, job.worker, step)
+            found.append(job.clip_grad_norm_(0.1))
+            optimizer.step()
+        assert found[0].is_cuda
+        norms[job.worker] = [float(norm) for norm in found]
+
+    with in_process_cluster(TWO_SERVERS, store, eager=False) as cluster:
+        run_jobs(cluster, body)
+    assert norms[0] == norms[1]
+    assert all(norm > 0.1 for norm in norms[0])
+
+
 def test_published_parameters_and_a_saved_state_reach_the_servers_gpu() -> None:
     def body(job: Job) -> None:
         model = gpu_model()

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(120)
 def run(body: Callable[[Job], None], ranks: int = 2, on_nan: str = "report", **options: Any) -> list[str]:
     """What the job said; a folder may be among the options."""
     slot = SaveSlot()
-    chosen = JobOptions(bucket_bytes=2048, on_nan=on_nan, save_slot=slot)
+    chosen = JobOptions(bucket_bytes=2048, on_nan=on_nan, on_nan_parameters="report", save_slot=slot)
     with in_process_cluster(ClusterShape(0, ranks), lambda: MeanStore(save=slot), **options) as cluster:
         run_jobs(cluster, body, chosen)
         return cluster.said

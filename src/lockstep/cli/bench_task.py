@@ -216,6 +216,7 @@ def _train(config: BenchConfig, node: WorkerNode) -> int | None:
     node.phase(TaskPhase.IMPORTING_TORCH)
     from lockstep.benchmark.data.errors import BadData, TooManyBadRecords
     from lockstep.benchmark.training.run import NoSuchDeviceError, run_worker
+    from lockstep.training.parameter_watch import ParametersNotFinite
 
     node.phase(TaskPhase.CONNECTING if node.forming else TaskPhase.COMPARING_SETTINGS)
     output = Output()
@@ -228,6 +229,9 @@ def _train(config: BenchConfig, node: WorkerNode) -> int | None:
     except (NoSuchDeviceError, BadData) as error:
         say(str(error))
         return EXIT_FAILED if isinstance(error, TooManyBadRecords) else EXIT_BAD_INPUT
+    except ParametersNotFinite as error:
+        say(str(error))
+        return EXIT_FAILED
     except Exception as error:  # noqa: BLE001 - run_worker reports it to the job; here a person reads it
         traceback.print_exception(error)
         say(f"{node.task} failed in step {node.machine.role.step}: {type(error).__name__}: {error}")
@@ -255,6 +259,7 @@ def _reduce(config: BenchConfig, node: CollectiveNode) -> int:
     node.phase(TaskPhase.IMPORTING_TORCH)
     from lockstep.benchmark.data.errors import BadData, TooManyBadRecords
     from lockstep.benchmark.training.run import NoSuchDeviceError, run_collective
+    from lockstep.training.parameter_watch import ParametersNotFinite
     from lockstep.training.ranks.group import CollectiveLost
 
     node.phase(TaskPhase.CONNECTING if node.forming else TaskPhase.COMPARING_SETTINGS)
@@ -266,7 +271,7 @@ def _reduce(config: BenchConfig, node: CollectiveNode) -> int:
     except (NoSuchDeviceError, BadData) as error:
         say(str(error))
         return EXIT_FAILED if isinstance(error, TooManyBadRecords) else EXIT_BAD_INPUT
-    except (CollectiveLost, InputLost) as error:
+    except (CollectiveLost, InputLost, ParametersNotFinite) as error:
         say(str(error))
         return EXIT_FAILED
     finally:
@@ -281,6 +286,7 @@ def run_alone(config: BenchConfig) -> int:
     from lockstep.benchmark.data.errors import BadData, TooManyBadRecords
     from lockstep.benchmark.training.run import NoSuchDeviceError, run_evaluation, run_single
     from lockstep.runtime.task.lone_node import LoneNode
+    from lockstep.training.parameter_watch import ParametersNotFinite
 
     output = Output()
     node = LoneNode(say, config.output.train_dir or "")
@@ -294,7 +300,7 @@ def run_alone(config: BenchConfig) -> int:
     except (NoSuchDeviceError, BadData) as error:
         say(str(error))
         return EXIT_FAILED if isinstance(error, TooManyBadRecords) else EXIT_BAD_INPUT
-    except InputLost as error:
+    except (InputLost, ParametersNotFinite) as error:
         say(str(error))
         return EXIT_FAILED
     finally:

@@ -14,6 +14,7 @@ from lockstep.cli.flags.table import TABLE
 from lockstep.errors import BadInput
 from lockstep.library.serving import SERVER_DEVICES
 from lockstep.library.settings import BACKENDS, ON_NAN, ON_WORKER_LOSS, REDUCTIONS, WIRE_DTYPES
+from lockstep.protocol.core.endings import ON_NAN_PARAMETERS
 from lockstep.transports.verbs.options import RdmaOptions
 
 _ROWS = Rows(Group.EXCHANGE)
@@ -116,6 +117,14 @@ PROGRAM_FLAGS = (
         "report",
         "on NaN or infinity in a gradient: report the first and continue, skip the step, or end the job",
         choices=ON_NAN,
+        upstream=False,
+    ),
+    _ROWS.works(
+        "on_nan_parameters",
+        FlagKind.CHOICE,
+        "stop",
+        "when a parameter contains NaN or infinity: end the job, or report it and continue",
+        choices=ON_NAN_PARAMETERS,
         upstream=False,
     ),
 )

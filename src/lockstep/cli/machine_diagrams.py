@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep.protocol import member
 from lockstep.protocol.coordinator import coordinator_machine
-from lockstep.protocol.server import ledger
+from lockstep.protocol.server import ledger, step_norm
 from lockstep.protocol.worker import caller_machine, collective_machine, holdings
 
 _HEAD = """\
@@ -26,6 +26,7 @@ _DRAWN: tuple[tuple[str, str, Any], ...] = (
     ("The coordinator's phase", "protocol/coordinator/running_job.py", coordinator_machine.JOB_PHASE_TRANSITIONS),
     ("A task's membership", "protocol/member.py", member.MEMBER_PHASE_TRANSITIONS),
     ("A bucket on a server", "protocol/server/ledger.py", ledger.SERVED_BUCKET_TRANSITIONS),
+    ("The norm of a step on a server", "protocol/server/step_norm.py", step_norm.STEP_NORM_TRANSITIONS),
     ("A bucket on a worker", "protocol/worker/holdings.py", holdings.HELD_BUCKET_TRANSITIONS),
     (
         "A bucket that torch.distributed sums",

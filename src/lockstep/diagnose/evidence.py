@@ -106,14 +106,15 @@ def is_worker(task: str) -> bool:
 
 
 def waits_of(view: TaskView) -> Iterator[Waiting]:
-    """The waits that block this task. A worker requests parameters early; it waits for them only when it reports so."""
+    """The waits that block this task. A worker asks for parameters and norms early, and waits for them only when it
+    reports so."""
     idle = (*AT_THE_WAIT, Doing.FINISHING, Doing.NOTHING)
     training = view.main is not None and view.main.doing not in idle
     for wait in view.waits:
         waiting = Waiting(view.task, wait)
         if waiting.kind is WaitKind.CALLER:
             continue  # those who wait in that call say so themselves
-        if is_worker(view.task) and waiting.kind is WaitKind.PARAMETER and training:
+        if is_worker(view.task) and waiting.kind in (WaitKind.PARAMETER, WaitKind.NORM) and training:
             continue
         yield waiting
 
@@ -175,6 +176,8 @@ def leads_to(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
             return _why_not_come(evidence, view)
         case WaitKind.ANSWER if _in_a_call(evidence, waiting.waiter):
             return []  # whatever else that task waits for: the coordinator answers by itself
+        case WaitKind.NORM:
+            return _why_no_norm(view, waiting)
     others = [other for other in waits_of(view) if other.on != waiting.waiter or other.of_tensor]
     if waiting.forming:
         # A task that is not a member yet waits for the missing ones, not for what the members wait for.
@@ -223,6 +226,14 @@ def _why_no_parameter(evidence: Evidence, view: TaskView, waiting: Waiting) -> l
         return found
     # A rank that lacks its own gradient does not say that it waits for itself.
     return found + _why_no_gradient(evidence, view, waiting)
+
+
+def _why_no_norm(view: TaskView, waiting: Waiting) -> list[Waiting]:
+    """A norm lacks the gradients, the questions or the parts of others; a worker that has not asked has not come to it
+    and does not wait for any task's word either."""
+    kinds = (WaitKind.PARAMETER,) if is_worker(view.task) else (WaitKind.NORM, WaitKind.GRADIENT)
+    others = [one for one in waits_of(view) if one.kind in kinds and one.on != view.task]
+    return [one for one in others if one.kind is not WaitKind.NORM or one.on != waiting.waiter]
 
 
 def _why_no_commit(evidence: Evidence, waiting: Waiting) -> list[Waiting]:

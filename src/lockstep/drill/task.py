@@ -19,7 +19,7 @@ from lockstep.drill.reading import DrillInput
 from lockstep.errors import EXIT_FAILED, EXIT_VERDICT
 from lockstep.foreign import read_json
 from lockstep.protocol.core.activity import Doing, TaskPhase
-from lockstep.protocol.core.effects import Apply
+from lockstep.protocol.core.effects import Apply, Measure
 from lockstep.protocol.core.faults import (
     EndEarly,
     FailAtStart,
@@ -135,6 +135,9 @@ class PlainStore:
     def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
         self._apply(effect, gradients)
         done(None)
+
+    def measure(self, effect: Measure, gradients: Sequence[memoryview]) -> float:  # noqa: ARG002
+        raise ValueError(f"a server of a drill does not measure bucket {effect.bucket}")
 
     def links_changed(self) -> None: ...
 

@@ -26,7 +26,7 @@ from lockstep.library.served import ServedTraining
 from lockstep.library.sharding import DataShard, IterableShard, MapShard, MapStyle, ShardOptions, make_shard
 from lockstep.library.state_codec import Stateful
 from lockstep.library.talking import Talk
-from lockstep.library.training_way import JobOptions, JobParts, Say, StepCounts, TrainingWay
+from lockstep.library.training_way import JobOptions, JobParts, NormClip, Say, StepCounts, TrainingWay
 from lockstep.protocol.core.activity import Doing
 from lockstep.protocol.core.causes import Reason, own_error
 from lockstep.protocol.core.ids import CHIEF, Step
@@ -174,8 +174,7 @@ class Job:
         extra step. Blocks until it is done. With servers no call is needed after the model's ``load_state_dict``: the
         next step does it.
         """
-        if not self._wrapped:
-            raise UsageError("job.publish() was called before job.wrap(); call it after")
+        self._refuse_unwrapped("job.publish()")
         self._training.publish()
 
     @contextmanager
@@ -187,6 +186,40 @@ class Job:
         self._refuse_in_child("job.accumulate()")
         with self._training.accumulate():
             yield
+
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> Tensor:
+        """Clip the mean of all workers' gradients to this norm, as DDP and ``torch.nn.utils.clip_grad_norm_`` do.
+
+        Call it after backward and before ``optimizer.step()``, on every worker; with several optimizers, name the one.
+        Returns the norm before clipping. With servers they clip, ``grad`` must not be changed afterwards, and the norm
+        is awaited when it is used; ``error_if_nonfinite`` waits for it at once.
+        """
+        self._refuse_unwrapped("job.clip_grad_norm_()")
+        return self._training.clip_norm(NormClip(max_norm, norm_type, error_if_nonfinite, foreach, optimizer))
+
+    def clip_grad_value_(
+        self,
+        clip_value: float,
+        foreach: bool | None = None,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        """Clip each element of the mean of all workers' gradients; the rest as in ``clip_grad_norm_``. Never blocks."""
+        self._refuse_unwrapped("job.clip_grad_value_()")
+        self._training.clip_value(clip_value, optimizer, foreach)
+
+    def _refuse_unwrapped(self, what: str) -> None:
+        self._refuse_in_child(what)
+        if not self._wrapped:
+            raise UsageError(f"{what} was called before job.wrap(); call it after")
 
     # -- steps and data --
 

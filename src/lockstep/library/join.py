@@ -39,6 +39,7 @@ from lockstep.library.settings import (
     who_trains,
 )
 from lockstep.protocol.coordinator.recovery import Beginning
+from lockstep.protocol.core.endings import ON_NAN_PARAMETERS
 from lockstep.protocol.core.ids import CHIEF, Role, TaskId
 from lockstep.protocol.core.timing import (
     GRACE_SECONDS,
@@ -95,6 +96,7 @@ class JoinArguments:
     replicas_to_aggregate: int | None = None
     backend: str | None = None
     on_nan: str = "report"
+    on_nan_parameters: str = "stop"
     bucket_mb: float | None = None
     wire_dtype: str = "float32"
     device: str = "cpu"
@@ -270,6 +272,7 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     asked = arguments.bucket_mb
     options = JobOptions(
         on_nan=arguments.on_nan,
+        on_nan_parameters=arguments.on_nan_parameters,
         bucket_bytes=None if asked is None else round(asked * MEBIBYTE),
         wire_dtype=arguments.wire_dtype,
         backend=None if carrier == OWN else arguments.backend,
@@ -345,6 +348,8 @@ def _refuse_bad_choices(arguments: JoinArguments) -> None:
     sentences = []
     if arguments.on_nan not in ON_NAN:
         sentences.append(f"on_nan={arguments.on_nan!r} is not known; use one of: {', '.join(ON_NAN)}.")
+    if (chosen := arguments.on_nan_parameters) not in ON_NAN_PARAMETERS:
+        sentences.append(f"on_nan_parameters={chosen!r} is not known; use one of: {', '.join(ON_NAN_PARAMETERS)}.")
     sentences += _bucket_problems(arguments.bucket_mb)
     if arguments.device not in SERVER_DEVICES:
         sentences.append(f"device={arguments.device!r} is not known; use one of: {', '.join(SERVER_DEVICES)}.")

@@ -40,6 +40,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         void = found is not None and bool(found.item())
         scale = getattr(self, "grad_scale", None)
         if scale is not None and not void:
+            # Gradients that were clipped already are refused as changed: a scaler must have unscaled them before.
             _unscale(self, scale)
         self._lockstep.make_step(self, void, scales=found is not None or scale is not None)
         return loss

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lockstep.library.clipping import norm_clip, parameters_of, value_clip
 from lockstep.library.errors import UsageError
+from lockstep.library.finite_parameters import FiniteParameters
 from lockstep.library.parameters import (
     OwnOptimizer,
     averaged_parameters,
@@ -24,7 +26,7 @@ from lockstep.library.parameters import (
 from lockstep.library.program_state import ProgramState
 from lockstep.library.rank_averager import make_averager
 from lockstep.library.rank_checkpoint import RankCheckpoint
-from lockstep.library.training_way import JobParts
+from lockstep.library.training_way import JobParts, NormClip
 from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.causes import own_error
 from lockstep.protocol.core.ids import CHIEF, Step
@@ -50,6 +52,7 @@ class RankTraining:
         self._averager: Averager | None = None
         self.replica: RankReplica | None = None
         self._accumulating = 0
+        self._finite: FiniteParameters | None = None
         self._skips = False
         """This step's mean is not finite, and ``on_nan`` is skip."""
         self._handles: list[Any] = []
@@ -80,6 +83,7 @@ class RankTraining:
         self._begin_saving(trained)
         self.replica = RankReplica(averager, layout, synchronises=self._synchronises, on_step=self._on_step)
         self.replica.start()
+        self._finite = FiniteParameters(self._node, self._parts, [(one.name, one.parameter) for one in trained])
         state = ProgramState(self._models, self._optimizers, trained, describes=self._node.task == CHIEF)
         self._parts.course.begin(state, self._optimizers, self.replica.step)
         self._handles = [handle for one in self._optimizers for handle in self._hook(one)]
@@ -194,10 +198,35 @@ class RankTraining:
                     f"parameter {one.name!r} was frozen when the model was wrapped, so its gradient is not averaged; "
                     "unfreeze it before job.wrap()"
                 )
+        if self._finite is not None:
+            self._finite.look(self.step - 2)  # this step's gradients are averaged, and not applied yet
         if self._skips:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = None
+
+    # -- clipping: the mean is in ``grad`` already --
+
+    def clip_norm(self, asked: NormClip) -> Tensor:
+        parameters = self._averaged(asked.optimizer, "job.clip_grad_norm_()")
+        norm_clip(asked.max_norm, asked.norm_type)
+        return nn.utils.clip_grad_norm_(
+            parameters, asked.max_norm, asked.norm_type, asked.error_if_nonfinite, asked.foreach
+        )
+
+    def clip_value(self, value: float, optimizer: torch.optim.Optimizer | None, foreach: bool | None) -> None:
+        value_clip(value)
+        nn.utils.clip_grad_value_(self._averaged(optimizer, "job.clip_grad_value_()"), value, foreach)
+
+    def _averaged(self, optimizer: torch.optim.Optimizer | None, what: str) -> list[nn.Parameter]:
+        """The parameters of this optimizer, whose gradients are means."""
+        assert self.replica is not None
+        if self.replica.unshared:
+            raise UsageError(
+                f"{what} would clip gradients of this rank alone: the last backward pass was made in job.accumulate(), "
+                "or with require_backward_grad_sync=False; clip after the last one, which is made outside of it"
+            )
+        return parameters_of(self._models, [one.optimizer for one in self._optimizers], optimizer)
 
     # -- the rest --
 
@@ -213,6 +242,8 @@ class RankTraining:
         if self._averager is None:
             # It never wrapped a model: the others would wait for it in vain.
             raise JobEndedError(self._node.fail(own_error("closed its job without having called job.wrap()")))
+        if self._finite is not None:
+            self._finite.look(self.step - 1, last=True)
         self._averager.leave(self.step)
 
     def release(self) -> None:

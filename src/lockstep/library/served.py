@@ -7,21 +7,35 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from lockstep.library.awaited_norm import AwaitedNorm
+from lockstep.library.clipping import (
+    CLIPS_ITS_OWN,
+    NORM,
+    VALUE,
+    PendingClip,
+    chosen_optimizer,
+    mentions_own_clip,
+    norm_clip,
+    parameters_of,
+    refuse_infinite,
+    value_clip,
+)
 from lockstep.library.edit_guard import EditGuard
 from lockstep.library.errors import UsageError
+from lockstep.library.finite_parameters import FiniteParameters
 from lockstep.library.misuse import MisuseWatch
 from lockstep.library.optimizer_proxy import unwrap_optimizer, wrap_optimizer
 from lockstep.library.optimizer_state import RemoteState
 from lockstep.library.optimizers import KnownOptimizer, known_optimizer
 from lockstep.library.parameters import trained_parameters, untrained_digests
 from lockstep.library.program_state import ProgramState
-from lockstep.library.training_way import JobParts
+from lockstep.library.training_way import JobParts, NormClip
 from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.causes import own_error
 from lockstep.protocol.core.ids import CHIEF, Step
-from lockstep.protocol.core.messages import GroupRates
+from lockstep.protocol.core.messages import Clip, GroupRates
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.bucket_size import fitting_bucket_bytes
@@ -47,6 +61,11 @@ class ServedTraining:
         self._handles: list[Any] = []
         self._loaded = False
         self._misuse: MisuseWatch | None = None
+        self._finite: FiniteParameters | None = None
+        self._pending: PendingClip | None = None
+        self._norm: AwaitedNorm | None = None
+        """The norm that was asked for last."""
+        self._told_of_clipping = False
         self._closed = False
 
     @property
@@ -86,6 +105,7 @@ class ServedTraining:
         self._watch = EditGuard(self.replica.bound_parameters())
         self._watch.remember(self.replica.step)
         self._misuse = MisuseWatch(self._models, self.replica)
+        self._finite = FiniteParameters(self._node, self._parts, [(one.name, one.parameter) for one in trained])
         self._hook_state()
         self._node.phase(TaskPhase.TRAINING)
 
@@ -160,15 +180,28 @@ class ServedTraining:
         rates = tuple(rate for one in self._optimizers for rate in one.rates())
         assert self._misuse is not None
         self._misuse.refuse_second_step(known)
-        occasion = self._occasion(known)
+        clip = self._due_clip(replica, known, scales=scales)
+        if not any(one.by_norm for one in clip):
+            self._settle_norm()  # a question that was given up is answered only while all workers still ask it
+        occasion = self._occasion(known, *clip)
         # Also when the job is to stop: a sealed step may be applied before the stop message reaches the servers.
         void_not_finite = self._options.on_nan in ("skip", "stop")
+        self._tell_of_clipping(replica, known, clip)
+        self._look_at_parameters(replica)
         self._course.before_step("optimizer.step()")
-        sealed = replica.seal(rates, known.groups, void=void, void_not_finite=void_not_finite, occasion=occasion)
+        sealed = replica.seal(
+            rates, known.groups, void=void, void_not_finite=void_not_finite, occasion=occasion, clip=clip
+        )
         self._course.after_step(sealed.step)
         self._misuse.sealed(known)
         self._judge(sealed)
         self._wait_for_next(replica)
+
+    def _look_at_parameters(self, replica: SealedReplica, *, last: bool = False) -> None:
+        """They are all here, before the next step changes them."""
+        replica.settle()
+        if self._finite is not None:
+            self._finite.look(replica.step - 1, last=last)
 
     def _wait_for_next(self, replica: SealedReplica) -> None:
         former = replica.step
@@ -179,11 +212,95 @@ class ServedTraining:
         if self._watch is not None:
             self._watch.remember(replica.step)
 
-    def _occasion(self, known: KnownOptimizer) -> str:
+    # -- clipping the mean --
+
+    def clip_norm(self, asked: NormClip) -> Tensor:
+        clip = norm_clip(asked.max_norm, asked.norm_type)
+        replica, known = self._clipped(asked.optimizer, NORM)
+        if not self._node.config.synchronous:  # each worker's gradient is applied by itself: there is no mean
+            return nn.utils.clip_grad_norm_(
+                self._parameters_of(known), asked.max_norm, asked.norm_type, asked.error_if_nonfinite, asked.foreach
+            )
+        self._settle_norm()
+        find = replica.ask_norm(known.groups, clip, self._occasion(known, clip))
+        norm = AwaitedNorm.on_its_way(find, self._parameters_of(known)[0])
+        self._norm = norm
+        if asked.error_if_nonfinite:
+            refuse_infinite(norm.settle(), asked.norm_type)
+        self._pending = PendingClip(clip, known)
+        return norm
+
+    def clip_value(self, value: float, optimizer: torch.optim.Optimizer | None, foreach: bool | None) -> None:
+        clip = value_clip(value)
+        replica, known = self._clipped(optimizer, VALUE)
+        if not self._node.config.synchronous:
+            nn.utils.clip_grad_value_(self._parameters_of(known), value, foreach)
+            return
+        replica.remember(known.groups)
+        self._pending = PendingClip(clip, known)
+
+    def _clipped(self, optimizer: torch.optim.Optimizer | None, what: str) -> tuple[SealedReplica, KnownOptimizer]:
+        """What is clipped. UsageError if that is not possible now."""
+        if self._node.config.aggregate is not None:
+            raise UsageError(
+                f"{what} clips the mean, and with backup workers (replicas_to_aggregate) it is not known of whose "
+                "gradients that will be; omit replicas_to_aggregate, or clip each worker's own with torch.nn.utils"
+            )
+        replica, known = self._checked(chosen_optimizer([one.optimizer for one in self._optimizers], optimizer), what)
+        if self._loaded:
+            self._publish("load_state_dict()")
+        former, self._pending = self._pending, None
+        if former is not None and replica.first_edited(former.known.groups) is None:
+            raise UsageError(
+                f"{what} was called after {former.call}, for the same gradients; call one of them, once before each "
+                "optimizer.step()"
+            )
+        return replica, known
+
+    def _parameters_of(self, known: KnownOptimizer) -> list[nn.Parameter]:
+        return parameters_of(self._models, [one.optimizer for one in self._optimizers], known.optimizer)
+
+    def _due_clip(self, replica: SealedReplica, known: KnownOptimizer, *, scales: bool) -> tuple[Clip, ...]:
+        """How this step is clipped. UsageError if its gradients are no longer those that were to be."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return ()
+        if pending.known is not known:
+            raise UsageError(
+                f"{pending.call} was called for another optimizer than the one that makes this step; call it right "
+                "before the step() of that optimizer"
+            )
+        name = replica.first_edited(known.groups)
+        if name is not None:
+            remedy = "call scaler.unscale_(optimizer) before it" if scales else "change gradients before it"
+            raise UsageError(
+                f"the gradient of {name!r} was changed after {pending.call}, which had sent it to the servers; {remedy}"
+            )
+        return (pending.clip,)
+
+    def _settle_norm(self) -> None:
+        """A worker asks for a norm only when it has heard the one before."""
+        if self._norm is not None:
+            self._norm.settle()
+            self._norm = None
+
+    def _tell_of_clipping(self, replica: SealedReplica, known: KnownOptimizer, clip: tuple[Clip, ...]) -> None:
+        """Once, on the chief: a program that clips with torch's own functions does not do what DDP does."""
+        scaled = getattr(known.optimizer, "grad_scale", None) is not None  # then the wrapped optimizer has changed them
+        if clip or scaled or self._told_of_clipping or self._node.task != CHIEF:
+            return
+        if not replica.changed_after_backward:
+            return
+        if self._node.config.synchronous and self._node.cluster.shape.workers > 1 and mentions_own_clip():
+            self._told_of_clipping = True
+            self._parts.say(CLIPS_ITS_OWN)
+
+    def _occasion(self, known: KnownOptimizer, clip: Clip | None = None) -> str:
         which = f" of optimizer {self._optimizers.index(known)}" if len(self._optimizers) > 1 else ""
         when = f" in step {self._course.iteration} of job.steps()" if self._course.in_steps else ""
         orders = sorted({shard.order_in(self._course.iteration) for shard in self._parts.shards} - {""}) if when else []
-        return f"step(){which}{when}{''.join(f' on {order}' for order in orders)}"
+        clipped = "" if clip is None else f", clipped to {'norm' if clip.by_norm else 'value'} {clip.limit:g}"
+        return f"step(){which}{when}{''.join(f' on {order}' for order in orders)}{clipped}"
 
     def _judge(self, sealed: SealedStep) -> None:
         """Report the first gradient that is not finite; stop the job if ``on_nan`` asks for it."""
@@ -203,12 +320,14 @@ class ServedTraining:
 
     # -- misuse --
 
-    def _checked(self, optimizer: torch.optim.Optimizer) -> tuple[SealedReplica, KnownOptimizer]:
-        self._parts.refuse_in_child("optimizer.step()")
+    def _checked(
+        self, optimizer: torch.optim.Optimizer, what: str = "optimizer.step()"
+    ) -> tuple[SealedReplica, KnownOptimizer]:
+        self._parts.refuse_in_child(what)
         replica = self.replica
         known = next((one for one in self._optimizers if one.optimizer is optimizer), None)
         if self._closed or replica is None or known is None:
-            raise UsageError("optimizer.step() was called after job.close(); call job.close() after the last step")
+            raise UsageError(f"{what} was called after job.close(); call job.close() after the last step")
         assert self._misuse is not None
         self._misuse.check()
         if self._watch is not None and not self._loaded:
@@ -240,14 +359,22 @@ class ServedTraining:
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        # Nothing is averaged before optimizer.step() anyway.
-        yield
+        """Nothing is averaged before optimizer.step(); what is still being added to need not be sent."""
+        if self.replica is None:
+            yield
+            return
+        self.replica.accumulating += 1
+        try:
+            yield
+        finally:
+            self.replica.accumulating -= 1
 
     # -- the end --
 
     def finish(self) -> None:
         if self.replica is not None:
-            self.replica.settle()
+            self._look_at_parameters(self.replica, last=True)
+            self._settle_norm()
         self._node.finish(self.step)
 
     def release(self) -> None:

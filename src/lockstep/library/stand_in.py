@@ -15,10 +15,11 @@ from typing import Any, Unpack
 
 import torch
 import torch._C._distributed_c10d as c10d
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.errors import EXIT_FAILED
+from lockstep.library.clipping import parameters_of
 from lockstep.library.errors import UsageError
 from lockstep.library.loop_position import seed_everything
 from lockstep.library.sharding import DataShard, IterableShard, MapShard, ShardOptions, make_shard, step_seed
@@ -44,6 +45,7 @@ class StandInJob:
         self.on_wrap: OnWrap | None = None
         self._models: list[DistributedDataParallel] = []
         self._parameters: list[nn.Parameter] = []
+        self._wrapped: tuple[list[nn.Module], list[torch.optim.Optimizer]] = ([], [])
         self._forwards = 0
         self._iteration = 0
         self.step = 0
@@ -85,6 +87,7 @@ class StandInJob:
         models = [model] if isinstance(model, nn.Module) else list(model)
         optimizers = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
         self._parameters = [parameter for one in models for parameter in one.parameters()]
+        self._wrapped = (models, optimizers)
         if self.on_wrap is not None:
             self.on_wrap(models, optimizers)
         if self._ddp:
@@ -121,6 +124,27 @@ class StandInJob:
             for model in self._models:
                 stack.enter_context(model.no_sync())
             yield
+
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> Tensor:
+        parameters = parameters_of(*self._wrapped, optimizer)
+        return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+
+    def clip_grad_value_(
+        self,
+        clip_value: float,
+        foreach: bool | None = None,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        nn.utils.clip_grad_value_(parameters_of(*self._wrapped, optimizer), clip_value, foreach)
 
     def publish(self) -> None:
         """The chief's parameters for all."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lockstep.library.atexit import ExitWitness
 from lockstep.library.loop_position import LoopTracker
@@ -28,6 +28,7 @@ class JobOptions:
     """Options of one task; what must be equal on all tasks is in the node's settings."""
 
     on_nan: str = "report"
+    on_nan_parameters: str = "stop"
     bucket_bytes: int | None = None
     """None: chosen for the model and the cluster."""
     wire_dtype: str = "float32"
@@ -63,6 +64,17 @@ class JobParts:
     refuse_in_child: Callable[[str], None]
 
 
+@dataclass(frozen=True, slots=True)
+class NormClip:
+    """What ``job.clip_grad_norm_`` was given; the names are torch's."""
+
+    max_norm: float
+    norm_type: float
+    error_if_nonfinite: bool
+    foreach: bool | None
+    optimizer: torch.optim.Optimizer | None
+
+
 class TrainingWay(Protocol):
     """One worker's model and optimizers in training."""
 
@@ -77,6 +89,12 @@ class TrainingWay(Protocol):
 
     def publish(self) -> None:
         """Copy the chief's current parameters to all workers."""
+
+    def clip_norm(self, asked: NormClip) -> Tensor:
+        """Clip the mean of all workers' gradients to this norm, in the next step; returns the norm that it has."""
+
+    def clip_value(self, value: float, optimizer: torch.optim.Optimizer | None, foreach: bool | None) -> None:
+        """Clip each element of the mean, in the next step."""
 
     def accumulate(self) -> AbstractContextManager[None]:
         """Backward passes inside add to ``grad`` on this worker only."""

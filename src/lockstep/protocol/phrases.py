@@ -45,6 +45,8 @@ def waited_for(wait: Wait) -> str:
             return applied_word(wait.step)
         case WaitKind.STATE:
             return f"its state before step {wait.step + 1}"
+        case WaitKind.NORM:
+            return f"the norm of the mean gradient of step {wait.step}"
         case _:
             return wait.detail or _WAITED_FOR.get(wait.kind, wait.kind.value)
 
@@ -82,6 +84,18 @@ def applied_here_only() -> str:
 
 def applied_everywhere() -> str:
     return "the step is applied everywhere"
+
+
+def norm_asked_for() -> str:
+    return "other workers have asked for it"
+
+
+def norm_measured_here() -> str:
+    return "measured here"
+
+
+def norm_measured_elsewhere() -> str:
+    return "measured on other servers"
 
 
 def shard_of(version: int | None) -> str:

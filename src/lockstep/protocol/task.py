@@ -16,6 +16,7 @@ from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
 from lockstep.protocol.core.effects import Effect, Send
 from lockstep.protocol.core.events import (
     BucketApplied,
+    BucketMeasured,
     Event,
     GradientArrived,
     LinkUp,
@@ -36,7 +37,9 @@ from lockstep.protocol.worker.caller_machine import CallerMachine
 from lockstep.protocol.worker.collective_machine import CollectiveMachine
 from lockstep.protocol.worker.worker_machine import WorkerMachine
 
-_OF_TENSORS = frozenset({BucketApplied, GradientArrived, Produced, Reduced, TransferEnded, VersionArrived})
+_OF_TENSORS = frozenset(
+    {BucketApplied, BucketMeasured, GradientArrived, Produced, Reduced, TransferEnded, VersionArrived}
+)
 """Events of single buckets. Only the roles handle them, and nearly all events are of this kind."""
 
 TaskRole = WorkerMachine | ServerMachine | CollectiveMachine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from types import MappingProxyType
 
@@ -68,13 +68,21 @@ def draw_run(seed: int, size: Size) -> DrawnRun:
         aggregate=aggregate,
         parameters=tuple(ParameterEntry(f"p{i}", random.choice((3, 16, 24)), "float32", i % 2) for i in range(buckets)),
         network=_network(random),
-        training=_training(random, size.steps, calls=aggregate is None and seed % CALLS_EVERY == 0),
+        training=replace(
+            _training(random, size.steps, calls=aggregate is None and seed % CALLS_EVERY == 0),
+            clip_chance=_clip_chance(seed),
+        ),
         start=SecondsRange(0.0, random.choice((0.0, 1.0, 10.0))),
         startup_timeout=STARTUP_TIMEOUT,
         patience=400.0,
     )
     how_many = random.choice((0, 1, 1, 1, 2, 2, 3))
     return DrawnRun(scenario, _faults(random, scenario, how_many))
+
+
+def _clip_chance(seed: int) -> float:
+    """Drawn apart, so that everything else about a seed stays as it is."""
+    return Random(f"clip {seed}").choice((0.0, 0.7))
 
 
 def _network(random: Random) -> NetworkProfile:

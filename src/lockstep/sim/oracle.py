@@ -6,11 +6,13 @@ tags of the bytes that servers reduce and workers receive.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Set
 
 from lockstep.protocol.core.effects import Apply
 from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, Step, TaskId
 from lockstep.protocol.core.messages import CallComplete, CallPlace, GroupRates
+from lockstep.sim.clipping import questions_in, scale_of
 from lockstep.sim.memory import Cell, GradientTag, VersionTag
 from lockstep.sim.numbers import Numbers
 from lockstep.sim.scenario import Scenario
@@ -36,6 +38,8 @@ class Oracle:
         self.shape = scenario.shape
         self.mode = scenario.mode
         self.numbers: Numbers | None = None
+        self._scenario = scenario
+        self._scales: dict[Step, float] = {}
         self._aggregate = scenario.aggregate
         self._shrinks = scenario.shrinks
         self._past = past
@@ -111,6 +115,28 @@ class Oracle:
             for worker in members
             if bucket not in self._absent.get((worker, step), frozenset())
         )
+
+    def check_scale(self, effect: Apply) -> None:
+        """Every bucket of a clipped step is multiplied by the same number, which all of its gradients give."""
+        step = effect.step
+        clipped = step > INITIAL_STEP and questions_in(self._scenario, step)
+        if clipped and any((worker, step) in self._void for worker in self.shape.worker_ids()):
+            return  # nothing is applied
+        expected = self._scales.setdefault(step, effect.scale) if clipped else 1.0
+        right = effect.scale == expected
+        if clipped and not self._shrinks:
+            # Servers add up their own buckets first, which rounds otherwise.
+            expected = scale_of(self._sealed_tags(step, bucket) for bucket in self.buckets)
+            right = right and math.isclose(effect.scale, expected, rel_tol=1e-9)
+        if not right:
+            raise Violation(
+                Rule.WRONG_SCALE,
+                f"bucket {effect.bucket} is multiplied by {effect.scale} in step {step}, not by {expected}",
+            )
+
+    def _sealed_tags(self, step: Step, bucket: BucketId) -> list[GradientTag]:
+        givers = [w for w in self.shape.worker_ids() if bucket not in self._absent.get((w, step), frozenset())]
+        return [self._final(worker, step, bucket, self._incarnations[worker]) for worker in givers]
 
     def _sender(self, worker: TaskId, lives: Lives) -> Incarnation:
         life = lives.get(worker, 0)

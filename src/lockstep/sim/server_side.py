@@ -10,6 +10,7 @@ from lockstep.protocol.core.effects import (
     Effect,
     GiveBack,
     GrantRegion,
+    Measure,
     Prepare,
     SaveShard,
     SendVersion,
@@ -17,6 +18,7 @@ from lockstep.protocol.core.effects import (
 )
 from lockstep.protocol.core.events import (
     BucketApplied,
+    BucketMeasured,
     CheckpointWritten,
     GradientArrived,
     Prepared,
@@ -28,6 +30,7 @@ from lockstep.protocol.core.events import (
 from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, JobId, Step, TaskId
 from lockstep.protocol.core.messages import Grant, Layout, Saved
 from lockstep.protocol.core.plan import Plan
+from lockstep.sim.clipping import norm_of
 from lockstep.sim.context import SimulationContext, own_ticket, ticket_for
 from lockstep.sim.disk import SavedBucket, SavedShard
 from lockstep.sim.memory import Cell, GradientTag, VersionTag
@@ -103,6 +106,8 @@ class SimulatedServer:
                 self._send_version(effect)
             case Apply():
                 self._begin_apply(effect)
+            case Measure():
+                self._begin_measuring(effect)
             case GiveBack(arrival=arrival):
                 self.arrivals.pop(arrival).release()
             case SaveShard(version=version):
@@ -186,6 +191,7 @@ class SimulatedServer:
         arrivals = [self.arrivals[number] for number in effect.arrivals]
         lives = {sender: one.life for sender, one in zip(effect.contributors, arrivals, strict=False)}
         gradients = oracle.gradients_of(effect, lives)
+        oracle.check_scale(effect)
         given_by = tuple(gradient.worker for gradient in gradients)
         if effect.contributors != given_by:
             raise Violation(
@@ -207,6 +213,14 @@ class SimulatedServer:
         begins, ends = self._store_time(effect)
         around.after(self.task, begins - around.agenda.now, lambda: self._at_work(effect))
         around.after(self.task, ends - around.agenda.now, lambda: self._end_apply(effect, taken, gradients, tag))
+
+    def _begin_measuring(self, effect: Measure) -> None:
+        """The gradients are kept; one that is replaced meanwhile gives a norm that nobody takes."""
+        tags = [self.arrivals[number].cell.whole() for number in effect.arrivals]
+        norm = norm_of(tag for tag in tags if isinstance(tag, GradientTag))
+        measured = BucketMeasured(effect.bucket, effect.attempt, norm)
+        seconds = self._seconds(self._around.scenario.training.apply)
+        self._around.after(self.task, seconds, lambda: self._around.handle(self.task, measured))
 
     def _next_number(self, effect: Apply, gradients: tuple[GradientTag, ...]) -> int:
         """The next version of this bucket, if the run tracks numbers; this advances the optimizer's state."""

@@ -17,6 +17,7 @@ class Rule(StrEnum):
     APPLIED_TWICE = "a step that is applied twice"
     WRONG_RATES = "rates that are not the chief's"
     WRONG_GRADIENTS = "an update of other gradients than it must be made of"
+    WRONG_SCALE = "an update that is clipped by another scale than the step's"
     DECISION_CHANGED = "a decision that is taken back"
     EARLY_COMMIT = "an early commit"
     COMMIT_TAKEN_BACK = "a commit that is taken back"

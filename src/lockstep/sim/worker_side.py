@@ -8,7 +8,15 @@ from functools import partial
 
 from lockstep.protocol.core.activity import Doing
 from lockstep.protocol.core.calls import OUTSIDE_LOOPS
-from lockstep.protocol.core.effects import BecameMember, CallAnswered, Effect, SendGradient, SendPull, VersionReady
+from lockstep.protocol.core.effects import (
+    BecameMember,
+    CallAnswered,
+    Effect,
+    NormKnown,
+    SendGradient,
+    SendPull,
+    VersionReady,
+)
 from lockstep.protocol.core.events import (
     Calling,
     Finished,
@@ -23,6 +31,7 @@ from lockstep.protocol.core.events import (
 from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, JobId, Step, TaskId
 from lockstep.protocol.core.messages import CallMade, CallPlace, GroupRates, Layout, ParameterEntry, Pull
 from lockstep.protocol.core.plan import Plan
+from lockstep.sim.clipping import CLIP, questions_in
 from lockstep.sim.context import SimulationContext, own_ticket, ticket_for
 from lockstep.sim.memory import Cell, VersionTag
 from lockstep.sim.network_faults import Chance
@@ -53,6 +62,9 @@ class SimulatedWorker:
         self._counts: Counter[int] = Counter()
         """How many buckets are at each version."""
         self._editions: dict[BucketId, int] = {}
+        self._asked = 0
+        """How often it has asked for the norm of this step, and without which buckets."""
+        self._absent: frozenset[BucketId] = frozenset()
         self._reading: dict[BucketId, Cell] = {}
         self._lent: dict[BucketId, LentCell | None] = {}
         """Buckets that are read where this task's own share has them."""
@@ -82,6 +94,8 @@ class SimulatedWorker:
                 self._on_version_ready(effect)
             case CallAnswered():
                 self._on_answered(effect)
+            case NormKnown():
+                self._on_norm(effect)
             case _:
                 raise TypeError(f"a worker does not carry out {effect}")
 
@@ -259,7 +273,8 @@ class SimulatedWorker:
             filled += [bucket for bucket in filled if self._chance(profile.edit_chance)]
         self._oracle.step_planned(self.task, self.step, absent)
         self._around.handle(self.task, StepBegun(self.step, self._rates_to_say(at_seal=False)))
-        backward = partial(self._produce, self._ordered(filled), lambda: self._seal(absent))
+        self._asked = 0
+        backward = partial(self._produce, self._ordered(filled), lambda: self._ask_or_seal(absent))
         self._hold_up(lambda: self._call(CallPlace(1, self.step, 0), backward))
 
     def _hold_up(self, then: Callable[[], None]) -> None:
@@ -328,6 +343,28 @@ class SimulatedWorker:
         if (lent := self._lent.pop(bucket, None)) is not None:
             lent.release()
 
+    # -- clipping --
+
+    def _ask_or_seal(self, absent: frozenset[BucketId]) -> None:
+        """Ask for the norm of the mean as often as this step does; the answer to the last question is not awaited."""
+        questions = questions_in(self._around.scenario, self.step)
+        if self._asked == questions:
+            self._seal(absent)
+            return
+        self._asked += 1
+        self._absent = absent
+        asking = Sealed(self.step, tuple(sorted(absent)), (), clip=(CLIP,), asks=True, state=None)
+        self._around.handle(self.task, asking)
+        if self._asked == questions:
+            self._seal(absent)
+
+    def _on_norm(self, effect: NormKnown) -> None:
+        """Before it asks again, it edits what it has."""
+        if effect.step != self.step or self._asked >= questions_in(self._around.scenario, self.step):
+            return
+        again, absent = list(self._editions), self._absent
+        self._produce([bucket for bucket in again if bucket not in absent], lambda: self._ask_or_seal(absent))
+
     def _seal(self, absent: frozenset[BucketId]) -> None:
         around = self._around
         void = around.scenario.mode.seals and self._chance(around.scenario.training.void_chance)
@@ -337,7 +374,8 @@ class SimulatedWorker:
             self._stop_reading(bucket)
         rates = self._rates_to_say(at_seal=True)
         self.doing = (Doing.WAITING.value, around.agenda.now)
-        sealed = Sealed(self.step, tuple(sorted(absent)), rates, void=void, state=self._next_state())
+        clip = (CLIP,) if self._asked else ()
+        sealed = Sealed(self.step, tuple(sorted(absent)), rates, void=void, state=self._next_state(), clip=clip)
         around.handle(self.task, sealed)
         if around.scenario.training.calls and around.scenario.mode.seals:
             self._call(CallPlace(1, self.step, 1), self._begin_if_held)

@@ -20,6 +20,7 @@ from lockstep.protocol.core.effects import (
     CallAnswered,
     Effect,
     JobEnded,
+    NormKnown,
     PeerLeaves,
     Send,
     SendGradient,
@@ -308,7 +309,7 @@ class World:
                 self._missing[name] = tuple(one.task for one in missing)
             case JobEnded():
                 self._end(task, effect)
-            case SendPull() | SendGradient() | VersionReady() | CallAnswered():
+            case SendPull() | SendGradient() | VersionReady() | CallAnswered() | NormKnown():
                 assert task.worker is not None
                 task.worker.carry_out(effect)
             case _:

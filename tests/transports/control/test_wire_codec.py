@@ -59,6 +59,8 @@ def values_of(owner: type, name: str, hint: Any) -> st.SearchStrategy[Any]:
     if hint is int:
         return UNSIGNED_64 if name in bounds.ANY_64_BITS else st.integers(*bounds.WHOLE[name])
     if hint is float:
+        if name in bounds.MAY_BE_INFINITE:
+            return st.floats(allow_nan=False)
         most = min(bounds.FRACTIONS[name], sys.float_info.max)
         return st.floats(-most, most)
     if bounds.must_name_a_task(owner.__name__, name):

@@ -15,6 +15,7 @@ from lockstep.benchmark.data.names import NAMES
 from lockstep.benchmark.models.catalogue import IMAGENET, find_entry, is_external, known_dataset
 from lockstep.benchmark.settings.features import DataConfig, EvaluationConfig, PrecisionConfig, ScheduleConfig
 from lockstep.protocol.coordinator.recovery import LossPolicy, RecoveryRules
+from lockstep.protocol.core.endings import ON_NAN_PARAMETERS
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.messages import Setting
 from lockstep.protocol.core.setting_names import LOCKSTEP_VERSION, SEED, SERVERS, TORCH_VERSION, WORKERS
@@ -190,6 +191,7 @@ class BenchConfig:
     model: str = "trivial"
     data_name: str = IMAGENET
     seed: int = 1234
+    on_nan_parameters: str = ON_NAN_PARAMETERS[0]
     run: RunLength = field(default_factory=RunLength)
     exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
     devices: DeviceConfig = field(default_factory=DeviceConfig)

@@ -90,6 +90,11 @@ class BenchJob:
         self._last: tuple[Tensor, Tensor] | None = None
         self.last_batch: Batch | None = None
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this is worker 0."""
+        return self._worker_index == 0
+
     def begin_at(self, step: int, state: bytes = b"") -> None:
         """Start at this step, with the state that this worker had before it. Call it before requesting a batch."""
         self.first_step = step

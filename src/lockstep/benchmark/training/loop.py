@@ -23,6 +23,7 @@ from lockstep.benchmark.outputs.observers import RunObserver, StepFacts
 from lockstep.benchmark.training.evaluation import Evaluation
 from lockstep.benchmark.training.job import BenchJob
 from lockstep.benchmark.training.updates import Updates
+from lockstep.training.parameter_watch import NotFiniteParameter, ParametersNotFinite, ParameterWatch
 
 Emit = Callable[[str], None]
 
@@ -72,6 +73,7 @@ class _Loop:
         self._loss = float("nan")
         self._evaluation: Evaluation | None = None
         self._accuracy: Accuracy | None = None
+        self._watch = parameter_watch(job)
         if job.config.evaluation.during_training:
             self._evaluation = Evaluation(job.config, job.device, job.memory_format)
 
@@ -111,6 +113,7 @@ class _Loop:
         self._updates.settle()
         _finish_device(job.device)
         seconds = time.perf_counter() - started - evaluating
+        self._judge(self._watch.look_now(self._run.num_warmup_batches + number - 1))
         return self._total(number, number - done, seconds)
 
     def _loss_of_report(self, loss: Tensor) -> float:
@@ -127,9 +130,18 @@ class _Loop:
         with during("forward and backward", step):
             loss = job.forward_only(batches) if self._run.forward_only else job.forward_and_backward(batches)
         self._observer.gradients(job, step)
+        self._judge(self._watch.look(step - 1))
         with during("update", step):
             self._updates.end()
         return loss
+
+    def _judge(self, found: NotFiniteParameter | None) -> None:
+        """End the run, or say it once."""
+        if found is None:
+            return
+        if self._job.config.on_nan_parameters == "stop":
+            raise ParametersNotFinite(f"stopped the run: {found}; lower --init_learning_rate")
+        self._emit(f"{found}; the run goes on, since --on_nan_parameters is report")
 
     def _report(self, number: int, step: int) -> None:
         speed = step_speed(self._job.worker_batch, self._times, self._output.display_perf_ewma)
@@ -165,6 +177,12 @@ class _Loop:
             self._emit(line)
         self._observer.finished(total, self._run.num_warmup_batches + number)
         return BenchResult(workers, steps, seconds / max(1, steps), total, self._loss, self._accuracy)
+
+
+def parameter_watch(job: BenchJob) -> ParameterWatch:
+    """Of the first worker: all of them have the same parameters."""
+    named = [(one.name, one.parameter) for one in job.trained]
+    return ParameterWatch(named if job.is_first and not job.config.run.forward_only else [])
 
 
 def _finish_device(device: torch.device) -> None:

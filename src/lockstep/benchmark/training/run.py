@@ -34,6 +34,7 @@ from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.bucket_size import fitting_bucket_bytes
 from lockstep.training.export import write_final_parameters
+from lockstep.training.parameter_watch import ParametersNotFinite
 from lockstep.training.ranks.group import CollectiveLost, WorkerGroup
 from lockstep.training.server.piece_pool import fitting_helpers
 from lockstep.training.server.shard_store import TorchShardStore
@@ -113,7 +114,7 @@ def _told_to_all(node: Node) -> Iterator[None]:
         yield
     except JobEndedError:
         raise
-    except (BadData, CollectiveLost) as error:
+    except (BadData, CollectiveLost, ParametersNotFinite) as error:
         node.fail(own_error(str(error)))
         raise
     except Exception as error:

@@ -87,6 +87,7 @@ def build_config(line: CommandLine) -> BenchConfig:
         model=values.text("model"),
         data_name=values.text("data_name"),
         seed=values.whole("seed"),
+        on_nan_parameters=values.text("on_nan_parameters"),
         run=RunLength(
             batch_size=values.whole("batch_size"),
             num_batches=values.whole("num_batches"),

@@ -41,6 +41,10 @@ def missing(kind: WaitKind, on: str, step: int, bucket: int, names: Sequence[str
             return f"{task} to apply step {step}"
         case WaitKind.STATE:
             return f"{task}'s state before step {step + 1}"
+        case WaitKind.NORM if _is_worker(on):
+            return f"{task} to clip the gradients of step {step}"
+        case WaitKind.NORM:
+            return f"the norm of the mean gradient of step {step} from {task}"
         case WaitKind.CONNECTION:
             return f"a connection to {task}"
         case WaitKind.JOINING:

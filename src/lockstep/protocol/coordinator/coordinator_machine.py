@@ -42,6 +42,7 @@ from lockstep.protocol.core.messages import (
     LocalState,
     Lost,
     MissingTask,
+    PartialNorm,
     Refused,
     Roster,
     Saved,
@@ -106,6 +107,8 @@ class CoordinatorMachine(RunningJob):
                 return [] if written is None else [written]
             case Lost():
                 return self._on_lost(message, now)
+            case PartialNorm():
+                return self._on_partial_norm(event.peer, message, now)
             case Seal():
                 return self._on_seal(event.peer, message, now)
             case Failed():
@@ -262,6 +265,11 @@ class CoordinatorMachine(RunningJob):
             if not self.losses.is_away(task)
         ]
         found += self.calls.waits(here, self.losses.active(), step)
+        since, state = self.norms.since, phrases.norm_measured_elsewhere()
+        found += [
+            Wait(here, task, WaitKind.NORM, self.norms.step, since, since + REPEAT_SECONDS, state)
+            for task in self.norms.missing(self._measuring_homes(), self.losses.change)
+        ]
         return found + self.losses.waits(here, step)
 
     def snapshot(self) -> dict[str, object]:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from lockstep.protocol import phrases
 from lockstep.protocol.coordinator.calls import CallConflict, Calls
 from lockstep.protocol.coordinator.losses import Losses
+from lockstep.protocol.coordinator.norms import Norms
 from lockstep.protocol.coordinator.recovery import Beginning, LocalStates, RecoveryRules
 from lockstep.protocol.coordinator.saving import Saving
 from lockstep.protocol.core.causes import Cause, Reason
@@ -43,8 +44,10 @@ from lockstep.protocol.core.messages import (
     Lost,
     Member,
     MissingTask,
+    PartialNorm,
     Roster,
     Seal,
+    TotalNorm,
     View,
 )
 from lockstep.protocol.core.timing import REPEAT_SECONDS
@@ -92,6 +95,7 @@ class RunningJob:
         self.saving = Saving(self.rules, shape.savers, start, now)
         self.losses = Losses(self.rules, shape)
         self.calls = Calls(keeps=self.rules.takes_back)
+        self.norms = Norms()
         self.leavers = Leavers()
         self.shutdown: Shutdown | None = None
         self._number = 0
@@ -149,7 +153,7 @@ class RunningJob:
             return [*known, Send(peer, self.decision)] if self.decision.step > self.committed else known
         self._applied[peer] = max(self._applied[peer], message.step)
         self._applied_since = now
-        return self._commit_if_complete(now)
+        return self._decide_norm(now) + self._commit_if_complete(now)
 
     def _on_state(self, peer: TaskId, state: LocalState, now: float) -> list[Effect]:
         if peer not in self.shape.worker_ids() or state.step <= self.committed or not self.states.note(peer, state):
@@ -165,6 +169,7 @@ class RunningJob:
             self.committed = complete if complete == NOTHING_TO_APPLY else self.committed + 1
             self._journal.record(now, Happening.COMMITTED, self.committed)
             self.states.forget_before(self.committed + 1)
+            self.norms.forget_before(self.committed + 1)
             effects += self._take_back_the_waiting(now)
             if self.saving.is_due(self.committed + 1, now, possible=self._can_begin_with(self.committed + 1)):
                 self._begin_saving(now)
@@ -199,8 +204,34 @@ class RunningJob:
         save = self.saving.version == self.committed + 1 and self.saving.lacks(server)
         return Commit(self.committed, save, self.losses.change, self.losses.contributors())
 
+    # -- the norm of a step's mean --
+
+    def _on_partial_norm(self, peer: TaskId, part: PartialNorm, now: float) -> list[Effect]:
+        known = self.norms.answer(part.step, part.number)
+        if known is not None:
+            return [Send(peer, known)]
+        if part.step > self.committed:
+            self.norms.note(peer, part, now)
+        return self._decide_norm(now)
+
+    def _decide_norm(self, now: float) -> list[Effect]:
+        total = self.norms.decide(self._measuring_homes(), self.losses.change)
+        if total is None:
+            return []
+        self._journal.record(now, Happening.MEASURED, total.step)
+        told = [*self.shape.homes, *(task for task in self.losses.active() if not self.losses.is_away(task))]
+        return [Send(task, total) for task in told]
+
+    def _measuring_homes(self) -> list[TaskId]:
+        """Without those that hold no bucket."""
+        return [home for home, applied in self._applied.items() if applied != NOTHING_TO_APPLY]
+
     def _on_seal(self, peer: TaskId, seal: Seal, now: float) -> list[Effect]:
-        """The first workers that seal a step make it. This is decided once, for all servers."""
+        """A worker that asks for a norm which is known, or does not hear it, is told. And where not all workers make
+        a step: the first ones that seal it do. This is decided once, for all servers."""
+        known: TotalNorm | None = self.norms.answer(seal.step, seal.number) if seal.asks else None
+        if known is not None:
+            return [Send(peer, known)]
         if self.aggregate is None or seal.step <= self.decision.step:
             return []
         self._sealed[peer] = seal.step

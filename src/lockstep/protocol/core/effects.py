@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from lockstep.protocol.core.causes import NO_REASON, Reason
@@ -96,6 +97,31 @@ class Apply:
     to_slot: int
     without: tuple[int, ...] = ()
     values: bool = False
+    scale: float = 1.0
+    """The mean is multiplied by this: it is clipped by its norm. 1: it is not."""
+    limit: float = math.inf
+    """The mean is clipped to this value, element by element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Find the norm of the mean of these gradients, which are kept; ``BucketMeasured`` follows."""
+
+    step: Step
+    bucket: BucketId
+    arrivals: tuple[int, ...]
+    replicas: int
+    norm_type: float
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class NormKnown:
+    """The norm of the mean of ``step`` that this worker's training loop asked for, with its question ``number``."""
+
+    step: Step
+    number: int
+    norm: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +239,8 @@ Effect = (
     | Prepare
     | GrantRegion
     | Apply
+    | Measure
+    | NormKnown
     | GiveBack
     | Serve
     | Answered

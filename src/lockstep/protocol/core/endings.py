@@ -69,6 +69,9 @@ def _that_end(when: Ends) -> frozenset[Cause]:
     return frozenset(cause for cause, ends in ENDS.items() if ends is when)
 
 
+ON_NAN_PARAMETERS = ("stop", "report")
+"""What a job does when a parameter contains NaN or infinity: it ends, or says so once and goes on."""
+
 CANNOT_HEAL = _that_end(Ends.AT_ONCE)
 WARNINGS = _that_end(Ends.NEVER)
 NOTICED = WARNINGS | _that_end(Ends.AFTER_USER_CODE)

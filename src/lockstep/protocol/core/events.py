@@ -8,7 +8,7 @@ from enum import StrEnum
 from lockstep.protocol.core.causes import Reason
 from lockstep.protocol.core.ids import BucketId, Incarnation, Step, TaskId
 from lockstep.protocol.core.leaving import Departure
-from lockstep.protocol.core.messages import CallMade, GroupRates, Layout, Message, MissingTask, Question, Saved
+from lockstep.protocol.core.messages import CallMade, Clip, GroupRates, Layout, Message, MissingTask, Question, Saved
 from lockstep.protocol.core.plan import Plan
 
 
@@ -133,6 +133,8 @@ class Sealed:
     values: bool = False
     occasion: str = ""
     state: bytes | None = b""
+    clip: tuple[Clip, ...] = ()
+    asks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +192,15 @@ class BucketApplied:
 
 
 @dataclass(frozen=True, slots=True)
+class BucketMeasured:
+    """The store knows the norm of the mean of ``bucket``, as the ``attempt`` of this number asked for it."""
+
+    bucket: BucketId
+    attempt: int
+    norm: float
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """This task cannot continue, and why; ``culprit`` is the task that failed."""
 
@@ -244,6 +255,7 @@ Event = (
     | CheckpointWritten
     | Finished
     | BucketApplied
+    | BucketMeasured
     | Broken
     | Searched
     | SignalCame

@@ -24,6 +24,7 @@ class Happening(StrEnum):
     SENT = "sent"
     DROPPED = "dropped"
     SEALED = "sealed"
+    MEASURED = "measured"
     OPENED = "opened"
     COMMITTED = "committed"
     JOINED = "joined"
@@ -62,6 +63,7 @@ PROGRESS = frozenset(
         Happening.CONSUMED,
         Happening.SENT,
         Happening.SEALED,
+        Happening.MEASURED,
         Happening.COMMITTED,
         Happening.JOINED,
         Happening.VIEW,

@@ -225,14 +225,30 @@ class Edition:
 
 
 @dataclass(frozen=True, slots=True)
+class Clip:
+    """How the mean of a step is clipped before the optimizers get it: to this norm of all of it together (1, 2, inf),
+    or, where ``norm_type`` is 0, each element to this value."""
+
+    limit: float
+    norm_type: float = 0.0
+
+    @property
+    def by_norm(self) -> bool:
+        return self.norm_type > 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Seal:
     """Worker to server: my gradients of ``step`` are final; the buckets of ``absent`` have none.
 
-    Buckets that are not in ``editions`` count in their first edition, number 0. ``without`` are parameters (numbers of
-    the plan) that have no gradient although their bucket has one; there it is zero. ``void``: no worker's gradients
-    of this step may be applied (this worker found infinity in its own). ``values``: the chief's buckets are not
-    gradients but the next parameters themselves. ``occasion`` names what the worker was doing; it must be the same on
-    all workers.
+    Buckets that are not in ``editions`` count in their first edition, 0; that of an absent bucket was taken back.
+    ``without`` are parameters (numbers of the plan) that have no gradient although their bucket has one; there it is
+    zero. ``void``: no worker's gradients of this step may be applied (this worker found infinity in its own).
+    ``values``: the chief's buckets are not gradients but the next parameters themselves. ``occasion`` names what the
+    worker was doing; it must be the same on all workers.
+
+    ``clip``: the mean is clipped (one at most). ``asks``: the gradients are not final, the worker only wants to know
+    the norm of their mean now; a final seal, or another question, follows. ``number`` counts the questions of the step.
     """
 
     step: Step
@@ -242,6 +258,43 @@ class Seal:
     void: bool = False
     values: bool = False
     occasion: str = ""
+    clip: tuple[Clip, ...] = ()
+    asks: bool = False
+    number: int = 0
+
+    @property
+    def order(self) -> tuple[int, bool]:
+        """A worker's seals of one step in the order in which it made them; messages may overtake each other."""
+        return self.number, not self.asks
+
+    @property
+    def norm_clip(self) -> Clip | None:
+        """How the mean is clipped, if that takes its norm."""
+        return next((clip for clip in self.clip if clip.by_norm), None)
+
+
+@dataclass(frozen=True, slots=True)
+class PartialNorm:
+    """Server to coordinator: the norm of my part of the mean of ``step``, as the workers' question ``number`` means it.
+
+    ``change``: of the contributors (``Commit``) that the mean was made of.
+    """
+
+    step: Step
+    number: int
+    clip: Clip
+    change: int
+    norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class TotalNorm:
+    """Coordinator to all: the norm of the whole mean of ``step``, and what every server multiplies its part by."""
+
+    step: Step
+    number: int
+    norm: float
+    scale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,6 +532,8 @@ Message = (
     | CallMade
     | CallOpen
     | CallComplete
+    | PartialNorm
+    | TotalNorm
 )
 
 

@@ -35,6 +35,7 @@ from lockstep.protocol.core.messages import (
     Lost,
     Message,
     Open,
+    PartialNorm,
     Printed,
     Pull,
     Question,
@@ -44,6 +45,7 @@ from lockstep.protocol.core.messages import (
     Roster,
     Saved,
     Seal,
+    TotalNorm,
     View,
 )
 
@@ -62,11 +64,13 @@ class Speaker(Enum):
 
 SPEAKERS: Final = MappingProxyType[type[Message], Speaker](
     {
-        **dict.fromkeys((Commit, Contributors, End, Left, Printed, Refused, Report, Roster, View), Speaker.COORDINATOR),
+        **dict.fromkeys(
+            (Commit, Contributors, End, Left, Printed, Refused, Report, Roster, TotalNorm, View), Speaker.COORDINATOR
+        ),
         **dict.fromkeys((CallComplete, CallOpen), Speaker.COORDINATOR),
         # Of the rates of all workers, servers take the chief's (``ServerMachine._on_rates``).
         **dict.fromkeys((CallMade, Done, Layout, LocalState, Pull, Question, Rates, Seal), Speaker.WORKER),
-        **dict.fromkeys((Answer, Applied, Grant, Open, Saved), Speaker.HOME),
+        **dict.fromkeys((Answer, Applied, Grant, Open, PartialNorm, Saved), Speaker.HOME),
         **dict.fromkeys((Failed, Heartbeat, Join, Leaving, Lost), Speaker.ANY),
         **dict.fromkeys((Description, Hello), Speaker.NOBODY),
     }

@@ -34,6 +34,8 @@ class WaitKind(StrEnum):
     """A server's part of a checkpoint."""
     RETURN = "return"
     """A worker that was lost."""
+    NORM = "norm"
+    """The norm of a step's mean gradient, or a part of it."""
     ANSWER = "answer"
     """The answer to a question outside of the steps."""
     CALL = "call"

@@ -55,6 +55,12 @@ def sealed_edition(seal: Seal | None, step: Step, bucket: BucketId) -> int | Non
     return next((e.edition for e in seal.editions if e.bucket == bucket), 0)
 
 
+def newest_edition(seal: Seal, bucket: BucketId) -> int:
+    """The newest edition that its worker had made when it sealed; -1 if none. It may be one that was taken back."""
+    made = next((e.edition for e in seal.editions if e.bucket == bucket), -1)
+    return made if bucket in seal.absent else max(made, 0)
+
+
 @dataclass(slots=True)
 class Ledger:
     """What has arrived for one bucket in its current step, by sender and never anonymously."""

@@ -3,8 +3,8 @@
 Each bucket of the shard is at a version *v* and collects the gradients of step *v*::
 
     COLLECTING  not every contributor's gradient is here
-    COMPLETE    all are here; applying waits for the rates, the seals, the commit of the step before, or for a reader of
-                the slot that the next version will overwrite
+    COMPLETE    all are here; applying waits for the rates, the seals, the norm (``measuring.py``), the commit of the
+                step before, or for a reader of the slot that the next version will overwrite
     APPLYING    the store reduces and updates, out of place
 
 and back to COLLECTING at version *v+1*. The store has two slots per bucket: version *v* stays readable in one while
@@ -16,11 +16,14 @@ Versions start at -1: the chief's initial parameters travel as its gradient of s
 
 from __future__ import annotations
 
+from math import inf
+
 from lockstep.protocol import phrases
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.effects import Apply, Effect, GiveBack, GrantRegion, Prepare, Send, Serve
 from lockstep.protocol.core.events import (
     BucketApplied,
+    BucketMeasured,
     Event,
     GradientArrived,
     LinkLost,
@@ -56,6 +59,7 @@ from lockstep.protocol.core.messages import (
     Question,
     Rates,
     Seal,
+    TotalNorm,
 )
 from lockstep.protocol.core.plan import first_difference, first_untrained_difference
 from lockstep.protocol.core.timing import REPEAT_SECONDS
@@ -67,12 +71,13 @@ from lockstep.protocol.server.ledger import (
     ServedBucketState,
     ServedBucketTrigger,
     WorkerSide,
+    newest_edition,
     sealed_edition,
 )
-from lockstep.protocol.server.shard import Shard
+from lockstep.protocol.server.measuring import MeasuringShard
 
 
-class ServerMachine(Shard):
+class ServerMachine(MeasuringShard):
     """One server's shard in synchronous training."""
 
     def __init__(
@@ -112,6 +117,8 @@ class ServerMachine(Shard):
                 return self._on_transfer_ended(event, now)
             case BucketApplied():
                 return self._on_bucket_applied(event, now)
+            case BucketMeasured():
+                return self._on_bucket_measured(event, now)
             case Received():
                 return self._on_received(event, now)
             case LinkUp():
@@ -133,6 +140,8 @@ class ServerMachine(Shard):
             return self._on_commit(event, message, now)
         if isinstance(message, Contributors):
             return self._on_contributors(event, message, now)
+        if isinstance(message, TotalNorm):
+            return self._on_total_norm(event, message, now)
         side = self._workers.get(event.peer)
         if side is None or event.incarnation != side.incarnation:
             return []
@@ -267,7 +276,7 @@ class ServerMachine(Shard):
         ledger.arrived[event.peer] = Arrival(event.edition, event.arrival)
         self._workers[event.peer].since = now
         self._journal.record(now, Happening.ARRIVED, event.step, event.bucket, event.peer)
-        return effects + self._apply_if_possible(ledger, now)
+        return effects + self._measure_if_asked(now) + self._apply_if_possible(ledger, now)
 
     def _drop(self, sender: TaskId, step: Step, bucket: BucketId, why: str, now: float) -> None:
         self.dropped[sender] = self.dropped.get(sender, 0) + 1
@@ -275,6 +284,8 @@ class ServerMachine(Shard):
 
     def _give_back(self, ledger: Ledger, sender: TaskId) -> list[Effect]:
         """What this sender delivered before is replaced."""
+        if sender in ledger.arrived and ledger.version == self.step:
+            self._norm.forget()
         former = ledger.arrived.get(sender, NO_GRADIENT)
         return [] if former is NO_GRADIENT else [GiveBack(former.number)]
 
@@ -294,37 +305,37 @@ class ServerMachine(Shard):
         if known is not None and known.edition >= event.edition:
             return "a duplicate"
         final = sealed_edition(side.seal, event.step, event.bucket)
+        # One that has only asked for a norm may begin the step anew, and its gradients may be here before its word.
+        seal = side.seal
+        if final is not None and seal is not None and seal.asks and event.edition > newest_edition(seal, event.bucket):
+            return None
         if final is not None and event.edition != final:
             return f"edition {event.edition}; edition {final} was sealed"
         return None
 
     def _on_seal(self, side: WorkerSide, seal: Seal, now: float) -> list[Effect]:
-        if seal.step != self.step or side.seal == seal:
+        known = side.seal
+        if seal.step != self.step or (known is not None and known.step == seal.step and known.order >= seal.order):
             return []
         side.seal = seal
         self._journal.record(now, Happening.SEALED, seal.step, peer=side.id)
-        effects = self._refuse_other_occasion(side, seal, now)
+        self._note_clip(seal, now)
+        refusal = self._why_not_with(side, seal)
+        effects = [] if refusal is None else self._break(side.id, refusal, now)
         if not self.contributes(side.id, seal.step):
             return effects
         for ledger in self._ledgers.values():
             if ledger.version == seal.step and ledger.state is not ServedBucketState.APPLYING:
                 effects += self._keep_only_sealed(ledger, side)
-        return effects + self._apply_all_possible(now)
-
-    def _refuse_other_occasion(self, side: WorkerSide, seal: Seal, now: float) -> list[Effect]:
-        """Gradients of two optimizers, or of two places in the program, must not be averaged."""
-        for other in self._workers.values():
-            known = other.seal
-            if known is not None and known.step == seal.step and known.occasion != seal.occasion:
-                text = phrases.other_calls(seal.step, seal.occasion, other.id, known.occasion)
-                return self._break(side.id, Reason(Cause.OUT_OF_STEP, text, peer=str(other.id)), now)
-        return []
+        return effects + self._measure_if_asked(now) + self._apply_all_possible(now)
 
     def _keep_only_sealed(self, ledger: Ledger, side: WorkerSide) -> list[Effect]:
         """A replaced edition goes back at once: its sender may need that memory to send the final one."""
         final = sealed_edition(side.seal, ledger.version, ledger.bucket)
         known = ledger.arrived.get(side.id)
         if final == NO_GRADIENT.edition:
+            if known is NO_GRADIENT:
+                return []
             effects = self._give_back(ledger, side.id)
             ledger.arrived[side.id] = NO_GRADIENT
             return effects
@@ -381,14 +392,13 @@ class ServerMachine(Shard):
         values = any(seal.values for seal in self._known_seals(members, step))
         replicas = 1 if self.summed or values else len(members)
         without = self._without_gradient(seals, ledger)
-        return [Apply(step, ledger.bucket, giving, arrivals, replicas, rates, *slots, without, values)]
+        scale = self._scale(seals, step)
+        limit = min((clip.limit for seal in seals for clip in seal.clip if not clip.by_norm), default=inf)
+        return [Apply(step, ledger.bucket, giving, arrivals, replicas, rates, *slots, without, values, scale, limit)]
 
     def _seals_of(self, members: tuple[TaskId, ...], step: Step) -> list[Seal]:
         """What all contributors have sealed; nothing where buckets are applied before the seals."""
         return [] if self.eager or step == INITIAL_STEP else self._known_seals(members, step)
-
-    def _known_seals(self, members: tuple[TaskId, ...], step: Step) -> list[Seal]:
-        return [seal for m in members if (seal := self._workers[m].seal) is not None and seal.step == step]
 
     def _without_gradient(self, seals: list[Seal], ledger: Ledger) -> tuple[int, ...]:
         """The parameters that have no gradient on any worker; empty where the whole bucket is absent."""
@@ -426,10 +436,9 @@ class ServerMachine(Shard):
 
     def _sealed(self, ledger: Ledger) -> bool:
         """Every contributor has sealed the step, and what it sealed is what is here."""
-        return all(
-            ledger.arrived[member].edition == sealed_edition(self._workers[member].seal, ledger.version, ledger.bucket)
-            for member in self.contributors(ledger.version)
-        )
+        step = ledger.version
+        asking = any(seal.asks for seal in self._known_seals(self.contributors(step), step))
+        return not asking and self._as_sealed(ledger) and self._scale_is_known(step)
 
     def _on_bucket_applied(self, event: BucketApplied, now: float) -> list[Effect]:
         ledger = self._ledgers[event.bucket]
@@ -462,6 +471,13 @@ class ServerMachine(Shard):
 
     # -- the coordinator --
 
+    def _on_total_norm(self, event: Received, total: TotalNorm, now: float) -> list[Effect]:
+        ours = (self.shape.coordinator, self._coordinator)
+        if (event.peer, event.incarnation) != ours or not self._norm.decide(total):
+            return []
+        self._journal.record(now, Happening.MEASURED, total.step, peer=event.peer)
+        return self._apply_all_possible(now)
+
     def _on_commit(self, event: Received, commit: Commit, now: float) -> list[Effect]:
         ours = (self.shape.coordinator, self._coordinator)
         if (event.peer, event.incarnation) != ours:
@@ -492,7 +508,8 @@ class ServerMachine(Shard):
         for side in self._workers.values():
             if side.granted and side.id in self._everybody and side.id not in before:
                 effects.append(self._open(side, now))
-        return effects + self._apply_all_possible(now)
+        self._norm.forget()
+        return effects + self._measure_if_asked(now) + self._apply_all_possible(now)
 
     # -- the end, and time --
 

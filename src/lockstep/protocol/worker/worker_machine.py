@@ -48,6 +48,7 @@ from lockstep.protocol.core.messages import (
     Open,
     Rates,
     Seal,
+    TotalNorm,
 )
 from lockstep.protocol.core.plan import Plan
 from lockstep.protocol.core.timing import REPEAT_SECONDS, RESEND_SECONDS
@@ -59,6 +60,7 @@ from lockstep.protocol.worker.holdings import (
     HeldBucketTrigger,
     ServerSide,
 )
+from lockstep.protocol.worker.norm_questions import NormQuestions
 from lockstep.protocol.worker.questions import Questions
 
 
@@ -84,6 +86,7 @@ class WorkerMachine:
         self.eager = eager
         self.may_lag = may_lag
         self.questions = Questions()
+        self.norms = NormQuestions(shape.coordinator)
         self.step: Step = INITIAL_STEP
         self._journal = journal
         self._layout: Layout | None = None
@@ -162,6 +165,7 @@ class WorkerMachine:
         # The rates of this step may come only with its seal; until then there are none, not those of the step before.
         self._rates = ()
         self._seal.clear()
+        self.norms.number = 0
         for bucket in self._buckets:
             bucket.edition = -1
         effects: list[Effect] = []
@@ -195,10 +199,14 @@ class WorkerMachine:
         if event.step != self.step:
             raise LocalProtocolError(f"{self.task} sealed step {event.step} in step {self.step}")
         absent = set(event.absent)
+        if event.asks:
+            return self._ask_norm(event, absent, now)
         for bucket in self._buckets:
             if bucket.id in absent and bucket.version == event.step:
                 self._refuse_change(bucket, "taken back")
                 bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.SKIP)
+        if self.norms.number and not any(clip.by_norm for clip in event.clip):
+            self.norms.number += 1  # the question was given up: this is not the step that it was about
         effects: list[Effect] = []
         if event.rates:
             effects += self._send_rates(event.rates)
@@ -208,6 +216,14 @@ class WorkerMachine:
         if self._tells_state and event.state is not None:
             effects += self._tell_state(LocalState(event.step + 1, event.state))
         return effects + self._ask_for(max(self.step + 1, self._newest_open()), now)
+
+    def _ask_norm(self, event: Sealed, absent: set[BucketId], now: float) -> list[Effect]:
+        """The training loop wants to know the norm of the mean of what has been produced."""
+        self.norms.number += 1
+        effects = self._send_seals(event, absent)
+        self._journal.record(now, Happening.REQUESTED, event.step, cause="the norm of the mean")
+        self.norms.ask(self._seal[self._coordinator], now)
+        return effects
 
     def _on_state_taken(self, event: StateTaken) -> list[Effect]:
         if event.step > self.step + 1:
@@ -231,11 +247,15 @@ class WorkerMachine:
             self._seal[peer.id] = Seal(
                 self.step,
                 tuple(b.id for b in peer.buckets if b.id in absent),
-                tuple(Edition(b.id, b.edition) for b in peer.buckets if b.edition > 0),
+                # A bucket that was taken back may be on its way, and may be produced anew after a question.
+                tuple(Edition(b.id, b.edition) for b in peer.buckets if b.edition > (-1 if b.id in absent else 0)),
                 event.without,
                 event.void,
                 event.values,
                 event.occasion,
+                event.clip,
+                event.asks,
+                self.norms.number,
             )
         return [Send(peer.id, self._seal[peer.id]) for peer in self._servers.values() if peer.linked]
 
@@ -333,6 +353,8 @@ class WorkerMachine:
                 return self._start_all(peer, now)
             case Answer() as answer:
                 return self.questions.on_answer(event.peer, answer)
+            case TotalNorm() as total:
+                return self.norms.on_total(total)
             case _:
                 return []
 
@@ -399,6 +421,7 @@ class WorkerMachine:
         if self._done is not None:
             effects.append(Send(peer.id, self._done))
         if peer.id == self._coordinator:
+            effects += self.norms.on_link_up(now)
             effects += [Send(peer.id, self._states[step]) for step in sorted(self._states)]
         return effects
 
@@ -415,7 +438,7 @@ class WorkerMachine:
         return []
 
     def _on_tick(self, now: float) -> list[Effect]:
-        effects = self.questions.on_tick(now)
+        effects = self.questions.on_tick(now) + self.norms.on_tick(now)
         for peer in self._servers.values():
             if self._needs(peer) and now >= peer.repeat_at:
                 effects += self._statements(peer, now)
@@ -433,8 +456,8 @@ class WorkerMachine:
 
     def next_deadline(self) -> float | None:
         due = [peer.repeat_at for peer in self._servers.values() if self._needs(peer)]
-        asked = self.questions.next_deadline()
-        return min(due if asked is None else [*due, asked], default=None)
+        asked = (self.questions.next_deadline(), self.norms.next_deadline())
+        return min([*due, *(at for at in asked if at is not None)], default=None)
 
     # -- what others may ask --
 
@@ -464,7 +487,7 @@ class WorkerMachine:
                     missing.id,
                 )
             )
-        return found + self.questions.waits(self.task, self.step)
+        return found + self.norms.waits(self.task) + self.questions.waits(self.task, self.step)
 
     def snapshot(self) -> dict[str, object]:
         return {

@@ -495,7 +495,7 @@ class Node(Observed):
             StillMissing: lambda effect: self._say_missing(effect.missing),
             JobEnded: lambda effect: self._end(outcome_of(effect)),
             CallAnswered: self.calls.on_answer,
-            GiveBack: lambda effect: self.loans.take(effect.arrival).release(),
+            GiveBack: lambda effect: self.loans.give_back(effect.arrival),
             PeerLeaves: lambda effect: self.say(phrases.peer_leaves(self.task, effect.peer, effect.departure)),
         }
 

@@ -17,6 +17,7 @@ from lockstep.protocol.core.activity import ShardWrite, TaskPhase
 from lockstep.protocol.core.effects import (
     Apply,
     GrantRegion,
+    Measure,
     Prepare,
     SaveShard,
     SendVersion,
@@ -26,6 +27,7 @@ from lockstep.protocol.core.effects import (
 from lockstep.protocol.core.events import (
     Broken,
     BucketApplied,
+    BucketMeasured,
     GradientArrived,
     Prepared,
     TensorKind,
@@ -167,6 +169,7 @@ class ShareSide(Side):
     def effects(self) -> CarriesOut:
         return {
             Apply: self._apply,
+            Measure: self._measure,
             SendVersion: self._send_version,
             GrantRegion: self._grant,
             Serve: self._serve,
@@ -192,6 +195,10 @@ class ShareSide(Side):
         loans = [self._node.loans.take(arrival) for arrival in effect.arrivals]
         self._handed += 1
         self._work.put_update(effect.bucket, lambda: self._apply_now(effect, loans))
+
+    def _measure(self, effect: Measure) -> None:
+        loans = self._node.loans.read(effect.arrivals)
+        self._work.put(lambda: self._measure_now(effect, loans))
 
     def _send_version(self, effect: SendVersion) -> None:
         assert self._plan is not None
@@ -313,6 +320,17 @@ class ShareSide(Side):
         for loan in loans:
             loan.release()
         self._used += 1
+
+    def _measure_now(self, effect: Measure, loans: list[Loan]) -> None:
+        assert self._store is not None
+        self.status.enter(f"the norm of step {effect.step}, bucket {effect.bucket}")
+        norm = self._store.measure(effect, [loan.buffer for loan in loans])
+        self._node.loop.do(lambda: self._measured(effect, norm))
+
+    def _measured(self, effect: Measure, norm: float) -> None:
+        """The loop's thread."""
+        self._node.loans.read_through(effect.arrivals)
+        self._node.loop.handle(BucketMeasured(effect.bucket, effect.attempt, norm))
 
     def _answer(self, peer: TaskId, question: Question) -> None:
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from lockstep.protocol.core.effects import Apply
+from lockstep.protocol.core.effects import Apply, Measure
 from lockstep.protocol.core.messages import Layout
 from lockstep.protocol.core.plan import Plan
 from lockstep.runtime.checkpoint.tensor_file import NamedTensor
@@ -44,6 +44,9 @@ class ShardStore(Protocol):
         ``done`` is called once, on any thread. The gradients stay readable until then. If the readers of the version
         wait for the GPU themselves, it is called once everything is queued there.
         """
+
+    def measure(self, effect: Measure, gradients: Sequence[memoryview]) -> float:
+        """The norm of the mean of ``gradients``, which are only read. Blocks until it is known."""
 
     def links_changed(self) -> None:
         """A worker has joined, perhaps in a new incarnation: memory that it lent before no longer needs to be kept."""

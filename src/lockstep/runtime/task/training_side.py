@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lockstep.protocol.core.activity import Doing, TaskPhase
-from lockstep.protocol.core.effects import Answered, SendGradient, SendPull, VersionReady
+from lockstep.protocol.core.effects import Answered, NormKnown, SendGradient, SendPull, VersionReady
 from lockstep.protocol.core.events import (
     Asked,
     Finished,
@@ -26,7 +26,7 @@ from lockstep.protocol.core.events import (
     VersionArrived,
 )
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, Step, TaskId
-from lockstep.protocol.core.messages import Answer, GradientNote, GroupRates, Layout, Pull, Question, VersionNote
+from lockstep.protocol.core.messages import Answer, Clip, GradientNote, GroupRates, Layout, Pull, Question, VersionNote
 from lockstep.protocol.core.plan import Plan
 from lockstep.protocol.worker.worker_machine import WorkerMachine
 from lockstep.runtime.task.side import CarriesOut, Side, Takes
@@ -84,6 +84,9 @@ class TrainingSide(Side):
         self._on_version: OnVersion | None = None
         self._questions = 0
         self._answers: dict[int, Answer] = {}
+        self._norms_known = 0
+        self._norm = 0.0
+        """How many questions for a norm were answered, and the last answer. Never more than one is open."""
 
     @property
     def keeps_state(self) -> bool:
@@ -171,10 +174,23 @@ class TrainingSide(Side):
         values: bool = False,
         occasion: str = "",
         state: bytes | None = b"",
+        clip: tuple[Clip, ...] = (),
+        asks: bool = False,
     ) -> None:
         """The gradients are final. What the rest means: ``protocol.messages.Seal``; ``state``: for the coordinator,
-        None if ``tell_state`` follows."""
-        self._node.loop.post(Sealed(step, absent, rates, without, void, values, occasion, state))
+        None if ``tell_state`` follows. ``asks``: ``wait_norm`` follows, before the next question."""
+        self._node.loop.post(Sealed(step, absent, rates, without, void, values, occasion, state, clip, asks))
+
+    def wait_norm(self, step: Step, question: int) -> float:
+        """Block until the question for a norm of this number, from 1, is answered; JobEndedError if the job ends."""
+        if self._norms_known < question:
+            self.main.enter(Doing.WAITING, f"the norm of step {step}")
+            with self._changed:
+                while self._norms_known < question:
+                    self._node.raise_if_ended()
+                    self._changed.wait(1.0)
+            self.main.enter(Doing.COMPUTING, f"step {step}")
+        return self._norm
 
     def tell_state(self, step: Step, data: bytes, stuck: str = "") -> None:
         """What the next incarnation of this worker would need to begin with ``step``, or why it could not."""
@@ -261,6 +277,7 @@ class TrainingSide(Side):
             SendGradient: self._send_gradient,
             SendPull: self._send_pull,
             Answered: self._on_answer,
+            NormKnown: self._on_norm,
         }
 
     def takes(self) -> Takes:
@@ -269,6 +286,12 @@ class TrainingSide(Side):
     def _on_answer(self, effect: Answered) -> None:
         with self._changed:
             self._answers[effect.answer.number] = effect.answer
+            self._changed.notify_all()
+
+    def _on_norm(self, effect: NormKnown) -> None:
+        with self._changed:
+            self._norm = effect.norm
+            self._norms_known += 1
             self._changed.notify_all()
 
     def _on_version_ready(self, effect: VersionReady) -> None:

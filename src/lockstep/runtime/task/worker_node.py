@@ -24,7 +24,7 @@ class WorkerNode(Node):
         self.tell_begun, self.enter_step, self.seal = side.tell_begun, side.enter_step, side.seal
         self.tell_state, self.finish, self.phase = side.tell_state, side.finish, side.phase
         self.wait_version, self.wait_buckets, self.has_version = side.wait_version, side.wait_buckets, side.has_version
-        self.ask, self.blocked, self.memory = side.ask, side.blocked, side.memory
+        self.ask, self.wait_norm, self.blocked, self.memory = side.ask, side.wait_norm, side.blocked, side.memory
         if make_store is None:
             self._compose(side)
         else:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from lockstep.protocol.core.effects import Apply
+from lockstep.protocol.core.effects import Apply, Measure
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId
 from lockstep.protocol.core.messages import Layout, OptimizerEntry
 from lockstep.protocol.core.plan import Bucket, Plan
@@ -85,6 +85,9 @@ class MeanStore:
             mean_of([gradient[where] for gradient in given], count, new[where], may_be_loan=False)
 
         self._crew.work_off(-(-new.numel() // elements), make)
+
+    def measure(self, effect: Measure, gradients: Sequence[memoryview]) -> float:  # noqa: ARG002 - as every store
+        raise ValueError(f"a rank does not measure bucket {effect.bucket}: every rank has the whole mean")
 
     def links_changed(self) -> None:
         """Nothing is kept of what a rank has lent."""

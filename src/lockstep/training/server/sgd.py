@@ -15,19 +15,22 @@ import torch
 from torch import Tensor
 
 from lockstep.runtime.task.store import StoreTimes
+from lockstep.training.server.clipping import NOT_CLIPPED, Clipping
 from lockstep.training.server.piece_pool import PiecePool
 
 PIECE_BYTES = 1 << 20
 """Measured: below this, the calls cost more than the cache saves; above it, nothing is gained."""
 
 
-def mean_of(given: Sequence[Tensor], count: int, room: Tensor, *, may_be_loan: bool = True) -> Tensor:
-    """The mean of the workers' gradients in worker order, ((g0 + g1) + g2) / count, in ``room``.
+def mean_of(
+    given: Sequence[Tensor], count: int, room: Tensor, *, may_be_loan: bool = True, clipping: Clipping = NOT_CLIPPED
+) -> Tensor:
+    """The mean of the workers' gradients in worker order, ((g0 + g1) + g2) / count, clipped, in ``room``.
 
     Gradients may be narrower than ``room``. A single one of the same type is its own mean; ``may_be_loan``: the caller
     only reads it.
     """
-    if len(given) == count == 1 and given[0].dtype == room.dtype and may_be_loan:
+    if len(given) == count == 1 and given[0].dtype == room.dtype and may_be_loan and not clipping.changes:
         return given[0]
     if len(given) > 1 and given[0].dtype == room.dtype == given[1].dtype:
         torch.add(given[0], given[1], out=room)
@@ -37,7 +40,9 @@ def mean_of(given: Sequence[Tensor], count: int, room: Tensor, *, may_be_loan: b
         rest = given[1:]
     for gradient in rest:
         room.add_(gradient)
-    return room.div_(count) if count > 1 else room
+    if count > 1:
+        room.div_(count)
+    return clipping.clip(room)
 
 
 class SgdNumbers:
@@ -70,8 +75,9 @@ def next_version(
     scratch: Tensor,
     crew: PiecePool,
     times: StoreTimes,
+    clipping: Clipping = NOT_CLIPPED,
 ) -> None:
-    """Write to ``new`` what a step from ``old`` gives, with the mean ``((g0 + g1) + g2) / count``.
+    """Write to ``new`` what a step from ``old`` gives, with the mean ``((g0 + g1) + g2) / count``, clipped.
 
     ``scratch``: ``scratch_elements`` elements of the type of ``old``. Momentum is kept where torch keeps it.
     """
@@ -87,7 +93,7 @@ def next_version(
         began = time.perf_counter()
         values, moving = before[piece], moved[piece]
         room = scratch[thread * elements :][: values.numel()]
-        mean = mean_of([parts[piece] for parts in given], count, room)
+        mean = mean_of([parts[piece] for parts in given], count, room, clipping=clipping)
         reduced = time.perf_counter()
         direction = _direction(mean, values, moving, room, numbers, first=first)
         torch.add(values, direction, alpha=-numbers.rate, out=after[piece])

@@ -18,15 +18,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lockstep.protocol.core.effects import Apply
+from lockstep.protocol.core.effects import Apply, Measure
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId
 from lockstep.protocol.core.messages import Layout, OptimizerEntry
+from lockstep.protocol.core.norms import combined
 from lockstep.protocol.core.plan import Bucket, Plan
 from lockstep.runtime.checkpoint.tensor_file import NamedTensor
 from lockstep.runtime.task.store import Done, StoreTimes
 from lockstep.training.gpu.gpu_stream import GpuStream
 from lockstep.training.gpu.shared_events import spare_bytes
+from lockstep.training.server.bucket_norm import BucketSpan, mean_norm, norms_of, spans_of
 from lockstep.training.server.bucket_optimizer import BucketOptimizer
+from lockstep.training.server.clipping import Clipping
 from lockstep.training.server.optimizer_state import pack, unpack
 from lockstep.training.server.piece_pool import PiecePool
 from lockstep.training.server.sgd import mean_of, next_version, scratch_elements
@@ -54,6 +57,8 @@ class _Held:
     optimizer: BucketOptimizer
     group: int
     bucket: Bucket
+    spans: list[BucketSpan]
+    """In which its norm is measured."""
 
 
 class TorchShardStore:
@@ -106,7 +111,8 @@ class TorchShardStore:
         if self._lane is not None:
             self._room_for_sums(values, values.numel())
         optimizer = BucketOptimizer(entry, bucket, values, self._crew.size)
-        return _Held(tensors, values, optimizer, bucket.group, bucket)
+        spans = spans_of(optimizer.ranges(), first.element_size())
+        return _Held(tensors, values, optimizer, bucket.group, bucket, spans)
 
     def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
         if self._lane is None:
@@ -168,7 +174,8 @@ class TorchShardStore:
             self._update_on_gpu(held, new, given, effect)
         elif (sgd := held.optimizer.one_pass_sgd) is not None:
             sums = self._room_for_sums(old, scratch_elements(old, self._crew))
-            next_version(sgd, old, new, given, effect.replicas, sums, self._crew, self.times)
+            clipping = Clipping.of(effect)
+            next_version(sgd, old, new, given, effect.replicas, sums, self._crew, self.times, clipping)
         else:
             self._update_parts(held, old, new, given, effect)
 
@@ -177,6 +184,7 @@ class TorchShardStore:
         optimizer, parts = held.optimizer, held.optimizer.parts
         most = optimizer.most_elements
         sums = self._room_for_sums(old, most * min(self._crew.size, len(parts)))
+        clipping = Clipping.of(effect)
         if optimizer.is_apart:
             new.copy_(old)  # also what is between two pieces
 
@@ -187,7 +195,8 @@ class TorchShardStore:
             began = time.perf_counter()
             room = sums[thread * most :][: part.where.stop - part.where.start]
             gradients = [one[part.where] for one in given]
-            mean = mean_of(gradients, effect.replicas, room, may_be_loan=optimizer.only_reads)
+            loans = optimizer.only_reads
+            mean = mean_of(gradients, effect.replicas, room, may_be_loan=loans, clipping=clipping)
             reduced = time.perf_counter()
             values = new[part.where]
             if not optimizer.is_apart:
@@ -202,6 +211,16 @@ class TorchShardStore:
     def _update_on_gpu(self, held: _Held, new: Tensor, given: list[Tensor], effect: Apply) -> None:
         """Queue everything on the lane's stream."""
         began = time.perf_counter()
+        mean = Clipping.of(effect).clip(self._mean_on_gpu(held, given, effect.replicas))
+        reduced = time.perf_counter()
+        for part in held.optimizer.parts:
+            if not held.optimizer.stays(part, effect.without):
+                part.step(held.values[part.where], mean[part.where])
+        new.copy_(held.values, non_blocking=True)
+        self.times.reduce += reduced - began
+        self.times.update += time.perf_counter() - reduced
+
+    def _mean_on_gpu(self, held: _Held, given: list[Tensor], replicas: int) -> Tensor:
         mean = self._room_for_sums(held.values, held.values.numel())
         first = given[0]
         if first.dtype != mean.dtype:
@@ -210,15 +229,24 @@ class TorchShardStore:
         mean.copy_(first, non_blocking=True)
         for gradient in given[1:]:
             mean.add_(gradient.to(self._device, non_blocking=True))
-        if effect.replicas > 1:
-            mean.div_(effect.replicas)
-        reduced = time.perf_counter()
-        for part in held.optimizer.parts:
-            if not held.optimizer.stays(part, effect.without):
-                part.step(held.values[part.where], mean[part.where])
-        new.copy_(held.values, non_blocking=True)
-        self.times.reduce += reduced - began
-        self.times.update += time.perf_counter() - reduced
+        return mean.div_(replicas) if replicas > 1 else mean
+
+    # -- the norm of a mean --
+
+    def measure(self, effect: Measure, gradients: Sequence[memoryview]) -> float:
+        held = self._held[effect.bucket]
+        given = [as_tensor(one, self._wire.dtype_of(held.bucket, one.nbytes)) for one in gradients]
+        if not given:
+            return 0.0
+        if self._lane is not None:
+            self._lane.take(effect.bucket, gradients)
+            with self._lane.queueing():
+                mean = self._mean_on_gpu(held, given, effect.replicas)
+                norms = norms_of([mean[where] for where in held.optimizer.ranges()], effect.norm_type)
+                return combined(norms.tolist(), effect.norm_type)
+        most = max(span.where.stop - span.where.start for span in held.spans)
+        rooms = self._room_for_sums(held.values, most * self._crew.size)
+        return mean_norm(given, effect.replicas, held.spans, rooms, effect.norm_type, self._crew)
 
     # -- checkpoints --
 

@@ -6,6 +6,10 @@ edited during the transfer, the copy arrives unchanged. At the seal the two are 
 hash to be fooled, and it does not matter how an edit was made); if they differ, the bucket is copied and sent again.
 After a step in which most buckets were edited, nothing is copied before the seal: the result is the same, nothing is
 sent twice, and nothing is compared, so that such a program pays for one pass over its gradients.
+
+A program that lets the servers clip (``ask_norm``) need not edit anything. Where torch's own count of changes has told
+the truth in the first steps, it is believed, and bits are compared only now and then: nothing then passes over the
+gradients after backward.
 """
 
 from __future__ import annotations
@@ -17,11 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.protocol.core.ids import CHIEF, BucketId, Step
-from lockstep.protocol.core.messages import GroupRates, OptimizerEntry
+from lockstep.protocol.core.messages import Clip, GroupRates, OptimizerEntry
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.worker.arrivals import Arrivals
 from lockstep.training.worker.binding import Binding, BindingOptions, Bound, Trained
 from lockstep.training.worker.fillings import Filling, Fillings, edited
+from lockstep.training.worker.gradient_marks import GradientMarks
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,13 @@ class SealedReplica:
         """The number of buckets so far that were edited after they had been sent."""
         self.backward_since_step: set[int] = set()
         """Groups that got a gradient since the last seal."""
+        self.accumulating = 0
+        """More is added to the gradients before they are sent."""
+        self._asked = False
+        self._questions = 0
+        self._marks = GradientMarks(self._binding.bound)
+        self._latest = GradientMarks(self._binding.bound)
+        """As backward left them, and not as they left."""
         self._node = node
         self._finite = _NotFinite()
         self._fillings = Fillings(self._binding, self._on_gradient)
@@ -72,6 +84,9 @@ class SealedReplica:
     def _begin(self, step: Step) -> None:
         self.step = step
         self.backward_since_step.clear()
+        self._asked = False
+        self._marks.forget()
+        self._latest.forget()
         self._finite.forget()
         self._fillings.begin(step)
         self._arrivals.begin(step, ())
@@ -92,14 +107,26 @@ class SealedReplica:
         self.backward_since_step.add(bound.trained.group)
         gradient = bound.trained.parameter.grad
         # Another backward pass of this step has added to the first one's; the seal finds that.
-        if gradient is None or gradient.is_sparse or self._fillings.has(bound):
+        if gradient is not None:
+            self._latest.set(bound)
+        again = self._fillings.has(bound)
+        if again:
+            self._marks.drop(bound)
+        if gradient is None or gradient.is_sparse or again or self.accumulating:
             return
+        self._marks.set(bound)
         for filling in self._fillings.add(bound, gradient):
             self._finite.look(filling)  # also if nothing is sent yet: clipping would spread a NaN to all gradients
             if self.holding:
                 filling.waiting.clear()
             else:
                 self._fillings.fill(filling)
+
+    @property
+    def changed_after_backward(self) -> bool:
+        """Whether the program has written to gradients of this step after backward made them, as far as torch counts
+        that; it counts clipping."""
+        return not self._latest.all_hold
 
     # -- the seal --
 
@@ -111,34 +138,93 @@ class SealedReplica:
         void: bool,
         void_not_finite: bool,
         occasion: str,
+        clip: tuple[Clip, ...] = (),
     ) -> SealedStep:
         """The gradients of these groups are final. ``void``: no worker's gradients of this step are to be applied."""
         self._arrivals.settle()
+        missing, absent = self._missing(groups)
+        if void:
+            self._finite.forget()
+        if not (self._asked and any(one.by_norm for one in clip)):
+            self._hand_over(missing, absent)
+        not_finite = None if void else self._finite.first()
+        void = void or (void_not_finite and not_finite is not None)
+        without = self._without(missing, absent)
+        self._send_seal(rates, tuple(sorted(absent)), without, void=void, occasion=occasion, clip=clip)
+        return SealedStep(self.step, not_finite, void)
+
+    def _missing(self, groups: Collection[int]) -> tuple[set[int], set[BucketId]]:
+        """The parameters without a gradient, and the buckets that have none at all."""
         missing = {
             bound.index
             for bound in self._binding.bound
             if bound.trained.group not in groups or bound.trained.parameter.grad is None
         }
-        absent = {one.id for one in self._fillings.buckets if len(one.without(missing)) == len(one.parts)}
-        if void:
-            self._finite.forget()
-        for filling in self._unsent(absent, missing):
+        return missing, {one.id for one in self._fillings.buckets if len(one.without(missing)) == len(one.parts)}
+
+    def _without(self, missing: set[int], absent: set[BucketId]) -> tuple[int, ...]:
+        """A parameter that is absent with its whole bucket need not be named."""
+        return tuple(sorted(i for i in missing if any(b not in absent for b in self._binding.bound[i].buckets)))
+
+    def _hand_over(self, missing: set[int], absent: set[BucketId], *, believes: bool = False) -> None:
+        """Let all gradients leave that have not, as they are now."""
+        for filling in self._unsent(absent, missing, believes=believes):
             self._fillings.take(filling, missing)
             self._finite.look(filling)
             self._fillings.fill(filling)
-        not_finite = None if void else self._finite.first()
-        void = void or (void_not_finite and not_finite is not None)
-        # A parameter that is absent with its whole bucket need not be named.
-        without = tuple(sorted(i for i in missing if any(b not in absent for b in self._binding.bound[i].buckets)))
-        self._send_seal(rates, tuple(sorted(absent)), without, void=void, occasion=occasion)
-        return SealedStep(self.step, not_finite, void)
 
-    def _unsent(self, absent: set[BucketId], missing: set[int]) -> list[Filling]:
+    # -- clipping the mean --
+
+    def ask_norm(self, groups: Collection[int], clip: Clip, occasion: str) -> Callable[[], float]:
+        """Hand over the gradients of these groups, and ask what the norm of their mean is. Does not wait: the function
+        that it returns does.
+
+        Unless ``seal`` follows, the step is not made: another backward pass begins it anew.
+        """
+        self._arrivals.settle()
+        missing, absent = self._missing(groups)
+        self._hand_over(missing, absent, believes=True)
+        without = self._without(missing, absent)
+        self._send_seal((), tuple(sorted(absent)), without, occasion=occasion, clip=(clip,), asks=True)
+        self.remember(groups)
+        self._asked = True
+        self._questions += 1
+        node, step, question = self._node, self.step, self._questions
+        return lambda: node.wait_norm(step, question)
+
+    def remember(self, groups: Collection[int]) -> None:
+        """From now on these gradients must stay as they are (``first_edited``)."""
+        self._marks.forget()
+        for bound in self._binding.bound:
+            if bound.trained.group in groups and bound.trained.parameter.grad is not None:
+                self._marks.set(bound)
+
+    def first_edited(self, groups: Collection[int]) -> str | None:
+        """The first parameter whose gradient was changed since ``remember`` or ``ask_norm``."""
+        bound = [one for one in self._binding.bound if one.trained.group in groups]
+        found = next((one.trained.name for one in bound if not self._marks.holds(one)), None)
+        if found is None and self._asked and self._marks.looks_at(self.step):
+            missing, _ = self._missing(groups)
+            sent = [one for one in self._fillings.buckets if not one.without(missing)]
+            found = next((one.parts[0].bound.trained.name for one in edited(sent)), None)
+        return found
+
+    def _changed(self, sent: Sequence[Filling], *, believes: bool) -> list[Filling]:
+        """Those of these buckets that are no longer as they left. ``believes``: torch's count of changes, if it has
+        told the truth so far."""
+        marked = [one for one in sent if not all(self._marks.holds(part.bound) for part in one.parts)]
+        if believes and self._marks.trusted and not self._marks.looks_at(self.step):
+            return marked
+        differ = edited(sent)
+        self._marks.trusted &= all(one in marked for one in differ)
+        return differ
+
+    def _unsent(self, absent: set[BucketId], missing: set[int], *, believes: bool) -> list[Filling]:
         """Buckets that have not left, or not as they are now."""
         present = [filling for filling in self._fillings.buckets if filling.id not in absent]
         sent = [filling for filling in present if self._fillings.is_sent(filling)]
         taken_away = [filling for filling in sent if filling.without(missing)]
-        differ = taken_away + edited([filling for filling in sent if not filling.without(missing)])
+        differ = taken_away + self._changed([one for one in sent if not one.without(missing)], believes=believes)
         self.sent_again += len(differ)
         if 2 * len(differ) > len(sent):
             self.holding = True
@@ -153,6 +239,8 @@ class SealedReplica:
         void: bool = False,
         values: bool = False,
         occasion: str,
+        clip: tuple[Clip, ...] = (),
+        asks: bool = False,
     ) -> None:
         speaks = self._node.task == CHIEF or self._node.config.aggregate is not None
         said = rates if speaks else ()
@@ -160,7 +248,16 @@ class SealedReplica:
         # The seal says which edition of each bucket is valid, so it must not overtake the last of them.
         self._binding.memory.after_filled(
             lambda: node.seal(
-                step, absent, said, without=without, void=void, values=values, occasion=occasion, state=None
+                step,
+                absent,
+                said,
+                without=without,
+                void=void,
+                values=values,
+                occasion=occasion,
+                state=None,
+                clip=clip,
+                asks=asks,
             )
         )
 

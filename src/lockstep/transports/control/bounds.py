@@ -37,6 +37,9 @@ WHOLE: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
 ANY_64_BITS: Final = frozenset(("job", "incarnation", "region", "address"))
 """Random numbers and places in memory."""
 
+MAY_BE_INFINITE: Final = frozenset(("limit", "norm", "norm_type", "scale"))
+"""Gradients may be infinite, or not numbers at all, and so may their norm be."""
+
 FRACTIONS: Final[Mapping[str, float]] = MappingProxyType(
     {
         **dict.fromkeys(("seconds", "phase_seconds", "printed_seconds", "sent_at"), MOST_SECONDS),
@@ -57,6 +60,8 @@ _TASKS: Final = frozenset(
 
 def in_bounds(name: str, kind: Any) -> Callable[[Any], bool] | None:
     """Whether a value is in the range of this field; None if its type has no other values."""
+    if kind is float and name in MAY_BE_INFINITE:
+        return None
     if kind is float:
         most = FRACTIONS[name]
         return lambda value: math.isfinite(value) and abs(value) <= most

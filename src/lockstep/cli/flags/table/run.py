@@ -12,6 +12,7 @@ from lockstep.benchmark.settings.config import (
     RunLength,
 )
 from lockstep.cli.flags.flag import Flag, FlagKind, Group, Rows
+from lockstep.protocol.core.endings import ON_NAN_PARAMETERS
 
 _BENCH = BenchConfig()
 _LENGTH = RunLength()
@@ -34,6 +35,14 @@ RUN_FLAGS: tuple[Flag, ...] = (
     _RUN.works("tf_random_seed", FlagKind.WHOLE, _BENCH.seed, "another name for --seed", same_as="seed"),
     _RUN.works(
         "num_epochs", FlagKind.NUMBER, None, "number of timed passes over the data set, instead of --num_batches"
+    ),
+    _RUN.works(
+        "on_nan_parameters",
+        FlagKind.CHOICE,
+        _BENCH.on_nan_parameters,
+        "when a parameter contains NaN or infinity: end the run, naming the first, or report it and continue",
+        choices=ON_NAN_PARAMETERS,
+        upstream=False,
     ),
     _RUN.notice(
         "autotune_threshold",

@@ -1,0 +1,137 @@
+"""How a server learns what the mean of a step is multiplied by, where workers clip it by its norm.
+
+A worker's gradients leave during backward. Then it asks for the norm of the mean (a ``Seal`` that ``asks``) and may go
+on: each server measures its buckets once every contributor has asked, the coordinator adds up the parts and tells all
+tasks the norm and the scale. ``step_norm.py`` has the states of one such question.
+"""
+
+from __future__ import annotations
+
+from lockstep.protocol import phrases
+from lockstep.protocol.core.causes import Cause, Reason
+from lockstep.protocol.core.effects import Effect, Measure
+from lockstep.protocol.core.events import BucketMeasured
+from lockstep.protocol.core.ids import INITIAL_STEP, ClusterShape, Step, TaskId
+from lockstep.protocol.core.journal import Happening, Journal
+from lockstep.protocol.core.messages import Clip, Message, Seal
+from lockstep.protocol.core.waits import Wait, WaitKind
+from lockstep.protocol.server.ledger import NO_GRADIENT, Ledger, WorkerSide, sealed_edition
+from lockstep.protocol.server.shard import Shard
+from lockstep.protocol.server.step_norm import StepNorm, StepNormState
+
+
+class MeasuringShard(Shard):
+    """A shard whose workers may ask for the norm of a step's mean."""
+
+    def __init__(self, task: TaskId, shape: ClusterShape, journal: Journal, aggregate: int | None = None) -> None:
+        super().__init__(task, shape, journal, aggregate)
+        self.summed = False
+        self._norm = StepNorm()
+        self._clipped: Step = INITIAL_STEP - 1
+        """The newest step in which a worker has sealed a clip by norm, and since when that is known."""
+        self._clipped_at = 0.0
+
+    # -- what has been sealed --
+
+    def _known_seals(self, members: tuple[TaskId, ...], step: Step) -> list[Seal]:
+        return [seal for m in members if (seal := self._workers[m].seal) is not None and seal.step == step]
+
+    def _as_sealed(self, ledger: Ledger) -> bool:
+        """Every contributor has sealed the step, or asked for its norm, and what it meant is what is here."""
+        return all(
+            (known := ledger.arrived.get(member)) is not None
+            and known.edition == sealed_edition(self._workers[member].seal, ledger.version, ledger.bucket)
+            for member in self.contributors(ledger.version)
+        )
+
+    def _note_clip(self, seal: Seal, now: float) -> None:
+        if seal.norm_clip is not None and self._clipped != seal.step:
+            self._clipped, self._clipped_at = seal.step, now
+
+    def _why_not_with(self, side: WorkerSide, seal: Seal) -> Reason | None:
+        """Gradients of two optimizers, or of two places in the program, must not be averaged; and if one worker goes
+        on with the step, no other may begin it anew."""
+        for other in self._workers.values():
+            known = other.seal
+            if known is None or known.step != seal.step or other is side:
+                continue
+            first, second = sorted((known, seal), key=lambda one: one.number)
+            same = first.number == second.number
+            if (same and known.occasion != seal.occasion) or (not same and not first.asks):
+                text = phrases.other_calls(seal.step, seal.occasion, other.id, known.occasion)
+                return Reason(Cause.OUT_OF_STEP, text, peer=str(other.id))
+        return None
+
+    # -- the norm --
+
+    def _measure_if_asked(self, now: float) -> list[Effect]:
+        """Start measuring what can be measured."""
+        step = self.step
+        if self._clipped != step:
+            return []
+        members = self.contributors(step)
+        asked = self._asked_by_all(members, step)
+        if asked is None or self._norm.knows(step, asked[0]):
+            return []
+        number, clip = asked
+        self._norm.ask(step, number, clip, now)
+        replicas = 1 if self.summed else len(members)
+        effects: list[Effect] = []
+        for ledger in self._ledgers.values():
+            if ledger.version == step and self._as_sealed(ledger) and self._norm.begin(ledger.bucket):
+                given = tuple(ledger.arrived[m].number for m in members if ledger.arrived[m] is not NO_GRADIENT)
+                attempt = self._norm.attempt
+                effects.append(Measure(step, ledger.bucket, given, replicas, clip.norm_type, attempt))
+        return effects
+
+    def _asked_by_all(self, members: tuple[TaskId, ...], step: Step) -> tuple[int, Clip] | None:
+        """The question that every contributor asks now."""
+        seals = self._known_seals(members, step)
+        if len(seals) < len(members) or len({(seal.number, seal.clip) for seal in seals}) != 1:
+            return None
+        clip = seals[0].norm_clip
+        return None if clip is None else (seals[0].number, clip)
+
+    def _on_bucket_measured(self, event: BucketMeasured, now: float) -> list[Effect]:
+        if not self._norm.measured(event.bucket, event.attempt, event.norm, len(self._ledgers), now):
+            return []
+        self._journal.record(now, Happening.MEASURED, self._norm.step)
+        return self._say_what_is_unheard(now)
+
+    def _unheard(self) -> list[Message]:
+        partial = self._norm.partial(self._change)
+        return super()._unheard() + ([] if partial is None else [partial])
+
+    def _scale_is_known(self, step: Step) -> bool:
+        """Whether this step may be applied, as far as its norm is concerned. Also if it is void: workers may wait for
+        the norm, and without the gradients it could not be found any more."""
+        if self._clipped != step:
+            return True
+        seals = self._known_seals(self.contributors(step), step)
+        return all(seal.norm_clip is None or self._norm.knows(step, seal.number) for seal in seals)
+
+    def _scale(self, seals: list[Seal], step: Step) -> float:
+        total = self._norm.total
+        clipped = any(seal.norm_clip is not None for seal in seals)
+        return total.scale if clipped and total is not None and total.step == step else 1.0
+
+    # -- what others may ask --
+
+    def waits(self) -> list[Wait]:
+        return super().waits() + self._norm_waits()
+
+    def _norm_waits(self) -> list[Wait]:
+        step = self.step
+        if self._clipped != step or (self._norm.state is StepNormState.DECIDED and self._norm.step == step):
+            return []
+        coordinator, due = self.shape.coordinator, self._repeat_at or self._clipped_at
+        if self._norm.state is StepNormState.TOLD and self._norm.step == step:
+            state = phrases.norm_measured_here()
+            return [Wait(self.task, coordinator, WaitKind.NORM, step, self._norm.since, due, state)]
+        late = [
+            side
+            for member in self.contributors(step)
+            if ((side := self._workers[member]).seal is None or side.seal.step != step) and not self._owed_buckets(side)
+        ]
+        state = phrases.norm_asked_for()
+        return [Wait(self.task, side.id, WaitKind.NORM, step, self._clipped_at, side.repeat_at, state) for side in late]

@@ -1,0 +1,72 @@
+"""The norm of the mean of the workers' gradients of one bucket.
+
+A bucket is read in spans that stay in a cache, each reduced and measured at once; several threads take spans. The cuts
+depend on the bucket alone, and the parts are added up exactly, so the bits do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lockstep.protocol.core.norms import combined
+from lockstep.training.server.piece_pool import PiecePool
+from lockstep.training.server.sgd import PIECE_BYTES, mean_of
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSpan:
+    """Neighbouring elements of a bucket, and which of them are parameters: what lies between is not measured."""
+
+    where: slice
+    parts: tuple[slice, ...]
+    """Relative to ``where``."""
+
+
+def spans_of(ranges: Sequence[slice], element_size: int) -> list[BucketSpan]:
+    """Spans that cover these ranges of elements, in order."""
+    most = PIECE_BYTES // element_size
+    cuts = [slice(first, min(first + most, one.stop)) for one in ranges for first in range(one.start, one.stop, most)]
+    spans: list[list[slice]] = []
+    for cut in cuts:
+        if spans and cut.stop - spans[-1][0].start <= most:
+            spans[-1].append(cut)
+        else:
+            spans.append([cut])
+    return [_span(parts) for parts in spans]
+
+
+def _span(parts: Sequence[slice]) -> BucketSpan:
+    first = parts[0].start
+    return BucketSpan(slice(first, parts[-1].stop), tuple(slice(one.start - first, one.stop - first) for one in parts))
+
+
+def norms_of(tensors: Sequence[Tensor], norm_type: float) -> Tensor:
+    """The norm of each, in 32 bits at least."""
+    small = tensors[0].element_size() == 2
+    return torch.stack(torch._foreach_norm(list(tensors), norm_type, dtype=torch.float32 if small else None))
+
+
+def mean_norm(
+    given: Sequence[Tensor],
+    replicas: int,
+    spans: Sequence[BucketSpan],
+    rooms: Tensor,
+    norm_type: float,
+    crew: PiecePool,
+) -> float:
+    """The norm of the mean. ``rooms``: for each thread as many elements as the largest span has."""
+    norms = [0.0] * len(spans)
+    most = rooms.numel() // crew.size
+
+    def measure(number: int, thread: int) -> None:
+        span = spans[number]
+        room = rooms[thread * most :][: span.where.stop - span.where.start]
+        mean = mean_of([one[span.where] for one in given], replicas, room)
+        norms[number] = combined(norms_of([mean[part] for part in span.parts], norm_type).tolist(), norm_type)
+
+    crew.work_off(len(spans), measure)
+    return combined(norms, norm_type)
