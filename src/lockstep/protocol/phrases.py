@@ -259,7 +259,7 @@ def not_its_to_send(message: str) -> str:
 
 
 def both_homes_lost(task: TaskId) -> str:
-    return plain(f"{named(task)} has ended, and no other server holds all that it held; give every server a second home")
+    return plain(f"{named(task)} has ended, and no other server holds all that it held")
 
 
 def homes_differ(step: int) -> str:

@@ -70,8 +70,12 @@ class Coordination:
 
     @classmethod
     def resume(
-        cls, record: DecisionRecord, shape: ClusterShape, gone: Iterable[tuple[TaskId, Incarnation]], now: float,
-        *, returns: bool = False,
+        cls,
+        record: DecisionRecord,
+        shape: ClusterShape,
+        gone: Iterable[tuple[TaskId, Incarnation]],
+        *,
+        returns: bool = False,
     ) -> tuple[Coordination, list[ReplicaEffect]]:
         """The deputy takes over: ``record`` is what it holds, ``gone`` whose ends are proven."""
         made = cls(shape, returns=returns, serial=record.serial)
@@ -82,12 +86,12 @@ class Coordination:
         for task, state in record.states:
             made._states[task][record.committed + 1] = state
         if record.end is not None:
-            return made, made._finish(record.end, now)
-        return made, made._place_again(record.placement.coordinator, now)
+            return made, made._finish(record.end)
+        return made, made._place_again(record.placement.coordinator)
 
     # -- who takes part --
 
-    def on_entering(self, task: TaskId, life: Incarnation, now: float) -> list[ReplicaEffect]:
+    def on_entering(self, task: TaskId, life: Incarnation) -> list[ReplicaEffect]:
         known = self._present.get(task)
         if self.end is not None or known == life:
             return self.say_again_to(task)
@@ -96,19 +100,19 @@ class Coordination:
             if len(self._present) < len(self.shape.tasks()):
                 return []
             self.phase = advance(COORDINATION_TRANSITIONS, self.phase, CoordinationTrigger.COMPLETE)
-            return self._new_view(now)
+            return self._new_view()
         if task.role is Role.WORKER:
             self._present[task] = life
             self._done.pop(task, None)
-            return self._new_view(now)
+            return self._new_view()
         # Its next incarnation proves that the former one has ended.
-        effects = self.on_gone(task, known, now) if known is not None else []
+        effects = self.on_gone(task, known) if known is not None else []
         if self.end is not None:
             return effects
         self._present[task] = life
-        return effects + self._place_again(task, now)
+        return effects + self._place_again(task)
 
-    def on_gone(self, task: TaskId, life: Incarnation, now: float) -> list[ReplicaEffect]:
+    def on_gone(self, task: TaskId, life: Incarnation) -> list[ReplicaEffect]:
         """Proof that this incarnation has ended. A worker is waited for; a server's second home takes over."""
         if self._present.get(task) != life:
             return []
@@ -117,25 +121,25 @@ class Coordination:
             return self._drop_deputy_if_gone()
         if self.phase is CoordinationPhase.FORMING or task.role is Role.WORKER:
             return []
-        return self._place_again(task, now)
+        return self._place_again(task)
 
-    def _place_again(self, culprit: TaskId, now: float) -> list[ReplicaEffect]:
+    def _place_again(self, culprit: TaskId) -> list[ReplicaEffect]:
         alive = frozenset(task.index for task in self._present if task.role is Role.SERVER)
         placement = self.placement.after(alive)
         if placement is None:
             reason = Reason(Cause.DEAD, phrases.both_homes_lost(culprit), peer=str(culprit))
-            return self._finish(End(False, str(culprit), self.committed + 1, reason, again=self._returns), now)
+            return self._finish(End(False, str(culprit), self.committed + 1, reason, again=self._returns))
         self.placement = placement
-        return self._new_view(now)
+        return self._new_view()
 
-    def _new_view(self, now: float) -> list[ReplicaEffect]:
+    def _new_view(self) -> list[ReplicaEffect]:
         self.view += 1
         self.members = dict(self._present)
         self._applied = dict.fromkeys(self.placement.homes(), self.committed)
         deputy = self.placement.deputy
         life = 0 if deputy is None else self.members[deputy]
         freed = self.decisions.choose(deputy, life, whole=self.placement.coordination.whole)
-        return freed + self._decide([Say(task, self._view_for(task)) for task in self.members], now)
+        return freed + self._decide([Say(task, self._view_for(task)) for task in self.members])
 
     def _view_for(self, task: TaskId) -> ViewOf:
         start = self.committed + 1
@@ -144,42 +148,42 @@ class Coordination:
 
     # -- what is whole --
 
-    def on_whole(self, shard: int, home: TaskId, now: float) -> list[ReplicaEffect]:
+    def on_whole(self, shard: int, home: TaskId) -> list[ReplicaEffect]:
         homes = self.placement.shards[shard]
-        if self.end is not None or homes.whole or homes.home_task != home:
+        if self.end is not None or homes.whole or homes.home_task != home or homes.second_task is None:
             return []
         self.placement = self.placement.with_whole_shard(shard)
-        return self._new_view(now)
+        return self._new_view()
 
-    def on_held(self, deputy: TaskId, life: Incarnation, serial: int, now: float) -> list[ReplicaEffect]:
+    def on_held(self, deputy: TaskId, life: Incarnation, serial: int) -> list[ReplicaEffect]:
         if self.members.get(deputy) != life:
             return []
         effects, whole = self.decisions.on_held(deputy, serial)
         if not whole or self.end is not None:
             return effects
         self.placement = self.placement.with_whole_deputy()
-        return effects + self._new_view(now)
+        return effects + self._new_view()
 
     # -- steps --
 
-    def on_applied(self, index: int, step: Step, now: float) -> list[ReplicaEffect]:
+    def on_applied(self, index: int, step: Step) -> list[ReplicaEffect]:
         if index not in self._applied:
             return []
         if step <= self.committed:
             return self.decisions.after_newest([Say(server(index), self._stamped())])
         self._applied[index] = max(self._applied[index], step)
-        return self._commit_if_complete(now)
+        return self._commit_if_complete()
 
-    def on_state(self, worker: TaskId, state: LocalState, now: float) -> list[ReplicaEffect]:
+    def on_state(self, worker: TaskId, state: LocalState) -> list[ReplicaEffect]:
         if state.step > self.committed:
             self._states[worker].setdefault(state.step, state.data)
-        return self._commit_if_complete(now)
+        return self._commit_if_complete()
 
-    def on_done(self, worker: TaskId, steps: Step, now: float) -> list[ReplicaEffect]:
+    def on_done(self, worker: TaskId, steps: Step) -> list[ReplicaEffect]:
         self._done[worker] = steps
-        return self._end_if_possible(now)
+        return self._end_if_possible()
 
-    def _commit_if_complete(self, now: float) -> list[ReplicaEffect]:
+    def _commit_if_complete(self) -> list[ReplicaEffect]:
         """Every home has made the step and its second home holds it; every worker could start after it."""
         step = self.committed + 1
         if self.end is not None or min(self._applied.values()) < step or not self._has_states(step):
@@ -190,7 +194,7 @@ class Coordination:
                 del states[old]
         homes = [homes.home_task for homes in self.placement.shards]
         told: list[ReplicaEffect] = [Say(home, self._stamped()) for home in dict.fromkeys(homes)]
-        return self._decide(told, now) + self._end_if_possible(now)
+        return self._decide(told) + self._end_if_possible()
 
     def _has_states(self, step: Step) -> bool:
         return step == INITIAL_STEP or all(step + 1 in states for states in self._states.values())
@@ -198,23 +202,23 @@ class Coordination:
     def _stamped(self) -> Stamped:
         return Stamped(self.view, StepCommitted(self.committed))
 
-    def _end_if_possible(self, now: float) -> list[ReplicaEffect]:
+    def _end_if_possible(self) -> list[ReplicaEffect]:
         steps = max(self._done.values(), default=0)
         if self.end is not None or len(self._done) < self.shape.workers or self.committed < steps - 1:
             return []
-        return self._finish(End(True, "", steps), now)
+        return self._finish(End(True, "", steps))
 
-    def on_differing(self, home: TaskId, step: Step, now: float) -> list[ReplicaEffect]:
+    def on_differing(self, home: TaskId, step: Step) -> list[ReplicaEffect]:
         if self.end is not None:
             return []
         reason = Reason(Cause.DRIFTED, phrases.homes_differ(step), peer=str(home))
-        return self._finish(End(False, str(home), step, reason, again=self._returns), now)
+        return self._finish(End(False, str(home), step, reason, again=self._returns))
 
-    def _finish(self, end: End, now: float) -> list[ReplicaEffect]:
+    def _finish(self, end: End) -> list[ReplicaEffect]:
         self.phase = advance(COORDINATION_TRANSITIONS, self.phase, CoordinationTrigger.END)
         self.end = end
         freed = self._drop_deputy_if_gone()
-        return freed + self._decide([Say(task, end) for task in self._present], now)
+        return freed + self._decide([Say(task, end) for task in self._present])
 
     def _drop_deputy_if_gone(self) -> list[ReplicaEffect]:
         """There is no next view to choose another deputy in; its end is proven, so nothing waits for it."""
@@ -222,23 +226,23 @@ class Coordination:
         is_there = deputy is not None and self._present.get(deputy) == self.members.get(deputy)
         return [] if is_there else self.decisions.choose(None, 0, whole=False)
 
-    def _decide(self, effects: list[ReplicaEffect], now: float) -> list[ReplicaEffect]:
+    def _decide(self, effects: list[ReplicaEffect]) -> list[ReplicaEffect]:
         step = self.committed + 1
         states = tuple((task, states[step]) for task, states in self._states.items() if step in states)
         members = tuple(self.members.items())
         record = DecisionRecord(0, self.view, self.placement, members, self.committed, states, self.end)
-        return self.decisions.decide(record, effects, now)
+        return self.decisions.decide(record, effects)
 
     def say_again_to(self, task: TaskId) -> list[ReplicaEffect]:
-        """The newest view, or the end: they may have been lost with a link."""
+        """The newest view, or the end, and to the deputy the newest decision: they may have been lost with a link."""
         if self.phase is CoordinationPhase.FORMING:
             return []
         said = self._view_for(task) if self.end is None else self.end
-        return self.decisions.after_newest([Say(task, said)])
+        again = self.decisions.say_again() if task == self.placement.deputy else []
+        return again + self.decisions.after_newest([Say(task, said)])
 
     def check(self) -> None:
         if self.phase is not CoordinationPhase.RUNNING:
             return
         assert self.placement.coordination.home_task in self.members, "a coordinator that is no member"
         assert all(homes.home_task in self.members for homes in self.placement.shards), "a home that is no member"
-

@@ -24,7 +24,7 @@ class HeldDecisions:
         self._deputy: TaskId | None = None
         self._life: Incarnation = 0
         self._newest: DecisionRecord | None = None
-        self._waiting: deque[tuple[int, float, list[ReplicaEffect]]] = deque()
+        self._waiting: deque[tuple[int, list[ReplicaEffect]]] = deque()
 
     @property
     def newest(self) -> DecisionRecord:
@@ -39,12 +39,12 @@ class HeldDecisions:
         self._deputy, self._life, self.waits_for_deputy = deputy, life, whole
         return [] if whole else self._release(self.serial)
 
-    def decide(self, record: DecisionRecord, effects: list[ReplicaEffect], now: float) -> list[ReplicaEffect]:
+    def decide(self, record: DecisionRecord, effects: list[ReplicaEffect]) -> list[ReplicaEffect]:
         """``effects`` follow from this decision, and from all before it."""
         self.serial += 1
         self._newest = replace(record, serial=self.serial)
         if self.waits_for_deputy:
-            self._waiting.append((self.serial, now, effects))
+            self._waiting.append((self.serial, effects))
             return self.say_again()
         return [*self.say_again(), *effects]
 
@@ -52,7 +52,7 @@ class HeldDecisions:
         """Effects that tell of decisions which may still wait for the deputy: they wait with them."""
         if not self._waiting:
             return effects
-        self._waiting[-1][2].extend(effects)
+        self._waiting[-1][1].extend(effects)
         return []
 
     def say_again(self) -> list[ReplicaEffect]:
@@ -72,10 +72,5 @@ class HeldDecisions:
     def _release(self, serial: int) -> list[ReplicaEffect]:
         effects: list[ReplicaEffect] = []
         while self._waiting and self._waiting[0][0] <= serial:
-            effects += self._waiting.popleft()[2]
+            effects += self._waiting.popleft()[1]
         return effects
-
-    @property
-    def waits_since(self) -> float | None:
-        """Since when the oldest decision waits."""
-        return self._waiting[0][1] if self._waiting else None

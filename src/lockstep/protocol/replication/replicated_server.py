@@ -2,8 +2,8 @@
 
 A message counts only in the view in which it was said (``replica_messages.py``). A server goes on without another one
 only with proof of its end: ``PeerGone``, which needs what ``protocol/core/death.py`` asks for, or its next incarnation.
-Without proof it waits, and in the end ends itself; whoever receives the proof of *that* goes on. The patience of servers
-differs, so two that are cut from each other do not both end.
+Without proof it waits, and in the end ends itself; whoever receives the proof of *that* goes on. The patience of
+servers differs, so two that are cut from each other do not both end.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ from lockstep.protocol.replication.shard_home import (
 from lockstep.protocol.replication.speech import Speech
 from lockstep.protocol.replication.viewing import PATIENCE_SECONDS, Viewing
 
+
 class ReplicatedServer:
     """One server."""
 
@@ -76,6 +77,7 @@ class ReplicatedServer:
         self.copies: dict[int, ShardCopy] = {}
         self.committed: Step = INITIAL_STEP - 1
         self.ended = False
+        self._end: End | None = None
         self._returns = returns
         self._buckets = buckets
         self._facts = FactsOfSteps(shape.worker_ids())
@@ -105,10 +107,9 @@ class ReplicatedServer:
 
     def _tell_of_the_end(self, event: ReplicaEvent) -> list[ReplicaEffect]:
         """A task that comes back after the end hears of it."""
-        end = None if self.coordination is None else self.coordination.end
         match event:
-            case LinkUp(peer=peer) | Heard(peer=peer, message=Entering()) if end is not None:
-                return [Say(peer, end)]
+            case LinkUp(peer=peer) | Heard(peer=peer, message=Entering()) if self._end is not None:
+                return [Say(peer, self._end)]
             case _:
                 return []
 
@@ -117,13 +118,13 @@ class ReplicatedServer:
             case Heard():
                 return self._on_heard(event, now)
             case VersionMade():
-                return self._on_made(event, now)
+                return self._on_made(event)
             case CopyMade():
-                return self._on_copy_made(event, now)
+                return self._on_copy_made(event)
             case LinkUp():
                 return self._on_link_up(event, now)
             case LinkLost(peer=peer):
-                self.viewing.linked.pop(peer, None)
+                self.viewing.unlink(peer, now)
                 return []
             case PeerGone(peer=peer, incarnation=life):
                 return self._on_gone(peer, life, now)
@@ -142,32 +143,28 @@ class ReplicatedServer:
         effects = self._on_gone(peer, former, now) if former != life else []
         if self.ended:
             return effects
+        if self.coordination is not None and self.coordination.members.get(peer) == life:
+            effects += self.coordination.say_again_to(peer)
         if self.viewing.number == 0:
             return effects + self.viewing.enter()
         if not self.viewing.is_member(peer, life):
             return effects + self.viewing.tell_whom_to_follow(peer)
-        if self.coordination is not None:
-            effects += self.coordination.say_again_to(peer)
-            if peer == self.viewing.placement.deputy:
-                effects += self.coordination.decisions.say_again()
-        return effects + self._say_what_is_open(now)
+        return effects + self._say_what_is_open()
 
     def _on_gone(self, peer: TaskId, life: Incarnation, now: float) -> list[ReplicaEffect]:
         self.viewing.gone.add((peer, life))
         if self.coordination is not None:
-            return self.coordination.on_gone(peer, life, now)
-        return self._take_over_if_due(now) or self._end_if_nobody_is_left(now)
+            return self.coordination.on_gone(peer, life)
+        return self._take_over_if_due() or self._end_if_nobody_is_left(now)
 
-    def _take_over_if_due(self, now: float) -> list[ReplicaEffect]:
+    def _take_over_if_due(self) -> list[ReplicaEffect]:
         """This deputy holds all decisions, and has proof of the coordinator's end."""
         record = self.record
         if record is None or not self._is_gone(record.placement.coordinator, dict(record.members)):
             return []
         if record.placement.deputy != self.task or not record.placement.coordination.whole:
             return []
-        self.coordination, effects = Coordination.resume(
-            record, self.shape, self.viewing.gone, now, returns=self._returns
-        )
+        self.coordination, effects = Coordination.resume(record, self.shape, self.viewing.gone, returns=self._returns)
         return effects
 
     def _is_gone(self, task: TaskId, members: dict[TaskId, Incarnation]) -> bool:
@@ -183,23 +180,26 @@ class ReplicatedServer:
         match event.message:
             case Stamped():
                 message = self.viewing.admit(event)
-                return [] if message is None else self._on_message(peer, message, now)
+                return [] if message is None else self._on_message(peer, message)
             case Entering():
-                return self._on_entering(peer, life, now)
+                return self._on_entering(peer, life)
             case Follow(coordinator=coordinator, view=view):
                 return self._on_follow(coordinator, view)
             case ViewOf() as view:
                 return self._on_view(peer, view, now)
             case Decided(record=record):
-                return self._on_decided(peer, life, record, now)
+                return self._on_decided(peer, life, record)
             case DecisionHeld(serial=serial) if self.coordination is not None:
-                return self.coordination.on_held(peer, life, serial, now)
+                return self.coordination.on_held(peer, life, serial)
             case End() as end:
-                return [TaskEnds(end.reason, end)]
+                self._end = end
+                linked = self.viewing.linked.items()
+                strangers = [task for task, life in linked if not self.viewing.is_member(task, life)]
+                return [*(Say(task, end) for task in strangers if task != self.task), TaskEnds(end.reason, end)]
             case _:
                 return []
 
-    def _on_message(self, peer: TaskId, message: InView, now: float) -> list[ReplicaEffect]:
+    def _on_message(self, peer: TaskId, message: InView) -> list[ReplicaEffect]:
         match message:
             case GradientOf(step=step, bucket=bucket, tensor=tensor):
                 home = self._home_of(bucket)
@@ -217,35 +217,37 @@ class ReplicatedServer:
             case CopyOf():
                 return self._on_copy(peer, message)
             case HeldTo(bucket=bucket, version=version):
-                return self._on_held(bucket, version, now)
+                return self._on_held(bucket, version)
             case StepCommitted(step=step):
                 return self._on_committed(step)
             case ShardsApplied() | ShardWhole() | LocalState() | Done() | DigestsDiffer():
-                return self._on_word_for_coordinator(peer, message, now)
+                return self._on_word_for_coordinator(peer, message)
             case _:
                 return []
 
-    def _on_word_for_coordinator(self, peer: TaskId, message: InView, now: float) -> list[ReplicaEffect]:
+    def _on_word_for_coordinator(self, peer: TaskId, message: InView) -> list[ReplicaEffect]:
         coordination = self.coordination
-        if coordination is None:
-            return []
+        if coordination is None or coordination.view != self.viewing.number:
+            return []  # the next view is decided already, and everything is said again in it
         match message:
             case ShardsApplied(step=step):
-                return coordination.on_applied(peer.index, step, now)
+                return coordination.on_applied(peer.index, step)
             case ShardWhole(shard=shard):
-                return coordination.on_whole(shard, peer, now)
+                return coordination.on_whole(shard, peer)
             case LocalState():
-                return coordination.on_state(peer, message, now)
+                return coordination.on_state(peer, message)
             case Done(steps=steps):
-                return coordination.on_done(peer, steps, now)
+                return coordination.on_done(peer, steps)
             case DigestsDiffer(step=step, bucket=bucket):
-                return coordination.on_differing(coordination.placement.home_of(bucket), step, now)
+                return coordination.on_differing(coordination.placement.home_of(bucket), step)
             case _:
                 return []
 
-    def _on_entering(self, peer: TaskId, life: Incarnation, now: float) -> list[ReplicaEffect]:
+    def _on_entering(self, peer: TaskId, life: Incarnation) -> list[ReplicaEffect]:
+        if (peer, life) in self.viewing.gone:
+            return []  # its last words
         if self.coordination is not None:
-            return self.coordination.on_entering(peer, life, now)
+            return self.coordination.on_entering(peer, life)
         return self.viewing.tell_whom_to_follow(peer) if self.viewing.number else []
 
     def _on_follow(self, coordinator: TaskId, view: int) -> list[ReplicaEffect]:
@@ -254,14 +256,16 @@ class ReplicatedServer:
         self.coordination = None  # it would have formed another job
         return self.viewing.enter()
 
-    def _on_decided(self, peer: TaskId, life: Incarnation, record: DecisionRecord, now: float) -> list[ReplicaEffect]:
+    def _on_decided(self, peer: TaskId, life: Incarnation, record: DecisionRecord) -> list[ReplicaEffect]:
         """Hold what the coordinator has decided, unless this server has taken its place."""
-        is_its = record.placement.coordinator == peer and dict(record.members).get(peer) == life
-        if self.coordination is not None or not is_its or record.view < self.viewing.number:
+        members = dict(record.members)
+        is_its = record.placement.coordinator == peer and members.get(peer) == life
+        is_for_us = members.get(self.task) == self.viewing.life and record.view >= self.viewing.number
+        if self.coordination is not None or not is_its or not is_for_us:
             return []
         if self.record is None or record.serial > self.record.serial:
             self.record = record
-        return [Say(peer, DecisionHeld(record.serial)), *self._take_over_if_due(now)]
+        return [Say(peer, DecisionHeld(record.serial)), *self._take_over_if_due()]
 
     # -- the view --
 
@@ -282,7 +286,7 @@ class ReplicatedServer:
         if self.coordination is not None:
             strangers = [t for t, life in self.viewing.linked.items() if not self.viewing.is_member(t, life)]
             effects += [effect for task in strangers for effect in self.viewing.tell_whom_to_follow(task)]
-        effects += self._say_what_is_open(now)
+        effects += self._say_what_is_open()
         for event in self.viewing.take_postponed():
             effects += self._on_heard(event, now)
         return effects + self._end_if_nobody_is_left(now)
@@ -292,7 +296,7 @@ class ReplicatedServer:
         for shard, homes in enumerate(placement.shards):
             buckets = placement.buckets_of(shard, self._buckets)
             if homes.home == me and shard not in self.homes:
-                self.homes[shard] = self._become_home(shard, buckets)
+                self.homes[shard] = self._become_home(shard, buckets, whole=homes.whole)
             if homes.second != me:
                 if homes.home != me:
                     self.copies.pop(shard, None)
@@ -300,11 +304,11 @@ class ReplicatedServer:
                 # One that is whole and holds nothing: nothing has been made yet.
                 self.copies[shard] = ShardCopy(shard, buckets, from_start=homes.whole)
 
-    def _become_home(self, shard: int, buckets: range) -> ShardHome:
+    def _become_home(self, shard: int, buckets: range, *, whole: bool) -> ShardHome:
         """Of nothing at the start; otherwise of what was handed on."""
         copy = self.copies.get(shard)
         if copy is None:
-            return ShardHome(shard, dict.fromkeys(buckets, INITIAL_STEP), self._facts, whole=True)
+            return ShardHome(shard, dict.fromkeys(buckets, INITIAL_STEP), self._facts, whole=whole)
         home = ShardHome(shard, {bucket: copy.held(bucket) for bucket in buckets}, self._facts, whole=False)
         for number, bucket in copy.buckets.items():
             if bucket.made < bucket.held:
@@ -316,13 +320,13 @@ class ReplicatedServer:
     def _speech(self) -> Speech:
         return self.viewing.speech()
 
-    def _say_what_is_open(self, now: float) -> list[ReplicaEffect]:
+    def _say_what_is_open(self) -> list[ReplicaEffect]:
         """With every view and every link; receiving it twice changes nothing."""
         effects: list[ReplicaEffect] = []
         speech = self._speech()
         for shard, home in self.homes.items():
             home.committed = max(home.committed, self.committed)
-            effects += home.place(self.viewing.placement.shards[shard], speech, now)
+            effects += home.place(self.viewing.placement.shards[shard], speech)
         return effects + self._say_progress() + self._make() + self._deliver_all()
 
     def _say_progress(self) -> list[ReplicaEffect]:
@@ -351,17 +355,17 @@ class ReplicatedServer:
                 self._making[effect.update.bucket] = effect.update
         return effects
 
-    def _on_made(self, event: VersionMade, now: float) -> list[ReplicaEffect]:
+    def _on_made(self, event: VersionMade) -> list[ReplicaEffect]:
         home = self._home_of(event.bucket)
         assert home is not None
-        effects = home.on_made(event, self._making.pop(event.bucket), self._speech(), now)
+        effects = home.on_made(event, self._making.pop(event.bucket), self._speech())
         return effects + self._after_release(event.bucket)
 
-    def _on_held(self, bucket: BucketId, version: int, now: float) -> list[ReplicaEffect]:
+    def _on_held(self, bucket: BucketId, version: int) -> list[ReplicaEffect]:
         home = self._home_of(bucket)
         if home is None:
             return []
-        return home.on_held(bucket, version, self._speech(), now) + self._after_release(bucket)
+        return home.on_held(bucket, version, self._speech()) + self._after_release(bucket)
 
     def _after_release(self, bucket: BucketId) -> list[ReplicaEffect]:
         return self._deliver_all(bucket) + self._say_progress() + self._make()
@@ -416,7 +420,7 @@ class ReplicatedServer:
         effects = copy.on_copy(message)
         return effects + self._speech().to(peer, HeldTo(message.bucket, copy.held(message.bucket)))
 
-    def _on_copy_made(self, event: CopyMade, now: float) -> list[ReplicaEffect]:
+    def _on_copy_made(self, event: CopyMade) -> list[ReplicaEffect]:
         shard = self.viewing.placement.shard_of(event.bucket)
         copy = self.copies.get(shard)
         if copy is None:
@@ -435,40 +439,47 @@ class ReplicatedServer:
         if copy.is_made:
             del self.copies[shard]
         speech = self._speech()
-        effects += home.place(self.viewing.placement.shards[shard], speech, now)
+        effects += home.place(self.viewing.placement.shards[shard], speech)
         return effects + self._make() + self._deliver_all(event.bucket)
 
     # -- time --
 
-    def _waiting(self) -> list[tuple[TaskId, WaitKind, Step, float]]:
-        """Whom this server waits for with everything that it may not go on without."""
-        found: list[tuple[TaskId, WaitKind, Step, float]] = []
-        for shard, home in self.homes.items():
-            second = self.viewing.placement.shards[shard].second_task
-            if second is not None:
-                found += [(second, WaitKind.APPLIED, bucket.version, bucket.since) for bucket in home.not_held()]
-        since = None if self.coordination is None else self.coordination.decisions.waits_since
-        if self.coordination is not None and since is not None and self.coordination.placement.deputy is not None:
-            found.append((self.coordination.placement.deputy, WaitKind.COMMIT, self.committed, since))
-        return found
+    def _needed(self) -> set[TaskId]:
+        """The servers without which this one cannot go on."""
+        placement = self.viewing.placement
+        needed = {placement.coordinator, placement.deputy}
+        needed |= {placement.shards[shard].second_task for shard in self.homes}
+        if self.task not in (placement.coordinator, placement.deputy):
+            needed.discard(placement.deputy)
+        return {task for task in needed if task is not None and task != self.task}
+
+    def _waiting(self) -> list[tuple[TaskId, float]]:
+        """The servers that this one needs and cannot reach, and since when; nothing proves that they have ended."""
+        if self.viewing.number == 0:
+            return []
+        lost = self.viewing.unreachable
+        return [(task, lost[task]) for task in sorted(self._needed()) if task in lost]
 
     def next_deadline(self) -> float | None:
-        due = [since + self._patience for *_, since in self._waiting()]
+        if self.ended:
+            return None
+        due = [since + self._patience for _, since in self._waiting()]
         if self.coordination is None and self.viewing.deadline is not None:
             due.append(self.viewing.deadline)
         return min(due, default=None)
 
     def _on_tick(self, now: float) -> list[ReplicaEffect]:
-        for other, _, _, since in self._waiting():
+        for other, since in self._waiting():
             if now >= since + self._patience:
                 text = phrases.second_home_is_silent(now - since)
                 return [TaskEnds(Reason(Cause.NO_PATH, text, peer=str(other)))]
         return self._end_if_nobody_is_left(now)
 
     def waits(self) -> list[Wait]:
+        step, kind = self.committed + 1, WaitKind.CONNECTION
+        state = phrases.not_connected()
         return [
-            Wait(self.task, other, kind, step, since, since + self._patience, "handed on")
-            for other, kind, step, since in self._waiting()
+            Wait(self.task, other, kind, step, since, since + self._patience, state) for other, since in self._waiting()
         ]
 
     @property
@@ -483,4 +494,3 @@ class ReplicatedServer:
             copy.check()
         if self.coordination is not None:
             self.coordination.check()
-

@@ -72,7 +72,7 @@ class ReplicatedWorker:
                 self.viewing.link(peer, life)
                 return [*self.viewing.enter()] if self.viewing.number == 0 else self._say_what_is_open()
             case LinkLost(peer=peer):
-                self.viewing.linked.pop(peer, None)
+                self.viewing.unlink(peer, now)
                 return []
             case PeerGone(peer=peer, incarnation=life):
                 self.viewing.gone.add((peer, life))
@@ -168,12 +168,12 @@ class ReplicatedWorker:
         told: list[InView] = [LocalState(step, state) for step, state in sorted(self._states.items())]
         if self.step >= self._steps:
             told.append(Done(self._steps))
-        return effects + [*speech.to(placement.coordinator, *told)]
+        return [*effects, *speech.to(placement.coordinator, *told)]
 
     # -- what others may ask --
 
     def next_deadline(self) -> float | None:
-        return self.viewing.deadline
+        return None if self.ended else self.viewing.deadline
 
     def waits(self) -> list[Wait]:
         if self.viewing.number == 0 or self._computing:

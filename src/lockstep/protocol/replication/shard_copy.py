@@ -58,7 +58,9 @@ class ShardCopy:
         """What the store does next; and whether what it made has the digest of the home's."""
         bucket = self.buckets[event.bucket]
         update = bucket.updates.popleft()
-        assert update.step == event.step, f"the store made step {event.step} of bucket {event.bucket}, not {update.step}"
+        assert update.step == event.step, (
+            f"the store made step {event.step} of bucket {event.bucket}, not {update.step}"
+        )
         bucket.made = event.step + 1
         same = update.digest in ("", event.digest)
         if bucket.updates:

@@ -15,7 +15,7 @@ everything does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -73,8 +73,6 @@ class HomeBucket:
     gradients: dict[TaskId, int] = field(default_factory=dict)
     update: UpdateOf | None = None
     """What made the version that is handed on."""
-    since: float = 0.0
-    """When it was handed on."""
     sent: int = NOT_HELD
     """The version up to which the second home was sent everything."""
     held: int = NOT_HELD
@@ -142,12 +140,12 @@ class ShardHome:
 
     @property
     def may_be_called_whole(self) -> bool:
-        """The second home could take over: it holds the newest versions, and those before them that may be asked for."""
+        """The second home could take over: it holds the newest versions, and those before that may be asked for."""
         return self.waits_for_second and self._copied <= self.committed + 1
 
     # -- the view --
 
-    def place(self, homes: Homes, speech: Speech, now: float) -> list[ReplicaEffect]:
+    def place(self, homes: Homes, speech: Speech) -> list[ReplicaEffect]:
         """The view that this shard is in; everything that is open is said again, to the second home that it has now."""
         second = homes.second_task
         life = 0 if second is None else speech.members[second]
@@ -159,7 +157,7 @@ class ShardHome:
         effects: list[ReplicaEffect] = []
         for bucket in self.buckets.values():
             if bucket.state is HomeBucketState.HANDED_ON:
-                effects += self._hand_on(bucket, speech, now)
+                effects += self._hand_on(bucket, speech)
             elif not self.waits_for_second:
                 bucket.sent = bucket.held
         return effects + self._copy_next(speech)
@@ -218,13 +216,13 @@ class ShardHome:
 
     # -- handing on --
 
-    def on_made(self, event: VersionMade, update: UpdateOf, speech: Speech, now: float) -> list[ReplicaEffect]:
+    def on_made(self, event: VersionMade, update: UpdateOf, speech: Speech) -> list[ReplicaEffect]:
         bucket = self.buckets[event.bucket]
         bucket.advance(HomeBucketTrigger.MADE)
-        bucket.update, bucket.since = replace(update, mean=event.mean, digest=event.digest), now
-        return self._hand_on(bucket, speech, now)
+        bucket.update = replace(update, mean=event.mean, digest=event.digest)
+        return self._hand_on(bucket, speech)
 
-    def _hand_on(self, bucket: HomeBucket, speech: Speech, now: float) -> list[ReplicaEffect]:
+    def _hand_on(self, bucket: HomeBucket, speech: Speech) -> list[ReplicaEffect]:
         assert bucket.update is not None
         effects: list[ReplicaEffect] = []
         complete_there = self.waits_for_second or bucket.sent == bucket.version
@@ -232,30 +230,30 @@ class ShardHome:
             effects += speech.to(self._second, bucket.update)
             bucket.sent = bucket.version + 1
         if not self.waits_for_second:
-            self._release(bucket, HomeBucketTrigger.NOT_AWAITED, now)
+            self._release(bucket, HomeBucketTrigger.NOT_AWAITED)
         return effects
 
-    def on_held(self, bucket_id: BucketId, version: int, speech: Speech, now: float) -> list[ReplicaEffect]:
+    def on_held(self, bucket_id: BucketId, version: int, speech: Speech) -> list[ReplicaEffect]:
         bucket = self.buckets[bucket_id]
         bucket.held = max(bucket.held, version)
         if bucket.state is HomeBucketState.HANDED_ON and bucket.held > bucket.version:
-            self._release(bucket, HomeBucketTrigger.HELD, now)
+            self._release(bucket, HomeBucketTrigger.HELD)
         if not self.waits_for_second:
             self.waits_for_second = all(one.held == one.version for one in self.buckets.values())
         return self._copy_next(speech)
 
-    def _release(self, bucket: HomeBucket, trigger: HomeBucketTrigger, now: float) -> None:
+    def _release(self, bucket: HomeBucket, trigger: HomeBucketTrigger) -> None:
         """The next version may be known to all."""
         bucket.advance(trigger)
         bucket.version += 1
         bucket.gradients.clear()
-        bucket.update, bucket.since = None, now
+        bucket.update = None
 
     def _copy_next(self, speech: Speech) -> list[ReplicaEffect]:
         """In the background: one bucket at a time, the next when the second home holds it."""
         if self._second is None or self.waits_for_second or not speech.reaches(self._second):
             return []
-        if any(NOT_HELD < bucket.sent and bucket.held < bucket.sent for bucket in self.buckets.values()):
+        if any(bucket.sent > NOT_HELD and bucket.held < bucket.sent for bucket in self.buckets.values()):
             return []
         for bucket in self.buckets.values():
             if bucket.sent < bucket.version and bucket.has_value and bucket.version > INITIAL_STEP:
@@ -265,10 +263,6 @@ class ShardHome:
         return []
 
     # -- what others may ask --
-
-    def not_held(self) -> Iterable[HomeBucket]:
-        """What waits for the second home."""
-        return (bucket for bucket in self.buckets.values() if bucket.state is HomeBucketState.HANDED_ON)
 
     def readable(self, bucket_id: BucketId, version: int) -> bool:
         """Whether a worker may have this version now."""

@@ -10,7 +10,6 @@ from lockstep.protocol.replication.replica_events import Heard, ReplicaEffect, S
 from lockstep.protocol.replication.replica_messages import Entering, Follow, InView, Stamped, ViewOf
 from lockstep.protocol.replication.speech import Speech
 
-
 PATIENCE_SECONDS = 60.0
 """How long a task waits for another one that is silent, or for a coordinator."""
 
@@ -27,6 +26,8 @@ class Viewing:
         self.linked: dict[TaskId, Incarnation] = {}
         self.linked_before: dict[TaskId, Incarnation] = {}
         """The incarnation of each task that this one was last linked to."""
+        self.unreachable: dict[TaskId, float] = {}
+        """Tasks whose link is lost, and since when."""
         self.gone: set[tuple[TaskId, Incarnation]] = set()
         """Incarnations whose end is proven."""
         self._placement: Placement | None = None
@@ -43,6 +44,11 @@ class Viewing:
 
     def link(self, peer: TaskId, life: Incarnation) -> None:
         self.linked[peer] = self.linked_before[peer] = life
+        self.unreachable.pop(peer, None)
+
+    def unlink(self, peer: TaskId, now: float) -> None:
+        self.linked.pop(peer, None)
+        self.unreachable.setdefault(peer, now)
 
     def is_member(self, peer: TaskId, life: Incarnation) -> bool:
         return self.members.get(peer) == life

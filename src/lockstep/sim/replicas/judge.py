@@ -63,12 +63,13 @@ class ReplicaJudge:
         held = home.buckets[bucket].version if home else copy.held(bucket) if copy else INITIAL_STEP - 1
         if held < version:
             raise Violation(
-                Rule.NOT_HELD, f"{by.task} lets a worker have version {version} of bucket {bucket}; {second} holds {held}"
+                Rule.NOT_HELD,
+                f"{by.task} lets a worker have version {version} of bucket {bucket}; {second} holds {held}",
             )
 
     # -- decisions --
 
-    def said(self, task: TaskId, peer: TaskId, message: ReplicaMessage) -> None:
+    def said(self, task: TaskId, message: ReplicaMessage) -> None:
         match message:
             case ViewOf():
                 self._on_view(task, message)
@@ -129,12 +130,14 @@ class ReplicaJudge:
 
     @property
     def says_whole(self) -> bool:
-        """The newest view: whether all its second homes are whole and live; before the first one nothing can be lost."""
+        """Whether the newest view has only whole and live second homes; before the first one nothing can be lost."""
         if not self._views:
             return True
         placement, members = self._views[max(self._views)]
         servers = [(task, life) for task, life in members if task.role is Role.SERVER]
-        return placement.whole and all(self._tasks[task].alive and self._tasks[task].life == life for task, life in servers)
+        return placement.whole and all(
+            self._tasks[task].alive and self._tasks[task].life == life for task, life in servers
+        )
 
     def completed(self) -> None:
         for bucket in range(self._buckets):

@@ -1,9 +1,9 @@
 """Harm at every event of a run, and at every pair of events: the exhaustive search over a job with second homes.
 
-A run without harm lists its events (``moments``). Each of them is then a run in which the task that handles it is killed
-there, before or after what follows from the event has left; and in each of *those* runs every later event is a second
-one. Whatever happens, no rule may be broken (``judge.py``). A loss that comes while the job says that its replica is
-whole must not be noticed: every step is made once, and the last numbers are those of the undisturbed run.
+A run without harm lists its events (``moments``). Each of them is then a run in which the task that handles it is
+killed there, before or after what follows from the event has left; and in each of *those* runs every later event is a
+second one. Whatever happens, no rule may be broken (``judge.py``). A loss that comes while the job says that its
+replica is whole must not be noticed: every step is made once, and the last numbers are those of the undisturbed run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from lockstep.protocol.core.causes import Cause
-from lockstep.protocol.core.ids import Role, TaskId
+from lockstep.protocol.core.ids import Role
 from lockstep.sim.replicas.world import Harm, HarmPoint, ReplicaMaker, ReplicaRun, ReplicaScenario, ReplicaWorld
 from lockstep.sim.violation import Rule, Violation
 
@@ -45,12 +45,17 @@ def play(scenario: ReplicaScenario, maker: ReplicaMaker | None = None) -> Replic
     is_cut = any(point.harm is Harm.CUT for point in scenario.harms)
     if Cause.NO_PATH in run.causes and not is_cut:
         raise Violation(Rule.NO_END, f"a server waited for one that it could reach: {run.reasons}", story=world.story())
-    if not run.ok and world.judge.must_complete and not is_cut:
+    if not run.ok and (world.judge.must_complete or _one_may_go_on(scenario)):
         text = f"the job had a replica of everything, and ended: {'; '.join(run.reasons)}"
         raise Violation(Rule.BAD_END, text, story=world.story())
     if run.ok and run.numbers != undisturbed(scenario):
         raise Violation(Rule.NOT_REPEATED, f"the last numbers are {run.numbers}, not {undisturbed(scenario)}")
     return run
+
+
+def _one_may_go_on(scenario: ReplicaScenario) -> bool:
+    """Servers that are cut from each other: one ends, and the other one gets the proof of that."""
+    return scenario.proof_passes and {point.harm for point in scenario.harms} == {Harm.CUT}
 
 
 _KNOWN: dict[tuple[int, int, int, int], tuple[tuple[int, int], ...]] = {}
@@ -111,7 +116,3 @@ def _note(tally: ReplicaTally, scenario: ReplicaScenario) -> None:
     tally.events += run.events
     tally.takeovers += run.takeovers
     tally.endings["completed" if run.ok else "; ".join(run.reasons)] += 1
-
-
-def tasks_of(scenario: ReplicaScenario) -> tuple[TaskId, ...]:
-    return scenario.shape.tasks()

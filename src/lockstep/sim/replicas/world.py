@@ -53,9 +53,9 @@ class Harm(StrEnum):
     KILL_LOSING = "kill, losing"
     """SIGKILL, and what it had sent is lost."""
     CUT = "cut"
-    """From now on nothing passes between the two servers, and neither has proof of anything about the other's life."""
+    """From now on nothing passes between the first two servers."""
     BREAK = "break"
-    """The link between the task and the coordinator breaks, loses what is on its way, and is opened again."""
+    """All links of the task break, lose what is on its way, and are opened again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,8 @@ class ReplicaWorld:
         self._random = Random(scenario.seed)
         self._lives = 0
         self._queues: dict[Pair, deque[ReplicaEvent]] = {}
-        self._proofs: list[tuple[TaskId, PeerGone]] = []
+        self._news: list[tuple[TaskId, PeerGone | LinkLost]] = []
+        """What a task learns otherwise than over a link, at any time."""
         self._starts: list[TaskId] = []
         self._unlinked: list[Pair] = []
         self._cut: set[Pair] = set()
@@ -189,7 +190,14 @@ class ReplicaWorld:
         reasons = tuple(sorted({outcome.reason.text for outcome in outcomes if outcome.reason.text}))
         causes = frozenset(one.reason.cause for one in outcomes if one.end is None or not one.end.ok)
         return ReplicaRun(
-            ok, self._done, reasons, causes, self.judge.final(), tuple(self._moments), self._struck, self.judge.takeovers
+            ok,
+            self._done,
+            reasons,
+            causes,
+            self.judge.final(),
+            tuple(self._moments),
+            self._struck,
+            self.judge.takeovers,
         )
 
     def _next(self) -> _Choice:
@@ -198,7 +206,7 @@ class ReplicaWorld:
             (self._deliver, pair) for pair, queue in self._queues.items() if queue and pair not in self._cut
         ]
         choices += [(self._work, task) for task in self.tasks.values() if task.work and task.alive]
-        choices += [(self._prove, proof) for proof in self._proofs]
+        choices += [(self._learn, news) for news in self._news]
         choices += [(self._restart, name) for name in self._starts]
         choices += [(self._link, pair) for pair in self._unlinked if self._linkable(pair)]
         if choices:
@@ -233,7 +241,7 @@ class ReplicaWorld:
     def _carry_out(self, task: ReplicaTask, effect: ReplicaEffect) -> None:
         match effect:
             case Say(peer=peer, message=message):
-                self.judge.said(task.name, peer, message)
+                self.judge.said(task.name, message)
                 self._send(task, peer, message)
             case MakeVersion():
                 self.judge.making(task.name, effect)
@@ -300,9 +308,9 @@ class ReplicaWorld:
         self._queues[one, other] = deque([LinkUp(one, self.tasks[one].life)])
         self._queues[other, one] = deque([LinkUp(other, self.tasks[other].life)])
 
-    def _prove(self, proof: tuple[TaskId, PeerGone]) -> None:
-        self._proofs.remove(proof)
-        self._handle(self.tasks[proof[0]], proof[1])
+    def _learn(self, news: tuple[TaskId, PeerGone | LinkLost]) -> None:
+        self._news.remove(news)
+        self._handle(self.tasks[news[0]], news[1])
 
     def _restart(self, name: TaskId) -> None:
         self._starts.remove(name)
@@ -313,12 +321,12 @@ class ReplicaWorld:
         task.alive = False
         name = task.name
         self._unlinked = [pair for pair in self._unlinked if name not in pair]
-        self._proofs = [proof for proof in self._proofs if proof[0] != name]
+        self._news = [news for news in self._news if news[0] != name]
         for other in self.scenario.shape.tasks():
             self._queues.pop((other, name), None)
             queue = self._queues.get((name, other))
             if queue is not None:
-                if losing or (name, other) in self._cut:
+                if losing:
                     queue.clear()
                 if self.tasks[other].alive:
                     queue.append(LinkLost(name, "ended"))
@@ -327,7 +335,7 @@ class ReplicaWorld:
             proven = self.scenario.proof_passes or (name, other) not in self._cut
             if other != name and self.tasks[other].alive and proven:
                 reason = Reason(Cause.DEAD, "its monitor reports its end")
-                self._proofs.append((other, PeerGone(name, reason, task.life)))
+                self._news.append((other, PeerGone(name, reason, task.life)))
         self._cut = {pair for pair in self._cut if name not in pair}
 
     # -- harm --
@@ -336,6 +344,8 @@ class ReplicaWorld:
         point = self._harms.get((task.name, number, effects_done))
         if point is None or not task.alive or self.judge.end_is_decided:
             return False
+        if point.harm is Harm.CUT and not self.judge.has_begun:
+            return False  # a cluster that cannot form is not this search's concern
         self._struck += 1
         self._trace.append((self._done, task.name, point.harm))
         match point.harm:
@@ -346,8 +356,12 @@ class ReplicaWorld:
                 if task.name.role is Role.WORKER or returns:
                     self._starts.append(task.name)
             case Harm.CUT:
+                self.judge.must_complete = False
                 one, other = self.scenario.shape.server_ids()[:2]
-                self._cut |= {(one, other), (other, one)}
+                for pair in ((one, other), (other, one)):
+                    self._cut.add(pair)
+                    if self._queues.pop(pair, None) is not None:
+                        self._news.append((pair[1], LinkLost(pair[0], "silent")))
             case Harm.BREAK:
                 self._break(task.name)
         return point.harm in (Harm.KILL, Harm.KILL_LOSING)
