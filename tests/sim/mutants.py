@@ -26,7 +26,7 @@ class CountsWithoutSender(ServerMachine):
     def _on_gradient_arrived(self, event: GradientArrived, now: float) -> list[Effect]:
         ledger = self._ledgers.get(event.bucket)
         if ledger is not None and event.step == ledger.version:
-            waiting = [w for w in self.contributors(event.step) if w not in ledger.arrived]
+            waiting = [w for w in self.contributing.to(event.step) if w not in ledger.arrived]
             sender = waiting[0] if waiting else event.peer
             event = replace(event, peer=sender, incarnation=self._workers[sender].incarnation)
         return super()._on_gradient_arrived(event, now)
@@ -75,7 +75,7 @@ class AnswersForItsPeer(ServerMachine):
     def _on_gradient_arrived(self, event: GradientArrived, now: float) -> list[Effect]:
         ledger = self._ledgers.get(event.bucket)
         if event.peer == self.task and ledger is not None and event.step == ledger.version != INITIAL_STEP:
-            missing = [w for w in self.contributors(event.step) if w not in ledger.arrived]
+            missing = [w for w in self.contributing.to(event.step) if w not in ledger.arrived]
             event = replace(event, peer=missing[-1], incarnation=self._workers[missing[-1]].incarnation)
         return super()._on_gradient_arrived(event, now)
 

@@ -13,8 +13,8 @@ from lockstep.protocol.replication.decisions import HeldDecisions
 from lockstep.protocol.replication.placement import Homes
 from lockstep.protocol.replication.replica_events import (
     CopyMade,
-    Heard,
     MakeCopy,
+    MessageHeard,
     ReplicaEffect,
     ReplicaEvent,
     StepComputed,
@@ -74,7 +74,7 @@ class ForgetsWhatItConfirmed(ReplicatedServer):
 class HearsEveryView(Viewing):
     """A message counts whichever view it was said in."""
 
-    def admit(self, event: Heard) -> InView | None:
+    def admit(self, event: MessageHeard) -> InView | None:
         assert isinstance(event.message, Stamped)
         if self.number == 0:
             return None
@@ -264,3 +264,14 @@ DIRECTED: dict[type, tuple[ReplicaScenario, ...]] = {
     )
 }
 """Runs that are tried first, where three things must happen one after another."""
+
+FOUND_AT: dict[type, int] = {
+    GoesOnWithoutProof: 65,
+    TakesOverOnSilence: 61,
+    WaitsTooLate: 31,
+    DoesNotWaitForDeputy: 30,
+    KeepsWhatWasApplied: 188,
+    ForgetsStates: 30,
+    CommitsWithoutStates: 114,
+}
+"""Which of the random runs found it; that one is tried first."""

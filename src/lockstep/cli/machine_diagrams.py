@@ -11,6 +11,7 @@ from typing import Any
 
 from lockstep.protocol import member
 from lockstep.protocol.coordinator import coordinator_machine
+from lockstep.protocol.replication import coordination, shard_home
 from lockstep.protocol.server import ledger
 from lockstep.protocol.worker import collective_machine, holdings
 
@@ -31,6 +32,16 @@ _DRAWN: tuple[tuple[str, str, Any], ...] = (
         "A bucket that torch.distributed sums",
         "protocol/worker/collective_machine.py",
         collective_machine.SUMMED_BUCKET_TRANSITIONS,
+    ),
+    (
+        "A bucket at its home, with a second home",
+        "protocol/replication/shard_home.py",
+        shard_home.HOME_BUCKET_TRANSITIONS,
+    ),
+    (
+        "The coordinator's phase, with second homes",
+        "protocol/replication/coordination.py",
+        coordination.COORDINATION_TRANSITIONS,
     ),
 )
 

@@ -8,13 +8,13 @@ from lockstep.protocol.core.causes import Reason
 from lockstep.protocol.core.events import LinkLost, LinkUp, PeerGone, Tick
 from lockstep.protocol.core.ids import BucketId, Incarnation, Step, TaskId
 from lockstep.protocol.core.messages import End
-from lockstep.protocol.replication.replica_messages import CopyOf, ReplicaMessage, StepFacts, UpdateOf
+from lockstep.protocol.replication.replica_messages import CopyOf, ReplicaMessage, UpdateFacts, UpdateOf
 
 # -- events --
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class MessageHeard:
     """A message from this incarnation of ``peer``."""
 
     peer: TaskId
@@ -47,11 +47,11 @@ class StepComputed:
 
     step: Step
     gradients: tuple[tuple[BucketId, int], ...]
-    facts: StepFacts
+    facts: UpdateFacts
     state: bytes
 
 
-ReplicaEvent = LinkUp | LinkLost | PeerGone | Tick | Heard | VersionMade | CopyMade | StepComputed
+ReplicaEvent = LinkUp | LinkLost | PeerGone | Tick | MessageHeard | VersionMade | CopyMade | StepComputed
 
 # -- effects --
 

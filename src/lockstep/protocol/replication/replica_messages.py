@@ -18,7 +18,7 @@ States = tuple[tuple[TaskId, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class StepFacts:
+class UpdateFacts:
     """Worker to every home: all that an update of this step depends on besides gradients.
 
     As in ``messages.Seal`` and ``messages.Rates``; ``clip`` is the coefficient that gradients are multiplied with: a
@@ -188,7 +188,7 @@ class Stamped:
 
 
 InView = (
-    StepFacts
+    UpdateFacts
     | GradientOf
     | WantVersion
     | VersionOf

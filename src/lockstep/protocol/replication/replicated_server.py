@@ -20,8 +20,8 @@ from lockstep.protocol.replication.coordination import Coordination
 from lockstep.protocol.replication.placement import Placement
 from lockstep.protocol.replication.replica_events import (
     CopyMade,
-    Heard,
     MakeVersion,
+    MessageHeard,
     ReplicaEffect,
     ReplicaEvent,
     Say,
@@ -44,7 +44,7 @@ from lockstep.protocol.replication.replica_messages import (
     ShardWhole,
     Stamped,
     StepCommitted,
-    StepFacts,
+    UpdateFacts,
     UpdateOf,
     ViewOf,
     WantVersion,
@@ -98,7 +98,7 @@ class ReplicatedServer:
         while pending and not self.ended:
             for effect in self._handle_one(pending.popleft(), now):
                 if isinstance(effect, Say) and effect.peer == self.task:
-                    pending.append(Heard(self.task, self.viewing.life, effect.message))
+                    pending.append(MessageHeard(self.task, self.viewing.life, effect.message))
                 else:
                     self.ended = self.ended or isinstance(effect, TaskEnds)
                     outgoing.append(effect)
@@ -108,14 +108,14 @@ class ReplicatedServer:
     def _tell_of_the_end(self, event: ReplicaEvent) -> list[ReplicaEffect]:
         """A task that comes back after the end hears of it."""
         match event:
-            case LinkUp(peer=peer) | Heard(peer=peer, message=Entering()) if self._end is not None:
+            case LinkUp(peer=peer) | MessageHeard(peer=peer, message=Entering()) if self._end is not None:
                 return [Say(peer, self._end)]
             case _:
                 return []
 
     def _handle_one(self, event: ReplicaEvent, now: float) -> list[ReplicaEffect]:
         match event:
-            case Heard():
+            case MessageHeard():
                 return self._on_heard(event, now)
             case VersionMade():
                 return self._on_made(event)
@@ -175,7 +175,7 @@ class ReplicatedServer:
 
     # -- messages --
 
-    def _on_heard(self, event: Heard, now: float) -> list[ReplicaEffect]:
+    def _on_heard(self, event: MessageHeard, now: float) -> list[ReplicaEffect]:
         peer, life = event.peer, event.incarnation
         match event.message:
             case Stamped():
@@ -205,7 +205,7 @@ class ReplicatedServer:
                 home = self._home_of(bucket)
                 taken = home is not None and home.take(peer, step, bucket, tensor)
                 return self._make() if taken else []
-            case StepFacts():
+            case UpdateFacts():
                 if message.step > self.committed:
                     self._facts.note(peer, message)
                 return self._make()

@@ -12,7 +12,7 @@ from lockstep.protocol.core.messages import Done, End, LocalState
 from lockstep.protocol.core.waits import Wait, WaitKind
 from lockstep.protocol.replication.replica_events import (
     Compute,
-    Heard,
+    MessageHeard,
     ReplicaEffect,
     ReplicaEvent,
     StepComputed,
@@ -23,7 +23,7 @@ from lockstep.protocol.replication.replica_messages import (
     GradientOf,
     InView,
     Stamped,
-    StepFacts,
+    UpdateFacts,
     VersionOf,
     ViewOf,
     WantVersion,
@@ -46,7 +46,7 @@ class ReplicatedWorker:
         self._values: dict[BucketId, tuple[int, int]] = {}
         """The version of each bucket, and the memory that holds it."""
         self._computing = False
-        self._facts: StepFacts | None = None
+        self._facts: UpdateFacts | None = None
         self._gradients: tuple[tuple[BucketId, int], ...] = ()
         self._state = b""
         self._states: dict[Step, bytes] = {}
@@ -64,7 +64,7 @@ class ReplicatedWorker:
 
     def _handle(self, event: ReplicaEvent, now: float) -> list[ReplicaEffect]:
         match event:
-            case Heard():
+            case MessageHeard():
                 return self._on_heard(event, now)
             case StepComputed():
                 return self._on_computed(event)
@@ -82,7 +82,7 @@ class ReplicatedWorker:
             case _:
                 return []
 
-    def _on_heard(self, event: Heard, now: float) -> list[ReplicaEffect]:
+    def _on_heard(self, event: MessageHeard, now: float) -> list[ReplicaEffect]:
         match event.message:
             case Stamped():
                 message = self.viewing.admit(event)

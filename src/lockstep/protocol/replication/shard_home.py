@@ -24,7 +24,7 @@ from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, Incarnatio
 from lockstep.protocol.core.machine import advance
 from lockstep.protocol.replication.placement import Homes
 from lockstep.protocol.replication.replica_events import MakeVersion, ReplicaEffect, SendCopy, VersionMade
-from lockstep.protocol.replication.replica_messages import StepFacts, UpdateOf
+from lockstep.protocol.replication.replica_messages import UpdateFacts, UpdateOf
 from lockstep.protocol.replication.speech import Speech
 
 NOT_HELD = INITIAL_STEP - 1
@@ -51,13 +51,13 @@ class HomeBucketTrigger(StrEnum):
 
 HOME_BUCKET_TRANSITIONS: Mapping[tuple[HomeBucketState, HomeBucketTrigger], HomeBucketState] = MappingProxyType(
     {
-        (HomeBucketState.CATCHING_UP, HomeBucketTrigger.CAUGHT_UP): HomeBucketState.COLLECTING,
         (HomeBucketState.COLLECTING, HomeBucketTrigger.COMPLETE): HomeBucketState.COMPLETE,
         (HomeBucketState.COMPLETE, HomeBucketTrigger.REOPEN): HomeBucketState.COLLECTING,
         (HomeBucketState.COMPLETE, HomeBucketTrigger.MAKE): HomeBucketState.MAKING,
         (HomeBucketState.MAKING, HomeBucketTrigger.MADE): HomeBucketState.HANDED_ON,
         (HomeBucketState.HANDED_ON, HomeBucketTrigger.HELD): HomeBucketState.COLLECTING,
         (HomeBucketState.HANDED_ON, HomeBucketTrigger.NOT_AWAITED): HomeBucketState.COLLECTING,
+        (HomeBucketState.CATCHING_UP, HomeBucketTrigger.CAUGHT_UP): HomeBucketState.COLLECTING,
     }
 )
 
@@ -92,15 +92,15 @@ class FactsOfSteps:
 
     def __init__(self, workers: tuple[TaskId, ...]) -> None:
         self.workers = workers
-        self._facts: dict[tuple[TaskId, Step], StepFacts] = {}
+        self._facts: dict[tuple[TaskId, Step], UpdateFacts] = {}
 
-    def note(self, worker: TaskId, facts: StepFacts) -> None:
+    def note(self, worker: TaskId, facts: UpdateFacts) -> None:
         self._facts.setdefault((worker, facts.step), facts)
 
     def contributors(self, step: Step) -> tuple[TaskId, ...]:
         return (CHIEF,) if step == INITIAL_STEP else self.workers
 
-    def of(self, step: Step) -> dict[TaskId, StepFacts] | None:
+    def of(self, step: Step) -> dict[TaskId, UpdateFacts] | None:
         """What all contributors said of this step; None: not all have."""
         found = {w: self._facts[w, step] for w in self.contributors(step) if (w, step) in self._facts}
         return found if len(found) == len(self.contributors(step)) else None
@@ -195,10 +195,10 @@ class ShardHome:
                 effects.append(self._make(bucket, facts))
         return effects
 
-    def _is_complete(self, bucket: HomeBucket, facts: Mapping[TaskId, StepFacts]) -> bool:
+    def _is_complete(self, bucket: HomeBucket, facts: Mapping[TaskId, UpdateFacts]) -> bool:
         return all(bucket.id in said.absent or worker in bucket.gradients for worker, said in facts.items())
 
-    def _make(self, bucket: HomeBucket, facts: Mapping[TaskId, StepFacts]) -> MakeVersion:
+    def _make(self, bucket: HomeBucket, facts: Mapping[TaskId, UpdateFacts]) -> MakeVersion:
         giving = [worker for worker, said in facts.items() if bucket.id not in said.absent]
         without = [set(facts[worker].without) for worker in giving]
         void = any(said.void for said in facts.values())

@@ -6,7 +6,7 @@ from lockstep.protocol import phrases
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.ids import Incarnation, TaskId
 from lockstep.protocol.replication.placement import Placement
-from lockstep.protocol.replication.replica_events import Heard, ReplicaEffect, Say, TaskEnds
+from lockstep.protocol.replication.replica_events import MessageHeard, ReplicaEffect, Say, TaskEnds
 from lockstep.protocol.replication.replica_messages import Entering, Follow, InView, Stamped, ViewOf
 from lockstep.protocol.replication.speech import Speech
 
@@ -33,7 +33,7 @@ class Viewing:
         self._placement: Placement | None = None
         self._leader = coordinator
         self._leader_view = 0
-        self._postponed: list[Heard] = []
+        self._postponed: list[MessageHeard] = []
         self._led_until: float | None = None
         """Since when the coordinator of this view is known to have ended."""
 
@@ -80,7 +80,7 @@ class Viewing:
 
     # -- messages --
 
-    def admit(self, event: Heard) -> InView | None:
+    def admit(self, event: MessageHeard) -> InView | None:
         """What this message says, if it was said in this view by a member of it; one of a later view is kept."""
         stamped = event.message
         assert isinstance(stamped, Stamped)
@@ -91,7 +91,7 @@ class Viewing:
             return None
         return stamped.message
 
-    def take_postponed(self) -> list[Heard]:
+    def take_postponed(self) -> list[MessageHeard]:
         kept, self._postponed = self._postponed, []
         return kept
 

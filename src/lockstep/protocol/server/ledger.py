@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from lockstep.protocol.core.effects import Effect, GiveBack
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, Step, TaskId
+from lockstep.protocol.core.machine import advance
 from lockstep.protocol.core.messages import Layout, Pull, Seal
 
 
@@ -69,6 +71,30 @@ class Ledger:
     def slot_of(self, version: int) -> int:
         return version % 2
 
+    def give_back(self, sender: TaskId) -> list[Effect]:
+        """What this sender delivered before is replaced."""
+        former = self.arrived.get(sender, NO_GRADIENT)
+        return [] if former is NO_GRADIENT else [GiveBack(former.number)]
+
+    def take_out(self, sender: TaskId) -> list[Effect]:
+        """What this sender delivered no longer counts, unless it is being applied."""
+        if self.state is ServedBucketState.APPLYING or sender not in self.arrived:
+            return []
+        effects = self.give_back(sender)
+        del self.arrived[sender]
+        self.reopen_if_complete()
+        return effects
+
+    def is_sealed(self, sides: Iterable[WorkerSide]) -> bool:
+        """Each of these has sealed the step, and what it sealed is what is here."""
+        return all(
+            self.arrived[side.id].edition == sealed_edition(side.seal, self.version, self.bucket) for side in sides
+        )
+
+    def reopen_if_complete(self) -> None:
+        if self.state is ServedBucketState.COMPLETE:
+            self.state = advance(SERVED_BUCKET_TRANSITIONS, self.state, ServedBucketTrigger.REOPEN)
+
 
 @dataclass(slots=True)
 class WorkerSide:
@@ -88,3 +114,14 @@ class WorkerSide:
     done: Step | None = None
     since: float = 0.0
     repeat_at: float = 0.0
+
+
+def known_seals(sides: Mapping[TaskId, WorkerSide], members: Iterable[TaskId], step: Step) -> list[Seal]:
+    """What these workers are known to have sealed in this step."""
+    return [seal for member in members if (seal := sides[member].seal) is not None and seal.step == step]
+
+
+def without_gradient(seals: Iterable[Seal], bucket: BucketId) -> tuple[int, ...]:
+    """The parameters that have no gradient on any worker; empty where the whole bucket is absent."""
+    partial = [set(seal.without) for seal in seals if bucket not in seal.absent]
+    return tuple(sorted(set.intersection(*partial))) if partial else ()

@@ -41,7 +41,6 @@ from lockstep.protocol.core.ids import (
     Incarnation,
     Step,
     TaskId,
-    worker,
 )
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.machine import advance
@@ -67,7 +66,9 @@ from lockstep.protocol.server.ledger import (
     ServedBucketState,
     ServedBucketTrigger,
     WorkerSide,
+    known_seals,
     sealed_edition,
+    without_gradient,
 )
 from lockstep.protocol.server.shard import Shard
 
@@ -177,17 +178,7 @@ class ServerMachine(Shard):
             return []
         effects: list[Effect] = []
         for ledger in self._ledgers.values():
-            effects += self._take_out(ledger, side.id)
-        return effects
-
-    def _take_out(self, ledger: Ledger, sender: TaskId) -> list[Effect]:
-        """What this sender delivered no longer counts."""
-        if ledger.state is ServedBucketState.APPLYING or sender not in ledger.arrived:
-            return []
-        effects = self._give_back(ledger, sender)
-        del ledger.arrived[sender]
-        if ledger.state is ServedBucketState.COMPLETE:
-            ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.REOPEN)
+            effects += ledger.take_out(side.id)
         return effects
 
     def _on_link_lost(self, event: LinkLost, now: float) -> list[Effect]:
@@ -240,7 +231,7 @@ class ServerMachine(Shard):
             return self._break(side.id, Reason(Cause.MISMATCH, text, peer=str(CHIEF)), now)
         side.granted = True
         effects: list[Effect] = [GrantRegion(side.id)]
-        if self.contributes(side.id, self.step):
+        if self.contributing.includes(side.id, self.step):
             effects.append(self._open(side, now))
         return effects
 
@@ -263,7 +254,7 @@ class ServerMachine(Shard):
         if ledger is None or refusal is not None:
             self._drop(event.peer, event.step, event.bucket, refusal or "not a bucket of this server", now)
             return [GiveBack(event.arrival)]
-        effects = self._give_back(ledger, event.peer)
+        effects = ledger.give_back(event.peer)
         ledger.arrived[event.peer] = Arrival(event.edition, event.arrival)
         self._workers[event.peer].since = now
         self._journal.record(now, Happening.ARRIVED, event.step, event.bucket, event.peer)
@@ -273,11 +264,6 @@ class ServerMachine(Shard):
         self.dropped[sender] = self.dropped.get(sender, 0) + 1
         self._journal.record(now, Happening.DROPPED, step, bucket, sender, why)
 
-    def _give_back(self, ledger: Ledger, sender: TaskId) -> list[Effect]:
-        """What this sender delivered before is replaced."""
-        former = ledger.arrived.get(sender, NO_GRADIENT)
-        return [] if former is NO_GRADIENT else [GiveBack(former.number)]
-
     def _why_refused(self, event: GradientArrived, ledger: Ledger | None) -> str | None:
         side = self._workers.get(event.peer)
         if ledger is None or side is None:
@@ -286,7 +272,7 @@ class ServerMachine(Shard):
             return "of another incarnation of this worker"
         if event.step != ledger.version:
             return f"of step {event.step}; this bucket is in step {ledger.version}"
-        if not self.contributes(event.peer, event.step):
+        if not self.contributing.includes(event.peer, event.step):
             return "does not contribute to this step"
         if ledger.state is ServedBucketState.APPLYING:
             return "a duplicate; the step is being applied"
@@ -304,7 +290,7 @@ class ServerMachine(Shard):
         side.seal = seal
         self._journal.record(now, Happening.SEALED, seal.step, peer=side.id)
         effects = self._refuse_other_occasion(side, seal, now)
-        if not self.contributes(side.id, seal.step):
+        if not self.contributing.includes(side.id, seal.step):
             return effects
         for ledger in self._ledgers.values():
             if ledger.version == seal.step and ledger.state is not ServedBucketState.APPLYING:
@@ -325,16 +311,10 @@ class ServerMachine(Shard):
         final = sealed_edition(side.seal, ledger.version, ledger.bucket)
         known = ledger.arrived.get(side.id)
         if final == NO_GRADIENT.edition:
-            effects = self._give_back(ledger, side.id)
+            effects = ledger.give_back(side.id)
             ledger.arrived[side.id] = NO_GRADIENT
             return effects
-        if known is None or known.edition == final:
-            return []
-        effects = self._give_back(ledger, side.id)
-        del ledger.arrived[side.id]
-        if ledger.state is ServedBucketState.COMPLETE:
-            ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.REOPEN)
-        return effects
+        return [] if known is None or known.edition == final else ledger.take_out(side.id)
 
     def _on_rates(self, side: WorkerSide, rates: Rates, now: float) -> list[Effect]:
         # A server without a bucket applies nothing, and would keep the rates of every step forever.
@@ -357,9 +337,9 @@ class ServerMachine(Shard):
         if ledger.state is ServedBucketState.APPLYING:
             return []
         step = ledger.version
-        if not self._decided(step):
+        if not self.contributing.is_decided(step):
             return []
-        members = self.contributors(step)
+        members = self.contributing.to(step)
         if ledger.state is ServedBucketState.COLLECTING:
             if len(ledger.arrived) < len(members) or not all(m in ledger.arrived for m in members):
                 return []
@@ -378,37 +358,30 @@ class ServerMachine(Shard):
             return [*(GiveBack(number) for number in arrivals), nothing]
         # Where buckets are applied before the seals, the other workers have sealed a step of values without a gradient:
         # their seals are here, or the bucket would not be complete.
-        values = any(seal.values for seal in self._known_seals(members, step))
+        values = any(seal.values for seal in known_seals(self._workers, members, step))
         replicas = 1 if self.summed or values else len(members)
-        without = self._without_gradient(seals, ledger)
+        without = without_gradient(seals, ledger.bucket)
         return [Apply(step, ledger.bucket, giving, arrivals, replicas, rates, *slots, without, values)]
 
     def _seals_of(self, members: tuple[TaskId, ...], step: Step) -> list[Seal]:
         """What all contributors have sealed; nothing where buckets are applied before the seals."""
-        return [] if self.eager or step == INITIAL_STEP else self._known_seals(members, step)
-
-    def _known_seals(self, members: tuple[TaskId, ...], step: Step) -> list[Seal]:
-        return [seal for m in members if (seal := self._workers[m].seal) is not None and seal.step == step]
-
-    def _without_gradient(self, seals: list[Seal], ledger: Ledger) -> tuple[int, ...]:
-        """The parameters that have no gradient on any worker; empty where the whole bucket is absent."""
-        partial = [set(seal.without) for seal in seals if ledger.bucket not in seal.absent]
-        return tuple(sorted(set.intersection(*partial))) if partial else ()
+        return [] if self.eager or step == INITIAL_STEP else known_seals(self._workers, members, step)
 
     # -- who contributes, where not all workers do --
 
     def _on_contributors(self, event: Received, message: Contributors, now: float) -> list[Effect]:
         ours = (self.shape.coordinator, self._coordinator)
-        if (event.peer, event.incarnation) != ours or message.step in self._fixed or message.step < self.step:
+        if (event.peer, event.incarnation) != ours or message.step < self.step:
             return []
-        members = tuple(worker(index) for index in message.workers)
-        self._fixed[message.step] = members
+        members = self.contributing.fix(message)
+        if not members:
+            return []
         effects: list[Effect] = []
         for ledger in self._ledgers.values():
             if ledger.version != message.step:
                 continue
             for sender in [task for task in ledger.arrived if task not in members]:
-                effects += self._give_back(ledger, sender)
+                effects += ledger.give_back(sender)
                 del ledger.arrived[sender]
                 self._drop(sender, message.step, ledger.bucket, "does not contribute to this step", now)
         return effects + self._apply_all_possible(now)
@@ -421,14 +394,7 @@ class ServerMachine(Shard):
             (self.averages or step in self._rates)
             and self.committed >= step - 1
             and ledger.readers[ledger.slot_of(step + 1)] == 0
-            and (self.eager or self._sealed(ledger))
-        )
-
-    def _sealed(self, ledger: Ledger) -> bool:
-        """Every contributor has sealed the step, and what it sealed is what is here."""
-        return all(
-            ledger.arrived[member].edition == sealed_edition(self._workers[member].seal, ledger.version, ledger.bucket)
-            for member in self.contributors(ledger.version)
+            and (self.eager or ledger.is_sealed(self._workers[m] for m in self.contributing.to(step)))
         )
 
     def _on_bucket_applied(self, event: BucketApplied, now: float) -> list[Effect]:
@@ -447,7 +413,7 @@ class ServerMachine(Shard):
             return []
         self._applied, self._applied_at = self.step, now
         self._rates.pop(self.step, None)
-        self._fixed.pop(self.step, None)
+        self.contributing.forget(self.step)
         self.step += 1
         effects = self._say_what_is_unheard(now)
         for side in self._workers.values():
@@ -468,8 +434,7 @@ class ServerMachine(Shard):
             return []
         # Before anything is applied to the version that is to be saved, or reduced over the wrong workers.
         effects = self._save(commit.step + 1) if commit.save else []
-        if commit.change > self._change:
-            effects += self._change_contributors(commit, now)
+        effects += self._change_contributors(commit, now)
         if commit.step <= self.committed:
             return effects
         self.committed = commit.step
@@ -480,17 +445,17 @@ class ServerMachine(Shard):
 
     def _change_contributors(self, commit: Commit, now: float) -> list[Effect]:
         """The job continues without a lost worker, or takes one back. What was applied stays applied."""
-        self._change = commit.change
-        before = self._everybody
-        self._everybody = tuple(worker(index) for index in commit.workers) or self.shape.worker_ids()
+        gone, new = self.contributing.change(commit)
+        if not gone and not new:
+            return []
         effects: list[Effect] = []
         for ledger in self._ledgers.values():
-            for gone in set(before) - set(self._everybody):
-                effects += self._take_out(ledger, gone)
-            if ledger.state is ServedBucketState.COMPLETE and not all(w in ledger.arrived for w in self._everybody):
-                ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.REOPEN)
+            for task in gone:
+                effects += ledger.take_out(task)
+            if not all(task in ledger.arrived for task in self.contributing.everybody):
+                ledger.reopen_if_complete()
         for side in self._workers.values():
-            if side.granted and side.id in self._everybody and side.id not in before:
+            if side.granted and side.id in new:
                 effects.append(self._open(side, now))
         return effects + self._apply_all_possible(now)
 

@@ -11,12 +11,13 @@ from lockstep.protocol import phrases
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.effects import Effect, SaveShard, Send, SendVersion
 from lockstep.protocol.core.events import LinkLost, ShardSaved, TransferEnded
-from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, NOTHING_TO_APPLY, BucketId, ClusterShape, Role, Step, TaskId
+from lockstep.protocol.core.ids import INITIAL_STEP, NOTHING_TO_APPLY, BucketId, ClusterShape, Role, Step, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.keys import TensorKey, gradient_name
 from lockstep.protocol.core.messages import Applied, Failed, Message, Pull, Saved
 from lockstep.protocol.core.timing import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.core.waits import Wait, WaitKind
+from lockstep.protocol.server.contributing import Contributing
 from lockstep.protocol.server.ledger import Ledger, ServedBucketState, WorkerSide
 
 
@@ -34,13 +35,8 @@ class Shard:
         """Duplicate and stale gradients by sender: refused, and counted."""
         self._journal = journal if task.role is Role.SERVER else journal.of_share()
         self._ledgers: dict[BucketId, Ledger] = {}
-        self._everybody = shape.worker_ids()
-        """Who contributes: all workers, minus lost ones where the job continues without them."""
-        self._change = 0
-        """The number of the last change of that."""
-        self._workers = {w: WorkerSide(w) for w in self._everybody}
-        self._fixed: dict[Step, tuple[TaskId, ...]] = {}
-        """Who contributes, where the coordinator has decided it (with backup workers)."""
+        self.contributing = Contributing(shape, aggregate)
+        self._workers = {w: WorkerSide(w) for w in shape.worker_ids()}
         self._applied_at: float | None = None
         """Since when this shard has been waiting for its step to be committed."""
         self._applied: Step = INITIAL_STEP - 1
@@ -56,30 +52,12 @@ class Shard:
         """How many values of each bucket the store must have room for."""
         return 2
 
-    # -- who contributes --
-
-    def contributors(self, step: Step) -> tuple[TaskId, ...]:
-        """The workers whose gradients may make step ``step``, in the order of reduction."""
-        if step == INITIAL_STEP:
-            return (CHIEF,)
-        return self._fixed.get(step, self._everybody)
-
-    def contributes(self, task: TaskId, step: Step) -> bool:
-        """Whether ``task`` is one of them; asked for every arrival, so it does not walk through all workers."""
-        fixed = self._fixed.get(step)
-        if step == INITIAL_STEP or fixed is not None:
-            return task in self.contributors(step)
-        return task in self._workers
-
-    def _decided(self, step: Step) -> bool:
-        return self.aggregate is None or step == INITIAL_STEP or step in self._fixed
-
     def _expected_step(self, side: WorkerSide) -> Step:  # noqa: ARG002 - each worker has its own step in async mode
         return self.step
 
     def _owed_buckets(self, side: WorkerSide) -> list[BucketId]:
         """The buckets whose gradient of the open step this worker has not delivered."""
-        if side.done is not None or not self.contributes(side.id, self.step):
+        if side.done is not None or not self.contributing.includes(side.id, self.step):
             return []
         return [
             ledger.bucket
@@ -171,7 +149,7 @@ class Shard:
         shown = INITIAL_STEP if self._applied == NOTHING_TO_APPLY else self._applied
         if self.committed < shown:
             unheard.append(Applied(self._applied))
-        elif not self._decided(self.step):
+        elif not self.contributing.is_decided(self.step):
             # It may have received this, and its decision may have been lost in transit.
             unheard.append(Applied(self._applied))
         if self._failure is not None:
@@ -280,5 +258,5 @@ class Shard:
         for ledger in self._ledgers.values():
             for slot in range(self.slots):
                 assert ledger.readers[slot] == flying.get((ledger.bucket, slot), 0), "readers and transfers disagree"
-            strangers = set(ledger.arrived) - set(self.contributors(ledger.version))
+            strangers = set(ledger.arrived) - set(self.contributing.to(ledger.version))
             assert not strangers, f"bucket {ledger.bucket} counts {strangers}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, Step, TaskId
 from lockstep.protocol.core.messages import GroupRates
 from lockstep.protocol.replication.replica_events import CopyMade, MakeCopy, MakeVersion, StepComputed, VersionMade
-from lockstep.protocol.replication.replica_messages import CopyOf, StepFacts, UpdateOf
+from lockstep.protocol.replication.replica_messages import CopyOf, UpdateFacts, UpdateOf
 from lockstep.sim.numbers import mixed
 from lockstep.sim.violation import Rule, Violation
 
@@ -76,14 +76,14 @@ def computed(
     """What this worker makes of these values; the same whenever it is computed again."""
     if step == INITIAL_STEP:
         first = tuple((bucket, mixed("initial", bucket)) for bucket in range(buckets))
-        return StepComputed(step, first, StepFacts(step, values=True), b"")
+        return StepComputed(step, first, UpdateFacts(step, values=True), b"")
     kind = step % KINDS
     absent: set[BucketId] = set()
     if kind == 0:
         absent = {(step + worker.index) % buckets} if worker.index == workers - 1 else set()
     elif kind == KINDS - 1 and worker != CHIEF:
         absent = set(range(buckets))
-    facts = StepFacts(
+    facts = UpdateFacts(
         step,
         tuple(sorted(absent)),
         (step, worker.index),

@@ -20,9 +20,9 @@ from lockstep.protocol.core.events import LinkLost, LinkUp, PeerGone, Tick
 from lockstep.protocol.core.ids import BucketId, ClusterShape, Incarnation, Role, TaskId
 from lockstep.protocol.replication.replica_events import (
     Compute,
-    Heard,
     MakeCopy,
     MakeVersion,
+    MessageHeard,
     ReplicaEffect,
     ReplicaEvent,
     Say,
@@ -268,7 +268,7 @@ class ReplicaWorld:
     def _send(self, task: ReplicaTask, peer: TaskId, message: ReplicaMessage) -> None:
         queue = self._queues.get((task.name, peer))
         if queue is not None and self.tasks[peer].alive:
-            queue.append(Heard(task.name, task.life, message))
+            queue.append(MessageHeard(task.name, task.life, message))
 
     def _deliver(self, pair: Pair) -> None:
         event = self._queues[pair].popleft()
