@@ -210,7 +210,7 @@ class MutantMaker(ReplicaMaker):
 
     def server(self, scenario: ReplicaScenario, task: TaskId, life: Incarnation) -> ReplicatedServer:
         kind = self.mutant if issubclass(self.mutant, ReplicatedServer) else ReplicatedServer
-        made: ReplicatedServer = kind(task, life, scenario.shape, scenario.buckets)
+        made: ReplicatedServer = kind(task, life, scenario.shape, scenario.buckets, digest_every=scenario.digest_every)
         if issubclass(self.mutant, Viewing):
             made.viewing = self.mutant(task, life, server(0))
         return made
@@ -220,9 +220,9 @@ class MutantMaker(ReplicaMaker):
         made: ReplicatedWorker = kind(task, life, scenario.buckets, scenario.steps)
         return made
 
-    def store(self, scenario: ReplicaScenario, task: TaskId) -> ReplicaStore:
+    def store(self) -> ReplicaStore:
         kind = self.mutant if issubclass(self.mutant, ReplicaStore) else ReplicaStore
-        made: ReplicaStore = kind(scenario.digest_every)
+        made: ReplicaStore = kind()
         return made
 
 

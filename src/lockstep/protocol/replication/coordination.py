@@ -107,7 +107,7 @@ class Coordination:
             return self._new_view()
         # Its next incarnation proves that the former one has ended.
         effects = self.on_gone(task, known) if known is not None else []
-        if self.end is not None:
+        if self.phase is CoordinationPhase.ENDED:
             return effects
         self._present[task] = life
         return effects + self._place_again(task)

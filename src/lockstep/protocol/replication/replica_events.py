@@ -66,15 +66,19 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class MakeVersion:
-    """Make the next version of these gradients, in this order; ``VersionMade`` follows. ``update`` has no mean yet."""
+    """Make the next version of these gradients, in this order; ``VersionMade`` follows. ``update`` has no mean yet.
+
+    ``digests``: the second home compares what it makes with the digest of this.
+    """
 
     update: UpdateOf
     gradients: tuple[int, ...]
+    digests: bool
 
 
 @dataclass(frozen=True, slots=True)
 class MakeCopy:
-    """Make the next version of what was handed on; ``CopyMade`` follows."""
+    """Make the next version of what was handed on; ``CopyMade`` follows, with a digest if the update has one."""
 
     update: UpdateOf
 

@@ -59,14 +59,24 @@ from lockstep.protocol.replication.shard_home import (
 from lockstep.protocol.replication.speech import Speech
 from lockstep.protocol.replication.viewing import PATIENCE_SECONDS, Viewing
 
+DIGEST_EVERY = 50
+"""After how many steps both homes compare what they made."""
+
 
 class ReplicatedServer:
     """One server."""
 
     def __init__(
-        self, task: TaskId, life: Incarnation, shape: ClusterShape, buckets: int, *, returns: bool = False
+        self,
+        task: TaskId,
+        life: Incarnation,
+        shape: ClusterShape,
+        buckets: int,
+        *,
+        returns: bool = False,
+        digest_every: int = DIGEST_EVERY,
     ) -> None:
-        """``returns``: there is a checkpoint to go back to."""
+        """``returns``: there is a checkpoint to go back to. ``digest_every``: see ``ShardHome``."""
         self.task = task
         self.shape = shape
         self.viewing = Viewing(task, life, server(0))
@@ -79,6 +89,7 @@ class ReplicatedServer:
         self.ended = False
         self._end: End | None = None
         self._returns = returns
+        self._digest_every = digest_every
         self._buckets = buckets
         self._facts = FactsOfSteps(shape.worker_ids())
         self._wants: dict[TaskId, WantVersion] = {}
@@ -306,10 +317,11 @@ class ReplicatedServer:
 
     def _become_home(self, shard: int, buckets: range, *, whole: bool) -> ShardHome:
         """Of nothing at the start; otherwise of what was handed on."""
-        copy = self.copies.get(shard)
+        copy, every = self.copies.get(shard), self._digest_every
         if copy is None:
-            return ShardHome(shard, dict.fromkeys(buckets, INITIAL_STEP), self._facts, whole=whole)
-        home = ShardHome(shard, {bucket: copy.held(bucket) for bucket in buckets}, self._facts, whole=False)
+            return ShardHome(shard, dict.fromkeys(buckets, INITIAL_STEP), self._facts, whole=whole, digest_every=every)
+        versions = {bucket: copy.held(bucket) for bucket in buckets}
+        home = ShardHome(shard, versions, self._facts, whole=False, digest_every=every)
         for number, bucket in copy.buckets.items():
             if bucket.made < bucket.held:
                 home.buckets[number].state = HomeBucketState.CATCHING_UP

@@ -70,7 +70,7 @@ class ReplicatedWorker:
                 return self._on_computed(event)
             case LinkUp(peer=peer, incarnation=life):
                 self.viewing.link(peer, life)
-                return [*self.viewing.enter()] if self.viewing.number == 0 else self._say_what_is_open()
+                return self.viewing.enter() if self.viewing.number == 0 else self._say_what_is_open()
             case LinkLost(peer=peer):
                 self.viewing.unlink(peer, now)
                 return []
@@ -89,7 +89,7 @@ class ReplicatedWorker:
                 return self._on_version(message) if isinstance(message, VersionOf) else []
             case Follow(coordinator=coordinator, view=view):
                 is_news = self.viewing.number == 0 and self.viewing.follow(coordinator, view)
-                return [*self.viewing.enter()] if is_news else []
+                return self.viewing.enter() if is_news else []
             case ViewOf() as view:
                 return self._on_view(event.peer, view, now)
             case End() as end:

@@ -117,9 +117,13 @@ class FactsOfSteps:
 class ShardHome:
     """One shard at its home."""
 
-    def __init__(self, shard: int, buckets: Mapping[BucketId, int], facts: FactsOfSteps, *, whole: bool) -> None:
-        """``buckets``: the version of each. ``whole``: its second home holds as much (nothing, at the start)."""
+    def __init__(
+        self, shard: int, buckets: Mapping[BucketId, int], facts: FactsOfSteps, *, whole: bool, digest_every: int
+    ) -> None:
+        """``buckets``: the version of each. ``whole``: its second home holds as much (nothing, at the start).
+        ``digest_every``: after how many steps both homes compare what they made."""
         self.shard = shard
+        self._digest_every = digest_every
         self.buckets = {bucket: HomeBucket(bucket, version) for bucket, version in buckets.items()}
         self.waits_for_second = whole
         """Nothing is known to workers that the second home does not hold."""
@@ -212,7 +216,8 @@ class ShardHome:
             void,
             any(said.values for said in facts.values()),
         )
-        return MakeVersion(update, () if void else tuple(bucket.gradients[worker] for worker in giving))
+        gradients = () if void else tuple(bucket.gradients[worker] for worker in giving)
+        return MakeVersion(update, gradients, digests=(bucket.version + 1) % self._digest_every == 0)
 
     # -- handing on --
 

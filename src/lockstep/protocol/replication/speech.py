@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lockstep.protocol.core.ids import Incarnation, TaskId
-from lockstep.protocol.replication.replica_events import Say
+from lockstep.protocol.replication.replica_events import ReplicaEffect, Say
 from lockstep.protocol.replication.replica_messages import InView, Stamped
 
 
@@ -25,5 +25,5 @@ class Speech:
     def reaches(self, peer: TaskId) -> bool:
         return peer == self.task or (peer in self.members and self._linked.get(peer) == self.members[peer])
 
-    def to(self, peer: TaskId, *messages: InView) -> list[Say]:
+    def to(self, peer: TaskId, *messages: InView) -> list[ReplicaEffect]:
         return [Say(peer, Stamped(self.view, message)) for message in messages] if self.reaches(peer) else []

@@ -107,7 +107,7 @@ class Viewing:
 
     # -- entering --
 
-    def enter(self) -> list[Say]:
+    def enter(self) -> list[ReplicaEffect]:
         """Ask the coordinator to take part, if it can be reached."""
         return [Say(self._leader, Entering())] if self._leader in self.linked else []
 
@@ -118,5 +118,5 @@ class Viewing:
         self._leader, self._leader_view = coordinator, view
         return True
 
-    def tell_whom_to_follow(self, stranger: TaskId) -> list[Say]:
+    def tell_whom_to_follow(self, stranger: TaskId) -> list[ReplicaEffect]:
         return [Say(stranger, Follow(self.placement.coordinator, self.number))]

@@ -20,8 +20,7 @@ KINDS = 3
 class ReplicaStore:
     """The store of one server: two versions of each bucket, and its optimizer's state."""
 
-    def __init__(self, digest_every: int) -> None:
-        self._every = digest_every
+    def __init__(self) -> None:
         self._values: dict[BucketId, dict[int, int]] = {}
         self._momentum: dict[BucketId, int] = {}
 
@@ -29,12 +28,14 @@ class ReplicaStore:
         update, given = effect.update, effect.gradients
         mean = 0 if not given else given[0] if update.values else mixed(given)
         self._make(update, mean)
-        return VersionMade(update.bucket, update.step, mean, self._digest(update.bucket, update.step))
+        digest = self._digest(update.bucket, update.step) if effect.digests else ""
+        return VersionMade(update.bucket, update.step, mean, digest)
 
     def make_copy(self, effect: MakeCopy) -> CopyMade:
         update = effect.update
         self._make(update, update.mean)
-        return CopyMade(update.bucket, update.step, self._digest(update.bucket, update.step))
+        digest = self._digest(update.bucket, update.step) if update.digest else ""
+        return CopyMade(update.bucket, update.step, digest)
 
     def _make(self, update: UpdateOf, mean: int) -> None:
         bucket, step = update.bucket, update.step
@@ -52,8 +53,6 @@ class ReplicaStore:
         return mixed(base, self._momentum[update.bucket])
 
     def _digest(self, bucket: BucketId, step: Step) -> str:
-        if (step + 1) % self._every:
-            return ""
         return f"{mixed(self.value(bucket, step + 1), self._momentum.get(bucket, 0)):08x}"
 
     def value(self, bucket: BucketId, version: int) -> int:

@@ -93,13 +93,13 @@ class ReplicaMaker:
     """Makes the machines. A test that plants a defect overrides one method."""
 
     def server(self, scenario: ReplicaScenario, task: TaskId, life: Incarnation) -> ReplicatedServer:
-        return ReplicatedServer(task, life, scenario.shape, scenario.buckets)
+        return ReplicatedServer(task, life, scenario.shape, scenario.buckets, digest_every=scenario.digest_every)
 
     def worker(self, scenario: ReplicaScenario, task: TaskId, life: Incarnation) -> ReplicatedWorker:
         return ReplicatedWorker(task, life, scenario.buckets, scenario.steps)
 
-    def store(self, scenario: ReplicaScenario, task: TaskId) -> ReplicaStore:  # noqa: ARG002 - for those who override it
-        return ReplicaStore(scenario.digest_every)
+    def store(self) -> ReplicaStore:
+        return ReplicaStore()
 
 
 @dataclass(slots=True)
@@ -289,7 +289,7 @@ class ReplicaWorld:
         scenario, life = self.scenario, 1000 + self._lives
         server = name.role is Role.SERVER
         machine = (self._maker.server if server else self._maker.worker)(scenario, name, life)
-        task = self.tasks[name] = ReplicaTask(name, life, machine, self._maker.store(scenario, name))
+        task = self.tasks[name] = ReplicaTask(name, life, machine, self._maker.store())
         for effect in machine.start(self.now):
             self._carry_out(task, effect)
         for other in scenario.shape.tasks():
