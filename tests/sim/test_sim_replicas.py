@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
+from enum import StrEnum
 from functools import cache
 
 import pytest
 
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.ids import Role, TaskId, server, worker
+from lockstep.protocol.core.machine import State, Trigger, advance
+from lockstep.protocol.replication import coordination, shard_home
 from lockstep.sim.replicas.search import KILLS, play, points_of, search_one, search_two
 from lockstep.sim.replicas.world import Harm, HarmPoint, ReplicaMaker, ReplicaScenario, ReplicaWorld
 from lockstep.sim.violation import Violation
@@ -105,10 +109,19 @@ def test_the_search_finds_the_defect(mutant: type, monkeypatch: pytest.MonkeyPat
     assert any(breaks_a_rule(scenario, maker) for scenario in runs)
 
 
-def test_without_a_defect_the_same_runs_break_no_rule() -> None:
+def test_without_a_defect_the_same_runs_break_no_rule_and_walk_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked: set[tuple[StrEnum, StrEnum]] = set()
+
+    def watching(table: Mapping[tuple[State, Trigger], State], state: State, trigger: Trigger) -> State:
+        walked.add((state, trigger))
+        return advance(table, state, trigger)
+
+    for module in (shard_home, coordination):
+        monkeypatch.setattr(module, "advance", watching)
     draw = random.Random(0)
     for _ in range(40):
         play(harmed(draw))
+    assert walked == {*shard_home.HOME_BUCKET_TRANSITIONS, *coordination.COORDINATION_TRANSITIONS}
 
 
 def breaks_a_rule(scenario: ReplicaScenario, maker: ReplicaMaker) -> bool:

@@ -1,4 +1,4 @@
-"""The small objects of second homes, one at a time; ``tests/sim/test_sim_replicas.py`` searches all of them together."""
+"""The small objects of second homes, one at a time; ``tests/sim/test_sim_replicas.py`` has them together."""
 
 from __future__ import annotations
 

@@ -71,6 +71,9 @@ class Ledger:
     def slot_of(self, version: int) -> int:
         return version % 2
 
+    def advance(self, trigger: ServedBucketTrigger) -> None:
+        self.state = advance(SERVED_BUCKET_TRANSITIONS, self.state, trigger)
+
     def give_back(self, sender: TaskId) -> list[Effect]:
         """What this sender delivered before is replaced."""
         former = self.arrived.get(sender, NO_GRADIENT)
@@ -93,7 +96,7 @@ class Ledger:
 
     def reopen_if_complete(self) -> None:
         if self.state is ServedBucketState.COMPLETE:
-            self.state = advance(SERVED_BUCKET_TRANSITIONS, self.state, ServedBucketTrigger.REOPEN)
+            self.advance(ServedBucketTrigger.REOPEN)
 
 
 @dataclass(slots=True)

@@ -43,7 +43,6 @@ from lockstep.protocol.core.ids import (
     TaskId,
 )
 from lockstep.protocol.core.journal import Happening, Journal
-from lockstep.protocol.core.machine import advance
 from lockstep.protocol.core.messages import (
     Commit,
     Contributors,
@@ -60,7 +59,6 @@ from lockstep.protocol.core.plan import first_difference, first_untrained_differ
 from lockstep.protocol.core.timing import REPEAT_SECONDS
 from lockstep.protocol.server.ledger import (
     NO_GRADIENT,
-    SERVED_BUCKET_TRANSITIONS,
     Arrival,
     Ledger,
     ServedBucketState,
@@ -343,10 +341,10 @@ class ServerMachine(Shard):
         if ledger.state is ServedBucketState.COLLECTING:
             if len(ledger.arrived) < len(members) or not all(m in ledger.arrived for m in members):
                 return []
-            ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.COMPLETE)
+            ledger.advance(ServedBucketTrigger.COMPLETE)
         if ledger.state is not ServedBucketState.COMPLETE or not self._may_apply(ledger):
             return []
-        ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.APPLY)
+        ledger.advance(ServedBucketTrigger.APPLY)
         self._journal.record(now, Happening.CONSUMED, step, ledger.bucket)
         giving = tuple(m for m in members if ledger.arrived[m] is not NO_GRADIENT)
         arrivals = tuple(ledger.arrived[m].number for m in giving)
@@ -394,12 +392,15 @@ class ServerMachine(Shard):
             (self.averages or step in self._rates)
             and self.committed >= step - 1
             and ledger.readers[ledger.slot_of(step + 1)] == 0
-            and (self.eager or ledger.is_sealed(self._workers[m] for m in self.contributing.to(step)))
+            and (self.eager or self._sealed(ledger))
         )
+
+    def _sealed(self, ledger: Ledger) -> bool:
+        return ledger.is_sealed(self._workers[member] for member in self.contributing.to(ledger.version))
 
     def _on_bucket_applied(self, event: BucketApplied, now: float) -> list[Effect]:
         ledger = self._ledgers[event.bucket]
-        ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.APPLIED)
+        ledger.advance(ServedBucketTrigger.APPLIED)
         ledger.version = event.step + 1
         ledger.arrived.clear()
         self._journal.record(now, Happening.PRODUCED, ledger.version, event.bucket)
