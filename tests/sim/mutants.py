@@ -119,7 +119,7 @@ class SpeaksOnce(ServerMachine):
 
     def _say_what_is_unheard(self, now: float) -> list[Effect]:
         effects = super()._say_what_is_unheard(now)
-        self._repeat_at = 1e9
+        self.statements.repeat_at = 1e9
         return effects
 
     def _on_link_up(self, event: LinkUp, now: float) -> list[Effect]:

@@ -204,14 +204,14 @@ class ServerMachine(Shard):
         self._ledgers = {b.id: Ledger(b.id, [0] * self.slots, start) for b in event.plan.buckets_of(self.task.index)}
         if start > INITIAL_STEP:
             # The shard comes from a checkpoint: every task knows what happened before.
-            self.step, self.committed, self._applied = start, start - 1, start - 1
+            self.step, self.committed, self.statements.applied = start, start - 1, start - 1
         effects: list[Effect] = []
         for side in self._workers.values():
             if side.layout is not None and side.linked:
                 effects += self._admit(side, now)
         if not self._ledgers:
             # More servers than buckets: this one holds nothing, and must not delay any task.
-            self._applied = NOTHING_TO_APPLY
+            self.statements.applied = NOTHING_TO_APPLY
             effects += self._say_what_is_unheard(now)
         return effects
 
@@ -412,7 +412,7 @@ class ServerMachine(Shard):
     def _move_on_if_whole(self, now: float) -> list[Effect]:
         if any(ledger.version <= self.step for ledger in self._ledgers.values()):
             return []
-        self._applied, self._applied_at = self.step, now
+        self.statements.applied, self._applied_at = self.step, now
         self._rates.pop(self.step, None)
         self.contributing.forget(self.step)
         self.step += 1
@@ -469,7 +469,7 @@ class ServerMachine(Shard):
 
     def _on_tick(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        if self._repeat_at is not None and now >= self._repeat_at:
+        if self.statements.repeat_at is not None and now >= self.statements.repeat_at:
             effects += self._say_what_is_unheard(now)
         for side in self._workers.values():
             if not side.granted or now < side.repeat_at:
@@ -483,8 +483,8 @@ class ServerMachine(Shard):
     def next_deadline(self) -> float | None:
         # This is asked after every event, so whether anything is owed is checked only when the time has come.
         due = [side.repeat_at for side in self._workers.values() if side.granted]
-        if self._repeat_at is not None:
-            due.append(self._repeat_at)
+        if self.statements.repeat_at is not None:
+            due.append(self.statements.repeat_at)
         return min(due, default=None)
 
     def check(self) -> None:
@@ -495,4 +495,5 @@ class ServerMachine(Shard):
             )
         if self._ledgers:
             assert self.committed < self.step, "a step was committed before this shard finished it"
-            assert not self._unheard() or self._repeat_at is not None, "what the coordinator must know is not repeated"
+            repeats = self.statements.repeat_at is not None
+            assert repeats or not self._unheard(), "what the coordinator must know is not repeated"

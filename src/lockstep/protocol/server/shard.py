@@ -11,14 +11,15 @@ from lockstep.protocol import phrases
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.effects import Effect, SaveShard, Send, SendVersion
 from lockstep.protocol.core.events import LinkLost, ShardSaved, TransferEnded
-from lockstep.protocol.core.ids import INITIAL_STEP, NOTHING_TO_APPLY, BucketId, ClusterShape, Role, Step, TaskId
+from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, ClusterShape, Role, Step, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.keys import TensorKey, gradient_name
-from lockstep.protocol.core.messages import Applied, Failed, Message, Pull, Saved
+from lockstep.protocol.core.messages import Failed, Message, Pull, Saved
 from lockstep.protocol.core.timing import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.core.waits import Wait, WaitKind
 from lockstep.protocol.server.contributing import Contributing
 from lockstep.protocol.server.ledger import Ledger, ServedBucketState, WorkerSide
+from lockstep.protocol.server.statements import Statements
 
 
 class Shard:
@@ -39,10 +40,7 @@ class Shard:
         self._workers = {w: WorkerSide(w) for w in shape.worker_ids()}
         self._applied_at: float | None = None
         """Since when this shard has been waiting for its step to be committed."""
-        self._applied: Step = INITIAL_STEP - 1
-        self._failure: Failed | None = None
-        self._repeat_at: float | None = None
-        """When to send the coordinator again what it has not answered."""
+        self.statements = Statements(shape.coordinator)
         self._save_version: int = INITIAL_STEP
         """The newest version that was to be saved."""
         self._saved: Saved | None = None
@@ -144,22 +142,10 @@ class Shard:
 
     def _unheard(self) -> list[Message]:
         """What the coordinator has not confirmed."""
-        unheard: list[Message] = []
-        # Any commit at all shows that it knows of a server without a bucket.
-        shown = INITIAL_STEP if self._applied == NOTHING_TO_APPLY else self._applied
-        if self.committed < shown:
-            unheard.append(Applied(self._applied))
-        elif not self.contributing.is_decided(self.step):
-            # It may have received this, and its decision may have been lost in transit.
-            unheard.append(Applied(self._applied))
-        if self._failure is not None:
-            unheard.append(self._failure)
-        return unheard
+        return self.statements.unheard(self.committed, decided=self.contributing.is_decided(self.step))
 
     def _say_what_is_unheard(self, now: float) -> list[Effect]:
-        unheard = self._unheard()
-        self._repeat_at = now + REPEAT_SECONDS if unheard else None
-        return [Send(self.shape.coordinator, message) for message in unheard]
+        return self.statements.say(self.committed, now, decided=self.contributing.is_decided(self.step))
 
     # -- checkpoints --
 
@@ -180,9 +166,9 @@ class Shard:
         return [Send(self.shape.coordinator, event.saved)]
 
     def _break(self, culprit: TaskId, reason: Reason, now: float) -> list[Effect]:
-        if self._failure is not None:
+        if self.statements.failure is not None:
             return []
-        self._failure = Failed(str(culprit), self.step, reason)
+        self.statements.failure = Failed(str(culprit), self.step, reason)
         return self._say_what_is_unheard(now)
 
     def _out_of_step(self, now: float) -> list[Effect]:
