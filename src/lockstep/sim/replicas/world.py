@@ -164,7 +164,10 @@ class ReplicaWorld:
         """Play to the end; Violation if a rule is broken or nothing can happen any more."""
         try:
             while not self._over():
-                happen, what = self._next()
+                chosen = self._next()
+                if chosen is None:
+                    break
+                happen, what = chosen
                 happen(what)
                 if self._done > MOST_EVENTS:
                     raise Violation(Rule.NO_END, f"no end after {MOST_EVENTS} events")
@@ -200,8 +203,11 @@ class ReplicaWorld:
             self.judge.takeovers,
         )
 
-    def _next(self) -> _Choice:
-        """One of all events that are possible now, or, where there are none, the next deadline."""
+    def _next(self) -> _Choice | None:
+        """One of all events that are possible now, or, where there are none, the next deadline.
+
+        None: nobody who is left ever belonged to the job; a real task gives up after ``--startup_timeout``.
+        """
         choices: list[_Choice] = [
             (self._deliver, pair) for pair, queue in self._queues.items() if queue and pair not in self._cut
         ]
@@ -212,6 +218,12 @@ class ReplicaWorld:
         if choices:
             return choices[self._random.randrange(len(choices))]
         due = [(at, t) for t in self.tasks.values() if t.alive and (at := t.machine.next_deadline()) is not None]
+        if (
+            not due
+            and self.judge.has_begun
+            and not any(t.machine.viewing.number for t in self.tasks.values() if t.alive)
+        ):
+            return None
         if not due:
             raise Violation(Rule.NO_DEADLINE, "nothing can happen any more, and no task has a deadline")
         at, task = min(due, key=lambda one: (one[0], one[1].name))
