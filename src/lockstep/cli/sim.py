@@ -41,6 +41,14 @@ Does every run with faults end well, or with a verdict that names the fault?
   --mishap=TEXT                  the network does exactly this; repeat for more; 'none' for nothing
   --shrink=no                    do not look for a shorter run that fails in the same way
 
+Does a job with a second home for every shard survive every loss? (The protocol only; no other command has this yet.)
+
+  lockstep sim --server_replicas=1                   a kill at every event of 2 workers and 2 servers
+  lockstep sim --server_replicas=1 --kills=2         two kills, at every two events (minutes)
+
+  --workers=N --ps=N --steps=N   the cluster of each run (2, 2, 2)
+  --seeds=N --first=N            how many orders of events, and which is the first (1, 0)
+
   --processes=N                  how many runs at once (2)
   --json=FILE                    write the result there ('-': to standard output, instead of the text)
 
@@ -57,6 +65,8 @@ _NUMBERS = {
     "seeds": (int, 1, 10_000_000),
     "first": (int, 0, 1 << 62),
     "processes": (int, 1, 256),
+    "server_replicas": (int, 1, 1),
+    "kills": (int, 1, 2),
     "model_mb": (float, 0.001, 1e6),
     "compute_ms": (float, 0.001, 1e7),
     "jitter": (float, 0.0, 10.0),
@@ -109,6 +119,10 @@ class SimRequest:
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     asked = parse(argv)
+    if "server_replicas" in asked.numbers:
+        from lockstep.cli.sim_replicas import run_replicas
+
+        return run_replicas(asked)
     if asked.searches:
         from lockstep.cli.sim_search import run_search
 
@@ -170,6 +184,8 @@ def _number(name: str, text: str) -> float:
 
 def _refuse_mixtures(asked: SimRequest) -> None:
     given = asked.given()
+    if "kills" in given and "server_replicas" not in given:
+        raise BadInput("--kills applies to --server_replicas=1; give that too, or leave it out.")
     if asked.searches:
         odd = sorted(given & {*_OF_CAPACITY, *_OF_CAPACITY_TOO})
         if odd:

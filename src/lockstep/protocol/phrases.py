@@ -305,3 +305,22 @@ def chief_lacks_untrained(name: str) -> str:
 
 def not_its_to_send(message: str) -> str:
     return f"{message} is not this task's to send"
+
+
+# -- second homes --
+
+
+def both_homes_lost(task: TaskId) -> str:
+    return plain(f"{named(task)} has ended, and no other server holds all that it held")
+
+
+def homes_differ(step: int) -> str:
+    return plain(f"both homes of a shard made step {step} of the same gradients, and their bits differ")
+
+
+def second_home_is_silent(seconds: float) -> str:
+    return plain(f"it has not confirmed anything for {seconds:.0f} s, and nothing proves that it has ended")
+
+
+def nobody_coordinates() -> str:
+    return plain("the coordinator has ended, and no server holds all its decisions")

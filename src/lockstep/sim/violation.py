@@ -29,6 +29,7 @@ class Rule(StrEnum):
     GRADIENT_LOST = "a gradient that is lost"
     NOT_REPEATED = "a step that is computed again and differs"
     WRONG_ANSWER = "a call that is answered wrongly"
+    NOT_HELD = "a version that only one server has"
     NOT_GIVEN_BACK = "a gradient that is never given back"
     INCOMPLETE = "a good end without all steps"
     STALE_TICKET = "a ticket of another session"
