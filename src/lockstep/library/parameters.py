@@ -103,6 +103,12 @@ def model_buffers(models: Sequence[nn.Module]) -> list[Tensor]:
     return list(found.values())
 
 
+def sparse_parameters(models: Sequence[nn.Module]) -> set[int]:
+    """The ids of parameters whose gradients their layers make sparse."""
+    parts = [part for model in models for part in model.modules() if getattr(part, "sparse", False) is True]
+    return {id(p) for part in parts if isinstance(part, nn.Embedding | nn.EmbeddingBag) for p in part.parameters()}
+
+
 def _groups_of(optimizers: Sequence[KnownOptimizer]) -> dict[int, int]:
     groups: dict[int, int] = {}
     for known in optimizers:
@@ -129,13 +135,18 @@ def _check(one: Trained) -> None:
 def untrained_digests(
     models: Sequence[nn.Module], trained: Sequence[Trained], *, buffers: bool = True
 ) -> tuple[Setting, ...]:
-    """A digest of every tensor that no optimizer changes; ``buffers``: of buffers too."""
+    """A digest of every tensor that no optimizer changes, and which parameters are frozen; ``buffers``: of buffers too.
+
+    One that an optimizer has may be unfrozen later, so that only this is compared, and not its values.
+    """
     ours = {id(one.parameter) for one in trained}
-    return tuple(
-        Setting(f"{kind} {name!r}", _digest(tensor))
-        for kind, name, tensor in named_tensors(models)
-        if id(tensor) not in ours and (buffers or kind == "parameter")
-    )
+    found = []
+    for kind, name, tensor in named_tensors(models):
+        frozen = kind == "parameter" and not tensor.requires_grad
+        if frozen or (id(tensor) not in ours and (buffers or kind == "parameter")):
+            what = f"frozen parameter {name!r}" if frozen else f"{kind} {name!r}"
+            found.append(Setting(what, "" if id(tensor) in ours else _digest(tensor)))
+    return tuple(found)
 
 
 def _digest(tensor: Tensor) -> str:

@@ -57,6 +57,10 @@ class SealedReplica:
         """The number of buckets so far that were edited after they had been sent."""
         self.backward_since_step: set[int] = set()
         """Groups that got a gradient since the last seal."""
+        self.on_second_backward: Callable[[], None] = lambda: None
+        """Called when a backward pass adds to gradients that no step has taken."""
+        self._again: Bound | None = None
+        """The parameter that tells this, once for each pass."""
         self._node = node
         self._finite = _NotFinite()
         self._fillings = Fillings(self._binding, self._on_gradient)
@@ -72,6 +76,7 @@ class SealedReplica:
     def _begin(self, step: Step) -> None:
         self.step = step
         self.backward_since_step.clear()
+        self._again = None
         self._finite.forget()
         self._fillings.begin(step)
         self._arrivals.begin(step, ())
@@ -92,7 +97,12 @@ class SealedReplica:
         self.backward_since_step.add(bound.trained.group)
         gradient = bound.trained.parameter.grad
         # Another backward pass of this step has added to the first one's; the seal finds that.
-        if gradient is None or gradient.is_sparse or self._fillings.has(bound):
+        if self._fillings.has(bound):
+            self._again = self._again or bound
+            if self._again is bound:
+                self.on_second_backward()
+            return
+        if gradient is None or gradient.is_sparse:
             return
         for filling in self._fillings.add(bound, gradient):
             self._finite.look(filling)  # also if nothing is sent yet: clipping would spread a NaN to all gradients
