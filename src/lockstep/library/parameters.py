@@ -132,21 +132,24 @@ def _check(one: Trained) -> None:
         raise UsageError(f"parameter {one.name!r} has no values yet; run one batch through the model before job.wrap()")
 
 
-def untrained_digests(
-    models: Sequence[nn.Module], trained: Sequence[Trained], *, buffers: bool = True
-) -> tuple[Setting, ...]:
-    """A digest of every tensor that no optimizer changes, and which parameters are frozen; ``buffers``: of buffers too.
+def untrained_digests(models: Sequence[nn.Module], trained: Sequence[Trained]) -> tuple[Setting, ...]:
+    """A digest of every tensor that no server changes; and which of the trained parameters are frozen.
 
-    One that an optimizer has may be unfrozen later, so that only this is compared, and not its values.
+    These may be unfrozen later, so their values are the chief's, and only that they are frozen is compared.
     """
     ours = {id(one.parameter) for one in trained}
-    found = []
-    for kind, name, tensor in named_tensors(models):
-        frozen = kind == "parameter" and not tensor.requires_grad
-        if frozen or (id(tensor) not in ours and (buffers or kind == "parameter")):
-            what = f"frozen parameter {name!r}" if frozen else f"{kind} {name!r}"
-            found.append(Setting(what, "" if id(tensor) in ours else _digest(tensor)))
-    return tuple(found)
+    frozen = tuple(_frozen(one.name, "") for one in trained if not one.parameter.requires_grad)
+    others = [one for one in named_tensors(models) if id(one[2]) not in ours]
+    return (*frozen, *(Setting(f"{kind} {name!r}", _digest(tensor)) for kind, name, tensor in others))
+
+
+def frozen_digests(frozen: Sequence[Trained]) -> tuple[Setting, ...]:
+    """Digests of the parameters that nobody trains."""
+    return tuple(_frozen(one.name, _digest(one.parameter)) for one in frozen)
+
+
+def _frozen(name: str, value: str) -> Setting:
+    return Setting(f"frozen parameter {name!r}", value)
 
 
 def _digest(tensor: Tensor) -> str:

@@ -17,10 +17,10 @@ from lockstep.library.errors import UsageError
 from lockstep.library.parameters import (
     OwnOptimizer,
     averaged_parameters,
+    frozen_digests,
     model_buffers,
     own_optimizer,
     sparse_parameters,
-    untrained_digests,
 )
 from lockstep.library.program_state import ProgramState
 from lockstep.library.rank_averager import make_averager
@@ -102,9 +102,8 @@ class RankTraining:
     def _bind(self, layout: RankLayout, device: torch.device, checkpoint: RankCheckpoint | None) -> None:
         self._node.phase(TaskPhase.COMPARING_SETTINGS)
         trained = layout.trained
-        untrained = untrained_digests(self._models, trained, buffers=False)
         try:
-            averager = make_averager(self._node, layout, device, self._parts.options, untrained)
+            averager = make_averager(self._node, layout, device, self._parts.options, frozen_digests(self._frozen))
             self._averager, self._announced = averager, True
             if self._node.cluster.shape.workers > 1 and _synchronises_statistics(self._models):
                 averager.share_with_torch()
