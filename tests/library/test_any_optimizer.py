@@ -57,13 +57,13 @@ MAKERS: dict[str, Callable[[nn.Module], list[torch.optim.Optimizer]]] = {
 
 def mean_of(gradients: Sequence[Tensor | None]) -> Tensor | None:
     """As one process makes it: in the order of ranks; what only some have counts as zero for the others."""
-    there = [gradient for gradient in gradients if gradient is not None]
+    there = [gradient.coalesce() if gradient.is_sparse else gradient for gradient in gradients if gradient is not None]
     if not there:
         return None
     total = there[0]
     for gradient in there[1:]:
-        total = total + gradient
-    return (total / len(gradients)).coalesce() if total.is_sparse else total / len(gradients)
+        total = (total + gradient).coalesce() if total.is_sparse else total + gradient
+    return total / len(gradients)
 
 
 Compute = Callable[[Any, int, int], None]

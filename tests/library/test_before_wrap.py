@@ -66,7 +66,9 @@ def test_a_job_goes_on_from_state_that_was_loaded_before_wrap(shape: ClusterShap
     assert_same_bits(list(results.values()), expected)
     for state in states.values():
         for number, values in whole["optimizer"]["state"].items():
-            assert all(torch.equal(torch.as_tensor(state[number][name]), torch.as_tensor(v)) for name, v in values.items())
+            assert all(
+                torch.equal(torch.as_tensor(state[number][name]), torch.as_tensor(v)) for name, v in values.items()
+            )
 
 
 def test_a_chief_that_was_restarted_sends_only_what_the_servers_lack() -> None:
@@ -101,7 +103,7 @@ def test_state_that_no_common_step_could_begin_with_is_refused(options: dict[str
         optimizer.step()
         job.wrap(model, optimizer)
 
-    with pytest.raises(UsageError, match="step that all workers make together.*begin with a new optimizer"):
+    with pytest.raises(UsageError, match=r"step that all workers make together.*begin with a new optimizer"):
         run_in(SERVED, body, **options)
 
 
@@ -136,11 +138,15 @@ def outside(**options: Any) -> torch.optim.Optimizer:
 
 Wrap = Callable[[Job, nn.Module, torch.optim.Optimizer], object]
 REFUSED: list[tuple[ClusterShape, str, Wrap]] = [
-    *((shape, *case) for shape in (SERVED, RANKS) for case in (
-        ("no optimizer", lambda job, m, o: job.wrap(m, [o, 0.1])),
-        ("no such numbers", lambda job, m, o: job.wrap(m, [o, outside(dtype=torch.complex64)])),
-        ("no values", lambda job, m, o: job.wrap(m, [o, outside(device="meta")])),
-    )),
+    *(
+        (shape, *case)
+        for shape in (SERVED, RANKS)
+        for case in (
+            ("no optimizer", lambda job, m, o: job.wrap(m, [o, 0.1])),
+            ("no such numbers", lambda job, m, o: job.wrap(m, [o, outside(dtype=torch.complex64)])),
+            ("no values", lambda job, m, o: job.wrap(m, [o, outside(device="meta")])),
+        )
+    ),
     (SERVED, "not on servers", lambda job, m, o: job.wrap(m, [o, torch.optim.Adafactor(small_model().parameters())])),
     (SERVED, "given twice", lambda job, m, o: job.wrap(m, [o, torch.optim.SGD(m.parameters())])),
     (RANKS, "no statistics", lambda job, m, o: job.wrap([m, nn.SyncBatchNorm(4)], o)),

@@ -238,5 +238,3 @@ def test_whoever_reads_the_file_needs_no_lockstep(shape: ClusterShape, tmp_path:
     run_in(shape, body)
     done = subprocess.run([sys.executable, "-c", READS, str(file)], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.returncode) == ("6 Adam\n", 0), done.stderr
-
-

@@ -80,9 +80,7 @@ def known_optimizer(optimizer: object, first_group: int) -> KnownOptimizer:
         )
     kind = type(optimizer).__name__
     if kind in WHOLE_TENSOR and getattr(torch.optim, kind, None) is type(optimizer):
-        raise UsageError(
-            f"torch.optim.{kind} cannot run on parameter servers: {WHOLE_TENSOR[kind]}; {_INSTEAD}"
-        )
+        raise UsageError(f"torch.optim.{kind} cannot run on parameter servers: {WHOLE_TENSOR[kind]}; {_INSTEAD}")
     if kind not in ELEMENTWISE or getattr(torch.optim, kind) is not type(optimizer):
         raise UsageError(
             f"the servers only run certain optimizers of torch.optim, and {type(optimizer).__module__}.{kind} is not "

@@ -30,7 +30,6 @@ from lockstep.training.wire_format import WireFormat
 from lockstep.training.worker.binding import BindingOptions, Trained
 from lockstep.training.worker.sealed_replica import SealedReplica, SealedStep
 
-
 NEVER_STEPPED = (
     "made backward passes and never called step() of a wrapped optimizer, so nothing that it computed reached the "
     "others; call step() of an optimizer that job.wrap() was given after each backward pass"
@@ -97,9 +96,7 @@ class ServedTraining:
             raise
         return [wrap_optimizer(one.optimizer, self) for one in known]
 
-    def _bind(
-        self, trained: Sequence[Trained], entries: tuple[OptimizerEntry, ...], options: BindingOptions
-    ) -> None:
+    def _bind(self, trained: Sequence[Trained], entries: tuple[OptimizerEntry, ...], options: BindingOptions) -> None:
         hold = len(self._optimizers) > 1 or not self._node.config.synchronous
         try:
             self.replica = SealedReplica(self._node, trained, entries, options, hold=hold, layers=self._models)

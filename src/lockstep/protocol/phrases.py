@@ -248,7 +248,9 @@ def untrained_differs(name: str) -> str:
 
 
 def chief_lacks_untrained(name: str) -> str:
-    return f"the chief does not have {plain(name)}; build the same model, and freeze the same parameters, on every worker"
+    return (
+        f"the chief does not have {plain(name)}; build the same model, and freeze the same parameters, on every worker"
+    )
 
 
 def not_its_to_send(message: str) -> str:

@@ -10,7 +10,6 @@ from lockstep.protocol.core.ids import BucketId, Step
 from lockstep.protocol.core.plan import Plan
 from lockstep.runtime.task.outcome import JobEndedError
 
-
 NO_STATISTICS_ON_CPUS = (
     "SyncBatchNorm works on GPUs only, and this model is on the CPU; use BatchNorm, or train on GPUs with "
     "lockstep.join(backend='nccl')"

@@ -16,13 +16,9 @@ from torch import Tensor
 
 from lockstep.protocol.core.ids import BucketId
 from lockstep.protocol.core.messages import ParameterEntry
-from lockstep.protocol.core.plan import Plan, make_plan
+from lockstep.protocol.core.plan import BUFFERS, PRESENCE, Plan, make_plan
 from lockstep.training.tensors import dtype_name, parameter_offsets
 from lockstep.training.worker.binding import Trained
-
-PRESENCE = "(which parameters have a gradient)"
-BUFFERS = "(the chief's buffers)"
-NO_PARAMETERS = frozenset((PRESENCE, BUFFERS))
 
 _PLACES = 256
 _AVERAGED, _COPIED = 0, 1
