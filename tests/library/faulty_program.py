@@ -63,7 +63,7 @@ def main() -> None:
     ours, rest = lockstep.cluster_flags(sys.argv[1:])
     torch.set_num_threads(1)
     fault = next((word.removeprefix("--fault=") for word in rest if word.startswith("--fault=")), "")
-    job = lockstep.join(startup_timeout=100, stall_after=8.0, user_code_timeout=8.0, **ours)  # type: ignore[arg-type]
+    job = lockstep.join(startup_timeout=100, stall_after=6.0, user_code_timeout=6.0, **ours)  # type: ignore[arg-type]
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     job.wrap(model, optimizer)
