@@ -11,6 +11,7 @@ import resource
 import signal
 import sys
 import threading
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +47,7 @@ class Model(nn.Module):
         if fault == "exit":
             sys.exit(5)  # here: exit
         if fault == "raise":
-            {}["labels"]  # here: raise
+            vars(self)["labels"]  # here: raise
         while fault == "loop":
             pass  # here: loop
         if fault == "native":
@@ -54,7 +55,7 @@ class Model(nn.Module):
         if fault == "descriptors":
             os.closerange(3, 4096)
         if fault == "memory":
-            used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, used + ROOM))
             torch.ones(1 << 30)  # here: memory
 

@@ -120,7 +120,7 @@ def test_an_optimizer_that_no_server_could_run_has_the_bits_of_one_process(kind:
 WORDS = nn.Sequential(nn.Embedding(12, 16, sparse=True), nn.Linear(16, 16))
 
 
-def words() -> nn.Sequential:
+def words() -> Any:
     return copy.deepcopy(WORDS)
 
 

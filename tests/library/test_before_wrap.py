@@ -19,7 +19,7 @@ from lockstep.protocol.core.ids import ClusterShape
 
 pytestmark = pytest.mark.timeout(120)
 
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
     "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5),
@@ -31,8 +31,9 @@ def saved_after(steps: int, make: Any) -> dict[str, Any]:
     kept: list[Any] = []
 
     def remembered(model: nn.Module) -> torch.optim.Optimizer:
-        kept.extend((model, make(model.parameters())))
-        return kept[1]
+        optimizer: torch.optim.Optimizer = make(model.parameters())
+        kept.extend((model, optimizer))
+        return optimizer
 
     in_one_process(Loop(make_optimizer=remembered, steps=steps))
     return copy.deepcopy({"model": kept[0].state_dict(), "optimizer": kept[1].state_dict()})

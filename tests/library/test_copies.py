@@ -7,6 +7,7 @@ import io
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,14 @@ def through_pickle(one: Any) -> Any:
     return pickle.loads(pickle.dumps(one))
 
 
-WAYS = {"deepcopy": copy.deepcopy, "pickle": through_pickle, "torch.save": through_torch}
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": through_pickle,
+    "torch.save": through_torch,
+}
 
 
-def tied_model() -> nn.Sequential:
+def tied_model() -> Any:
     """Two layers share their weight."""
     model = small_model()
     model.append(nn.Linear(16, 48))
@@ -145,8 +150,9 @@ def alone_after(steps: int) -> list[Tensor]:
     kept: list[Any] = []
 
     def remembered(model: nn.Module) -> torch.optim.Optimizer:
-        kept.extend((model, adam(model)))
-        return kept[1]
+        optimizer = adam(model)
+        kept.extend((model, optimizer))
+        return optimizer
 
     in_one_process(Loop(make_optimizer=remembered, steps=steps))
     model, optimizer = kept

@@ -23,7 +23,7 @@ def update_by_hand(model: nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             assert parameter.grad is not None
-            parameter -= 0.1 * parameter.grad
+            parameter.sub_(0.1 * parameter.grad)
 
 
 def update_data(model: nn.Module) -> None:
