@@ -61,6 +61,7 @@ THE_KERNEL_AND_OTHER_PROGRAMS = {
     "transports/verbs/checks.py": "/proc, the NVIDIA driver",
     "transports/verbs/devices.py": "/sys, names of libraries",
     "transports/verbs/provider.py": "names of libraries",
+    "transports/quiet_forks.py": "gRPC's log lines",
     "transports/control/reasons.py": "gRPC's details of an error, from which our own words are made",
     "diagnose/monitor_view.py": "py-spy's listing of a stack",
 }

@@ -6,6 +6,8 @@ import pytest
 
 from lockstep.diagnose.analyse import analyse, judge
 from lockstep.diagnose.evidence import Evidence, find_chains
+from lockstep.diagnose.page import page
+from lockstep.diagnose.text import render
 from lockstep.diagnose.verdict import Verdict
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.faults import DropMessage, DropTensor, FaultPlace, SlowStore, Stick
@@ -97,9 +99,12 @@ def test_a_rank_stuck_in_its_program_is_named_although_all_wait_for_all(culprit:
 
 
 def test_a_share_that_is_busy_is_named_with_a_remedy_for_a_worker() -> None:
-    verdict = verdict_of(stuck_with(SlowStore(W1, STEP, 1000.0, busy=True)))
+    evidence = stuck_with(SlowStore(W1, STEP, 1000.0, busy=True))
+    verdict = verdict_of(evidence)
     assert (verdict.cause, verdict.culprit) == (Cause.OVERLOADED_SERVER, W1)
     assert "--ps" not in verdict.remedy
+    told = render("report", analyse(evidence)), page("report", analyse(evidence)).decode()
+    assert all("overloaded rank" in text and "server" not in text for text in told)
 
 
 def test_a_snapshot_has_both_books_of_a_rank() -> None:

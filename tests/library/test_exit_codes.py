@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import builtins
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from lockstep.library.atexit import ExitWitness
+from lockstep.library.atexit import ExitWitness, why_it_left
+from lockstep.library.errors import UsageError
 
 
 @pytest.fixture
@@ -61,3 +63,17 @@ def test_a_program_that_goes_on_has_not_left(witness: ExitWitness) -> None:
         sys.exit(5)
     witness.forget()
     assert witness.code is None
+
+
+def test_an_exception_is_told_with_the_line_of_the_program_that_it_left() -> None:
+    def reads() -> None:
+        json.loads("{")  # the error itself is raised in a library
+
+    try:
+        reads()
+    except ValueError as error:
+        reason = why_it_left(error)
+    line = reads.__code__.co_firstlineno + 1
+    assert reason.text.startswith("failed with JSONDecodeError: ")
+    assert f"reads ({Path(__file__).parent.name}/{Path(__file__).name}:{line})" in reason.text
+    assert why_it_left(UsageError("wrong")).text == "was used wrongly: wrong"

@@ -42,17 +42,6 @@ def refused(body: Callable[[Job], None], sentence: str, shape: ClusterShape = AL
         run_jobs(cluster, body)
 
 
-def test_wrapping_an_optimizer_that_has_made_steps() -> None:
-    def body(job: Job) -> None:
-        model = small_model()
-        optimizer = sgd(model)
-        plain(model, 0, 0)
-        optimizer.step()
-        job.wrap(model, optimizer)
-
-    refused(body, r"has already made steps.*call job\.wrap\(\) before the first optimizer\.step\(\)")
-
-
 def test_wrapping_inside_the_loop() -> None:
     def body(job: Job) -> None:
         model = small_model()

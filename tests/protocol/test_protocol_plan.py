@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from lockstep.protocol.core.messages import ParameterEntry
 from lockstep.protocol.core.plan import (
     ALIGNMENT,
+    BUFFERS,
     DEFAULT_BUCKET_BYTES,
     ELEMENT_BYTES,
     PAGE,
+    PRESENCE,
     Plan,
     PlanError,
     aligned,
@@ -232,3 +234,13 @@ def test_what_cannot_be_planned_is_refused_by_name(
 def test_aligned_rounds_up_to_the_next_multiple(nbytes: int) -> None:
     assert aligned(nbytes) % ALIGNMENT == 0
     assert 0 <= aligned(nbytes) - nbytes < ALIGNMENT
+
+
+def test_entries_of_our_own_are_not_named_among_parameters() -> None:
+    entries = [
+        ParameterEntry(BUFFERS, 16, "float32", 1),
+        ParameterEntry(PRESENCE, 16, "float32", 0),
+        ParameterEntry("weight", 16, "float32", 0),
+    ]
+    plan = make_plan(entries, 1, 1024)
+    assert sorted(plan.names_in(bucket.id) for bucket in plan.buckets) == [(BUFFERS,), ("weight",)]

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from lockstep.transports.quiet_forks import QuietForks
+
 SOURCES = Path(__file__).parents[2] / "src" / "lockstep"
 FORKS = """
 import os
@@ -34,6 +38,33 @@ def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_a_process_with_grpc_forks_without_a_word_of_it_and_with_its_environment_as_it_was() -> None:
     ended = run(FORKS)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[]\n", "")
+
+
+def test_a_program_that_imported_grpc_before_forks_without_a_word_of_it_and_keeps_its_own() -> None:
+    ended = run("import grpc" + FORKS + "import sys; sys.stderr.write('its own')")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[]\n", "its own")
+
+
+def test_what_others_write_while_the_process_forks_is_written(capfd: pytest.CaptureFixture[str]) -> None:
+    forks = QuietForks()
+    forks.before()
+    os.write(2, b"one\nI1117 11:52:11.232455   26865 fork_posix.cc:71] Other threads are calling\ntwo\n")
+    forks.after()
+    os.write(2, b"three\n")
+    forks.before()
+    os.write(2, b"the parent writes this\n")
+    forks.after_in_child()
+    assert capfd.readouterr().err == "one\ntwo\nthree\n"
+
+
+def test_a_fork_without_stderr_is_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_descriptor: int) -> int:
+        raise OSError
+
+    monkeypatch.setattr(os, "dup", full)
+    forks = QuietForks()
+    forks.before()
+    forks.after()
 
 
 def test_who_asks_for_the_words_of_grpc_gets_them() -> None:

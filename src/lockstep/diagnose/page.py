@@ -39,13 +39,15 @@ svg { max-width: 100%; height: auto; background: #fafafa } text { font: 12px sys
 
 def page(kind: str, diagnosis: Diagnosis) -> bytes:
     """The whole file."""
-    title = phrases.page_title(kind, diagnosis.verdict.cause.value if diagnosis.verdict else diagnosis.summary)
+    verdict = diagnosis.verdict
+    cause = diagnosis.summary if verdict is None else phrases.cause_title(verdict.cause, verdict.culprit)
+    title = phrases.page_title(kind, cause)
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{escape(title)}</h1><pre>{escape(render(kind, diagnosis))}</pre>",
         f"<h2>{phrases.graph_title()}</h2>",
-        graph((*diagnosis.causes, *diagnosis.consequences), diagnosis.verdict.culprit if diagnosis.verdict else ""),
+        graph((*diagnosis.causes, *diagnosis.consequences), verdict.culprit if verdict else ""),
         f"<h2>{phrases.timeline_title()}</h2>",
         timeline(diagnosis.timeline),
         "</body></html>",

@@ -114,7 +114,8 @@ def holds_the_interpreter(case: WaitCase) -> Proof | None:
         return None
     if case.seen.silence.reach is not Reach.MUTE:
         return None
-    what = phrases.native_code_holds_all_threads(case.on, monitor.pid, monitor.host)
+    place = monitor.stack[0] if monitor.stack else ""
+    what = phrases.native_code_holds_all_threads(case.on, monitor.pid, monitor.host, place)
     said = phrases.only_its_monitor_answers(monitor.state, case.seen.silence.text)
     cause = Cause.DEVICE_CALL if monitor.on_device else Cause.USER_CODE
     return Proof(cause, what, (said,), seconds=unheard, stack=monitor.stack)

@@ -45,7 +45,9 @@ def render(kind: str, diagnosis: Diagnosis, healthy: str = "") -> str:
         lines += _verdict_lines(verdict)
     if diagnosis.also:
         lines.append(phrases.also_title())
-        lines += _indented(phrases.also_line(other.cause.value, other.what) for other in diagnosis.also)
+        lines += _indented(
+            phrases.also_line(phrases.cause_title(other.cause, other.culprit), other.what) for other in diagnosis.also
+        )
     # The lead has said the one wait that a chain of one consists of.
     lines += _edges(phrases.causes_title(), diagnosis.causes) if len(diagnosis.causes) > 1 else []
     lines += _edges(phrases.consequences_title(), diagnosis.consequences)
@@ -62,7 +64,7 @@ def _title(diagnosis: Diagnosis, healthy: str) -> str:
     verdict = diagnosis.verdict
     if verdict is None:
         return (healthy or phrases.cluster_is_healthy()) if diagnosis.healthy else phrases.not_all_answer()
-    return verdict.cause.value if verdict.proven else phrases.cause_unknown()
+    return phrases.cause_title(verdict.cause, verdict.culprit) if verdict.proven else phrases.cause_unknown()
 
 
 def _verdict_lines(verdict: Verdict) -> list[str]:

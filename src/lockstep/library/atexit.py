@@ -18,6 +18,7 @@ from lockstep.library.errors import UsageError
 from lockstep.protocol.core.causes import Reason, own_error
 from lockstep.runtime.task.failures import failure_of
 from lockstep.runtime.task.outcome import JobEndedError
+from lockstep.runtime.watch.stacks import place_of_error
 
 
 class ClosesAtExit(Protocol):
@@ -28,10 +29,12 @@ class ClosesAtExit(Protocol):
 
 def why_it_left(error: BaseException) -> Reason:
     """The reason that all tasks receive for an exception in the program."""
+    place = place_of_error(error)
+    where = f", at {place}" if place else ""
     if isinstance(error, UsageError):
-        return own_error(f"was used wrongly: {error}")
+        return own_error(f"was used wrongly: {error}{where}")
     text = f": {error}" if str(error) else ""
-    return failure_of(error, f"failed with {type(error).__name__}{text}", (torch.OutOfMemoryError,))
+    return failure_of(error, f"failed with {type(error).__name__}{text}{where}", (torch.OutOfMemoryError,))
 
 
 class ExitWitness:

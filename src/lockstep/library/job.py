@@ -139,7 +139,7 @@ class Job:
         """Train this model and its optimizer (or several) together with the whole job.
 
         Blocks until the chief's initial parameters are in the model. Returns the same objects. Raises UsageError if
-        they cannot be trained this way, and JobEndedError if the job ended meanwhile.
+        they cannot be trained this way, and leaves them as they were; JobEndedError if the job ended meanwhile.
         """
         if self._wrapped:
             raise UsageError("job.wrap() was called twice; wrap everything at once: job.wrap(model, [first, second])")
@@ -149,8 +149,11 @@ class Job:
         models = [model] if isinstance(model, nn.Module) else list(model)
         if self.on_wrap is not None:
             self.on_wrap(models, optimizer if several else [optimizer])
-        self._wrapped = True
-        wrapped = self._training.wrap(models, optimizer if several else [optimizer])
+        try:
+            wrapped = self._training.wrap(models, optimizer if several else [optimizer])
+            self._wrapped = True
+        finally:
+            self._wrapped = self._wrapped or self._training.announced
         return model, wrapped if several else wrapped[0]
 
     @property

@@ -341,6 +341,7 @@ def node_config(
         else Beginning(),
         train_dir=keeping.train_dir,
         checkpoints_kept=keeping.max_ckpts_to_keep,
+        own_program=True,
     )
 
 
@@ -463,6 +464,7 @@ def _join_as_worker(
     from lockstep.library.atexit import ExitWitness, close_before_threads_end, end_by_signal
     from lockstep.library.job import Job
 
+    config = dataclasses.replace(config, give_up=lambda outcome: os._exit(outcome.exit_code(EXIT_FAILED)))
     node = make_node(config, sidecar.reporter, carrier, options.save_slot)
     signals.attach(node)
     end_by_signal()

@@ -42,8 +42,8 @@ class MisuseWatch:
                 raise UsageError(self._moved(bound.trained.name, bound.local.device, parameter))
             if parameter.grad is not None and parameter.grad.is_sparse:
                 raise UsageError(
-                    f"the gradient of {bound.trained.name!r} is sparse, but only dense gradients can be sent; build "
-                    "that layer with sparse=False"
+                    f"the gradient of {bound.trained.name!r} is sparse, but servers take only dense gradients; build "
+                    "that layer with sparse=False, or train without servers"
                 )
 
     def _name(self, parameter: nn.Parameter) -> str:

@@ -19,6 +19,8 @@ class StepMaker(Protocol):
 
     def make_step(self, optimizer: torch.optim.Optimizer, void: bool, scales: bool) -> None: ...
 
+    def state_for_a_copy(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]: ...
+
 
 class WrappedOptimizer(torch.optim.Optimizer):
     """Mixed into the class of the program's optimizer."""
@@ -44,6 +46,10 @@ class WrappedOptimizer(torch.optim.Optimizer):
             _unscale(self, scale)
         self._lockstep.make_step(self, void, scales=found is not None or scale is not None)
         return loss
+
+    def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
+        """A copy, or what is saved, is an ordinary optimizer of the program's class, with the servers' state."""
+        return object.__new__, (type(self).__mro__[2],), self._lockstep.state_for_a_copy(self)
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedulers need not wrap it: it sets _opt_called
 

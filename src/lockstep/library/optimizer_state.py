@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lockstep.library.optimizers import KnownOptimizer
+from lockstep.library.optimizers import KnownOptimizer, is_of_steps
 from lockstep.protocol.core.ids import server
 from lockstep.protocol.core.plan import Bucket, Plan
 from lockstep.runtime.task.worker_node import WorkerNode
@@ -38,9 +38,11 @@ class RemoteState:
             if whole:
                 known.optimizer.state[parameter] = whole
 
-    def bring(self, known: KnownOptimizer) -> None:
-        """Send the contents of ``optimizer.state`` to the servers."""
+    def bring(self, known: KnownOptimizer, *, only_missing: bool = False) -> None:
+        """Send the contents of ``optimizer.state`` to the servers. ``only_missing``: of buckets that have none."""
         for bucket in self._buckets(known):
+            if only_missing and any(map(is_of_steps, unpack(self._get(bucket), len(bucket.pieces)))):
+                continue
             states = [
                 _cut(known.optimizer.state.get(self._bound[p.parameter].trained.parameter, {}), p.first, p.elements)
                 for p in bucket.pieces

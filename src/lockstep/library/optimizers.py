@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,12 @@ _FUSED_BY_DEFAULT = frozenset(("Adam", "AdamW", "Adagrad"))
 instead of a dozen. (Servers have a one-pass SGD of their own, with the bits of torch's default.)"""
 
 
+_INSTEAD = (
+    "train without servers (lockstep.join() without servers= and ps_hosts=), where any optimizer works, or use one of "
+    f"{', '.join(sorted(ELEMENTWISE))}"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class KnownOptimizer:
     """One optimizer of the program, and what is sent to the servers about it."""
@@ -55,6 +62,10 @@ class KnownOptimizer:
         kind = type(self.optimizer).__name__
         return [OptimizerEntry(kind, _options_text(kind, group, self.options)) for group in self.optimizer.param_groups]
 
+    def has_made_steps(self) -> bool:
+        """Whether it has the state of earlier steps: its own, or loaded."""
+        return any(map(is_of_steps, self.optimizer.state.values()))
+
     def rates(self) -> list[GroupRates]:
         """The current numbers of its groups."""
         return [numbers_of(group, self.options - _KERNELS) for group in self.optimizer.param_groups]
@@ -69,30 +80,21 @@ def known_optimizer(optimizer: object, first_group: int) -> KnownOptimizer:
         )
     kind = type(optimizer).__name__
     if kind in WHOLE_TENSOR and getattr(torch.optim, kind, None) is type(optimizer):
-        raise UsageError(
-            f"torch.optim.{kind} cannot run on parameter servers: {WHOLE_TENSOR[kind]}; use one that works "
-            f"element by element ({', '.join(sorted(ELEMENTWISE))})"
-        )
+        raise UsageError(f"torch.optim.{kind} cannot run on parameter servers: {WHOLE_TENSOR[kind]}; {_INSTEAD}")
     if kind not in ELEMENTWISE or getattr(torch.optim, kind) is not type(optimizer):
         raise UsageError(
             f"the servers only run certain optimizers of torch.optim, and {type(optimizer).__module__}.{kind} is not "
-            f"one of them; use {', '.join(sorted(ELEMENTWISE))}"
+            f"one of them; {_INSTEAD}"
         )
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise UsageError("differentiable=True needs the update in this process, but the servers make it; omit it")
-    _refuse_used(optimizer)
     arguments = frozenset(inspect.signature(type(optimizer)).parameters) - {"params"} - _LOCAL
     return KnownOptimizer(optimizer, first_group, arguments)
 
 
-def _refuse_used(optimizer: torch.optim.Optimizer) -> None:
-    for state in optimizer.state.values():
-        steps = state.get("step", 1) if state else 0
-        if float(steps) > 0:
-            raise UsageError(
-                "this optimizer has already made steps, and its state would be lost; call job.wrap() before the first "
-                "optimizer.step(), and load a saved state afterwards with optimizer.load_state_dict()"
-            )
+def is_of_steps(state: Mapping[str, Any]) -> bool:
+    """Whether one parameter's state, or a piece of it, is of an optimizer that has made steps."""
+    return bool(state) and float(state.get("step", 1)) > 0
 
 
 def _options_text(kind: str, group: Mapping[str, object], names: frozenset[str]) -> str:

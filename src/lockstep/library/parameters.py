@@ -103,6 +103,12 @@ def model_buffers(models: Sequence[nn.Module]) -> list[Tensor]:
     return list(found.values())
 
 
+def sparse_parameters(models: Sequence[nn.Module]) -> set[int]:
+    """The ids of parameters whose gradients their layers make sparse."""
+    parts = [part for model in models for part in model.modules() if getattr(part, "sparse", False) is True]
+    return {id(p) for part in parts if isinstance(part, nn.Embedding | nn.EmbeddingBag) for p in part.parameters()}
+
+
 def _groups_of(optimizers: Sequence[KnownOptimizer]) -> dict[int, int]:
     groups: dict[int, int] = {}
     for known in optimizers:
@@ -126,16 +132,24 @@ def _check(one: Trained) -> None:
         raise UsageError(f"parameter {one.name!r} has no values yet; run one batch through the model before job.wrap()")
 
 
-def untrained_digests(
-    models: Sequence[nn.Module], trained: Sequence[Trained], *, buffers: bool = True
-) -> tuple[Setting, ...]:
-    """A digest of every tensor that no optimizer changes; ``buffers``: of buffers too."""
+def untrained_digests(models: Sequence[nn.Module], trained: Sequence[Trained]) -> tuple[Setting, ...]:
+    """A digest of every tensor that no server changes; and which of the trained parameters are frozen.
+
+    These may be unfrozen later, so their values are the chief's, and only that they are frozen is compared.
+    """
     ours = {id(one.parameter) for one in trained}
-    return tuple(
-        Setting(f"{kind} {name!r}", _digest(tensor))
-        for kind, name, tensor in named_tensors(models)
-        if id(tensor) not in ours and (buffers or kind == "parameter")
-    )
+    frozen = tuple(_frozen(one.name, "") for one in trained if not one.parameter.requires_grad)
+    others = [one for one in named_tensors(models) if id(one[2]) not in ours]
+    return (*frozen, *(Setting(f"{kind} {name!r}", _digest(tensor)) for kind, name, tensor in others))
+
+
+def frozen_digests(frozen: Sequence[Trained]) -> tuple[Setting, ...]:
+    """Digests of the parameters that nobody trains."""
+    return tuple(_frozen(one.name, _digest(one.parameter)) for one in frozen)
+
+
+def _frozen(name: str, value: str) -> Setting:
+    return Setting(f"frozen parameter {name!r}", value)
 
 
 def _digest(tensor: Tensor) -> str:

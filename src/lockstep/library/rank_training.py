@@ -19,24 +19,28 @@ from lockstep.library.finite_parameters import FiniteParameters
 from lockstep.library.parameters import (
     OwnOptimizer,
     averaged_parameters,
+    frozen_digests,
     model_buffers,
     own_optimizer,
-    untrained_digests,
+    sparse_parameters,
 )
 from lockstep.library.program_state import ProgramState
 from lockstep.library.rank_averager import make_averager
 from lockstep.library.rank_checkpoint import RankCheckpoint
 from lockstep.library.training_way import JobParts, NormClip
 from lockstep.protocol.core.activity import TaskPhase
-from lockstep.protocol.core.causes import own_error
+from lockstep.protocol.core.causes import Cause, own_error
 from lockstep.protocol.core.ids import CHIEF, Step
+from lockstep.protocol.phrases import other_calls
 from lockstep.runtime.task.collective_node import CollectiveNode
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.rank_node import RankNode
 from lockstep.training.bucket_size import rank_bucket_bytes
-from lockstep.training.ranks.averager import Averager, ModelsDiffer
-from lockstep.training.ranks.layout import lay_out
+from lockstep.training.copies import CopyAnswers, OwnHook
+from lockstep.training.ranks.averager import NO_STATISTICS_ON_CPUS, Averager, ModelsDiffer
+from lockstep.training.ranks.layout import RankLayout, lay_out
 from lockstep.training.ranks.rank_replica import COMPARE_EVERY, GradientMisuse, RankReplica
+from lockstep.training.ranks.sparse import numbers_of_gradient
 from lockstep.training.worker.binding import Trained
 
 
@@ -56,45 +60,82 @@ class RankTraining:
         self._skips = False
         """This step's mean is not finite, and ``on_nan`` is skip."""
         self._handles: list[Any] = []
+        self._copies: CopyAnswers | None = None
+        self._stepped = False
+        """A wrapped optimizer has made a step."""
+        self._announced = False
         self._closed = False
 
     @property
     def step(self) -> Step:
         return self.replica.step if self.replica is not None else 0
 
+    @property
+    def announced(self) -> bool:
+        return self._announced
+
     def wrap(
         self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
     ) -> list[torch.optim.Optimizer]:
-        self._models = list(models)
-        self._optimizers = [own_optimizer(one) for one in optimizers]
-        self._node.phase(TaskPhase.COMPARING_SETTINGS)
-        trained, self._frozen = averaged_parameters(self._models, self._optimizers)
+        own = [own_optimizer(one) for one in optimizers]
+        trained, frozen = averaged_parameters(models, own)
         device = _only_device(trained)
-        buffers = model_buffers(self._models)
-        options, frozen = self._parts.options, untrained_digests(self._models, trained, buffers=False)
+        if self._node.cluster.shape.workers > 1 and device.type == "cpu" and _synchronises_statistics(models):
+            raise UsageError(NO_STATISTICS_ON_CPUS)
+        checkpoint = RankCheckpoint(trained, own) if self._node.saves else None
+        if checkpoint is not None:
+            checkpoint.refuse_what_cannot_be_saved()
         try:
-            layout = lay_out(trained, buffers, self._node.cluster.shape.workers, self._bucket_bytes(trained))
-            averager = make_averager(self._node, layout, device, options, frozen)
+            layout = lay_out(
+                trained, model_buffers(models), self._node.cluster.shape.workers, self._bucket_bytes(trained)
+            )
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        # What follows cannot be taken back: the others are told of this model.
+        self._models, self._optimizers, self._frozen = list(models), own, frozen
+        try:
+            self._bind(layout, device, checkpoint)
+        except BaseException:
+            self._give_back()
+            self._models, self._optimizers, self._frozen = [], [], []
+            self._averager, self.replica = None, None
+            raise
+        return [one.optimizer for one in own]
+
+    def _bind(self, layout: RankLayout, device: torch.device, checkpoint: RankCheckpoint | None) -> None:
+        self._node.phase(TaskPhase.COMPARING_SETTINGS)
+        trained = layout.trained
+        try:
+            averager = make_averager(self._node, layout, device, self._parts.options, frozen_digests(self._frozen))
+            self._averager, self._announced = averager, True
             if self._node.cluster.shape.workers > 1 and _synchronises_statistics(self._models):
                 averager.share_with_torch()
         except (ModelsDiffer, ValueError) as error:
             raise UsageError(str(error)) from None
-        self._averager = averager
-        self._begin_saving(trained)
-        self.replica = RankReplica(averager, layout, synchronises=self._synchronises, on_step=self._on_step)
+        if checkpoint is not None:
+            self._begin_saving(checkpoint)
+        self.replica = RankReplica(
+            averager,
+            layout,
+            synchronises=self._synchronises,
+            on_step=self._on_step,
+            place=self._place,
+            on_elsewhere=self._on_elsewhere,
+        )
+        self.replica.expect_sparse(sparse_parameters(self._models))
         self.replica.start()
         self._finite = FiniteParameters(self._node, self._parts, [(one.name, one.parameter) for one in trained])
         state = ProgramState(self._models, self._optimizers, trained, describes=self._node.task == CHIEF)
         self._parts.course.begin(state, self._optimizers, self.replica.step)
         self._handles = [handle for one in self._optimizers for handle in self._hook(one)]
+        self._copies = CopyAnswers(self._models)
         self._handles += [
-            part.register_load_state_dict_post_hook(self._loaded) for m in self._models for part in m.modules()
+            part.register_load_state_dict_post_hook(OwnHook(self._loaded)) for m in self._models for part in m.modules()
         ]
         self._handles += [
             one.optimizer.register_load_state_dict_post_hook(self._loaded_optimizer) for one in self._optimizers
         ]
         self._node.phase(TaskPhase.TRAINING)
-        return [one.optimizer for one in self._optimizers]
 
     def _bucket_bytes(self, trained: Sequence[Trained]) -> int:
         cluster, asked = self._node.cluster, self._parts.options.bucket_bytes
@@ -111,13 +152,9 @@ class RankTraining:
     def _loaded_optimizer(self, *_: object) -> None:
         self._parts.course.refuse_where_resumed("load_state_dict() of an optimizer")
 
-    def _begin_saving(self, trained: Sequence[Trained]) -> None:
-        """Where the job writes checkpoints: let rank 0's be taken, and start from one if the job does."""
+    def _begin_saving(self, checkpoint: RankCheckpoint) -> None:
+        """Let rank 0's checkpoints be taken, and start from one if the job does."""
         node = self._node
-        if not node.saves:
-            return
-        checkpoint = RankCheckpoint(trained, self._optimizers)
-        checkpoint.refuse_what_cannot_be_saved()
         if node.task == CHIEF:
             self._parts.options.save_slot.take = checkpoint.take
         if node.checkpoint:
@@ -131,6 +168,17 @@ class RankTraining:
         if self._closed:
             return False
         return not self._accumulating and all(getattr(m, "require_backward_grad_sync", True) for m in self._models)
+
+    def _place(self) -> int:
+        """The iteration of ``job.steps()`` in which the program is; -1: it makes its own loop."""
+        course = self._parts.course
+        return course.iteration if course.in_steps else -1
+
+    def _on_elsewhere(self, step: Step, mine: int, chiefs: int) -> None:
+        """The chief made this step in another iteration of ``job.steps()``: one of the two left something out."""
+        both = [f"backward() in step {place} of job.steps()" for place in (mine, chiefs)]
+        reason = own_error(other_calls(step, both[0], CHIEF, both[1]), Cause.OUT_OF_STEP)
+        raise JobEndedError(self._node.fail(reason))
 
     def _on_step(self, step: Step) -> None:
         """The means of ``step`` are in ``grad``."""
@@ -176,6 +224,7 @@ class RankTraining:
             self._before_update(optimizer)
 
         def after(*_: object) -> None:
+            self._stepped = True
             self._parts.course.unapplied = False
 
         return [one.optimizer.register_step_pre_hook(before), one.optimizer.register_step_post_hook(after)]
@@ -244,14 +293,27 @@ class RankTraining:
             raise JobEndedError(self._node.fail(own_error("closed its job without having called job.wrap()")))
         if self._finite is not None:
             self._finite.look(self.step - 1, last=True)
+        if self.step and not self._stepped and self._node.task == CHIEF and not self._parts.course.resumed:
+            self._parts.say(
+                f"{self.step} backward passes were averaged, but no wrapped optimizer made a step: unless the program "
+                "updates its parameters itself, nothing was trained; call optimizer.step() after backward"
+            )
         self._averager.leave(self.step)
 
     def release(self) -> None:
         self._closed = True
-        for handle in self._handles:
-            handle.remove()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Model and optimizers are the program's own again, without anything of ours."""
+        while self._handles:
+            self._handles.pop().remove()
+        if self._copies is not None:
+            self._copies.close()
         if self.replica is not None:
             self.replica.close()
+        elif self._averager is not None:
+            self._averager.close()
 
 
 def _synchronises_statistics(models: Sequence[nn.Module]) -> bool:
@@ -268,7 +330,8 @@ def _only_device(trained: Sequence[Trained]) -> torch.device:
 
 
 def _first_not_finite(replica: RankReplica) -> str | None:
-    grads = [(name, p.grad) for name, p in zip(replica.names, replica.parameters, strict=True) if p.grad is not None]
+    both = zip(replica.names, replica.parameters, strict=True)
+    grads = [(name, numbers_of_gradient(p.grad)) for name, p in both if p.grad is not None]
     if not grads or bool(_sum_of([grad for _, grad in grads]).isfinite()):
         return None
     return next((name for name, grad in grads if not bool(grad.isfinite().all())), None)

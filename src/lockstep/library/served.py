@@ -22,7 +22,7 @@ from lockstep.library.clipping import (
     refuse_infinite,
     value_clip,
 )
-from lockstep.library.edit_guard import EditGuard
+from lockstep.library.edit_guard import FIRST_STEPS, EditGuard
 from lockstep.library.errors import UsageError
 from lockstep.library.finite_parameters import FiniteParameters
 from lockstep.library.misuse import MisuseWatch
@@ -32,16 +32,22 @@ from lockstep.library.optimizers import KnownOptimizer, known_optimizer
 from lockstep.library.parameters import trained_parameters, untrained_digests
 from lockstep.library.program_state import ProgramState
 from lockstep.library.training_way import JobParts, NormClip
-from lockstep.protocol.core.activity import TaskPhase
+from lockstep.protocol.core.activity import Doing, TaskPhase
 from lockstep.protocol.core.causes import own_error
-from lockstep.protocol.core.ids import CHIEF, Step
-from lockstep.protocol.core.messages import Clip, GroupRates
+from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, Step
+from lockstep.protocol.core.messages import Clip, GroupRates, OptimizerEntry
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.bucket_size import fitting_bucket_bytes
+from lockstep.training.copies import CopyAnswers, OwnHook
 from lockstep.training.wire_format import WireFormat
 from lockstep.training.worker.binding import BindingOptions, Trained
 from lockstep.training.worker.sealed_replica import SealedReplica, SealedStep
+
+NEVER_STEPPED = (
+    "made backward passes and never called step() of a wrapped optimizer, so nothing that it computed reached the "
+    "others; call step() of an optimizer that job.wrap() was given after each backward pass"
+)
 
 
 class ServedTraining:
@@ -66,48 +72,86 @@ class ServedTraining:
         self._norm: AwaitedNorm | None = None
         """The norm that was asked for last."""
         self._told_of_clipping = False
+        self._copies: CopyAnswers | None = None
+        self._stepped = False
+        """This program has called ``optimizer.step()``, or ``job.publish()``."""
+        self._passes = 0
+        """Backward passes that added to the gradients of others."""
+        self._announced = False
         self._closed = False
 
     @property
     def step(self) -> Step:
         return self.replica.step if self.replica is not None else 0
 
+    @property
+    def announced(self) -> bool:
+        return self._announced
+
     def wrap(
         self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
     ) -> list[torch.optim.Optimizer]:
-        self._models = list(models)
+        known: list[KnownOptimizer] = []
         for one in optimizers:
-            first = self._optimizers[-1].groups.stop if self._optimizers else 0
-            self._optimizers.append(known_optimizer(one, first))
-        self._bind()
-        return [wrap_optimizer(known.optimizer, self) for known in self._optimizers]
-
-    def _bind(self) -> None:
-        trained = trained_parameters(self._models, self._optimizers)
-        entries = tuple(entry for known in self._optimizers for entry in known.entries())
+            known.append(known_optimizer(one, known[-1].groups.stop if known else 0))
+        trained = trained_parameters(models, known)
+        if any(one.has_made_steps() for one in known):
+            self._refuse_without_common_step("job.wrap() of an optimizer that has made steps")
+        entries = tuple(entry for one in known for entry in one.entries())
         options = BindingOptions(
             bucket_bytes=self._options.bucket_bytes or self._fitting_bucket_bytes(trained),
             own_copy=self._options.own_copy,
             wire=WireFormat(self._options.wire_dtype),
-            untrained=untrained_digests(self._models, trained),
+            untrained=untrained_digests(models, trained),
         )
-        hold = len(self._optimizers) > 1 or not self._node.config.synchronous
+        # What follows cannot be taken back: the others are told of this model.
+        self._models, self._optimizers = list(models), known
         self._node.phase(TaskPhase.COMPARING_SETTINGS)
+        try:
+            self._bind(trained, entries, options)
+        except BaseException:
+            self._give_back()
+            self._models, self._optimizers, self.replica = [], [], None
+            raise
+        return [wrap_optimizer(one.optimizer, self) for one in known]
+
+    def _bind(self, trained: Sequence[Trained], entries: tuple[OptimizerEntry, ...], options: BindingOptions) -> None:
+        hold = len(self._optimizers) > 1 or not self._node.config.synchronous
         try:
             self.replica = SealedReplica(self._node, trained, entries, options, hold=hold, layers=self._models)
         except ValueError as error:
             raise UsageError(str(error)) from None
+        self._announced = True
         self.replica.start()
         state = ProgramState(self._models, self._optimizers, trained, describes=self._node.task == CHIEF)
         self._course.begin(state, self._optimizers, self.replica.step)
         self._counts.missed = 0 if self._node.keeps_state else self.replica.step
         self._state = RemoteState(self._node, self.replica.plan, self.replica.bound_parameters())
+        self._take_over_state(self._state)
         self._watch = EditGuard(self.replica.bound_parameters())
-        self._watch.remember(self.replica.step)
+        self._watch.remember(self.replica.step, always=True)
         self._misuse = MisuseWatch(self._models, self.replica)
         self._finite = FiniteParameters(self._node, self._parts, [(one.name, one.parameter) for one in trained])
+        self.replica.on_second_backward = self._on_second_backward
+        self._copies = CopyAnswers(self._models, [one.parameter for one in trained])
         self._hook_state()
         self._node.phase(TaskPhase.TRAINING)
+
+    def _take_over_state(self, servers: RemoteState) -> None:
+        """What was loaded into the optimizers before goes to the servers, from the chief, as the parameters do.
+
+        A job that goes on from a checkpoint has its own, and a chief that was restarted has sent it before, unless it
+        was lost too early.
+        """
+        node = self._node
+        brings = node.task == CHIEF and node.start_step <= 0 and not node.checkpoint
+        for known in self._optimizers:
+            if not known.has_made_steps():
+                continue
+            if brings:
+                with node.main.during(Doing.BUSY, "sending the optimizer's state to the servers"):
+                    servers.bring(known, only_missing=node.start_step > INITIAL_STEP)
+            known.optimizer.state.clear()
 
     def _fitting_bucket_bytes(self, trained: Sequence[Trained]) -> int:
         config = self._node.config
@@ -125,7 +169,7 @@ class ServedTraining:
             self._loaded = True
 
         for model in self._models:
-            self._handles += [part.register_load_state_dict_post_hook(loaded) for part in model.modules()]
+            self._handles += [part.register_load_state_dict_post_hook(OwnHook(loaded)) for part in model.modules()]
         for known in self._optimizers:
             self._hook_optimizer_state(known)
 
@@ -139,7 +183,7 @@ class ServedTraining:
             return saved
 
         def bring(_: torch.optim.Optimizer) -> None:
-            self._refuse_without_common_step("load_state_dict() of an optimizer")
+            self._refuse_without_common_step("load_state_dict() of an optimizer in the middle of training")
             self._course.refuse_where_resumed("load_state_dict() of an optimizer")
             state = self._applied_state()
             if self._node.task == CHIEF:
@@ -151,6 +195,15 @@ class ServedTraining:
             known.optimizer.register_state_dict_post_hook(forget),
             known.optimizer.register_load_state_dict_post_hook(bring),
         ]
+
+    def state_for_a_copy(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """What a copy of this optimizer consists of, with the state that the servers have."""
+        self._parts.refuse_in_child("a copy of an optimizer")
+        known = next(one for one in self._optimizers if one.optimizer is optimizer)
+        self._applied_state().fetch(known)
+        whole = {**optimizer.__getstate__(), "state": optimizer.state.copy()}
+        optimizer.state.clear()
+        return whole
 
     def _applied_state(self) -> RemoteState:
         """The servers' state, when they have applied the newest step."""
@@ -164,8 +217,8 @@ class ServedTraining:
         config = self._node.config
         if not config.synchronous or config.aggregate is not None:
             raise UsageError(
-                f"{what} in the middle of training needs a step that all workers make together, and this job has none "
-                "(asynchronous, or with backup workers); load before job.wrap()"
+                f"{what} needs a step that all workers make together, and this job has none (asynchronous, or with "
+                "backup workers); load the model before job.wrap(), and begin with a new optimizer"
             )
 
     # -- a step --
@@ -173,6 +226,7 @@ class ServedTraining:
     def make_step(self, optimizer: torch.optim.Optimizer, void: bool, scales: bool = False) -> None:
         """What ``optimizer.step()`` does: hand over the gradients. New parameters arrive now, or when they are used."""
         replica, known = self._checked(optimizer)
+        self._stepped = True
         self._parts.exits.forget()
         self._course.scales = self._course.scales or scales
         if self._loaded:
@@ -320,6 +374,22 @@ class ServedTraining:
 
     # -- misuse --
 
+    def _on_second_backward(self) -> None:
+        """Backward again, before this worker's first step: gradients add up, or the program updates by itself."""
+        self._passes += 1
+        if self._stepped or self._loaded or self._passes > FIRST_STEPS:
+            return
+        assert self._misuse is not None
+        assert self._watch is not None
+        self._misuse.check()
+        changed = self._watch.first_changed()
+        if changed is not None:
+            raise UsageError(
+                f"your program changed parameter {changed!r} without a call of the wrapped optimizer's step(), so "
+                "this worker would train alone; call step() of the optimizer that job.wrap() was given after each "
+                "backward pass, and update parameters in no other way"
+            )
+
     def _checked(
         self, optimizer: torch.optim.Optimizer, what: str = "optimizer.step()"
     ) -> tuple[SealedReplica, KnownOptimizer]:
@@ -349,7 +419,7 @@ class ServedTraining:
     def _publish(self, occasion: str) -> None:
         assert self.replica is not None
         self._refuse_without_common_step(occasion)
-        self._loaded = False
+        self._loaded, self._stepped = False, True
         self._course.before_step(occasion)
         step = self.replica.step
         rates: tuple[GroupRates, ...] = tuple(rate for one in self._optimizers for rate in one.rates())
@@ -372,16 +442,26 @@ class ServedTraining:
     # -- the end --
 
     def finish(self) -> None:
-        if self.replica is not None:
-            self._look_at_parameters(self.replica, last=True)
+        replica = self.replica
+        if replica is not None:
+            if replica.backward_since_step and not self._stepped:
+                raise JobEndedError(self._node.fail(own_error(NEVER_STEPPED)))
+            self._look_at_parameters(replica, last=True)
             self._settle_norm()
+            replica.settle()
         self._node.finish(self.step)
 
     def release(self) -> None:
         self._closed = True
-        for handle in self._handles:
-            handle.remove()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Model and optimizers are the program's own again, without anything of ours."""
+        while self._handles:
+            self._handles.pop().remove()
         for known in self._optimizers:
             unwrap_optimizer(known.optimizer)
+        if self._copies is not None:
+            self._copies.close()
         if self.replica is not None:
             self.replica.close()

@@ -82,10 +82,15 @@ class TrainingWay(Protocol):
     def step(self) -> Step:
         """The number of steps that have been made."""
 
+    @property
+    def announced(self) -> bool:
+        """Whether the other tasks know this worker's model, so that it cannot be another one any more."""
+
     def wrap(
         self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
     ) -> list[torch.optim.Optimizer]:
-        """Block until the chief's parameters are in the models. UsageError if they cannot be trained this way."""
+        """Block until the chief's parameters are in the models. UsageError if they cannot be trained this way; then
+        models and optimizers are as they were."""
 
     def publish(self) -> None:
         """Copy the chief's current parameters to all workers."""

@@ -289,7 +289,7 @@ def _described(entry: ParameterEntry) -> str:
 
 
 def lacks_untrained(name: str) -> str:
-    return f"it does not have {plain(name)}; build the same model on every worker"
+    return f"only the chief has {plain(name)}; build the same model, and freeze the same parameters, on every worker"
 
 
 def untrained_differs(name: str) -> str:
@@ -300,7 +300,9 @@ def untrained_differs(name: str) -> str:
 
 
 def chief_lacks_untrained(name: str) -> str:
-    return f"the chief does not have {plain(name)}; build the same model on every worker"
+    return (
+        f"the chief does not have {plain(name)}; build the same model, and freeze the same parameters, on every worker"
+    )
 
 
 def not_its_to_send(message: str) -> str:

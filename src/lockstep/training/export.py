@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lockstep.foreign import read_json
+from lockstep.protocol.core.plan import NO_PARAMETERS
 from lockstep.runtime.checkpoint.folder import CheckpointError, Manifest, verify
-from lockstep.training.ranks.layout import NO_PARAMETERS
 from lockstep.training.server.shard_file import ShardFiles
 from lockstep.training.tensors import torch_dtype
 from lockstep.training.worker.local_state import DESCRIPTION

@@ -3,12 +3,19 @@
 Its log lines name sockets instead of tasks; we report the same events with task and peer. Its fork handlers are for
 children that keep using gRPC. A program's children (usually those of a ``DataLoader``) do not, and the handlers would
 stop our threads at every fork and print warnings. gRPC reads both variables when it is imported; then they are
-removed, because processes that the program starts must not inherit them. Values set by the user take precedence.
+removed, because processes that the program starts must not inherit them. Values set by the user take precedence. Where
+the program has imported gRPC before, only its lines at forks can be kept back.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+
+from lockstep.transports.quiet_forks import QuietForks
+
+if "grpc" in sys.modules and "GRPC_VERBOSITY" not in os.environ:
+    QuietForks().install()  # it has read its variables
 
 _ADDED = {
     name: value

@@ -130,3 +130,18 @@ def test_one_that_notices_or_whose_job_ended_well_is_not_forced(ok: bool) -> Non
     guard.on_end(Outcome(ok), 0.05, lambda _outcome: said.append("given up"))
     wait_until(lambda: threading.active_count() <= before, 10, "the guard is gone")
     assert said == []
+
+
+def test_a_program_in_a_block_that_it_announced_is_not_cut_off_before_the_block_ends() -> None:
+    looked, given_up = list[int](), threading.Event()
+    reporter = TaskReporter.none()
+    guard = EndGuard(lambda: "it hangs", lambda _line: None, reporter)
+
+    def spared() -> bool:
+        looked.append(1)
+        return len(looked) < 3
+
+    guard.on_end(Outcome(False), 0.01, lambda _outcome: given_up.set(), spared)
+    wait_until(given_up.is_set, 10, "it is given up")
+    assert len(looked) == 3
+    assert (reporter.report.over, reporter.report.must_leave) == (True, False)  # its monitor leaves it alone

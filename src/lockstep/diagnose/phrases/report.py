@@ -8,6 +8,7 @@ from lockstep.diagnose.evidence import is_worker as _is_worker
 from lockstep.diagnose.phrases.units import in_milliseconds as _in_milliseconds
 from lockstep.diagnose.phrases.units import in_seconds as _in_seconds
 from lockstep.diagnose.phrases.units import named as _named
+from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.endings import Ends
 from lockstep.protocol.core.waits import FORMING, WaitKind
 
@@ -243,6 +244,11 @@ def longest_wait(task: str, seconds: float) -> str:
 
 def report_title(kind: str, title: str) -> str:
     return f"{kind}: {title}"
+
+
+def cause_title(cause: Cause, culprit: str) -> str:
+    """Where every rank trains, no task is a server."""
+    return "overloaded rank" if cause is Cause.OVERLOADED_SERVER and _is_worker(culprit) else cause.value
 
 
 def cause_unknown() -> str:

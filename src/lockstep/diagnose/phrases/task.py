@@ -95,8 +95,9 @@ def nothing_from_the_task(waiter: str, task: str, seconds: float) -> str:
     return f"{_named(waiter)} has received nothing from {_named(task)} for {_in_seconds(seconds)}"
 
 
-def native_code_holds_all_threads(task: str, pid: int, host: str) -> str:
-    return f"{_named(task)}{_in_brackets(pid, host)} is running, but native code blocks all its Python threads"
+def native_code_holds_all_threads(task: str, pid: int, host: str, place: str) -> str:
+    at = f", at {place}" if place else ""
+    return f"{_named(task)}{_in_brackets(pid, host)} is running, but native code blocks all its Python threads{at}"
 
 
 def only_its_monitor_answers(state: str, silence: str) -> str:

@@ -29,6 +29,11 @@ DEFAULT_BUCKET_BYTES = 4 << 20
 MAX_BUCKETS = 1 << 20
 """Every step has several messages and table entries for each."""
 
+PRESENCE = "(which parameters have a gradient)"
+BUFFERS = "(the chief's buffers)"
+NO_PARAMETERS = frozenset((PRESENCE, BUFFERS))
+"""Entries of a plan that are no parameters (``training/ranks/layout.py``)."""
+
 ELEMENT_BYTES: Mapping[str, int] = MappingProxyType({"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2})
 
 
@@ -86,8 +91,9 @@ class Plan:
         return tuple(bucket for bucket in self.buckets if bucket.server == server)
 
     def names_in(self, bucket: BucketId) -> tuple[str, ...]:
-        """The parameters (or parts of them) inside a bucket, for reports."""
-        return tuple(self.parameters[piece.parameter].name for piece in self.buckets[bucket].pieces)
+        """The parameters (or parts of them) inside a bucket, for reports; of a bucket without any, what else it has."""
+        names = tuple(self.parameters[piece.parameter].name for piece in self.buckets[bucket].pieces)
+        return tuple(name for name in names if name not in NO_PARAMETERS) or names
 
     @cached_property
     def hash(self) -> str:

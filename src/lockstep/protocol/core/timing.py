@@ -187,6 +187,8 @@ LEAVE_SECONDS: Final = 5.0
 FORCE_SECONDS: Final = 5.0
 """How long a training thread may take to leave after the job has ended; inside a device call it never does. Its process
 is then ended by force."""
+PROGRAM_FORCE_SECONDS: Final = 8.0
+"""The same for the user's own program, which may be in the middle of a long step."""
 OVERSTAY_SECONDS: Final = 8.0
 """How long after a worker has reported a failed job its monitor waits before it ends the worker by force."""
 MUTE_SECONDS: Final = 5.0
@@ -442,6 +444,7 @@ def _leaving() -> _Rules:
         ("a drill lets a task see the others off", LEAVE_SECONDS + SETTLE_SECONDS < TASKS_LEAVE_SECONDS),
         ("a worker is ended by force before a drill gives up on it", FORCE_SECONDS < TASKS_LEAVE_SECONDS),
         ("a worker has told the end before it is ended by force", FORCE_SECONDS > SETTLE_SECONDS),
+        ("a program has longer than a benchmark to leave", FORCE_SECONDS < PROGRAM_FORCE_SECONDS < TASKS_LEAVE_SECONDS),
         ("a monitor waits until a worker has forced its own end", OVERSTAY_SECONDS > FORCE_SECONDS + SETTLE_SECONDS),
         ("a task that is started again at once is not called gone", OTHERS_GONE_SECONDS > HEARTBEAT_SECONDS),
         ("a mute task is ended as soon as one that stays", MUTE_SECONDS + OTHERS_GONE_SECONDS < OVERSTAY_SECONDS),

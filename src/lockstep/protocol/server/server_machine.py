@@ -239,13 +239,13 @@ class ServerMachine(MeasuringShard):
         """This worker's model matches the chief's: give it memory and send it the open step."""
         assert self._layout is not None
         assert side.layout is not None
-        if side.layout.plan_hash != self._layout.plan_hash:
-            difference = first_difference(self._layout.parameters, side.layout.parameters)
-            text = phrases.model_differs(side.id, difference)
-            return self._break(side.id, Reason(Cause.MISMATCH, text, peer=str(CHIEF)), now)
         untrained = first_untrained_difference(self._layout.untrained, side.layout.untrained)
         if untrained is not None:
             text = phrases.starts_with_another_model(untrained)
+            return self._break(side.id, Reason(Cause.MISMATCH, text, peer=str(CHIEF)), now)
+        if side.layout.plan_hash != self._layout.plan_hash:
+            difference = first_difference(self._layout.parameters, side.layout.parameters)
+            text = phrases.model_differs(side.id, difference)
             return self._break(side.id, Reason(Cause.MISMATCH, text, peer=str(CHIEF)), now)
         side.granted = True
         effects: list[Effect] = [GrantRegion(side.id)]

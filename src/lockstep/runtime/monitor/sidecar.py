@@ -24,10 +24,17 @@ from typing import Final
 
 from lockstep.foreign import read_json
 from lockstep.protocol.core.ids import TaskId
-from lockstep.protocol.core.timing import ASK_SECONDS, FORMER_SECONDS, LINGER_SECONDS, SIDECAR_CLOSE_SECONDS
+from lockstep.protocol.core.timing import (
+    ASK_SECONDS,
+    FORMER_SECONDS,
+    LINGER_SECONDS,
+    SIDECAR_CLOSE_SECONDS,
+    STOP_SECONDS,
+)
 from lockstep.runtime import processes
 from lockstep.runtime.monitor.exit import TaskObserver, linger
 from lockstep.runtime.monitor.monitor import why_not_listening
+from lockstep.runtime.monitor.outlived import Outlived, has_left
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.reporter import ReportReader, TaskReporter
 from lockstep.runtime.monitor.service import MonitorService
@@ -223,7 +230,9 @@ class _Sidecar:
         self._report_fd = report_fd
         self._reports = ReportReader(report_fd)
         self._observer = TaskObserver(spec.task, record)
+        self._outlived = Outlived(TaskId.parse(spec.task), record, tuple(spec.cluster.items()), has_left)
         self._reports_open = True
+        self._forced = False
 
     def run(self) -> None:
         pidfd = os.pidfd_open(self._task_pid) if os.getppid() == self._task_pid else None
@@ -237,10 +246,20 @@ class _Sidecar:
             if self._report_fd in ready:
                 self._take_reports()
             died = pidfd in ready
+            if not died and self._outlived.look(time.monotonic()):
+                self._forced = True
+                say(f"{self._spec.task} hangs although its job has ended, and was killed")
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                self._await_death(pidfd)
+                died = True
             if not ready and not self._reports_open:
                 self._record.on_cut_off()  # not at once: a process that ends closes its descriptors first
         self._take_reports()
         self._tell_end(pidfd)
+
+    def _await_death(self, pidfd: int) -> None:
+        """Bounded: a process in a system call that does not return stays for as long as that lasts."""
+        processes.wait_readable({pidfd}, STOP_SECONDS)
 
     def _take_reports(self) -> None:
         """A report with an exit code means that the task has finished with the job; their end alone does not: a
@@ -255,7 +274,7 @@ class _Sidecar:
         exit_code = self._record.report.exit_code
         if exit_code is None:
             exit_code = _exit_code_of_the_dead(self._task_pid, pidfd)
-        if exit_code < 0:
+        if exit_code < 0 and not self._forced:
             say(self._observer.death(exit_code))
         number = self._observer.ended(exit_code)
         linger(self._record, number, exit_code == 0, self._spec.linger_seconds, inbox=None)

@@ -25,12 +25,22 @@ class EndGuard:
         self._say = say
         self._reporter = reporter
 
-    def on_end(self, outcome: Outcome, seconds: float, give_up: GiveUp | None) -> None:
-        """The job has ended. If it failed, call ``give_up`` unless that is noticed within ``seconds``."""
+    def on_end(
+        self,
+        outcome: Outcome,
+        seconds: float,
+        give_up: GiveUp | None,
+        spared: Callable[[], bool] | None = None,
+    ) -> None:
+        """The job has ended. If it failed, call ``give_up`` unless that is noticed within ``seconds``.
+
+        ``spared``: whether the thread is in something that must not be cut off. The process is a program of the user's
+        then, and only this decides when it has to leave, not its monitor.
+        """
         forced = give_up is not None and not outcome.ok
-        self._reporter.over(must_leave=forced)
+        self._reporter.over(must_leave=forced and spared is None)
         if forced:
-            args = (outcome, seconds, give_up)
+            args = (outcome, seconds, give_up, spared or _never)
             threading.Thread(target=self._wait, args=args, name="see to the end", daemon=True).start()
 
     def on_close(self) -> None:
@@ -38,7 +48,13 @@ class EndGuard:
         self.noticed.set()
         self._reporter.over(must_leave=False)
 
-    def _wait(self, outcome: Outcome, seconds: float, give_up: GiveUp) -> None:
-        if not self.noticed.wait(seconds):
-            self._say(self._sentence())
-            give_up(outcome)
+    def _wait(self, outcome: Outcome, seconds: float, give_up: GiveUp, spared: Callable[[], bool]) -> None:
+        while not self.noticed.wait(seconds):
+            if not spared():
+                self._say(self._sentence())
+                give_up(outcome)
+                return
+
+
+def _never() -> bool:
+    return False

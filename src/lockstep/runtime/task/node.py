@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
 from lockstep.protocol.coordinator.recovery import Beginning, RecoveryRules
-from lockstep.protocol.core.activity import ShardWrite, TaskPhase
+from lockstep.protocol.core.activity import Doing, ShardWrite, TaskPhase
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.effects import (
     BecameMember,
@@ -47,7 +47,14 @@ from lockstep.protocol.core.messages import (
 )
 from lockstep.protocol.core.plan import Plan
 from lockstep.protocol.core.reach import Reach
-from lockstep.protocol.core.timing import FORCE_SECONDS, LEAVE_SECONDS, QUIET_SECONDS, SAY_SECONDS, SETTLE_SECONDS
+from lockstep.protocol.core.timing import (
+    FORCE_SECONDS,
+    LEAVE_SECONDS,
+    PROGRAM_FORCE_SECONDS,
+    QUIET_SECONDS,
+    SAY_SECONDS,
+    SETTLE_SECONDS,
+)
 from lockstep.protocol.member import MemberMachine
 from lockstep.protocol.task import TaskMachine
 from lockstep.runtime import phrases
@@ -122,6 +129,8 @@ class NodeConfig:
     """An earlier incarnation of this task had finished its work: if no other task is left, the job is over."""
     give_up: GiveUp | None = None
     """Ends the process of a worker whose training thread does not notice that the job has failed."""
+    own_program: bool = False
+    """It is a program of the user's: it has longer, and what it announced as long is never cut off."""
 
     @property
     def task(self) -> TaskId:
@@ -533,7 +542,11 @@ class Node(Observed):
             if not outcome.again:
                 # A task that is refused, or not a member yet, ends by itself, with a better exit code.
                 trains = self._member.is_set() and not self.refused
-                self._guard.on_end(outcome, FORCE_SECONDS, self.config.give_up if trains else None)
+                give_up = self.config.give_up if trains else None
+                if self.config.own_program:
+                    self._guard.on_end(outcome, PROGRAM_FORCE_SECONDS, give_up, lambda: self.main.doing is Doing.BUSY)
+                else:
+                    self._guard.on_end(outcome, FORCE_SECONDS, give_up)
             self._tell_departure(outcome)
         self._ended.set()
         self._decided.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import sysconfig
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +97,16 @@ def _of_the_program(stack: Sequence[CodeType]) -> int:
 
 def place_in_program(ident: int | None) -> str:
     """The innermost line of the program's own code: ``function (file:line)``."""
-    stack = _walk(ident)[::-1]
+    return _place_in(_walk(ident)[::-1])
+
+
+def place_of_error(error: BaseException) -> str:
+    """The innermost line of the program's own code that this exception left; empty if it was never raised."""
+    return _place_in([(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)])
+
+
+def _place_in(stack: Sequence[tuple[CodeType, int]]) -> str:
+    """``stack``: the outermost first."""
     if not stack:
         return ""
     code, line = stack[_of_the_program([code for code, _ in stack])]

@@ -449,7 +449,14 @@ class Watchdog:
         if verdict is None or seen is None or seen.view is not None or seen.monitor is None or seen.monitor.exited:
             return diagnosis
         stack = fetch_stack(seen.address, ASK_STACK_SECONDS)
-        return replace(diagnosis, verdict=replace(verdict, stack=stack or verdict.stack))
+        if not stack:
+            return diagnosis
+        # Once more: what it says of the culprit has the line then.
+        known = replace(seen, monitor=replace(seen.monitor, stack=stack))
+        again = analyse(replace(evidence, tasks={**evidence.tasks, verdict.culprit: known}))
+        if again.verdict is None:
+            return replace(diagnosis, verdict=replace(verdict, stack=stack))
+        return replace(again, verdict=replace(again.verdict, stack=again.verdict.stack or stack))
 
     def _evidence_at_hand(self, end: Ended) -> Evidence:
         """What this task knows without asking any other: on the loop's thread nothing may wait."""

@@ -10,6 +10,11 @@ from lockstep.protocol.core.ids import BucketId, Step
 from lockstep.protocol.core.plan import Plan
 from lockstep.runtime.task.outcome import JobEndedError
 
+NO_STATISTICS_ON_CPUS = (
+    "SyncBatchNorm works on GPUs only, and this model is on the CPU; use BatchNorm, or train on GPUs with "
+    "lockstep.join(backend='nccl')"
+)
+
 
 class ModelsDiffer(Exception):  # noqa: N818 - reads as the fact it states
     """This rank's model is not the chief's; the text names the first difference."""

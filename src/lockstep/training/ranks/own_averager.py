@@ -16,6 +16,7 @@ from lockstep.protocol.core.messages import Layout, Setting
 from lockstep.runtime import phrases
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.rank_node import RankNode
+from lockstep.training.ranks.averager import NO_STATISTICS_ON_CPUS
 from lockstep.training.ranks.layout import RankLayout, formats
 from lockstep.training.server.mean_store import CHIEFS, MEAN
 from lockstep.training.tensors import as_tensor
@@ -64,10 +65,7 @@ class OwnAverager:
         self._take(step + 1)
 
     def share_with_torch(self) -> None:
-        raise ValueError(
-            "SyncBatchNorm works on GPUs only, and this model is on the CPU; use BatchNorm, or train on GPUs with "
-            "lockstep.join(backend='nccl')"
-        )
+        raise ValueError(NO_STATISTICS_ON_CPUS)
 
     def publish(self, step: Step) -> None:
         every = tuple(bucket.id for bucket in self.plan.buckets)

@@ -12,7 +12,7 @@ with DDP's ``gradient_as_bucket_view``. So no second copy of the gradients is ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +24,15 @@ from lockstep.protocol.core.ids import BucketId, Step
 from lockstep.training.digests import digests_of
 from lockstep.training.ranks.averager import Averager
 from lockstep.training.ranks.layout import RankLayout, buffer_views, gradient_view
+from lockstep.training.ranks.sparse import gathered, lacks_all, spread
 from lockstep.training.tensors import is_in, parameter_offsets, torch_dtype
 from lockstep.training.worker.binding import Trained
 
 COMPARE_EVERY = 50
 """Steps between two comparisons of the parameters of all ranks; one more is made after the first update."""
+
+
+UNKNOWN_PLACE = -1
 
 
 class GradientMisuse(Exception):  # noqa: N818 - reads as the fact it states
@@ -50,6 +54,8 @@ class _Place:
     made: int = 0
     """How often this one has."""
     ready: bool = False
+    sparse_dims: int = 0
+    """Of its gradient, if that is sparse; 0: it is dense."""
 
 
 class RankReplica:
@@ -63,9 +69,13 @@ class RankReplica:
         synchronises: Callable[[], bool] = lambda: True,
         on_step: Callable[[Step], None] = lambda _step: None,
         ends_itself: bool = True,
+        place: Callable[[], int] = lambda: UNKNOWN_PLACE,
+        on_elsewhere: Callable[[Step, int, int], None] = lambda _step, _mine, _chiefs: None,
     ) -> None:
         """``synchronises``: whether the backward pass that begins is to be averaged. ``on_step`` is called when the
-        means of a step are in ``grad``. ``ends_itself``: with the end of a backward pass, not with ``end_backward``."""
+        means of a step are in ``grad``. ``ends_itself``: with the end of a backward pass, not with ``end_backward``.
+        ``place``: where the program is, as a number that all ranks must have in one step; ``on_elsewhere`` is called
+        with this rank's and the chief's if they differ."""
         self.step: Step = 0
         """The number of backward passes that have been averaged."""
         self.unshared = False
@@ -75,6 +85,10 @@ class RankReplica:
         self._synchronises = synchronises
         self._on_step = on_step
         self._ends_itself = ends_itself
+        self._place = place
+        self._on_elsewhere = on_elsewhere
+        self._stands = UNKNOWN_PLACE
+        """What ``place`` said of the current step."""
         self._places = self._find_places()
         self._members = self._find_members()
         self._lacking = [0] * len(self._members)
@@ -121,6 +135,11 @@ class RankReplica:
         return handle
 
     # -- the beginning and the end --
+
+    def expect_sparse(self, parameters: Collection[int]) -> None:
+        """Parameters, by id, whose gradients have whole rows or none; of others it is seen when they are made."""
+        for place in self._places:
+            place.sparse_dims = int(id(place.trained.parameter) in parameters)
 
     def start(self) -> None:
         """Block until the chief's parameters and buffers are in the model, unless all have those of a checkpoint."""
@@ -254,12 +273,13 @@ class RankReplica:
                 f"parameter {place.trained.name!r} was {place.leaving.dtype} on {place.leaving.device} when it was "
                 f"wrapped and is now {grad.dtype} on {grad.device}; move or convert the model before job.wrap()"
             )
-        if grad.is_sparse:
-            raise GradientMisuse(
-                f"the gradient of {place.trained.name!r} is sparse, but only dense gradients can be averaged; build "
-                "that layer with sparse=False"
-            )
+        place.sparse_dims = grad.sparse_dim() if grad.is_sparse else 0
         with torch.no_grad():
+            if grad.is_sparse:
+                spread(grad, place.leaving)
+                if scale != 1.0:
+                    place.leaving.mul_(scale)
+                return
             if is_in(grad, place.leaving):
                 if scale != 1.0:
                     place.leaving.mul_(scale)
@@ -297,7 +317,7 @@ class RankReplica:
         for place in late:
             if place.trained.parameter.grad is None:
                 missing.append(place)
-                place.leaving.zero_()
+                lacks_all(place.leaving) if place.sparse_dims else place.leaving.zero_()
             else:
                 self._take(place)
         if self._layout.presence is not None:
@@ -317,10 +337,13 @@ class RankReplica:
             without = {id(p) for p, share in zip(self._places, found, strict=True) if not share} & without
         with torch.no_grad():
             for place in self._places:
-                if id(place) not in without:
-                    parameter = place.trained.parameter
-                    if not is_in(parameter.grad, place.mean):
-                        parameter.grad = place.mean.data
+                if id(place) in without:
+                    continue
+                parameter = place.trained.parameter
+                if place.sparse_dims:
+                    parameter.grad = gathered(place.mean, place.sparse_dims)
+                elif not is_in(parameter.grad, place.mean):
+                    parameter.grad = place.mean.data
             self._take_buffers()
 
     # -- what is no gradient --
@@ -355,20 +378,33 @@ class RankReplica:
     # -- what all ranks must have --
 
     def _tell_digests(self) -> None:
-        """Now and then: what the others compare with, if this rank is the chief."""
+        """What the others compare with, if this rank is the chief: where its program is, and now and then digests."""
         sheet = self._layout.sheet
-        if sheet is not None and (self.step == 1 or self.step % COMPARE_EVERY == 0):
+        if sheet is None:
+            return
+        self._stands = self._place()
+        sheet[0] = self._stands
+        if self._compares_now():
             self._digests = [self.step, *digests_of(self.parameters)]
-            sheet[: len(self._digests)] = torch.tensor(self._digests)
+            sheet[1 : 1 + len(self._digests)] = torch.tensor(self._digests)
+
+    def _compares_now(self) -> bool:
+        return self.step == 1 or self.step % COMPARE_EVERY == 0
 
     def _compare(self) -> None:
         """The sheet is the chief's now; where its step is this one, every number must be this rank's own."""
         sheet = self._layout.sheet
-        if sheet is None or self._digests[0] != self.step:
+        # Reading it makes a GPU wait.
+        if sheet is None or (sheet.is_cuda and not self._compares_now()):
             return
-        told = sheet[: len(self._digests)].tolist()
-        for name, mine, chiefs in zip(self.names, self._digests[1:], told[1:], strict=True):
-            if mine != chiefs:
+        chiefs = int(sheet[0])
+        if UNKNOWN_PLACE not in (chiefs, self._stands) and chiefs != self._stands:
+            self._on_elsewhere(self.step, self._stands, chiefs)
+        if self._digests[0] != self.step:
+            return
+        told = sheet[1 : 1 + len(self._digests)].tolist()
+        for name, mine, theirs in zip(self.names, self._digests[1:], told[1:], strict=True):
+            if mine != theirs:
                 raise self._averager.differs(self.step, name)
 
     @property

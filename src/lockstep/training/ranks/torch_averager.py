@@ -23,7 +23,7 @@ from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Step
 from lockstep.protocol.core.messages import ParameterEntry, Setting
 from lockstep.protocol.core.plan import first_difference, first_untrained_difference
 from lockstep.runtime.task.outcome import JobEndedError
-from lockstep.training.ranks.averager import ModelsDiffer
+from lockstep.training.ranks.averager import NO_STATISTICS_ON_CPUS, ModelsDiffer
 from lockstep.training.ranks.group import WorkerGroup, first_line
 from lockstep.training.ranks.layout import RankLayout, formats
 from lockstep.training.tensors import torch_dtype
@@ -64,15 +64,15 @@ class TorchAverager:
         entries = [(e.name, e.elements, e.dtype, e.group) for e in self.plan.parameters]
         buffers = [(str(b.dtype), tuple(b.shape)) for b in self._layout.buffers]
         others = (self.plan.bucket_bytes, buffers, formats(self._layout.trained))
+        theirs, ours = self._group.agree("untrained", json.dumps([(one.name, one.value) for one in untrained]))
+        if theirs != ours:
+            chiefs = [Setting(*pair) for pair in read_json(theirs)]
+            raise self._differ(f"{first_untrained_difference(chiefs, untrained)}")
         theirs, ours = self._group.agree("entries", json.dumps(entries))
         if theirs != ours:
             known = [ParameterEntry(*entry) for entry in read_json(theirs)]
             difference = first_difference(self.plan.parameters, known)
             raise self._differ(f"{difference}; build the same model on every rank")
-        theirs, ours = self._group.agree("untrained", json.dumps([(one.name, one.value) for one in untrained]))
-        if theirs != ours:
-            chiefs = [Setting(*pair) for pair in read_json(theirs)]
-            raise self._differ(f"{first_untrained_difference(chiefs, untrained)}; build the same model on every rank")
         theirs, ours = self._group.agree("rest", hashlib.sha256(repr(others).encode()).hexdigest())
         if theirs != ours:
             raise self._differ(
@@ -138,7 +138,7 @@ class TorchAverager:
 
     def share_with_torch(self) -> None:
         if self.gradients.device.type != "cuda":
-            raise ValueError("SyncBatchNorm works on GPUs only, and this model is on the CPU; use BatchNorm")
+            raise ValueError(NO_STATISTICS_ON_CPUS)
         self._group.make_global()
 
     def publish(self, step: Step) -> None:

@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils.hooks import RemovableHandle
 
 from lockstep.runtime.task.outcome import JobEndedError
+from lockstep.training.copies import OwnHook
 from lockstep.training.worker.binding import Bound
 
 Need = Callable[[Sequence[Bound]], None]
@@ -91,7 +92,7 @@ class LayerWaits:
         own = [self._by_parameter[id(p)] for p in module.parameters(recurse=False) if id(p) in self._by_parameter]
         if not own:
             return []
-        return [module.register_forward_pre_hook(lambda _module, _given: self._on_use(own))]
+        return [module.register_forward_pre_hook(OwnHook(lambda _module, _given: self._on_use(own)))]
 
     def _on_call(self, func: Callable[..., Any], given: Iterable[object]) -> None:
         if not self._awaiting:

@@ -69,6 +69,10 @@ class SealedReplica:
         self._marks = GradientMarks(self._binding.bound)
         self._latest = GradientMarks(self._binding.bound)
         """As backward left them, and not as they left."""
+        self.on_second_backward: Callable[[], None] = lambda: None
+        """Called when a backward pass adds to gradients that no step has taken."""
+        self._again: Bound | None = None
+        """The parameter that tells this, once for each pass."""
         self._node = node
         self._finite = _NotFinite()
         self._fillings = Fillings(self._binding, self._on_gradient)
@@ -87,6 +91,7 @@ class SealedReplica:
         self._asked = False
         self._marks.forget()
         self._latest.forget()
+        self._again = None
         self._finite.forget()
         self._fillings.begin(step)
         self._arrivals.begin(step, ())
@@ -112,6 +117,9 @@ class SealedReplica:
         again = self._fillings.has(bound)
         if again:
             self._marks.drop(bound)
+            self._again = self._again or bound
+            if self._again is bound:
+                self.on_second_backward()
         if gradient is None or gradient.is_sparse or again or self.accumulating:
             return
         self._marks.set(bound)
