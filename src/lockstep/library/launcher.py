@@ -60,6 +60,26 @@ def launched_by(environ: Environment, address: str | None = None, port: int | No
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """One worker among all, and among those of its host."""
+
+    worker: int
+    workers: int
+    on_host: int
+    of_host: int
+
+
+def worker_variables(environ: Environment, launcher: str, place: WorkerPlace) -> dict[str, str]:
+    """What the launcher's variables must hold in a worker of a job with servers: its number among the workers.
+
+    Whoever reads them after ``lockstep.join()`` (torch.distributed, a framework, the program itself) counts processes
+    that train. With the launcher's own numbers it would wait for those that serve, which never come.
+    """
+    values = (place.worker, place.workers, place.on_host, place.of_host)
+    return {name: str(value) for name, value in zip(_NUMBERS[launcher], values, strict=True) if name in environ}
+
+
 def _whole(environ: Environment, name: str) -> int:
     text = environ[name].strip()
     if not re.fullmatch(r"[0-9]{1,9}", text):
@@ -145,3 +165,15 @@ _LAUNCHERS: tuple[tuple[str, str, str, Callable[[Environment, int], Address]], .
     ("srun", "SLURM_PROCID", "SLURM_NTASKS", _slurm),
     ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", _open_mpi),
 )
+
+_NUMBERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "srun": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+    "mpirun": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+}
+"""By launcher: rank, processes, rank on its host, processes on its host."""
