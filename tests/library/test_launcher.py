@@ -10,7 +10,6 @@ from lockstep.library.launcher import (
     FIRST_PORT,
     LAST_PORT,
     Launch,
-    WorkerPlace,
     first_node,
     launched_by,
     worker_variables,
@@ -126,7 +125,13 @@ def test_beside_servers_the_launchers_variables_count_workers(
     launcher: str, environ: dict[str, str], expected: dict[str, str]
 ) -> None:
     """transformers' Trainer used to wait for the rank that serves. Variables that are not there are not made."""
-    assert worker_variables(environ, launcher, WorkerPlace(1, 2, 0, 1)) == expected
+    assert worker_variables(environ, launcher, ["10.0.0.1:4000", "10.0.0.2:4000"], 1) == expected
+
+
+def test_the_local_rank_is_a_workers_place_on_its_host() -> None:
+    hosts = ["10.0.0.1:4000", "10.0.0.2:4000", "10.0.0.1:4001", "10.0.0.1:4002"]
+    found = worker_variables({**TORCHRUN, "LOCAL_WORLD_SIZE": "4"}, "torchrun", hosts, 2)
+    assert found == {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3"}
 
 
 def test_flags_of_the_cluster_are_taken_and_the_rest_left() -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInput
 from lockstep.library.comparing import join_compared
-from lockstep.library.launcher import Launch, WorkerPlace, launched_by, worker_variables
+from lockstep.library.launcher import Launch, launched_by, worker_variables
 from lockstep.library.serving import SERVER_DEVICES, StoreChoice, make_store, refuse_missing_gpu
 from lockstep.library.settings import (
     BACKENDS,
@@ -270,7 +270,7 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     if serves:
         _serve_and_leave(config, arguments.serving, sidecar, signals)
     if launch is not None and cluster.shape.servers:
-        os.environ.update(worker_variables(os.environ, launch.launcher, _place(cluster)))
+        os.environ.update(worker_variables(os.environ, launch.launcher, cluster.worker_hosts, cluster.task.index))
     from lockstep.library.training_way import JobOptions
 
     asked = arguments.bucket_mb
@@ -454,13 +454,6 @@ def _meet(spec: ClusterSpec, launch: Launch, port: int) -> tuple[str, ...]:
         **same, address=launch.address, timeout=spec.startup_timeout, version=__version__, key=key, bind=spec.bind
     )
     return meet(by_rank_0, port, say)
-
-
-def _place(cluster: ClusterSpec) -> WorkerPlace:
-    assert cluster.task is not None
-    hosts = [address.rpartition(":")[0] for address in cluster.worker_hosts]
-    own = hosts[cluster.task.index]
-    return WorkerPlace(cluster.task.index, len(hosts), hosts[: cluster.task.index].count(own), hosts.count(own))
 
 
 def _find_store(spec: ClusterSpec, launch: Launch, port: int) -> tuple[str, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lockstep.errors import BadInput
@@ -60,24 +60,16 @@ def launched_by(environ: Environment, address: str | None = None, port: int | No
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """One worker among all, and among those of its host."""
-
-    worker: int
-    workers: int
-    on_host: int
-    of_host: int
-
-
-def worker_variables(environ: Environment, launcher: str, place: WorkerPlace) -> dict[str, str]:
+def worker_variables(environ: Environment, launcher: str, worker_hosts: Sequence[str], worker: int) -> dict[str, str]:
     """What the launcher's variables must hold in a worker of a job with servers: its number among the workers.
 
     Whoever reads them after ``lockstep.join()`` (torch.distributed, a framework, the program itself) counts processes
     that train. With the launcher's own numbers it would wait for those that serve, which never come.
     """
-    values = (place.worker, place.workers, place.on_host, place.of_host)
-    return {name: str(value) for name, value in zip(_NUMBERS[launcher], values, strict=True) if name in environ}
+    hosts = [address.rpartition(":")[0] for address in worker_hosts]
+    here = hosts[worker]
+    numbers = (worker, len(hosts), hosts[:worker].count(here), hosts.count(here))
+    return {name: str(number) for name, number in zip(_NUMBERS[launcher], numbers, strict=True) if name in environ}
 
 
 def _whole(environ: Environment, name: str) -> int:
