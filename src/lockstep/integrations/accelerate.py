@@ -2,7 +2,7 @@
 
 accelerate keeps what it is good at: it shards the data, gathers metrics, and lets only its main process save. It only
 must not put the model into DistributedDataParallel, and its optimizer is the job's. Its class is not imported: whatever
-kind of accelerator a program has gets these four methods in front of its own.
+kind of accelerator a program has gets these methods in front of its own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,22 @@ def attach(job: Job, accelerator: Any) -> None:
 class _JobsAccelerator(_Base):  # type: ignore[misc]  # by then it is a class
     """In front of an accelerator's own class."""
 
-    lockstep_job: Job
+    lockstep_job: Any
+
+    def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
+        """The norm of the mean: with servers, these clip it, because only they have it."""
+        if not self.lockstep_job.servers:
+            return super().clip_grad_norm_(parameters, max_norm, norm_type)
+        self.unscale_gradients()
+        return self.lockstep_job.clip_grad_norm_(max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
+        """The same, number by number."""
+        if not self.lockstep_job.servers:
+            super().clip_grad_value_(parameters, clip_value)
+            return
+        self.unscale_gradients()
+        self.lockstep_job.clip_grad_value_(clip_value)
 
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False

@@ -22,15 +22,31 @@ class LockstepStrategy(DDPStrategy):  # type: ignore[misc]  # known only where L
 
     def __init__(self, job: Job, **options: Any) -> None:
         super().__init__(**options)
-        self._job = job
+        self._job: Any = job
 
     def configure_ddp(self) -> None:
         """Leave the model as it is."""
 
     def setup(self, trainer: Any) -> None:
         super().setup(trainer)
-        if trainer.state.fn == TrainerFn.FITTING:
-            self._job.wrap(self.model, self.optimizers)
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        self._job.wrap(self.model, self.optimizers)
+        if self._job.servers:
+            # Only they have the mean, which is what Lightning means to clip.
+            self.precision_plugin.clip_grad_by_norm = self._clip_norm
+            self.precision_plugin.clip_grad_by_value = self._clip_value
+
+    def _clip_norm(self, optimizer: Any, clip_val: float) -> None:
+        self._job.clip_grad_norm_(clip_val, optimizer=self._given(optimizer))
+
+    def _clip_value(self, optimizer: Any, clip_val: float) -> None:
+        self._job.clip_grad_value_(clip_val, optimizer=self._given(optimizer))
+
+    @staticmethod
+    def _given(optimizer: Any) -> Any:
+        """What was wrapped, inside Lightning's own object."""
+        return getattr(optimizer, "_optimizer", optimizer)
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
