@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -35,7 +36,7 @@ def flags() -> argparse.Namespace:
 
 def main() -> None:
     asked = flags()
-    job = None
+    job: Any = None
     if asked.ddp:
         torch.distributed.init_process_group()
         rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -64,7 +65,10 @@ def main() -> None:
         for batch in DataLoader(sequences(), batch_size=8, sampler=sampler):  # type: ignore[arg-type, var-annotated]
             loss = network(input_ids=batch, labels=batch).loss
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), asked.clip)
+            if asked.servers:
+                job.clip_grad_norm_(asked.clip)  # they have the mean
+            else:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), asked.clip)
             optimizer.step()
             optimizer.zero_grad()
             if rank == 0:

@@ -44,6 +44,7 @@ def arguments(asked: argparse.Namespace, folder: str) -> TrainingArguments:
         per_device_train_batch_size=8,
         gradient_accumulation_steps=asked.accumulate,
         learning_rate=3e-3,
+        lr_scheduler_type="constant",
         max_grad_norm=asked.clip,
         logging_steps=1,
         save_strategy="steps" if asked.folder else "no",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,71 +15,65 @@ from helpers.programs import Program
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 150.0
-CLIPPED = "--clip=0.1"  # every gradient of these models is longer
-NEEDS = {
+EXAMPLES = {
     "transformers_loop.py": "transformers",
     "transformers_trainer.py": "transformers",
     "accelerate_loop.py": "accelerate",
     "lightning_module.py": "lightning",
 }
-ACCUMULATES = ("transformers_trainer.py", "accelerate_loop.py", "lightning_module.py")
+"""Each and what it needs."""
+CLIPPED = "--clip=0.1"  # every gradient of these models is longer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # several whole trainings each
 
 
+@functools.cache
 def losses(example: str, *flags: str, ranks: int = 2) -> list[float]:
+    if importlib.util.find_spec(EXAMPLES[example]) is None:
+        pytest.skip(f"{EXAMPLES[example]} is not installed; make test-frameworks installs it")
     launcher = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}")
     command = (sys.executable, *launcher, str(ROOT / "examples" / example), *flags)
-    environment: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    with Program(command, environment) as program:
+    with Program(command, {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}) as program:
         finished = program.wait(SECONDS)
     assert finished.code == 0, finished
     return [float(loss) for loss in re.findall(r"^loss (\S+)$", finished.stdout, re.MULTILINE)]
 
 
-def need(example: str) -> None:
-    if importlib.util.find_spec(NEEDS[example]) is None:
-        pytest.skip(f"{NEEDS[example]} is not installed; make test-frameworks installs it")
+def flags_of(example: str) -> tuple[str, ...]:
+    """An ordinary loop has no flag for accumulating."""
+    return (CLIPPED,) if example == "transformers_loop.py" else (CLIPPED, "--accumulate=2")
 
 
-@pytest.mark.parametrize("example", NEEDS)
-def test_losses_are_those_of_ddp(example: str) -> None:
-    need(example)
-    expected = losses(example, "--ddp", CLIPPED)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_losses_have_the_bits_of_ddps(example: str) -> None:
+    expected = losses(example, "--ddp", *flags_of(example))
     assert len(expected) > 5
-    assert losses(example, CLIPPED) == expected
+    assert losses(example, *flags_of(example)) == expected
 
 
-@pytest.mark.parametrize("example", ACCUMULATES)
-def test_accumulating_has_the_losses_of_ddp(example: str) -> None:
-    need(example)
-    expected = losses(example, "--ddp", "--accumulate=2")
-    assert losses(example, "--accumulate=2") == expected
-
-
-@pytest.mark.parametrize("example", NEEDS)
-def test_with_a_server_nobody_waits_for_the_rank_that_serves(example: str) -> None:
-    """It used to hang: the framework's group waited for a rank that never came."""
-    need(example)
-    expected = losses(example, "--ddp", "--clip=1e9")
-    assert losses(example, "--servers=1", "--clip=1e9", ranks=3) == pytest.approx(expected, abs=1e-5)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_beside_a_server_losses_are_those_of_ddp(example: str) -> None:
+    """It used to hang: the framework's group waited for the rank that serves."""
+    expected = losses(example, "--ddp", *flags_of(example))
+    assert losses(example, "--servers=1", *flags_of(example), ranks=3) == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_trainer_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
-    example = "transformers_trainer.py"
-    need(example)
-    whole = losses(example, "--ddp", "--steps=12", CLIPPED)
-    folder = f"--folder={tmp_path}"
-    losses(example, folder, "--steps=6", CLIPPED)
-    assert losses(example, folder, "--resume", "--steps=12", CLIPPED)[-6:] == whole[-6:]
+    example, folder = "transformers_trainer.py", f"--folder={tmp_path}"
+    whole = losses(example, "--ddp", *flags_of(example))
+    half = losses(example, folder, f"--steps={len(whole) // 2}", *flags_of(example))
+    assert half == whole[: len(half)]
+    assert losses(example, folder, "--resume", *flags_of(example)) == whole
 
 
 def test_lightning_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
+    """It does not keep random numbers, so DDP has to resume too."""
     example = "lightning_module.py"
-    need(example)
-    whole = losses(example, "--ddp", "--epochs=2", CLIPPED)
-    losses(example, f"--folder={tmp_path}", CLIPPED)
-    (saved,) = tmp_path.rglob("*.ckpt")
-    resumed = losses(example, f"--resume={saved}", "--epochs=2", CLIPPED)
-    assert len(resumed) == len(whole) // 2
-    assert resumed[0] != whole[0]
+    resumed = []
+    for number, system in enumerate([("--ddp",), ()]):
+        folder = tmp_path / str(number)
+        losses(example, f"--folder={folder}", *system, CLIPPED)
+        (saved,) = folder.rglob("*.ckpt")
+        resumed.append(losses(example, f"--resume={saved}", "--epochs=2", *system, CLIPPED))
+    assert resumed[0] == resumed[1]
+    assert resumed[0]
