@@ -56,7 +56,6 @@ def main() -> None:
                 print(f"loss {mean!r}", flush=True)
     if job is not None:
         job.close()
-    accelerator.end_training()
 
 
 if __name__ == "__main__":

@@ -76,9 +76,7 @@ def main() -> None:
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": first + asked.epochs}
     if asked.save and rank == 0:
         torch.save(state, asked.save)
-    if job is None:
-        torch.distributed.destroy_process_group()
-    else:
+    if job is not None:
         job.close()
 
 

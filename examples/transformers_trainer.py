@@ -74,7 +74,6 @@ def main() -> None:
                 print(f"loss {entry['loss']!r}", flush=True)
     if job is not None:
         job.close()
-    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ NANOGPT = KnownProgram(
         instead(r"^ +device = f", "device = 'cpu'"),
         instead(r"torch\.cuda\.set_device\("),
         instead(r"= DDP\(", "model = DDP(model)"),
+        before(r"\bdestroy_process_group\(\)", "del model"),  # torch 2.13: what DDP keeps can wait for itself then
     ),
     both=(
         after(r"^import torch$", "from loss_report import report"),
@@ -128,6 +129,7 @@ DDP_TUTORIAL = KnownProgram(
         instead(r"= DDP\(", "self.model = DDP(self.model)"),
         instead(r"\bloc = ", "loc = self.gpu_id"),
         change(r"self\.gpu_id == 0", 'os.environ["RANK"] == "0"'),
+        before(r"\bdestroy_process_group\(\)", "del trainer"),
     ),
     both=(
         after(r"^import torch$", "from loss_report import report"),
