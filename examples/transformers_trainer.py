@@ -58,6 +58,7 @@ def arguments(asked: argparse.Namespace, folder: str) -> TrainingArguments:
 def main() -> None:
     asked = flags()
     job = None if asked.ddp else lockstep.join(servers=asked.servers)
+    torch.manual_seed(1)
     config = GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2)
     with tempfile.TemporaryDirectory() as unkept:
         trainer = Trainer(
