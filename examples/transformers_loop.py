@@ -59,10 +59,11 @@ def main() -> None:
     else:
         job.wrap(model, optimizer)
     torch.manual_seed(2 + rank + first)
-    sampler = DistributedSampler(sequences(), world, rank)  # type: ignore[arg-type, var-annotated]  # a list will do
+    data: Any = sequences()  # a list will do
+    sampler: DistributedSampler[Any] = DistributedSampler(data, world, rank)
     for epoch in range(first, first + asked.epochs):
         sampler.set_epoch(epoch)
-        for batch in DataLoader(sequences(), batch_size=8, sampler=sampler):  # type: ignore[arg-type, var-annotated]
+        for batch in DataLoader(data, batch_size=8, sampler=sampler):
             loss = network(input_ids=batch, labels=batch).loss
             loss.backward()
             if asked.servers:
