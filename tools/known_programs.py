@@ -191,5 +191,19 @@ HOROVOD_MNIST = KnownProgram(
 
 PROGRAMS = (NANOGPT, WORD_MODEL, DDP_TUTORIAL, HOROVOD_MNIST)
 
-EXAMPLES = ("transformers_loop.py", "transformers_trainer.py", "accelerate_loop.py", "lightning_module.py")
-"""Ours, under ``examples/``: each takes ``--ddp`` and ``--servers``."""
+
+@dataclass(frozen=True, slots=True)
+class KnownExample:
+    """One of ours, under ``examples/``: each takes ``--ddp`` and ``--servers``. ``{folder}`` is a folder of the run."""
+
+    script: str
+    flags: tuple[str, ...] = ()
+    resumed: tuple[str, ...] = ()
+
+
+EXAMPLES = (
+    KnownExample("transformers_loop.py", ("--save={folder}/saved.pt",), ("--save={folder}/saved.pt",)),
+    KnownExample("transformers_trainer.py", ("--folder={folder}", "--steps=6"), ("--folder={folder}", "--resume")),
+    KnownExample("accelerate_loop.py"),
+    KnownExample("lightning_module.py", ("--workers={workers}",)),
+)

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.known_programs import EXAMPLES, PROGRAMS, KnownProgram
+from tools.known_programs import EXAMPLES, PROGRAMS, KnownExample, KnownProgram
 from tools.program_data import write_data
 from tools.program_edits import Edit, EditDoesNotFit, edited
 
@@ -103,32 +103,38 @@ def jobs(asked: argparse.Namespace, workers: int) -> Iterator[tuple[str, Compari
     for program in PROGRAMS:
         if (copy := getattr(asked, program.repository)) is not None:
             yield program.name, Comparison(program, copy.expanduser(), workers, asked.servers)
-    for script in EXAMPLES if asked.frameworks else ():
-        yield script, Comparison(script, ROOT / "examples", workers, asked.servers)
+    for example in EXAMPLES if asked.frameworks else ():
+        yield example.script, Comparison(example, ROOT / "examples", workers, asked.servers)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """One program with one number of workers; called, it is run."""
 
-    program: KnownProgram | str
+    program: KnownProgram | KnownExample
     copy: Path
     workers: int
     servers: int
 
     def __call__(self) -> Row:
         program = self.program
-        if isinstance(program, str):
-            own = self.copy / program
-            more = (f"--workers={self.workers}",) if program == "lightning_module.py" else ()
-            ddp = run(own, ("--ddp", *more), self.workers)
-            ours = run(own, (f"--servers={self.servers}", *more), self.workers + self.servers)
-            return Row(program, self.workers, self.servers, ddp, ours)
+        if isinstance(program, KnownExample):
+            ddp = self._run_example(program, "--ddp", self.workers)
+            ours = self._run_example(program, f"--servers={self.servers}", self.workers + self.servers)
+            return Row(program.script, self.workers, self.servers, ddp, ours)
         ddp = self._run(program, (*program.both, *program.ddp), self.workers)
         served = program.served if self.servers else ()
         edits = (*program.both, *program.ours, *served)
         ours = self._run(program, edits, self.workers + self.servers)
         return Row(program.name, self.workers, self.servers, ddp, ours)
+
+    def _run_example(self, example: KnownExample, system: str, processes: int) -> list[float]:
+        losses: list[float] = []
+        with tempfile.TemporaryDirectory(prefix="your-program-") as folder:
+            for flags in (example.flags, example.resumed) if example.resumed else (example.flags,):
+                filled = [flag.format(folder=folder, workers=self.workers) for flag in flags]
+                losses += run(self.copy / example.script, (system, *filled), processes)
+        return losses
 
     def _run(self, program: KnownProgram, edits: Sequence[Edit], processes: int) -> list[float]:
         with tempfile.TemporaryDirectory(prefix="your-program-") as made:
