@@ -38,13 +38,15 @@ def attach(job: Job, accelerator: Any) -> None:
         raise UsageError("this accelerator is attached to a job already; attach each one once")
     kind = type(accelerator)
     accelerator.__class__ = type(kind.__name__, (_JobsAccelerator, kind), {"__module__": kind.__module__})
-    accelerator.lockstep_job = job
+    accelerator.lockstep_job, accelerator.lockstep_optimizers = job, []
 
 
 class _JobsAccelerator(_Base):  # type: ignore[misc]  # by then it is a class
     """In front of an accelerator's own class."""
 
     lockstep_job: Any
+    lockstep_optimizers: list[torch.optim.Optimizer]
+    """Those that are the job's; a Trainer that trains again prepares them again."""
 
     def clip_grad_norm_(self, parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
         """The norm of the mean: with servers, these clip it, because only they have it."""
@@ -70,11 +72,12 @@ class _JobsAccelerator(_Base):  # type: ignore[misc]  # by then it is a class
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
         """What accelerate does; then the first optimizers, and all models so far, become the job's."""
-        before = len(self._optimizers)
         prepared = super().prepare(*objects, **options)
-        if new := self._optimizers[before:]:
+        known = {id(one) for one in self.lockstep_optimizers}
+        if new := [own for one in self._optimizers if id(own := _own(one)) not in known]:
             models = [one for one in self._models if any(p.requires_grad for p in one.parameters())]
-            self.lockstep_job.wrap(models, [_own(one) for one in new])
+            self.lockstep_job.wrap(models, new)
+            self.lockstep_optimizers += new
         return prepared
 
     @contextmanager
