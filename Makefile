@@ -6,8 +6,8 @@ STAMP := $(VENV)/.installed
 # Tests start hundreds of processes: none of them compiles the same files again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow test-drills test-frameworks test-rough test-soak test-rdma test-rdma-short \
-  lint types unit bench lock audit fuzz clean
+.PHONY: demo test test-slow test-drills test-drills-ranks test-frameworks test-rough test-soak test-rdma \
+  test-rdma-short lint types unit bench lock audit fuzz clean
 
 demo: $(STAMP)
 	$(BIN)/lockstep bench --ps=1 --workers=2 --device=cpu --model=lenet --batch_size=64 --num_batches=100
@@ -42,10 +42,15 @@ $(FRAMEWORKS)/.installed: $(STAMP) constraints.txt
 	$(FRAMEWORKS)/bin/python -m pip install --quiet -c constraints.txt accelerate lightning transformers
 	touch $@
 
-# Every drill, one per cause without sentences; then rough runs in which nothing may be said.
+# Every drill with servers; one per cause without servers and without sentences; then rough runs in which nothing may be
+# said.
 test-drills: $(STAMP)
-	$(BIN)/python -m pytest -q -n 2 -m 'drill and not alone' tests/drill
+	$(BIN)/python -m pytest -q -n 2 -m 'drill and not alone and not ranks' tests/drill
 	$(BIN)/python -m pytest -q -m 'drill and alone' tests/drill
+
+# Every drill without servers.
+test-drills-ranks: $(STAMP)
+	$(BIN)/python -m pytest -q -n 2 -m 'drill and ranks' tests/drill
 
 # Only the runs in which nothing may be said: 2,000 rough steps, and 2,500 beside four busy loops. Three minutes in all,
 # on a machine with nothing else to do.

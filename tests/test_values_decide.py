@@ -28,6 +28,7 @@ COMMAND_LINES = {
     "cli/doctor.py",
     "cli/drill.py",
     "library/launcher.py",
+    "runtime/startup/run_name.py",
     "cli/flags/__init__.py",
     "cli/flags/parsing.py",
     "cli/flags/values.py",

@@ -344,6 +344,8 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "startup_timeout": (CLUSTER, "test_a_missing_task_is_named_with_what_was_found_and_ends_the_start"),
     "bind": ("runtime/startup/test_preflight.py", "test_bind_names_another_address_to_listen_on"),
     "on_stall": ("runtime/watch/test_watchdog.py", "test_with_on_stall_report_the_job_goes_on_when_it_can"),
+    "on_verdict": ("runtime/watch/test_pager.py", "test_a_report_calls_a_command_and_a_webhook_once"),
+    "verdict_webhook": ("runtime/watch/test_pager.py", "test_a_report_calls_a_command_and_a_webhook_once"),
     "user_code_timeout": (
         "runtime/watch/test_watchdog.py",
         "test_user_code_that_waits_is_noticed_with_its_line_and_the_seconds_left_and_ends_the_job_after_its_own_time",

@@ -48,10 +48,10 @@ OLDER = _words("cache_data enable_layout_optimizer learning_rate pretrain_dir re
 
 OURS = _words("""
     bind bucket_mb collective_port compile deterministic from_scratch grace insecure job_token
-    key_file max_bad_records mps num_threads on_stall
+    key_file max_bad_records mps num_threads on_stall on_verdict
     on_worker_loss ports ps rdma_device rdma_gid_index rdma_gpudirect rdma_retry_count rdma_service_level rdma_timeout
     rdma_traffic_class rejoin_timeout require_private restarts seed stall_after startup_timeout timing_dir trace_steps
-    use_bf16 user_code_timeout verbose wire_dtype workers
+    use_bf16 user_code_timeout verbose verdict_webhook wire_dtype workers
 """)
 
 WORKING = _words("""
@@ -121,6 +121,8 @@ EFFECTS: dict[str, list[str]] = {
     "server_protocol": ["--ps=1", "--workers=1", "--server_protocol=grpc"],
     "verbose": ["--verbose"],
     "on_stall": [*CLUSTER, "--on_stall=report"],
+    "on_verdict": [*CLUSTER, "--on_verdict=cat"],
+    "verdict_webhook": [*CLUSTER, "--verdict_webhook=http://127.0.0.1:1/"],
     "data_dir": ["--data_dir=FOLDER_OF_CLASSES"],
     "piecewise_learning_rate_schedule": ["--piecewise_learning_rate_schedule=0.1;5;0.01"],
     "num_epochs_per_decay": [*DECAY, "--num_epochs_per_decay=3"],
@@ -177,6 +179,8 @@ BASELINES: dict[str, list[str]] = {
     "workers": LOCAL,
     "variable_update": LOCAL,
     "on_stall": CLUSTER,
+    "on_verdict": CLUSTER,
+    "verdict_webhook": CLUSTER,
     "server_protocol": LOCAL,
     "num_epochs_per_decay": [*DECAY, "--num_epochs_per_decay=2"],
     "learning_rate_decay_factor": [*DECAY, "--num_epochs_per_decay=2"],

@@ -337,6 +337,47 @@ def deadlock() -> Cluster:
     return cluster
 
 
+CALL = "all_reduce 'loss' (train.py:31)"
+
+
+def call(seconds: float = 6.0) -> Cluster:
+    """Worker 0 waits in a call to which worker 1 has not come; the coordinator knows that too."""
+    cluster = healthy()
+    missing = {**wait(W1, WaitKind.CALL, seconds, bucket=-1, names=[], state="it has not come"), "what": CALL}
+    cluster.task(W0)["waits"] = [missing]
+    cluster.task(W0)["main"] = {"doing": "in a call", "detail": CALL, "seconds": seconds, "cpu": 0.0}
+    cluster.task(W0)["machines"]["call"] = {"place": [1, STEP, 0], "open": True}
+    gradients = [wait(one, key(one, PS0, GRADIENT), 4.0) for one in (W0, W1)]
+    cluster.task(PS0)["waits"] = [*gradients, {**missing, "kind": WaitKind.CALLER.value}]
+    return cluster
+
+
+def missed_call() -> Cluster:
+    """Worker 1 waits for a version that needs worker 0's gradient."""
+    cluster = call()
+    waiting_worker(cluster, seconds=4.0)
+    cluster.task(PS0)["waits"] = cluster.task(PS0)["waits"][:1]
+    return cluster
+
+
+def stuck_before_a_call() -> Cluster:
+    return standing(call(), "user code")
+
+
+def frozen_before_a_call() -> Cluster:
+    cluster = call()
+    cluster.no_answer(W1)
+    cluster.monitor(W1).update(process={"state": "stopped"}, stopped_seconds=4.0)
+    return cluster
+
+
+def dead_before_a_call() -> Cluster:
+    cluster = call()
+    cluster.no_answer(W1, NOT_LISTENING)
+    cluster.monitor(W1)["description"].update(exited=True, exit_code=-9)
+    return cluster
+
+
 Faulty = tuple[Cause, Callable[[], Cluster], frozenset[str], str]
 
 
@@ -389,6 +430,10 @@ FAULTY: tuple[Faulty, ...] = (
     _row(Cause.LINK_DOWN, large_packets_lost, W1, PS0, GRADIENT),
     _row(Cause.SLOW_LINK, slow_link, W1, PS0, GRADIENT),
     _row(Cause.DEADLOCK, deadlock, W1, PS0, GRADIENT),
+    _row(Cause.OTHER_CALL, missed_call, W1, W0, CALL),
+    _row(Cause.USER_CODE, stuck_before_a_call, W1, W0, CALL),
+    _row(Cause.FROZEN, frozen_before_a_call, W1, W0, CALL),
+    _row(Cause.DEAD, dead_before_a_call, W1, W0, CALL),
 )
 
 

@@ -1,4 +1,5 @@
-"""Without any sentence the same is decided: every phrase is replaced by its bare name, and one drill per cause is run.
+"""Without any sentence the same is decided: every phrase is replaced by its bare name, and one drill per cause is run,
+without servers where it makes sense: with them, ``test_drills.py`` runs every drill.
 
 A drill judges cause, culprit, peer, tensor key, step, times and exit codes from values alone, so it must pass.
 """
@@ -14,6 +15,7 @@ import pytest
 from helpers.programs import run_lockstep
 from lockstep.drill.catalogue import DRILLS
 from lockstep.drill.model import Drill
+from lockstep.drill.ranks import applies
 
 BARE = Path(__file__).parents[1] / "bare"
 ONE_PER_CAUSE = {drill.cause: drill for drill in reversed(DRILLS) if drill.kind is not None}
@@ -25,7 +27,8 @@ pytestmark = pytest.mark.timed
 @pytest.mark.parametrize("drill", ONE_PER_CAUSE.values(), ids=lambda d: d.name)
 def test_without_sentences_a_drill_is_explained_as_with_them(drill: Drill) -> None:
     path = os.pathsep.join(filter(None, (str(BARE), os.environ.get("PYTHONPATH", ""))))
-    done = run_lockstep("drill", drill.name, "--json", timeout=100, environment={"PYTHONPATH": path})
+    shape = ("--ranks",) if applies(drill) else ()
+    done = run_lockstep("drill", drill.name, "--json", *shape, timeout=100, environment={"PYTHONPATH": path})
     result = json.loads(done.stdout)
     if result["status"] == "skipped":
         pytest.skip(result["reason"])

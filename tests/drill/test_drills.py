@@ -62,7 +62,7 @@ def test_the_catalogue_covers_the_reports_and_the_groups() -> None:
     for number in (1, 2, 3):
         assert any(drill.story.startswith(f"report {number}:") for drill in DRILLS)
     said = {drill.cause for drill in DRILLS}
-    not_ours = {Cause.NOT_ENTERED, Cause.OTHER_CALL}  # of jobs without servers and without our machines
+    not_ours = {Cause.NOT_ENTERED, Cause.OTHER_CALL}  # of other jobs; of calls: tests/library/test_talking.py
     never_drilled = set(Cause) - said - {Cause.OUT_OF_MEMORY, Cause.NO_PATH, Cause.STOPPED, Cause.DRIFTED} - not_ours
     assert never_drilled == set(), (
         "an out-of-memory kill would hit the machine that runs the drills; a transport without a path is bad input; "

@@ -34,6 +34,7 @@ def test_a_drill_without_servers_is_explained_in_time(name: str, tmp_path: Path)
 
 
 @pytest.mark.drill
+@pytest.mark.ranks
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("drill", [d for d in APPLYING if d.name not in QUICK], ids=lambda d: d.name)
 @pytest.mark.timed

@@ -47,6 +47,15 @@ def test_digits_are_recognised() -> None:
 
 
 @pytest.mark.slow
+def test_workers_stop_early_together() -> None:
+    printed = torchrun("early_stopping.py", "--epochs=3", "--patience=1", "--batch_size=64").stdout
+    steps = re.findall(r"worker \d stopped after (\d+) steps, as all did: \[(\d+), (\d+)\]", printed)
+    assert len(steps) == 2
+    assert len({count for row in steps for count in row}) == 1
+    assert "epoch 1: " in printed
+
+
+@pytest.mark.slow
 def test_existing_loop_trains_in_one_process_and_on_a_cluster() -> None:
     with Program((sys.executable, str(EXAMPLES / "existing_loop.py")), {"OMP_NUM_THREADS": "1"}) as program:
         alone = program.wait(SECONDS)

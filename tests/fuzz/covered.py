@@ -77,6 +77,7 @@ COVERED: Final[Mapping[str, Fed | Exempt]] = MappingProxyType(
         "flight/dump_folder.py": _by("flight recorder: folder"),
         "flight/plain_pickle.py": _by("flight recorder: dump"),
         "flight/reading.py": _by("flight recorder: dump"),
+        "library/call_values.py": _by("value of a call"),
         "library/optimizer_state.py": _by("optimizer state"),
         "library/program_state.py": _by("state of a program"),
         "library/state_codec.py": _by("state of kept objects"),

@@ -14,6 +14,8 @@ from torch import nn
 
 from fuzz.engine import Target
 from lockstep.errors import BadInput
+from lockstep.library.call_values import packed as packed_value
+from lockstep.library.call_values import unpacked as unpacked_value
 from lockstep.library.errors import UsageError
 from lockstep.library.program_state import LoopPosition, ProgramState
 from lockstep.library.state_codec import from_text, to_text
@@ -87,6 +89,8 @@ def _states() -> Iterator[Target]:
     ]
     yield Target("state of kept objects", lambda data: from_text(data.decode(errors="replace"), tensors), texts,
                  (ValueError,))  # fmt: skip
+    brought = [packed_value(value) for value in ({"a": [1, None]}, torch.ones(2, 3), ("b", torch.tensor(True)))]
+    yield Target("value of a call", unpacked_value, brought, (ValueError,))
 
 
 def _facts(path: Path) -> FileFacts:

@@ -1,4 +1,5 @@
 """A program of one's own with all that changes from step to step: batch-norm, dropout, a scheduler, shuffled data.
+Its workers talk before the model is wrapped, in every step and between loops.
 
 ``python lasting_program.py [flags of the cluster] [--steps=N] [--die=WORKER:STEP:WHERE] [--outside] [--two]``: prints
 each step that it makes and, at the end, a digest of its model. ``--die`` kills that worker before (``early``) or after
@@ -57,8 +58,9 @@ def main() -> None:
     options = Options(rest)
     torch.set_num_threads(1)
     job = lockstep.join(startup_timeout=100, **ours)  # type: ignore[arg-type]  # flags are checked by their table
+    rate = job.broadcast(0.1 if job.is_chief else None, name="rate")
     model = build()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
     job.wrap(model, optimizer)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[4, 8], gamma=0.5)
     job.keep(scheduler=scheduler)
@@ -72,20 +74,24 @@ def main() -> None:
         backward(torch.ones(4, 1))
         optimizer.step()
     half = options.steps // 2
+    heard: list[list[int]] = []
     for count in (half, options.steps - half):
         for step in job.steps(count, seed=7, data=data):
             sys.stdout.write(f"step {step}\n")
             sys.stdout.flush()
             backward(next(iter(data)))
+            assert job.all_reduce(step + job.worker, "max") == step + job.workers - 1
             options.die_if_asked(job, step, "early")
             optimizer.step()
             if options.two:
                 backward(torch.ones(4, 1))
                 optimizer.step()
             options.die_if_asked(job, step, "late")
+            assert job.gather(step) == [step] * job.workers
             scheduler.step()
+        heard.append(job.gather(len(heard) * 10 + job.worker, name="between loops"))
     rates = [group["lr"] for group in optimizer.param_groups]
-    sys.stdout.write(f"worker {job.worker} of {job.workers}: {digest(model)} at {rates}\n")
+    sys.stdout.write(f"worker {job.worker} of {job.workers}: {digest(model)} at {rates}, heard {heard}\n")
     sys.stdout.flush()
     pause = threading.Event()
     while job.is_chief and not options.linger.exists():

@@ -45,6 +45,16 @@ def test_the_stand_in_has_every_public_name_of_a_job() -> None:
     assert public <= set(dir(StandInJob(Shape.SINGLE, ALONE)))
 
 
+def test_a_job_of_one_process_talks_to_itself() -> None:
+    job = StandInJob(Shape.SINGLE, ALONE)
+    job.barrier()
+    assert job.all_reduce(3, "sum") == 3
+    assert job.broadcast({"rate": 0.1}) == {"rate": 0.1}
+    assert job.gather("here") == ["here"]
+    assert job.process_group().size() == 1
+    job.close()
+
+
 def test_the_program_ends_with_its_last_timed_step(tmp_path: Path) -> None:
     run, job = a_run(tmp_path), StandInJob(Shape.SINGLE, ALONE)
     job.on_wrap = StepClock(run, job.worker).attach

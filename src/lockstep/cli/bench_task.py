@@ -76,7 +76,7 @@ def node_config(config: BenchConfig, *, returning: bool = False) -> NodeConfig:
         synchronous=config.exchange.cross_replica_sync,
         eager=True,
         tell_paths=True,
-        watch=WatchSettings(on_stall=config.cluster.on_stall),
+        watch=WatchSettings(on_stall=config.cluster.on_stall, pages=config.cluster.pages),
         run_folder=config.output.train_dir or "",
         faults=planted_faults(os.environ),
         give_up=lambda outcome: os._exit(_exit_code(outcome)),

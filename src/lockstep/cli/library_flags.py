@@ -28,6 +28,8 @@ _SHARED = (
     "stall_after",
     "user_code_timeout",
     "on_stall",
+    "on_verdict",
+    "verdict_webhook",
     "rejoin_timeout",
     "grace",
     "bind",

@@ -12,7 +12,7 @@ from typing import Any
 from lockstep.protocol import member
 from lockstep.protocol.coordinator import coordinator_machine
 from lockstep.protocol.server import ledger
-from lockstep.protocol.worker import collective_machine, holdings
+from lockstep.protocol.worker import caller_machine, collective_machine, holdings
 
 _HEAD = """\
 # The state machines of the protocol
@@ -32,6 +32,7 @@ _DRAWN: tuple[tuple[str, str, Any], ...] = (
         "protocol/worker/collective_machine.py",
         collective_machine.SUMMED_BUCKET_TRANSITIONS,
     ),
+    ("A call that all workers make", "protocol/worker/caller_machine.py", caller_machine.CALL_PHASE_TRANSITIONS),
 )
 
 

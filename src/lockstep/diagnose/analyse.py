@@ -40,6 +40,7 @@ RULES: tuple[tuple[Cause, Rule], ...] = (
     (Cause.STRAGGLER, work_rules.shard_slow),
     (Cause.INPUT_STARVED, input_rules.input_starved),
     (Cause.STRAGGLER, input_rules.slow_input),
+    (Cause.OTHER_CALL, work_rules.missed_call),
     (Cause.DEADLOCK, work_rules.deadlock),
     (Cause.DEVICE_CALL, work_rules.device_call),
     (Cause.BUSY, work_rules.busy),

@@ -11,6 +11,7 @@ from lockstep.diagnose.views import LinkView, MonitorView, TaskView, WaitView
 from lockstep.protocol import phrases
 from lockstep.protocol.core.activity import Doing, TaskPhase
 from lockstep.protocol.core.death import Word
+from lockstep.protocol.core.ids import CHIEF, server
 from lockstep.protocol.core.reach import NOT_SILENT, Silence
 from lockstep.protocol.core.timing import HEARD_SECONDS
 from lockstep.protocol.core.waits import FORMING, TENSORS, WaitKind
@@ -110,6 +111,8 @@ def waits_of(view: TaskView) -> Iterator[Waiting]:
     training = view.main is not None and view.main.doing not in idle
     for wait in view.waits:
         waiting = Waiting(view.task, wait)
+        if waiting.kind is WaitKind.CALLER:
+            continue  # those who wait in that call say so themselves
         if is_worker(view.task) and waiting.kind is WaitKind.PARAMETER and training:
             continue
         yield waiting
@@ -125,6 +128,11 @@ def has_come(evidence: Evidence, waiting: Waiting) -> bool:
         return False
     if waiting.kind is WaitKind.SUM:
         return seen.view is not None and (seen.view.handed or (-1, -1)) >= (waiting.wait.step, waiting.wait.bucket)
+    if waiting.kind is WaitKind.CALL:
+        waiter = evidence.view(waiting.waiter)
+        if seen.view is None or waiter is None or waiter.call is None:
+            return False
+        return seen.view.called is not None and seen.view.called >= waiter.call
     if waiting.kind is WaitKind.END:
         left = seen.monitor is not None and seen.monitor.exited and seen.monitor.exit_code == 0
         return left or (seen.view is not None and seen.view.phase in (TaskPhase.FINISHING, TaskPhase.ENDED))
@@ -132,10 +140,21 @@ def has_come(evidence: Evidence, waiting: Waiting) -> bool:
 
 
 def held_up_by(evidence: Evidence, view: TaskView) -> list[Waiting]:
-    """The waits of a task, except those for which the other has done its part; if all have, the sum itself is stuck."""
+    """The waits of a task, except those for which the other has done its part; if all have, the sum itself is stuck, or
+    the coordinator's answer to a call."""
     waits = list(waits_of(view))
     late = [waiting for waiting in waits if not has_come(evidence, waiting)]
+    late += _answers_missing(evidence, view, waits, late)
     return late or [waiting for waiting in waits if waiting.kind is WaitKind.SUM]
+
+
+def _answers_missing(evidence: Evidence, view: TaskView, waits: list[Waiting], late: list[Waiting]) -> list[Waiting]:
+    """All have come to the call that this task is in, which only the coordinator can tell it."""
+    call = next((one for one in waits if one.kind is WaitKind.CALL), None)
+    coordinator = next((name for name in (str(server(0)), str(CHIEF)) if name in evidence.tasks), view.task)
+    if call is None or coordinator == view.task or any(one.kind is WaitKind.CALL for one in late):
+        return []
+    return [Waiting(view.task, replace(call.wait, on=coordinator, kind=WaitKind.ANSWER))]
 
 
 def leads_to(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
@@ -147,11 +166,15 @@ def leads_to(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
         case WaitKind.SUM:
             return held_up_by(evidence, view)
         case WaitKind.GRADIENT:
-            return _why_no_gradient(view, waiting)
+            return _why_no_gradient(evidence, view, waiting)
         case WaitKind.PARAMETER:
-            return _why_no_parameter(view, waiting)
+            return _why_no_parameter(evidence, view, waiting)
         case WaitKind.COMMIT:
             return _why_no_commit(evidence, waiting)
+        case WaitKind.CALL:
+            return _why_not_come(evidence, view)
+        case WaitKind.ANSWER if _in_a_call(evidence, waiting.waiter):
+            return []  # whatever else that task waits for: the coordinator answers by itself
     others = [other for other in waits_of(view) if other.on != waiting.waiter or other.of_tensor]
     if waiting.forming:
         # A task that is not a member yet waits for the missing ones, not for what the members wait for.
@@ -159,8 +182,10 @@ def leads_to(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
     return others
 
 
-def _why_no_gradient(view: TaskView, waiting: Waiting) -> list[Waiting]:
+def _why_no_gradient(evidence: Evidence, view: TaskView, waiting: Waiting) -> list[Waiting]:
     """A worker that lacks the parameters of this step cannot make its gradient."""
+    if view.main is not None and view.main.doing is Doing.CALLING:
+        return _why_not_come(evidence, view)
     if view.main is not None and view.main.doing not in AT_THE_WAIT:
         return []
     if view.wants_version > waiting.wait.step:
@@ -168,7 +193,19 @@ def _why_no_gradient(view: TaskView, waiting: Waiting) -> list[Waiting]:
     return [other for other in waits_of(view) if other.kind not in OF_HOMES]
 
 
-def _why_no_parameter(view: TaskView, waiting: Waiting) -> list[Waiting]:
+def _in_a_call(evidence: Evidence, task: str) -> bool:
+    view = evidence.view(task)
+    return view is not None and view.call is not None
+
+
+def _why_not_come(evidence: Evidence, view: TaskView) -> list[Waiting]:
+    """A worker comes to a call when its program does; what its share of the buckets waits for does not matter."""
+    if view.main is None or view.main.doing not in (*AT_THE_WAIT, Doing.CALLING):
+        return []
+    return [other for other in held_up_by(evidence, view) if other.kind not in OF_HOMES]
+
+
+def _why_no_parameter(evidence: Evidence, view: TaskView, waiting: Waiting) -> list[Waiting]:
     """A home without this version waits for gradients of the step before it, or for a commit."""
     bucket = view.served.get(waiting.wait.bucket)
     made = bucket is not None and bucket.version > waiting.wait.step
@@ -185,7 +222,7 @@ def _why_no_parameter(view: TaskView, waiting: Waiting) -> list[Waiting]:
     if bucket is None or view.task in bucket.arrived or not is_worker(view.task):
         return found
     # A rank that lacks its own gradient does not say that it waits for itself.
-    return found + _why_no_gradient(view, waiting)
+    return found + _why_no_gradient(evidence, view, waiting)
 
 
 def _why_no_commit(evidence: Evidence, waiting: Waiting) -> list[Waiting]:

@@ -16,7 +16,7 @@ from lockstep.protocol.core.timing import (
     UNHEARD_SECONDS,
     WATCHED_SECONDS,
 )
-from lockstep.protocol.core.waits import WaitKind
+from lockstep.protocol.core.waits import UNLINKED, WaitKind
 
 
 def dead(case: WaitCase) -> Proof | None:
@@ -86,7 +86,7 @@ def _host_paused(case: WaitCase) -> Proof | None:
     mine, _ = case.links()
     if case.view is not None or case.forming or case.seen.monitor_silence.reach is not Reach.MUTE or _who_hears(case):
         return None
-    unheard = mine.heard if mine is not None else case.waiting.wait.seconds if case.waiting.kind is WaitKind.SUM else -1
+    unheard = mine.heard if mine is not None else case.waiting.wait.seconds if case.waiting.kind in UNLINKED else -1
     if unheard < max(UNHEARD_SECONDS, case.evidence.patience):
         return None
     said = (phrases.nothing_from_the_task(case.waiter, case.on, unheard), _found_there(case))
@@ -109,7 +109,7 @@ def holds_the_interpreter(case: WaitCase) -> Proof | None:
     monitor, (mine, _) = case.monitor, case.links()
     if case.view is not None or monitor is None or monitor.exited or monitor.stopped >= 0 or not _is_meant(case):
         return None
-    unheard = mine.heard if mine is not None else monitor.silent if case.waiting.kind is WaitKind.SUM else -1.0
+    unheard = mine.heard if mine is not None else monitor.silent if case.waiting.kind in UNLINKED else -1.0
     if unheard < UNHEARD_SECONDS or case.forming or (mine is not None and monitor.incarnation != mine.incarnation):
         return None
     if case.seen.silence.reach is not Reach.MUTE:
@@ -191,7 +191,7 @@ def out_of_step(case: WaitCase) -> Proof | None:
 def link_down(case: WaitCase) -> Proof | None:
     """Neither end hears the other, and at least one of them is known to be alive; or no packet comes back at all."""
     mine, theirs = case.links()
-    if case.waiting.kind is WaitKind.SUM:
+    if case.waiting.kind is WaitKind.SUM or (case.waiting.kind is WaitKind.CALL and mine is None):
         return _no_packets(case)
     if case.forming or mine is None or (mine.up and mine.heard < UNHEARD_SECONDS):
         return None

@@ -51,6 +51,7 @@ def read_task(data: bytes) -> TaskView:
     role, loop = object_of(books.get("role")), object_of(fields.get("loop"))
     # Without servers each worker also does a server's work, for its share of the buckets.
     share = object_of(books.get("share")) if is_worker(text_of(fields.get("task"))) else role
+    call = object_of(books.get("call"))
     progress, disk = object_of(fields.get("progress")), object_of(fields.get("disk"))
     return TaskView(
         task=text_of(fields.get("task")),
@@ -78,6 +79,8 @@ def read_task(data: bytes) -> TaskView:
         served_step=whole_of(share.get("step"), -2),
         committed=whole_of(share.get("committed"), -2),
         handed=_pair(role.get("handed")),
+        call=_place(call.get("place")) if call.get("open") is True else None,
+        called=_place(call.get("place")),
         still=number_of(progress.get("seconds")),
         loop_busy=number_of(loop.get("busy")),
         loop_what=text_of(loop.get("what")),
@@ -117,6 +120,10 @@ def _ended(value: object) -> Ended | None:
 
 def _pair(value: object) -> tuple[int, int] | None:
     return (whole_of(value[0], -1), whole_of(value[1], -1)) if isinstance(value, list) and len(value) == 2 else None
+
+
+def _place(value: object) -> tuple[int, ...] | None:
+    return tuple(whole_of(one, -1) for one in value) if isinstance(value, list) and len(value) == 3 else None
 
 
 def _span(one: Mapping[str, Any]) -> SpanView:

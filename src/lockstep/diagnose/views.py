@@ -255,6 +255,10 @@ class TaskView:
     committed: int = -2
     handed: tuple[int, int] | None = None
     """The last step and bucket that a worker without servers handed over."""
+    call: tuple[int, ...] | None = None
+    """The place of the call that its program waits in."""
+    called: tuple[int, ...] | None = None
+    """The place of the last call to which it has come, if any."""
     still: float = 0.0
     """Seconds without progress."""
     loop_busy: float = 0.0

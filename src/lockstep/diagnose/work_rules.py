@@ -8,7 +8,7 @@ from lockstep.diagnose.evidence import is_worker
 from lockstep.diagnose.views import LinkView, MainView, ShardView, TaskView
 from lockstep.protocol.core.activity import TRAINING, Code, Doing, TaskPhase
 from lockstep.protocol.core.causes import Cause
-from lockstep.protocol.core.timing import LOOP_SECONDS, STUCK_SECONDS
+from lockstep.protocol.core.timing import LOOP_SECONDS, PATIENCE_SECONDS, STUCK_SECONDS
 from lockstep.protocol.core.waits import WaitKind
 from lockstep.protocol.worker.holdings import HeldBucketState
 
@@ -34,9 +34,14 @@ def _stands_still(case: WaitCase, main: MainView) -> bool:
     return main.seconds >= case.evidence.patience and 0 <= main.cpu < IDLE
 
 
+def _in_program(case: WaitCase, main: MainView) -> bool:
+    """Calls may be made before a model is wrapped, when a program has not reported anything yet."""
+    return main.doing in TRAINING or (main.doing is Doing.STARTING and case.waiting.kind is WaitKind.CALL)
+
+
 def user_code(case: WaitCase) -> Proof | None:
     main = _training(case)
-    if main is None or main.doing not in TRAINING or main.where is not Code.USER:
+    if main is None or not _in_program(case, main) or main.where is not Code.USER:
         return None
     if not _stands_still(case, main):
         return None
@@ -200,10 +205,28 @@ def _blocked(view: TaskView, link: LinkView) -> Proof:
     return Proof(Cause.COMMUNICATION, what, (said,), view.task, link.peer, link.callback_seconds, link.callback_stack)
 
 
+def missed_call(case: WaitCase) -> Proof | None:
+    """One worker waits in a call for another that waits for something else, which needs the first."""
+    if not case.cycle or case.waiting.kind is not WaitKind.CALL or case.view is None or case.view.main is None:
+        return None
+    if case.waiting.wait.seconds < min(case.evidence.patience, PATIENCE_SECONDS):
+        return None
+    main = case.view.main
+    what = phrases.is_elsewhere(case.waiter, case.waiting.wait.what, case.on, main.detail, main.place)
+    said = (phrases.wait_for_one_another(case.cycle), phrases.each_says_so_itself())
+    return Proof(Cause.OTHER_CALL, what, said, stack=main.stack, remedy=phrases.remedy_of_a_missed_call())
+
+
+def _in_a_call(case: WaitCase) -> bool:
+    """Whether one of those that wait for one another does so in a call."""
+    views = (case.evidence.view(task) for task in case.cycle)
+    return any(view is not None and view.call is not None for view in views)
+
+
 def deadlock(case: WaitCase) -> Proof | None:
     """Tasks wait for each other, or a worker waits for parameters that need its own gradient."""
     view = case.view
-    if case.cycle and case.waiting.wait.seconds >= case.evidence.patience:
+    if case.cycle and case.waiting.wait.seconds >= case.evidence.patience and not _in_a_call(case):
         return Proof(Cause.DEADLOCK, phrases.wait_for_one_another(case.cycle), (phrases.each_says_so_itself(),))
     if (
         case.waiting.kind is not WaitKind.GRADIENT

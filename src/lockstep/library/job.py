@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, Unpack, overload
 from weakref import WeakSet
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.utils.data import IterableDataset
 
 from lockstep.errors import EXIT_FAILED
@@ -19,10 +20,12 @@ from lockstep.library.atexit import ExitWitness, why_it_left
 from lockstep.library.devices import own_device
 from lockstep.library.errors import UsageError
 from lockstep.library.loop_position import LoopTracker
+from lockstep.library.own_group import OwnGroup
 from lockstep.library.rank_training import RankTraining
 from lockstep.library.served import ServedTraining
-from lockstep.library.sharding import Collate, DataShard, IterableShard, MapShard, MapStyle, make_shard
+from lockstep.library.sharding import DataShard, IterableShard, MapShard, MapStyle, ShardOptions, make_shard
 from lockstep.library.state_codec import Stateful
+from lockstep.library.talking import Talk
 from lockstep.library.training_way import JobOptions, JobParts, Say, StepCounts, TrainingWay
 from lockstep.protocol.core.activity import Doing
 from lockstep.protocol.core.causes import Reason, own_error
@@ -59,6 +62,16 @@ class Job:
         self._process = os.getpid()
         self.on_wrap: Callable[[Sequence[nn.Module], Sequence[torch.optim.Optimizer]], None] | None = None
         """Called with what ``wrap()`` was given, before anything else is done with it: for a comparison's clock."""
+        self._talk = Talk(
+            self.worker,
+            self.workers,
+            node.calls.call,
+            self._course.place_of_calls,
+            self._refuse_in_child,
+            may_lag=node.config.aggregate is not None,
+        )
+        self._group = OwnGroup(node.cluster, self._talk, self._refuse_in_child)
+        node.main.enter(Doing.STARTING)  # whose thread it is: what a program does before wrap() can be shown
         parts = JobParts(options, say, self._course, self._exits, self._shards, self._counts, self._refuse_in_child)
         self._training: TrainingWay = (
             RankTraining(node, parts) if isinstance(node, RankNode | CollectiveNode) else ServedTraining(node, parts)
@@ -205,56 +218,67 @@ class Job:
 
     @overload
     def shard(
-        self,
-        dataset: IterableDataset[Any],
-        batch_size: int,
-        *,
-        shuffle: bool = False,
-        seed: int = 0,
-        drop_last: bool = False,
-        collate: Collate | None = None,
+        self, dataset: IterableDataset[Any], batch_size: int, **options: Unpack[ShardOptions]
     ) -> IterableShard: ...
 
     @overload
-    def shard(
-        self,
-        dataset: MapStyle,
-        batch_size: int,
-        *,
-        shuffle: bool = False,
-        seed: int = 0,
-        drop_last: bool = False,
-        collate: Collate | None = None,
-    ) -> MapShard: ...
+    def shard(self, dataset: MapStyle, batch_size: int, **options: Unpack[ShardOptions]) -> MapShard: ...
 
     @overload
-    def shard(
-        self,
-        dataset: Iterable[Any],
-        batch_size: int,
-        *,
-        shuffle: bool = False,
-        seed: int = 0,
-        drop_last: bool = False,
-        collate: Collate | None = None,
-    ) -> IterableShard: ...
+    def shard(self, dataset: Iterable[Any], batch_size: int, **options: Unpack[ShardOptions]) -> IterableShard: ...
 
-    def shard(
-        self,
-        dataset: Any,
-        batch_size: int,
-        *,
-        shuffle: bool = False,
-        seed: int = 0,
-        drop_last: bool = False,
-        collate: Collate | None = None,
-    ) -> MapShard | IterableShard:
-        """This worker's share of a torch data set: disjoint, complete, ending on all workers at the same step."""
-        place = (self.worker, self.workers)
-        made = make_shard(dataset, batch_size, place, shuffle=shuffle, seed=seed, drop_last=drop_last, collate=collate)
+    def shard(self, dataset: Any, batch_size: int, **options: Unpack[ShardOptions]) -> MapShard | IterableShard:
+        """This worker's share of a torch data set: disjoint, complete, ending on all workers at the same step.
+
+        Options: ``shuffle`` (False), ``seed`` (0), ``drop_last`` (False), ``collate`` (torch's ``default_collate``).
+        """
+        made = make_shard(dataset, batch_size, (self.worker, self.workers), **options)
         if isinstance(made, MapShard):
             self._shards.add(made)
         return made
+
+    # -- what workers tell each other --
+
+    @overload
+    def all_reduce(self, value: Tensor, op: str = "mean", *, name: str | None = None) -> Tensor: ...
+
+    @overload
+    def all_reduce(self, value: float, op: str = "mean", *, name: str | None = None) -> float: ...
+
+    def all_reduce(self, value: Any, op: str = "mean", *, name: str | None = None) -> Any:
+        """The mean, sum, max or min (``op``) of all workers' values, made in the order of workers; equal on all.
+
+        A number or a tensor of any dtype, shape and device; the value itself is left as it is. Every worker must make
+        the same call, at the same point. Blocks until all have; raises JobEndedError if the job ends first.
+        """
+        return self._talk.all_reduce(value, op, name)
+
+    def broadcast(self, value: Any = None, source: int = 0, *, name: str | None = None) -> Any:
+        """Worker ``source``'s value, on all workers. What the others pass does not count.
+
+        Numbers, text, None, tensors, and lists, tuples and dictionaries of these. Blocks as ``all_reduce`` does.
+        """
+        return self._talk.broadcast(value, source, name)
+
+    def gather(self, value: Any, *, name: str | None = None) -> list[Any]:
+        """All workers' values in the order of workers, on all workers; they may differ in kind and shape.
+
+        Takes what ``broadcast`` takes. Blocks as ``all_reduce`` does.
+        """
+        return self._talk.gather(value, name)
+
+    def barrier(self, name: str | None = None) -> None:
+        """Block until every worker has come here; raises JobEndedError if the job ends first."""
+        self._talk.barrier(name)
+
+    def process_group(self) -> ProcessGroup:
+        """torch.distributed's global group of all workers, for programs that use torch.distributed themselves.
+
+        It is made when this is first called, by all workers at the same point, unless the program has made it: NCCL for
+        tensors on GPUs if each worker has its own, gloo for others. ``job.close()`` destroys it. Waits inside it are
+        torch's own.
+        """
+        return self._group.get(self.device)
 
     # -- what takes long --
 
@@ -295,8 +319,9 @@ class Job:
             self._leave()
 
     def _leave(self) -> None:
-        self._closed = True
+        self._closed = self._talk.closed = True
         self._training.release()
+        self._group.close()
         self._node.close()
         self._on_close()
 

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import itertools
 import math
 import os
 import sys
@@ -20,8 +19,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInput
+from lockstep.library.carrier import carrier_of, make_node
 from lockstep.library.comparing import join_compared
 from lockstep.library.launcher import Launch, launched_by, worker_variables
+from lockstep.library.meeting import find_store, gather
 from lockstep.library.serving import SERVER_DEVICES, StoreChoice, make_store, refuse_missing_gpu
 from lockstep.library.settings import (
     BACKENDS,
@@ -51,17 +52,16 @@ from lockstep.runtime.compared import compared_run
 from lockstep.runtime.monitor.sidecar import SidecarError, start_sidecar
 from lockstep.runtime.phrases import ask_with
 from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL, ON_STALL, ClusterSpec, cluster_problems
+from lockstep.runtime.startup.pages import Pages
 from lockstep.runtime.startup.preflight import protocol_problems
-from lockstep.runtime.startup.rendezvous import RendezvousError, RendezvousSpec, meet
 from lockstep.runtime.task.failures import failure_of, told_to_monitor
 from lockstep.runtime.task.node import NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError, Outcome
 from lockstep.runtime.task.signals import TaskSignals
 from lockstep.runtime.watch.watchdog import WatchSettings
-from lockstep.security.chosen import choose, chosen_key, settle
-from lockstep.security.key import Purpose
+from lockstep.security.chosen import choose, settle
 from lockstep.terminal import say
-from lockstep.transports.control.addresses import Address, parse_address
+from lockstep.transports.control.addresses import Address
 from lockstep.transports.control.ports import ReservedPort
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions
 from lockstep.version import __version__
@@ -71,19 +71,12 @@ if TYPE_CHECKING:
     from lockstep.library.training_way import JobOptions
     from lockstep.runtime.monitor.reporter import TaskReporter
     from lockstep.runtime.monitor.sidecar import Sidecar
-    from lockstep.runtime.task.collective_node import CollectiveNode
-    from lockstep.runtime.task.rank_node import RankNode
-    from lockstep.runtime.task.worker_node import WorkerNode
-    from lockstep.training.ranks.saving import SaveSlot
 
 P = ParamSpec("P")
 Given = TypeVar("Given")
 Result = TypeVar("Result")
 
 MEBIBYTE = 1 << 20
-
-_meetings = itertools.count()
-"""Of this process, in the launcher's store."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +102,8 @@ class JoinArguments:
     stall_after: float = STALL_AFTER_SECONDS
     user_code_timeout: float = USER_CODE_SECONDS
     on_stall: str = "abort"
+    on_verdict: str | None = None
+    verdict_webhook: str | None = None
     bind: str | None = None
     ports: str | None = None
     require_private: bool = False
@@ -166,6 +161,7 @@ class JoinArguments:
             stall_after=self.stall_after,
             user_code_timeout=self.user_code_timeout,
             on_stall=self.on_stall,
+            pages=Pages(self.on_verdict or "", self.verdict_webhook or ""),
             rejoin_timeout=self.rejoin_timeout,
             grace=self.grace,
             rdma=self.rdma,
@@ -248,7 +244,7 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     with contextlib.ExitStack() as until_listening:
         launch = _launch(arguments, environ)
         cluster = _cluster(arguments, launch, until_listening)
-        carrier = "" if cluster.shape.servers else _carrier(arguments.backend)
+        carrier = "" if cluster.shape.servers else carrier_of(arguments.backend)
         cluster = dataclasses.replace(cluster, carried_by_torch=carrier == TORCH)
         refuse_bad_cluster(cluster, arguments)
         _refuse(protocol_problems(cluster))
@@ -279,21 +275,9 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
         bucket_bytes=None if asked is None else round(asked * MEBIBYTE),
         wire_dtype=arguments.wire_dtype,
         backend=None if carrier == OWN else arguments.backend,
-        find_store=None if launch is None else lambda port: _find_store(cluster, launch, port),
+        find_store=None if launch is None else lambda port: find_store(cluster, launch, port),
     )
     return _join_as_worker(config, sidecar, options, signals, carrier)
-
-
-def _carrier(backend: str | None) -> str:
-    """What carries the gradients of ranks: torch.distributed where there are GPUs, our own transports between CPUs.
-
-    Every rank must choose the same, before its model exists.
-    """
-    if backend is not None:
-        return OWN if backend == OWN else TORCH
-    import torch
-
-    return TORCH if torch.cuda.is_available() else OWN
 
 
 def _start_sidecar(cluster: ClusterSpec, signals: TaskSignals) -> Sidecar:
@@ -349,7 +333,7 @@ def node_config(
         eager=not cluster.shape.servers,
         summed=exchange.reduction == "sum",
         aggregate=exchange.aggregate(workers),
-        watch=WatchSettings(on_stall=cluster.on_stall),
+        watch=WatchSettings(on_stall=cluster.on_stall, pages=cluster.pages),
         recovery=rules,
         beginning=beginning_in(keeping.train_dir, settings, say, from_scratch=keeping.from_scratch)
         if resumes
@@ -416,53 +400,7 @@ def _cluster(arguments: JoinArguments, launch: Launch | None, until_listening: c
     held = until_listening.enter_context(ReservedPort("", spec.second_ports))
     if launch is None:
         return spec.with_hosts((), (str(Address("127.0.0.1", held.port)),)).for_task(CHIEF)
-    return _gather(spec, launch, arguments.servers or 0, held.port)
-
-
-def _gather(spec: ClusterSpec, launch: Launch, servers: int, port: int) -> ClusterSpec:
-    if servers >= launch.world:
-        raise BadInput(
-            f"{launch.launcher} started {launch.world} processes, and servers={servers} leaves none to train; start at "
-            "least one more process than there are servers."
-        )
-    try:
-        hosts = _meet(spec, launch, port)
-    except RendezvousError as error:
-        raise BadInput(str(error)) from None
-    is_server = launch.rank < servers
-    task = TaskId(Role.SERVER if is_server else Role.WORKER, launch.rank if is_server else launch.rank - servers)
-    return spec.with_hosts(hosts[:servers], hosts[servers:]).for_task(task)
-
-
-def _meet(spec: ClusterSpec, launch: Launch, port: int) -> tuple[str, ...]:
-    """Where every rank listens, in order."""
-    key = None if (known := chosen_key()) is None else known.sub(Purpose.RENDEZVOUS)
-    same = {"rank": launch.rank, "world": launch.world}
-    if launch.store is not None:
-        from lockstep.library.store_meeting import StoreMeeting, meet_in_store
-
-        meeting = StoreMeeting(
-            **same,
-            store=launch.store,
-            name=f"{launch.attempt}/{next(_meetings)}",
-            timeout=spec.startup_timeout,
-            version=__version__,
-            key=key,
-        )
-        return meet_in_store(meeting, port, say)
-    by_rank_0 = RendezvousSpec(
-        **same, address=launch.address, timeout=spec.startup_timeout, version=__version__, key=key, bind=spec.bind
-    )
-    return meet(by_rank_0, port, say)
-
-
-def _find_store(spec: ClusterSpec, launch: Launch, port: int) -> tuple[str, int]:
-    """Where worker 0 keeps the store of torch.distributed; ``port``: of this process's own, if it is worker 0.
-
-    JobEndedError would need a job that knows better: whoever does not come is missing, and named.
-    """
-    found = parse_address(_meet(spec, launch, port or 1)[0])
-    return found.host, found.port
+    return gather(spec, launch, arguments.servers or 0, held.port)
 
 
 # -- the two roles --
@@ -522,7 +460,7 @@ def _join_as_worker(
     from lockstep.library.atexit import ExitWitness, close_before_threads_end, end_by_signal
     from lockstep.library.job import Job
 
-    node = _make_node(config, sidecar, carrier, options.save_slot)
+    node = make_node(config, sidecar.reporter, carrier, options.save_slot)
     signals.attach(node)
     end_by_signal()
     exits = ExitWitness()
@@ -544,22 +482,3 @@ def _join_as_worker(
     job = Job(node, options, say, leave, exits)
     close_before_threads_end(job)
     return job
-
-
-def _make_node(
-    config: NodeConfig, sidecar: Sidecar, carrier: str, save_slot: SaveSlot
-) -> WorkerNode | RankNode | CollectiveNode:
-    if not carrier:
-        from lockstep.runtime.task.worker_node import WorkerNode
-
-        return WorkerNode(config, say, sidecar.reporter)
-    if carrier == OWN:
-        from lockstep.runtime.task.rank_node import RankNode
-        from lockstep.training.server.mean_store import MeanStore
-
-        return RankNode(config, lambda: MeanStore(save=save_slot), say, sidecar.reporter)
-    from lockstep.runtime.task.collective_node import CollectiveNode
-
-    node = CollectiveNode(config, say, sidecar.reporter)
-    node.save_with(save_slot)
-    return node

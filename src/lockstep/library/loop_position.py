@@ -20,6 +20,7 @@ from lockstep.library.parameters import HasOptimizer
 from lockstep.library.program_state import LoopPosition, ProgramState, TooLargeError
 from lockstep.library.sharding import DataShard, step_seed
 from lockstep.library.state_codec import Stateful
+from lockstep.protocol.core.calls import OUTSIDE_LOOPS
 from lockstep.protocol.core.ids import Step
 
 OUTSIDE = "it makes steps outside job.steps()"
@@ -109,6 +110,10 @@ class LoopTracker:
             self._state.kept[name] = one
         if self._node.keeps_state:
             self._state.take(self._place())  # what cannot be reported is refused now, not in the first step
+
+    def place_of_calls(self) -> tuple[int, int]:
+        """How many loops this program has begun, and the iteration it is in: the same in every incarnation."""
+        return self._entered, self.iteration if self.in_steps else OUTSIDE_LOOPS
 
     # -- loops --
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import torch
 from torch.utils.data import IterableDataset, default_collate
@@ -26,6 +26,15 @@ def step_seed(seed: int, step: int, worker: int) -> int:
     """63 bits that differ whenever one of the three does: what they seed can be repeated."""
     digest = hashlib.sha256(f"{seed} {step} {worker}".encode()).digest()
     return int.from_bytes(digest[:8], "little") & MAX_SEED
+
+
+class ShardOptions(TypedDict, total=False):
+    """The options of ``job.shard()``; what they are if they are not given: ``make_shard``."""
+
+    shuffle: bool
+    seed: int
+    drop_last: bool
+    collate: Collate | None
 
 
 class MapStyle(Protocol):
@@ -194,10 +203,10 @@ def make_shard(
     batch_size: int,
     place: tuple[int, int],
     *,
-    shuffle: bool,
-    seed: int,
-    drop_last: bool,
-    collate: Collate | None,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_last: bool = False,
+    collate: Collate | None = None,
 ) -> MapShard | IterableShard:
     """One worker's share of any torch data set; ``place`` is its number and the number of workers."""
     worker, workers = place

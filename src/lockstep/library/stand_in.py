@@ -11,18 +11,22 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import torch
+import torch._C._distributed_c10d as c10d
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.errors import EXIT_FAILED
 from lockstep.library.errors import UsageError
 from lockstep.library.loop_position import seed_everything
-from lockstep.library.sharding import Collate, DataShard, IterableShard, MapShard, make_shard, step_seed
+from lockstep.library.sharding import DataShard, IterableShard, MapShard, ShardOptions, make_shard, step_seed
 from lockstep.library.state_codec import Stateful
+from lockstep.library.talking import Talk
+from lockstep.protocol.core.calls import OUTSIDE_LOOPS
 from lockstep.protocol.core.ids import worker
+from lockstep.protocol.core.messages import CallComplete, CallMade
 from lockstep.protocol.core.timing import STARTUP_SECONDS
 from lockstep.runtime.compared import Shape
 from lockstep.terminal import say
@@ -45,6 +49,8 @@ class StandInJob:
         self._iteration = 0
         self.step = 0
         self.not_finite_steps = self.void_steps = self.missed_steps = 0
+        outside = (0, OUTSIDE_LOOPS)
+        self._talk = Talk(self.worker % self.workers, self.workers, self._carry, lambda: outside, lambda _: None)
         if self._ddp:
             own_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= self.workers
             distributed.init_process_group(
@@ -138,18 +144,44 @@ class StandInJob:
     def keep(self, **objects: Stateful) -> None:
         """Nothing is saved in a comparison."""
 
-    def shard(
-        self,
-        dataset: Any,
-        batch_size: int,
-        *,
-        shuffle: bool = False,
-        seed: int = 0,
-        drop_last: bool = False,
-        collate: Collate | None = None,
-    ) -> MapShard | IterableShard:
-        place = (self.worker % self.workers, self.workers)
-        return make_shard(dataset, batch_size, place, shuffle=shuffle, seed=seed, drop_last=drop_last, collate=collate)
+    def shard(self, dataset: Any, batch_size: int, **options: Unpack[ShardOptions]) -> MapShard | IterableShard:
+        return make_shard(dataset, batch_size, (self.worker % self.workers, self.workers), **options)
+
+    # -- what workers tell each other --
+
+    def all_reduce(self, value: Any, op: str = "mean", *, name: str | None = None) -> Any:
+        return self._talk.all_reduce(value, op, name)
+
+    def broadcast(self, value: Any = None, source: int = 0, *, name: str | None = None) -> Any:
+        return self._talk.broadcast(value, source, name)
+
+    def gather(self, value: Any, *, name: str | None = None) -> list[Any]:
+        return self._talk.gather(value, name)
+
+    def barrier(self, name: str | None = None) -> None:
+        self._talk.barrier(name)
+
+    def process_group(self) -> distributed.ProcessGroup:
+        """The group in which DDP averages; a single process makes one of its own."""
+        if not distributed.is_initialized():
+            distributed.init_process_group("gloo", store=c10d.HashStore(), rank=0, world_size=1)
+        group = distributed.group.WORLD
+        assert group is not None
+        return group
+
+    def _carry(self, made: CallMade) -> CallComplete:
+        """Bytes of different lengths, all of which gloo makes equally long."""
+        workers = tuple(range(self.workers))
+        if not self._ddp:
+            return CallComplete(made.place, workers, (made.data,))
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in workers]
+        distributed.all_gather(lengths, torch.tensor([len(made.data)]))
+        own = torch.zeros(int(max(lengths)), dtype=torch.uint8)
+        own[: len(made.data)] = torch.tensor(list(made.data), dtype=torch.uint8)
+        found = [torch.zeros_like(own) for _ in workers]
+        distributed.all_gather(found, own)
+        values = tuple(bytes(one[: int(n)].tolist()) for one, n in zip(found, lengths, strict=True))
+        return CallComplete(made.place, workers, values)
 
     @contextlib.contextmanager
     def busy(self, what: str = "") -> Iterator[None]:  # noqa: ARG002 - nobody watches
@@ -158,7 +190,7 @@ class StandInJob:
     # -- the end --
 
     def close(self) -> None:
-        if self._ddp and distributed.is_initialized():
+        if distributed.is_initialized():
             distributed.destroy_process_group()
 
     def fail(self, reason: object) -> None:

@@ -28,9 +28,14 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
 
 
-def to_text(value: object, tensors: dict[str, Tensor]) -> str:
-    """This value as JSON; its tensors are added to ``tensors``."""
-    return json.dumps(_tagged(value, tensors))
+_KEEPS: Final = (
+    "job.keep() takes objects whose state_dict() holds numbers, text, tensors, or lists and dictionaries of these"
+)
+
+
+def to_text(value: object, tensors: dict[str, Tensor], takes: str = _KEEPS) -> str:
+    """This value as JSON; its tensors are added to ``tensors``. ``takes``: what a refusal says is possible."""
+    return json.dumps(_tagged(value, tensors, takes))
 
 
 def from_text(text: str, tensors: Mapping[str, Tensor]) -> Any:
@@ -42,7 +47,7 @@ def from_text(text: str, tensors: Mapping[str, Tensor]) -> Any:
         raise ValueError(f"this is not the state of a program: {error!r}") from error
 
 
-def _tagged(value: object, tensors: dict[str, Tensor]) -> object:
+def _tagged(value: object, tensors: dict[str, Tensor], takes: str) -> object:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
@@ -50,16 +55,13 @@ def _tagged(value: object, tensors: dict[str, Tensor]) -> object:
         tensors[name] = value.detach().cpu().contiguous().clone()
         return {"tensor": name}
     if isinstance(value, list):
-        return [_tagged(one, tensors) for one in value]
+        return [_tagged(one, tensors, takes) for one in value]
     if isinstance(value, tuple):
-        return {"tuple": [_tagged(one, tensors) for one in value]}
+        return {"tuple": [_tagged(one, tensors, takes) for one in value]}
     if isinstance(value, Mapping):
         kind = "counter" if isinstance(value, Counter) else "dict"
-        return {kind: [[_tagged(key, tensors), _tagged(one, tensors)] for key, one in value.items()]}
-    raise UsageError(
-        "job.keep() takes objects whose state_dict() holds numbers, text, tensors, or lists and dictionaries of these; "
-        f"it found {type(value).__name__}, which must be left out of state_dict()"
-    )
+        return {kind: [[_tagged(key, tensors, takes), _tagged(one, tensors, takes)] for key, one in value.items()]}
+    raise UsageError(f"{takes}; it found {type(value).__name__}, which must be left out")
 
 
 def _untagged(value: Any, tensors: Mapping[str, Tensor]) -> Any:

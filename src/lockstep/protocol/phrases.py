@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lockstep.foreign import plain
 from lockstep.protocol.core.ids import Role, Step, TaskId
 from lockstep.protocol.core.leaving import Departure
-from lockstep.protocol.core.messages import Join, MissingTask, ParameterEntry
+from lockstep.protocol.core.messages import CallMade, Join, MissingTask, ParameterEntry
 from lockstep.protocol.core.waits import Wait, WaitKind
 
 # -- tasks --
@@ -90,6 +90,44 @@ def shard_of(version: int | None) -> str:
 
 def handed_over() -> str:
     return "handed over here, not summed"
+
+
+# -- calls that all workers make --
+
+
+def call_words(made: CallMade) -> str:
+    """``all_reduce 'val_loss' (train.py:31)``; without a name of its own, a call is named by its line."""
+    name = "" if made.name == made.where else f" {made.name!r}"
+    return plain(f"{made.operation}{name} ({made.where})")
+
+
+def _whole_call(made: CallMade) -> str:
+    return f"{call_words(made)}{f', {made.form}' if made.form else ''}"
+
+
+def has_not_come() -> str:
+    return "it has not come"
+
+
+def calls_differ(task: TaskId, made: CallMade, other: TaskId, theirs: CallMade) -> str:
+    return plain(
+        f"{named(task)} is in {_whole_call(made)}, where {named(other)} is in {_whole_call(theirs)}; let all workers "
+        "make the same calls in the same order, from the same line or with the same name"
+    )
+
+
+def finished_without_call(task: TaskId, other: TaskId, theirs: CallMade) -> str:
+    return plain(
+        f"{named(task)} has finished, but {named(other)} is waiting for it in {call_words(theirs)}; let all workers "
+        "make the same calls"
+    )
+
+
+def call_is_forgotten(task: TaskId, made: CallMade, limit: int) -> str:
+    return plain(
+        f"{named(task)} has come back and makes {call_words(made)} again, whose result is no longer kept: at most "
+        f"{limit >> 20} MiB are; make fewer or smaller calls outside job.steps()"
+    )
 
 
 # -- forming --

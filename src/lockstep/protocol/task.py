@@ -25,13 +25,14 @@ from lockstep.protocol.core.events import (
     TransferEnded,
     VersionArrived,
 )
-from lockstep.protocol.core.ids import Incarnation, TaskId
+from lockstep.protocol.core.ids import Incarnation, Role, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.machine import Machine
 from lockstep.protocol.core.speakers import may_say
 from lockstep.protocol.core.waits import Wait, WaitKind
 from lockstep.protocol.member import MemberMachine
 from lockstep.protocol.server.server_machine import ServerMachine
+from lockstep.protocol.worker.caller_machine import CallerMachine
 from lockstep.protocol.worker.collective_machine import CollectiveMachine
 from lockstep.protocol.worker.worker_machine import WorkerMachine
 
@@ -62,7 +63,10 @@ class TaskMachine:
         self.member = member
         self.coordinator = coordinator
         self.journal = journal
-        self._machines: tuple[Machine, ...] = (*(() if coordinator is None else (coordinator,)), member, *roles)
+        self.caller = CallerMachine(self.task, member.coordinator, journal) if self.task.role is Role.WORKER else None
+        """Its side of the calls that all workers make."""
+        beside = tuple(machine for machine in (coordinator, member, self.caller) if machine is not None)
+        self._machines: tuple[Machine, ...] = (*beside, *roles)
         self._roles = roles
 
     @property
@@ -118,6 +122,8 @@ class TaskMachine:
         parts: dict[str, object] = {"member": self.member.snapshot(), "role": self.role.snapshot()}
         if self.server is not None and self.worker is not None:
             parts["share"] = self.server.snapshot()
+        if self.caller is not None and (call := self.caller.snapshot()):
+            parts["call"] = call
         if self.coordinator is not None:
             parts["coordinator"] = self.coordinator.snapshot()
         return parts

@@ -18,6 +18,17 @@ def ask_with(address: str) -> str:
     return f"ask this job with: lockstep why {address}"
 
 
+# -- calling somebody --
+
+
+def page_failed(flag: str, problem: str) -> str:
+    return f"{flag} could not tell anybody of the verdict: {problem}"
+
+
+def page_dropped() -> str:
+    return "a verdict was not sent on: those before it are still waiting for --on_verdict or --verdict_webhook"
+
+
 # -- how a job ended --
 
 

@@ -68,7 +68,8 @@ def expected_of(fault: AnyFault, scenario: Scenario) -> ExpectedEnding:
     both = frozenset({fault.task, getattr(fault, "peer", fault.task)})
     causes, seconds = _causes(fault)
     if isinstance(fault, EndEarly):
-        return ExpectedEnding(both, causes, heals=not scenario.mode.synchronous)
+        missed = frozenset({Cause.OTHER_CALL}) if scenario.training.calls else frozenset()
+        return ExpectedEnding(both, causes | missed, heals=not (scenario.mode.synchronous or missed))
     if isinstance(fault, DropTensor) and not scenario.mode.synchronous and TaskId.parse(fault.task).role is Role.SERVER:
         # Without synchronisation, a value is sent only once on a link: it may have changed meanwhile.
         return ExpectedEnding(both, causes, heals=False)

@@ -29,6 +29,8 @@ from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, SecondsRange, 
 
 QUIET_AFTER = 40.0
 STARTUP_TIMEOUT = 60.0
+CALLS_EVERY = 3
+"""In every third run programs make calls."""
 _MODES = (Mode.EAGER, Mode.EAGER, Mode.SEALED, Mode.SEALED, Mode.ASYNC, Mode.ASYNC_SEALED)
 _MODES_OF_RANKS = (Mode.EAGER, Mode.EAGER, Mode.SEALED)
 
@@ -66,7 +68,7 @@ def draw_run(seed: int, size: Size) -> DrawnRun:
         aggregate=aggregate,
         parameters=tuple(ParameterEntry(f"p{i}", random.choice((3, 16, 24)), "float32", i % 2) for i in range(buckets)),
         network=_network(random),
-        training=_training(random, size.steps),
+        training=_training(random, size.steps, calls=aggregate is None and seed % CALLS_EVERY == 0),
         start=SecondsRange(0.0, random.choice((0.0, 1.0, 10.0))),
         startup_timeout=STARTUP_TIMEOUT,
         patience=400.0,
@@ -93,9 +95,10 @@ def _network(random: Random) -> NetworkProfile:
     )
 
 
-def _training(random: Random, steps: int) -> TrainingProfile:
+def _training(random: Random, steps: int, *, calls: bool) -> TrainingProfile:
     return TrainingProfile(
         steps=steps,
+        calls=calls,
         forward=SecondsRange(0.0, random.choice((0.05, 1.0))),
         backward=SecondsRange(0.0, random.choice((0.02, 0.5))),
         apply=SecondsRange(0.0, random.choice((0.02, 0.5))),

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Set
 
 from lockstep.protocol.core.effects import Apply
 from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, Step, TaskId
-from lockstep.protocol.core.messages import GroupRates
+from lockstep.protocol.core.messages import CallComplete, CallPlace, GroupRates
 from lockstep.sim.memory import Cell, GradientTag, VersionTag
 from lockstep.sim.numbers import Numbers
 from lockstep.sim.scenario import Scenario
@@ -18,6 +18,11 @@ from lockstep.sim.violation import Rule, Violation
 
 Lives = Mapping[TaskId, Incarnation]
 Past = Mapping[TaskId, Set[Incarnation]]
+
+
+def brought_to(place: CallPlace, worker: int) -> bytes:
+    """What a worker brings to a call: the same in every incarnation."""
+    return f"{place.loop} {place.iteration} {place.number} from {worker}".encode()
 
 
 class Oracle:
@@ -44,6 +49,7 @@ class Oracle:
         self._rates: dict[Step, tuple[GroupRates, ...]] = {INITIAL_STEP: ()}
         self._newest: dict[BucketId, VersionTag] = {}
         self._made: dict[tuple[BucketId, int], VersionTag] = {}
+        self._answers: dict[CallPlace, CallComplete] = {}
 
     def begin_with(self, versions: Iterable[VersionTag]) -> None:
         """The job starts from a checkpoint: these were made before."""
@@ -67,6 +73,15 @@ class Oracle:
         """The bytes of a gradient of this incarnation; 0: the current one."""
         number = 0 if self.numbers is None else self.numbers.gradient(worker, step, bucket)
         return GradientTag(worker, life or self._incarnations[worker], step, bucket, edition, number)
+
+    def call_answered(self, answer: CallComplete) -> None:
+        """All workers get the same, in every incarnation: what each brings, in order; without a lost worker only if
+        the job goes on without it."""
+        everybody = tuple(task.index for task in self.shape.worker_ids())
+        known = self._answers.setdefault(answer.place, answer)
+        values = tuple(brought_to(answer.place, index) for index in answer.workers)
+        if known != answer or answer.values != values or (answer.workers != everybody and not self._shrinks):
+            raise Violation(Rule.WRONG_ANSWER, f"{answer} is answered to a call that was answered with {known}")
 
     # -- what a server does --
 

@@ -101,6 +101,8 @@ class TrainingProfile:
     """A worker finds infinity in its gradients, so the whole step must not be applied (only with seals)."""
     rates_at_seal: bool = False
     """The chief sends the rates with its seal instead of at the start of the step."""
+    calls: bool = False
+    """Programs make calls: before their first step, in each step and, if they seal it, after it."""
     save: SecondsRange = SecondsRange(0.001, 0.05)
     """How long writing a shard or a checkpoint takes."""
 
@@ -200,6 +202,8 @@ class Scenario:
     def __post_init__(self) -> None:
         if not self.servers and (not self.mode.synchronous or self.aggregate is not None or self.recovers):
             raise ValueError("without servers steps are synchronous, of all workers, and a loss ends the job")
+        if self.training.calls and self.aggregate is not None:
+            raise ValueError("a worker that steps may be made without does not come to the calls in them")
         plain = self.mode.synchronous and self.aggregate is None and self.training.repeatable
         if self.recovers and not plain:
             raise ValueError("a run that recovers needs synchronous steps of all workers that can be computed again")

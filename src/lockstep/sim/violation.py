@@ -27,6 +27,7 @@ class Rule(StrEnum):
     OWN_GRADIENT_MISSING = "a value without the worker's own gradient"
     GRADIENT_LOST = "a gradient that is lost"
     NOT_REPEATED = "a step that is computed again and differs"
+    WRONG_ANSWER = "a call that is answered wrongly"
     NOT_GIVEN_BACK = "a gradient that is never given back"
     INCOMPLETE = "a good end without all steps"
     STALE_TICKET = "a ticket of another session"

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from lockstep.protocol.core.activity import Doing
-from lockstep.protocol.core.effects import BecameMember, Effect, SendGradient, SendPull, VersionReady
+from lockstep.protocol.core.calls import OUTSIDE_LOOPS
+from lockstep.protocol.core.effects import BecameMember, CallAnswered, Effect, SendGradient, SendPull, VersionReady
 from lockstep.protocol.core.events import (
+    Calling,
     Finished,
     Prepared,
     Produced,
@@ -19,13 +21,13 @@ from lockstep.protocol.core.events import (
     TransferEnded,
 )
 from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, JobId, Step, TaskId
-from lockstep.protocol.core.messages import GroupRates, Layout, ParameterEntry, Pull
+from lockstep.protocol.core.messages import CallMade, CallPlace, GroupRates, Layout, ParameterEntry, Pull
 from lockstep.protocol.core.plan import Plan
 from lockstep.sim.context import SimulationContext, own_ticket, ticket_for
 from lockstep.sim.memory import Cell, VersionTag
 from lockstep.sim.network_faults import Chance
 from lockstep.sim.numbers import mixed
-from lockstep.sim.oracle import Oracle
+from lockstep.sim.oracle import Oracle, brought_to
 from lockstep.sim.scenario import SecondsRange
 from lockstep.sim.server_side import LentCell, SimulatedServer, Where
 from lockstep.sim.transfers import Copy, Lanes, OwnLoan, Parcel, Route, SimulatedLoan
@@ -57,6 +59,10 @@ class SimulatedWorker:
         self._lanes = Lanes()
         self._place = around.rng.place()
         self._draws = 0
+        self._after_call: Callable[[], None] | None = None
+        """How the program goes on after the call that it is in."""
+        self._before_call = Doing.STARTING.value
+        """What it did before."""
         self.slowed: tuple[Step, float] | None = None
         """The step from which steps are slower, and by how much (a planted fault)."""
         self.stuck: dict[Step, tuple[str, float]] = {}
@@ -74,6 +80,8 @@ class SimulatedWorker:
                 self._send_gradient(effect)
             case VersionReady():
                 self._on_version_ready(effect)
+            case CallAnswered():
+                self._on_answered(effect)
             case _:
                 raise TypeError(f"a worker does not carry out {effect}")
 
@@ -178,7 +186,24 @@ class SimulatedWorker:
         self._around.handle(self.task, Prepared(plan, layout))
         if self.task == CHIEF and start == INITIAL_STEP:
             self._produce(self._ordered(list(self._versions)), lambda: None)
-        self._begin_if_held()
+        self._call(CallPlace(0, OUTSIDE_LOOPS, 0), self._begin_if_held)
+
+    def _call(self, place: CallPlace, then: Callable[[], None]) -> None:
+        """A call that all workers make, if programs make any."""
+        if not self._around.scenario.training.calls:
+            then()
+            return
+        self._after_call, self._before_call = then, self.doing[0]
+        self.doing = (Doing.CALLING.value, self._around.agenda.now)
+        made = CallMade(place, "gather", "", "simulated", "simulated.py:1", brought_to(place, self.task.index))
+        self._around.handle(self.task, Calling(made))
+
+    def _on_answered(self, effect: CallAnswered) -> None:
+        self._oracle.call_answered(effect.answer)
+        then, self._after_call = self._after_call, None
+        assert then is not None
+        self.doing = (self._before_call, self._around.agenda.now)
+        self._later(0.0, then)
 
     def _on_version_ready(self, effect: VersionReady) -> None:
         bucket, version = effect.bucket, effect.version
@@ -206,6 +231,8 @@ class SimulatedWorker:
     def _begin_if_held(self) -> None:
         """All buckets are at the next version: start its step. A worker that was left behind starts a later one."""
         version = next(iter(self._versions.values()), self.step + 1)
+        if self._after_call is not None:
+            return
         if self._counts[version] == len(self._versions) and version > self.step:
             # A worker that may be left behind does not compute before it knows which version it will get.
             for bucket in self._versions:
@@ -232,7 +259,8 @@ class SimulatedWorker:
             filled += [bucket for bucket in filled if self._chance(profile.edit_chance)]
         self._oracle.step_planned(self.task, self.step, absent)
         self._around.handle(self.task, StepBegun(self.step, self._rates_to_say(at_seal=False)))
-        self._hold_up(lambda: self._produce(self._ordered(filled), lambda: self._seal(absent)))
+        backward = partial(self._produce, self._ordered(filled), lambda: self._seal(absent))
+        self._hold_up(lambda: self._call(CallPlace(1, self.step, 0), backward))
 
     def _hold_up(self, then: Callable[[], None]) -> None:
         """A training thread that a planted fault makes slow or stuck."""
@@ -311,7 +339,9 @@ class SimulatedWorker:
         self.doing = (Doing.WAITING.value, around.agenda.now)
         sealed = Sealed(self.step, tuple(sorted(absent)), rates, void=void, state=self._next_state())
         around.handle(self.task, sealed)
-        if not self._versions:
+        if around.scenario.training.calls and around.scenario.mode.seals:
+            self._call(CallPlace(1, self.step, 1), self._begin_if_held)
+        elif not self._versions:
             self._begin_if_held()
 
     def _next_state(self) -> bytes | None:

@@ -17,6 +17,7 @@ from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.effects import (
     Apply,
     BecameMember,
+    CallAnswered,
     Effect,
     JobEnded,
     PeerLeaves,
@@ -307,7 +308,7 @@ class World:
                 self._missing[name] = tuple(one.task for one in missing)
             case JobEnded():
                 self._end(task, effect)
-            case SendPull() | SendGradient() | VersionReady():
+            case SendPull() | SendGradient() | VersionReady() | CallAnswered():
                 assert task.worker is not None
                 task.worker.carry_out(effect)
             case _:

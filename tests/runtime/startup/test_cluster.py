@@ -9,6 +9,7 @@ import pytest
 from helpers.keys import no_key
 from lockstep.protocol.core.ids import ClusterShape, Role, TaskId, server, worker
 from lockstep.runtime.startup.cluster import CLUSTER_RULES, DEFAULT_PROTOCOL, PROTOCOLS, ClusterSpec, cluster_problems
+from lockstep.runtime.startup.pages import Pages
 from lockstep.transports.control.addresses import Address
 from lockstep.transports.verbs.options import RdmaOptions
 
@@ -107,6 +108,15 @@ BROKEN: dict[str, tuple[ClusterSpec, str]] = {
     "grace": (dataclasses.replace(SPEC, grace=0.0), "--grace=0 leaves no time"),
     "rejoin_timeout": (dataclasses.replace(SPEC, rejoin_timeout=0.0), "--rejoin_timeout=0 leaves no time"),
     "restarts": (dataclasses.replace(SPEC, restarts=-1), "--restarts=-1 is out of range"),
+    "on_verdict": (
+        dataclasses.replace(SPEC, pages=Pages(command="no-such-program now")),
+        "--on_verdict: there is no program 'no-such-program' here; give its path",
+    ),
+    "quotation": (dataclasses.replace(SPEC, pages=Pages(command="echo 'a")), "has an open quotation mark; close it"),
+    "webhook": (
+        dataclasses.replace(SPEC, pages=Pages(webhook="ftp://pager")),
+        "--verdict_webhook=ftp://pager is not an address; give one like https://HOST/PATH",
+    ),
     "on_worker_loss": (dataclasses.replace(SPEC, on_worker_loss="cry"), "--on_worker_loss=cry is not known"),
     "rdma without RDMA": (
         dataclasses.replace(SPEC, protocol="grpc", rdma=RdmaOptions(gid_index=1)),

@@ -12,9 +12,10 @@ import pytest
 from helpers.cluster import JOIN_SECONDS, Front
 from helpers.ports import free_ports
 from lockstep.protocol.coordinator.recovery import Beginning, RecoveryRules
+from lockstep.protocol.core.calls import OUTSIDE_LOOPS
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.ids import CHIEF, ClusterShape, worker
-from lockstep.protocol.core.messages import ParameterEntry, Setting
+from lockstep.protocol.core.messages import CallMade, CallPlace, ParameterEntry, Setting
 from lockstep.protocol.core.plan import make_plan
 from lockstep.runtime.checkpoint.folder import CheckpointFolder, verify
 from lockstep.runtime.checkpoint.resuming import beginning_in
@@ -96,6 +97,22 @@ class Together:
         for bucket in PLAN.buckets:
             node.summed(step, bucket.id)
         node.between_steps()
+
+
+def test_workers_talk_through_their_only_link() -> None:
+    answers: dict[int, tuple[bytes, ...]] = {}
+
+    def train(node: CollectiveNode) -> None:
+        node.wait_until_member()
+        own = b"from %d" % node.task.index
+        made = CallMade(CallPlace(0, OUTSIDE_LOOPS, 0), "gather", "", "who", "train.py:1", own)
+        answers[node.task.index] = node.calls.call(made).values
+        node.prepare(PLAN)
+        node.finish(0)
+
+    with nodes(3) as made:
+        assert run(made, train) == {}
+    assert answers == dict.fromkeys(range(3), (b"from 0", b"from 1", b"from 2"))
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])

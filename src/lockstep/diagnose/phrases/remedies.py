@@ -68,5 +68,9 @@ def remedy_of_a_busy_share() -> str:
     return "Run this worker on a host with more cores, or fewer workers on that host."
 
 
+def remedy_of_a_missed_call() -> str:
+    return "Let all workers make the same calls and the same steps in the same order."
+
+
 def remedy_of_a_failed_start() -> str:
     return "Correct that, and start it again."

@@ -49,6 +49,8 @@ def missing(kind: WaitKind, on: str, step: int, bucket: int, names: Sequence[str
             return "the cluster to be complete"
         case WaitKind.RETURN:
             return f"{task} to come back"
+        case WaitKind.CALL:
+            return f"{task} in {what}"
         case WaitKind.END:
             return f"{task} to finish"
         case WaitKind.OWN_STEP:

@@ -195,6 +195,12 @@ def each_says_so_itself() -> str:
     return "each of them reports this itself"
 
 
+def is_elsewhere(caller: str, call: str, other: str, doing: str, place: str) -> str:
+    at = f", at {place}" if place else ""
+    waits = f"waits for {doing}" if doing else "waits for something else"
+    return f"{_named(caller)} waits in {call}, while {_named(other)} {waits}{at}, which needs {_named(caller)}"
+
+
 def waits_for_what_it_must_make(task: str, version: int, step: int) -> str:
     return f"{_named(task)} is waiting for version {version}, which needs its own gradient of step {step}"
 

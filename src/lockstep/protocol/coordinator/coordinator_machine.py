@@ -33,6 +33,7 @@ from lockstep.protocol.core.journal import Happening
 from lockstep.protocol.core.machine import advance
 from lockstep.protocol.core.messages import (
     Applied,
+    CallMade,
     Commit,
     Done,
     Failed,
@@ -89,13 +90,15 @@ class CoordinatorMachine(RunningJob):
             return self._on_leaving(event.peer, event.incarnation, message, now)
         if not self._is_member(event.peer, event.incarnation):
             return []
-        if self.end is not None and isinstance(message, (Applied, Done, Failed)):
+        if self.end is not None and isinstance(message, (Applied, CallMade, Done, Failed)):
             return [Send(event.peer, self.end)]
         match message:
             case Applied():
                 return self._on_applied(event.peer, message, now)
             case Done():
                 return self._on_done(event.peer, message, now)
+            case CallMade():
+                return self._on_call(event.peer, event.incarnation, message, now)
             case LocalState():
                 return self._on_state(event.peer, message, now)
             case Saved():
@@ -258,6 +261,7 @@ class CoordinatorMachine(RunningJob):
             for task in self._lacking_states()
             if not self.losses.is_away(task)
         ]
+        found += self.calls.waits(here, self.losses.active(), step)
         return found + self.losses.waits(here, step)
 
     def snapshot(self) -> dict[str, object]:
@@ -278,6 +282,7 @@ class CoordinatorMachine(RunningJob):
         }
 
     def check(self) -> None:
+        self.calls.check()
         assert self.committed <= min(self._applied.values(), default=self.committed), "committed before applied"
         if self.phase is JobPhase.RUNNING:
             assert not self.missing(), "running without a task"

@@ -10,6 +10,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from lockstep.protocol import phrases
+from lockstep.protocol.coordinator.calls import CallConflict, Calls
 from lockstep.protocol.coordinator.losses import Losses
 from lockstep.protocol.coordinator.recovery import Beginning, LocalStates, RecoveryRules
 from lockstep.protocol.coordinator.saving import Saving
@@ -30,6 +31,7 @@ from lockstep.protocol.core.leaving import Departure, Leavers, Shutdown
 from lockstep.protocol.core.machine import advance
 from lockstep.protocol.core.messages import (
     Applied,
+    CallMade,
     Commit,
     Contributors,
     Done,
@@ -89,6 +91,7 @@ class RunningJob:
         self.states = LocalStates(self.beginning, shape.workers)
         self.saving = Saving(self.rules, shape.savers, start, now)
         self.losses = Losses(self.rules, shape)
+        self.calls = Calls(keeps=self.rules.takes_back)
         self.leavers = Leavers()
         self.shutdown: Shutdown | None = None
         self._number = 0
@@ -214,9 +217,21 @@ class RunningJob:
     def _on_done(self, peer: TaskId, message: Done, now: float) -> list[Effect]:
         self._done[peer] = message.steps
         if any(task not in self._done for task in self.losses.active()):
-            return []
+            return self._end_if_call_is_missed(now)
         self._ending = max(self._done.values())
         return self._end_if_possible(now)
+
+    def _on_call(self, peer: TaskId, incarnation: Incarnation, made: CallMade, now: float) -> list[Effect]:
+        """A worker has come to a call that all workers make."""
+        found = self.calls.on_made((peer, incarnation), made, self.losses.active(), self.committed, now)
+        if isinstance(found, CallConflict):
+            return self._finish_badly(found.culprit, self._steps_seen(), found.reason, now)
+        return found or self._end_if_call_is_missed(now)
+
+    def _end_if_call_is_missed(self, now: float) -> list[Effect]:
+        """A worker that has finished does not come to the call that others are in."""
+        missed = self.calls.missed_by(self._done, self.losses.active())
+        return [] if missed is None else self._finish_badly(missed.culprit, self._steps_seen(), missed.reason, now)
 
     def _end_if_possible(self, now: float) -> list[Effect]:
         """All workers have finished. What is being saved is written first, and the last version too."""
@@ -273,6 +288,7 @@ class RunningJob:
         if not changed:
             return effects
         effects += [*self._tell_homes(), *self._commit_if_complete(now)]
+        effects += self.calls.complete_if_all(self.losses.active(), self.committed)
         self._ending = max(self._done.values()) if self._done and not self._unfinished() else None
         return effects + self._end_if_possible(now)
 

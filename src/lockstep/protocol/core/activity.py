@@ -17,6 +17,8 @@ class Doing(StrEnum):
     CHECKPOINT = "checkpoint"
     BUSY = "busy"
     """What the program announced that takes long, such as an evaluation."""
+    CALLING = "in a call"
+    """It waits for the other workers in a call that all of them make."""
     FINISHING = "finishing"
     NOTHING = ""
     """A task without a training thread, or one that does not report."""

@@ -9,6 +9,7 @@ from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, JobId, Step, Task
 from lockstep.protocol.core.leaving import Departure
 from lockstep.protocol.core.messages import (
     Answer,
+    CallComplete,
     GroupRates,
     Layout,
     Member,
@@ -114,6 +115,13 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
+class CallAnswered:
+    """All workers have come to the call that the program of this worker is in."""
+
+    answer: CallComplete
+
+
+@dataclass(frozen=True, slots=True)
 class GiveBack:
     """This arrival, of a gradient or of a version, is not wanted (a duplicate, stale, or replaced by a later edition):
     its memory may be reused."""
@@ -208,6 +216,7 @@ Effect = (
     | GiveBack
     | Serve
     | Answered
+    | CallAnswered
     | VersionReady
     | BecameMember
     | ViewChanged

@@ -8,7 +8,7 @@ from enum import StrEnum
 from lockstep.protocol.core.causes import Reason
 from lockstep.protocol.core.ids import BucketId, Incarnation, Step, TaskId
 from lockstep.protocol.core.leaving import Departure
-from lockstep.protocol.core.messages import GroupRates, Layout, Message, MissingTask, Question, Saved
+from lockstep.protocol.core.messages import CallMade, GroupRates, Layout, Message, MissingTask, Question, Saved
 from lockstep.protocol.core.plan import Plan
 
 
@@ -168,6 +168,13 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Calling:
+    """The program of this worker has come to a call that all workers make."""
+
+    made: CallMade
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The training loop of this worker has ended after ``steps`` steps."""
 
@@ -232,6 +239,7 @@ Event = (
     | Sealed
     | StateTaken
     | Asked
+    | Calling
     | ShardSaved
     | CheckpointWritten
     | Finished

@@ -32,6 +32,8 @@ class Happening(StrEnum):
     LINK_LOST = "link lost"
     REPEATED = "repeated"
     LOST = "lost"
+    CALL_MADE = "call made"
+    CALL_COMPLETE = "call complete"
     ENDED = "ended"
 
 
@@ -63,6 +65,8 @@ PROGRESS = frozenset(
         Happening.COMMITTED,
         Happening.JOINED,
         Happening.VIEW,
+        Happening.CALL_MADE,
+        Happening.CALL_COMPLETE,
     }
 )
 """Progress of the job. Repeated requests, refusals, and links that come and go are not progress."""

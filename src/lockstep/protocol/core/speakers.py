@@ -15,6 +15,9 @@ from lockstep.protocol.core.ids import Role, TaskId
 from lockstep.protocol.core.messages import (
     Answer,
     Applied,
+    CallComplete,
+    CallMade,
+    CallOpen,
     Commit,
     Contributors,
     Description,
@@ -60,8 +63,9 @@ class Speaker(Enum):
 SPEAKERS: Final = MappingProxyType[type[Message], Speaker](
     {
         **dict.fromkeys((Commit, Contributors, End, Left, Printed, Refused, Report, Roster, View), Speaker.COORDINATOR),
+        **dict.fromkeys((CallComplete, CallOpen), Speaker.COORDINATOR),
         # Of the rates of all workers, servers take the chief's (``ServerMachine._on_rates``).
-        **dict.fromkeys((Done, Layout, LocalState, Pull, Question, Rates, Seal), Speaker.WORKER),
+        **dict.fromkeys((CallMade, Done, Layout, LocalState, Pull, Question, Rates, Seal), Speaker.WORKER),
         **dict.fromkeys((Answer, Applied, Grant, Open, Saved), Speaker.HOME),
         **dict.fromkeys((Failed, Heartbeat, Join, Leaving, Lost), Speaker.ANY),
         **dict.fromkeys((Description, Hello), Speaker.NOBODY),

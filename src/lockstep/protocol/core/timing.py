@@ -36,6 +36,8 @@ STALE_ROSTER_SECONDS: Final = 5 * REPEAT_SECONDS
 """The coordinator reports every two seconds who is missing. If it is silent this long, it is itself the problem."""
 QUESTION_SECONDS: Final = 5 * REPEAT_SECONDS
 """Longer than for other requests: an answer can carry megabytes, and asking again sends them again."""
+CALL_SECONDS: Final = 1.0
+"""A worker in a call that is not complete asks this often who is missing: soon enough for the first notice."""
 SAVE_AGAIN_SECONDS: Final = 10.0
 """How long after a checkpoint could not be written (a full disk, for example) the next one is tried."""
 
@@ -86,6 +88,8 @@ VERDICT_AGAIN_SECONDS: Final = 30.0
 """How long until a verdict that still holds is repeated: late enough not to fill a log."""
 WATCHDOG_JOIN_SECONDS: Final = 6.0
 """How long a task that leaves waits for a look that is under way."""
+PAGE_SECONDS: Final = 3.0
+"""How long a command of ``--on_verdict`` may run, and a webhook may take to answer."""
 PRINTED_SECONDS: Final = 2.0
 """A task prints a report itself if it does not learn within this time that another task has printed it."""
 PRINTED_AFTER_SECONDS: Final = 0.5
@@ -304,6 +308,7 @@ def _promises() -> _Rules:
 def _requests() -> _Rules:
     return (
         ("a request is repeated before it counts as lost", PATIENCE_SECONDS > REPEAT_SECONDS),
+        ("a worker in a call knows who is missing before that is reported", CALL_SECONDS < NOTICE_SECONDS),
         ("a lost answer is reported before it is sent again", RESEND_SECONDS > NOTICE_SECONDS + PATIENCE_SECONDS),
         ("an answer is asked for several times before it is sent again", RESEND_SECONDS >= 3 * REPEAT_SECONDS),
         ("a tensor counts as missing before it is sent again", SENT_SECONDS < RESEND_SECONDS),
@@ -474,6 +479,7 @@ def _ending() -> _Rules:
         ("a second request to end is less patient", KILL_SECONDS < MONITOR_SECONDS),
         ("a failure is answered for longer than a normal end", TELL_SECONDS < ANSWERED_FOR_SECONDS <= LINGER_SECONDS),
         ("a failure is answered for until peers have asked", ANSWERED_FOR_SECONDS >= 2 * HEARTBEAT_SECONDS),
+        ("a task that ends can still page somebody", PAGE_SECONDS < OVERSTAY_SECONDS),
         ("a sidecar waits until that of a former incarnation has gone", FORMER_SECONDS > LINGER_SECONDS),
         ("a program waits for its sidecar while the sidecar lingers", SIDECAR_CLOSE_SECONDS > LINGER_SECONDS),
     )

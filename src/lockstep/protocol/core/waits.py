@@ -36,6 +36,10 @@ class WaitKind(StrEnum):
     """A worker that was lost."""
     ANSWER = "answer"
     """The answer to a question outside of the steps."""
+    CALL = "call"
+    """A worker that has not come to a call that all workers make."""
+    CALLER = "caller"
+    """The same, as the coordinator has it, for which nobody waits there."""
     END = "end"
     """The end of the job."""
     OTHER = "other"
@@ -43,6 +47,8 @@ class WaitKind(StrEnum):
 
 
 TENSORS = frozenset({WaitKind.GRADIENT, WaitKind.PARAMETER, WaitKind.SUM})
+UNLINKED = frozenset({WaitKind.SUM, WaitKind.CALL})
+"""What workers wait for from workers, between which there may be no link of ours."""
 FORMING = frozenset({WaitKind.JOINING, WaitKind.CONNECTION, WaitKind.COMPLETE})
 """What is waited for while a cluster forms."""
 

@@ -20,6 +20,7 @@ from lockstep.protocol.core.timing import (
     STARTUP_SECONDS,
     USER_CODE_SECONDS,
 )
+from lockstep.runtime.startup.pages import NO_PAGES, Pages, page_problems
 from lockstep.security.chosen import is_insecure
 from lockstep.transports.control.addresses import Address, AddressError, parse_address, parse_bind
 from lockstep.transports.control.ports import PortRange, parse_ports
@@ -66,6 +67,8 @@ class ClusterSpec:
     """How long a job may take, after SIGTERM, to finish its step and to save it."""
     on_stall: str = "abort"
     """What happens after a stall, or a verdict from which the job cannot recover: ``report`` or ``abort``."""
+    pages: Pages = NO_PAGES
+    """Who is called when a verdict is printed."""
     on_worker_loss: str = LossPolicy.WAIT.value
     """What the job does when a worker is lost: wait for it, continue without it, or end."""
     restarts: int = 0
@@ -137,7 +140,7 @@ class ClusterSpec:
 
 
 def cluster_problems(spec: ClusterSpec) -> list[str]:
-    """Everything that is wrong with the description of one task's cluster, one sentence each. Touches no machine."""
+    """Everything that is wrong with the description of one task's cluster, one sentence each. Asks no other machine."""
     return [sentence for rule in CLUSTER_RULES for sentence in rule(spec)]
 
 
@@ -263,6 +266,10 @@ def _list_flag(role: Role) -> str:
     return f"--{role.value}_hosts"
 
 
+def _pages_can_be_sent(spec: ClusterSpec) -> Iterator[str]:
+    yield from page_problems(spec.pages)
+
+
 CLUSTER_RULES: tuple[Callable[[ClusterSpec], Iterator[str]], ...] = (
     _hosts_are_given,
     _index_is_in_range,
@@ -276,4 +283,5 @@ CLUSTER_RULES: tuple[Callable[[ClusterSpec], Iterator[str]], ...] = (
     _patience_is_positive,
     _restarts_are_few,
     _loss_policy_is_known,
+    _pages_can_be_sent,
 )

@@ -59,7 +59,7 @@ class Observed(ABC):
     ) -> None:
         """Called once the rest of the node exists, and before it starts."""
         self.sampler = Sampler(self, time.monotonic())
-        self._publisher = Publisher(self, say, folder)
+        self._publisher = Publisher(self, say, folder, settings.pages)
         self.watchdog = Watchdog(self, settings, self._publisher)
         self.faults: Injector | None = None
         if faults:

@@ -20,6 +20,7 @@ from lockstep.protocol.core.activity import ShardWrite, TaskPhase
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.effects import (
     BecameMember,
+    CallAnswered,
     Effect,
     GiveBack,
     JobEnded,
@@ -53,6 +54,7 @@ from lockstep.runtime import phrases
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.startup.start_facts import StartFacts, start_facts
+from lockstep.runtime.task.call_desk import CallDesk
 from lockstep.runtime.task.discovery import Discovery, Search
 from lockstep.runtime.task.end_guard import EndGuard, GiveUp
 from lockstep.runtime.task.introspection import Observed
@@ -162,6 +164,7 @@ class Node(Observed):
         self._closed = False
         self.refused = False
         """The requested transport cannot be used here: bad input, not a failure of a task."""
+        self.calls = CallDesk(self)
         self.traffic = Traffic()
         self.loans = Loans()
         self._server = self._listen()
@@ -491,6 +494,7 @@ class Node(Observed):
             ViewChanged: self._on_view_changed,
             StillMissing: lambda effect: self._say_missing(effect.missing),
             JobEnded: lambda effect: self._end(outcome_of(effect)),
+            CallAnswered: self.calls.on_answer,
             GiveBack: lambda effect: self.loans.take(effect.arrival).release(),
             PeerLeaves: lambda effect: self.say(phrases.peer_leaves(self.task, effect.peer, effect.departure)),
         }
@@ -533,6 +537,7 @@ class Node(Observed):
             self._tell_departure(outcome)
         self._ended.set()
         self._decided.set()
+        self.calls.wake()
         for side in self._sides:
             side.wake()
 

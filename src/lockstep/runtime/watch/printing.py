@@ -131,6 +131,7 @@ class Printing:
             self._tell_printed(kind, diagnosis)
         elif not before:
             self._publisher.say_where(copy)
+            self._publisher.page(kind, diagnosis, copy)
         elif now - self._heard_at < VERDICT_SECONDS:
             self._printed[_key(diagnosis)] = now
             self._publisher.say_printed(diagnosis, self._node.cluster.shape.coordinator, copy)
@@ -187,6 +188,7 @@ class Printing:
             self._unprinted.remove(one)
             self._print(one.kind, one.diagnosis)
             self._publisher.say_where(one.copy)
+            self._publisher.page(one.kind, one.diagnosis, one.copy)
 
     def _hears_coordinator(self) -> bool:
         keeper = self._node.peers.get(self._node.cluster.shape.coordinator)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
-import time
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from lockstep.diagnose import phrases as said
 from lockstep.diagnose.page import page
 from lockstep.diagnose.text import lead_line, notice_line, render
-from lockstep.diagnose.verdict import Diagnosis
+from lockstep.diagnose.verdict import Diagnosis, Verdict
 from lockstep.protocol.core.causes import ReportKind
 from lockstep.protocol.core.endings import Ends
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.messages import Printed, Report
 from lockstep.runtime import phrases
+from lockstep.runtime.startup.pages import NO_PAGES, Pages
+from lockstep.runtime.startup.run_name import run_name
 from lockstep.runtime.task.peers import PeerKeeper
 from lockstep.runtime.watch.dump import dump_bytes, file_name
+from lockstep.runtime.watch.events import event_fields, page_fields
+from lockstep.runtime.watch.pager import Pager
 from lockstep.runtime.watch.run_folder import RunFolder
 from lockstep.runtime.watch.snapshot import Shown, journal_rows, snapshot_of
 from lockstep.security.refusals import REFUSALS, RefusalNotice
@@ -32,8 +37,10 @@ REPORT = "report"
 class Publisher:
     """Prints, sends and writes for one task. Which task prints a report is decided elsewhere (``printing.py``)."""
 
-    def __init__(self, node: Shown, say: Callable[[str], None], asked_folder: str) -> None:
+    def __init__(self, node: Shown, say: Callable[[str], None], asked_folder: str, pages: Pages = NO_PAGES) -> None:
         self._node = node
+        self._run = run_name(os.environ)
+        self._pager = Pager(pages, say)
         self.say = say
         self._said: set[str] = set()
         self.folder = RunFolder(asked_folder, lambda: node.job)
@@ -41,6 +48,7 @@ class Publisher:
 
     def close(self) -> None:
         self._hear_no_refusals()
+        self._pager.close()
         self.folder.close()
 
     # -- to people --
@@ -122,30 +130,18 @@ class Publisher:
 
     def note(self, kind: ReportKind, diagnosis: Diagnosis | None = None, text: str = "") -> None:
         """Append one line to the events of the run; if that fails, nothing else suffers."""
-        verdict = None if diagnosis is None else diagnosis.verdict
-        fields = {
-            "time": time.time(),
-            "task": str(self._node.task),
-            "kind": kind,
-            "text": text or (notice_line(verdict) if verdict is not None else ""),
-            "cause": "" if verdict is None else verdict.cause.value,
-            "culprit": "" if verdict is None else verdict.culprit,
-            "peer": "" if verdict is None else verdict.peer,
-            "key": "" if verdict is None else verdict.key,
-            "step": -2 if verdict is None else verdict.step,
-        }
-        self._append(kind, fields)
+        self._append(kind, self._event(kind, None if diagnosis is None else diagnosis.verdict, text))
+
+    def page(self, kind: ReportKind, diagnosis: Diagnosis, copy: str) -> None:
+        """Call whoever asked to be called; ``copy`` is where the report is."""
+        self._pager.send(page_fields(self._event(kind, diagnosis.verdict), diagnosis, copy))
+
+    def _event(self, kind: ReportKind, verdict: Verdict | None = None, text: str = "") -> dict[str, Any]:
+        return event_fields(kind, self._node.task, self._node.job, self._run, verdict, text)
 
     def _note_refusals(self, notice: RefusalNotice) -> None:
         """On the thread that has printed it."""
-        fields = {
-            "time": time.time(),
-            "task": str(self._node.task),
-            "kind": ReportKind.REFUSED,
-            "text": str(notice),
-            **asdict(notice),
-        }
-        self._append(ReportKind.REFUSED, fields)
+        self._append(ReportKind.REFUSED, {**self._event(ReportKind.REFUSED, text=str(notice)), **asdict(notice)})
 
     def _append(self, kind: ReportKind, fields: Mapping[str, object]) -> None:
         # A notice alone is not worth a folder, and a stranger must not be able to make one.

@@ -51,6 +51,7 @@ from lockstep.protocol.core.timing import (
 from lockstep.protocol.core.waits import WaitKind
 from lockstep.runtime import phrases
 from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.runtime.startup.pages import NO_PAGES, Pages
 from lockstep.runtime.task.outcome import Outcome
 from lockstep.runtime.watch.episode import Episode
 from lockstep.runtime.watch.printing import Printing
@@ -76,6 +77,8 @@ class WatchSettings:
 
     on_stall: str = "abort"
     """``report``: report it and keep waiting. ``abort``: end the job at a verdict that cannot heal, and at a stall."""
+    pages: Pages = NO_PAGES
+    """Who is called besides."""
     tick: float = TICK_SECONDS
     notice: float = NOTICE_SECONDS
     """Shorter waits are never reported."""

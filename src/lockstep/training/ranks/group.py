@@ -89,17 +89,8 @@ class WorkerGroup:
         self.node = node
         self._is_global = False
         self._store: Any = _sealed(meeting, _meet(meeting))
-        self.backend = self._choose()
+        self.backend = _choose(meeting, self._store)
         self._group: Any = _process_group(meeting, self._store, self.backend)
-
-    def _choose(self) -> str:
-        """NCCL, if every worker can use it: each has a GPU of its own. Otherwise gloo, on every worker."""
-        meeting, others = self.meeting, range(self.meeting.size)
-        self._store.set(f"backend/{meeting.rank}", meeting.backend)
-        self._store.set(f"device/{meeting.rank}", meeting.device)
-        wanted = {bytes(self._store.get(f"backend/{rank}")) for rank in others}
-        devices = {bytes(self._store.get(f"device/{rank}")) for rank in others}
-        return "nccl" if wanted == {b"nccl"} and len(devices) == meeting.size else "gloo"
 
     @property
     def on_device(self) -> bool:
@@ -131,12 +122,9 @@ class WorkerGroup:
 
     def make_global(self) -> None:
         """Make torch.distributed's global group of the same workers, unless the program has made it."""
-        if dist.is_initialized():
-            return
-        store, patience = c10d.PrefixStore("global", self._store), timedelta(seconds=self.meeting.patience)
-        rank, size = self.meeting.rank, self.meeting.size
-        dist.init_process_group(self.backend, store=store, timeout=patience, rank=rank, world_size=size)
-        self._is_global = True
+        if not dist.is_initialized():
+            _make_global(self.meeting, self._store, self.backend)
+            self._is_global = True
 
     def close(self) -> None:
         """Let go of connections and threads; nothing can be reduced any more."""
@@ -157,6 +145,32 @@ class WorkerGroup:
                 self._store.set(f"left {occasion}/{own}", "gone")
         except (RuntimeError, dist.DistError) as error:
             raise self.node.lost(first_line(error)) from None
+
+
+def make_global_group(meeting: MeetingPoint) -> c10d.Store:
+    """Make torch.distributed's global group of all workers: NCCL for tensors on GPUs if each worker has its own, gloo
+    for all others. CollectiveLost if they cannot meet. Returns the store, which must be kept as long as the group."""
+    store = _sealed(meeting, _meet(meeting))
+    backend = _choose(meeting, store)
+    if backend == "nccl":
+        stay_on_interface(meeting.listen_host)
+    _make_global(meeting, store, "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo")
+    return store
+
+
+def _make_global(meeting: MeetingPoint, store: c10d.Store, backend: str) -> None:
+    prefixed, patience = c10d.PrefixStore("global", store), timedelta(seconds=meeting.patience)
+    dist.init_process_group(backend, store=prefixed, timeout=patience, rank=meeting.rank, world_size=meeting.size)
+
+
+def _choose(meeting: MeetingPoint, store: c10d.Store) -> str:
+    """NCCL, if every worker can use it: each has a GPU of its own. Otherwise gloo, on every worker."""
+    others = range(meeting.size)
+    store.set(f"backend/{meeting.rank}", meeting.backend)
+    store.set(f"device/{meeting.rank}", meeting.device)
+    wanted = {bytes(store.get(f"backend/{rank}")) for rank in others}
+    devices = {bytes(store.get(f"device/{rank}")) for rank in others}
+    return "nccl" if wanted == {b"nccl"} and len(devices) == meeting.size else "gloo"
 
 
 def _meet(meeting: MeetingPoint) -> c10d.Store:

@@ -27,7 +27,7 @@ WHOLE: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
     {
         **dict.fromkeys(("step", "version", "start", "steps"), _STEP),
         **dict.fromkeys(("nbytes", "elements", "bucket_bytes"), _BYTES),
-        **dict.fromkeys(("number", "change", "attempts"), _COUNT),
+        **dict.fromkeys(("number", "change", "attempts", "loop", "iteration"), _COUNT),
         **dict.fromkeys(("bucket", "edition", "group", "have", "absent", "without", "workers"), _INDEX),
         **dict.fromkeys(("pid", "monitor_pid"), _PID),
         **dict.fromkeys(("signal", "leaving", "departure"), _SIGNAL),

@@ -171,6 +171,20 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
         upstream=False,
     ),
     _CLUSTER.works(
+        "on_verdict",
+        FlagKind.TEXT,
+        None,
+        "a command to run when a verdict is printed; it gets the verdict as JSON on its standard input",
+        upstream=False,
+    ),
+    _CLUSTER.works(
+        "verdict_webhook",
+        FlagKind.TEXT,
+        None,
+        "an http(s) address to which a verdict is posted as JSON",
+        upstream=False,
+    ),
+    _CLUSTER.works(
         "rejoin_timeout",
         FlagKind.NUMBER,
         _SPEC.rejoin_timeout,

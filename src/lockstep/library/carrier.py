@@ -1,0 +1,48 @@
+"""What carries the gradients of ranks, and the node of a worker that goes with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lockstep.library.settings import OWN, TORCH
+from lockstep.terminal import say
+
+if TYPE_CHECKING:
+    from lockstep.runtime.monitor.reporter import TaskReporter
+    from lockstep.runtime.task.collective_node import CollectiveNode
+    from lockstep.runtime.task.node import NodeConfig
+    from lockstep.runtime.task.rank_node import RankNode
+    from lockstep.runtime.task.worker_node import WorkerNode
+    from lockstep.training.ranks.saving import SaveSlot
+
+
+def carrier_of(backend: str | None) -> str:
+    """What carries the gradients of ranks: torch.distributed where there are GPUs, our own transports between CPUs.
+
+    Every rank must choose the same, before its model exists.
+    """
+    if backend is not None:
+        return OWN if backend == OWN else TORCH
+    import torch
+
+    return TORCH if torch.cuda.is_available() else OWN
+
+
+def make_node(
+    config: NodeConfig, reporter: TaskReporter, carrier: str, save_slot: SaveSlot
+) -> WorkerNode | RankNode | CollectiveNode:
+    """Only what this one needs is imported. ``carrier``: empty where servers hold the parameters."""
+    if not carrier:
+        from lockstep.runtime.task.worker_node import WorkerNode
+
+        return WorkerNode(config, say, reporter)
+    if carrier == OWN:
+        from lockstep.runtime.task.rank_node import RankNode
+        from lockstep.training.server.mean_store import MeanStore
+
+        return RankNode(config, lambda: MeanStore(save=save_slot), say, reporter)
+    from lockstep.runtime.task.collective_node import CollectiveNode
+
+    node = CollectiveNode(config, say, reporter)
+    node.save_with(save_slot)
+    return node

@@ -1,0 +1,66 @@
+"""How the processes of a launcher meet, and which task of the cluster each becomes."""
+
+from __future__ import annotations
+
+import itertools
+
+from lockstep.errors import BadInput
+from lockstep.library.launcher import Launch
+from lockstep.protocol.core.ids import Role, TaskId
+from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.runtime.startup.rendezvous import RendezvousError, RendezvousSpec, meet
+from lockstep.security.chosen import chosen_key
+from lockstep.security.key import Purpose
+from lockstep.terminal import say
+from lockstep.transports.control.addresses import parse_address
+from lockstep.version import __version__
+
+_meetings = itertools.count()
+"""Of this process, in the launcher's store."""
+
+
+def gather(spec: ClusterSpec, launch: Launch, servers: int, port: int) -> ClusterSpec:
+    """The cluster of all that the launcher started; this process listens on ``port``. BadInput if they do not meet."""
+    if servers >= launch.world:
+        raise BadInput(
+            f"{launch.launcher} started {launch.world} processes, and servers={servers} leaves none to train; start at "
+            "least one more process than there are servers."
+        )
+    try:
+        hosts = _meet(spec, launch, port)
+    except RendezvousError as error:
+        raise BadInput(str(error)) from None
+    is_server = launch.rank < servers
+    task = TaskId(Role.SERVER if is_server else Role.WORKER, launch.rank if is_server else launch.rank - servers)
+    return spec.with_hosts(hosts[:servers], hosts[servers:]).for_task(task)
+
+
+def _meet(spec: ClusterSpec, launch: Launch, port: int) -> tuple[str, ...]:
+    """Where every rank listens, in order."""
+    key = None if (known := chosen_key()) is None else known.sub(Purpose.RENDEZVOUS)
+    same = {"rank": launch.rank, "world": launch.world}
+    if launch.store is not None:
+        from lockstep.library.store_meeting import StoreMeeting, meet_in_store
+
+        meeting = StoreMeeting(
+            **same,
+            store=launch.store,
+            name=f"{launch.attempt}/{next(_meetings)}",
+            timeout=spec.startup_timeout,
+            version=__version__,
+            key=key,
+        )
+        return meet_in_store(meeting, port, say)
+    by_rank_0 = RendezvousSpec(
+        **same, address=launch.address, timeout=spec.startup_timeout, version=__version__, key=key, bind=spec.bind
+    )
+    return meet(by_rank_0, port, say)
+
+
+def find_store(spec: ClusterSpec, launch: Launch, port: int) -> tuple[str, int]:
+    """Where worker 0 keeps the store of torch.distributed; ``port``: of this process's own, if it is worker 0.
+
+    JobEndedError would need a job that knows better: whoever does not come is missing, and named.
+    """
+    found = parse_address(_meet(spec, launch, port or 1)[0])
+    return found.host, found.port

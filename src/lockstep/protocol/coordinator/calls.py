@@ -1,0 +1,191 @@
+"""The calls that all workers make, as the coordinator has them: one is open at a time, since every worker waits in it.
+
+A call is complete when all workers that take part in the job have come. Its values go to all of them as they are, in
+the order of the workers' indices, so all make the same of them. A worker that comes back makes calls again that are
+complete, and gets what was answered then: so the coordinator keeps those that a program may make again. Calls in an
+iteration are forgotten once no worker can come back to it; calls outside of loops are kept, up to a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from lockstep.protocol import phrases
+from lockstep.protocol.core.calls import KEPT_CALL_BYTES, MOST_CALL_BYTES, MOST_NAMED, OUTSIDE_LOOPS
+from lockstep.protocol.core.causes import Cause, Reason
+from lockstep.protocol.core.effects import Effect, Send
+from lockstep.protocol.core.ids import Incarnation, Step, TaskId
+from lockstep.protocol.core.messages import CallComplete, CallMade, CallOpen, CallPlace
+from lockstep.protocol.core.timing import CALL_SECONDS
+from lockstep.protocol.core.waits import Wait, WaitKind
+
+STEPS_BEHIND = 2
+"""A worker that comes back begins with the step after the last committed one. When a call in an iteration is complete,
+all workers are in that iteration, so its step is at most the second after the last committed one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallConflict:
+    """Two workers do not make the same calls."""
+
+    culprit: TaskId
+    reason: Reason
+
+
+@dataclass(slots=True)
+class _OpenCall:
+    """``first``: who came first."""
+
+    first: TaskId
+    since: float
+    made: dict[TaskId, CallMade]
+
+    @property
+    def sample(self) -> CallMade:
+        return self.made[self.first]
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptCall:
+    first: TaskId
+    sample: CallMade
+    answer: CallComplete
+    committed: Step
+    """When it was complete."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.answer.values))
+
+
+class Calls:
+    """The coordinator's record of calls."""
+
+    def __init__(self, *, keeps: bool) -> None:
+        """``keeps``: a lost worker may come back."""
+        self._keeps = keeps
+        self._open: _OpenCall | None = None
+        self._kept: dict[CallPlace, _KeptCall] = {}
+        """In the order in which they were complete, so in the order of their places."""
+        self._reached: dict[tuple[TaskId, Incarnation], CallPlace] = {}
+        """The newest call that each incarnation of a worker has made."""
+        self._nbytes = 0
+        self._forgotten: CallPlace | None = None
+        """The newest one of those that were dropped for lack of room."""
+
+    # -- a worker comes --
+
+    def on_made(
+        self,
+        sender: tuple[TaskId, Incarnation],
+        made: CallMade,
+        workers: Sequence[TaskId],
+        committed: Step,
+        now: float,
+    ) -> list[Effect] | CallConflict:
+        """``workers``: those that take part in the job."""
+        peer, life = sender
+        if made.place < self._reached.get((peer, life), made.place):
+            return []  # late: this incarnation has gone on since, so it has the answer
+        self._reached[peer, life] = made.place
+        known = self._kept.get(made.place)
+        if known is not None:
+            if _differs(made, known.sample):
+                return _conflict(peer, made, known.first, known.sample)
+            return [Send(peer, known.answer)]
+        newest = next(reversed(self._kept.values()), None)
+        if newest is not None and made.place < newest.sample.place:
+            return self._not_kept(peer, made, newest)
+        if len(made.data) > MOST_CALL_BYTES:
+            return []  # the library refuses it before it is sent
+        if self._open is None:
+            if made.held:
+                return []
+            self._open = _OpenCall(peer, now, {})
+        elif _differs(made, self._open.sample):
+            return _conflict(peer, made, self._open.first, self._open.sample)
+        again = peer in self._open.made
+        if not made.held:
+            self._open.made[peer] = made
+        answers = self.complete_if_all(workers, committed)
+        return answers or (self._tell_missing(peer, workers) if again else [])
+
+    def _not_kept(self, peer: TaskId, made: CallMade, newest: _KeptCall) -> CallConflict:
+        """It is before what is complete, and was never made by the others, or is forgotten."""
+        if self._forgotten is not None and made.place <= self._forgotten:
+            text = phrases.call_is_forgotten(peer, made, KEPT_CALL_BYTES)
+            return CallConflict(peer, Reason(Cause.OTHER_CALL, text))
+        return _conflict(peer, made, newest.first, newest.sample)
+
+    def _tell_missing(self, peer: TaskId, workers: Sequence[TaskId]) -> list[Effect]:
+        assert self._open is not None
+        missing = tuple(task.index for task in self._missing(workers))[:MOST_NAMED]
+        return [Send(peer, CallOpen(self._open.sample.place, missing))]
+
+    def _missing(self, workers: Sequence[TaskId]) -> list[TaskId]:
+        return [] if self._open is None else [task for task in workers if task not in self._open.made]
+
+    # -- and all have come --
+
+    def complete_if_all(self, workers: Sequence[TaskId], committed: Step) -> list[Effect]:
+        """Also called when the workers that take part become fewer."""
+        call = self._open
+        if call is None or self._missing(workers):
+            return []
+        indices = tuple(task.index for task in workers)
+        answer = CallComplete(call.sample.place, indices, tuple(call.made[task].data for task in workers))
+        self._open = None
+        self._keep(_KeptCall(call.first, call.sample, answer, committed), committed)
+        return [Send(task, answer) for task in workers]
+
+    def _keep(self, call: _KeptCall, committed: Step) -> None:
+        """The newest is always kept: its answer may be lost with a link."""
+        for place, one in list(self._kept.items()):
+            inside = place.iteration != OUTSIDE_LOOPS
+            if not self._keeps or (inside and committed >= one.committed + STEPS_BEHIND):
+                self._drop(place)
+        self._kept[call.answer.place] = call
+        self._nbytes += call.nbytes
+        while self._nbytes > KEPT_CALL_BYTES and len(self._kept) > 1:
+            self._forgotten = next(iter(self._kept))
+            self._drop(self._forgotten)
+
+    def _drop(self, place: CallPlace) -> None:
+        self._nbytes -= self._kept.pop(place).nbytes
+
+    # -- what others may ask --
+
+    def missed_by(self, finished: Collection[TaskId], workers: Sequence[TaskId]) -> CallConflict | None:
+        """A worker that has finished will not come to the open call."""
+        late = next((task for task in self._missing(workers) if task in finished), None)
+        if late is None:
+            return None
+        assert self._open is not None
+        text = phrases.finished_without_call(late, self._open.first, self._open.sample)
+        return CallConflict(late, Reason(Cause.OTHER_CALL, text, peer=str(self._open.first)))
+
+    def waits(self, here: TaskId, workers: Sequence[TaskId], step: Step) -> list[Wait]:
+        call = self._open
+        if call is None:
+            return []
+        words, state = phrases.call_words(call.sample), phrases.has_not_come()
+        due = call.since + CALL_SECONDS
+        return [
+            Wait(here, task, WaitKind.CALLER, step, call.since, due, state, detail=words)
+            for task in self._missing(workers)[:MOST_NAMED]
+        ]
+
+    def check(self) -> None:
+        assert list(self._kept) == sorted(self._kept), "calls are complete in another order than they were made"
+        assert self._nbytes == sum(one.nbytes for one in self._kept.values()), "kept calls are counted wrongly"
+
+
+def _differs(one: CallMade, other: CallMade) -> bool:
+    """Whether these are not the same call; ``where`` differs where it was given the same name in two places."""
+    return (one.place, one.operation, one.form, one.name) != (other.place, other.operation, other.form, other.name)
+
+
+def _conflict(peer: TaskId, made: CallMade, other: TaskId, theirs: CallMade) -> CallConflict:
+    text = phrases.calls_differ(peer, made, other, theirs)
+    return CallConflict(peer, Reason(Cause.OTHER_CALL, text, peer=str(other)))
