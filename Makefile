@@ -6,8 +6,8 @@ STAMP := $(VENV)/.installed
 # Tests start hundreds of processes: none of them compiles the same files again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow test-drills test-drills-ranks test-rough test-soak test-rdma test-rdma-short lint types unit bench lock audit \
-  fuzz clean
+.PHONY: demo test test-slow test-drills test-drills-ranks test-frameworks test-rough test-soak test-rdma \
+  test-rdma-short lint types unit bench lock audit fuzz clean
 
 demo: $(STAMP)
 	$(BIN)/lockstep bench --ps=1 --workers=2 --device=cpu --model=lenet --batch_size=64 --num_batches=100
@@ -29,6 +29,18 @@ unit: $(STAMP)
 test-slow: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist=worksteal -m 'slow and not rdma and not alone'
 	$(BIN)/python -m pytest -q -m 'slow and not rdma and alone'
+
+# transformers' Trainer, accelerate and Lightning, in an environment of their own above .venv's, whose torch they share.
+FRAMEWORKS := .venv-frameworks
+test-frameworks: $(FRAMEWORKS)/.installed
+	PYTHONPATH=src OMP_NUM_THREADS=1 $(FRAMEWORKS)/bin/python -m pytest -q -m slow tests/integrations
+
+$(FRAMEWORKS)/.installed: $(STAMP) constraints.txt
+	test -x $(FRAMEWORKS)/bin/python || $(BIN)/python -m venv $(FRAMEWORKS)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+	  "$$($(FRAMEWORKS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
+	$(FRAMEWORKS)/bin/python -m pip install --quiet -c constraints.txt accelerate lightning transformers
+	touch $@
 
 # Every drill with servers; one per cause without servers and without sentences; then rough runs in which nothing may be
 # said.
@@ -92,4 +104,4 @@ fuzz: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds=$(FUZZ_SECONDS)
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

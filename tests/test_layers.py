@@ -26,6 +26,7 @@ LAYERS: dict[str, set[str]] = {
     "drill": {"protocol", "security", "transports", "diagnose", "runtime"},
     "training": {"protocol", "security", "transports", "runtime"},
     "library": {"protocol", "security", "transports", "runtime", "training"},
+    "integrations": {"library"},
     "benchmark": {"protocol", "runtime", "security", "training"},
     "cli": {
         "protocol",
@@ -57,6 +58,7 @@ LIBRARIES: dict[str, set[str]] = {
     "drill": set(),
     "training": {"safetensors", "torch"},
     "library": {"numpy", "safetensors", "torch"},
+    "integrations": {"lightning", "torch"},
     "benchmark": {
         *("PIL", "cv2", "google", "google_crc32c", "numpy", "psutil", "safetensors", "simplejpeg"),
         *("tensorboard", "timm", "torch", "torchvision"),

@@ -25,6 +25,22 @@ pytestmark = pytest.mark.timeout(240)
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
+WITH_A_GROUP = """
+import torch, torch.distributed as dist, lockstep
+job = lockstep.join(servers=1)
+dist.init_process_group("gloo")
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+job.wrap(model, optimizer)
+model(torch.ones(1)).backward()
+optimizer.step()
+total = torch.tensor(job.worker + 1.0)
+dist.all_reduce(total)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {total.item()}\\n", end="", flush=True)
+job.close()
+dist.destroy_process_group()
+"""
+
 Command = tuple[tuple[str, ...], dict[str, str]]
 
 
@@ -83,6 +99,17 @@ def test_ranks_of_torchrun_meet_in_its_store_whatever_else_listens_beside_it() -
     found = re.findall(r"worker \d of 3: (\w+)", finished.stdout)
     assert len(found) == 3, finished
     assert len(set(found)) == 1
+
+
+@pytest.mark.slow
+def test_beside_a_server_torch_distributed_has_the_workers_as_its_ranks(tmp_path: Path) -> None:
+    """What frameworks do after join(); with the launcher's own numbers they waited for the rank that serves."""
+    program = tmp_path / "program.py"
+    program.write_text(WITH_A_GROUP)
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", f"--master-port={free_port()}")
+    (finished,) = run_all([((*launcher, str(program)), {})])
+    assert finished.code == 0, finished
+    assert sorted(re.findall(r"rank \d of \d: \S+", finished.stdout)) == ["rank 0 of 2: 3.0", "rank 1 of 2: 3.0"]
 
 
 @pytest.mark.timed

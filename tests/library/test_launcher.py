@@ -6,7 +6,14 @@ import pytest
 
 from lockstep.cli.library_flags import cluster_flags
 from lockstep.errors import BadInput
-from lockstep.library.launcher import FIRST_PORT, LAST_PORT, Launch, first_node, launched_by
+from lockstep.library.launcher import (
+    FIRST_PORT,
+    LAST_PORT,
+    Launch,
+    first_node,
+    launched_by,
+    worker_variables,
+)
 from lockstep.transports.control.addresses import Address
 
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
@@ -99,6 +106,32 @@ def test_variables_that_make_no_sense(environ: dict[str, str], sentence: str) ->
 )
 def test_first_node_of_a_list_as_slurm_writes_it(nodes: str, first: str | None) -> None:
     assert first_node(nodes) == first
+
+
+@pytest.mark.parametrize(
+    ("launcher", "environ", "expected"),
+    [
+        ("torchrun", TORCHRUN, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}),
+        ("torchrun", {**SRUN, **TORCHRUN}, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}),
+        ("srun", SRUN, {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}),
+        (
+            "mpirun",
+            MPIRUN,
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"},
+        ),
+    ],
+)
+def test_beside_servers_the_launchers_variables_count_workers(
+    launcher: str, environ: dict[str, str], expected: dict[str, str]
+) -> None:
+    """transformers' Trainer used to wait for the rank that serves. Variables that are not there are not made."""
+    assert worker_variables(environ, launcher, ["10.0.0.1:4000", "10.0.0.2:4000"], 1) == expected
+
+
+def test_the_local_rank_is_a_workers_place_on_its_host() -> None:
+    hosts = ["10.0.0.1:4000", "10.0.0.2:4000", "10.0.0.1:4001", "10.0.0.1:4002"]
+    found = worker_variables({**TORCHRUN, "LOCAL_WORLD_SIZE": "4"}, "torchrun", hosts, 2)
+    assert found == {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3"}
 
 
 def test_flags_of_the_cluster_are_taken_and_the_rest_left() -> None:

@@ -197,6 +197,49 @@ def test_an_update_from_gradients_of_one_rank_alone_is_refused() -> None:
         run(body)
 
 
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_step_with_a_closure_is_judged_by_the_backward_in_it(by_name: bool) -> None:
+    """Lightning makes every step so; after a pass in ``job.accumulate()`` it was refused before its last backward."""
+    found: dict[int, list[Tensor]] = {}
+
+    def body(job: Job) -> None:
+        model = small_model()
+        optimizer = adam(model)
+        job.wrap(model, optimizer)
+        with job.accumulate():
+            loss_of(model, job.worker, 0).backward()
+
+        def closure() -> float:
+            loss = loss_of(model, job.worker, 1)
+            loss.backward()
+            return float(loss.detach())
+
+        loss = optimizer.step(closure=closure) if by_name else optimizer.step(closure)
+        assert loss is not None
+        assert job.step == 1
+        found[job.worker] = [p.detach().clone() for p in model.parameters()]
+
+    run(body)
+    assert all(torch.equal(one, other) for one, other in zip(found[0], found[1], strict=True))
+
+
+def test_a_closure_whose_backward_is_not_averaged_is_refused() -> None:
+    def body(job: Job) -> None:
+        model = small_model()
+        optimizer = adam(model)
+        job.wrap(model, optimizer)
+
+        def closure() -> float:
+            with job.accumulate():
+                plain(model, job.worker, 0)
+            return 0.0
+
+        optimizer.step(closure)
+
+    with pytest.raises(UsageError, match="gradients of this rank alone"):
+        run(body)
+
+
 def test_a_parameter_that_is_unfrozen_later_is_refused() -> None:
     def body(job: Job) -> None:
         model = small_model()

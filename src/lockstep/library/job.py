@@ -95,6 +95,11 @@ class Job:
         return self._node.cluster.shape.workers
 
     @property
+    def servers(self) -> int:
+        """The number of servers that hold the parameters; 0: every rank trains."""
+        return self._node.cluster.shape.servers
+
+    @property
     def is_chief(self) -> bool:
         """Whether initial parameters and learning rates come from this worker; a good one to print and save."""
         return self._node.task == CHIEF

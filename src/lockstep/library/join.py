@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInput
 from lockstep.library.carrier import carrier_of, make_node
 from lockstep.library.comparing import join_compared
-from lockstep.library.launcher import Launch, launched_by
+from lockstep.library.launcher import Launch, launched_by, worker_variables
 from lockstep.library.meeting import find_store, gather
 from lockstep.library.serving import SERVER_DEVICES, StoreChoice, make_store, refuse_missing_gpu
 from lockstep.library.settings import (
@@ -267,6 +267,8 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     signals.on_forced = sidecar.reporter.ended
     if serves:
         _serve_and_leave(config, arguments.serving, sidecar, signals)
+    if launch is not None and cluster.shape.servers:
+        os.environ.update(worker_variables(os.environ, launch.launcher, cluster.worker_hosts, cluster.task.index))
     from lockstep.library.training_way import JobOptions
 
     asked = arguments.bucket_mb

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lockstep.errors import BadInput
@@ -58,6 +58,18 @@ def launched_by(environ: Environment, address: str | None = None, port: int | No
             attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "")
             return Launch(launcher, *place, Address(found.host, port or found.port), store, attempt)
     return None
+
+
+def worker_variables(environ: Environment, launcher: str, worker_hosts: Sequence[str], worker: int) -> dict[str, str]:
+    """What the launcher's variables must hold in a worker of a job with servers: its number among the workers.
+
+    Whoever reads them after ``lockstep.join()`` (torch.distributed, a framework, the program itself) counts processes
+    that train. With the launcher's own numbers it would wait for those that serve, which never come.
+    """
+    hosts = [address.rpartition(":")[0] for address in worker_hosts]
+    here = hosts[worker]
+    numbers = (worker, len(hosts), hosts[:worker].count(here), hosts.count(here))
+    return {name: str(number) for name, number in zip(_NUMBERS[launcher], numbers, strict=True) if name in environ}
 
 
 def _whole(environ: Environment, name: str) -> int:
@@ -145,3 +157,15 @@ _LAUNCHERS: tuple[tuple[str, str, str, Callable[[Environment, int], Address]], .
     ("srun", "SLURM_PROCID", "SLURM_NTASKS", _slurm),
     ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", _open_mpi),
 )
+
+_NUMBERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "srun": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+    "mpirun": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+}
+"""By launcher: rank, processes, rank on its host, processes on its host."""

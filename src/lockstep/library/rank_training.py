@@ -220,8 +220,20 @@ class RankTraining:
     # -- optimizer.step() --
 
     def _hook(self, one: OwnOptimizer) -> list[Any]:
-        def before(optimizer: torch.optim.Optimizer, *_: object) -> None:
-            self._before_update(optimizer)
+        def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            by_place = len(args) > 1
+            closure = args[1] if by_place else kwargs.get("closure")
+            if closure is None:
+                self._before_update(optimizer)
+                return None
+
+            def checked() -> Any:
+                loss = closure()
+                self._before_update(optimizer)
+                return loss
+
+            # Its backward is yet to come: Lightning makes every step this way.
+            return ((args[0], checked), kwargs) if by_place else (args, {**kwargs, "closure": checked})
 
         def after(*_: object) -> None:
             self._stepped = True

@@ -42,6 +42,7 @@ class StandInJob:
         self._ddp = shape is Shape.DDP
         self.worker = int(environ["RANK"])
         self.workers = int(environ["WORLD_SIZE"]) if self._ddp else 1
+        self.servers = 0
         self.on_wrap: OnWrap | None = None
         self._models: list[DistributedDataParallel] = []
         self._parameters: list[nn.Parameter] = []
