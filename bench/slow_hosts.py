@@ -3,9 +3,10 @@
 Each host is a network namespace whose only way out is a TUN device. One process, the forwarder, holds the other ends:
 it reads every packet, lets it wait for the sender's adapter, for the delay, and for the receiver's adapter, and writes
 it to the host that it is for. An adapter is what it is in the simulator's capacity model (``sim/nic.py``): one queue
-out and one in, each with the rate; what finds more than ``BUFFER_SECONDS`` waiting there is dropped, as by a switch. Large
-packets pass as the kernel makes them (up to 64 KiB, cut and joined only at the ends), which spares the forwarder work.
-They count as the Ethernet packets that they would be; if one of these is lost, those that left with it are lost too.
+out and one in, each with the rate; what finds more than ``BUFFER_SECONDS`` waiting there is dropped, as by a switch.
+
+Large packets pass as the kernel makes them (up to 64 KiB, cut and joined only at the ends), which spares the forwarder
+work. They count as the Ethernet packets that they would be; if one of these is lost, those that left with it are too.
 
 Needs root. ``python bench/slow_hosts.py --help`` is the forwarder itself.
 """
@@ -32,7 +33,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from lockstep.benchmark.compare.run_hosts import RunHost
-from lockstep.runtime.host_network import ip, run_prefix
+from lockstep.runtime.host_network import ip, run_command, run_prefix
 
 BUFFER_SECONDS: Final = 0.05
 """So much may wait at an adapter, beyond it packets are dropped."""
@@ -142,9 +143,12 @@ def _open_device(name: str) -> int:
 class SlowHosts:
     """Hosts while the block lasts; ``hosts`` has them in order. ``share``: of a core that the forwarder took."""
 
-    def __init__(self, count: int, slowness: Slowness) -> None:
+    def __init__(self, count: int, slowness: Slowness, congestion: str = "reno") -> None:
+        """``congestion``: how the hosts' TCP finds its speed, one of ``net.ipv4.tcp_allowed_congestion_control``."""
+        self._congestion = congestion
         self._names = [f"lq{os.getpid()}n{number}" for number in range(count)]
         self._slowness = slowness
+        self._forwarder: subprocess.Popen[str] | None = None
         self.hosts: tuple[RunHost, ...] = ()
         self.share = 0.0
         self.report: dict[str, float] = {}
@@ -154,8 +158,11 @@ class SlowHosts:
             for name in self._names:
                 ip("netns", "add", name)
             self._start()
+            for name in self._names:
+                chosen = f"net.ipv4.tcp_congestion_control={self._congestion}"
+                run_command([*run_prefix(name), "sysctl", "-qw", chosen])
         except BaseException:
-            self._remove()
+            self._stop()
             raise
         self.hosts = tuple(
             RunHost(f"{NETWORK}.{number}", f"q{number}", tuple(run_prefix(name)))
@@ -176,14 +183,16 @@ class SlowHosts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        told, _ = self._forwarder.communicate(_STOP, timeout=10)
+        told = self._stop()
         self.report = json.loads(told)
         self.share = self.report["processor_seconds"] / (time.monotonic() - self._began)
-        self._remove()
 
-    def _remove(self) -> None:
+    def _stop(self) -> str:
+        """End the forwarder, then the hosts; what it reports."""
+        told = "" if self._forwarder is None else self._forwarder.communicate(_STOP, timeout=10)[0]
         for name in self._names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False, timeout=10)
+        return told
 
 
 def main() -> None:
