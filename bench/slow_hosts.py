@@ -159,8 +159,7 @@ class SlowHosts:
                 ip("netns", "add", name)
             self._start()
             for name in self._names:
-                chosen = f"net.ipv4.tcp_congestion_control={self._congestion}"
-                run_command([*run_prefix(name), "sysctl", "-qw", chosen])
+                run_command([*run_prefix(name), "tee", "/proc/sys/net/ipv4/tcp_congestion_control"], self._congestion)
         except BaseException:
             self._stop()
             raise
