@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from lockstep.benchmark.compare.contestants import ContestantKind
 from lockstep.cli.compare_flags import has_matplotlib, parse_compare
 from lockstep.errors import BadInput, HelpAsked
+from lockstep.runtime.host_network import why_not
 from lockstep.runtime.startup.cluster import PROTOCOLS
 
 SMALL = ["--model=trivial", "--batch_size=2", "--num_batches=3", "--num_warmup_batches=1", "--device=cpu"]
@@ -46,6 +48,8 @@ def test_what_is_trained_is_passed_on() -> None:
         (["--tf_cnn_benchmarks=nowhere"], "--tf_cnn_benchmarks=nowhere has no tf_cnn_benchmarks.py"),
         (["--tf_python=python9"], "--tf_python=python9 is not a program"),
         (["--only=tf_cnn"], "add --tf_cnn_benchmarks=FOLDER"),
+        (["--hosts=moon"], "--hosts=moon is not known; the only kind of hosts is namespaces."),
+        (["--only=ranks"], "--only=ranks is measured between hosts only; add --hosts=namespaces."),
         (["--json=/proc/nope/x.json"], "--json=/proc/nope cannot be written to"),
         (["--modle=x"], "did you mean --model?"),
         (["--model=nonsense"], "nonsense"),
@@ -85,6 +89,29 @@ def test_limit_ddp_and_lockstep_are_measured_in_one_run(tmp_path: Path) -> None:
     assert step["copies"]["bytes_in_place"] > step["copies"]["bytes_copied"] > 0
     assert step["links"][0]["sent"] > 0
     assert "Lockstep, grpc: a step is computing" in done.stdout
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="runs as root")
+def test_hosts_need_root() -> None:
+    with pytest.raises(BadInput, match="network namespaces need root"):
+        parse_compare([*SMALL, "--hosts=namespaces"], {})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_every_task_has_a_host_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "rates.json"
+    flags = ["--hosts=namespaces", "--only=ddp,beside,ranks", f"--json={path}"]
+    done = compare(*flags, seconds=200.0)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {row["kind"]: row for row in json.loads(path.read_text())["contestants"]}
+    assert set(found) == {"ddp", "beside", "ranks"}
+    assert all(row["median"] > 0 and row["cpu_seconds_per_step"][0] > 0 for row in found.values())
+    assert sum("shared memory" in line for line in found["beside"]["paths"]) == 2  # each with its own server
+    assert sum("TCP to" in line for line in found["beside"]["paths"]) == 2
+    assert all("TCP to" in line for line in found["ranks"]["paths"])
+    assert "tf_cnn_benchmarks was not measured" in done.stdout
 
 
 def test_a_run_that_takes_too_long_fails_and_says_so() -> None:

@@ -13,6 +13,7 @@ import pytest
 from diagnose.faulty import (
     FAULTY,
     Faulty,
+    commit_lost,
     dead,
     frozen,
     gradient_lost,
@@ -280,6 +281,18 @@ def test_a_worker_that_has_just_come_to_its_wait_is_in_no_deadlock() -> None:
     waiting_worker(cluster, state="held")
     cluster.task(W1)["main"]["seconds"] = 0.01
     assert verdict_of(analyse(cluster.evidence())).cause is Cause.UNKNOWN
+
+
+def test_a_coordinator_that_waits_for_its_own_commit_is_in_no_deadlock() -> None:
+    """It is one task with two machines: what it really waits for is the server that does not answer."""
+    cluster = commit_lost()
+    cluster.task(PS1)["waits"] = []
+    cluster.task(PS0)["waits"] = [wait(PS0, WaitKind.COMMIT, 60.0, bucket=-1)]
+    cluster.no_answer(PS1)  # to a question of 0.6 s, on a busy machine; its heartbeats come
+    cluster.link(PS0, PS1)["heard"] = 0.2
+    verdict = verdict_of(analyse(cluster.evidence()))
+    assert verdict.cause is not Cause.DEADLOCK
+    assert verdict.culprit == str(PS1)
 
 
 def test_a_checkpoint_that_is_being_written_is_only_a_warning() -> None:

@@ -40,7 +40,8 @@ from lockstep.transports.control.codec import WireError, decode_envelopes, encod
 from lockstep.transports.control.monitor_client import describe
 from lockstep.transports.control.server import method_path
 from lockstep.transports.frame_error import FrameError
-from lockstep.transports.grpc.chunks import CHUNK, FIRST, LAST
+from lockstep.transports.grpc.chunks import CHUNK
+from lockstep.transports.landing import FIRST, LAST, LOAN
 from lockstep.transports.quiet_grpc import grpc
 from lockstep.transports.shm import frames as shm
 from lockstep.transports.shm.handshake import door_key, greet, introduce
@@ -50,7 +51,6 @@ from lockstep.transports.shm.memory import make_memory_file
 from lockstep.transports.shm.signal_socket import Signals
 from lockstep.transports.shm.tokens import make_tokens
 from lockstep.transports.stream.frames import (
-    LOAN,
     FrameKind,
     Header,
     StreamHello,
@@ -216,14 +216,12 @@ class Line:
 
 
 def _lines(ticket: Ticket) -> list[bytes]:
-    head = tcp.ChunkHead(
-        tcp.LineFrame.CHUNK, tcp.FIRST | tcp.LAST, len(_NOTE), 64, 1, ticket.region, ticket.key, total=64
-    )
+    head = tcp.ChunkHead(tcp.LineFrame.CHUNK, FIRST | LAST, len(_NOTE), 64, 1, ticket.region, ticket.key, total=64)
     return [
-        tcp.HEAD.pack(*head._replace(flags=tcp.FIRST | tcp.LAST | tcp.LOAN)) + _NOTE + bytes(64),
+        tcp.HEAD.pack(*head._replace(flags=FIRST | LAST | LOAN)) + _NOTE + bytes(64),
         tcp.HEAD.pack(*head) + _NOTE + bytes(64),
-        tcp.HEAD.pack(*head._replace(flags=tcp.FIRST, note_bytes=0, nbytes=32)) + bytes(32),
-        tcp.HEAD.pack(*head._replace(flags=tcp.LAST | tcp.STRIPED, offset=32, nbytes=32)) + _NOTE + bytes(32),
+        tcp.HEAD.pack(*head._replace(flags=FIRST, note_bytes=0, nbytes=32)) + bytes(32),
+        tcp.HEAD.pack(*head._replace(flags=LAST | tcp.STRIPED, offset=32, nbytes=32)) + _NOTE + bytes(32),
         tcp.pack_release(1),
         tcp.pack_fault("a rule"),
         tcp.pack_goodbye(),

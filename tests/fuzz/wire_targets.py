@@ -39,8 +39,9 @@ from lockstep.transports.control import codec
 from lockstep.transports.control.addresses import Address
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grants import Grants
-from lockstep.transports.grpc.chunks import CHUNK, FIRST, LAST
+from lockstep.transports.grpc.chunks import CHUNK
 from lockstep.transports.grpc.receiving import ChunkLanding
+from lockstep.transports.landing import FIRST, LAST
 from lockstep.transports.memory import HostRegion
 from lockstep.transports.net import control as net
 from lockstep.transports.net.links import pack_ticket, unpack_ticket
@@ -152,12 +153,10 @@ def _connections() -> Iterator[Target]:
     peer = PeerAddress(TASK, 1, b"")
     grants = Grants()
     ticket = grants.give("grpc+tcp", HostRegion(1, memoryview(bytearray(4096)), None, grants.withdraw), peer)
-    chunk = tcp_frames.ChunkHead(
-        tcp_frames.LineFrame.CHUNK, tcp_frames.FIRST, 0, 32, 1, ticket.region, ticket.key, total=64
-    )
+    chunk = tcp_frames.ChunkHead(tcp_frames.LineFrame.CHUNK, FIRST, 0, 32, 1, ticket.region, ticket.key, total=64)
     heads = [
         tcp_frames.HEAD.pack(*head)
-        for head in (chunk, chunk._replace(flags=tcp_frames.LAST, offset=32), chunk._replace(flags=3, nbytes=64))
+        for head in (chunk, chunk._replace(flags=LAST, offset=32), chunk._replace(flags=3, nbytes=64))
     ]
     others = [tcp_frames.pack_release(1), tcp_frames.pack_goodbye(), tcp_frames.pack_fault("a rule")[:48]]
     yield Target("tcp: head", tcp_frames.unpack_head, [*heads, *others], (FrameError,))
@@ -168,15 +167,15 @@ def _connections() -> Iterator[Target]:
         landing = LineLanding(grants, peer)
         for one in (heads[0], data):
             head = tcp_frames.unpack_head(one)
-            grant = landing.begin(head)
+            grant = landing.begin(head, head.nbytes)
             ours, theirs = socket.socketpair(socket.AF_UNIX)
             with ours, theirs:
                 theirs.sendall(bytes(min(head.nbytes, 4096)))
                 line = object.__new__(Line)
-                line.descriptor, line._in = ours.fileno(), _Pieces()
+                line.descriptor, line._in = ours.fileno(), _Pieces(3)
                 if head.nbytes:
                     landing.receive(grant, line, NOWHERE, head.offset, head.nbytes)
-            landing.end(head)
+            landing.end(head, head.nbytes)
 
     yield Target("tcp: chunk", land, heads, (FrameError,))
 

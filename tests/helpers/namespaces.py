@@ -1,4 +1,4 @@
-"""The hosts of the drills (``lockstep.drill.hosts``), with their own names, files and programs. Needs root."""
+"""Hosts on one machine (``lockstep.runtime.host_network``), with their own names, files and programs. Needs root."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Self
 
 from helpers.programs import Program
 from lockstep.drill import hosts as drill_hosts
+from lockstep.runtime import host_network
 
 _ETC = Path("/etc/netns")
 _MORE_PROGRAMS = {"unshare": "util-linux", "mount": "mount", "prlimit": "util-linux"}
@@ -16,7 +17,7 @@ _MORE_PROGRAMS = {"unshare": "util-linux", "mount": "mount", "prlimit": "util-li
 
 def why_not() -> str:
     """Why such hosts cannot be made here; empty if they can."""
-    return drill_hosts.why_not({**drill_hosts.PROGRAMS, **_MORE_PROGRAMS})
+    return host_network.why_not({**drill_hosts.PROGRAMS, **_MORE_PROGRAMS})
 
 
 class Host:
@@ -30,7 +31,7 @@ class Host:
         """``words`` as a command of this host, with its name; ``before`` is shell to run first (mounts are its own)."""
         script = f'hostname {self.name}; {before}\nexec "$@"'
         inside = ["unshare", "--uts", "--mount", "sh", "-c", script, "sh", *words]
-        return [*drill_hosts.run_prefix(self.namespace), *inside]
+        return [*host_network.run_prefix(self.namespace), *inside]
 
     def start(self, words: Sequence[str], environment: Mapping[str, str] | None = None, before: str = "") -> Program:
         return Program(self.command(words, before), environment)
@@ -52,7 +53,7 @@ class Host:
         self.hosts_file("")
 
 
-class Network(drill_hosts.HostNetwork):
+class Network(host_network.HostNetwork):
     """Hosts by name, each with its addresses (with prefix length), on one bridge."""
 
     def __init__(self, hosts: Mapping[str, Sequence[str]]) -> None:

@@ -26,10 +26,11 @@ from lockstep.transports.control import codec
 from lockstep.transports.control.channels import open_data_channel
 from lockstep.transports.control.server import method_path
 from lockstep.transports.frame_error import FrameError
-from lockstep.transports.grpc.chunks import CHUNK, FIRST, LAST, ChunkedTransfer
+from lockstep.transports.grpc.chunks import CHUNK, ChunkedTransfer
+from lockstep.transports.landing import FIRST, LAST, LOAN
 from lockstep.transports.memory import HostRegion
 from lockstep.transports.stream import frames, links
-from lockstep.transports.stream.frames import LOAN, FrameKind, Header, StreamHello
+from lockstep.transports.stream.frames import FrameKind, Header, StreamHello
 from lockstep.transports.stream.sending import Sender
 from lockstep.transports.timers import TimerThread
 from lockstep.version import __version__

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from lockstep.benchmark.compare.results import Measurement, Row, as_json, detail_lines, table
+from lockstep.benchmark.compare.run_hosts import NAMESPACES
 from lockstep.benchmark.compare.runs import CHILD_FLAG, Runner
 from lockstep.cli.compare_flags import Request, parse_compare
 from lockstep.cli.compare_program import names_program, run_program
@@ -50,13 +51,17 @@ def _run_child(what: str, argv: Sequence[str]) -> int:
     """This process is one of the compared programs."""
     from lockstep.benchmark.compare.start_barrier import StartBarrier
 
-    kind, rank, world, patience = what.split(",")
+    kind, rank, _, patience, *addresses = what.split(",")
     config = parse_bench(argv, os.environ)
     barrier = StartBarrier(sys.stdin, sys.stdout)
     if kind == "ddp":
         from lockstep.benchmark.compare.ddp_loop import run_ddp
 
-        run_ddp(config, int(rank), int(world), float(patience), barrier)
+        run_ddp(config, int(rank), addresses, float(patience), barrier)
+    elif kind == "ranks":
+        from lockstep.cli.compare_ranks import run_rank
+
+        run_rank(config, int(rank), addresses, barrier)
     else:
         from lockstep.benchmark.compare.solo_loop import run_solo
 
@@ -94,19 +99,29 @@ def _report(request: Request, rows: Sequence[Row]) -> list[str]:
     for row in rows:
         if row.trouble:
             lines += ["", f"{row.contestant.name}: {row.trouble}"]
+    if request.comparison.on_hosts:
+        lines += ["", *(f"{row.contestant.name}: {path}" for row in rows for path in row.paths), *_not_run(request)]
     if request.verbose:
         details = [line for row in rows for line in detail_lines(row)]
         lines += ["", *details] if details else []
     return [*lines, ""]
 
 
+def _not_run(request: Request) -> list[str]:
+    """What belongs into this table and was not there to be measured."""
+    if request.comparison.tf_cnn:
+        return []
+    return ["tf_cnn_benchmarks was not measured: give --tf_cnn_benchmarks=FOLDER and --tf_python=PATH."]
+
+
 def _title(request: Request) -> str:
     comparison = request.comparison
     run, cores = comparison.bench.run, len(os.sched_getaffinity(0))
+    where = ", every task on a host of its own (network namespaces)" if comparison.on_hosts else ""
     return (
         f"{comparison.bench.model}, batch {run.batch_size} per worker, {run.num_batches} steps, {comparison.servers} "
         f"server(s), {comparison.workers} workers with {comparison.threads} thread(s) each, {cores} cores, "
-        f"{comparison.repeats} round(s)"
+        f"{comparison.repeats} round(s){where}"
     )
 
 
@@ -121,6 +136,7 @@ def _about(request: Request) -> dict[str, Any]:
         "workers": comparison.workers,
         "threads": comparison.threads,
         "device": comparison.bench.devices.device,
+        "hosts": NAMESPACES if comparison.on_hosts else "",
         "flags": list(comparison.bench_flags),
         **about_machine(),
     }

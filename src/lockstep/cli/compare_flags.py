@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lockstep.benchmark.compare import contestants
 from lockstep.benchmark.compare.contestants import Comparison, all_contestants
+from lockstep.benchmark.compare.run_hosts import NAMESPACES
 from lockstep.benchmark.settings.config import BenchConfig
 from lockstep.cli.flags import parse_bench
 from lockstep.cli.flags.flag import Flag, FlagKind, Group, Rows, Status
@@ -18,6 +19,7 @@ from lockstep.cli.flags.help import flag_rows
 from lockstep.cli.flags.parsing import CommandLine, read_command_line
 from lockstep.cli.flags.table import TABLE
 from lockstep.errors import BadInput, HelpAsked
+from lockstep.runtime import host_network
 from lockstep.runtime.startup.cluster import PROTOCOLS
 from lockstep.runtime.startup.preflight import folder_problems
 
@@ -28,6 +30,9 @@ _CLUSTER_SIZE = ("ps", "workers")
 _KINDS = tuple(kind.value for kind in contestants.ContestantKind)
 DEFAULT_SERVERS, DEFAULT_WORKERS = 1, 2
 MAX_REPEATS = 100
+_BETWEEN = (contestants.ContestantKind.BESIDE.value, contestants.ContestantKind.RANKS.value)
+_BETWEEN_HOSTS = ("auto", "grpc+tcp", "grpc", "grpc+ucx")
+"""Transports that need nothing but a network."""
 
 OWN_FLAGS: tuple[Flag, ...] = (
     _ROWS.works(
@@ -46,6 +51,13 @@ OWN_FLAGS: tuple[Flag, ...] = (
         upstream=False,
     ),
     _ROWS.works("only", FlagKind.LIST, (), f"measure only these: {', '.join(_KINDS)}", upstream=False),
+    _ROWS.works(
+        "hosts",
+        FlagKind.TEXT,
+        None,
+        "'namespaces': every task on a host of its own, a network namespace of this machine; needs root",
+        upstream=False,
+    ),
     _ROWS.works("run_timeout", FlagKind.NUMBER, 600.0, "how long one run may take, in seconds", upstream=False),
     _ROWS.works(
         "tf_cnn_benchmarks",
@@ -144,6 +156,7 @@ def _own_problems(line: CommandLine) -> list[str]:
     sentences += unknown_names(line, "only", _KINDS)
     sentences += unknown_names(line, "protocols", PROTOCOLS)
     sentences += _tf_problems(line)
+    sentences += _host_problems(line)
     for flag in ("json", "plot"):
         if (path := line.value(flag)) is not None:
             sentences += file_problems(flag, str(path))
@@ -182,6 +195,24 @@ def _tf_problems(line: CommandLine) -> list[str]:
     return sentences
 
 
+def _host_problems(line: CommandLine) -> list[str]:
+    hosts, only = line.value("hosts"), line.value("only")
+    assert isinstance(only, tuple)
+    if hosts is None:
+        return [
+            f"--only={name} is measured between hosts only; add --hosts={NAMESPACES}."
+            for name in _BETWEEN
+            if name in only
+        ]
+    if hosts != NAMESPACES:
+        return [f"--hosts={hosts} is not known; the only kind of hosts is {NAMESPACES}."]
+    if missing := host_network.why_not():
+        return [
+            f"--hosts={NAMESPACES} cannot be used here: {missing}; run it as root where that works, or leave it out."
+        ]
+    return []
+
+
 def file_problems(flag: str, path: str) -> list[str]:
     if Path(path).is_dir():
         return [f"--{flag}={path} is a folder; give the name of a file in it."]
@@ -203,7 +234,11 @@ def _request(line: CommandLine, bench: BenchConfig, flags: tuple[str, ...]) -> R
     assert isinstance(protocols, tuple)
     assert isinstance(repeats, int)
     assert isinstance(timeout, float)
-    chosen = tuple(c for c in all_contestants(protocols, folder is not None) if not only or c.kind.value in only)
+    on_hosts = line.value("hosts") is not None
+    if on_hosts and not line.gives("protocols"):
+        protocols = _BETWEEN_HOSTS
+    known = all_contestants(protocols, with_tf_cnn=folder is not None, on_hosts=on_hosts)
+    chosen = tuple(c for c in known if not only or c.kind.value in only)
     threads = bench.devices.num_threads or max(1, len(os.sched_getaffinity(0)) // workers)
     comparison = Comparison(
         bench=dataclasses.replace(bench, local=None),
@@ -216,6 +251,7 @@ def _request(line: CommandLine, bench: BenchConfig, flags: tuple[str, ...]) -> R
         run_timeout=timeout,
         tf_cnn=str(folder or ""),
         tf_python=str(python or ""),
+        on_hosts=on_hosts,
     )
     json_path, plot_path = line.value("json"), line.value("plot")
     return Request(

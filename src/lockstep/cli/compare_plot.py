@@ -39,4 +39,4 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
 def _colour(row: Row) -> str:
     if row.contestant.kind is ContestantKind.LIMIT:
         return _LIMIT
-    return _OURS if row.contestant.kind is ContestantKind.LOCKSTEP else _OTHERS
+    return _OURS if row.contestant.protocol else _OTHERS

@@ -308,7 +308,10 @@ def _ends_of(
     here = (waiting.waiter, waiting.on)
     if here in known:
         return known[here]
-    before = [one.waiter for one in path]
+    # A coordinator's wait for its own commit leads to what it waits for itself: that is no cycle.
+    before = [one.waiter for one in path if one.on != one.waiter]
+    if waiting in path:
+        return [ChainEnd(waiting, 0, path)]
     if waiting.waiter in before:
         cycle = (*before[before.index(waiting.waiter) :], waiting.waiter)
         return [ChainEnd(waiting, 0, (*path, waiting), cycle)]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Set
 from pathlib import Path
 
 from lockstep.drill.cluster import DrillCluster
-from lockstep.drill.hosts import Hosts, HostsError, why_not
+from lockstep.drill.hosts import Hosts, why_not
 from lockstep.drill.judgement import Event, cause_said, false_alarms, hear, problems_of
 from lockstep.drill.model import START_SECONDS_PER_TASK, STEP, Drill
 from lockstep.drill.result import DrillResult, DrillStatus
@@ -24,6 +24,7 @@ from lockstep.protocol.core.causes import ReportKind
 from lockstep.protocol.core.faults import FailAtStart, Freeze, OddModel, OddSetting, Stick
 from lockstep.protocol.core.ids import ClusterShape, TaskId
 from lockstep.protocol.core.timing import PROMISE_SECONDS, TASKS_LEAVE_SECONDS, VERDICT_SECONDS
+from lockstep.runtime.host_network import HostsError
 from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL
 from lockstep.runtime.watch.reporting import EVENTS
 

@@ -39,6 +39,8 @@ class CapacityCase:
     bandwidth: float = 25e9 / 8
     """Bytes per second of each host's adapter, in each direction."""
     latency: float = 50e-6
+    slow_start: bool = True
+    """Whether a connection begins slowly after a pause (``slow_start.py``)."""
     compute: float = 0.3
     """Seconds of forward and backward on one worker."""
     jitter: float = 0.05
@@ -124,6 +126,7 @@ def scenario_of(case: CapacityCase) -> Scenario:
             latency=SecondsRange(case.latency, case.latency),
             torn=False,
             bandwidth=case.bandwidth,
+            slow_start=case.slow_start and case.latency > 0,
             shared_hosts=case.shared_hosts,
             quiet_after=0.0,
         ),

@@ -23,6 +23,7 @@ from lockstep.sim.network_faults import Chance, NetworkFaults
 from lockstep.sim.nic import adapters
 from lockstep.sim.rng import SeededRandom
 from lockstep.sim.scenario import Mishap, NetworkProfile
+from lockstep.sim.slow_start import SendWindow
 
 Deliver = Callable[[TaskId, Event], None]
 Pair = tuple[TaskId, TaskId]
@@ -239,6 +240,7 @@ class SimulatedNetwork:
         self.traffic = SimulatedTraffic()
         self.network_faults = NetworkFaults(profile, rng, mishaps)
         self.adapters = adapters(shape, shared=profile.shared_hosts)
+        self._windows: dict[tuple[TaskId, TaskId], SendWindow] = {}
         self.loses_message: Callable[[TaskId, TaskId, Message], bool] | None = None
         self.loses_tensor: Callable[[TaskId, TaskId, int, int], bool] | None = None
         """What planted faults (``faults.py``) drop on purpose; nothing is lost by chance on a link that is up."""
@@ -284,11 +286,17 @@ class SimulatedNetwork:
         """Whether bytes between these two pass through an adapter."""
         return self.profile.bandwidth > 0 and self.adapters[sender] is not self.adapters[receiver]
 
-    def leave(self, sender: TaskId, nbytes: int) -> tuple[float, float]:
+    def leave(self, sender: TaskId, receiver: TaskId, nbytes: int) -> tuple[float, float]:
         """When the first and last of these bytes leave the sender's host, if they are sent now."""
         seconds = nbytes / self.profile.bandwidth
         begins = self.adapters[sender].out.take(self.agenda.now, seconds)
-        return begins, begins + seconds
+        if not self.profile.slow_start:
+            return begins, begins + seconds
+        window = self._windows.get((sender, receiver))
+        if window is None:
+            window = SendWindow(self.profile.bandwidth, 2 * self.profile.latency.high)
+            self._windows[sender, receiver] = window
+        return window.send(begins, nbytes)
 
     def enter(self, receiver: TaskId, nbytes: int) -> tuple[float, float]:
         """When the first and last of these bytes enter the receiver's host, if the first one arrives now."""

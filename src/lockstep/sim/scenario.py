@@ -68,6 +68,8 @@ class NetworkProfile:
     """Bytes are read and land in two halves, at different moments."""
     bandwidth: float = 0.0
     """Bytes per second of every host's adapter, in each direction; 0: unlimited."""
+    slow_start: bool = False
+    """Connections begin slowly after a pause, as TCP does (``slow_start.py``)."""
     shared_hosts: bool = False
     """Server *i* shares the host, and the adapter, of worker *i*."""
     quiet_after: float = 60.0

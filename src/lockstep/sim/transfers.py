@@ -157,7 +157,7 @@ class Copy(SimulatedTransfer):
         if not self._limited:
             self.later(self._read_half)
             return
-        begins, ends = self.network.leave(self.route.sender, self.parcel.nbytes)
+        begins, ends = self.network.leave(self.route.sender, self.route.receiver, self.parcel.nbytes)
         self.network.agenda.at(begins, self._read_half)
         self.network.agenda.at(ends, self._read_half)
 
@@ -205,7 +205,7 @@ class Copy(SimulatedTransfer):
         if not self._limited:
             self.later(self._move)
             return
-        begins, ends = self.network.leave(self.route.sender, self.parcel.nbytes)
+        begins, ends = self.network.leave(self.route.sender, self.route.receiver, self.parcel.nbytes)
         delay = self.network.delay(self.route.way)
         self.network.agenda.at(begins + delay, partial(self._queue_at_receiver, ends + delay))
 

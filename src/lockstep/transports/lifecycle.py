@@ -29,13 +29,13 @@ class Lifecycle:
         self.numbers = count(1)
         self._peer = peer
         self._interrupt: Callable[[], object] = lambda: None
-        self._thread: threading.Thread | None = None
+        self._thread = 0
         self._sent = [0, 0, 0]  # bytes, writes, loans; only the thread that sends changes them
         self._received = [0, 0, 0]  # the same; only the endpoint's thread changes them
 
     def run(self, talk: Callable[[], str], finish: Callable[[str], None]) -> None:
         """Serve the link on this thread. ``talk`` connects, reads to the end, and returns the reason for the end."""
-        self._thread = threading.current_thread()
+        self._thread = threading.get_ident()
         reason = _OWNER_FAILED
         try:
             reason = talk()
@@ -44,7 +44,7 @@ class Lifecycle:
 
     @property
     def on_own_thread(self) -> bool:
-        return threading.current_thread() is self._thread
+        return threading.get_ident() == self._thread
 
     def attach(self, interrupt: Callable[[], object]) -> None:
         """From now on ``interrupt`` ends whatever the endpoint's thread is waiting for."""

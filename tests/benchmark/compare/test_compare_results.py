@@ -71,7 +71,7 @@ def test_details_say_where_a_step_goes() -> None:
 
 
 def test_everybody_is_asked_and_tf_cnn_only_where_it_is_given() -> None:
-    kinds = [contestant.kind for contestant in all_contestants(("grpc", "grpc+shm"), with_tf_cnn=True)]
+    kinds = [contestant.kind for contestant in all_contestants(("grpc", "grpc+shm"), with_tf_cnn=True, on_hosts=False)]
     assert kinds == [
         ContestantKind.LIMIT,
         ContestantKind.SINGLE,
@@ -81,5 +81,26 @@ def test_everybody_is_asked_and_tf_cnn_only_where_it_is_given() -> None:
         ContestantKind.TF_CNN,
     ]
     assert ContestantKind.TF_CNN not in [
-        contestant.kind for contestant in all_contestants(("grpc",), with_tf_cnn=False)
+        contestant.kind for contestant in all_contestants(("grpc",), with_tf_cnn=False, on_hosts=False)
     ]
+
+
+def test_between_hosts_the_ways_to_place_tasks_are_contestants_too() -> None:
+    found = all_contestants(("auto",), with_tf_cnn=False, on_hosts=True)
+    assert [contestant.name for contestant in found] == [
+        "workers without communication (the limit)",
+        "PyTorch DDP",
+        "Lockstep, auto",
+        "Lockstep, auto, a server beside each worker",
+        "Lockstep, auto, every rank trains",
+    ]
+
+
+def test_processor_seconds_have_a_column_where_they_are_known() -> None:
+    known = Row(Contestant(ContestantKind.DDP), [Measurement(5.0, processor_seconds=0.25)])
+    failed = Row(Contestant(ContestantKind.LOCKSTEP, "grpc"), [Measurement(failure="gone")])
+    lines = table([known, failed])
+    assert "CPU s a step" in lines[0]
+    assert "0.250" in lines[2]
+    assert len({line.count("|") for line in lines}) == 1
+    assert "CPU s a step" not in table([row(ContestantKind.DDP, 1.0)])[0]

@@ -14,8 +14,9 @@ import pytest
 from helpers.waiting import wait_until
 from lockstep.diagnose.case import HELD_BACK, IN_VAIN
 from lockstep.diagnose.collect import is_absent
-from lockstep.drill.hosts import PACKETS, HostNetwork, set_firewall, why_not
+from lockstep.drill.hosts import PACKETS, set_firewall, why_not
 from lockstep.protocol.core.reach import Reach
+from lockstep.runtime.host_network import HostNetwork
 from lockstep.runtime.watch.kernel_tcp import Counted, count_by_host
 from lockstep.runtime.watch.status import longest_quiet
 from lockstep.transports.control.tcp_probe import probe

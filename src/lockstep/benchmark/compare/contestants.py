@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from lockstep.benchmark.settings.config import BenchConfig
+from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL
 
 
 class ContestantKind(StrEnum):
@@ -16,6 +17,8 @@ class ContestantKind(StrEnum):
     SINGLE = "single"
     DDP = "ddp"
     LOCKSTEP = "lockstep"
+    BESIDE = "beside"
+    RANKS = "ranks"
     TF_CNN = "tf_cnn"
 
 
@@ -29,15 +32,16 @@ class Contestant:
     @property
     def name(self) -> str:
         """What the table calls it."""
-        if self.kind is ContestantKind.LOCKSTEP:
-            return f"Lockstep, {self.protocol}"
-        return _NAMES[self.kind]
+        return _NAMES[self.kind].format(self.protocol)
 
 
 _NAMES = {
     ContestantKind.LIMIT: "workers without communication (the limit)",
     ContestantKind.SINGLE: "one process, all threads",
     ContestantKind.DDP: "PyTorch DDP",
+    ContestantKind.LOCKSTEP: "Lockstep, {}",
+    ContestantKind.BESIDE: "Lockstep, {}, a server beside each worker",
+    ContestantKind.RANKS: "Lockstep, {}, every rank trains",
     ContestantKind.TF_CNN: "tf_cnn_benchmarks, grpc",
 }
 
@@ -59,10 +63,15 @@ class Comparison:
     """Seconds that one run of one contestant may take."""
     tf_cnn: str = ""
     tf_python: str = ""
+    on_hosts: bool = False
+    """Every server and every worker has a host of its own (``run_hosts.py``)."""
 
 
-def all_contestants(protocols: Sequence[str], with_tf_cnn: bool) -> tuple[Contestant, ...]:
-    """All contestants, in the order of the table."""
-    others = [Contestant(kind) for kind in (ContestantKind.LIMIT, ContestantKind.SINGLE, ContestantKind.DDP)]
+def all_contestants(protocols: Sequence[str], *, with_tf_cnn: bool, on_hosts: bool) -> tuple[Contestant, ...]:
+    """All contestants, in the order of the table. ``on_hosts``: also those that are about where tasks are."""
+    others = [ContestantKind.LIMIT, *([] if on_hosts else [ContestantKind.SINGLE]), ContestantKind.DDP]
     ours = [Contestant(ContestantKind.LOCKSTEP, protocol) for protocol in protocols]
-    return (*others, *ours, *([Contestant(ContestantKind.TF_CNN)] if with_tf_cnn else []))
+    if on_hosts:
+        ours += [Contestant(kind, DEFAULT_PROTOCOL) for kind in (ContestantKind.BESIDE, ContestantKind.RANKS)]
+    theirs = [Contestant(ContestantKind.TF_CNN)] if with_tf_cnn else []
+    return (*(Contestant(kind) for kind in others), *ours, *theirs)

@@ -6,6 +6,7 @@ the graph does not change, and buffers are not sent (Lockstep does not send them
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
@@ -21,11 +22,10 @@ from lockstep.benchmark.training.run import choose_device, set_up_torch
 from lockstep.benchmark.training.updates import LocalUpdates
 from lockstep.training.ranks.listening import serve_store
 
-LOOPBACK = "127.0.0.1"
 
-
-def run_ddp(config: BenchConfig, rank: int, world: int, patience: float, barrier: StartBarrier) -> None:
-    """Train as one of ``world`` ranks; ``patience``: seconds that a collective call may take."""
+def run_ddp(config: BenchConfig, rank: int, addresses: Sequence[str], patience: float, barrier: StartBarrier) -> None:
+    """Train as one of the ranks at these addresses; ``patience``: seconds that a collective call may take."""
+    world = len(addresses)
     set_up_torch(config)
     device = choose_device(config)
     if device.type == "cuda":
@@ -36,21 +36,21 @@ def run_ddp(config: BenchConfig, rank: int, world: int, patience: float, barrier
             return
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
-    _join(rank, world, patience, "nccl" if device.type == "cuda" else "gloo", barrier)
+    _join(rank, addresses, patience, "nccl" if device.type == "cuda" else "gloo", barrier)
     try:
         barrier.tell_result({"seconds": _train(config, rank, device, barrier)})
     finally:
         distributed.destroy_process_group()
 
 
-def _join(rank: int, world: int, patience: float, backend: str, barrier: StartBarrier) -> None:
+def _join(rank: int, addresses: Sequence[str], patience: float, backend: str, barrier: StartBarrier) -> None:
     """Rank 0 holds the store, on a port that the system picks; the others receive its number."""
-    limit = timedelta(seconds=patience)
+    limit, world = timedelta(seconds=patience), len(addresses)
     if rank == 0:
-        store = serve_store(LOOPBACK, 0, world, patience)
+        store = serve_store(addresses[0], 0, world, patience)
         barrier.tell_port(store.port)
     else:
-        store = TCPStore(LOOPBACK, barrier.hear_port(), world, False, limit)
+        store = TCPStore(addresses[0], barrier.hear_port(), world, False, limit)
     distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limit)
 
 

@@ -33,6 +33,12 @@ class Measurement:
     cannot: str = ""
     """Why this cannot run on this machine at all, which is not a failure."""
     detail: StepDetail | None = None
+    window: tuple[float, float] | None = None
+    """When the timed steps began and ended (monotonic), if that is known."""
+    processor_seconds: float | None = None
+    """Of all programs of the run together, in a timed step."""
+    paths: tuple[str, ...] = ()
+    """How tensors travelled, for people."""
 
 
 @dataclass(slots=True)
@@ -45,6 +51,14 @@ class Row:
     @property
     def rates(self) -> list[float]:
         return [run.images_per_second for run in self.runs if run.images_per_second > 0]
+
+    @property
+    def processor_seconds(self) -> list[float]:
+        return [run.processor_seconds for run in self.runs if run.processor_seconds is not None]
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return next((run.paths for run in reversed(self.runs) if run.paths), ())
 
     @property
     def trouble(self) -> str:
@@ -86,14 +100,16 @@ def table(rows: Sequence[Row]) -> list[str]:
     )
     others = [("of the limit", limit), ("over DDP", ddp), ("over tf_cnn", tf_cnn)]
     shown = [(title, other) for title, other in others if other is not None and other.rates]
-    cells = [["", "images/s", *(title for title, _ in shown)]]
+    watched = any(row.processor_seconds for row in rows)
+    cells = [["", "images/s", *(title for title, _ in shown), *(["CPU s a step"] if watched else [])]]
     for row in rows:
         if row.rates:
             compared = [spread(ratios(row, other), 2) for _, other in shown]
-            cells.append([row.contestant.name, spread(row.rates, 1), *compared])
+            used = [spread(row.processor_seconds, 3)] if watched else []
+            cells.append([row.contestant.name, spread(row.rates, 1), *compared, *used])
         else:
             what = "failed" if row.failed else "cannot run here"
-            cells.append([row.contestant.name, what, *("-" for _ in shown)])
+            cells.append([row.contestant.name, what, *("-" for _ in range(len(cells[0]) - 2))])
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in cells
@@ -141,6 +157,8 @@ def _json_row(row: Row, limit: Row | None, ddp: Row | None) -> dict[str, Any]:
         "median": statistics.median(row.rates) if row.rates else None,
         "of_the_limit": ratios(row, limit),
         "over_ddp": ratios(row, ddp),
+        "cpu_seconds_per_step": row.processor_seconds,
+        "paths": list(row.paths),
         "trouble": row.trouble,
         "step": None if detail is None else dataclasses.asdict(detail),
     }

@@ -41,7 +41,7 @@ class OneOptimizer:
             {"params": [t.parameter for t in trained if t.group == index], **optimizer_options(entry)}
             for index, entry in enumerate(entries)
         ]
-        self._optimizer: torch.optim.Optimizer = getattr(torch.optim, entries[0].kind)(
+        self.optimizer: torch.optim.Optimizer = getattr(torch.optim, entries[0].kind)(
             [g for g in groups if g["params"]]
         )
         self._used = [index for index, group in enumerate(groups) if group["params"]]
@@ -49,16 +49,16 @@ class OneOptimizer:
 
     def use(self, rates: tuple[GroupRates, ...]) -> None:
         """Set the rates of this step."""
-        for group, index in zip(self._optimizer.param_groups, self._used, strict=True):
+        for group, index in zip(self.optimizer.param_groups, self._used, strict=True):
             group.update(zip(rates[index].names, rates[index].values, strict=True))
 
     def apply(self) -> None:
         """Compute the next parameters from the gradients."""
-        self._optimizer.step()
+        self.optimizer.step()
 
     def forget(self) -> None:
         """Drop the gradients."""
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
 
 
 class LocalUpdates:

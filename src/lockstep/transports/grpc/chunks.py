@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from lockstep.transports.base import Move, TransferId
-from lockstep.transports.stream.frames import LOAN, Header, pack
+from lockstep.transports.landing import FIRST, LAST, LOAN
+from lockstep.transports.stream.frames import Header, pack
 
 CHUNK: Final = 2
 """Kind of these frames."""
 CHUNK_BYTES: Final = 1 << 20
-
-# Flags of a chunk, besides LOAN; plain numbers, because every chunk is tested for them.
-FIRST: Final = 1
-LAST: Final = 2
 
 
 @dataclass(slots=True, eq=False)

@@ -68,7 +68,7 @@ class GrpcEndpoint(StreamLife[ChunkedTransfer]):
     def _obey(self, header: Header, payload: memoryview) -> None:
         if header.kind != CHUNK:
             raise FrameError(f"a frame of kind {header.kind} does not belong here")
-        arrival = self._landing.take(header, payload)
-        if arrival is not None:
-            lent = arrival.data if arrival.loan else None
-            self._deliver(arrival.number, arrival.note, arrival.data.nbytes, lent)
+        taken = self._landing.take(header, payload)
+        if taken is not None:
+            note, landed = taken
+            self._deliver(landed.number, note, landed.data.nbytes, landed.data if landed.loan else None)

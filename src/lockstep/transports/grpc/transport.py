@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-
-from lockstep.protocol.core.messages import Ticket
 from lockstep.security.key import Key
-from lockstep.transports.base import EndpointEvents, PeerAddress, Region
+from lockstep.transports.base import EndpointEvents, PeerAddress
 from lockstep.transports.control.server import ControlServer
 from lockstep.transports.grpc.endpoint import NAME, GrpcEndpoint
-from lockstep.transports.regions import Regions
+from lockstep.transports.region_transport import RegionTransport
 from lockstep.transports.stream.links import StreamLinks
 from lockstep.transports.timers import TimerThread
 
 
-class GrpcTransport:
+class GrpcTransport(RegionTransport):
     """Works wherever the tasks can reach one another's ports. ``server`` must not have been started yet."""
 
     def __init__(
@@ -22,7 +19,7 @@ class GrpcTransport:
     ) -> None:
         """``private``: encrypt the tensors too."""
         self._timers = TimerThread(f"grpc-timers-{task}")
-        self._regions = Regions(NAME)
+        super().__init__(NAME)
         self._links: StreamLinks[GrpcEndpoint] = StreamLinks(
             server, "Data", task, incarnation, self._timers, key, bulk=not private
         )
@@ -34,20 +31,9 @@ class GrpcTransport:
     def address(self) -> bytes:
         return self._links.address.encode()
 
-    def allocate(self, nbytes: int, purpose: str) -> Region:
-        return self._regions.allocate(nbytes, purpose)
-
-    def register(self, buffer: memoryview) -> Region:
-        return self._regions.register(buffer)
-
-    def grant(self, region: Region, peer: PeerAddress) -> Ticket:
-        return self._regions.grant(region, peer)
-
     def connect(self, peer: PeerAddress, dials: bool, events: EndpointEvents) -> GrpcEndpoint:
         endpoint = GrpcEndpoint(peer, self._regions.grants, events, self._timers)
-        talk = self._links.open(endpoint, dials)
-        thread = threading.Thread(target=endpoint.run, args=(talk,), name=f"grpc-data-{peer.task}", daemon=True)
-        thread.start()
+        self._serve(endpoint, self._links.open(endpoint, dials), f"grpc-data-{peer.task}")
         return endpoint
 
     def close(self) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from lockstep.protocol.core.messages import Ticket
 from lockstep.protocol.core.timing import CONNECT_SECONDS
 from lockstep.security.key import Key
 from lockstep.security.proof import ProofError
@@ -15,7 +13,7 @@ from lockstep.transports.base import EndpointEvents, NoPathError, PeerAddress, R
 from lockstep.transports.control.server import ControlServer
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.meeting import Meeting
-from lockstep.transports.regions import Regions
+from lockstep.transports.region_transport import RegionTransport
 from lockstep.transports.shm.endpoint import NAME, Connected, ShmEndpoint
 from lockstep.transports.shm.frames import pack_fault
 from lockstep.transports.shm.handshake import (
@@ -35,7 +33,7 @@ from lockstep.transports.shm.signal_socket import Signals
 from lockstep.transports.shm.tokens import make_tokens
 
 
-class ShmTransport:
+class ShmTransport(RegionTransport):
     """Works between tasks on one host. ``server`` only carries the control messages."""
 
     def __init__(
@@ -49,7 +47,7 @@ class ShmTransport:
         self._incarnation = incarnation
         self._key = key
         self._place: HostPlace = make_place()
-        self._regions = Regions(NAME, self._forget)
+        super().__init__(NAME, self._forget)
         self._meeting: Meeting[ShmEndpoint, IncomingPeer] = Meeting(task, incarnation)
         self._door = SignalListener(self._place, task, self._identify, self._admit)
 
@@ -66,9 +64,6 @@ class ShmTransport:
     def register(self, buffer: memoryview) -> Region:
         """Peers cannot map memory that was allocated elsewhere: it is sent by way of a copy."""
         return self._regions.register(buffer)
-
-    def grant(self, region: Region, peer: PeerAddress) -> Ticket:
-        return self._regions.grant(region, peer)
 
     def _stage(self, nbytes: int) -> SharedRegion:
         return SharedRegion(next(self._regions.numbers), nbytes, "a copy of registered memory", lambda _: None)
@@ -98,8 +93,7 @@ class ShmTransport:
                 except (FrameError, ProofError) as fault:
                     return str(fault)
 
-        name = f"shm-{peer.task}"
-        threading.Thread(target=endpoint.run, args=(talk,), name=name, daemon=True).start()
+        self._serve(endpoint, talk, f"shm-{peer.task}")
         return endpoint
 
     def _check(self, peer: PeerAddress) -> HostPlace:

@@ -35,9 +35,6 @@ class FrameKind(IntEnum):
     PROOF = 6  # payload: I know the job's key (security/proof.py)
 
 
-LOAN: Final = 4
-"""Flag of a frame about a transfer: it is a loan."""
-
 NO_PATH: Final = 1
 """Flag of a fault: no rule was broken, but the two ends cannot reach each other in the way that was requested."""
 

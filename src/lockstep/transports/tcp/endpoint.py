@@ -17,10 +17,12 @@ from lockstep.protocol.core.timing import CUT_SECONDS, FLUSH_SECONDS
 from lockstep.transports.base import EndpointEvents, LinkState, Move, PeerAddress, TransferId
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grants import Grants, RegionGrant
+from lockstep.transports.landing import Landed
 from lockstep.transports.lifecycle import Lifecycle
 from lockstep.transports.loan import HeldLoan
 from lockstep.transports.memory import MAX_NOTE_BYTES, address_of, check_move
 from lockstep.transports.tcp.frames import (
+    CHUNK,
     HEAD_BYTES,
     STRIPED,
     ChunkHead,
@@ -33,7 +35,7 @@ from lockstep.transports.tcp.frames import (
     unpack_head,
 )
 from lockstep.transports.tcp.line import AGAIN, Bell, Line
-from lockstep.transports.tcp.receiving import NOWHERE, LineArrival, LineLanding
+from lockstep.transports.tcp.receiving import NOWHERE, LineLanding
 from lockstep.transports.tcp.sending import INLINE_BYTES, LineTransfer, Pushed, SendLines
 
 NAME: Final = "grpc+tcp"
@@ -91,18 +93,15 @@ class TcpEndpoint:
 
     def start(self, move: Move) -> TransferId:
         source = check_move(NAME, move)
-        memory = source.buffer[move.offset : move.offset + move.nbytes]
         with self._lock:
             self._cycle.refuse_if_over()
-            transfer = LineTransfer(next(self._cycle.numbers), move, memory, source.address + move.offset)
+            transfer = LineTransfer(next(self._cycle.numbers), move, source.buffer, source.address + move.offset)
             self._unsettled[transfer.number] = transfer
-            self._out.add(transfer)
-        self._send_here()
+        self._send_here(self._out.take(transfer, INLINE_BYTES))
         return transfer.number
 
-    def _send_here(self) -> None:
+    def _send_here(self, pushed: Pushed | None) -> None:
         """Send on this thread what the kernel takes at once; the endpoint's thread does the rest."""
-        pushed = self._out.try_push(INLINE_BYTES)
         while pushed is Pushed.ALL and self._out.has_work():
             pushed = self._out.try_push(INLINE_BYTES)
         if self._cycle.on_own_thread:
@@ -169,14 +168,14 @@ class TcpEndpoint:
         return self._cycle.reason
 
     def _on_frame(self) -> None:
-        if self._done or self._jobs or self._out.has_work():
-            self._serve()
         if self._drained:
             self._wait(self._lines[:1])
+        elif self._done or self._jobs or self._out.has_work():
+            self._serve()
         self._fill(self._head_address, HEAD_BYTES, self._ahead)
         self._ahead = 0
         head = unpack_head(self._head)
-        if head.kind == LineFrame.CHUNK:
+        if head.kind == CHUNK:
             self._take(head)
             return
         self._fill(self._note_address, head.note_bytes)
@@ -193,7 +192,6 @@ class TcpEndpoint:
             pushed = self._out.push(INLINE_BYTES) if self._out.has_work() else Pushed.ALL
             if not self._done and not self._jobs:
                 return pushed
-            self._bell.calm()
             while self._done:
                 self._settle(self._done.popleft())
             while self._jobs:
@@ -213,15 +211,15 @@ class TcpEndpoint:
                 at += got
 
     def _take(self, head: ChunkHead) -> None:
-        grant = self._landing.begin(head)
+        grant = self._landing.begin(head, head.nbytes)
         if head.flags & STRIPED:
             self._fill(self._note_address, head.note_bytes)
             self._land_striped(grant, head)
         else:
             self._land(grant, head)
-        arrival = self._landing.end(head)
+        arrival = self._landing.end(head, head.nbytes)
         if arrival is not None and self.state is LinkState.UP:
-            self._deliver(arrival, bytes(self._note[: head.note_bytes]))
+            self._deliver(arrival, bytes(self._note[: head.note_bytes]) if head.note_bytes else b"")
 
     def _land(self, grant: RegionGrant, head: ChunkHead) -> None:
         """The note and the bytes, in one call where they have come already, and the next head with them."""
@@ -286,7 +284,7 @@ class TcpEndpoint:
 
     # --- callbacks ----------------------------------------------------------------------------------------------
 
-    def _deliver(self, arrival: LineArrival, note: bytes) -> None:
+    def _deliver(self, arrival: Landed, note: bytes) -> None:
         self._cycle.count_received(arrival.data.nbytes, arrival.loan)
         if arrival.loan:
             self._events.on_lent(note, HeldLoan(arrival.data, lambda: self._release(arrival.number)))
@@ -296,7 +294,7 @@ class TcpEndpoint:
     def _release(self, number: TransferId) -> None:
         """On any thread, perhaps long after the link has ended."""
         self._out.add_urgent(pack_release(number))
-        self._send_here()
+        self._send_here(self._out.try_push(INLINE_BYTES))
 
     def _on_release(self, number: TransferId) -> None:
         with self._lock:

@@ -24,12 +24,8 @@ STRIPED_BYTES: Final = 1 << 20
 
 _MAX_TEXT_BYTES: Final = 2048
 
-# Flags of a chunk; plain numbers, because every chunk is tested for them.
-FIRST: Final = 1
-LAST: Final = 2
-LOAN: Final = 4
 STRIPED: Final = 8
-"""Its bytes are spread over all connections of the link (``shares``)."""
+"""Flag of a chunk, besides those of ``landing.py``: its bytes are spread over all connections (``shares``)."""
 
 
 class LineFrame(IntEnum):
@@ -39,6 +35,10 @@ class LineFrame(IntEnum):
     RELEASE = 2  # the bytes of the loan ``transfer`` may be overwritten
     FAULT = 3  # note: the rule that you broke; I end the link
     GOODBYE = 4  # I close the link
+
+
+CHUNK: Final = int(LineFrame.CHUNK)
+_LAST_KIND: Final = int(max(LineFrame))
 
 
 class ChunkHead(NamedTuple):
@@ -60,12 +60,13 @@ def unpack_head(data: bytes | bytearray | memoryview) -> ChunkHead:
     if len(data) != HEAD_BYTES:
         raise FrameError(f"the head of a frame has {HEAD_BYTES} bytes, this one has {len(data)}")
     head = ChunkHead._make(HEAD.unpack(data))
-    if not LineFrame.CHUNK <= head.kind <= LineFrame.GOODBYE:
-        raise FrameError(f"a frame of kind {head.kind} does not belong here")
-    if head.note_bytes > MAX_NOTE_BYTES or head.nbytes > CHUNK_BYTES:
+    kind, _, note_bytes, nbytes, *_ = head
+    if not CHUNK <= kind <= _LAST_KIND:
+        raise FrameError(f"a frame of kind {kind} does not belong here")
+    if note_bytes > MAX_NOTE_BYTES or nbytes > CHUNK_BYTES:
         raise FrameError("a frame is larger than any that is sent here")
-    if head.nbytes and head.kind != LineFrame.CHUNK:
-        raise FrameError(f"a frame of kind {head.kind} has no bytes of a tensor")
+    if nbytes and kind != CHUNK:
+        raise FrameError(f"a frame of kind {kind} has no bytes of a tensor")
     return head
 
 

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import socket
+import struct
 import threading
 import time
 from typing import Any, Final
@@ -21,7 +22,7 @@ SMALL_BYTES: Final = 128 << 10
 AGAIN: Final = -1
 """Instead of a number of bytes: nothing can move now."""
 
-SOON_NANOSECONDS: Final = 200_000
+SOON_NANOSECONDS: Final = 2_000_000
 _WAKE_AT_LEAST: Final = 256 << 10
 _WAKE_AT_MOST: Final = 1 << 20
 _FLAGS: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
@@ -29,10 +30,9 @@ _IDLE_SECONDS, _BETWEEN_SECONDS, _PROBES = 30, 30, 20
 """Keepalive finds a host that vanished. The kernel of a frozen process answers it, so that one keeps its link."""
 
 
-class _Piece(ctypes.Structure):
-    """The C library's ``iovec``."""
-
-    _fields_ = (("address", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
+_TWO: Final = struct.Struct("@PNPN")
+_THREE: Final = struct.Struct("@PNPNPN")
+"""Two or three of the C library's ``iovec``: addresses and lengths."""
 
 
 class _Message(ctypes.Structure):
@@ -69,24 +69,18 @@ _SET_TIMER.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_voi
 class _Pieces:
     """Two or three pieces of memory for one call."""
 
-    def __init__(self) -> None:
-        self._pieces = (_Piece * 3)()
-        self._first, self._second, self._third = self._pieces
-        self._message = _Message(pieces=ctypes.addressof(self._pieces))
+    def __init__(self, count: int) -> None:
+        self._pieces = bytearray(_THREE.size)
+        self._message = _Message(pieces=ctypes.addressof(ctypes.c_char.from_buffer(self._pieces)), count=count)
         self._place = ctypes.addressof(self._message)
 
     def two(self, first: int, first_bytes: int, second: int, second_bytes: int) -> int:
         """The address of a message of these, whose lengths may be 0."""
-        one, two = self._first, self._second
-        one.address, one.nbytes = first, first_bytes
-        two.address, two.nbytes = second, second_bytes
-        self._message.count = 2
+        _TWO.pack_into(self._pieces, 0, first, first_bytes, second, second_bytes)
         return self._place
 
     def three(self, first: tuple[int, int], second: tuple[int, int], third: tuple[int, int]) -> int:
-        self.two(*first, *second)
-        self._third.address, self._third.nbytes = third
-        self._message.count = 3
+        _THREE.pack_into(self._pieces, 0, *first, *second, *third)
         return self._place
 
 
@@ -105,24 +99,26 @@ class Line:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._socket = connection
         self.descriptor = connection.fileno()
-        self._out, self._in = _Pieces(), _Pieces()
+        self._out, self._in = _Pieces(2), _Pieces(3)
         self._least = 1
 
     def send(self, first: int, first_bytes: int, second: int, second_bytes: int) -> int:
         """Send from two places in memory; how many bytes the kernel has taken, or ``AGAIN``. ``OSError``: broken."""
-        call = _SEND_SMALL if first_bytes + second_bytes <= SMALL_BYTES else _SEND_LARGE
-        message = self._out.two(first, first_bytes, second, second_bytes)
-        return _moved(call(self.descriptor, message, _FLAGS))
+        call = _SEND_SMALL if second_bytes <= SMALL_BYTES else _SEND_LARGE
+        moved: int = call(self.descriptor, self._out.two(first, first_bytes, second, second_bytes), _FLAGS)
+        return moved if moved >= 0 else _not_moved()
 
     def receive(self, address: int, nbytes: int) -> int:
         """Receive into memory; how many bytes came, or ``AGAIN``. ``EOFError``: the peer hung up."""
         call = _RECEIVE_SMALL if nbytes <= SMALL_BYTES else _RECEIVE_LARGE
-        return _came(call(self.descriptor, address, nbytes, _FLAGS))
+        came: int = call(self.descriptor, address, nbytes, _FLAGS)
+        return came if came > 0 else _not_come(came)
 
     def scatter(self, note: tuple[int, int], data: tuple[int, int], beyond: tuple[int, int]) -> int:
         """The same into three places one after the other, each with its length."""
         call = _SCATTER_SMALL if data[1] <= SMALL_BYTES else _SCATTER_LARGE
-        return _came(call(self.descriptor, self._in.three(note, data, beyond), _FLAGS))
+        came: int = call(self.descriptor, self._in.three(note, data, beyond), _FLAGS)
+        return came if came > 0 else _not_come(came)
 
     def expect(self, nbytes: int) -> None:
         """Before waiting for so many bytes: let the kernel wake us for many at once, not for each packet."""
@@ -143,15 +139,13 @@ class Line:
         self._socket.close()
 
 
-def _came(result: int) -> int:
+def _not_come(result: int) -> int:
     if not result:
         raise EOFError
-    return _moved(result)
+    return _not_moved()
 
 
-def _moved(result: int) -> int:
-    if result >= 0:
-        return result
+def _not_moved() -> int:
     number = ctypes.get_errno()
     if number in (errno.EAGAIN, errno.EINTR, errno.ENOBUFS):
         return AGAIN
@@ -168,7 +162,7 @@ class Bell:
             os.close(self._at_once)
             raise OSError(ctypes.get_errno(), "no timer")
         self.descriptors = (self._at_once, self._soon)
-        self._delay, self._never = (ctypes.c_long * 4)(0, 0, 0, SOON_NANOSECONDS), (ctypes.c_long * 4)()
+        self._delay = (ctypes.c_long * 4)(0, 0, 0, SOON_NANOSECONDS)
         self._lock = threading.Lock()
         self._set = False
         self._open = True
@@ -179,19 +173,16 @@ class Bell:
                 _KNOCK(self._at_once, 1)
 
     def ring_soon(self) -> None:
-        """For what can wait a moment: often the thread wakes before for another reason, and that was all."""
+        """For what can wait a moment: mostly the thread wakes before for another reason.
+
+        A timer that is set stays set, even if nothing is left to do: to set it takes as long as sending 64 KiB, where
+        a hypervisor has to be asked."""
         if self._set:
             return
         with self._lock:
             if self._open:
                 self._set = True
                 _SET_TIMER(self._soon, 0, ctypes.addressof(self._delay), None)
-
-    def calm(self) -> None:
-        """The thread is awake, and has done what it would have been woken for."""
-        if self._set:
-            self._set = False
-            _SET_TIMER(self._soon, 0, ctypes.addressof(self._never), None)
 
     def hush(self, descriptor: int) -> None:
         """It has rung."""

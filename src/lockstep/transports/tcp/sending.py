@@ -14,17 +14,15 @@ from enum import Enum, auto
 from typing import Final
 
 from lockstep.transports.base import Move, TransferId
+from lockstep.transports.landing import FIRST, LAST, LOAN
 from lockstep.transports.memory import MAX_NOTE_BYTES, address_of
 from lockstep.transports.tcp.frames import (
+    CHUNK,
     CHUNK_BYTES,
-    FIRST,
     HEAD,
     HEAD_BYTES,
-    LAST,
-    LOAN,
     STRIPED,
     STRIPED_BYTES,
-    LineFrame,
     shares,
 )
 from lockstep.transports.tcp.line import AGAIN, Line
@@ -131,6 +129,23 @@ class SendLines:
     def has_work(self) -> bool:
         return bool(self._unsent or self._urgent or self._bulk) and bool(self._lines) and not self._broken
 
+    def take(self, transfer: LineTransfer, most: int) -> Pushed | None:
+        """``add`` and ``try_push`` in one: a small transfer that nothing is in the way of is not even queued."""
+        if transfer.move.nbytes <= CHUNK_BYTES and self._wire.acquire(blocking=False):
+            try:
+                if self._is_free():
+                    transfer.begun, transfer.claimed = transfer.move.nbytes, True
+                    self._begin_chunk(transfer, 0, transfer.begun)
+                    return self._push(most)
+            finally:
+                self._wire.release()
+        self.add(transfer)
+        return self.try_push(most)
+
+    def _is_free(self) -> bool:
+        """Whether a frame may go out at once; under the wire's lock."""
+        return not (self._unsent or self._urgent or self._bulk or self._ended or self._broken) and bool(self._lines)
+
     def try_push(self, most: int) -> Pushed | None:
         """Push, unless another thread does: None, and that one looks again for what was added meanwhile."""
         if not self._wire.acquire(blocking=False):
@@ -226,7 +241,7 @@ class SendLines:
             self._spread(nbytes)
         target = move.target
         place = (transfer.number, target.region, target.key, move.target_offset + begin, move.nbytes)
-        HEAD.pack_into(self._head, 0, LineFrame.CHUNK, flags, len(note), nbytes, *place)
+        HEAD.pack_into(self._head, 0, CHUNK, flags, len(note), nbytes, *place)
         self._head_at, self._head_end = 0, HEAD_BYTES + len(note)
         if note:
             self._head[HEAD_BYTES : self._head_end] = note

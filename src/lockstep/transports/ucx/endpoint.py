@@ -15,8 +15,9 @@ from lockstep.protocol.core.ids import hex64
 from lockstep.transports.base import EndpointEvents, Move, PeerAddress, TransferId
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grants import Grants, RegionGrant
+from lockstep.transports.landing import LOAN
 from lockstep.transports.memory import HostRegion, check_move
-from lockstep.transports.stream.frames import LOAN, Header, pack, pack_fault, unpack
+from lockstep.transports.stream.frames import Header, pack, pack_fault, unpack
 from lockstep.transports.stream.sending import Sender
 from lockstep.transports.stream.stream_life import StreamLife
 from lockstep.transports.timers import TimerThread

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from itertools import count
 from typing import ClassVar
 
-from lockstep.protocol.core.messages import Ticket
 from lockstep.security.key import Key
 from lockstep.transports.base import EndpointEvents, PeerAddress, Region
 from lockstep.transports.control.server import ControlServer
 from lockstep.transports.memory import GpuRegion
-from lockstep.transports.regions import Regions
+from lockstep.transports.region_transport import RegionTransport
 from lockstep.transports.stream.links import StreamLinks
 from lockstep.transports.timers import TimerThread
 from lockstep.transports.ucx.agent import Nixl, load_nixl
@@ -19,7 +17,7 @@ from lockstep.transports.ucx.endpoint import NAME, UcxEndpoint, agent_name
 from lockstep.transports.ucx.network import nixl_at
 
 
-class UcxTransport:
+class UcxTransport(RegionTransport):
     """Works where UCX finds a network between the tasks. ``server`` must not have been started yet."""
 
     service: ClassVar[str] = "Ucx"
@@ -34,7 +32,7 @@ class UcxTransport:
         self._incarnation = incarnation
         self._timers = TimerThread(f"ucx-timers-{task}")
         self._agents = count(1)
-        self._regions = Regions(self.name, self._forget)
+        super().__init__(self.name, self._forget)
         self._links: StreamLinks[UcxEndpoint] = StreamLinks(
             server, self.service, task, incarnation, self._timers, key, bulk=False
         )
@@ -51,19 +49,10 @@ class UcxTransport:
     def address(self) -> bytes:
         return self._server.address.encode()
 
-    def allocate(self, nbytes: int, purpose: str) -> Region:
-        return self._regions.allocate(nbytes, purpose)
-
-    def register(self, buffer: memoryview) -> Region:
-        return self._regions.register(buffer)
-
     gpu_direct = False
 
     def register_gpu(self, address: int, nbytes: int, device: int) -> Region:
         return self._regions.add(lambda number, on_close: GpuRegion(number, address, nbytes, device, on_close))
-
-    def grant(self, region: Region, peer: PeerAddress) -> Ticket:
-        return self._regions.grant(region, peer)
 
     def _forget(self, number: int) -> None:
         for endpoint in self._links.endpoints():
@@ -71,8 +60,7 @@ class UcxTransport:
 
     def connect(self, peer: PeerAddress, dials: bool, events: EndpointEvents) -> UcxEndpoint:
         endpoint = self._make_endpoint(peer, events, agent_name(self._task, self._incarnation, next(self._agents)))
-        talk = self._links.open(endpoint, dials)
-        threading.Thread(target=endpoint.run, args=(talk,), name=f"ucx-link-{peer.task}", daemon=True).start()
+        self._serve(endpoint, self._links.open(endpoint, dials), f"ucx-link-{peer.task}")
         return endpoint
 
     def _make_endpoint(self, peer: PeerAddress, events: EndpointEvents, name: str) -> UcxEndpoint:
