@@ -22,7 +22,7 @@ BACKUP = Exchange(replicas_to_aggregate=1)
     ("exchange", "launched", "policy", "why"),
     [
         (PLAIN, False, LossPolicy.WAIT, ""),
-        (PLAIN, True, LossPolicy.ABORT, "a different address"),
+        (PLAIN, True, LossPolicy.ABORT, "unless it starts 'lockstep run"),
         (ASYNC, False, LossPolicy.ABORT, "no common step"),
         (BACKUP, False, LossPolicy.ABORT, "completed without this worker"),
     ],

@@ -48,6 +48,7 @@ from lockstep.protocol.core.timing import (
 )
 from lockstep.runtime.checkpoint.resuming import beginning_in
 from lockstep.runtime.compared import compared_run
+from lockstep.runtime.monitor.door import Introduction, RunLink, run_link
 from lockstep.runtime.monitor.sidecar import SidecarError, start_sidecar
 from lockstep.runtime.phrases import ask_with
 from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL, ON_STALL, ClusterSpec, cluster_problems
@@ -58,8 +59,8 @@ from lockstep.runtime.task.node import NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError, Outcome
 from lockstep.runtime.task.signals import TaskSignals
 from lockstep.runtime.watch.watchdog import WatchSettings
-from lockstep.security.chosen import choose, chosen_key, settle
-from lockstep.security.key import Purpose
+from lockstep.security.chosen import choose, chosen_key, is_insecure, settle
+from lockstep.security.key import KEY_VARIABLE, Purpose
 from lockstep.terminal import say
 from lockstep.transports.control.addresses import Address, parse_address
 from lockstep.transports.control.ports import ReservedPort
@@ -246,24 +247,24 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     choose(arguments.key_file, arguments.insecure)
     settle(say)
     with contextlib.ExitStack() as until_listening:
+        link = run_link(environ)
         launch = _launch(arguments, environ)
-        cluster = _cluster(arguments, launch, until_listening)
+        cluster = _cluster(arguments, launch, link, until_listening)
         carrier = "" if cluster.shape.servers else _carrier(arguments.backend)
         cluster = dataclasses.replace(cluster, carried_by_torch=carrier == TORCH)
-        refuse_bad_cluster(cluster, arguments)
+        bare = arguments.launched and link is None
+        refuse_bad_cluster(cluster, arguments, launched=bare)
         _refuse(protocol_problems(cluster))
         if cluster.task == CHIEF:
             say(who_trains(cluster.shape))
-        config = node_config(
-            cluster, arguments.exchange, arguments.keeping, launched=arguments.launched, carrier=carrier
-        )
+        config = node_config(cluster, arguments.exchange, arguments.keeping, launched=bare, carrier=carrier)
         assert cluster.task is not None
         serves = cluster.task.role is Role.SERVER
         if serves:
             refuse_missing_gpu(arguments.serving)
         signals = TaskSignals(cluster.task, say, cluster.grace, interrupts_others=serves)
         signals.install(only_defaults=True)
-        sidecar = _start_sidecar(cluster, signals)
+        sidecar = _start_sidecar(cluster, signals) if link is None else _introduced(link, config, signals)
     if cluster.task == CHIEF:  # on one task only: where people look
         say(ask_with(cluster.address_of(CHIEF)))
     signals.on_forced = sidecar.reporter.ended
@@ -294,6 +295,31 @@ def _carrier(backend: str | None) -> str:
     return TORCH if torch.cuda.is_available() else OWN
 
 
+def _introduced(link: RunLink, config: NodeConfig, signals: TaskSignals) -> RunLink:
+    """Let ``lockstep run``, which has started this process, answer for it."""
+    cluster = config.cluster
+    assert cluster.task is not None
+    listen = cluster.listen_address()
+    try:
+        link.introduce(
+            Introduction(
+                task=str(cluster.task),
+                host=listen.host,
+                port=listen.port,
+                version=__version__,
+                cluster=cluster.all_addresses(),
+                grace=cluster.grace,
+                takes_back=config.recovery.takes_back and cluster.task.role is Role.WORKER,
+                key_file=os.environ.get(KEY_VARIABLE),
+                insecure=is_insecure(),
+            )
+        )
+    except BadInput:
+        signals.close()
+        raise
+    return link
+
+
 def _start_sidecar(cluster: ClusterSpec, signals: TaskSignals) -> Sidecar:
     assert cluster.task is not None
     listen = cluster.listen_address()
@@ -304,13 +330,14 @@ def _start_sidecar(cluster: ClusterSpec, signals: TaskSignals) -> Sidecar:
         raise BadInput(str(error)) from None
 
 
-def refuse_bad_cluster(cluster: ClusterSpec, arguments: JoinArguments) -> None:
-    """BadInput has one sentence per choice that this cluster cannot have."""
+def refuse_bad_cluster(cluster: ClusterSpec, arguments: JoinArguments, *, launched: bool = False) -> None:
+    """BadInput has one sentence per choice that this cluster cannot have.
+
+    ``launched``: by a launcher, without ``lockstep run``.
+    """
     workers, servers = cluster.shape.workers, cluster.shape.servers
     problems = list(exchange_problems(arguments.exchange, workers, servers))
-    problems += keeping_problems(
-        arguments.keeping, arguments.exchange, workers, launched=arguments.launched, servers=servers
-    )
+    problems += keeping_problems(arguments.keeping, arguments.exchange, workers, launched=launched, servers=servers)
     _refuse(cluster_problems(cluster) + problems)
 
 
@@ -319,7 +346,7 @@ def node_config(
 ) -> NodeConfig:
     """What the runtime needs to know about a job of the library. BadInput if its ``train_dir`` is refused.
 
-    ``carrier``: without servers, what carries the gradients.
+    ``launched``: by a launcher, without ``lockstep run``. ``carrier``: without servers, what carries the gradients.
     """
     workers, servers = cluster.shape.workers, cluster.shape.servers
     rules = recovery_rules(
@@ -400,8 +427,11 @@ def _launch(arguments: JoinArguments, environ: Mapping[str, str]) -> Launch | No
     return launched_by(environ, arguments.address, None if spec.second_ports is None else spec.second_ports.agreed)
 
 
-def _cluster(arguments: JoinArguments, launch: Launch | None, until_listening: contextlib.ExitStack) -> ClusterSpec:
-    """``until_listening`` keeps the port that this process announces to the others."""
+def _cluster(
+    arguments: JoinArguments, launch: Launch | None, link: RunLink | None, until_listening: contextlib.ExitStack
+) -> ClusterSpec:
+    """``until_listening`` keeps the port that this process announces to the others; under ``lockstep run``, that does
+    so, over all lives."""
     spec = arguments.spec()
     if arguments.job_name:
         return spec.for_task(TaskId(Role(arguments.job_name), arguments.task_index))
@@ -411,22 +441,28 @@ def _cluster(arguments: JoinArguments, launch: Launch | None, until_listening: c
             "torchrun, srun or mpirun, give lockstep.join() ps_hosts, worker_hosts, job_name and task_index, or omit "
             "servers to train in this process alone."
         )
-    held = until_listening.enter_context(ReservedPort("", spec.second_ports))
+    if link is None:
+        port = until_listening.enter_context(ReservedPort("", spec.second_ports)).port
+    else:
+        port = link.reserve(spec.second_ports)
     if launch is None:
-        return spec.with_hosts((), (str(Address("127.0.0.1", held.port)),)).for_task(CHIEF)
-    return _gather(spec, launch, arguments.servers or 0, held.port)
+        return spec.with_hosts((), (str(Address("127.0.0.1", port)),)).for_task(CHIEF)
+    return _gather(spec, launch, link, arguments.servers or 0, port)
 
 
-def _gather(spec: ClusterSpec, launch: Launch, servers: int, port: int) -> ClusterSpec:
+def _gather(spec: ClusterSpec, launch: Launch, link: RunLink | None, servers: int, port: int) -> ClusterSpec:
     if servers >= launch.world:
         raise BadInput(
             f"{launch.launcher} started {launch.world} processes, and servers={servers} leaves none to train; start at "
             "least one more process than there are servers."
         )
+    met = () if link is None else link.met
     try:
-        hosts = _meet(spec, launch, port)
+        hosts = met or _meet(spec, launch, port)
     except RendezvousError as error:
         raise BadInput(str(error)) from None
+    if link is not None:
+        link.remember(hosts)
     is_server = launch.rank < servers
     task = TaskId(Role.SERVER if is_server else Role.WORKER, launch.rank if is_server else launch.rank - servers)
     return spec.with_hosts(hosts[:servers], hosts[servers:]).for_task(task)
@@ -466,7 +502,9 @@ def _find_store(spec: ClusterSpec, launch: Launch, port: int) -> tuple[str, int]
 # -- the two roles --
 
 
-def _serve_and_leave(config: NodeConfig, serving: StoreChoice, sidecar: Sidecar, signals: TaskSignals) -> None:
+def _serve_and_leave(
+    config: NodeConfig, serving: StoreChoice, sidecar: Sidecar | RunLink, signals: TaskSignals
+) -> None:
     """Serve until the job has ended, then exit: the lines after the call are for workers."""
     outcome = Outcome(False)
     try:
@@ -515,7 +553,7 @@ def dropped_lines(coordinator: object) -> list[str]:
 
 
 def _join_as_worker(
-    config: NodeConfig, sidecar: Sidecar, options: JobOptions, signals: TaskSignals, carrier: str
+    config: NodeConfig, sidecar: Sidecar | RunLink, options: JobOptions, signals: TaskSignals, carrier: str
 ) -> Job:
     from lockstep.library.atexit import ExitWitness, close_before_threads_end, end_by_signal
     from lockstep.library.job import Job
@@ -545,7 +583,7 @@ def _join_as_worker(
 
 
 def _make_node(
-    config: NodeConfig, sidecar: Sidecar, carrier: str, save_slot: SaveSlot
+    config: NodeConfig, sidecar: Sidecar | RunLink, carrier: str, save_slot: SaveSlot
 ) -> WorkerNode | RankNode | CollectiveNode:
     if not carrier:
         from lockstep.runtime.task.worker_node import WorkerNode

@@ -95,7 +95,7 @@ def _why_no_recovery(exchange: Exchange, workers: int, *, launched: bool, server
     if exchange.aggregate(workers) is not None:
         return "with backup workers (replicas_to_aggregate), steps may have completed without this worker"
     if launched:
-        return "torchrun, srun and mpirun give a restarted process a different address"
+        return "a launcher ends every rank when one dies, unless it starts 'lockstep run -- python' instead of python"
     return ""
 
 
@@ -149,7 +149,8 @@ def loss_notice(rules: RecoveryRules, exchange: Exchange, workers: int, *, launc
     if rules.takes_back:
         return ""
     why = _why_no_recovery(exchange, workers, launched=launched, servers=servers)
-    return f"the loss of a worker ends this job: {why or 'on_worker_loss is abort'} (docs/recovery.md)"
+    again = "; started again, it resumes from the newest checkpoint" if rules.saves_last else ""
+    return f"the loss of a worker ends this job: {why or 'on_worker_loss is abort'}{again} (docs/recovery.md)"
 
 
 def who_trains(shape: ClusterShape) -> str:

@@ -83,6 +83,11 @@ class TaskRecord:
         """The task's latest report."""
         return self._report
 
+    def introduce(self, task: str, version: str, cluster: tuple[tuple[str, str], ...]) -> None:
+        """The process has said which task it is."""
+        with self._lock:
+            self._task, self._version, self.cluster = task, version, cluster
+
     def on_started(self, pid: int) -> None:
         with self._lock:
             self._pid = pid
