@@ -84,6 +84,19 @@ def test_a_killed_program_that_is_started_again_goes_on_with_the_same_bits(
     assert "has come back as a new incarnation" in finished[2 - int(victim)].stderr
 
 
+@pytest.mark.parametrize("where", ["1:5:late", "0:3:early"])
+def test_below_lockstep_run_a_launchers_lost_rank_comes_back_by_itself_with_the_same_bits(
+    where: str, undisturbed: list[str], tmp_path: Path
+) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node=3")
+    program = (*LOCKSTEP, "run", "--", *PROGRAM, "--servers=1", f"--die={where}", f"--once={tmp_path / 'once'}")
+    with Program((*torchrun, *program), ONE_THREAD) as launcher:
+        done = launcher.wait(SECONDS)
+    assert done.code == 0, done
+    assert sorted(re.findall(r"worker \d of \d: (.*)", done.stdout)) == sorted(undisturbed)
+    assert f"restarting /job:worker/replica:0/task:{where[0]} (1 of 3 restarts)" in done.stderr
+
+
 def test_a_program_lost_after_the_second_step_of_an_iteration_ends_the_job_with_a_sentence(tmp_path: Path) -> None:
     server, chief, other = run("--two", "--die=1:3:late", f"--once={tmp_path / 'once'}")
     assert other.code == -9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Sequence
 
@@ -49,8 +50,8 @@ def run(argv: Sequence[str]) -> int:
         if any(word in ("-h", "--help") for word in argv):
             raise HelpAsked(help_text())
         raise BadInput("the program is missing; write it after two dashes: lockstep run -- python train.py")
-    at = list(argv).index("--")
-    flags, command = argv[:at], tuple(argv[at + 1 :])
+    flags = list(itertools.takewhile(lambda word: word != "--", argv))
+    command = tuple(argv[len(flags) + 1 :])
     if any(word in ("-h", "--help") for word in flags):
         raise HelpAsked(help_text())
     restarts = _restarts(flags)
