@@ -139,3 +139,20 @@ def test_a_job_that_was_killed_whole_resumes_with_the_same_bits(undisturbed: lis
     assert re.findall(r"step (\d+)\n", finished[1].stdout)[0] in ("4", "6", "8")
     assert "the job starts from the checkpoint" in finished[0].stderr
     assert results(finished) == undisturbed
+
+
+@pytest.mark.parametrize("where", ["1:5:late", "0:7:early"])
+def test_without_servers_and_below_lockstep_run_a_lost_rank_takes_all_back_to_the_checkpoint_with_the_same_bits(
+    where: str, undisturbed: list[str], tmp_path: Path
+) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node=2")
+    kept = (f"--train_dir={tmp_path}", "--save_model_steps=2", f"--die={where}", f"--once={tmp_path / 'once'}")
+    with Program((*torchrun, *LOCKSTEP, "run", "--", *PROGRAM, *kept), ONE_THREAD) as launcher:
+        done = launcher.wait(SECONDS)
+    assert done.code == 0, done
+    # The mean that servers would make, and the chief's buffers.
+    assert set(re.findall(r"worker \d of \d: (.*)", done.stdout)) == {undisturbed[0]}
+    lost, other = (f"/job:worker/replica:0/task:{index}" for index in (where[0], "10"[int(where[0])]))
+    assert f"restarting {lost} (1 of 3 restarts)" in done.stderr
+    assert f"starting {other} again: its job goes back to the newest checkpoint" in done.stderr
+    assert "verdict" not in done.stderr

@@ -25,11 +25,13 @@ from lockstep.library.launcher import Launch, launched_by
 from lockstep.library.serving import SERVER_DEVICES, StoreChoice, make_store, refuse_missing_gpu
 from lockstep.library.settings import (
     BACKENDS,
+    FIRST_LIFE,
     ON_NAN,
     OWN,
     TORCH,
     Exchange,
     Keeping,
+    Life,
     exchange_problems,
     keeping_problems,
     library_settings,
@@ -257,7 +259,14 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
         _refuse(protocol_problems(cluster))
         if cluster.task == CHIEF:
             say(who_trains(cluster.shape))
-        config = node_config(cluster, arguments.exchange, arguments.keeping, launched=bare, carrier=carrier)
+        config = node_config(
+            cluster,
+            arguments.exchange,
+            arguments.keeping,
+            launched=bare,
+            carrier=carrier,
+            life=_life(arguments, cluster, link),
+        )
         assert cluster.task is not None
         serves = cluster.task.role is Role.SERVER
         if serves:
@@ -295,6 +304,14 @@ def _carrier(backend: str | None) -> str:
     return TORCH if torch.cuda.is_available() else OWN
 
 
+def _life(arguments: JoinArguments, cluster: ClusterSpec, link: RunLink | None) -> Life:
+    """What ``lockstep run`` knows of this process, and whether all tasks of its job are below one."""
+    everywhere = arguments.launched or not cluster.shape.servers
+    if link is None:
+        return Life(can_be_told=everywhere)
+    return Life(can_be_told=everywhere, restarted=True, later=link.later, finished=link.finished)
+
+
 def _introduced(link: RunLink, config: NodeConfig, signals: TaskSignals) -> RunLink:
     """Let ``lockstep run``, which has started this process, answer for it."""
     cluster = config.cluster
@@ -309,7 +326,8 @@ def _introduced(link: RunLink, config: NodeConfig, signals: TaskSignals) -> RunL
                 version=__version__,
                 cluster=cluster.all_addresses(),
                 grace=cluster.grace,
-                takes_back=config.recovery.takes_back and cluster.task.role is Role.WORKER,
+                takes_back=config.recovery.of(cluster.shape).survives(cluster.task, cluster.shape),
+                holds_buckets=cluster.task in cluster.shape.homes,
                 key_file=os.environ.get(KEY_VARIABLE),
                 insecure=is_insecure(),
             )
@@ -342,11 +360,18 @@ def refuse_bad_cluster(cluster: ClusterSpec, arguments: JoinArguments, *, launch
 
 
 def node_config(
-    cluster: ClusterSpec, exchange: Exchange, keeping: Keeping, *, launched: bool = False, carrier: str = ""
+    cluster: ClusterSpec,
+    exchange: Exchange,
+    keeping: Keeping,
+    *,
+    launched: bool = False,
+    carrier: str = "",
+    life: Life = FIRST_LIFE,
 ) -> NodeConfig:
     """What the runtime needs to know about a job of the library. BadInput if its ``train_dir`` is refused.
 
     ``launched``: by a launcher, without ``lockstep run``. ``carrier``: without servers, what carries the gradients.
+    ``life``: what ``lockstep run`` makes of this process.
     """
     workers, servers = cluster.shape.workers, cluster.shape.servers
     rules = recovery_rules(
@@ -357,8 +382,11 @@ def node_config(
         launched=launched,
         servers=servers,
         grace_seconds=cluster.grace,
+        goes_back=life.everybody_restarts and carrier != TORCH,
     )
-    settings = library_settings(cluster, exchange, rules, carrier)
+    settings = library_settings(cluster, exchange, rules, carrier, life)
+    if returning := life.later and rules.returns:
+        cluster = dataclasses.replace(cluster, startup_timeout=cluster.rejoin_timeout)
     resumes = bool(keeping.train_dir) and cluster.task == cluster.shape.coordinator
     if (
         cluster.task == CHIEF
@@ -376,11 +404,13 @@ def node_config(
         aggregate=exchange.aggregate(workers),
         watch=WatchSettings(on_stall=cluster.on_stall),
         recovery=rules,
-        beginning=beginning_in(keeping.train_dir, settings, say, from_scratch=keeping.from_scratch)
+        beginning=beginning_in(keeping.train_dir, settings, say, from_scratch=keeping.from_scratch and not life.later)
         if resumes
         else Beginning(),
         train_dir=keeping.train_dir,
         checkpoints_kept=keeping.max_ckpts_to_keep,
+        returning=returning,
+        finished=life.finished and rules.returns,
     )
 
 
@@ -532,6 +562,8 @@ def serve(config: NodeConfig, serving: StoreChoice, reporter: TaskReporter, sign
 
         node.wait_until_member()
         outcome = node.wait_until_ended()
+        if outcome.again:
+            return outcome
         node.see_others_off()
         return dataclasses.replace(outcome, unsaved=node.tell_unsaved())
     except JobEndedError as ended:

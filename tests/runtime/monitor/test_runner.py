@@ -16,8 +16,11 @@ from helpers.programs import LOCKSTEP, Program, alive
 from helpers.waiting import wait_until
 from lockstep.runtime.monitor.door import RUN_VARIABLE, RunDoor, run_link
 from lockstep.runtime.monitor.lives import is_loss
+from lockstep.runtime.monitor.record import TaskRecord
+from lockstep.runtime.monitor.reporter import TaskReport
 from lockstep.runtime.monitor.runner import exit_code_of
 from lockstep.runtime.processes import catches, descendants
+from lockstep.runtime.startup.address_finding import AddressFinding, proof_of_end
 from lockstep.transports.control.monitor_client import Unreachable, describe
 
 pytestmark = pytest.mark.timed
@@ -76,6 +79,25 @@ def test_what_is_no_loss_or_cannot_come_back_is_not_started_again(
     assert done.code == code
     assert said in done.stderr
     assert "restarting" not in done.stderr
+
+
+def test_a_task_whose_job_goes_back_is_started_again_whatever_its_code_and_how_often_it_may_be_lost() -> None:
+    with below_run("join=0", "phase=training", "back", "say=here", "exit=3", restarts=0) as program:
+        done = program.wait(15)
+    assert (done.code, done.stdout.count("here")) == (3, 2)
+    assert "starting /job:worker/replica:0/task:1 again: its job goes back to the newest checkpoint" in done.stderr
+
+
+def test_others_see_at_once_that_a_life_is_over() -> None:
+    record = TaskRecord("a task", "0", 1)
+    record.on_report(TaskReport(incarnation=2**64 - 1, phase="training"))
+    record.on_restarted(announced=True)
+    assert proof_of_end(AddressFinding("up", record.describe(), True), 2**64 - 1) is not None
+    record.on_report(TaskReport(incarnation=7))
+    record.on_restarted(announced=True)
+    record.on_restarted(announced=True)
+    assert proof_of_end(AddressFinding("up", record.describe(), True), 7) is not None
+    assert record.describe().task_address == ""
 
 
 def test_a_signal_is_passed_on_and_the_code_is_that_of_the_program() -> None:

@@ -31,7 +31,7 @@ ANSWER_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Introduction:
-    """Which task a program is, where its monitor is to answer for it, and whether its job takes it back."""
+    """Which task a program is, where its monitor is to answer for it, and what its loss means."""
 
     task: str
     host: str
@@ -40,6 +40,9 @@ class Introduction:
     cluster: tuple[tuple[str, str], ...]
     grace: float
     takes_back: bool
+    """Whether the job goes on after the loss of this task."""
+    holds_buckets: bool
+    """The others need it until the end of the job, even if it has made all its steps."""
     key_file: str | None
     """None: the default one."""
     insecure: bool
@@ -91,6 +94,10 @@ class RunLink:
         self.reporter = reporter
         self.met: tuple[str, ...] = ()
         """Where every rank of a launcher listens, if a former life has found out."""
+        self.later = False
+        """There was a former life."""
+        self.finished = False
+        """It had made all its steps."""
 
     def greet(self) -> bool:
         """False: another process of this program is already the task."""
@@ -99,6 +106,7 @@ class RunLink:
             self._door.close()
             return False
         self.met = tuple(str(host) for host in said.get("hosts", ()))
+        self.later, self.finished = bool(said.get("later")), bool(said.get("finished"))
         return True
 
     def reserve(self, ports: PortRange | None) -> int:
@@ -115,8 +123,9 @@ class RunLink:
         self._ask(introduction=asdict(introduction))
 
     def close(self, exit_code: int = 0) -> None:
-        """The job has ended for this task. May be called twice."""
-        self.reporter.ended(exit_code)
+        """The job has ended for this task, or for this life of it. May be called twice."""
+        if not self.reporter.report.goes_back:
+            self.reporter.ended(exit_code)
         self.reporter.close()
         self._door.close()
 

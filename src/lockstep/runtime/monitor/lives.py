@@ -6,6 +6,7 @@ outside, the reaper's status lines, the task's own reports.
 
 from __future__ import annotations
 
+import itertools
 import time
 from abc import ABC, abstractmethod
 from typing import Final
@@ -53,6 +54,10 @@ class Lives(ABC):
         """Whether a task that was just lost can be started again at all."""
         return True
 
+    def _goes_back(self) -> bool:
+        """Whether the task, which has ended, is to be started again because another one was lost."""
+        return False
+
     def _others_watched(self) -> set[int]:
         """Further descriptors to wait for, for ``_look``."""
         return set()
@@ -68,23 +73,32 @@ class Lives(ABC):
 
     def _watch_lives(self) -> int:
         """Watch one incarnation of the task after another; returns the exit code of the last."""
-        for life in range(self._restarts + 1):
+        restarts = 0
+        for life in itertools.count(1):
             self._watch_task()
             exit_code = self._task.news.exit_code
             assert exit_code is not None, "the loop ends with the task"
-            lost = is_loss(exit_code) and not self._by_monitor and not self._task.news.problem
-            if not lost or life == self._restarts or not self._may_return():
+            if self._by_monitor or self._task.news.problem:
                 return exit_code
-            self._say_why(exit_code)
-            say(f"restarting {self._name} ({life + 1} of {self._restarts} restarts)")
-            self._start_again(life + 1)
+            if self._goes_back():
+                say(f"starting {self._name} again: its job goes back to the newest checkpoint")
+            elif is_loss(exit_code) and restarts < self._restarts and self._may_return():
+                restarts += 1
+                self._say_why(exit_code)
+                say(f"restarting {self._name} ({restarts} of {self._restarts} restarts)")
+            else:
+                return exit_code
+            self._start_again(life)
         raise AssertionError("the last incarnation returns")
+
+    def _tell_of_next_life(self) -> None:
+        self._record.on_restarted()
 
     def _start_again(self, life: int) -> None:
         finished = self._record.report.phase == TaskPhase.FINISHING.value
+        self._tell_of_next_life()
         self._task.close(REAPER_SECONDS)
         processes.end_descendants(0.0, REAPER_SECONDS)
-        self._record.on_restarted()
         self._task = self._start(life, finished=finished)
         self._reports_open = True
 

@@ -142,11 +142,16 @@ class TaskRecord:
         self.changed.notify()
         return self.changed.number
 
-    def on_restarted(self) -> None:
-        """The task is about to be restarted: the reports of its former incarnation no longer count."""
+    def on_restarted(self, *, announced: bool = False) -> None:
+        """The task is about to be restarted: the reports of its former incarnation no longer count.
+
+        ``announced``: the others see at once that this incarnation is over, and not when the next one has imported
+        torch: a number that no incarnation has stands for it until then.
+        """
         with self._lock:
             self._pid = 0
-            self._report = TaskReport()
+            former = self._report.incarnation
+            self._report = TaskReport(incarnation=former % (2**64 - 2) + 1 if announced and former else 0)
             self._heard_at = time.monotonic()
             self._stopped_since = None
             self._enter(TaskPhase.STARTING.value)

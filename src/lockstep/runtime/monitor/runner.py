@@ -10,19 +10,21 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from dataclasses import dataclass
 from typing import Any, Final
 
 from lockstep.errors import EXIT_BAD_INPUT, BadInput
 from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.ids import TaskId
-from lockstep.protocol.core.timing import GRACE_SECONDS, LINGER_SECONDS, STOP_SECONDS
+from lockstep.protocol.core.timing import GRACE_SECONDS, LINGER_SECONDS, OVERSTAY_SECONDS, STOP_SECONDS
 from lockstep.runtime import processes
 from lockstep.runtime.monitor.door import Introduction, RunDoor
 from lockstep.runtime.monitor.exit import Stopping, TaskObserver, linger
 from lockstep.runtime.monitor.lives import Lives
 from lockstep.runtime.monitor.monitor import why_not_listening
 from lockstep.runtime.monitor.record import TaskRecord
+from lockstep.runtime.monitor.reporter import TaskReport
 from lockstep.runtime.monitor.service import MonitorService
 from lockstep.runtime.monitor.task_process import TaskProcess
 from lockstep.runtime.running_jobs import listed
@@ -77,6 +79,10 @@ class _Runner(Lives):
         self._hosts: list[str] = []
         self._known: Introduction | None = None
         self._job_over = False
+        self._life = 0
+        self._finished = False
+        self._back_at: float | None = None
+        """Since when this life is over for its job, which goes back."""
 
     def run(self) -> int:
         self._begin()
@@ -97,7 +103,8 @@ class _Runner(Lives):
 
     # -- what is special about it --
 
-    def _start(self, life: int, *, finished: bool) -> TaskProcess:  # noqa: ARG002 - one that has finished stays away
+    def _start(self, life: int, *, finished: bool) -> TaskProcess:
+        self._life, self._finished, self._back_at = life, finished, None
         self._close_door()
         self._door, self._greeted = RunDoor(), False
         return TaskProcess(self._spec.command, door=self._door)
@@ -109,7 +116,8 @@ class _Runner(Lives):
             say(f"{self._name} does not handle {processes.signal_name(signum)} now, and would be killed by it")
 
     def _may_return(self) -> bool:
-        if self._job_over or self._record.report.phase == TaskPhase.FINISHING.value:
+        needed = self._known is not None and self._known.holds_buckets
+        if self._job_over or (self._record.report.phase == TaskPhase.FINISHING.value and not needed):
             say(f"{self._name} is not restarted: it had done its part of the job")
             return False
         if self._known is not None and not self._known.takes_back:
@@ -117,12 +125,27 @@ class _Runner(Lives):
             return False
         return True
 
+    def _tell_of_next_life(self) -> None:
+        self._record.on_restarted(announced=True)
+
+    def _goes_back(self) -> bool:
+        return self._back_at is not None
+
     def _take_reports(self) -> None:
-        super()._take_reports()
-        code = self._record.report.exit_code
-        if code is not None and not self._job_over:
+        reports, self._reports_open = self._task.read_reports()
+        for report in reports:
+            self._take_report(report)
+
+    def _take_report(self, report: TaskReport) -> None:
+        if self._back_at is not None:
+            return  # for the others, the next life has begun
+        self._record.on_report(report)
+        if report.goes_back:
+            self._back_at = time.monotonic()
+            self._tell_of_next_life()
+        elif report.exit_code is not None and not self._job_over:
             self._job_over = True
-            self._observer.ended(code)
+            self._observer.ended(report.exit_code)
             self._among_running.close()
 
     # -- the door --
@@ -130,7 +153,11 @@ class _Runner(Lives):
     def _others_watched(self) -> set[int]:
         return set() if self._door is None else {self._door.host.fileno()}
 
-    def _look(self, now: float, ready: set[int]) -> None:  # noqa: ARG002 - nothing here takes long
+    def _look(self, now: float, ready: set[int]) -> None:
+        if self._back_at is not None and now - self._back_at >= OVERSTAY_SECONDS:
+            self._back_at = float("inf")
+            say(f"{self._name} stays although its job goes back to the newest checkpoint, and was killed")
+            self._task.kill()
         if self._door is None or self._door.host.fileno() not in ready:
             return
         said = self._door.take()
@@ -153,7 +180,7 @@ class _Runner(Lives):
         match said:
             case {"hello": True}:
                 taken, self._greeted = self._greeted or self._job_over, True
-                return {"taken": taken, "hosts": self._hosts}
+                return {"taken": taken, "hosts": self._hosts, "later": self._life > 0, "finished": self._finished}
             case {"reserve": among}:
                 return {"port": self._reserve(among)}
             case {"hosts": list(hosts)}:

@@ -525,7 +525,9 @@ class Node(Observed):
                 self.say(outcome.sentence())
             if not outcome.ok and not outcome.again:
                 self.reporter.failed(outcome.reason.text)
-            if not outcome.again:
+            if outcome.again:
+                self.reporter.goes_back()
+            else:
                 # A task that is refused, or not a member yet, ends by itself, with a better exit code.
                 trains = self._member.is_set() and not self.refused
                 self._guard.on_end(outcome, FORCE_SECONDS, self.config.give_up if trains else None)
