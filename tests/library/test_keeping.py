@@ -40,6 +40,23 @@ def test_a_lost_worker_is_waited_for_where_it_can_come_back_and_else_the_start_s
     assert bool(asked) == bool(why)
 
 
+@pytest.mark.parametrize(
+    ("keeping", "goes_back", "returns"),
+    [
+        (Keeping(), True, False),
+        (Keeping(train_dir="/tmp/x"), False, False),
+        (Keeping(train_dir="/tmp/x"), True, True),
+        (Keeping(train_dir="/tmp/x", on_worker_loss="abort"), True, False),
+    ],
+)
+def test_a_job_goes_back_to_its_checkpoint_where_all_are_started_again(
+    keeping: Keeping, goes_back: bool, returns: bool
+) -> None:
+    rules = recovery_rules(keeping, PLAIN, 2, 30.0, launched=False, servers=0, goes_back=goes_back)
+    assert (rules.returns, rules.on_worker_loss) == (returns, LossPolicy.ABORT)
+    assert bool(loss_notice(rules, PLAIN, 2, launched=False, servers=0)) is not returns
+
+
 def test_who_asks_for_an_end_gets_it_and_is_told() -> None:
     rules = recovery_rules(Keeping(on_worker_loss="abort"), PLAIN, 2, 30.0, launched=False)
     assert rules.on_worker_loss is LossPolicy.ABORT

@@ -177,8 +177,8 @@ class TaskReporter:
 
     def ready(self, task_address: str, incarnation: int, job: int = 0) -> None:
         """The task answers at ``task_address`` in this incarnation; ``job`` is 0 until it is known."""
-        at = {"task_address": task_address, "incarnation": incarnation, "job": job}
-        self._tell(**at, over=False, must_leave=False, goes_back=False)
+        first = {"over": False, "must_leave": False, "goes_back": False}
+        self._tell(task_address=task_address, incarnation=incarnation, job=job, **first)
 
     def over(self, *, must_leave: bool) -> None:
         """The job has ended here. ``must_leave``: badly, so that this task has nothing left to do."""
