@@ -16,25 +16,24 @@ from typing import Any, Final
 
 from lockstep.errors import EXIT_BAD_INPUT, BadInput
 from lockstep.protocol.core.activity import TaskPhase
-from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.timing import GRACE_SECONDS, LINGER_SECONDS, OVERSTAY_SECONDS, STOP_SECONDS
 from lockstep.runtime import processes
 from lockstep.runtime.monitor.door import Introduction, RunDoor
 from lockstep.runtime.monitor.exit import Stopping, TaskObserver, linger
 from lockstep.runtime.monitor.lives import Lives
-from lockstep.runtime.monitor.monitor import why_not_listening
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.reporter import TaskReport
-from lockstep.runtime.monitor.service import MonitorService
 from lockstep.runtime.monitor.task_process import TaskProcess
-from lockstep.runtime.running_jobs import listed
 from lockstep.security.chosen import choose, settle
 from lockstep.terminal import say
 from lockstep.transports.control.ports import PortRange, ReservedPort
-from lockstep.transports.control.server import ListenError
 from lockstep.version import __version__
 
 PASSED_ON: Final = (signal.SIGUSR1, signal.SIGUSR2)
+_OTHER_VERSION: Final = (
+    f"this program uses another version of Lockstep than the 'lockstep run' that started it ({__version__}); install the "
+    "same one for both."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +169,8 @@ class _Runner(Lives):
             self._door.answer(**self._answer(said))
         except BadInput as bad:
             self._door.answer(problem=" ".join(bad.sentences))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            self._door.answer(problem=_OTHER_VERSION)
 
     def _close_door(self) -> None:
         if self._door is not None:
@@ -190,7 +191,7 @@ class _Runner(Lives):
                 cluster = tuple((str(name), str(address)) for name, address in fields.pop("cluster"))
                 self._introduced(Introduction(**fields, cluster=cluster))
                 return {"ready": True}
-        return {"problem": f"this program uses another version of Lockstep than 'lockstep run' ({__version__})"}
+        return {"problem": _OTHER_VERSION}
 
     def _reserve(self, among: list[Any] | None) -> int:
         if self._reserved is None:
@@ -211,6 +212,13 @@ class _Runner(Lives):
         self._stopping.patience_from_now(given.grace + STOP_SECONDS)
 
     def _listen(self, given: Introduction) -> None:
+        # Only now: the program has been started before gRPC is imported, and many never join.
+        from lockstep.protocol.core.ids import TaskId
+        from lockstep.runtime.monitor.monitor import why_not_listening
+        from lockstep.runtime.monitor.service import MonitorService
+        from lockstep.runtime.running_jobs import listed
+        from lockstep.transports.control.server import ListenError
+
         choose(given.key_file, given.insecure)
         settle(lambda _line: None)  # the program has said it
         self._record.introduce(given.task, given.version, given.cluster)
