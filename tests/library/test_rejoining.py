@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
@@ -14,7 +15,7 @@ import pytest
 from helpers.programs import LOCKSTEP, Finished, Program
 from helpers.waiting import wait_until
 from library.test_join import ONE_THREAD, hosts
-from lockstep.transports.control.monitor_client import describe
+from lockstep.transports.control.monitor_client import describe, snapshot_fields
 
 PROGRAM = (sys.executable, str(Path(__file__).with_name("lasting_program.py")))
 SECONDS = 110.0
@@ -156,3 +157,24 @@ def test_without_servers_and_below_lockstep_run_a_lost_rank_takes_all_back_to_th
     assert f"restarting {lost} (1 of 3 restarts)" in done.stderr
     assert f"starting {other} again: its job goes back to the newest checkpoint" in done.stderr
     assert "verdict" not in done.stderr
+
+
+def test_below_lockstep_run_a_launchers_lost_server_takes_all_back_to_the_checkpoint_with_the_same_bits(
+    undisturbed: list[str], tmp_path: Path
+) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node=3")
+    go = tmp_path / "go"
+    kept = (f"--train_dir={tmp_path}", "--save_model_steps=2", f"--linger={go}")
+    with Program((*torchrun, *LOCKSTEP, "run", "--", *PROGRAM, "--servers=1", *kept), ONE_THREAD) as launcher:
+        said = launcher.wait_for("lockstep why ", SECONDS)
+        cluster = snapshot_fields(said.partition("lockstep why ")[2].split()[0], "Monitor")["cluster"]
+        assert isinstance(cluster, dict)
+        launcher.wait_for("step 5\n", SECONDS)
+        os.kill(describe(cluster["/job:ps/replica:0/task:0"], 5.0).pid, signal.SIGKILL)
+        launcher.wait_for("starting /job:worker/replica:0/task:0 again", SECONDS)
+        go.touch()
+        done = launcher.wait(SECONDS)
+    assert done.code == 0, done
+    assert set(re.findall(r"worker \d of \d: (.*)", done.stdout)) == set(undisturbed)
+    assert "restarting /job:ps/replica:0/task:0 (1 of 3 restarts)" in done.stderr
+    assert "starting /job:worker/replica:0/task:1 again" in done.stderr

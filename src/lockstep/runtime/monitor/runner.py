@@ -31,8 +31,8 @@ from lockstep.version import __version__
 
 PASSED_ON: Final = (signal.SIGUSR1, signal.SIGUSR2)
 _OTHER_VERSION: Final = (
-    f"this program uses another version of Lockstep than the 'lockstep run' that started it ({__version__}); install the "
-    "same one for both."
+    f"this program uses another version of Lockstep than the 'lockstep run' that started it ({__version__}); install "
+    "the same one for both."
 )
 
 
