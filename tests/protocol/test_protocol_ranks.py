@@ -299,7 +299,8 @@ def test_a_rank_that_has_made_all_its_steps_is_missed_until_nobody_needs_it(
     for task in done:
         rig.hear(task, Done(1))
     rig.tell(PeerGone(W2, because("was killed"), life(W2)))
-    assert (rig.machine.end is not None and rig.machine.end.again) is back
+    assert rig.machine.end is not None
+    assert (rig.machine.end.ok, rig.machine.end.again) == (False, back)
 
 
 def test_a_rank_is_not_missed_when_all_have_made_all_steps() -> None:

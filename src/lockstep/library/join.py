@@ -390,7 +390,7 @@ def node_config(
     resumes = bool(keeping.train_dir) and cluster.task == cluster.shape.coordinator
     if (
         cluster.task == CHIEF
-        and (notice := loss_notice(rules, exchange, workers, launched=launched, servers=servers))
+        and (notice := loss_notice(rules, exchange, workers, launched=launched, servers=servers, carrier=carrier))
         and workers > 1
     ):
         say(notice)

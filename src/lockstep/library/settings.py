@@ -168,13 +168,17 @@ def recovery_rules(
     )
 
 
-def loss_notice(rules: RecoveryRules, exchange: Exchange, workers: int, *, launched: bool, servers: int = 1) -> str:
+def loss_notice(
+    rules: RecoveryRules, exchange: Exchange, workers: int, *, launched: bool, servers: int = 1, carrier: str = ""
+) -> str:
     """What the chief prints at the start about losing a worker; empty if the job goes on after that."""
     if rules.takes_back or (rules.returns and not servers):
         return ""
     why = _why_no_recovery(exchange, workers, launched=launched, servers=servers)
-    again = "; started again, it resumes from the newest checkpoint" if rules.saves_last else ""
-    return f"the loss of a worker ends this job: {why or 'on_worker_loss is abort'}{again} (docs/recovery.md)"
+    hint = "; started again, it resumes from the newest checkpoint" if rules.saves_last else ""
+    if not servers and carrier != TORCH:
+        hint += "; with train_dir and 'lockstep run -- python' instead of python it goes back to that by itself"
+    return f"the loss of a worker ends this job: {why or 'on_worker_loss is abort'}{hint} (docs/recovery.md)"
 
 
 def who_trains(shape: ClusterShape) -> str:

@@ -260,13 +260,12 @@ class RunningJob:
 
     def _is_not_missed(self, task: TaskId) -> bool:
         """It has done all its work. Where it holds buckets too, the others may still need its last ones, and the last
-        version may have to be saved."""
+        step may have to be committed, to be saved."""
         if task not in self._done:
             return False
-        if task not in self.shape.homes or not self.rules.returns:
+        if task not in self.shape.homes:
             return True
-        unsaved = self.rules.saves_last and not self._saved_last
-        return self._ending is not None and not unsaved
+        return self._ending is not None and (not self.rules.saves_last or self.committed >= self._ending - 1)
 
     def _lose_worker(self, task: TaskId, reason: Reason, now: float) -> list[Effect]:
         self._journal.record(now, Happening.LOST, self._steps_seen(), peer=task, cause=reason.text)
