@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,13 +15,11 @@ import helpers.small_task
 from helpers.ports import free_port
 from helpers.programs import LOCKSTEP, Program, alive
 from helpers.waiting import wait_until
+from lockstep.protocol.core.messages import Description
 from lockstep.runtime.monitor.door import RUN_VARIABLE, RunDoor, run_link
 from lockstep.runtime.monitor.lives import is_loss
-from lockstep.runtime.monitor.record import TaskRecord
-from lockstep.runtime.monitor.reporter import TaskReport
 from lockstep.runtime.monitor.runner import exit_code_of
 from lockstep.runtime.processes import catches, descendants
-from lockstep.runtime.startup.address_finding import AddressFinding, proof_of_end
 from lockstep.transports.control.monitor_client import Unreachable, describe
 
 pytestmark = pytest.mark.timed
@@ -40,13 +39,23 @@ def pid_of(port: int) -> int:
     return found.pid if found.phase == "training" and not found.exited else 0
 
 
-def test_a_lost_program_is_started_again_and_keeps_its_address_and_what_it_knew() -> None:
-    with below_run("join=0", "phase=training", "hang") as program:
+def exited(port: int) -> Description | None:
+    found = describe(f"127.0.0.1:{port}", 1.0)
+    return found if found.exited else None
+
+
+def test_a_lost_program_is_started_again_and_keeps_its_address_and_what_it_knew(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    go.touch()
+    with below_run(f"wait={go}", "join=0", "phase=training", "hang") as program:
         where = wait_until(lambda: re.findall(r"\('127\.0\.0\.1:(\d+)'", program.stdout()), 15, "a port")
         port = int(where[0])
         first = wait_until(lambda: pid_of(port), 15, "a life")
+        go.unlink()
         os.kill(first, signal.SIGKILL)
-        assert describe(f"127.0.0.1:{port}", 1.0).task == "/job:worker/replica:0/task:1"  # it answers meanwhile
+        dead = wait_until(lambda: exited(port), 15, "the end, which is told before the next life")
+        assert (dead.exit_code, dead.pid) == (-9, first)
+        go.touch()
         second = wait_until(lambda: pid_of(port) not in (0, first) and pid_of(port), 15, "another life")
         os.kill(second, signal.SIGKILL)
         done = program.wait(15)
@@ -86,18 +95,6 @@ def test_a_task_whose_job_goes_back_is_started_again_whatever_its_code_and_how_o
         done = program.wait(15)
     assert (done.code, done.stdout.count("here")) == (3, 2)
     assert "starting /job:worker/replica:0/task:1 again: its job goes back to the newest checkpoint" in done.stderr
-
-
-def test_others_see_at_once_that_a_life_is_over() -> None:
-    record = TaskRecord("a task", "0", 1)
-    record.on_report(TaskReport(incarnation=2**64 - 1, phase="training"))
-    record.on_restarted(announced=True)
-    assert proof_of_end(AddressFinding("up", record.describe(), True), 2**64 - 1) is not None
-    record.on_report(TaskReport(incarnation=7))
-    record.on_restarted(announced=True)
-    record.on_restarted(announced=True)
-    assert proof_of_end(AddressFinding("up", record.describe(), True), 7) is not None
-    assert record.describe().task_address == ""
 
 
 def test_a_signal_is_passed_on_and_the_code_is_that_of_the_program() -> None:

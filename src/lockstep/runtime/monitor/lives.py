@@ -92,7 +92,11 @@ class Lives(ABC):
         raise AssertionError("the last incarnation returns")
 
     def _tell_of_next_life(self) -> None:
+        """The former incarnation is over."""
         self._record.on_restarted()
+
+    def _tell_of_process(self, pid: int) -> None:
+        self._record.on_started(pid)
 
     def _start_again(self, life: int) -> None:
         finished = self._record.report.phase == TaskPhase.FINISHING.value
@@ -147,7 +151,7 @@ class Lives(ABC):
         pid = self._task.news.pid
         news = self._task.read_status()
         if news.pid != pid:
-            self._record.on_started(news.pid)
+            self._tell_of_process(news.pid)
 
     def _take_reports(self) -> None:
         reports, self._reports_open = self._task.read_reports()

@@ -142,16 +142,13 @@ class TaskRecord:
         self.changed.notify()
         return self.changed.number
 
-    def on_restarted(self, *, announced: bool = False) -> None:
-        """The task is about to be restarted: the reports of its former incarnation no longer count.
-
-        ``announced``: the others see at once that this incarnation is over, and not when the next one has imported
-        torch: a number that no incarnation has stands for it until then.
-        """
+    def on_restarted(self) -> None:
+        """The task is about to be restarted: the end and the reports of its former incarnation no longer count."""
         with self._lock:
             self._pid = 0
-            former = self._report.incarnation
-            self._report = TaskReport(incarnation=former % (2**64 - 2) + 1 if announced and former else 0)
+            self._exit_code = None
+            self.out_of_memory = None
+            self._report = TaskReport()
             self._heard_at = time.monotonic()
             self._stopped_since = None
             self._enter(TaskPhase.STARTING.value)

@@ -16,7 +16,13 @@ from typing import Any, Final
 
 from lockstep.errors import EXIT_BAD_INPUT, BadInput
 from lockstep.protocol.core.activity import TaskPhase
-from lockstep.protocol.core.timing import GRACE_SECONDS, LINGER_SECONDS, OVERSTAY_SECONDS, STOP_SECONDS
+from lockstep.protocol.core.timing import (
+    ANSWERED_FOR_SECONDS,
+    GRACE_SECONDS,
+    LINGER_SECONDS,
+    OVERSTAY_SECONDS,
+    STOP_SECONDS,
+)
 from lockstep.runtime import processes
 from lockstep.runtime.monitor.door import Introduction, RunDoor
 from lockstep.runtime.monitor.exit import Stopping, TaskObserver, linger
@@ -82,6 +88,8 @@ class _Runner(Lives):
         self._finished = False
         self._back_at: float | None = None
         """Since when this life is over for its job, which goes back."""
+        self._shown_from: float | None = None
+        """From when on the others see the life after one that was lost; None: they see the present one."""
 
     def run(self) -> int:
         self._begin()
@@ -125,7 +133,25 @@ class _Runner(Lives):
         return True
 
     def _tell_of_next_life(self) -> None:
-        self._record.on_restarted(announced=True)
+        """After a loss, first how it ended: until the next life has imported torch, nothing else would prove it."""
+        exit_code = self._task.news.exit_code
+        if self._back_at is not None or exit_code is None:
+            self._record.on_restarted()
+            return
+        self._observer.ended(exit_code)
+        self._shown_from = time.monotonic() + ANSWERED_FOR_SECONDS
+
+    def _tell_of_process(self, pid: int) -> None:
+        if self._shown_from is None:
+            self._record.on_started(pid)
+
+    def _show_next_life(self) -> None:
+        if self._shown_from is None:
+            return
+        self._shown_from = None
+        self._record.on_restarted()
+        if self._task.news.pid:
+            self._record.on_started(self._task.news.pid)
 
     def _goes_back(self) -> bool:
         return self._back_at is not None
@@ -141,7 +167,7 @@ class _Runner(Lives):
         self._record.on_report(report)
         if report.goes_back:
             self._back_at = time.monotonic()
-            self._tell_of_next_life()
+            self._record.on_restarted()
         elif report.exit_code is not None and not self._job_over:
             self._job_over = True
             self._observer.ended(report.exit_code)
@@ -153,6 +179,8 @@ class _Runner(Lives):
         return set() if self._door is None else {self._door.host.fileno()}
 
     def _look(self, now: float, ready: set[int]) -> None:
+        if self._shown_from is not None and now >= self._shown_from:
+            self._show_next_life()
         if self._back_at is not None and now - self._back_at >= OVERSTAY_SECONDS:
             self._back_at = float("inf")
             say(f"{self._name} stays although its job goes back to the newest checkpoint, and was killed")
@@ -180,6 +208,7 @@ class _Runner(Lives):
     def _answer(self, said: dict[str, Any]) -> dict[str, object]:
         match said:
             case {"hello": True}:
+                self._show_next_life()
                 taken, self._greeted = self._greeted or self._job_over, True
                 return {"taken": taken, "hosts": self._hosts, "later": self._life > 0, "finished": self._finished}
             case {"reserve": among}:
