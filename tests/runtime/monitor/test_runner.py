@@ -54,6 +54,7 @@ def test_a_lost_program_is_started_again_and_keeps_its_address_and_what_it_knew(
         go.unlink()
         os.kill(first, signal.SIGKILL)
         dead = wait_until(lambda: exited(port), 15, "the end, which is told before the next life")
+        assert dead is not None
         assert (dead.exit_code, dead.pid) == (-9, first)
         go.touch()
         second = wait_until(lambda: pid_of(port) not in (0, first) and pid_of(port), 15, "another life")

@@ -74,7 +74,7 @@ def test_two_processes_with_one_rank() -> None:
 
 def test_the_next_life_of_a_rank_that_was_lost_while_all_meet_takes_its_place() -> None:
     port = free_port()
-    met = {}
+    met: dict[str, tuple[str, ...]] = {}
     gathering = threading.Thread(target=lambda: met.update(all=meet(meeting(0, 3, port), 4000, lambda _: None)))
     gathering.start()
     lost = rendezvous._reach(meeting(1, 3, port), time.monotonic() + 10, lambda _: None)

@@ -117,7 +117,7 @@ class _Runner(Lives):
         return TaskProcess(self._spec.command, door=self._door)
 
     def _pass_on(self, signum: int) -> None:
-        if processes.catches(self._record.pid, signum):
+        if processes.catches(self._task.news.pid, signum):
             self._task.pass_on(signum)
         else:
             say(f"{self._name} does not handle {processes.signal_name(signum)} now, and would be killed by it")
