@@ -85,7 +85,7 @@ def test_a_killed_program_that_is_started_again_goes_on_with_the_same_bits(
     assert "has come back as a new incarnation" in finished[2 - int(victim)].stderr
 
 
-@pytest.mark.parametrize("where", ["1:5:late", "0:3:early"])
+@pytest.mark.parametrize("where", ["1:5:late"])
 def test_below_lockstep_run_a_launchers_lost_rank_comes_back_by_itself_with_the_same_bits(
     where: str, undisturbed: list[str], tmp_path: Path
 ) -> None:
@@ -142,7 +142,7 @@ def test_a_job_that_was_killed_whole_resumes_with_the_same_bits(undisturbed: lis
     assert results(finished) == undisturbed
 
 
-@pytest.mark.parametrize("where", ["1:5:late", "0:7:early"])
+@pytest.mark.parametrize("where", ["0:7:early"])
 def test_without_servers_and_below_lockstep_run_a_lost_rank_takes_all_back_to_the_checkpoint_with_the_same_bits(
     where: str, undisturbed: list[str], tmp_path: Path
 ) -> None:
