@@ -14,6 +14,7 @@ import hashlib
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import statistics
@@ -108,8 +109,10 @@ class Ranks:
 
     def digests(self) -> list[str]:
         for one in self.started:
-            if one.wait(RUN_SECONDS) != 0:
-                raise SystemExit(f"a rank ended with {one.returncode}: see {self.folder}")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                one.wait(RUN_SECONDS)
+            if one.returncode != 0:
+                raise SystemExit(f"a rank ended with {one.returncode} (None: not at all): see {self.folder}")
         return [re.findall(r"^digest (\w+)$", self.said(index), re.M)[-1] for index in range(len(self.addresses))]
 
     def close(self) -> None:
@@ -155,14 +158,15 @@ def disturb(ranks: Ranks, rng: random.Random) -> Iterator[tuple[int, float]]:
 
 
 def run(count: int, rng: random.Random | None) -> tuple[list[str], list[tuple[int, float]]]:
-    with tempfile.TemporaryDirectory(prefix="lost-ranks-") as folder:
-        ranks = Ranks(Path(folder), free_addresses(count))
-        ranks.start()
-        try:
-            kills = [] if rng is None else list(disturb(ranks, rng))
-            return ranks.digests(), kills
-        finally:
-            ranks.close()
+    ranks = Ranks(Path(tempfile.mkdtemp(prefix="lost-ranks-")), free_addresses(count))
+    ranks.start()
+    try:
+        kills = [] if rng is None else list(disturb(ranks, rng))
+        digests = ranks.digests()
+    finally:
+        ranks.close()
+    shutil.rmtree(ranks.folder)  # after a failure it stays
+    return digests, kills
 
 
 def main() -> None:

@@ -123,8 +123,9 @@ class _Runner(Lives):
             say(f"{self._name} does not handle {processes.signal_name(signum)} now, and would be killed by it")
 
     def _may_return(self) -> bool:
+        report = self._record.report
         needed = self._known is not None and self._known.holds_buckets
-        if self._job_over or (self._record.report.phase == TaskPhase.FINISHING.value and not needed):
+        if self._job_over or report.over or (report.phase == TaskPhase.FINISHING.value and not needed):
             say(f"{self._name} is not restarted: it had done its part of the job")
             return False
         if self._known is not None and not self._known.takes_back:
