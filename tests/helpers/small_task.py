@@ -5,8 +5,8 @@
 session that stays), ``deaf`` (ignore SIGTERM), ``polite`` (exit 0 when asked to end), ``hang``, ``wait=FILE`` (until
 the file exists), ``kill=SIGNAL`` (itself), ``exit=CODE``, ``sidecar=PORT`` (start one), ``close=CODE`` (its end),
 ``fork`` (a child that holds what this task has open, and stays); below ``lockstep run``: ``join=PORT`` (0: the one that
-it keeps; negative: as a task of a job that does not take it back), ``left=CODE`` (the job, not the program),
-``back`` (the job goes back to a checkpoint, if this is the first life).
+it keeps; negative: as a task of a job that does not take it back), ``over`` (the job has ended), ``left=CODE`` (it was
+closed), ``back`` (the job goes back to a checkpoint, if this is the first life).
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ class SmallTask:
             case "back":
                 if not self._later:
                     self._reporter.goes_back()
+            case "over":
+                self._reporter.over(must_leave=False)
             case "left":
                 self._reporter.ended(int(value))
             case "close_all":

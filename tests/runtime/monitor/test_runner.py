@@ -75,6 +75,7 @@ def test_a_lost_program_is_started_again_and_keeps_its_address_and_what_it_knew(
         (("join=0", "phase=training", "exit=1"), 1, ""),
         (("join=-1", "phase=training", "kill=SIGKILL"), 137, "this job does not go on after its loss"),
         (("join=0", "phase=finishing", "kill=SIGKILL"), 137, "it had done its part of the job"),
+        (("join=0", "phase=training", "over", "kill=SIGKILL"), 137, "it had done its part of the job"),
         (("join=0", "left=0", "kill=SIGSEGV"), 139, "it had done its part of the job"),
         (("kill=SIGTERM",), 143, "was killed by SIGTERM"),
     ],
