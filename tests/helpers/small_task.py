@@ -4,7 +4,9 @@
 ``say=TEXT``, ``complain=TEXT`` (stderr), ``tty`` (say whether stdout is a terminal), ``child`` (a process in its own
 session that stays), ``deaf`` (ignore SIGTERM), ``polite`` (exit 0 when asked to end), ``hang``, ``wait=FILE`` (until
 the file exists), ``kill=SIGNAL`` (itself), ``exit=CODE``, ``sidecar=PORT`` (start one), ``close=CODE`` (its end),
-``fork`` (a child that holds what this task has open, and stays).
+``fork`` (a child that holds what this task has open, and stays); below ``lockstep run``: ``join=PORT`` (0: the one that
+it keeps; negative: as a task of a job that does not take it back), ``over`` (the job has ended), ``left=CODE`` (it was
+closed), ``back`` (the job goes back to a checkpoint, if this is the first life).
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class SmallTask:
     def __init__(self, descriptor: str) -> None:
         self._reporter = TaskReporter.none() if descriptor == "-" else TaskReporter(int(descriptor))
         self._sidecar: Sidecar | None = None
+        self._later = False
 
     def do(self, action: str, value: str) -> None:
         match action:
@@ -73,6 +76,15 @@ class SmallTask:
 
                 self._sidecar = start_sidecar(worker(1), "127.0.0.1", int(value), "0.0.test", 1.0)
                 self._reporter = self._sidecar.reporter
+            case "join":
+                self._join(int(value))
+            case "back":
+                if not self._later:
+                    self._reporter.goes_back()
+            case "over":
+                self._reporter.over(must_leave=False)
+            case "left":
+                self._reporter.ended(int(value))
             case "close_all":
                 os.closerange(3, 256)
             case "close":
@@ -80,6 +92,32 @@ class SmallTask:
                 self._sidecar.close(int(value))
             case _:
                 raise ValueError(f"unknown action {action!r}")
+
+    def _join(self, port: int) -> None:
+        from lockstep.runtime.monitor.door import Introduction, run_link
+
+        link = run_link(os.environ)
+        assert link is not None, "not the task"
+        at = abs(port) or link.reserve(None)
+        self._later = link.later
+        hosts = link.met or (f"127.0.0.1:{at}", f"of life {os.getpid()}")
+        link.remember(hosts)
+        os.write(1, f"{hosts}\n".encode())
+        link.introduce(
+            Introduction(
+                task="/job:worker/replica:0/task:1",
+                host="127.0.0.1",
+                port=at,
+                version="0.0.test",
+                cluster=(("/job:worker/replica:0/task:1", f"127.0.0.1:{at}"),),
+                grace=1.0,
+                takes_back=port >= 0,
+                holds_buckets=False,
+                key_file=None,
+                insecure=False,
+            )
+        )
+        self._reporter = link.reporter
 
 
 def _leave(_signum: int, _frame: FrameType | None) -> None:

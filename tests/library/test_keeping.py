@@ -22,7 +22,7 @@ BACKUP = Exchange(replicas_to_aggregate=1)
     ("exchange", "launched", "policy", "why"),
     [
         (PLAIN, False, LossPolicy.WAIT, ""),
-        (PLAIN, True, LossPolicy.ABORT, "a different address"),
+        (PLAIN, True, LossPolicy.ABORT, "unless it starts 'lockstep run"),
         (ASYNC, False, LossPolicy.ABORT, "no common step"),
         (BACKUP, False, LossPolicy.ABORT, "completed without this worker"),
     ],
@@ -38,6 +38,23 @@ def test_a_lost_worker_is_waited_for_where_it_can_come_back_and_else_the_start_s
     assert why in notice
     asked = list(keeping_problems(Keeping(on_worker_loss="wait"), exchange, 2, launched=launched))
     assert bool(asked) == bool(why)
+
+
+@pytest.mark.parametrize(
+    ("keeping", "goes_back", "returns"),
+    [
+        (Keeping(), True, False),
+        (Keeping(train_dir="/tmp/x"), False, False),
+        (Keeping(train_dir="/tmp/x"), True, True),
+        (Keeping(train_dir="/tmp/x", on_worker_loss="abort"), True, False),
+    ],
+)
+def test_a_job_goes_back_to_its_checkpoint_where_all_are_started_again(
+    keeping: Keeping, goes_back: bool, returns: bool
+) -> None:
+    rules = recovery_rules(keeping, PLAIN, 2, 30.0, launched=False, servers=0, goes_back=goes_back)
+    assert (rules.returns, rules.on_worker_loss) == (returns, LossPolicy.ABORT)
+    assert bool(loss_notice(rules, PLAIN, 2, launched=False, servers=0)) is not returns
 
 
 def test_who_asks_for_an_end_gets_it_and_is_told() -> None:

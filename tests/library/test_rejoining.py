@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
@@ -14,7 +15,7 @@ import pytest
 from helpers.programs import LOCKSTEP, Finished, Program
 from helpers.waiting import wait_until
 from library.test_join import ONE_THREAD, hosts
-from lockstep.transports.control.monitor_client import describe
+from lockstep.transports.control.monitor_client import describe, snapshot_fields
 
 PROGRAM = (sys.executable, str(Path(__file__).with_name("lasting_program.py")))
 SECONDS = 110.0
@@ -84,6 +85,19 @@ def test_a_killed_program_that_is_started_again_goes_on_with_the_same_bits(
     assert "has come back as a new incarnation" in finished[2 - int(victim)].stderr
 
 
+@pytest.mark.parametrize("where", ["1:5:late"])
+def test_below_lockstep_run_a_launchers_lost_rank_comes_back_by_itself_with_the_same_bits(
+    where: str, undisturbed: list[str], tmp_path: Path
+) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node=3")
+    program = (*LOCKSTEP, "run", "--", *PROGRAM, "--servers=1", f"--die={where}", f"--once={tmp_path / 'once'}")
+    with Program((*torchrun, *program), ONE_THREAD) as launcher:
+        done = launcher.wait(SECONDS)
+    assert done.code == 0, done
+    assert sorted(re.findall(r"worker \d of \d: (.*)", done.stdout)) == sorted(undisturbed)
+    assert f"restarting /job:worker/replica:0/task:{where[0]} (1 of 3 restarts)" in done.stderr
+
+
 def test_a_program_lost_after_the_second_step_of_an_iteration_ends_the_job_with_a_sentence(tmp_path: Path) -> None:
     server, chief, other = run("--two", "--die=1:3:late", f"--once={tmp_path / 'once'}")
     assert other.code == -9
@@ -126,3 +140,41 @@ def test_a_job_that_was_killed_whole_resumes_with_the_same_bits(undisturbed: lis
     assert re.findall(r"step (\d+)\n", finished[1].stdout)[0] in ("4", "6", "8")
     assert "the job starts from the checkpoint" in finished[0].stderr
     assert results(finished) == undisturbed
+
+
+@pytest.mark.parametrize("where", ["0:7:early"])
+def test_without_servers_and_below_lockstep_run_a_lost_rank_takes_all_back_to_the_checkpoint_with_the_same_bits(
+    where: str, undisturbed: list[str], tmp_path: Path
+) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node=2")
+    kept = (f"--train_dir={tmp_path}", "--save_model_steps=2", f"--die={where}", f"--once={tmp_path / 'once'}")
+    with Program((*torchrun, *LOCKSTEP, "run", "--", *PROGRAM, *kept), ONE_THREAD) as launcher:
+        done = launcher.wait(SECONDS)
+    assert done.code == 0, done
+    # The mean that servers would make, and the chief's buffers.
+    assert set(re.findall(r"worker \d of \d: (.*)", done.stdout)) == {undisturbed[0]}
+    lost, other = (f"/job:worker/replica:0/task:{index}" for index in (where[0], "10"[int(where[0])]))
+    assert f"restarting {lost} (1 of 3 restarts)" in done.stderr
+    assert f"starting {other} again: its job goes back to the newest checkpoint" in done.stderr
+    assert "verdict" not in done.stderr
+
+
+def test_below_lockstep_run_a_launchers_lost_server_takes_all_back_to_the_checkpoint_with_the_same_bits(
+    undisturbed: list[str], tmp_path: Path
+) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node=3")
+    go = tmp_path / "go"
+    kept = (f"--train_dir={tmp_path}", "--save_model_steps=2", f"--linger={go}")
+    with Program((*torchrun, *LOCKSTEP, "run", "--", *PROGRAM, "--servers=1", *kept), ONE_THREAD) as launcher:
+        said = launcher.wait_for("lockstep why ", SECONDS)
+        cluster = snapshot_fields(said.partition("lockstep why ")[2].split()[0], "Monitor")["cluster"]
+        assert isinstance(cluster, dict)
+        launcher.wait_for("step 5\n", SECONDS)
+        os.kill(describe(cluster["/job:ps/replica:0/task:0"], 5.0).pid, signal.SIGKILL)
+        launcher.wait_for("starting /job:worker/replica:0/task:0 again", SECONDS)
+        go.touch()
+        done = launcher.wait(SECONDS)
+    assert done.code == 0, done
+    assert set(re.findall(r"worker \d of \d: (.*)", done.stdout)) == set(undisturbed)
+    assert "restarting /job:ps/replica:0/task:0 (1 of 3 restarts)" in done.stderr
+    assert "starting /job:worker/replica:0/task:1 again" in done.stderr

@@ -42,14 +42,14 @@ from lockstep.protocol.core.events import (
 )
 from lockstep.protocol.core.ids import INITIAL_STEP, ClusterShape, TaskId, server, worker
 from lockstep.protocol.core.journal import Journal
-from lockstep.protocol.core.messages import Applied, Grant, Open, Pull, Saved
+from lockstep.protocol.core.messages import Applied, Done, Grant, Open, Pull, Saved
 from lockstep.protocol.core.speakers import may_say
 from lockstep.protocol.core.waits import WaitKind
 from lockstep.protocol.member import MemberMachine
 from lockstep.protocol.server.server_machine import ServerMachine
 from lockstep.protocol.task import TaskMachine
 from lockstep.protocol.worker.worker_machine import WorkerMachine
-from protocol.protocol_rigs import JOB, TICKET, join_of, layout_of, life, plan_of
+from protocol.protocol_rigs import JOB, TICKET, CoordinatorRig, join_of, layout_of, life, plan_of
 
 W0, W1, W2 = worker(0), worker(1), worker(2)
 
@@ -244,13 +244,73 @@ def test_the_end_of_a_transfer_concerns_only_the_role_that_began_it() -> None:
     assert sum(mine["readers"]) == 1
 
 
-def test_a_lost_rank_ends_the_job_whatever_the_rules_say() -> None:
-    ranks = Ranks(3, 3, RecoveryRules(on_worker_loss=LossPolicy.WAIT, returns=True))
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_lost_rank_takes_all_back_where_jobs_return_and_else_ends_the_job(returns: bool) -> None:
+    """No rank comes back into the step that goes on, whatever the rules say of workers."""
+    ranks = Ranks(3, 3, RecoveryRules(on_worker_loss=LossPolicy.WAIT, returns=returns))
     ranks.step(0)
     ranks.tell(W0, PeerGone(W2, because("was killed by signal 9", Cause.DEAD)))
     for task in (W0, W1):
         end = ranks.ended[task]
-        assert (end.ok, end.again, end.culprit, end.reason.cause) == (False, False, str(W2), Cause.DEAD)
+        assert (end.ok, end.again, end.culprit, end.reason.cause) == (False, returns, str(W2), Cause.DEAD)
+
+
+@pytest.mark.parametrize(
+    ("servers", "lost", "policy", "returns", "survives"),
+    [
+        (1, server(0), LossPolicy.WAIT, False, False),
+        (1, server(0), LossPolicy.WAIT, True, True),
+        (1, server(0), LossPolicy.ABORT, True, True),
+        (1, W1, LossPolicy.WAIT, False, True),
+        (1, W1, LossPolicy.SHRINK, False, True),
+        (1, W1, LossPolicy.ABORT, True, False),
+        (0, W1, LossPolicy.WAIT, False, False),
+        (0, W1, LossPolicy.WAIT, True, True),
+        (0, W1, LossPolicy.ABORT, True, True),
+        (0, W0, LossPolicy.WAIT, True, True),
+        (0, W0, LossPolicy.WAIT, False, False),
+    ],
+)
+def test_after_which_losses_a_job_goes_on(
+    servers: int, lost: TaskId, policy: LossPolicy, returns: bool, survives: bool
+) -> None:
+    shape = ClusterShape(servers, 2)
+    assert RecoveryRules(on_worker_loss=policy, returns=returns).of(shape).survives(lost, shape) is survives
+
+
+RETURNS, SAVES = RecoveryRules(returns=True), RecoveryRules(returns=True, saves_last=True)
+
+
+@pytest.mark.parametrize(
+    ("rules", "done", "back"),
+    [
+        (RETURNS, (), True),
+        (RETURNS, (W2,), True),  # the others may still need the last means of its share
+        (RETURNS, (W2, W1), True),
+        (SAVES, (W2, W1, W0), True),  # nothing is saved yet
+        (RecoveryRules(), (W2,), False),
+    ],
+)
+def test_a_rank_that_has_made_all_its_steps_is_missed_until_nobody_needs_it(
+    rules: RecoveryRules, done: tuple[TaskId, ...], back: bool
+) -> None:
+    rig = CoordinatorRig(servers=0, workers=3, rules=rules)
+    rig.join_all()
+    for task in done:
+        rig.hear(task, Done(1))
+    rig.tell(PeerGone(W2, because("was killed"), life(W2)))
+    assert rig.machine.end is not None
+    assert (rig.machine.end.ok, rig.machine.end.again) == (False, back)
+
+
+def test_a_rank_is_not_missed_when_all_have_made_all_steps() -> None:
+    rig = CoordinatorRig(servers=0, workers=3, rules=RETURNS)
+    rig.join_all()
+    for task in (W0, W1, W2):
+        rig.hear(task, Done(1))
+    assert rig.machine.end is not None
+    assert rig.machine.end.ok
+    assert rig.tell(PeerGone(W2, because("was killed"), life(W2))) == []
 
 
 def test_only_the_first_rank_saves() -> None:

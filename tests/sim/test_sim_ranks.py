@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+import random
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lockstep.protocol.coordinator.recovery import RecoveryRules
+from lockstep.protocol.coordinator.recovery import LossPolicy, RecoveryRules
+from lockstep.protocol.coordinator.running_job import RunningJob
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.faults import DropMessage, DropTensor, SlowStore, Stick
 from lockstep.protocol.core.ids import TaskId, worker
+from lockstep.protocol.core.messages import ParameterEntry
+from lockstep.sim.disk import Disk
 from lockstep.sim.explore import play_seed
 from lockstep.sim.faults import AnyFault
 from lockstep.sim.generate import Size
+from lockstep.sim.kill_points import KillPoint, KillPoints, Moment
 from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, TrainingProfile
 from lockstep.sim.task import SimTask
+from lockstep.sim.violation import Rule, Violation
 from lockstep.sim.world import World
 from protocol.scenarios import TWO_GROUPS, clusters
 
+plain_beginning = Disk.beginning
 QUIET = NetworkProfile(quiet_after=0.0)
 W0, W1 = str(worker(0)), str(worker(1))
 
@@ -46,9 +55,11 @@ def test_the_first_rank_saves_and_the_job_ends_well() -> None:
     assert sorted(world.disk.checkpoints) == [2, 4, 5]
 
 
-def test_without_servers_there_is_nothing_to_recover_from() -> None:
-    with pytest.raises(ValueError, match="a loss ends the job"):
+def test_without_servers_steps_are_of_all_and_nobody_comes_back_into_one() -> None:
+    with pytest.raises(ValueError, match="none comes back into its step"):
         Scenario(seed=1, servers=0, mode=Mode.ASYNC)
+    with pytest.raises(ValueError, match="none comes back into its step"):
+        Scenario(seed=1, servers=0, rules=RecoveryRules(on_worker_loss=LossPolicy.WAIT))
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -121,3 +132,80 @@ def test_a_rank_killed_at_any_event_ends_the_job_by_name(victim: TaskId) -> None
             assert outcome.culprit == str(victim), (event, task, outcome)
             assert outcome.reason.cause in (Cause.DEAD, Cause.NEVER_STARTED), (event, task, outcome)
     assert struck > 30
+
+
+# -- a job that goes back to its newest checkpoint when a rank is lost --
+
+GOES_BACK = Scenario(
+    seed=1,
+    servers=0,
+    workers=2,
+    parameters=tuple(ParameterEntry(f"layer{n}", 16, "float32", 0) for n in range(3)),
+    network=QUIET,
+    training=TrainingProfile(steps=4),
+    rules=RecoveryRules(rejoin_seconds=60.0, returns=True, save_steps=2, saves_last=True),
+)
+LAST_EVENTS = 12
+"""A rank that is killed when all steps are made and saved is not missed: the job ends without its next incarnation."""
+
+
+def disturbed(scenario: Scenario, kills: Iterable[KillPoint] = ()) -> tuple[World, KillPoints]:
+    world = World(scenario)
+    points = KillPoints(world, kills)
+    assert world.run().ok
+    return world, points
+
+
+@functools.cache
+def undisturbed(scenario: Scenario) -> tuple[dict[int, int], list[Moment]]:
+    world, points = disturbed(scenario)
+    return world.numbers(), points.moments[:-LAST_EVENTS]
+
+
+@pytest.mark.parametrize(("ranks", "every"), [(2, 11), pytest.param(2, 1, marks=pytest.mark.slow), (3, 37)])
+def test_a_rank_killed_at_any_event_takes_the_job_back_and_changes_no_number(ranks: int, every: int) -> None:
+    scenario = replace(GOES_BACK, workers=ranks)
+    numbers, moments = undisturbed(scenario)
+    assert {moment.task for moment in moments[::every]} == set(scenario.shape.worker_ids())
+    for moment in moments[::every]:
+        for effects_done in (False, True):
+            world, points = disturbed(scenario, [KillPoint(moment.task, moment.event, effects_done)])
+            assert points.killed == 1
+            assert world.numbers() == numbers, moment
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_several_kills_of_ranks_on_a_bad_network_change_no_number(seed: int) -> None:
+    plain = replace(GOES_BACK, workers=2 + seed % 2)
+    storm = NetworkProfile(late_chance=0.03, in_order=False, duplicate_chance=0.1, reset_chance=0.01, quiet_after=60.0)
+    rng = random.Random(seed)
+    moments = [rng.choice(undisturbed(plain)[1]) for _ in range(rng.randint(2, 4))]
+    kills = [KillPoint(moment.task, moment.event, rng.random() < 0.5) for moment in moments]
+    network, mode = (QUIET, storm)[seed % 4 > 1], (Mode.EAGER, Mode.SEALED)[seed % 3 == 0]
+    world, _ = disturbed(replace(plain, seed=seed, network=network, mode=mode), kills)
+    assert world.numbers() == undisturbed(plain)[0]
+
+
+def defect_found(first: int, every: int) -> Rule | str | None:
+    """What is found by kills after the commit of step ``first``."""
+    moments = [moment for moment in undisturbed(GOES_BACK)[1] if moment.committed >= first]
+    for moment in moments[::every]:
+        try:
+            disturbed(GOES_BACK, [KillPoint(moment.task, moment.event, effects_done=True)])
+        except Violation as violation:
+            return violation.broken.rule
+        except AssertionError:
+            return "failed"
+    return None
+
+
+def test_a_checkpoint_before_every_rank_has_told_its_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    undisturbed(GOES_BACK)
+    monkeypatch.setattr(RunningJob, "_states_are_there", lambda *_: True)
+    assert defect_found(0, 1) is Rule.EARLY_COMMIT
+
+
+def test_a_job_that_begins_again_with_other_states_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    undisturbed(GOES_BACK)
+    monkeypatch.setattr(Disk, "beginning", lambda disk: replace(plain_beginning(disk), states={0: b"another"}))
+    assert defect_found(2, 5) is Rule.NOT_REPEATED

@@ -19,6 +19,8 @@ def take_key_flags(words: Sequence[str]) -> list[str]:
     left = list(words)
     while left:
         word = left.pop(0)
+        if word == "--":  # what follows is the command line of another program
+            return [*rest, word, *left]
         name, equals, value = word.partition("=")
         if name == "--job_token":
             raise BadInput(f"--job_token is refused: {TOKEN_REFUSAL}")

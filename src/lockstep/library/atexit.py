@@ -88,12 +88,15 @@ def _is_elsewhere(frame: traceback.FrameSummary) -> bool:
 
 
 def end_by_signal() -> None:
-    """End with the signal's exit code if the program does not catch a job's end by a signal: it is reported already."""
+    """End without a traceback if the program does not catch a job's end that is reported already: by a signal, with
+    its exit code; because the job goes back to a checkpoint, or was done before this incarnation."""
     otherwise = sys.excepthook
 
     def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, JobEndedError) and error.outcome.departure is not None:
-            raise SystemExit(error.outcome.departure.exit_code)
+        if isinstance(error, JobEndedError):
+            outcome = error.outcome
+            if outcome.departure is not None or outcome.again or outcome.ok:
+                raise SystemExit(outcome.exit_code(EXIT_FAILED))
         otherwise(kind, error, trace)
 
     sys.excepthook = end

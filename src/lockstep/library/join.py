@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInput
+from lockstep.library.below_run import introduced, life_of
 from lockstep.library.carrier import carrier_of, make_node
 from lockstep.library.comparing import join_compared
 from lockstep.library.launcher import Launch, launched_by, worker_variables
@@ -26,11 +27,13 @@ from lockstep.library.meeting import find_store, gather
 from lockstep.library.serving import SERVER_DEVICES, StoreChoice, make_store, refuse_missing_gpu
 from lockstep.library.settings import (
     BACKENDS,
+    FIRST_LIFE,
     ON_NAN,
     OWN,
     TORCH,
     Exchange,
     Keeping,
+    Life,
     exchange_problems,
     keeping_problems,
     library_settings,
@@ -50,6 +53,7 @@ from lockstep.protocol.core.timing import (
 )
 from lockstep.runtime.checkpoint.resuming import beginning_in
 from lockstep.runtime.compared import compared_run
+from lockstep.runtime.monitor.door import RunLink, run_link
 from lockstep.runtime.monitor.sidecar import SidecarError, start_sidecar
 from lockstep.runtime.phrases import ask_with
 from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL, ON_STALL, ClusterSpec, cluster_problems
@@ -244,16 +248,23 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     choose(arguments.key_file, arguments.insecure)
     settle(say)
     with contextlib.ExitStack() as until_listening:
+        link = run_link(environ)
         launch = _launch(arguments, environ)
-        cluster = _cluster(arguments, launch, until_listening)
+        cluster = _cluster(arguments, launch, link, until_listening)
         carrier = "" if cluster.shape.servers else carrier_of(arguments.backend)
         cluster = dataclasses.replace(cluster, carried_by_torch=carrier == TORCH)
-        refuse_bad_cluster(cluster, arguments)
+        bare = arguments.launched and link is None
+        refuse_bad_cluster(cluster, arguments, launched=bare)
         _refuse(protocol_problems(cluster))
         if cluster.task == CHIEF:
             say(who_trains(cluster.shape))
         config = node_config(
-            cluster, arguments.exchange, arguments.keeping, launched=arguments.launched, carrier=carrier
+            cluster,
+            arguments.exchange,
+            arguments.keeping,
+            launched=bare,
+            carrier=carrier,
+            life=life_of(link, can_be_told=arguments.launched or not cluster.shape.servers),
         )
         assert cluster.task is not None
         serves = cluster.task.role is Role.SERVER
@@ -261,7 +272,7 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
             refuse_missing_gpu(arguments.serving)
         signals = TaskSignals(cluster.task, say, cluster.grace, interrupts_others=serves)
         signals.install(only_defaults=True)
-        sidecar = _start_sidecar(cluster, signals)
+        sidecar = _start_sidecar(cluster, signals) if link is None else introduced(link, config, signals)
     if cluster.task == CHIEF:  # on one task only: where people look
         say(ask_with(cluster.address_of(CHIEF)))
     signals.on_forced = sidecar.reporter.ended
@@ -293,22 +304,30 @@ def _start_sidecar(cluster: ClusterSpec, signals: TaskSignals) -> Sidecar:
         raise BadInput(str(error)) from None
 
 
-def refuse_bad_cluster(cluster: ClusterSpec, arguments: JoinArguments) -> None:
-    """BadInput has one sentence per choice that this cluster cannot have."""
+def refuse_bad_cluster(cluster: ClusterSpec, arguments: JoinArguments, *, launched: bool = False) -> None:
+    """BadInput has one sentence per choice that this cluster cannot have.
+
+    ``launched``: by a launcher, without ``lockstep run``.
+    """
     workers, servers = cluster.shape.workers, cluster.shape.servers
     problems = list(exchange_problems(arguments.exchange, workers, servers))
-    problems += keeping_problems(
-        arguments.keeping, arguments.exchange, workers, launched=arguments.launched, servers=servers
-    )
+    problems += keeping_problems(arguments.keeping, arguments.exchange, workers, launched=launched, servers=servers)
     _refuse(cluster_problems(cluster) + problems)
 
 
 def node_config(
-    cluster: ClusterSpec, exchange: Exchange, keeping: Keeping, *, launched: bool = False, carrier: str = ""
+    cluster: ClusterSpec,
+    exchange: Exchange,
+    keeping: Keeping,
+    *,
+    launched: bool = False,
+    carrier: str = "",
+    life: Life = FIRST_LIFE,
 ) -> NodeConfig:
     """What the runtime needs to know about a job of the library. BadInput if its ``train_dir`` is refused.
 
-    ``carrier``: without servers, what carries the gradients.
+    ``launched``: by a launcher, without ``lockstep run``. ``carrier``: without servers, what carries the gradients.
+    ``life``: what ``lockstep run`` makes of this process.
     """
     workers, servers = cluster.shape.workers, cluster.shape.servers
     rules = recovery_rules(
@@ -319,12 +338,15 @@ def node_config(
         launched=launched,
         servers=servers,
         grace_seconds=cluster.grace,
+        goes_back=life.everybody_restarts and carrier != TORCH,
     )
-    settings = library_settings(cluster, exchange, rules, carrier)
+    settings = library_settings(cluster, exchange, rules, carrier, life)
+    if returning := life.later and rules.returns:
+        cluster = dataclasses.replace(cluster, startup_timeout=cluster.rejoin_timeout)
     resumes = bool(keeping.train_dir) and cluster.task == cluster.shape.coordinator
     if (
         cluster.task == CHIEF
-        and (notice := loss_notice(rules, exchange, workers, launched=launched, servers=servers))
+        and (notice := loss_notice(rules, exchange, workers, launched=launched, servers=servers, carrier=carrier))
         and workers > 1
     ):
         say(notice)
@@ -338,12 +360,14 @@ def node_config(
         aggregate=exchange.aggregate(workers),
         watch=WatchSettings(on_stall=cluster.on_stall, pages=cluster.pages),
         recovery=rules,
-        beginning=beginning_in(keeping.train_dir, settings, say, from_scratch=keeping.from_scratch)
+        beginning=beginning_in(keeping.train_dir, settings, say, from_scratch=keeping.from_scratch and not life.later)
         if resumes
         else Beginning(),
         train_dir=keeping.train_dir,
         checkpoints_kept=keeping.max_ckpts_to_keep,
         own_program=True,
+        returning=returning,
+        finished=life.finished and rules.returns,
     )
 
 
@@ -392,8 +416,11 @@ def _launch(arguments: JoinArguments, environ: Mapping[str, str]) -> Launch | No
     return launched_by(environ, arguments.address, None if spec.second_ports is None else spec.second_ports.agreed)
 
 
-def _cluster(arguments: JoinArguments, launch: Launch | None, until_listening: contextlib.ExitStack) -> ClusterSpec:
-    """``until_listening`` keeps the port that this process announces to the others."""
+def _cluster(
+    arguments: JoinArguments, launch: Launch | None, link: RunLink | None, until_listening: contextlib.ExitStack
+) -> ClusterSpec:
+    """``until_listening`` keeps the port that this process announces to the others; under ``lockstep run``, that does
+    so, over all lives."""
     spec = arguments.spec()
     if arguments.job_name:
         return spec.for_task(TaskId(Role(arguments.job_name), arguments.task_index))
@@ -403,16 +430,21 @@ def _cluster(arguments: JoinArguments, launch: Launch | None, until_listening: c
             "torchrun, srun or mpirun, give lockstep.join() ps_hosts, worker_hosts, job_name and task_index, or omit "
             "servers to train in this process alone."
         )
-    held = until_listening.enter_context(ReservedPort("", spec.second_ports))
+    if link is None:
+        port = until_listening.enter_context(ReservedPort("", spec.second_ports)).port
+    else:
+        port = link.reserve(spec.second_ports)
     if launch is None:
-        return spec.with_hosts((), (str(Address("127.0.0.1", held.port)),)).for_task(CHIEF)
-    return gather(spec, launch, arguments.servers or 0, held.port)
+        return spec.with_hosts((), (str(Address("127.0.0.1", port)),)).for_task(CHIEF)
+    return gather(spec, launch, link, arguments.servers or 0, port)
 
 
 # -- the two roles --
 
 
-def _serve_and_leave(config: NodeConfig, serving: StoreChoice, sidecar: Sidecar, signals: TaskSignals) -> None:
+def _serve_and_leave(
+    config: NodeConfig, serving: StoreChoice, sidecar: Sidecar | RunLink, signals: TaskSignals
+) -> None:
     """Serve until the job has ended, then exit: the lines after the call are for workers."""
     outcome = Outcome(False)
     try:
@@ -440,6 +472,8 @@ def serve(config: NodeConfig, serving: StoreChoice, reporter: TaskReporter, sign
 
         node.wait_until_member()
         outcome = node.wait_until_ended()
+        if outcome.again:
+            return outcome
         node.see_others_off()
         return dataclasses.replace(outcome, unsaved=node.tell_unsaved())
     except JobEndedError as ended:
@@ -461,7 +495,7 @@ def dropped_lines(coordinator: object) -> list[str]:
 
 
 def _join_as_worker(
-    config: NodeConfig, sidecar: Sidecar, options: JobOptions, signals: TaskSignals, carrier: str
+    config: NodeConfig, sidecar: Sidecar | RunLink, options: JobOptions, signals: TaskSignals, carrier: str
 ) -> Job:
     from lockstep.library.atexit import ExitWitness, close_before_threads_end, end_by_signal
     from lockstep.library.job import Job

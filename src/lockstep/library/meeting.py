@@ -7,6 +7,7 @@ import itertools
 from lockstep.errors import BadInput
 from lockstep.library.launcher import Launch
 from lockstep.protocol.core.ids import Role, TaskId
+from lockstep.runtime.monitor.door import RunLink
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.startup.rendezvous import RendezvousError, RendezvousSpec, meet
 from lockstep.security.chosen import chosen_key
@@ -19,17 +20,23 @@ _meetings = itertools.count()
 """Of this process, in the launcher's store."""
 
 
-def gather(spec: ClusterSpec, launch: Launch, servers: int, port: int) -> ClusterSpec:
-    """The cluster of all that the launcher started; this process listens on ``port``. BadInput if they do not meet."""
+def gather(spec: ClusterSpec, launch: Launch, link: RunLink | None, servers: int, port: int) -> ClusterSpec:
+    """The cluster of all that the launcher started; this process listens on ``port``. BadInput if they do not meet.
+
+    ``link``: to ``lockstep run``, which remembers whom a former life of this process has met.
+    """
     if servers >= launch.world:
         raise BadInput(
             f"{launch.launcher} started {launch.world} processes, and servers={servers} leaves none to train; start at "
             "least one more process than there are servers."
         )
+    met = () if link is None else link.met
     try:
-        hosts = _meet(spec, launch, port)
+        hosts = met or _meet(spec, launch, port)
     except RendezvousError as error:
         raise BadInput(str(error)) from None
+    if link is not None:
+        link.remember(hosts)
     is_server = launch.rank < servers
     task = TaskId(Role.SERVER if is_server else Role.WORKER, launch.rank if is_server else launch.rank - servers)
     return spec.with_hosts(hosts[:servers], hosts[servers:]).for_task(task)

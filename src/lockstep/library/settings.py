@@ -86,6 +86,27 @@ class Keeping:
     """Empty: wait for the worker if it can come back."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Life:
+    """What starts this process again after a loss, and what was before it."""
+
+    can_be_told: bool = False
+    """All tasks of this job are programs: ``lockstep run`` is above all of them or above none."""
+    restarted: bool = False
+    """``lockstep run`` is above this one."""
+    later: bool = False
+    """There was a former life, which may have begun the job from scratch."""
+    finished: bool = False
+    """It had made all its steps."""
+
+    @property
+    def everybody_restarts(self) -> bool:
+        return self.can_be_told and self.restarted
+
+
+FIRST_LIFE = Life()
+
+
 def _why_no_recovery(exchange: Exchange, workers: int, *, launched: bool, servers: int = 1) -> str:
     """Why a lost worker cannot rejoin such a job; empty if it can."""
     if not servers:
@@ -95,7 +116,7 @@ def _why_no_recovery(exchange: Exchange, workers: int, *, launched: bool, server
     if exchange.aggregate(workers) is not None:
         return "with backup workers (replicas_to_aggregate), steps may have completed without this worker"
     if launched:
-        return "torchrun, srun and mpirun give a restarted process a different address"
+        return "a launcher ends every rank when one dies, unless it starts 'lockstep run -- python' instead of python"
     return ""
 
 
@@ -130,8 +151,10 @@ def recovery_rules(
     launched: bool,
     servers: int = 1,
     grace_seconds: float = GRACE_SECONDS,
+    goes_back: bool = False,
 ) -> RecoveryRules:
-    """What a library job does about lost workers and checkpoints. The loss of a server ends it."""
+    """What a library job does about lost workers and checkpoints. The loss of a server, or of a rank without servers,
+    ends it, unless ``goes_back`` (all tasks are started again) and there is a ``train_dir``."""
     why = _why_no_recovery(exchange, workers, launched=launched, servers=servers)
     policy = LossPolicy(keeping.on_worker_loss or (LossPolicy.ABORT if why else LossPolicy.WAIT))
     return RecoveryRules(
@@ -141,15 +164,21 @@ def recovery_rules(
         save_steps=keeping.save_model_steps,
         save_seconds=keeping.save_model_secs,
         saves_last=bool(keeping.train_dir),
+        returns=goes_back and bool(keeping.train_dir) and keeping.on_worker_loss != LossPolicy.ABORT,
     )
 
 
-def loss_notice(rules: RecoveryRules, exchange: Exchange, workers: int, *, launched: bool, servers: int = 1) -> str:
-    """What the chief prints at the start about losing a worker; empty if the job waits for a lost worker."""
-    if rules.takes_back:
+def loss_notice(
+    rules: RecoveryRules, exchange: Exchange, workers: int, *, launched: bool, servers: int = 1, carrier: str = ""
+) -> str:
+    """What the chief prints at the start about losing a worker; empty if the job goes on after that."""
+    if rules.takes_back or (rules.returns and not servers):
         return ""
     why = _why_no_recovery(exchange, workers, launched=launched, servers=servers)
-    return f"the loss of a worker ends this job: {why or 'on_worker_loss is abort'} (docs/recovery.md)"
+    hint = "; started again, it resumes from the newest checkpoint" if rules.saves_last else ""
+    if not servers and carrier != TORCH:
+        hint += "; with train_dir and 'lockstep run -- python' instead of python it goes back to that by itself"
+    return f"the loss of a worker ends this job: {why or 'on_worker_loss is abort'}{hint} (docs/recovery.md)"
 
 
 def who_trains(shape: ClusterShape) -> str:
@@ -159,7 +188,7 @@ def who_trains(shape: ClusterShape) -> str:
 
 
 def library_settings(
-    cluster: ClusterSpec, exchange: Exchange, rules: RecoveryRules, carrier: str = ""
+    cluster: ClusterSpec, exchange: Exchange, rules: RecoveryRules, carrier: str = "", life: Life = FIRST_LIFE
 ) -> tuple[Setting, ...]:
     """These are compared when a task joins; the first that differs is named."""
     shape = cluster.shape
@@ -179,4 +208,6 @@ def library_settings(
     }
     if carrier:
         values["backend"] = carrier
+    if life.can_be_told:
+        values["started by lockstep run"] = "yes" if life.restarted else "no"
     return tuple(Setting(name, str(value)) for name, value in values.items())

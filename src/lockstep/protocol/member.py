@@ -28,7 +28,7 @@ from lockstep.protocol.core.events import (
     SignalCame,
     Tick,
 )
-from lockstep.protocol.core.ids import INITIAL_STEP, Incarnation, JobId, Role, TaskId
+from lockstep.protocol.core.ids import INITIAL_STEP, Incarnation, JobId, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.leaving import Departure
 from lockstep.protocol.core.machine import advance
@@ -94,7 +94,7 @@ class MemberMachine:
         returns: bool = False,
     ) -> None:
         """``deadline``: when the cluster must be complete (``--startup_timeout`` from the start). ``returns``: a job
-        that loses a server, even the coordinator's, starts again from its newest checkpoint."""
+        that loses a task that holds buckets, even the coordinator's, starts again from its newest checkpoint."""
         self.task = task
         self.coordinator = coordinator
         self.phase = MemberPhase.OUTSIDE
@@ -195,8 +195,9 @@ class MemberMachine:
         return [Send(self.coordinator, lost)] if self._linked else []
 
     def _why_coordinator_gone(self, event: PeerGone) -> tuple[str, Reason]:
-        """The coordinator ended; or another server did, and the coordinator restarted before its message came."""
-        lost = next((lost for task, lost in self._losses.items() if task.role is Role.SERVER), None)
+        """The coordinator ended; or another task that holds buckets did, and the coordinator restarted before its
+        message came."""
+        lost = next((lost for task, lost in self._losses.items() if task.role is self.coordinator.role), None)
         return (str(event.peer), event.reason) if lost is None else (lost.task, lost.reason)
 
     def _on_found_again(self, event: LinkUp) -> list[Effect]:

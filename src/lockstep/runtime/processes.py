@@ -163,6 +163,16 @@ def process_facts(pid: int) -> ProcessFacts | None:
     )
 
 
+def catches(pid: int, signum: int) -> bool:
+    """Whether this process has a handler for the signal, which would else kill it."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    masks = [line.removeprefix("SigCgt:") for line in lines if line.startswith("SigCgt:")]
+    return any(int(mask, 16) >> (signum - 1) & 1 for mask in masks)
+
+
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 

@@ -204,8 +204,8 @@ class Scenario:
     """How long after its end the next incarnation of a task starts, in a run that recovers."""
 
     def __post_init__(self) -> None:
-        if not self.servers and (not self.mode.synchronous or self.aggregate is not None or self.recovers):
-            raise ValueError("without servers steps are synchronous, of all workers, and a loss ends the job")
+        if not self.servers and (not self.mode.synchronous or self.aggregate is not None or self.rules.takes_back):
+            raise ValueError("without servers steps are synchronous, of all workers, and none comes back into its step")
         if self.training.calls and self.aggregate is not None:
             raise ValueError("a worker that steps may be made without does not come to the calls in them")
         plain = self.mode.synchronous and self.aggregate is None and self.training.repeatable

@@ -156,12 +156,23 @@ class SimulatedServer:
         """The shard as it is now, to be written while updates continue."""
         assert self._plan is not None
         kept: dict[BucketId, SavedBucket] = {}
+        if not self._around.scenario.servers:
+            return self._kept_by_rank(self._plan, version)
         for bucket in self._plan.buckets_of(self.task.index):
             tag = self._oracle.version(bucket.id, version)
             self._around.memory.slot(self.task, bucket.id, version % 2).expect(tag, f"{self.task}, which saves it,")
             assert tag is not None
             kept[bucket.id] = SavedBucket(tag, self._momentum.get(bucket.id, 0))
         return kept
+
+    def _kept_by_rank(self, plan: Plan, version: int) -> SavedShard:
+        """The training thread of a rank has all buckets, and those of no other version."""
+        worker = self._around.tasks[self.task].worker
+        assert worker is not None
+        if worker.step != version:
+            raise Violation(Rule.EARLY_COMMIT, f"{self.task} saves version {version} in step {worker.step}")
+        found = {bucket.id: self._oracle.version(bucket.id, version) for bucket in plan.buckets}
+        return {bucket: SavedBucket(tag, 0) for bucket, tag in found.items() if tag is not None}
 
     def _write_shard(self, version: int, shard: SavedShard) -> None:
         self._around.disk.shards.setdefault((self._job, version), {})[self.task.index] = shard
@@ -230,6 +241,8 @@ class SimulatedServer:
         base = self._oracle.base_of(effect)
         if base is None:
             return given[0]
+        if not self._around.scenario.servers:
+            return mixed(base.number, given, effect.replicas)  # every rank has its own optimizer
         momentum = mixed(self._momentum.get(effect.bucket, 0), given, effect.replicas, effect.rates)
         self._momentum[effect.bucket] = momentum
         return mixed(base.number, momentum)

@@ -383,12 +383,13 @@ class SimulatedWorker:
             self._begin_if_held()
 
     def _next_state(self) -> bytes | None:
-        """The local state after this step, if the seal carries it; the library sends it when the next step begins."""
+        """The local state after this step, if the seal carries it; the library, of which all ranks are, sends it when
+        the next step begins."""
         scenario = self._around.scenario
         if not scenario.rules.keeps_states:
             return None
         self._state = mixed(self._state, self.step).to_bytes(4, "big")
-        if scenario.mode.seals:
+        if scenario.mode.seals or not scenario.servers:
             self._untold = self.step + 1
             return None
         return self._state

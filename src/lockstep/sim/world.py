@@ -324,10 +324,11 @@ class World:
     def _admits(self, here: TaskId, there: TaskId) -> bool:
         """As in the runtime: a member accepts links only with members; the coordinator decides about a new incarnation.
 
-        For a server that returns, it knows that the job must start again first.
+        For a task with buckets that returns, it knows that the job must start again first.
         """
         task, now = self.tasks[here], self.incarnations[there]
-        decides = task.machine.coordinator is not None and (there.role is Role.WORKER or not self.scenario.recovers)
+        has_buckets = there in self.scenario.shape.homes
+        decides = task.machine.coordinator is not None and not (has_buckets and self.scenario.recovers)
         return decides or task.members.get(there, now) == now
 
     # -- leaving --

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import socket
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -24,13 +26,15 @@ def meeting(rank: int, world: int, port: int, **changes: object) -> RendezvousSp
     return replace(whole, **changes)  # type: ignore[arg-type]
 
 
-def meet_all(meetings: list[RendezvousSpec]) -> list[tuple[str, ...] | str]:
-    """What each receives: the list, or the sentence of its error."""
+def meet_all(meetings: list[RendezvousSpec], other_port: int = -1) -> list[tuple[str, ...] | str]:
+    """What each receives: the list, or the sentence of its error. ``other_port``: who has not the port of its rank."""
     results: list[tuple[str, ...] | str] = [""] * len(meetings)
 
     def one(index: int) -> None:
         try:
-            results[index] = meet(meetings[index], 4000 + meetings[index].rank, lambda _: None)
+            results[index] = meet(
+                meetings[index], 4000 + meetings[index].rank + 100 * (index == other_port), lambda _: None
+            )
         except RendezvousError as error:
             results[index] = str(error)
 
@@ -46,8 +50,7 @@ def meet_all(meetings: list[RendezvousSpec]) -> list[tuple[str, ...] | str]:
 @pytest.mark.parametrize("world", [1, 2, 5])
 def test_every_rank_receives_the_whole_list(world: int) -> None:
     port = free_port()
-    expected = tuple(f"127.0.0.1:{4000 + rank}" for rank in range(world))
-    assert meet_all([meeting(rank, world, port) for rank in range(world)]) == [expected] * world
+    assert meet_all([meeting(rank, world, port) for rank in range(world)]) == [tuple_of(world)] * world
 
 
 def test_a_missing_rank_is_named_by_rank_0() -> None:
@@ -64,9 +67,26 @@ def test_rank_0_that_is_missing_is_named_by_the_others() -> None:
 
 def test_two_processes_with_one_rank() -> None:
     port = free_port()
-    results = meet_all([meeting(0, 3, port, timeout=1.0), meeting(1, 3, port), meeting(1, 3, port)])
+    results = meet_all([meeting(0, 3, port, timeout=1.0), meeting(1, 3, port), meeting(1, 3, port)], other_port=2)
     assert any("two processes have rank 1" in str(result) for result in results)
     assert "ranks 2 of 3 did not connect" in results[0]
+
+
+def test_the_next_life_of_a_rank_that_was_lost_while_all_meet_takes_its_place() -> None:
+    port = free_port()
+    met: dict[str, tuple[str, ...]] = {}
+    gathering = threading.Thread(target=lambda: met.update(all=meet(meeting(0, 3, port), 4000, lambda _: None)))
+    gathering.start()
+    lost = rendezvous._reach(meeting(1, 3, port), time.monotonic() + 10, lambda _: None)
+    lost.send(json.dumps({"rank": 1, "world": 3, "port": 4001, "host": "127.0.0.1"}).encode(), time.monotonic() + 10)
+    lost.close()
+    assert meet_all([meeting(1, 3, port), meeting(2, 3, port)]) == [tuple_of(3)] * 2
+    gathering.join(20)
+    assert met == {"all": tuple_of(3)}
+
+
+def tuple_of(world: int) -> tuple[str, ...]:
+    return tuple(f"127.0.0.1:{4000 + rank}" for rank in range(world))
 
 
 @pytest.mark.parametrize(

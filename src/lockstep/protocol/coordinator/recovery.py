@@ -31,7 +31,8 @@ class RecoveryRules:
     on_worker_loss: LossPolicy = LossPolicy.ABORT
     rejoin_seconds: float = REJOIN_SECONDS
     returns: bool = False
-    """A job that loses a server starts again from its newest checkpoint; otherwise it ends."""
+    """A job that loses a task that holds buckets (a server; without servers, any worker) starts again from its newest
+    checkpoint; otherwise it ends."""
     save_steps: int = 0
     save_seconds: float = 0.0
     grace_seconds: float = GRACE_SECONDS
@@ -40,9 +41,13 @@ class RecoveryRules:
     """The last version goes into a checkpoint before the job ends."""
 
     def of(self, shape: ClusterShape) -> RecoveryRules:
-        """The rules as they are for a cluster of this shape. Without servers no task keeps what a lost worker would
-        need to come back, so the job ends with the first loss."""
-        return self if shape.servers else replace(self, on_worker_loss=LossPolicy.ABORT, returns=False)
+        """The rules as they are for a cluster of this shape. Without servers every worker holds buckets: the loss of
+        one is what the loss of a server is elsewhere."""
+        return self if shape.servers else replace(self, on_worker_loss=LossPolicy.ABORT)
+
+    def survives(self, task: TaskId, shape: ClusterShape) -> bool:
+        """Whether the job goes on after the loss of this task."""
+        return self.returns if task in shape.homes else self.takes_back
 
     @property
     def saves(self) -> bool:

@@ -23,7 +23,6 @@ from lockstep.protocol.core.ids import (
     ClusterShape,
     Incarnation,
     JobId,
-    Role,
     Step,
     TaskId,
 )
@@ -291,20 +290,28 @@ class RunningJob:
         known = self._joined.get(task)
         if self.end is not None or (incarnation and known is not None and known.incarnation != incarnation):
             return []
-        if self.losses.is_lost(task) or task in self._done:
-            return []  # already known, or it has done all its work
+        if self.losses.is_lost(task) or self._is_not_missed(task):
+            return []
         if self.shutdown is not None:
             return self._finish_shutdown(now)  # the step can no longer be finished
-        is_server = task.role is Role.SERVER
-        if self.rules.returns if is_server else self.rules.takes_back:
+        if self.rules.survives(task, self.shape):
             if self.phase is JobPhase.FORMING:
                 self._joined.pop(task, None)
                 return []
-            if is_server:
+            if task in self.shape.homes:
                 again = not reason.refuses_to_return
                 return self._finish(End(False, str(task), self._steps_seen(), reason, again=again), now)
             return self._lose_worker(task, reason, now)
         return self._finish_badly(task, self._steps_seen(), reason, now)
+
+    def _is_not_missed(self, task: TaskId) -> bool:
+        """It has done all its work. Where it holds buckets too, the others may still need its last ones, and the last
+        step may have to be committed, to be saved."""
+        if task not in self._done:
+            return False
+        if task not in self.shape.homes:
+            return True
+        return self._ending is not None and (not self.rules.saves_last or self.committed >= self._ending - 1)
 
     def _lose_worker(self, task: TaskId, reason: Reason, now: float) -> list[Effect]:
         self._journal.record(now, Happening.LOST, self._steps_seen(), peer=task, cause=reason.text)

@@ -74,6 +74,10 @@ class Stopping:
             return None
         return self._asked_at + self.patience
 
+    def patience_from_now(self, seconds: float) -> None:
+        """The requested end may take this long."""
+        self._patience = seconds
+
     @property
     def patience(self) -> float:
         """How long the requested end may take."""

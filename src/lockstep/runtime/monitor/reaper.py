@@ -24,7 +24,15 @@ from lockstep.runtime import processes
 ASK: Final = b"a"
 """Command: ask the task to end (SIGTERM)."""
 
-SIGNALS: Final = MappingProxyType({signal.SIGTERM: ASK, signal.SIGINT: b"i", signal.SIGHUP: b"h", signal.SIGUSR1: b"u"})
+SIGNALS: Final = MappingProxyType(
+    {
+        signal.SIGTERM: ASK,
+        signal.SIGINT: b"i",
+        signal.SIGHUP: b"h",
+        signal.SIGUSR1: b"u",
+        signal.SIGUSR2: b"v",
+    }
+)
 """Commands: pass this signal on to a task that takes signals itself."""
 
 KILL: Final = b"k"

@@ -83,6 +83,11 @@ class TaskRecord:
         """The task's latest report."""
         return self._report
 
+    def introduce(self, task: str, version: str, cluster: tuple[tuple[str, str], ...]) -> None:
+        """The process has said which task it is."""
+        with self._lock:
+            self._task, self._version, self.cluster = task, version, cluster
+
     def on_started(self, pid: int) -> None:
         with self._lock:
             self._pid = pid
@@ -138,9 +143,11 @@ class TaskRecord:
         return self.changed.number
 
     def on_restarted(self) -> None:
-        """The task is about to be restarted: the reports of its former incarnation no longer count."""
+        """The task is about to be restarted: the end and the reports of its former incarnation no longer count."""
         with self._lock:
             self._pid = 0
+            self._exit_code = None
+            self.out_of_memory = None
             self._report = TaskReport()
             self._heard_at = time.monotonic()
             self._stopped_since = None

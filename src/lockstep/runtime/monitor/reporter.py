@@ -51,6 +51,8 @@ class TaskReport:
     """The job has ended here."""
     must_leave: bool = False
     """It ended badly, and nothing is left to do."""
+    goes_back: bool = False
+    """The job goes back to its newest checkpoint, with another incarnation of this task."""
 
 
 def plain_reason(reason: str) -> str:
@@ -73,6 +75,7 @@ def encode_report(report: TaskReport) -> bytes:
         "printed": report.printed,
         "over": report.over,
         "must_leave": report.must_leave,
+        "goes_back": report.goes_back,
     }
     return json.dumps(fields, ensure_ascii=False).encode(errors="replace") + b"\n"
 
@@ -94,6 +97,7 @@ def decode_report(line: bytes) -> TaskReport | None:
             printed=int(fields.get("printed", 0)) & 0xFFFF,
             over=bool(fields.get("over", False)),
             must_leave=bool(fields.get("must_leave", False)),
+            goes_back=bool(fields.get("goes_back", False)),
         )
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
@@ -173,11 +177,16 @@ class TaskReporter:
 
     def ready(self, task_address: str, incarnation: int, job: int = 0) -> None:
         """The task answers at ``task_address`` in this incarnation; ``job`` is 0 until it is known."""
-        self._tell(task_address=task_address, incarnation=incarnation, job=job, over=False, must_leave=False)
+        first = {"over": False, "must_leave": False, "goes_back": False}
+        self._tell(task_address=task_address, incarnation=incarnation, job=job, **first)
 
     def over(self, *, must_leave: bool) -> None:
         """The job has ended here. ``must_leave``: badly, so that this task has nothing left to do."""
         self._tell(over=True, must_leave=must_leave or self._report.must_leave)
+
+    def goes_back(self) -> None:
+        """The job goes back to its newest checkpoint: this incarnation is over, and another one is to follow."""
+        self._tell(goes_back=True)
 
     def beat(self) -> None:
         """The task still runs: report the same state again."""

@@ -13,6 +13,7 @@ from typing import Final
 from lockstep.foreign import JsonError, read_json
 from lockstep.runtime import processes
 from lockstep.runtime.monitor import reaper
+from lockstep.runtime.monitor.door import RUN_VARIABLE, RunDoor
 from lockstep.runtime.monitor.reporter import MAX_LINE_BYTES, LineBuffer, ReportReader, TaskReport
 
 REPORT_FD: Final = "{report_fd}"
@@ -39,10 +40,18 @@ class KeeperNews:
 class TaskProcess:
     """One incarnation of a task. Create it on the main thread of a process that is a subreaper."""
 
-    def __init__(self, command: Sequence[str], marks: Collection[str] = (), *, takes_signals: bool = False) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        marks: Collection[str] = (),
+        *,
+        takes_signals: bool = False,
+        door: RunDoor | None = None,
+    ) -> None:
         """``marks``: those of ``MARKS`` that apply to this incarnation. ``takes_signals``: the task handles signals
-        itself, from its start."""
-        self._takes_signals = takes_signals
+        itself, from its start. ``door``: the task is any program, which introduces itself there, and gets signals as
+        they come."""
+        self._takes_signals = takes_signals or door is not None
         command_reader, self._commands = os.pipe()
         self.status_fd, status_writer = os.pipe()
         self.report_fd, report_writer = os.pipe()
@@ -53,14 +62,19 @@ class TaskProcess:
         inherited = (command_reader, status_writer, report_writer)
         words = [part for part in command if part not in MARKS or part in marks]
         argv = [part.replace(REPORT_FD, str(report_writer)) for part in words]
+        environ = None if door is None else {**os.environ, RUN_VARIABLE: door.described(report_writer)}
+        also = () if door is None else (door.guest.fileno(),)
         try:
             self._reaper = subprocess.Popen(
                 reaper.reaper_command(*inherited, argv, holds=takes_signals),
                 stdin=subprocess.DEVNULL,
-                pass_fds=inherited,
+                pass_fds=(*inherited, *also),
                 start_new_session=True,
+                env=environ,
             )
         finally:
+            if door is not None:
+                door.guest.close()
             for descriptor in inherited:
                 os.close(descriptor)
 
@@ -73,6 +87,10 @@ class TaskProcess:
         if self._takes_signals:
             self._command(reaper.SIGNALS[signal.SIGUSR1])
         return self._takes_signals
+
+    def pass_on(self, signum: int) -> None:
+        """Send a signal that does not ask for the end."""
+        self._command(reaper.SIGNALS[signal.Signals(signum)])
 
     def kill(self) -> None:
         self._command(reaper.KILL)

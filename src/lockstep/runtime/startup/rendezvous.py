@@ -115,6 +115,7 @@ class _Host:
         self._changed = threading.Condition()
         self._ports = {0: port}
         self._guests: dict[int, ProvenSocket] = {}
+        self._places: dict[int, tuple[str, int]] = {}
         self._over = False
 
     def gather(self) -> tuple[str, ...]:
@@ -204,8 +205,11 @@ class _Host:
         with self._changed:
             if self._over:
                 return "rank 0 does not wait any longer"
-            if rank in self._ports:
+            # At the same place it is the next life of a program below ``lockstep run``, which keeps that port for it.
+            if self._places.setdefault(rank, (seen, port)) != (seen, port):
                 return f"two processes have rank {rank}; give each its own rank"
+            if (former := self._guests.pop(rank, None)) is not None:
+                former.close()
             self._ports[rank] = port
             self._guests[rank] = guest
             self._changed.notify_all()

@@ -321,11 +321,10 @@ class Node(Observed):
 
     def can_recover(self, task: TaskId) -> bool:
         """Whether the job continues after the loss of this task."""
-        rules = self.rules
-        if task.role is Role.WORKER:
-            return rules.takes_back
+        if self.rules.survives(task, self.cluster.shape):
+            return True
         # While a worker joins, it may be another incarnation of one that the running job waits for.
-        return rules.returns or (rules.takes_back and self.forming)
+        return task.role is Role.SERVER and self.rules.takes_back and self.forming
 
     def start_facts(self) -> StartFacts:
         """What this task was started with."""
@@ -539,7 +538,9 @@ class Node(Observed):
                 self.say(outcome.sentence())
             if not outcome.ok and not outcome.again:
                 self.reporter.failed(outcome.reason.text)
-            if not outcome.again:
+            if outcome.again:
+                self.reporter.goes_back()
+            else:
                 # A task that is refused, or not a member yet, ends by itself, with a better exit code.
                 trains = self._member.is_set() and not self.refused
                 give_up = self.config.give_up if trains else None

@@ -1,0 +1,84 @@
+"""``lockstep run``: a monitor as the parent of any program; a launcher starts it instead of python."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Sequence
+
+from lockstep.cli.flags.flag import FlagKind, Group, Rows
+from lockstep.cli.flags.parsing import read_command_line
+from lockstep.errors import BadInput, HelpAsked
+from lockstep.terminal import drop_what_cannot_be_written
+
+RESTARTS = 3
+
+_TABLE = (
+    Rows(Group.CLUSTER).works(
+        "restarts",
+        FlagKind.WHOLE,
+        RESTARTS,
+        "how often the program is started again after it was lost",
+        upstream=False,
+    ),
+)
+
+_HELP = """\
+lockstep run: start a program, answer for it, and start it again after a loss.
+
+  lockstep run [--restarts=K] -- python train.py ...
+  torchrun --no-python --nproc-per-node=2 lockstep run -- python train.py ...
+  srun lockstep run -- python train.py ...
+  mpirun -np 2 lockstep run -- python train.py ...
+
+{flags}
+{keys}
+A program is lost if a signal kills it that nobody sent to 'lockstep run': SIGKILL,
+lack of memory, a crash in native code. An error of its own (an exception, exit
+code 2) ends it for good. The program's task keeps its name and address, so its
+job goes on where it can (docs/recovery.md). SIGINT, SIGTERM, SIGHUP, SIGUSR1 and
+SIGUSR2 are passed on. Nothing that the program started outlives this command.
+
+Exit codes: the program's own; 128+N if signal N killed it, or asked it to end
+and it had to be killed; 2 bad input (nothing started).
+"""
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run the command; returns the exit code."""
+    if "--" not in argv:
+        if any(word in ("-h", "--help") for word in argv):
+            raise HelpAsked(help_text())
+        raise BadInput("the program is missing; write it after two dashes: lockstep run -- python train.py")
+    flags = list(itertools.takewhile(lambda word: word != "--", argv))
+    command = tuple(argv[len(flags) + 1 :])
+    if any(word in ("-h", "--help") for word in flags):
+        raise HelpAsked(help_text())
+    restarts = _restarts(flags)
+    if not command:
+        raise BadInput("nothing stands after '--'; write the program there: lockstep run -- python train.py")
+    if shutil.which(command[0]) is None:
+        raise BadInput(f"there is no program {command[0]!r} here; write what to start after '--'.")
+    drop_what_cannot_be_written()
+    from lockstep.runtime.monitor.runner import RunSpec, run_program
+
+    return run_program(RunSpec(command=command, restarts=restarts))
+
+
+def _restarts(flags: Sequence[str]) -> int:
+    line = read_command_line(flags, _TABLE, "run")
+    if line.mistakes:
+        raise BadInput(line.mistakes)
+    found = line.value("restarts")
+    assert isinstance(found, int)
+    if found < 0:
+        raise BadInput(f"--restarts={found} is negative; give 0 or more.")
+    return found
+
+
+def help_text() -> str:
+    """Every flag with its meaning."""
+    from lockstep.cli.key_flags import KEY_FLAGS_HELP
+
+    rows = [f"  {flag.usage():<26} {flag.help} (default: {RESTARTS})" for flag in _TABLE]
+    return _HELP.format(flags="\n".join(rows), keys=KEY_FLAGS_HELP)
