@@ -59,6 +59,8 @@ class SealedReplica:
         """Groups that got a gradient since the last seal."""
         self._node = node
         self._finite = _NotFinite()
+        self._unread: tuple[Step, _NotFinite] | None = None
+        """The latest step whose gradients the GPU may not have made yet."""
         self._fillings = Fillings(self._binding, self._on_gradient)
         self._arrivals = Arrivals(self._binding, layers)
 
@@ -72,7 +74,7 @@ class SealedReplica:
     def _begin(self, step: Step) -> None:
         self.step = step
         self.backward_since_step.clear()
-        self._finite.forget()
+        self._finite = _NotFinite()
         self._fillings.begin(step)
         self._arrivals.begin(step, ())
 
@@ -111,8 +113,13 @@ class SealedReplica:
         void: bool,
         void_not_finite: bool,
         occasion: str,
-    ) -> SealedStep:
-        """The gradients of these groups are final. ``void``: no worker's gradients of this step are to be applied."""
+    ) -> list[SealedStep]:
+        """The gradients of these groups are final. ``void``: no worker's gradients of this step are to be applied.
+
+        Returns the steps of which it is known by now whether their gradients were finite. On a GPU where this decides
+        nothing (``void_not_finite``), this step is not among them: to read its norms, this thread would have to wait
+        until the GPU has made them, and the GPU would then wait for this thread.
+        """
         self._arrivals.settle()
         missing = {
             bound.index
@@ -126,12 +133,22 @@ class SealedReplica:
             self._fillings.take(filling, missing)
             self._finite.look(filling)
             self._fillings.fill(filling)
-        not_finite = None if void else self._finite.first()
+        later = not void and not void_not_finite and self._finite.must_wait
+        not_finite = None if void or later else self._finite.first()
         void = void or (void_not_finite and not_finite is not None)
         # A parameter that is absent with its whole bucket need not be named.
         without = tuple(sorted(i for i in missing if any(b not in absent for b in self._binding.bound[i].buckets)))
         self._send_seal(rates, tuple(sorted(absent)), without, void=void, occasion=occasion)
-        return SealedStep(self.step, not_finite, void)
+        known = self.read_late()
+        if later:
+            self._unread = (self.step, self._finite)
+            return known
+        return [*known, SealedStep(self.step, not_finite, void)]
+
+    def read_late(self) -> list[SealedStep]:
+        """The sealed step that was not known yet, if there is one; waits until the GPU has made its gradients."""
+        unread, self._unread = self._unread, None
+        return [] if unread is None else [SealedStep(unread[0], unread[1].first(), void=False)]
 
     def _unsent(self, absent: set[BucketId], missing: set[int]) -> list[Filling]:
         """Buckets that have not left, or not as they are now."""
@@ -199,10 +216,15 @@ class _NotFinite:
         """Norms, with their parameters' names. Reading them at once would stall a GPU."""
 
     def forget(self) -> None:
-        """A step begins."""
+        """Nothing of this step counts."""
         self._first = None
         self._now.clear()
         self._unread.clear()
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether ``first`` would wait for a GPU."""
+        return bool(self._unread)
 
     def look(self, filling: Filling) -> None:
         """Look at the gradients that wait for this bucket; perhaps not for the first time."""
