@@ -135,8 +135,10 @@ def test_tasks_on_one_gpu_that_wait_for_each_other_there_compute_the_same() -> N
     # Where lost tasks come back nothing is handed on early.
     expected, said = losses("--restarts=1")
     assert len(expected) == 11
-    assert "are on one GPU" not in said
+    assert said.count("and ps 0 are on one GPU; their tensors cross host memory") == 2
+    assert "which waits for their copies" not in said
     for flags in ((), ("--nomps",)):
         found, said = losses(*flags)
         assert said.count("and ps 0 are on one GPU, which waits for their copies by itself") == 2
+        assert said.count("and ps 0 are on one GPU, and their tensors stay in its memory") == 2
         assert found == expected

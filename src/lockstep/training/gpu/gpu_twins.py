@@ -13,7 +13,6 @@ Only where nothing relies on what a dying task has passed on: its memory on the 
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -107,10 +106,8 @@ class OwnTwins:
     def offer(self, owner: int, of: int) -> None:
         """From now on whoever maps a region may open its twin."""
         for number, region in enumerate(self._regions):
-            offset = number * self._stride
-            total = self._whole.numel()
-            table = TwinTable(self._gpu.gpu, os.getpid(), owner, of, offset, self._nbytes, total, self._handle)
-            table.write(region, self._at)
+            place = (number * self._stride, self._nbytes, self._whole.numel())
+            TwinTable(self._gpu.gpu, self._gpu.process, owner, of, *place, self._handle).write(region, self._at)
 
     def tell(self, peer: int, *, opened: bool) -> None:
         """Whether this peer's twin could be opened here."""
@@ -188,7 +185,7 @@ class OpenedTwins:
         table = read_twin(memory, at)
         if table is None:
             return NO_TWIN
-        if table.process == os.getpid():
+        if table.process == self._gpu.process:
             return TwinLookup(owner=table.owner, reason="both are in one process")
         if table.gpu != self._gpu.gpu:
             return TwinLookup(owner=table.owner, reason="they are on different GPUs")

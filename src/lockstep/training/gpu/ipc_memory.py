@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 from typing import Any, Final, Protocol
 
 import torch
@@ -31,6 +32,10 @@ class GpuMemory(Protocol):
     @property
     def gpu(self) -> bytes:
         """16 bytes that identify the GPU on this host."""
+
+    @property
+    def process(self) -> int:
+        """The process that it belongs to, which cannot open its own handles."""
 
     def allocate(self, nbytes: int) -> Tensor:
         """Zeroed bytes that others may open; CannotShareError if that is not possible here."""
@@ -109,6 +114,10 @@ class CudaMemoryPool:
     @property
     def gpu(self) -> bytes:
         return self._gpu
+
+    @property
+    def process(self) -> int:
+        return os.getpid()
 
     def allocate(self, nbytes: int) -> Tensor:
         address = ctypes.c_void_p()

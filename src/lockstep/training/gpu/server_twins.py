@@ -54,8 +54,8 @@ class ServerTwins:
         return known.tensor[first : first + gradient.nbytes]
 
     def _meet(self, worker: int, *, opened: bool) -> None:
-        """A worker offers a twin: offer those of the slots in turn, and say whether its own was opened."""
-        if self._own is None:
+        """A worker offers a twin: offer those of the slots in turn if it was opened, and say whether it was."""
+        if self._own is None and opened:
             room = self._plan.shard_room(self._server)
             try:
                 self._own = OwnTwins(self._gpu, self._slots, room, twin_at(room, self._plan))
@@ -63,7 +63,8 @@ class ServerTwins:
                 self._cannot_offer = True
                 return
             self._own.offer(self._server, self._plan.servers)
-        self._own.tell(worker, opened=opened)
+        if self._own is not None:
+            self._own.tell(worker, opened=opened)
 
     def slots(self) -> Sequence[Tensor]:
         """The twins of the slots, once a worker may read them."""

@@ -8,8 +8,9 @@ from torch import Tensor
 from lockstep.protocol.core.ids import Role, TaskId
 from lockstep.protocol.core.plan import Plan
 from lockstep.runtime.task.worker_node import WorkerNode
-from lockstep.training.gpu.gpu_twins import MOST_TASKS, OpenedTwins, OwnTwins, PeerTwin
+from lockstep.training.gpu.gpu_twins import MOST_TASKS, OpenedTwins, OwnTwins, PeerTwin, TwinLookup
 from lockstep.training.gpu.ipc_memory import CannotShareError, CudaMemoryPool, GpuMemory
+from lockstep.training.gpu.shared_events import is_on_gpu, table_at
 from lockstep.training.gpu.twin_places import twin_at
 
 
@@ -18,7 +19,7 @@ class WorkerTwins:
 
     def __init__(self, node: WorkerNode, plan: Plan, gpu: GpuMemory, gradients: memoryview) -> None:
         """``gradients``: the region that they are sent from, with room for the tables."""
-        self._node, self._plan = node, plan
+        self._node, self._plan, self._gpu = node, plan, gpu
         self._own = OwnTwins(gpu, [gradients], plan.arena_bytes, twin_at(plan.arena_bytes, plan))
         self._own.offer(node.task.index, node.config.cluster.shape.workers)
         self.leaving: Tensor = self._own.tensors[0]
@@ -44,8 +45,8 @@ class WorkerTwins:
         room = self._plan.shard_room(server)
         found, is_new = self._servers.open(lent, twin_at(room, self._plan), room)
         if found.twin is None:
-            if is_new and found.reason:
-                self._tell(server, f": their tensors cross host memory: {found.reason}")
+            if is_new:
+                self._tell_why_not(server, lent, found)
             return False
         if self._near[server] is None:
             self._near[server] = found.twin
@@ -68,6 +69,13 @@ class WorkerTwins:
         if near.has_refused(own):
             self._tell(server, ": gradients cross host memory: the server could not open the worker's memory")
         return False
+
+    def _tell_why_not(self, server: int, lent: memoryview, found: TwinLookup) -> None:
+        at, buckets = table_at(self._plan.shard_room(server)), len(self._plan.buckets)
+        if found.reason:
+            self._tell(server, f": their tensors cross host memory: {found.reason}")
+        elif is_on_gpu(lent, at, buckets, self._gpu.gpu):
+            self._tell(server, ": their tensors cross host memory: the server could not share its GPU's")
 
     def _tell(self, server: int, what: str) -> None:
         """Once for each server."""

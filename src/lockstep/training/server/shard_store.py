@@ -320,9 +320,7 @@ def _nearest(given: list[Tensor], taken: TakenGradients, step: Step) -> list[Ten
     """Gradients where the GPU finds them. The first parameters are always in host memory, in full."""
     if step == INITIAL_STEP:
         return given
-    return [
-        one if twin is None else twin.view(one.dtype) for one, twin in zip(given, taken.on_gpu, strict=True)
-    ]
+    return [one if twin is None else twin.view(one.dtype) for one, twin in zip(given, taken.on_gpu, strict=True)]
 
 
 def _in_twins(held: _Held, twins: Sequence[Tensor]) -> tuple[Tensor, ...]:

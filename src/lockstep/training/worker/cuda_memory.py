@@ -25,7 +25,7 @@ from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.gpu.gpu_idle import GpuIdle
 from lockstep.training.gpu.gpu_stream import DRAIN_SECONDS, ends_soon
 from lockstep.training.gpu.pinned_memory import PinnedMemory, pins_read_only
-from lockstep.training.gpu.shared_events import OwnEvents, PeerEvents, is_on_gpu, open_events, table_at
+from lockstep.training.gpu.shared_events import OwnEvents, PeerEvents, gpu_of, is_on_gpu, open_events, table_at
 from lockstep.training.gpu.twin_places import room_for_tables
 from lockstep.training.gpu.worker_twins import WorkerTwins
 from lockstep.training.tensors import as_tensor
@@ -244,7 +244,7 @@ class CudaMemory:
     def _tell_why_apart(self, server: int, lent: memoryview) -> None:
         """Once for each server on this GPU."""
         at = table_at(self._plan.shard_room(server))
-        if server in self._apart or not is_on_gpu(lent, at, len(self._plan.buckets), self._device):
+        if server in self._apart or not is_on_gpu(lent, at, len(self._plan.buckets), gpu_of(self._device)):
             return
         self._apart.add(server)
         self._node.tell_path(
