@@ -51,10 +51,14 @@ class _Held:
     slots: tuple[Tensor, ...]
     on_gpu: tuple[Tensor, ...]
     """On a GPU, by slot: one tensor for all of them, which has the newest version; or the slot's twin, which workers on
-    the same GPU read. Without a GPU these are the slots."""
+    the same GPU read. Empty without a GPU."""
     optimizer: BucketOptimizer
     group: int
     bucket: Bucket
+
+    @property
+    def in_twins(self) -> bool:
+        return len(set(self.on_gpu)) > 1
 
 
 class TorchShardStore:
@@ -102,11 +106,13 @@ class TorchShardStore:
         dtype = torch_dtype(bucket.dtype)
         where = slice(bucket.shard_offset, bucket.shard_offset + bucket.nbytes)
         tensors = tuple(as_tensor(slot[where], dtype) for slot in slots)
-        on_gpu = tensors
+        values = tensors[0]
+        on_gpu: tuple[Tensor, ...] = ()
         if self._lane is not None:
-            on_gpu = (torch.zeros_like(tensors[0], device=self._device),) * len(tensors)
-            self._room_for_sums(on_gpu[0], on_gpu[0].numel())
-        optimizer = BucketOptimizer(entry, bucket, on_gpu[0], self._crew.size)
+            values = torch.zeros_like(values, device=self._device)
+            on_gpu = (values,) * len(tensors)
+            self._room_for_sums(values, values.numel())
+        optimizer = BucketOptimizer(entry, bucket, values, self._crew.size)
         return _Held(tensors, on_gpu, optimizer, bucket.group, bucket)
 
     def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
@@ -128,9 +134,7 @@ class TorchShardStore:
     def memory(self) -> dict[str, int]:
         """The memory besides the slots, on the device that updates."""
         states = [part.state for held in self._held.values() for part in held.optimizer.parts]
-        on_gpu = 0
-        if self._lane is not None:
-            on_gpu = sum(one.nbytes for held in self._held.values() for one in set(held.on_gpu))
+        on_gpu = sum(one.nbytes for held in self._held.values() for one in set(held.on_gpu))
         return {
             "state of the optimizer": sum(value.nbytes for state in states for value in state.values()),
             "sums of gradients": sum(sums.nbytes for sums in self._sums.values()),
@@ -202,7 +206,7 @@ class TorchShardStore:
     def _apply_on_gpu(self, lane: GpuStream, held: _Held, effect: Apply, given: list[Tensor]) -> None:
         """Queue everything on the lane's stream."""
         twins = () if lane.twins is None else lane.twins.slots()
-        if twins and len(set(held.on_gpu)) == 1:
+        if twins and not held.in_twins:
             held.on_gpu = _in_twins(held, twins)
             held.optimizer.move_to(held.on_gpu[0])
         old, new = held.on_gpu[effect.from_slot], held.on_gpu[effect.to_slot]
@@ -251,9 +255,9 @@ class TorchShardStore:
     def _snapshot(self, version: int) -> list[NamedTensor]:
         tensors = []
         for held in self._held.values():
-            # In the slot's twin if it has one: then perhaps not in the slot.
-            twins = len(set(held.on_gpu)) > 1
-            values = held.on_gpu[version % 2].cpu() if twins else held.slots[version % 2].clone()
+            slot = version % 2
+            # Where there is a twin, its slot may not be filled.
+            values = held.on_gpu[slot].to("cpu", copy=True) if held.in_twins else held.slots[slot].clone()
             pieces = zip(held.bucket.pieces, held.optimizer.ranges(), held.optimizer.states(), strict=True)
             for piece, where, state in pieces:
                 name = self._names[piece.parameter]
