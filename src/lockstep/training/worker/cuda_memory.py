@@ -108,7 +108,9 @@ class CudaMemory:
         node, plan = self._node, self._plan
         # Loans are copied at once, so that programs may write to their parameters freely.
         gradients, parameters = node.allocate(plan, in_place=pins_read_only(), spare=room_for_tables(plan))
-        pinned = [self._pinned.pin(region.buffer) for region in (gradients, parameters)]
+        # Parameters that are read where servers have them never arrive in the region for them.
+        used = [gradients] if node.reads_in_place else [gradients, parameters]
+        pinned = [self._pinned.pin(region.buffer) for region in used]
         kind = "pinned" if all(pinned) else "pageable"
         node.tell_path(f"{node.task.short}: tensors of the GPU travel through {kind} host memory (no GPUDirect)")
         # A worker that rejoins must find what it passed on in its previous incarnation: so nothing is passed on early.
@@ -217,6 +219,8 @@ class CudaMemory:
             events = self._serving[server]
             if events is not None and not reachable:
                 events.synchronize(bucket)  # the CPU copies, and must not overtake the GPU
+        else:
+            self._pinned.pin(self._parameters)
         self._bring_up(bucket, version, loan)
 
     def _is_reachable(self, server: int, lent: memoryview) -> bool:

@@ -134,6 +134,8 @@ class SealedReplica:
             self._finite.look(filling)
             self._fillings.fill(filling)
         later = not void and not void_not_finite and self._finite.must_wait
+        if later:
+            self._finite.fetch()
         not_finite = None if void or later else self._finite.first()
         void = void or (void_not_finite and not_finite is not None)
         # A parameter that is absent with its whole bucket need not be named.
@@ -214,6 +216,8 @@ class _NotFinite:
         """Whether a bucket has any, as it was last looked at."""
         self._unread: list[tuple[Filling, list[str], Tensor]] = []
         """Norms, with their parameters' names. Reading them at once would stall a GPU."""
+        self._coming: tuple[Tensor, torch.cuda.Event] | None = None
+        """Whether each of them is finite, in host memory once the event has passed."""
 
     def forget(self) -> None:
         """Nothing of this step counts."""
@@ -235,18 +239,37 @@ class _NotFinite:
         norms = torch.stack(torch._foreach_norm(gradients, dtype=torch.float32 if small else None))
         self._unread.append((filling, [part.bound.trained.name for part, _ in filling.waiting], norms))
         if not norms.is_cuda:
-            self._read()
+            self._read(self._are_finite().tolist())
+
+    def fetch(self) -> None:
+        """Queue what ``first`` will read: it then waits for what the GPU has been given until now, and nothing later.
+
+        Without this, ``first`` would queue it, behind a whole further step.
+        """
+        finite = self._are_finite()
+        there = torch.empty(finite.shape, dtype=finite.dtype, pin_memory=True)
+        there.copy_(finite, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(finite.device))
+        self._coming = there, event
 
     def first(self) -> str | None:
         """The first parameter that was found, if any gradient is still not finite."""
-        self._read()
+        if self._coming is not None:
+            there, event = self._coming
+            event.synchronize()
+            self._read(there.tolist())
+            self._coming = None
+        elif self._unread:
+            self._read(self._are_finite().tolist())
         return self._first if any(self._now.values()) else None
 
-    def _read(self) -> None:
-        """One wait for the GPU, whatever the number of buckets."""
-        if not self._unread:
-            return
-        finite = iter(torch.isfinite(torch.cat([norms for _, _, norms in self._unread])).tolist())
+    def _are_finite(self) -> Tensor:
+        """One tensor, so that there is one wait for the GPU, whatever the number of buckets."""
+        return torch.isfinite(torch.cat([norms for _, _, norms in self._unread]))
+
+    def _read(self, answers: Sequence[bool]) -> None:
+        finite = iter(answers)
         for filling, names, _ in self._unread:
             bad = [name for name in names if not next(finite)]
             self._now[filling.id] = bool(bad)
