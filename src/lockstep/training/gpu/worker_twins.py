@@ -26,6 +26,8 @@ class WorkerTwins:
         """What servers read instead of the region."""
         self._servers = OpenedTwins(gpu)
         self._near: list[PeerTwin | None] = [None] * plan.servers
+        self._read_in_host: set[int] = set()
+        """Servers that lent a slot without a twin: it is read in host memory from then on, and must be filled there."""
         self._told: set[int] = set()
 
     @classmethod
@@ -45,10 +47,11 @@ class WorkerTwins:
         room = self._plan.shard_room(server)
         found, is_new = self._servers.open(lent, twin_at(room, self._plan), room)
         if found.twin is None:
+            self._read_in_host.add(server)
             if is_new:
                 self._tell_why_not(server, lent, found)
             return False
-        if self._near[server] is None:
+        if self._near[server] is None and server not in self._read_in_host:
             self._near[server] = found.twin
             self._own.tell(server, opened=True)
         return True
