@@ -111,7 +111,6 @@ class TorchShardStore:
         if self._lane is not None:
             values = torch.zeros_like(values, device=self._device)
             on_gpu = (values,) * len(tensors)
-            self._room_for_sums(values, values.numel())
         optimizer = BucketOptimizer(entry, bucket, values, self._crew.size)
         return _Held(tensors, on_gpu, optimizer, bucket.group, bucket)
 

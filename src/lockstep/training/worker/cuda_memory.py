@@ -127,6 +127,11 @@ class CudaMemory:
 
     # -- gradients go down --
 
+    @property
+    def stays_on_gpu(self) -> bool:
+        """Whether every server reads gradients in the GPU's memory."""
+        return self._twins is not None and all(map(self._twins.is_read_by, range(self._plan.servers)))
+
     def filled(self, step: Step, bucket: BucketId, *, in_full: bool = False) -> None:
         """Training thread: start the copy to the host; the bucket is passed on when the copy is done.
 

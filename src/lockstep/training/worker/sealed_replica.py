@@ -5,7 +5,8 @@ as backward has filled a bucket, it is copied to where it is sent from, which th
 edited during the transfer, the copy arrives unchanged. At the seal the two are compared bit by bit (there is no sum or
 hash to be fooled, and it does not matter how an edit was made); if they differ, the bucket is copied and sent again.
 After a step in which most buckets were edited, nothing is copied before the seal: the result is the same, nothing is
-sent twice, and nothing is compared, so that such a program pays for one pass over its gradients.
+sent twice, and nothing is compared, so that such a program pays for one pass over its gradients. So it is where servers
+read gradients on the worker's GPU: sending takes no time there, and to compare, this thread would wait for the GPU.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class SealedReplica:
         self.step = step
         self.backward_since_step.clear()
         self._finite = _NotFinite()
+        self.holding = self.holding or self._binding.memory.stays_on_gpu
         self._fillings.begin(step)
         self._arrivals.begin(step, ())
 
