@@ -110,6 +110,7 @@ COVERED: Final[Mapping[str, Fed | Exempt]] = MappingProxyType(
         "security/wire.py": _by("proof: ", "rendezvous", "net --serve"),
         "sim/faults.py": _by("faults of the simulator"),
         "training/export.py": _by("checkpoint: state, exported", "checkpoint: shard, exported"),
+        "training/gpu/gpu_twins.py": _by("twin of a region"),
         "training/gpu/shared_events.py": NEEDS_HARDWARE,
         "training/ranks/saving.py": _by("checkpoint: optimizers of ranks"),
         "training/ranks/torch_averager.py": Exempt("an entry of the chief of this run, which has a MAC"),

@@ -54,6 +54,7 @@ def file_targets(stack: contextlib.ExitStack) -> Iterator[Target]:
     yield from _flight_dumps(folder)
     yield Target("monitor: report of its task", decode_report, [_report()])
     yield Target("optimizer state", lambda data: unpack(data, 2), [_state()], (ValueError, SafetensorError))
+    yield _gpu_twin()
     yield from state_targets(folder)
     yield from _records(folder)
     yield from _pictures()
@@ -61,6 +62,28 @@ def file_targets(stack: contextlib.ExitStack) -> Iterator[Target]:
 
 def _report() -> bytes:
     return encode_report(TaskReport("training", "127.0.0.1:1", 1, 2, exit_code=3, reason="a reason"))
+
+
+def _gpu_twin() -> Target:
+    """In memory that a peer has lent."""
+    from helpers.fake_gpu import FakeGpu, FakeGpuMemory
+    from lockstep.training.gpu.gpu_twins import TWIN_BYTES, OpenedTwins, TwinTable
+
+    gpu = FakeGpu()
+    owner = FakeGpuMemory(gpu, process=2)
+    table = bytearray(TWIN_BYTES)
+    handle = owner.handle_of(owner.allocate(1024))
+    TwinTable(owner.gpu, owner.process, 0, 2, 512, 512, 1024, handle).write(memoryview(table), 0)
+
+    def open_twin(data: bytes) -> None:
+        twins = OpenedTwins(FakeGpuMemory(gpu))
+        found, _ = twins.open(memoryview(data), 0, 512)
+        if found.twin is not None:
+            assert found.twin.tensor.numel() >= 512
+            found.twin.has_opened(0)
+        twins.all_have_opened(0)
+
+    return Target("twin of a region", open_twin, [bytes(table)])
 
 
 def _state() -> bytes:

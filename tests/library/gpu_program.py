@@ -32,7 +32,7 @@ def main() -> None:
         model = Model().cuda()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
         job.wrap(model, optimizer)
-        for step in job.steps(20, seed=7):
+        for step in job.steps(10**6 if "--endless" in rest else 20, seed=7):
             x = torch.randn(32, 64).cuda()
             optimizer.zero_grad()
             nn.functional.mse_loss(model(x, step), -x).backward()

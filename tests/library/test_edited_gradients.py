@@ -21,6 +21,7 @@ from lockstep.protocol.core.journal import Happening
 from lockstep.training.digests import digest
 from lockstep.training.server.shard_store import TorchShardStore
 from lockstep.training.worker.fillings import Filling, edited
+from lockstep.training.worker.host_memory import HostMemory
 from lockstep.training.worker.sealed_replica import SealedReplica
 
 ALONE = ClusterShape(1, 1)
@@ -208,6 +209,35 @@ def test_a_program_that_clips_sends_every_bucket_once_and_compares_nothing(monke
         run_jobs(cluster, body, JobOptions(bucket_bytes=512))
     assert buckets[0] > 2
     assert compared == [buckets[0]] + [0] * (steps - 1)
+
+
+def test_where_gradients_stay_on_a_gpu_nothing_is_sent_early_or_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HostMemory, "stays_on_gpu", True)  # this model is on the CPU
+    compared: list[int] = []
+
+    def counting(fillings: list[Filling]) -> list[Filling]:
+        compared.append(len(fillings))
+        return edited(fillings)
+
+    monkeypatch.setattr("lockstep.training.worker.sealed_replica.edited", counting)
+    weights: list[Tensor] = []
+
+    def body(job: Job) -> None:
+        model = nn.Linear(8, 1, bias=False)
+        nn.init.ones_(model.weight)
+        _, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=1.0))
+        for step in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(8)).backward()
+            assert produced(cluster, step) == []
+            optimizer.step()
+            assert produced(cluster, step) == [0]
+        weights.append(model.weight.detach().clone())
+
+    with in_process_cluster(ALONE, TorchShardStore, eager=False) as cluster:
+        run_jobs(cluster, body)
+    assert weights[0].tolist() == [[-2.0] * 8]
+    assert compared == [0, 0, 0]
 
 
 def produced(cluster: InProcessCluster, step: int) -> list[int]:

@@ -98,6 +98,30 @@ def test_not_a_number_on_a_gpu_is_named() -> None:
         assert "'2.weight' contains NaN or infinity on /job:worker/replica:0/task:0 in step 0" in cluster.said[0]
 
 
+def test_a_step_that_is_not_finite_is_counted_with_the_next_or_when_asked() -> None:
+    """The training thread does not wait for the GPU to see it."""
+    found: list[tuple[int, int]] = []
+
+    def body(job: Job) -> None:
+        model = gpu_model()
+        _, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        poisoned: list[bool] = []
+        model[2].weight.register_hook(lambda grad: grad * float("nan") if poisoned else None)
+        for step in range(STEPS):
+            poisoned[:] = [True] if step == STEPS - 1 else []
+            gpu_plain(model, job.worker, step)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+        found.append((len(cluster.said), job.not_finite_steps))
+
+    with in_process_cluster(ClusterShape(1, 1), TorchShardStore, eager=False) as cluster:
+        jobs = run_jobs(cluster, body)
+        last = f"'2.weight' contains NaN or infinity on /job:worker/replica:0/task:0 in step {STEPS - 1}"
+        assert [last in line for line in cluster.said] == [True]
+        assert [job.not_finite_steps for job in jobs] == [1]
+    assert found == [(0, 1)]
+
+
 def test_moving_the_model_to_a_gpu_after_wrapping() -> None:
     def body(job: Job) -> None:
         model = small_model()
@@ -135,8 +159,10 @@ def test_tasks_on_one_gpu_that_wait_for_each_other_there_compute_the_same() -> N
     # Where lost tasks come back nothing is handed on early.
     expected, said = losses("--restarts=1")
     assert len(expected) == 11
-    assert "are on one GPU" not in said
+    assert said.count("and ps 0 are on one GPU; their tensors cross host memory") == 2
+    assert "which waits for their copies" not in said
     for flags in ((), ("--nomps",)):
         found, said = losses(*flags)
         assert said.count("and ps 0 are on one GPU, which waits for their copies by itself") == 2
+        assert said.count("and ps 0 are on one GPU, and their tensors stay in its memory") == 2
         assert found == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from helpers.cluster import in_process_cluster
 from helpers.ports import free_port, free_ports
 from helpers.programs import LOCKSTEP, Finished, Program
+from helpers.waiting import wait_until
 from library.same_loop import STEPS, TWO_SERVERS, Loop, in_one_process, on_a_cluster, run_jobs
 from library.test_gpu import gpu_branching, gpu_clipped, gpu_model, gpu_plain
 from lockstep.library.job import Job
@@ -27,6 +29,8 @@ pytestmark = [
 
 PROGRAM = (sys.executable, str(Path(__file__).with_name("gpu_program.py")))
 ONE_GPU = "and ps 0 are on one GPU, which waits for their copies by itself"
+SAME_MEMORY = "and ps 0 are on one GPU, and their tensors stay in its memory"
+HOST_MEMORY = "and ps 0 are on one GPU; their tensors cross host memory, where they outlive a lost worker"
 SECONDS = 150.0
 DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 
@@ -116,24 +120,32 @@ def results(finished: list[Finished]) -> list[tuple[str, float]]:
 
 
 def with_lists(workers: int, *words: str) -> list[Finished]:
+    return run_all([(command, {}) for command in commands(workers, *words)])
+
+
+def commands(workers: int, *words: str) -> list[tuple[str, ...]]:
+    """The server's, and one for each worker."""
     ports = [f"127.0.0.1:{port}" for port in free_ports(1 + workers)]
     lists = (f"--ps_hosts={ports[0]}", f"--worker_hosts={','.join(ports[1:])}")
-    shared = tuple(word for word in words if word != "--clip")
-    clip = tuple(word for word in words if word == "--clip")
+    own = ("--clip", "--endless")
+    shared = tuple(word for word in words if word not in own)
     server = (*LOCKSTEP, "ps", *lists, *shared, "--task_index=0")
-    trained = [(*PROGRAM, *lists, *shared, *clip, "--job_name=worker", f"--task_index={i}") for i in range(workers)]
-    return run_all([(command, {}) for command in (server, *trained)])
+    trained = [(*PROGRAM, *lists, *words, "--job_name=worker", f"--task_index={i}") for i in range(workers)]
+    return [server, *trained]
 
 
 @pytest.mark.parametrize("clip", [(), ("--clip",)], ids=["as it is", "clipped"])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_server_on_the_workers_gpu_gives_the_same_bits_early_or_late(workers: int, clip: tuple[str, ...]) -> None:
-    """Where a lost worker may come back, nothing is passed on before it is computed; otherwise the GPU waits itself."""
+    """Where a lost worker may come back, tensors cross host memory, and nothing is passed on before it is computed;
+    otherwise the GPU waits itself, and they stay in its memory."""
     late = with_lists(workers, "--device=gpu", *clip)
     early = with_lists(workers, "--device=gpu", "--on_worker_loss=abort", *clip)
     host = with_lists(workers, "--on_worker_loss=abort", *clip)
-    assert not any(ONE_GPU in one.stderr for one in (*late, *host))
+    assert not any(ONE_GPU in one.stderr or SAME_MEMORY in one.stderr for one in (*late, *host))
+    assert sum(HOST_MEMORY in one.stderr for one in late) == workers
     assert sum(ONE_GPU in one.stderr for one in early) == workers
+    assert sum(SAME_MEMORY in one.stderr for one in early) == workers
     assert len({digest for digest, _ in (*results(late), *results(early))}) == 1
     assert len({digest for digest, _ in results(host)}) == 1
     assert results(host)[0][1] == pytest.approx(results(early)[0][1], rel=1e-3)
@@ -159,3 +171,22 @@ def test_ranks_of_a_launcher_serve_from_the_gpu(wire: tuple[str, ...]) -> None:
     assert len(found) == 2
     assert found[0] == found[1]
     assert sum(ONE_GPU in one.stderr for one in finished) == 2
+    assert sum(SAME_MEMORY in one.stderr for one in finished) == 2
+
+
+def test_a_killed_worker_whose_memory_the_server_reads_is_named() -> None:
+    """The memory of a dead process is read or waited for by others: they must not fail of that, nor wait for ever."""
+    with ExitStack() as started:
+        server, first, second = (
+            started.enter_context(Program(command, DETERMINISTIC))
+            for command in commands(2, "--device=gpu", "--on_worker_loss=abort", "--endless")
+        )
+        wait_until(
+            lambda: all(SAME_MEMORY in one.stderr() for one in (first, second)), 100.0, "workers that share memory"
+        )
+        second.signal(signal.SIGKILL)
+        ended = [one.wait(60.0) for one in (server, first)]
+    for one in ended:
+        assert one.code not in (0, -signal.SIGSEGV), one
+        assert "worker 1 was killed by SIGKILL" in one.stderr
+        assert "CUDA error" not in one.stderr

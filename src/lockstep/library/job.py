@@ -118,6 +118,7 @@ class Job:
     @property
     def not_finite_steps(self) -> int:
         """Steps in which a gradient contained NaN or infinity: one of this worker, or, without servers, the mean."""
+        self._counts.catch_up()
         return self._counts.not_finite
 
     @property

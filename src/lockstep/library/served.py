@@ -59,6 +59,7 @@ class ServedTraining:
         self._options = parts.options
         self._course = parts.course
         self._counts = parts.counts
+        self._counts.catch_up = self._catch_up
         self.replica: SealedReplica | None = None
         self._optimizers: list[KnownOptimizer] = []
         self._models: list[nn.Module] = []
@@ -246,7 +247,7 @@ class ServedTraining:
         sealed = replica.seal(
             rates, known.groups, void=void, void_not_finite=void_not_finite, occasion=occasion, clip=clip
         )
-        self._course.after_step(sealed.step)
+        self._course.after_step(replica.step)
         self._misuse.sealed(known)
         self._judge(sealed)
         self._wait_for_next(replica)
@@ -356,11 +357,14 @@ class ServedTraining:
         clipped = "" if clip is None else f", clipped to {'norm' if clip.by_norm else 'value'} {clip.limit:g}"
         return f"step(){which}{when}{''.join(f' on {order}' for order in orders)}{clipped}"
 
-    def _judge(self, sealed: SealedStep) -> None:
-        """Report the first gradient that is not finite; stop the job if ``on_nan`` asks for it."""
-        self._counts.void += sealed.void
-        if sealed.not_finite is None:
-            return
+    def _judge(self, steps: Sequence[SealedStep]) -> None:
+        for sealed in steps:
+            self._counts.void += sealed.void
+            if sealed.not_finite is not None:
+                self._report(sealed)
+
+    def _report(self, sealed: SealedStep) -> None:
+        """A gradient is not finite: print the first; stop the job if ``on_nan`` asks for it."""
         self._counts.not_finite += 1
         found = (
             f"the gradient of {sealed.not_finite!r} contains NaN or infinity on {self._node.task} in step {sealed.step}"
@@ -371,6 +375,11 @@ class ServedTraining:
         if self._counts.not_finite == 1:
             then = "skipped by all workers" if sealed.void else "applied anyway"
             self._parts.say(f"{found}; the step is {then}, and further ones are only counted")
+
+    def _catch_up(self) -> None:
+        """Count the last step too."""
+        if self.replica is not None and not self._closed:
+            self._judge(self.replica.read_late())
 
     # -- misuse --
 
@@ -449,6 +458,7 @@ class ServedTraining:
             self._look_at_parameters(replica, last=True)
             self._settle_norm()
             replica.settle()
+            self._catch_up()
         self._node.finish(self.step)
 
     def release(self) -> None:

@@ -48,6 +48,8 @@ class StepCounts:
     not_finite: int = 0
     void: int = 0
     missed: int = 0
+    catch_up: Callable[[], None] = lambda: None
+    """Counts what is not counted yet, because a GPU had not computed it; may wait for that."""
 
 
 @dataclass(frozen=True, slots=True)

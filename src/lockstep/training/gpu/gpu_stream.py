@@ -11,19 +11,32 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from lockstep.protocol.core.ids import BucketId
 from lockstep.protocol.core.plan import Plan
 from lockstep.runtime.task.store import Done
 from lockstep.training.gpu.pinned_memory import PinnedMemory
+from lockstep.training.gpu.server_twins import ServerTwins
 from lockstep.training.gpu.shared_events import OpenedEvents, OwnEvents, table_at
 
 _JOIN_SECONDS = 10.0
 DRAIN_SECONDS = 3.0
 """Work queued on a GPU takes milliseconds; work that takes longer waits for a task that has ended."""
 _POLL_SECONDS = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class TakenGradients:
+    """Gradients that the next work may read, once their workers' events have passed."""
+
+    on_gpu: tuple[Tensor | None, ...]
+    """The bytes of each where its worker has it, if that is on this GPU."""
+    readers_wait: bool
+    """All their workers wait for updates directly."""
 
 
 class GpuStream:
@@ -37,6 +50,8 @@ class GpuStream:
         self._server = 0
         self._own: OwnEvents | None = None
         self._workers: OpenedEvents | None = None
+        self.twins: ServerTwins | None = None
+        """What stays on the GPU between it and its workers, if anything."""
         self._thread = threading.Thread(target=self._run, name="updates on the GPU", daemon=True)
         self._thread.start()
 
@@ -46,12 +61,16 @@ class GpuStream:
         self._server = server
         self._own = OwnEvents(self.device, server, buckets, slots, table_at(plan.shard_room(server)))
         self._workers = OpenedEvents(self.device, buckets, table_at(plan.arena_bytes))
+        self.twins = ServerTwins.on(self.device, plan, server, slots)
 
-    def take(self, bucket: BucketId, gradients: Sequence[memoryview]) -> bool:
-        """Make the next work wait for these gradients; returns whether all their workers wait for updates directly."""
-        pinned = [self.pinned.pin(gradient) for gradient in gradients]
-        if self._own is None or self._workers is None or not pinned or not all(pinned):
-            return False
+    def take(self, bucket: BucketId, gradients: Sequence[memoryview]) -> TakenGradients:
+        """Make the next work wait for these gradients."""
+        on_gpu = tuple(None if self.twins is None else self.twins.find(bucket, gradient) for gradient in gradients)
+        reachable = [
+            twin is not None or self.pinned.pin(gradient) for twin, gradient in zip(on_gpu, gradients, strict=True)
+        ]
+        if self._own is None or self._workers is None or not reachable or not all(reachable):
+            return TakenGradients(on_gpu, readers_wait=False)
         shared = []
         for gradient in gradients:
             known, is_new = self._workers.open(gradient)
@@ -60,7 +79,7 @@ class GpuStream:
             if known is not None and is_new:
                 self._own.let_read(known.owner)
             shared.append(known is not None and known.lets_read(self._server))
-        return all(shared)
+        return TakenGradients(on_gpu, readers_wait=all(shared))
 
     def hand_on(self, bucket: BucketId, done: Done, *, at_once: bool) -> None:
         """The work queued so far makes this bucket's next version. ``at_once``: its readers wait for it directly."""
@@ -76,6 +95,8 @@ class GpuStream:
         self.finish()
         if self._workers is not None:
             self._workers.forget()
+        if self.twins is not None:
+            self.twins.forget()
         self.pinned.keep_only(slots)
 
     def queueing(self) -> AbstractContextManager[object]:
@@ -99,6 +120,8 @@ class GpuStream:
         # A worker that was killed never passes its event, and a wait for it would never end.
         if ends_soon(self._stream, DRAIN_SECONDS):
             self.pinned.close()
+            if self.twins is not None:
+                self.twins.close()
 
     def _run(self) -> None:
         while (item := self._queued.get()) is not None:

@@ -146,6 +146,12 @@ def open_events(lent: memoryview, at: int, buckets: int, device: torch.device) -
     return PeerEvents(table, events, memory, at)
 
 
+def is_on_gpu(lent: memoryview, at: int, buckets: int, gpu: bytes) -> bool:
+    """Whether the peer that lends this memory is on this GPU, in another process."""
+    table = read_table(memoryview(lent.obj).cast("B"), at, buckets)
+    return table is not None and table.process != os.getpid() and table.gpu == gpu
+
+
 class OpenedEvents:
     """The events of all peers whose memory was seen here, by that memory."""
 

@@ -53,7 +53,7 @@ class BucketPart:
 
     def step(self, values: Tensor, gradient: Tensor) -> None:
         """Update these values in place. The gradient may be a loan, and is not kept."""
-        parameter = self._parameter
+        parameter = self.parameter
         if is_fused_adam(self.optimizer) and (state := self.optimizer.state.get(parameter)):
             adam_step(self.optimizer, state, values, gradient)
             return
@@ -63,7 +63,7 @@ class BucketPart:
         parameter.grad = None
 
     @property
-    def _parameter(self) -> Tensor:
+    def parameter(self) -> Tensor:
         found = self.optimizer.param_groups[0]["params"][0]
         assert isinstance(found, Tensor)
         return found
@@ -71,12 +71,12 @@ class BucketPart:
     @property
     def state(self) -> dict[str, Tensor]:
         """What torch keeps for it besides the values."""
-        known = dict(self.optimizer.state.get(self._parameter, {}))  # a copy: other threads ask for its size
+        known = dict(self.optimizer.state.get(self.parameter, {}))  # a copy: other threads ask for its size
         return {name: value for name, value in known.items() if isinstance(value, Tensor)}
 
     @state.setter
     def state(self, state: PieceState) -> None:
-        self.optimizer.state[self._parameter] = dict(state)
+        self.optimizer.state[self.parameter] = dict(state)
 
 
 class BucketOptimizer:
@@ -112,6 +112,12 @@ class BucketOptimizer:
     def most_elements(self) -> int:
         """Of a part."""
         return min(self._most, self._values.numel())
+
+    def move_to(self, values: Tensor) -> None:
+        """The bucket's elements are there from now on."""
+        self._values = values
+        for part in self.parts:
+            part.parameter.data = values[part.where]
 
     def ranges(self) -> list[slice]:
         """Where each piece of the plan is, in elements."""

@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from lockstep.protocol.core.effects import Apply, Measure
-from lockstep.protocol.core.ids import INITIAL_STEP, BucketId
+from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Step
 from lockstep.protocol.core.messages import Layout, OptimizerEntry
 from lockstep.protocol.core.norms import combined
 from lockstep.protocol.core.plan import Bucket, Plan
 from lockstep.runtime.checkpoint.tensor_file import NamedTensor
 from lockstep.runtime.task.store import Done, StoreTimes
-from lockstep.training.gpu.gpu_stream import GpuStream
-from lockstep.training.gpu.shared_events import spare_bytes
+from lockstep.training.gpu.gpu_stream import GpuStream, TakenGradients
+from lockstep.training.gpu.twin_places import room_for_tables
 from lockstep.training.server.bucket_norm import BucketSpan, mean_norm, norms_of, spans_of
 from lockstep.training.server.bucket_optimizer import BucketOptimizer
 from lockstep.training.server.clipping import Clipping
@@ -52,13 +52,18 @@ class _Held:
     """One bucket: its slots, and the optimizer that steps from one to another."""
 
     slots: tuple[Tensor, ...]
-    values: Tensor
-    """On a GPU: the newest version. In host memory that is in one of the slots, and this is the first of them."""
+    on_gpu: tuple[Tensor, ...]
+    """On a GPU, by slot: one tensor for all of them, which has the newest version; or the slot's twin, which workers on
+    the same GPU read. Empty without a GPU."""
     optimizer: BucketOptimizer
     group: int
     bucket: Bucket
     spans: list[BucketSpan]
     """In which its norm is measured."""
+
+    @property
+    def in_twins(self) -> bool:
+        return len(set(self.on_gpu)) > 1
 
 
 class TorchShardStore:
@@ -106,32 +111,35 @@ class TorchShardStore:
         dtype = torch_dtype(bucket.dtype)
         where = slice(bucket.shard_offset, bucket.shard_offset + bucket.nbytes)
         tensors = tuple(as_tensor(slot[where], dtype) for slot in slots)
-        first = tensors[0]
-        values = first if self._lane is None else torch.zeros_like(first, device=self._device)
+        values = tensors[0]
+        on_gpu: tuple[Tensor, ...] = ()
         if self._lane is not None:
-            self._room_for_sums(values, values.numel())
+            values = torch.zeros_like(values, device=self._device)
+            on_gpu = (values,) * len(tensors)
         optimizer = BucketOptimizer(entry, bucket, values, self._crew.size)
-        spans = spans_of(optimizer.ranges(), first.element_size())
-        return _Held(tensors, values, optimizer, bucket.group, bucket, spans)
+        spans = spans_of(optimizer.ranges(), values.element_size())
+        return _Held(tensors, on_gpu, optimizer, bucket.group, bucket, spans)
 
     def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
-        if self._lane is None:
-            self._apply(effect, gradients)
+        held, lane = self._held[effect.bucket], self._lane
+        given = [as_tensor(one, self._wire.dtype_of(held.bucket, one.nbytes)) for one in gradients]
+        if lane is None:
+            self._apply(held, effect, given)
             done(None)
             return
-        readers_wait = self._lane.take(effect.bucket, gradients)
-        with self._lane.queueing():
-            self._apply(effect, gradients)
-            self._lane.hand_on(effect.bucket, done, at_once=readers_wait)
+        taken = lane.take(effect.bucket, gradients)
+        with lane.queueing():
+            self._apply_on_gpu(lane, held, effect, _nearest(given, taken, effect.step))
+            lane.hand_on(effect.bucket, done, at_once=taken.readers_wait)
 
     def spare_bytes(self, plan: Plan) -> int:
-        """Where workers find the events of this server's GPU."""
-        return 0 if self._lane is None else spare_bytes(len(plan.buckets))
+        """Where workers find the events and the twins of this server's GPU."""
+        return 0 if self._lane is None else room_for_tables(plan)
 
     def memory(self) -> dict[str, int]:
         """The memory besides the slots, on the device that updates."""
         states = [part.state for held in self._held.values() for part in held.optimizer.parts]
-        on_gpu = sum(held.values.nbytes for held in self._held.values()) if self._lane is not None else 0
+        on_gpu = sum(one.nbytes for held in self._held.values() for one in set(held.on_gpu))
         return {
             "state of the optimizer": sum(value.nbytes for state in states for value in state.values()),
             "sums of gradients": sum(sums.nbytes for sums in self._sums.values()),
@@ -149,30 +157,25 @@ class TorchShardStore:
         if self._lane is not None:
             self._lane.close()
 
-    def _apply(self, effect: Apply, gradients: Sequence[memoryview]) -> None:
-        held = self._held[effect.bucket]
+    def _apply(self, held: _Held, effect: Apply, given: list[Tensor]) -> None:
         old, new = held.slots[effect.from_slot], held.slots[effect.to_slot]
-        given = [as_tensor(one, self._wire.dtype_of(held.bucket, one.nbytes)) for one in gradients]
-        if self._lane is not None and (effect.step == INITIAL_STEP or effect.values or not given):
-            self._lane.finish()  # the CPU copies, and must not overtake the GPU
         if effect.step == INITIAL_STEP or (effect.values and given):
             new.copy_(given[0])
-            if self._lane is not None:
-                held.values.copy_(new, non_blocking=True)
         elif not given:
             new.copy_(old)
         else:
-            if effect.without:
-                held.optimizer.take_apart()
-            if effect.rates:  # otherwise those that the optimizer was created with
-                held.optimizer.set_rates(effect.rates[held.group])
+            self._make_ready(held, effect)
             self._update(held, old, new, given, effect)
-            self.times.buckets += 1
+
+    def _make_ready(self, held: _Held, effect: Apply) -> None:
+        if effect.without:
+            held.optimizer.take_apart()
+        if effect.rates:  # otherwise those that the optimizer was created with
+            held.optimizer.set_rates(effect.rates[held.group])
+        self.times.buckets += 1
 
     def _update(self, held: _Held, old: Tensor, new: Tensor, given: list[Tensor], effect: Apply) -> None:
-        if self._lane is not None:
-            self._update_on_gpu(held, new, given, effect)
-        elif (sgd := held.optimizer.one_pass_sgd) is not None:
+        if (sgd := held.optimizer.one_pass_sgd) is not None:
             sums = self._room_for_sums(old, scratch_elements(old, self._crew))
             clipping = Clipping.of(effect)
             next_version(sgd, old, new, given, effect.replicas, sums, self._crew, self.times, clipping)
@@ -208,28 +211,52 @@ class TorchShardStore:
 
         self._crew.work_off(len(parts), update)
 
-    def _update_on_gpu(self, held: _Held, new: Tensor, given: list[Tensor], effect: Apply) -> None:
+    def _apply_on_gpu(self, lane: GpuStream, held: _Held, effect: Apply, given: list[Tensor]) -> None:
         """Queue everything on the lane's stream."""
+        twins = () if lane.twins is None else lane.twins.slots()
+        if twins and not held.in_twins:
+            held.on_gpu = _in_twins(held, twins)
+            held.optimizer.move_to(held.on_gpu[0])
+        old, new = held.on_gpu[effect.from_slot], held.on_gpu[effect.to_slot]
+        if effect.step == INITIAL_STEP or (effect.values and given):
+            new.copy_(given[0], non_blocking=True)
+        else:
+            if new is not old:
+                new.copy_(old)
+            if given:
+                self._make_ready(held, effect)
+                self._update_on_gpu(held, new, given, effect)
+        if lane.twins is None or lane.twins.host_is_read():
+            held.slots[effect.to_slot].copy_(new, non_blocking=True)
+
+    def _update_on_gpu(self, held: _Held, values: Tensor, given: list[Tensor], effect: Apply) -> None:
         began = time.perf_counter()
-        mean = Clipping.of(effect).clip(self._mean_on_gpu(held, given, effect.replicas))
+        clipping = Clipping.of(effect)
+        mean = self._mean_on_gpu(held, values, given, effect.replicas, lent=not clipping.changes)
+        clipping.clip(mean)
         reduced = time.perf_counter()
         for part in held.optimizer.parts:
             if not held.optimizer.stays(part, effect.without):
-                part.step(held.values[part.where], mean[part.where])
-        new.copy_(held.values, non_blocking=True)
+                part.step(values[part.where], mean[part.where])
         self.times.reduce += reduced - began
         self.times.update += time.perf_counter() - reduced
 
-    def _mean_on_gpu(self, held: _Held, given: list[Tensor], replicas: int) -> Tensor:
-        mean = self._room_for_sums(held.values, held.values.numel())
+    def _mean_on_gpu(self, held: _Held, values: Tensor, given: list[Tensor], replicas: int, *, lent: bool) -> Tensor:
+        """``lent``: it may be a worker's own gradient, because nothing changes it."""
         first = given[0]
+        alone = len(given) == replicas == 1 and first.dtype == values.dtype
+        if lent and alone and first.is_cuda and held.optimizer.only_reads:
+            return first  # read where the worker has it
+        mean = self._room_for_sums(values, values.numel())
         if first.dtype != mean.dtype:
             # Widened on the GPU. torch would do that on the CPU, at once, and the gradient may still be on its way.
             first = first.to(self._device, non_blocking=True)
         mean.copy_(first, non_blocking=True)
         for gradient in given[1:]:
             mean.add_(gradient.to(self._device, non_blocking=True))
-        return mean.div_(replicas) if replicas > 1 else mean
+        if replicas > 1:
+            mean.div_(replicas)
+        return mean
 
     # -- the norm of a mean --
 
@@ -239,13 +266,13 @@ class TorchShardStore:
         if not given:
             return 0.0
         if self._lane is not None:
-            self._lane.take(effect.bucket, gradients)
+            near = _nearest(given, self._lane.take(effect.bucket, gradients), effect.step)
             with self._lane.queueing():
-                mean = self._mean_on_gpu(held, given, effect.replicas)
+                mean = self._mean_on_gpu(held, held.on_gpu[0], near, effect.replicas, lent=True)
                 norms = norms_of([mean[where] for where in held.optimizer.ranges()], effect.norm_type)
                 return combined(norms.tolist(), effect.norm_type)
         most = max(span.where.stop - span.where.start for span in held.spans)
-        rooms = self._room_for_sums(held.values, most * self._crew.size)
+        rooms = self._room_for_sums(held.slots[0], most * self._crew.size)
         return mean_norm(given, effect.replicas, held.spans, rooms, effect.norm_type, self._crew)
 
     # -- checkpoints --
@@ -257,7 +284,9 @@ class TorchShardStore:
     def _snapshot(self, version: int) -> list[NamedTensor]:
         tensors = []
         for held in self._held.values():
-            values = held.slots[version % 2].clone()
+            slot = version % 2
+            # Where there is a twin, its slot may not be filled.
+            values = held.on_gpu[slot].to("cpu", copy=True) if held.in_twins else held.slots[slot].clone()
             pieces = zip(held.bucket.pieces, held.optimizer.ranges(), held.optimizer.states(), strict=True)
             for piece, where, state in pieces:
                 name = self._names[piece.parameter]
@@ -280,7 +309,7 @@ class TorchShardStore:
                 target[where] = files.value(name, piece.first, piece.elements, target.dtype)
                 states.append(files.state(name, piece.first, piece.elements))
             if self._lane is not None:
-                held.values.copy_(target)
+                held.on_gpu[slot].copy_(target)
             held.optimizer.load(states)
 
     # -- a worker requests or sends the optimizer's state --
@@ -299,7 +328,7 @@ class TorchShardStore:
         return STATE_HEADER.pack(bucket, offset, len(packed)) + packed[offset : offset + STATE_CHUNK]
 
     def _put_state(self, held: _Held, offset: int, total: int, chunk: bytes) -> bytes:
-        room = _STATE_PER_PIECE * (1 + len(held.bucket.pieces)) + _STATE_PER_ELEMENT * held.values.numel()
+        room = _STATE_PER_PIECE * (1 + len(held.bucket.pieces)) + _STATE_PER_ELEMENT * held.slots[0].numel()
         if total > room:
             raise ValueError(
                 f"{total} bytes are no optimizer state of bucket {held.bucket.id}, which has at most {room}"
@@ -318,3 +347,19 @@ class TorchShardStore:
         if known is None or known.numel() < elements:
             known = self._sums[like.dtype] = torch.empty(elements, dtype=like.dtype, device=like.device)
         return known[:elements]
+
+
+def _nearest(given: list[Tensor], taken: TakenGradients, step: Step) -> list[Tensor]:
+    """Gradients where the GPU finds them. The first parameters are always in host memory, in full."""
+    if step == INITIAL_STEP:
+        return given
+    return [one if twin is None else twin.view(one.dtype) for one, twin in zip(given, taken.on_gpu, strict=True)]
+
+
+def _in_twins(held: _Held, twins: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """This bucket in the slots' twins, each with its newest version."""
+    where = slice(held.bucket.shard_offset, held.bucket.shard_offset + held.bucket.nbytes)
+    moved = tuple(twin[where].view(held.slots[0].dtype) for twin in twins)
+    for one in moved:
+        one.copy_(held.on_gpu[0])
+    return moved

@@ -31,6 +31,10 @@ class ArenaMemory(Protocol):
     gradients: Tensor
     parameters: Tensor
 
+    @property
+    def stays_on_gpu(self) -> bool:
+        """Whether gradients are read where they are filled: then nothing is gained by sending them early."""
+
     def filled(self, step: Step, bucket: BucketId, *, in_full: bool = False) -> None: ...
 
     def after_filled(self, action: Callable[[], None]) -> None: ...

@@ -2,7 +2,8 @@
 
 Copies run on two separate streams, alongside the computation. Threads wait for their events and only then pass on a
 bucket or return a loan: the callbacks of transports and hooks never block (a blocking copy in the only callback
-thread is what hung the system that Lockstep follows). Parameters of a server on this host are read where it has them.
+thread is what hung the system that Lockstep follows). Parameters of a server on this host are read where it has them;
+those of a server on this GPU do not leave it (``worker_twins.py``).
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from torch import Tensor
 
 from lockstep.protocol.core.events import Broken
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Role, Step, TaskId
-from lockstep.protocol.core.plan import Plan
+from lockstep.protocol.core.plan import Bucket, Plan
 from lockstep.runtime import phrases
 from lockstep.runtime.task.failures import failure_of
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.gpu.gpu_idle import GpuIdle
 from lockstep.training.gpu.gpu_stream import DRAIN_SECONDS, ends_soon
 from lockstep.training.gpu.pinned_memory import PinnedMemory, pins_read_only
-from lockstep.training.gpu.shared_events import OwnEvents, PeerEvents, open_events, spare_bytes, table_at
+from lockstep.training.gpu.shared_events import OwnEvents, PeerEvents, gpu_of, is_on_gpu, open_events, table_at
+from lockstep.training.gpu.twin_places import room_for_tables
+from lockstep.training.gpu.worker_twins import WorkerTwins
 from lockstep.training.tensors import as_tensor
 from lockstep.training.wire_format import WireFormat
 from lockstep.transports.base import Loan, MovesGpuMemory
@@ -32,7 +35,8 @@ from lockstep.transports.base import Loan, MovesGpuMemory
 _JOIN_SECONDS = 10.0
 _POLL_SECONDS = 0.0005
 _TOGETHER_BYTES = 4 << 20
-"""Smaller buckets are copied together with the last one: that takes no noticeable time."""
+"""Smaller buckets, and those that stay on the GPU, are copied together with the last one: it takes no noticeable time.
+"""
 _Jobs = queue.SimpleQueue[Callable[[], None] | None]
 
 
@@ -48,15 +52,18 @@ class _Coming:
 class CudaMemory:
     """For models on a GPU."""
 
+    gradients: Tensor
+    parameters: Tensor
+
     def __init__(self, node: WorkerNode, plan: Plan, device: torch.device, wire: WireFormat) -> None:
         self._node = node
         self._plan = plan
         self._device = device
         self._wire = wire
         self._pinned = PinnedMemory()
-        self.gradients: Tensor = torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=device)
-        self.parameters: Tensor = torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=device)
+        self.parameters = torch.zeros(plan.arena_bytes, dtype=torch.uint8, device=device)
         self._own: OwnEvents | None = None
+        self._twins: WorkerTwins | None = None
         self.is_direct = isinstance(node.transport, MovesGpuMemory) and node.transport.gpu_direct and not wire.narrows
         self._leaving, self._landing = self._register_gpu() if self.is_direct else self._register_host()
         self.idle = GpuIdle(device)
@@ -70,6 +77,7 @@ class CudaMemory:
         self._version_coming, self._came = INITIAL_STEP, 0
         self._held: list[_Coming] = []
         self._serving: list[PeerEvents | None] = [None] * plan.servers
+        self._apart: set[int] = set()
         self._changed = threading.Condition()
         self._events: list[torch.cuda.Event | None] = [None] * len(plan.buckets)
         self._downs: _Jobs = queue.SimpleQueue()
@@ -88,6 +96,7 @@ class CudaMemory:
         assert isinstance(transport, MovesGpuMemory)
         # New parameters arrive next to those that the model still computes with.
         landing = torch.zeros_like(self.parameters)
+        self.gradients = torch.zeros_like(self.parameters)
         leaving = self.gradients
         regions = [transport.register_gpu(one.data_ptr(), max(one.numel(), 1), number) for one in (leaving, landing)]
         self._node.use(self._plan, regions[0], regions[1])
@@ -98,20 +107,30 @@ class CudaMemory:
         """The same in host memory, pinned if possible."""
         node, plan = self._node, self._plan
         # Loans are copied at once, so that programs may write to their parameters freely.
-        spare = spare_bytes(len(plan.buckets))
-        gradients, parameters = node.allocate(plan, in_place=pins_read_only(), spare=spare)
-        pinned = [self._pinned.pin(region.buffer) for region in (gradients, parameters)]
+        gradients, parameters = node.allocate(plan, in_place=pins_read_only(), spare=room_for_tables(plan))
+        # Parameters that are read where servers have them never arrive in the region for them.
+        used = [gradients] if node.reads_in_place else [gradients, parameters]
+        pinned = [self._pinned.pin(region.buffer) for region in used]
         kind = "pinned" if all(pinned) else "pageable"
         node.tell_path(f"{node.task.short}: tensors of the GPU travel through {kind} host memory (no GPUDirect)")
         # A worker that rejoins must find what it passed on in its previous incarnation: so nothing is passed on early.
         if all(pinned) and not node.keeps_state:
             at = table_at(plan.arena_bytes)
             self._own = OwnEvents(self._device, node.task.index, len(plan.buckets), [gradients.buffer], at)
+            self._twins = WorkerTwins.of(node, plan, self._device, gradients.buffer)
+        # Where gradients leave as they are, they are read where they are filled.
+        shared = None if self._twins is None or self._wire.narrows else self._twins.leaving
+        self.gradients = torch.zeros_like(self.parameters) if shared is None else shared
         self._parameters = parameters.buffer
         leaving = as_tensor(gradients.buffer[: plan.arena_bytes], torch.uint8)
         return leaving, as_tensor(parameters.buffer, torch.uint8)
 
     # -- gradients go down --
+
+    @property
+    def stays_on_gpu(self) -> bool:
+        """Whether every server reads gradients in the GPU's memory."""
+        return self._twins is not None and all(map(self._twins.is_read_by, range(self._plan.servers)))
 
     def filled(self, step: Step, bucket: BucketId, *, in_full: bool = False) -> None:
         """Training thread: start the copy to the host; the bucket is passed on when the copy is done.
@@ -127,8 +146,7 @@ class CudaMemory:
             self._down.wait_event(computed)
             if not self.is_direct:
                 whole = self.gradients[self._range(bucket)]
-                sent = whole if in_full else self._wire.narrowed(known, whole)
-                self._leaving[known.arena_offset : known.arena_offset + nbytes].copy_(sent, non_blocking=True)
+                self._let_leave(known, whole if in_full else self._wire.narrowed(known, whole))
             copied.record(self._down)
         if self._own is not None:
             self._own.record(bucket, self._down)
@@ -140,6 +158,15 @@ class CudaMemory:
             self._node.produced(step, bucket, nbytes)
 
         self._downs.put(hand_on)
+
+    def _let_leave(self, bucket: Bucket, sent: Tensor) -> None:
+        """Copy these bytes to where the server reads them, unless it reads them where they are."""
+        where = slice(bucket.arena_offset, bucket.arena_offset + sent.numel())
+        twins = self._twins
+        if twins is not None and self._wire.narrows:
+            twins.leaving[where].copy_(sent)
+        if twins is None or not twins.is_read_by(bucket.server):
+            self._leaving[where].copy_(sent, non_blocking=True)
 
     def _is_waited_for(self, server: int) -> bool:
         """Whether this server's GPU waits for our copies directly, and ours for its updates."""
@@ -180,19 +207,33 @@ class CudaMemory:
 
         Starting a copy of pinned memory takes no time. Memory that is not pinned yet is left to a thread that may wait.
         """
-        if self.is_direct or self._pinned.is_pinned(self._parameters if loan is None else loan.buffer):
+        lent = self._parameters if loan is None else loan.buffer
+        if self.is_direct or self._pinned.is_pinned(lent) or self._twin_of(loan) is not None:
             self._bring_up(bucket, version, loan)
         else:
             self._ups.put(lambda: self._pin_and_bring_up(bucket, version, loan))
 
     def _pin_and_bring_up(self, bucket: BucketId, version: int, loan: Loan | None) -> None:
         server = self._plan.buckets[bucket].server
-        if loan is not None and self._pinned.pin(loan.buffer) and self._own is not None:
-            self._share_events(server, loan.buffer, self._own)
-        events = self._serving[server]
-        if loan is not None and events is not None and not self._pinned.is_pinned(loan.buffer):
-            events.synchronize(bucket)  # the CPU copies, and must not overtake the GPU
+        if loan is not None:
+            reachable = self._is_reachable(server, loan.buffer)
+            if reachable and self._own is not None:
+                self._share_events(server, loan.buffer, self._own)
+            elif self._node.keeps_state:
+                self._tell_why_apart(server, loan.buffer)
+            events = self._serving[server]
+            if events is not None and not reachable:
+                events.synchronize(bucket)  # the CPU copies, and must not overtake the GPU
+        else:
+            self._pinned.pin(self._parameters)
         self._bring_up(bucket, version, loan)
+
+    def _is_reachable(self, server: int, lent: memoryview) -> bool:
+        """Whether the GPU itself can read what this server lends: in its twin, or in pinned memory."""
+        return (self._twins is not None and self._twins.open(server, lent)) or self._pinned.pin(lent)
+
+    def _twin_of(self, loan: Loan | None) -> Tensor | None:
+        return None if self._twins is None or loan is None else self._twins.twin_of(loan.buffer)
 
     def _share_events(self, server: int, lent: memoryview, own: OwnEvents) -> None:
         """This server's first version has arrived: if its GPU is ours, the two wait for each other from now on."""
@@ -207,6 +248,17 @@ class CudaMemory:
         peer = TaskId(Role.SERVER, server).short
         self._node.tell_path(
             f"{self._node.task.short} and {peer} are on one GPU, which waits for their copies by itself"
+        )
+
+    def _tell_why_apart(self, server: int, lent: memoryview) -> None:
+        """Once for each server on this GPU."""
+        at = table_at(self._plan.shard_room(server))
+        if server in self._apart or not is_on_gpu(lent, at, len(self._plan.buckets), gpu_of(self._device)):
+            return
+        self._apart.add(server)
+        self._node.tell_path(
+            f"{self._node.task.short} and {TaskId(Role.SERVER, server).short} are on one GPU; their tensors cross host "
+            "memory, where they outlive a lost worker"
         )
 
     def _bring_up(self, bucket: BucketId, version: int, loan: Loan | None) -> None:
@@ -227,7 +279,8 @@ class CudaMemory:
             self._came += 1
             self._held.append(one)
             shared = one.loan is not None and self._serving[known.server] is not None
-            if shared and known.nbytes < _TOGETHER_BYTES and self._came < len(self._plan.buckets):
+            is_short = known.nbytes < _TOGETHER_BYTES or self._twin_of(one.loan) is not None
+            if shared and is_short and self._came < len(self._plan.buckets):
                 return []
             ready, self._held = self._held, []
         for held in ready:
@@ -238,7 +291,7 @@ class CudaMemory:
 
     def _copy_up(self, one: _Coming) -> None:
         bucket, loan, where = one.bucket, one.loan, self._range(one.bucket)
-        source = self._landing[where] if loan is None else as_tensor(loan.buffer, torch.uint8)
+        source = self._landing[where] if loan is None else self._source(bucket, loan)
         copied = torch.cuda.Event()
         with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(self._up):
             if self._read_until is not None:
@@ -255,6 +308,13 @@ class CudaMemory:
                 self._changed.notify_all()
         if loan is not None:
             self._loans.put(lambda: _give_back(copied, loan))
+
+    def _source(self, bucket: BucketId, loan: Loan) -> Tensor:
+        twin = self._twin_of(loan)
+        if twin is None:
+            return as_tensor(loan.buffer, torch.uint8)
+        known = self._plan.buckets[bucket]
+        return twin[known.shard_offset : known.shard_offset + known.nbytes]
 
     def wait(self, version: int) -> int:
         """Training thread: block until every copy up has started, then let the GPU's computation wait for them."""
@@ -300,6 +360,8 @@ class CudaMemory:
         if all(ends_soon(stream, DRAIN_SECONDS) for stream in (self._down, self._up)):
             torch.cuda.synchronize(self._device)
             self._pinned.close()
+            if self._twins is not None:
+                self._twins.close()
 
     def _run(self, jobs: _Jobs) -> None:
         while (job := jobs.get()) is not None:

@@ -19,6 +19,8 @@ from lockstep.transports.base import Loan
 class HostMemory:
     """For models on the CPU: no copy between the model's memory and the transport's."""
 
+    stays_on_gpu = False
+
     def __init__(self, node: WorkerNode, plan: Plan, *, in_place: bool, wire: WireFormat) -> None:
         """``in_place``: nothing writes to the parameters here, so they may be read in a server's memory."""
         gradients, parameters = node.allocate(plan, in_place=in_place)

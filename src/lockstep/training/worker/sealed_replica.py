@@ -5,7 +5,8 @@ as backward has filled a bucket, it is copied to where it is sent from, which th
 edited during the transfer, the copy arrives unchanged. At the seal the two are compared bit by bit (there is no sum or
 hash to be fooled, and it does not matter how an edit was made); if they differ, the bucket is copied and sent again.
 After a step in which most buckets were edited, nothing is copied before the seal: the result is the same, nothing is
-sent twice, and nothing is compared, so that such a program pays for one pass over its gradients.
+sent twice, and nothing is compared, so that such a program pays for one pass over its gradients. So it is where servers
+read gradients on the worker's GPU: sending takes no time there, and to compare, this thread would wait for the GPU.
 
 A program that lets the servers clip (``ask_norm``) need not edit anything. Where torch's own count of changes has told
 the truth in the first steps, it is believed, and bits are compared only now and then: nothing then passes over the
@@ -75,6 +76,8 @@ class SealedReplica:
         """The parameter that tells this, once for each pass."""
         self._node = node
         self._finite = _NotFinite()
+        self._unread: tuple[Step, _NotFinite] | None = None
+        """The latest step whose gradients the GPU may not have made yet."""
         self._fillings = Fillings(self._binding, self._on_gradient)
         self._arrivals = Arrivals(self._binding, layers)
 
@@ -92,7 +95,8 @@ class SealedReplica:
         self._marks.forget()
         self._latest.forget()
         self._again = None
-        self._finite.forget()
+        self._finite = _NotFinite()
+        self.holding = self.holding or self._binding.memory.stays_on_gpu
         self._fillings.begin(step)
         self._arrivals.begin(step, ())
 
@@ -147,19 +151,31 @@ class SealedReplica:
         void_not_finite: bool,
         occasion: str,
         clip: tuple[Clip, ...] = (),
-    ) -> SealedStep:
-        """The gradients of these groups are final. ``void``: no worker's gradients of this step are to be applied."""
+    ) -> list[SealedStep]:
+        """The gradients of these groups are final. ``void``: no worker's gradients of this step are to be applied.
+
+        Returns the steps of which it is known by now whether their gradients were finite. On a GPU where this decides
+        nothing (``void_not_finite``), this step is not among them: to read its norms, this thread would have to wait
+        until the GPU has made them, and the GPU would then wait for this thread.
+        """
         self._arrivals.settle()
         missing, absent = self._missing(groups)
         if void:
             self._finite.forget()
         if not (self._asked and any(one.by_norm for one in clip)):
             self._hand_over(missing, absent)
-        not_finite = None if void else self._finite.first()
+        later = not void and not void_not_finite and self._finite.must_wait
+        if later:
+            self._finite.fetch()
+        not_finite = None if void or later else self._finite.first()
         void = void or (void_not_finite and not_finite is not None)
         without = self._without(missing, absent)
         self._send_seal(rates, tuple(sorted(absent)), without, void=void, occasion=occasion, clip=clip)
-        return SealedStep(self.step, not_finite, void)
+        known = self.read_late()
+        if later:
+            self._unread = (self.step, self._finite)
+            return known
+        return [*known, SealedStep(self.step, not_finite, void)]
 
     def _missing(self, groups: Collection[int]) -> tuple[set[int], set[BucketId]]:
         """The parameters without a gradient, and the buckets that have none at all."""
@@ -180,6 +196,11 @@ class SealedReplica:
             self._fillings.take(filling, missing)
             self._finite.look(filling)
             self._fillings.fill(filling)
+
+    def read_late(self) -> list[SealedStep]:
+        """The sealed step that was not known yet, if there is one; waits until the GPU has made its gradients."""
+        unread, self._unread = self._unread, None
+        return [] if unread is None else [SealedStep(unread[0], unread[1].first(), void=False)]
 
     # -- clipping the mean --
 
@@ -302,12 +323,19 @@ class _NotFinite:
         """Whether a bucket has any, as it was last looked at."""
         self._unread: list[tuple[Filling, list[str], Tensor]] = []
         """Norms, with their parameters' names. Reading them at once would stall a GPU."""
+        self._coming: tuple[Tensor, torch.cuda.Event] | None = None
+        """Whether each of them is finite, in host memory once the event has passed."""
 
     def forget(self) -> None:
-        """A step begins."""
+        """Nothing of this step counts."""
         self._first = None
         self._now.clear()
         self._unread.clear()
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether ``first`` would wait for a GPU."""
+        return bool(self._unread)
 
     def look(self, filling: Filling) -> None:
         """Look at the gradients that wait for this bucket; perhaps not for the first time."""
@@ -318,18 +346,37 @@ class _NotFinite:
         norms = torch.stack(torch._foreach_norm(gradients, dtype=torch.float32 if small else None))
         self._unread.append((filling, [part.bound.trained.name for part, _ in filling.waiting], norms))
         if not norms.is_cuda:
-            self._read()
+            self._read(self._are_finite().tolist())
+
+    def fetch(self) -> None:
+        """Queue what ``first`` will read: it then waits for what the GPU has been given until now, and nothing later.
+
+        Without this, ``first`` would queue it, behind a whole further step.
+        """
+        finite = self._are_finite()
+        there = torch.empty(finite.shape, dtype=finite.dtype, pin_memory=True)
+        there.copy_(finite, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(finite.device))
+        self._coming = there, event
 
     def first(self) -> str | None:
         """The first parameter that was found, if any gradient is still not finite."""
-        self._read()
+        if self._coming is not None:
+            there, event = self._coming
+            event.synchronize()
+            self._read(there.tolist())
+            self._coming = None
+        elif self._unread:
+            self._read(self._are_finite().tolist())
         return self._first if any(self._now.values()) else None
 
-    def _read(self) -> None:
-        """One wait for the GPU, whatever the number of buckets."""
-        if not self._unread:
-            return
-        finite = iter(torch.isfinite(torch.cat([norms for _, _, norms in self._unread])).tolist())
+    def _are_finite(self) -> Tensor:
+        """One tensor, so that there is one wait for the GPU, whatever the number of buckets."""
+        return torch.isfinite(torch.cat([norms for _, _, norms in self._unread]))
+
+    def _read(self, answers: Sequence[bool]) -> None:
+        finite = iter(answers)
         for filling, names, _ in self._unread:
             bad = [name for name in names if not next(finite)]
             self._now[filling.id] = bool(bad)
