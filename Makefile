@@ -48,9 +48,10 @@ test-drills: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 -m 'drill and not alone and not ranks' tests/drill
 	$(BIN)/python -m pytest -q -m 'drill and alone' tests/drill
 
-# Every drill without servers.
+# Every drill without servers; faults in programs of the library, with servers and without.
 test-drills-ranks: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 -m 'drill and ranks' tests/drill
+	$(BIN)/python -m pytest -q -m drill tests/library/test_faults.py
 
 # Only the runs in which nothing may be said: 2,000 rough steps, and 2,500 beside four busy loops. Three minutes in all,
 # on a machine with nothing else to do.
