@@ -19,7 +19,7 @@ from lockstep.protocol.core.events import (
     StepBegun,
     VersionArrived,
 )
-from lockstep.protocol.core.ids import INITIAL_STEP, ClusterShape, TaskId, server, worker
+from lockstep.protocol.core.ids import INITIAL_STEP, ClusterShape, Step, TaskId, server, worker
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.machine import Machine
 from lockstep.protocol.core.messages import (
@@ -64,8 +64,8 @@ def plan_of(buckets: int, servers: int) -> Plan:
     return make_plan(entries(buckets), servers, BUCKET_BYTES)
 
 
-def layout_of(plan: Plan) -> Layout:
-    return Layout(plan.hash, plan.bucket_bytes, plan.parameters, ())
+def layout_of(plan: Plan, start: Step = INITIAL_STEP) -> Layout:
+    return Layout(plan.hash, plan.bucket_bytes, plan.parameters, (), start=start)
 
 
 class Rig:
@@ -177,10 +177,10 @@ class ServerRig(Rig):
         for w in self.shape.worker_ids():
             self.tell(LinkUp(w, life(w)))
 
-    def prepare(self) -> list[Effect]:
+    def prepare(self, start: Step = INITIAL_STEP) -> list[Effect]:
         """Every worker announces the same model, and memory is there."""
         for w in self.shape.worker_ids():
-            self.hear(w, layout_of(self.plan))
+            self.hear(w, layout_of(self.plan, start))
         return self.tell(Prepared(self.plan))
 
     def arrive(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -216,6 +217,21 @@ def test_nobody_waits_for_a_norm_that_nobody_asked_for() -> None:
     rig = ServerRig(eager=False)
     rig.prepare()
     assert not [wait for wait in rig.machine.waits() if wait.kind is WaitKind.NORM]
+
+
+def test_a_server_without_buckets_waits_for_no_norm() -> None:
+    """In a job that started from a checkpoint it stays at a step that workers clip, also for their later lives."""
+    rig = ServerRig(servers=2, index=1, eager=False)
+    rig.prepare(start=10)
+    for task in (W0, W1):
+        assert rig.hear(task, replace(asks(), step=10)) == []
+        assert rig.machine.waits() == []
+    rig.hear(S0, TotalNorm(10, 1, 4.0, 0.25))
+    rig.commit(10)
+    rig.hear(S0, TotalNorm(11, 1, 4.0, 0.25))
+    rig.commit(11)
+    rig.tell(LinkUp(W1, 99))
+    assert rig.machine.waits() == []
 
 
 def test_waits_for_a_norm_name_the_worker_then_the_coordinator() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.reasons import because
 from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
-from lockstep.protocol.coordinator.recovery import LossPolicy, RecoveryRules
+from lockstep.protocol.coordinator.recovery import Beginning, LossPolicy, RecoveryRules
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.effects import (
     Apply,
@@ -37,13 +37,15 @@ from lockstep.protocol.core.events import (
     Sealed,
     StepBegun,
     TensorKind,
+    Tick,
     TransferEnded,
     VersionArrived,
 )
-from lockstep.protocol.core.ids import INITIAL_STEP, ClusterShape, TaskId, server, worker
+from lockstep.protocol.core.ids import INITIAL_STEP, ClusterShape, Step, TaskId, server, worker
 from lockstep.protocol.core.journal import Journal
 from lockstep.protocol.core.messages import Applied, Done, Grant, Open, Pull, Saved
 from lockstep.protocol.core.speakers import may_say
+from lockstep.protocol.core.timing import REPEAT_SECONDS
 from lockstep.protocol.core.waits import WaitKind
 from lockstep.protocol.member import MemberMachine
 from lockstep.protocol.server.server_machine import ServerMachine
@@ -57,7 +59,12 @@ W0, W1, W2 = worker(0), worker(1), worker(2)
 class Ranks:
     """Ranks whose messages and tensors arrive at once, in the order in which they were sent."""
 
-    def __init__(self, count: int, buckets: int, rules: RecoveryRules | None = None) -> None:
+    def __init__(
+        self, count: int, buckets: int, rules: RecoveryRules | None = None, start: Step = INITIAL_STEP
+    ) -> None:
+        """``start``: after the initial one, a version that all ranks have from a checkpoint."""
+        self.start = start
+        self.now = 1.0
         self.shape = ClusterShape(0, count)
         self.plan = plan_of(buckets, count)
         self.tasks = {task: self._make(task, rules) for task in self.shape.tasks()}
@@ -77,7 +84,9 @@ class Ranks:
     def _make(self, task: TaskId, rules: RecoveryRules | None) -> TaskMachine:
         journal = Journal()
         first = self.shape.coordinator
-        coordinator = CoordinatorMachine(self.shape, JOB, journal, 0.0, rules=rules) if task == first else None
+        beginning = Beginning(start=self.start)
+        decides = CoordinatorMachine(self.shape, JOB, journal, 0.0, rules=rules, beginning=beginning)
+        coordinator = decides if task == first else None
         roles = (
             WorkerMachine(task, self.shape, journal, eager=True),
             ServerMachine(task, self.shape, journal, eager=True, averages=True),
@@ -93,7 +102,7 @@ class Ranks:
         while self._events:
             name, current = self._events.popleft()
             machine = self.tasks[name]
-            self._carry_out_all(name, machine.handle(current, 1.0))
+            self._carry_out_all(name, machine.handle(current, self.now))
             machine.check()
 
     def _carry_out_all(self, task: TaskId, effects: list[Effect]) -> None:
@@ -125,8 +134,8 @@ class Ranks:
             case VersionReady(bucket=bucket, version=version):
                 self.ready[task, bucket] = version
             case BecameMember():
-                tell((task, Prepared(self.plan, layout_of(self.plan))))
-                if task == W0:
+                tell((task, Prepared(self.plan, layout_of(self.plan, self.start))))
+                if task == W0 and self.start == INITIAL_STEP:
                     for one in self.plan.buckets:
                         tell((task, Produced(INITIAL_STEP, one.id)))
             case JobEnded():
@@ -144,6 +153,12 @@ class Ranks:
             if bucket.id not in absent:
                 self.tell(task, Produced(step, bucket.id))
         self.tell(task, Sealed(step, absent, ()))
+
+    def repeat(self) -> None:
+        """Everybody says again what was not answered."""
+        self.now += REPEAT_SECONDS
+        for task in self.shape.tasks():
+            self.tell(task, Tick())
 
     def versions(self) -> set[int]:
         return set(self.ready.values())
@@ -164,6 +179,19 @@ def test_ranks_average_their_gradients_step_by_step_and_end_well(count: int, buc
     for task in ranks.shape.tasks():
         ranks.tell(task, Finished(3))
     assert {task: end.ok for task, end in ranks.ended.items()} == dict.fromkeys(ranks.shape.tasks(), True)
+
+
+@pytest.mark.parametrize("buckets", [1, 2, 3, 4])
+def test_ranks_that_start_from_a_checkpoint_commit_every_step_even_if_some_hold_no_bucket(buckets: int) -> None:
+    ranks = Ranks(3, buckets, start=10)
+    ranks.repeat()  # of requests that came before there was memory
+    assert ranks.versions() == {10}
+    coordinator = ranks.tasks[W0].coordinator
+    assert coordinator is not None
+    for step in range(10, 13):
+        ranks.step(step)
+        assert ranks.versions() == {step + 1}
+        assert coordinator.committed == step
 
 
 def test_each_bucket_has_its_home_on_the_worker_that_the_plan_gives_it() -> None:

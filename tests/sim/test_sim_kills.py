@@ -130,6 +130,16 @@ def test_killed_at_every_transition_of_a_step_no_gradient_is_lost_doubled_or_sta
             assert play(KillPoint(who, event, effects_done)).killed == 1
 
 
+@pytest.mark.parametrize("victim", [SERVER, server_id(3)], ids=lambda t: t.short)
+def test_a_server_without_a_bucket_does_not_keep_a_job_that_went_back_from_committing(victim: TaskId) -> None:
+    crowded = replace(PLAIN, servers=4)
+    numbers, moments = undisturbed(crowded)
+    kill = next(moment for moment in moments if moment.task == victim and moment.committed == STEP)
+    world, points = played(crowded, [KillPoint(victim, kill.event, False)])
+    assert points.killed == 1
+    assert world.numbers() == numbers
+
+
 def test_the_library_ends_with_the_numbers_of_the_benchmark() -> None:
     assert undisturbed(LIBRARY)[0] == undisturbed()[0]
 

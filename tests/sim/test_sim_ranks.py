@@ -162,8 +162,9 @@ def undisturbed(scenario: Scenario) -> tuple[dict[int, int], list[Moment]]:
     return world.numbers(), points.moments[:-LAST_EVENTS]
 
 
-@pytest.mark.parametrize(("ranks", "every"), [(2, 11), pytest.param(2, 1, marks=pytest.mark.slow), (3, 37)])
+@pytest.mark.parametrize(("ranks", "every"), [(2, 11), pytest.param(2, 1, marks=pytest.mark.slow), (3, 37), (4, 41)])
 def test_a_rank_killed_at_any_event_takes_the_job_back_and_changes_no_number(ranks: int, every: int) -> None:
+    """Also where there are more ranks than buckets: some hold none, and must not keep the next life from committing."""
     scenario = replace(GOES_BACK, workers=ranks)
     numbers, moments = undisturbed(scenario)
     assert {moment.task for moment in moments[::every]} == set(scenario.shape.worker_ids())

@@ -7,7 +7,7 @@ import pytest
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.effects import Apply, Effect, GiveBack, GrantRegion, Prepare, Send, SendVersion
 from lockstep.protocol.core.events import LinkLost, LinkUp, Prepared, TensorKind, Tick, TransferEnded
-from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, NOTHING_TO_APPLY, TaskId, server, worker
+from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, NOTHING_TO_APPLY, Step, TaskId, server, worker
 from lockstep.protocol.core.messages import Applied, Commit, Contributors, Done, Edition, Failed, Open, Rates, Seal
 from lockstep.protocol.core.timing import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.phrases import waited_for
@@ -84,14 +84,18 @@ def test_a_failure_is_said_again_until_the_job_ends() -> None:
     assert rig.machine.next_deadline() is not None
 
 
-def test_a_server_without_buckets_says_that_it_has_nothing_to_apply_until_a_commit_shows_that_it_was_heard() -> None:
+@pytest.mark.parametrize("start", [INITIAL_STEP, 10])
+def test_a_server_without_buckets_says_that_it_has_nothing_to_apply_until_a_commit_shows_that_it_was_heard(
+    start: Step,
+) -> None:
+    """Also in a job that starts from a checkpoint: what was committed before it shows nothing."""
     rig = ServerRig(servers=2, buckets=1, index=1)
     told = Send(server(0), Applied(NOTHING_TO_APPLY))
-    assert told in rig.prepare()
+    assert told in rig.prepare(start)
     rig.now += REPEAT_SECONDS
     assert told in rig.tell(Tick())
     assert told in rig.tell(LinkUp(server(0), life(server(0))))
-    rig.commit(INITIAL_STEP)
+    rig.commit(start)
     rig.now += REPEAT_SECONDS
     assert told not in rig.tell(Tick())
 

@@ -45,7 +45,8 @@ class MeasuringShard(Shard):
         )
 
     def _note_clip(self, seal: Seal, now: float) -> None:
-        if seal.norm_clip is not None and self._clipped != seal.step:
+        # A server without a bucket has no part in any norm; it stays at its step, and would wait for one forever.
+        if seal.norm_clip is not None and self._clipped != seal.step and self._ledgers:
             self._clipped, self._clipped_at = seal.step, now
 
     def _why_not_with(self, side: WorkerSide, seal: Seal) -> Reason | None:

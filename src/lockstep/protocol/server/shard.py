@@ -167,8 +167,9 @@ class Shard:
     def _unheard(self) -> list[Message]:
         """What the coordinator has not confirmed."""
         unheard: list[Message] = []
-        # Any commit at all shows that it knows of a server without a bucket.
-        shown = INITIAL_STEP if self._applied == NOTHING_TO_APPLY else self._applied
+        # A server without a bucket stays at the step that the job began with: its commit shows that the coordinator
+        # knows of it. Steps before that one, of a checkpoint, were committed by another coordinator.
+        shown = self.step if self._applied == NOTHING_TO_APPLY else self._applied
         if self.committed < shown:
             unheard.append(Applied(self._applied))
         elif not self._decided(self.step):
