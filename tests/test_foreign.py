@@ -190,6 +190,7 @@ NAMED_BY_A_USER = {
     "cli/compare_program.py": "--json",
     "cli/net.py": "--json",
     "cli/sim_capacity.py": "--json",
+    "cli/sim_replicas.py": "--json",
     "cli/sim_search.py": "--json",
     "benchmark/outputs/graph_file.py": "--graph_file",
     "benchmark/data/sample.py": "a data set in a folder that must be new",

@@ -94,6 +94,7 @@ COVERED: Final[Mapping[str, Fed | Exempt]] = MappingProxyType(
         "runtime/monitor/oom.py": KERNEL,
         "runtime/monitor/reaper.py": OWN_CHILD,
         "runtime/monitor/reporter.py": _by("monitor: report of its task"),
+        "runtime/monitor/door.py": OWN_CHILD,
         "runtime/monitor/sidecar.py": OWN_CHILD,
         "runtime/monitor/task_process.py": _by("monitor: news of its reaper"),
         "runtime/processes.py": KERNEL,

@@ -36,6 +36,7 @@ class Recorded:
 
     def __init__(self) -> None:
         self.printed: list[str] = []
+        self.paged: list[ReportKind] = []
 
     def say_notice(self, _diagnosis: Diagnosis) -> None:
         self.printed.append("notice")
@@ -60,6 +61,10 @@ class Recorded:
     def note(self, _kind: ReportKind, _diagnosis: Diagnosis) -> None: ...
 
     def say_where(self, _copy: str) -> None: ...
+
+    def page(self, kind: ReportKind, _diagnosis: Diagnosis, copy: str) -> None:
+        assert copy
+        self.paged.append(kind)
 
 
 class Linked:

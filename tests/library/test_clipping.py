@@ -407,10 +407,12 @@ def test_what_cannot_be_clipped_is_refused_by_name(act: Callable[[Job, Any, Any]
 def test_a_mean_of_unknown_workers_cannot_be_clipped() -> None:
     def body(job: Job) -> None:
         model = small_model()
-        job.wrap(model, adam(model))
+        optimizer = adam(model)
+        job.wrap(model, optimizer)
         plain(model, job.worker, 0)
         with pytest.raises(UsageError, match="with backup workers"):
             job.clip_grad_norm_(1.0)
+        optimizer.step()
 
     run_job(ONE, body, aggregate=1)
 

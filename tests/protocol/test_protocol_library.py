@@ -91,7 +91,7 @@ def test_a_worker_whose_untrained_tensors_differ_is_named() -> None:
     [
         (("a=1", "b=2"), ("a=1", "b=2"), None),
         (("a=1", "b=2"), ("a=1", "b=3"), "b, which is not trained, has different values"),
-        (("a=1", "b=2"), ("b=2",), "it does not have a"),
+        (("a=1", "b=2"), ("b=2",), "only the chief has a"),
         (("a=1",), ("a=1", "c=2"), "the chief does not have c"),
     ],
 )

@@ -310,7 +310,7 @@ def _ends_of(
         return known[here]
     # A coordinator's wait for its own commit leads to what it waits for itself: that is no cycle.
     before = [one.waiter for one in path if one.on != one.waiter]
-    if waiting in path:
+    if waiting.on == waiting.waiter and waiting in path:
         return [ChainEnd(waiting, 0, path)]
     if waiting.waiter in before:
         cycle = (*before[before.index(waiting.waiter) :], waiting.waiter)

@@ -15,8 +15,8 @@ from lockstep.runtime.startup.run_name import run_name
         ({"TORCHELASTIC_RUN_ID": "none"}, ""),
         ({"TORCHELASTIC_RUN_ID": "night"}, "torchrun-night"),
         ({"TORCHELASTIC_RUN_ID": "night", "SLURM_JOB_ID": "4711"}, "slurm-4711"),
-        ({"LOCKSTEP_RUN": "mnist", "SLURM_JOB_ID": "4711"}, "mnist"),
-        ({"LOCKSTEP_RUN": "a\n\x1b[31mb"}, "a___31mb"),
+        ({"LOCKSTEP_RUN_NAME": "mnist", "SLURM_JOB_ID": "4711"}, "mnist"),
+        ({"LOCKSTEP_RUN_NAME": "a\n\x1b[31mb"}, "a___31mb"),
     ],
 )
 def test_a_run_is_called_what_its_engine_calls_it(environ: dict[str, str], name: str) -> None:

@@ -23,6 +23,7 @@ def test_the_coordinator_prints_and_tells_the_others() -> None:
     task.printing.found(ReportKind.VERDICT, FROZEN)
     assert task.shown.printed == ["whole verdict", "told the others of verdict"]
     assert task.told_monitor == 1
+    assert task.shown.paged == [ReportKind.VERDICT]
     assert not task.printing.pending
 
 
@@ -33,6 +34,7 @@ def test_a_task_that_hears_that_a_report_was_printed_prints_one_line() -> None:
     task.printing.heard_printed(Printed(ReportKind.VERDICT, str(W1)))
     assert task.later(LATE) == ["line: ps 0 has copy"]
     assert task.told_monitor == 0
+    assert not task.shown.paged
 
 
 def test_a_task_that_does_not_hear_it_in_time_prints_the_report_itself() -> None:
@@ -41,6 +43,7 @@ def test_a_task_that_does_not_hear_it_in_time_prints_the_report_itself() -> None
     assert task.later(PRINTED_SECONDS - 0.1) == []
     assert task.later(PRINTED_SECONDS + 0.1) == ["whole verdict"]
     assert task.told_monitor == 1
+    assert task.shown.paged == [ReportKind.VERDICT]
 
 
 def test_of_those_only_the_first_prints_and_the_next_learns_it_from_its_monitor() -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-VARIABLE: Final = "LOCKSTEP_RUN"
+VARIABLE: Final = "LOCKSTEP_RUN_NAME"
 """For engines that leave no name in the environment, such as Kubernetes; a manifest sets it."""
 
 _MAX: Final = 128
