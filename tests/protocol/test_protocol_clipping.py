@@ -248,6 +248,18 @@ def test_waits_for_a_norm_name_the_worker_then_the_coordinator() -> None:
     assert (late.on, late.deadline) == (S0, rig.now + REPEAT_SECONDS)
 
 
+def test_once_the_norm_is_known_who_has_not_gone_on_with_the_step_is_waited_for() -> None:
+    """It may be in its own code between the clip and the step, or may not have heard of the norm."""
+    rig = measuring()
+    told(rig)
+    rig.hear(S0, TotalNorm(0, 1, 8.0, 0.125))
+    rig.hear(W0, sealed())
+    (late,) = [wait for wait in rig.machine.waits() if wait.kind is WaitKind.NORM]
+    assert (late.on, late.step) == (W1, 0)
+    rig.hear(W1, sealed())
+    assert not [wait for wait in rig.machine.waits() if wait.kind is WaitKind.NORM]
+
+
 # -- the coordinator --
 
 

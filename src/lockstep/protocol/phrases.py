@@ -86,6 +86,10 @@ def applied_everywhere() -> str:
     return "the step is applied everywhere"
 
 
+def norm_told() -> str:
+    return "the norm is known, and the step has not gone on"
+
+
 def norm_asked_for() -> str:
     return "other workers have asked for it"
 

@@ -48,6 +48,8 @@ class SimulatedWorker:
     def __init__(self, task: TaskId, around: SimulationContext, servers: Mapping[TaskId, SimulatedServer]) -> None:
         self.task = task
         self.step: Step = INITIAL_STEP
+        self._beginning: Step = INITIAL_STEP
+        """The step that is about to begin, or has begun."""
         self.finished = False
         self._around = around
         self._servers = servers
@@ -247,7 +249,8 @@ class SimulatedWorker:
         version = next(iter(self._versions.values()), self.step + 1)
         if self._after_call is not None:
             return
-        if self._counts[version] == len(self._versions) and version > self.step:
+        if self._counts[version] == len(self._versions) and version > max(self.step, self._beginning):
+            self._beginning = version
             # A worker that may be left behind does not compute before it knows which version it will get.
             for bucket in self._versions:
                 self._start_reading(bucket)
@@ -357,12 +360,15 @@ class SimulatedWorker:
         self._around.handle(self.task, asking)
         if self._asked == questions:
             self._seal(absent)
+        else:
+            self.doing = (Doing.WAITING.value, self._around.agenda.now)
 
     def _on_norm(self, effect: NormKnown) -> None:
         """Before it asks again, it edits what it has."""
         if effect.step != self.step or self._asked >= questions_in(self._around.scenario, self.step):
             return
         again, absent = list(self._editions), self._absent
+        self.doing = (Doing.COMPUTING.value, self._around.agenda.now)
         self._produce([bucket for bucket in again if bucket not in absent], lambda: self._ask_or_seal(absent))
 
     def _seal(self, absent: frozenset[BucketId]) -> None:

@@ -123,8 +123,10 @@ class MeasuringShard(Shard):
 
     def _norm_waits(self) -> list[Wait]:
         step = self.step
-        if self._clipped != step or (self._norm.state is StepNormState.DECIDED and self._norm.step == step):
+        if self._clipped != step:
             return []
+        if self._norm.state is StepNormState.DECIDED and self._norm.step == step:
+            return self._waits_for_final_seals(step)
         coordinator, due = self.shape.coordinator, self._repeat_at or self._clipped_at
         if self._norm.state is StepNormState.TOLD and self._norm.step == step:
             state = phrases.norm_measured_here()
@@ -136,3 +138,10 @@ class MeasuringShard(Shard):
         ]
         state = phrases.norm_asked_for()
         return [Wait(self.task, side.id, WaitKind.NORM, step, self._clipped_at, side.repeat_at, state) for side in late]
+
+    def _waits_for_final_seals(self, step: Step) -> list[Wait]:
+        """The norm is known; a worker that has asked for it has not gone on, or has not been told."""
+        sides = [self._workers[member] for member in self.contributors(step)]
+        asking = [side for side in sides if side.seal is not None and side.seal.step == step and side.seal.asks]
+        since, state = self._norm.since, phrases.norm_told()
+        return [Wait(self.task, side.id, WaitKind.NORM, step, since, side.repeat_at, state) for side in asking]
