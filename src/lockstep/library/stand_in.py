@@ -214,6 +214,11 @@ class StandInJob:
     # -- the end --
 
     def close(self) -> None:
+        # First what DDP keeps: if that outlives its group, the process may abort or hang at its end (torch 2.13, gloo).
+        if self._models:
+            for model in self._wrapped[0]:
+                model.__dict__.pop("forward", None)
+            self._models.clear()
         if distributed.is_initialized():
             distributed.destroy_process_group()
 
