@@ -48,8 +48,8 @@ class Model(nn.Module):
             sys.exit(5)  # here: exit
         if fault == "raise":
             vars(self)["labels"]  # here: raise
-        while fault == "loop":
-            pass  # here: loop
+        while fault == "loop":  # here: loop
+            pass
         if fault == "native":
             ctypes.PyDLL(None).sleep(600)  # here: native
         if fault == "descriptors":
