@@ -72,7 +72,7 @@ class ServedTraining:
         self._pending: PendingClip | None = None
         self._norm: AwaitedNorm | None = None
         """The norm that was asked for last."""
-        self._told_of_clipping = False
+        self._looked_for_clipping = False
         self._copies: CopyAnswers | None = None
         self._stepped = False
         """This program has called ``optimizer.step()``, or ``job.publish()``."""
@@ -342,12 +342,12 @@ class ServedTraining:
     def _tell_of_clipping(self, replica: SealedReplica, known: KnownOptimizer, clip: tuple[Clip, ...]) -> None:
         """Once, on the chief: a program that clips with torch's own functions does not do what DDP does."""
         scaled = getattr(known.optimizer, "grad_scale", None) is not None  # then the wrapped optimizer has changed them
-        if clip or scaled or self._told_of_clipping or self._node.task != CHIEF:
+        if clip or scaled or self._looked_for_clipping or self._node.task != CHIEF:
             return
         if not replica.changed_after_backward:
             return
+        self._looked_for_clipping = True  # once: the code of a program stays what it is
         if self._node.config.synchronous and self._node.cluster.shape.workers > 1 and mentions_own_clip():
-            self._told_of_clipping = True
             self._parts.say(CLIPS_ITS_OWN)
 
     def _occasion(self, known: KnownOptimizer, clip: Clip | None = None) -> str:

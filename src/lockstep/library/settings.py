@@ -177,7 +177,7 @@ def loss_notice(
     why = _why_no_recovery(exchange, workers, launched=launched, servers=servers)
     hint = "; started again, it resumes from the newest checkpoint" if rules.saves_last else ""
     if not servers and carrier != TORCH:
-        hint += "; with train_dir and 'lockstep run -- python' instead of python it goes back to that by itself"
+        hint += "; with a train_dir, 'lockstep run -- python ...' lets it resume by itself"
     return f"the loss of a worker ends this job: {why or 'on_worker_loss is abort'}{hint} (docs/recovery.md)"
 
 

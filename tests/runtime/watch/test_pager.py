@@ -14,16 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from helpers.cluster import in_process_cluster
 from helpers.waiting import wait_until
-from lockstep.drill.task import PlainStore, train
-from lockstep.protocol.core.faults import FaultPlace, Stick
 from lockstep.protocol.core.ids import worker
 from lockstep.runtime.processes import process_facts
 from lockstep.runtime.startup.pages import Pages
 from lockstep.runtime.watch import pager
 from lockstep.runtime.watch.pager import MOST_WAITING, Pager
-from runtime.watch.test_watchdog import QUICK, SHAPE, plan_for
+from runtime.watch.test_watchdog import QUICK, train_through_a_stall
 
 
 def command(program: str) -> str:
@@ -61,19 +58,8 @@ def webhook(answer: int = 200) -> Iterator[tuple[str, list[bytes]]]:
 @pytest.mark.timed
 def test_a_report_calls_a_command_and_a_webhook_once(tmp_path: Path) -> None:
     calls = tmp_path / "calls"
-    faults = (Stick(str(worker(1)), FaultPlace.USER_CODE, 8, 5.0),)
     with webhook() as (url, got):
-        settings = dataclasses.replace(QUICK, on_stall="report", pages=Pages(appends_to(calls), url))
-        with in_process_cluster(
-            SHAPE,
-            PlainStore,
-            run_folder=str(tmp_path),
-            watch=settings,
-            faults=faults,
-            stall_after=1.0,
-            user_code_timeout=1.0,
-        ) as cluster:
-            cluster.run(lambda node: train(node, plan_for(node, 30)))
+        train_through_a_stall(tmp_path, dataclasses.replace(QUICK, pages=Pages(appends_to(calls), url)))
     (line,), (body,) = calls.read_text().splitlines(), got
     event = json.loads(line)
     assert event == json.loads(body)
