@@ -56,7 +56,10 @@ class Nixl:
             raise AgentError(f"each link over UCX takes one port, and {error}") from None
 
     def apply_settings(self) -> None:
-        """UCX reads its variables in C whenever an agent is made: they are set there, and children do not get them."""
+        """UCX reads its variables in C whenever an agent is made: they are set there.
+
+        ``os.environ`` does not show them, so a child gets them only if it is started without an environment of its own.
+        """
         library = ctypes.CDLL(None)
         library.getenv.restype = ctypes.c_char_p
         for name, value in self.settings:
