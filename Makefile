@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Tests start hundreds of processes: none of them compiles the same files again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow test-drills test-drills-ranks test-frameworks test-rough test-soak test-rdma \
+.PHONY: demo test test-slow test-long test-drills test-drills-ranks test-frameworks test-rough test-soak test-rdma \
   test-rdma-short lint types unit bench lock audit fuzz clean
 
 demo: $(STAMP)
@@ -27,8 +27,12 @@ unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist=worksteal
 
 test-slow: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist=worksteal -m 'slow and not rdma and not alone'
-	$(BIN)/python -m pytest -q -m 'slow and not rdma and alone'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist=worksteal -m 'slow and not rdma and not alone and not long'
+	$(BIN)/python -m pytest -q -m 'slow and not rdma and alone and not long'
+
+# What is too long for every change: hundreds of drawn runs, ten kills in one run, every variant of what test-slow shows.
+test-long: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist=worksteal -m 'slow and long'
 
 # transformers' Trainer, accelerate and Lightning, in an environment of their own above .venv's, whose torch they share.
 FRAMEWORKS := .venv-frameworks

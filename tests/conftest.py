@@ -17,8 +17,9 @@ pytest_plugins = ["helpers.second_try"]
 
 
 def pytest_configure() -> None:
-    # Where the tests run as a shell's background job, Ctrl-C is ignored, and programs under test would inherit that.
+    # Programs under test would inherit what the shell ignores: Ctrl-C of its background jobs, a hang-up below nohup.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # Processes that a test's own child left behind come back to us and are seen, instead of going to init.
     become_subreaper()
     # Tests and the programs that they start have a key of their own and never touch the user's.

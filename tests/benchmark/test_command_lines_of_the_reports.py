@@ -55,6 +55,7 @@ def _first_report(tasks: Tasks, late: Program) -> dict[str, Finished]:
     return {task.short: end for task, end in tasks.finish(150).items()}
 
 
+@pytest.mark.long
 def test_reports_1_and_3_train_on_pictures_with_8_replicas_and_a_worker_60_seconds_late(tmp_path: Path) -> None:
     become_subreaper()
     pictures, trained = tmp_path / "imagenet_data", tmp_path / "imagenet_train"

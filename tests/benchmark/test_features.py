@@ -118,6 +118,7 @@ def test_distortions_and_means_change_the_pictures() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_digits_reach_97_percent_and_the_run_stops_there_and_evaluates_to_the_same(tmp_path: Path) -> None:
     lines: list[str] = []
     flags = [*BASE[:3], "--batch_size=64", "--num_warmup_batches=0", "--num_epochs=12", "--optimizer=momentum"]

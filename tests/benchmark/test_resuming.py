@@ -65,6 +65,7 @@ def _resumed(config: BenchConfig, at: int, end: int) -> State:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_digits_resumed_in_mid_epoch_reach_97_percent_of_the_held_out_fifth() -> None:
     flags = ("--device=cpu", "--data_name=digits", "--model=lenet", "--batch_size=32", "--num_threads=1")

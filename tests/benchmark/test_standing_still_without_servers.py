@@ -125,6 +125,7 @@ def test_a_frozen_worker_is_named_with_the_tensor_and_goes_on_and_a_killed_one_e
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_frozen_chief_which_keeps_the_store_is_named_too_and_the_stall_ends_the_others() -> None:
     with workers(2, "--stall_after=8") as cluster:
         cluster.reach(20)

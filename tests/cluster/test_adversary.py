@@ -33,6 +33,7 @@ from helpers.adversary import (
 )
 from helpers.keys import another_key, no_key
 from helpers.listeners import listeners_of
+from helpers.marks import others_long
 from helpers.other_user import needs_root
 from helpers.ports import free_port, free_range
 from helpers.programs import Program, run_lockstep, start_lockstep
@@ -131,7 +132,7 @@ def losses(chief: Program) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", others_long(MODES, ["auto"]))
 def test_in_every_mode_the_losses_are_those_of_a_run_without_adversaries(
     mode: str, undisturbed: dict[str, list[str]], tmp_path: Path
 ) -> None:

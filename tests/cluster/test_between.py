@@ -16,6 +16,7 @@ import library
 from helpers.adversary import Victim, refusals_only
 from helpers.between import HIDDEN, SHOWN, Between, Treatment
 from helpers.keys import make_key
+from helpers.marks import others_long
 from helpers.ports import free_ports, free_range
 from helpers.programs import LOCKSTEP, Program, start_lockstep
 from helpers.waiting import wait_until
@@ -88,7 +89,7 @@ def impostor(folder: Path) -> ssl.SSLContext:
     return context
 
 
-@pytest.mark.parametrize("protocol", ["grpc", "grpc+tcp", "auto"])
+@pytest.mark.parametrize("protocol", others_long(["grpc", "grpc+tcp", "auto"], ["auto"]))
 def test_whoever_is_between_all_tasks_changes_nothing(protocol: str, undisturbed: set[str], tmp_path: Path) -> None:
     """C1 and C2: the secret crossed the wire in clear, and whoever said the right names was let in."""
     ports = free_ports(3)

@@ -37,6 +37,7 @@ def test_a_local_cluster_trains_and_ends_with_nothing_left(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_runs_write_the_same_file(tmp_path: Path) -> None:
     flags = ("bench", "--ps=2", "--workers=2", *SMALL_RUN, "--num_batches=5", "--num_warmup_batches=1")
     for name in ("first", "second"):
@@ -179,6 +180,7 @@ def test_report_3_command_lines_train() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_worker_that_starts_30_seconds_late_is_waited_for_and_named_all_the_while() -> None:
     with tasks_of(ONE_AND_TWO, "--num_batches=3") as tasks:

@@ -35,7 +35,8 @@ pytestmark = [pytest.mark.timed, pytest.mark.timeout(150)]
 
 
 @pytest.mark.parametrize(
-    "mode", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODES]
+    "mode",
+    [name if name in QUICK else pytest.param(name, marks=[pytest.mark.slow, pytest.mark.long]) for name in MODES],
 )
 def test_a_job_listens_at_its_listed_addresses_and_in_its_range(mode: str) -> None:
     shape, flag, of_gloo = MODES[mode]
@@ -57,6 +58,7 @@ def test_a_job_listens_at_its_listed_addresses_and_in_its_range(mode: str) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_without_a_range_a_job_still_listens_at_its_listed_addresses_only(mode: str) -> None:
     shape, flag, _ = MODES[mode]

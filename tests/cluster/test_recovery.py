@@ -14,6 +14,7 @@ import pytest
 from safetensors.torch import load_file
 
 from cluster.tasks import SMALL_RUN, any_case, tasks_of
+from helpers.marks import others_long
 from helpers.programs import run_lockstep, start_lockstep
 from helpers.waiting import wait_until
 from lockstep.protocol.core.ids import ClusterShape, TaskId, server, worker
@@ -40,7 +41,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("victim", TWO_AND_TWO.tasks(), ids=lambda t: t.short.replace(" ", ""))
+@pytest.mark.parametrize(
+    "victim", others_long(TWO_AND_TWO.tasks(), [server(0), worker(1)]), ids=lambda t: t.short.replace(" ", "")
+)
 def test_a_killed_task_is_started_again_by_its_monitor_and_the_bits_are_the_same(
     victim: TaskId, undisturbed: bytes, tmp_path: Path
 ) -> None:
@@ -75,7 +78,9 @@ def undisturbed_narrow(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("victim", [worker(0), worker(1), server(1)], ids=lambda t: t.short.replace(" ", ""))
+@pytest.mark.parametrize(
+    "victim", others_long([worker(0), worker(1), server(1)], [server(1)]), ids=lambda t: t.short.replace(" ", "")
+)
 def test_16_bit_gradients_survive_a_kill_and_give_other_bits_than_32(
     victim: TaskId, undisturbed: bytes, undisturbed_narrow: bytes, tmp_path: Path
 ) -> None:
@@ -92,6 +97,7 @@ def test_16_bit_gradients_survive_a_kill_and_give_other_bits_than_32(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_run_goes_on_compiled_and_with_another_type_on_the_wire_and_says_so(tmp_path: Path) -> None:
     small = ("--device=cpu", "--model=lenet", "--batch_size=4", "--num_threads=1", "--optimizer=momentum")
@@ -129,6 +135,7 @@ def test_a_lost_worker_is_named_within_5_seconds_and_waited_for_until_the_same_c
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_who_does_not_come_back_ends_the_job_after_the_time_that_was_given() -> None:
     with tasks_of(TWO_AND_TWO, "--num_batches=1000000", "--rejoin_timeout=4") as tasks:
@@ -143,6 +150,7 @@ def test_who_does_not_come_back_ends_the_job_after_the_time_that_was_given() -> 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(280)
 def test_the_others_go_on_without_a_lost_worker_and_take_it_back(tmp_path: Path) -> None:
     victim = worker(1)
@@ -170,6 +178,7 @@ def last_step(output: str) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_run_resumes_with_another_number_of_servers_and_the_same_bits(tmp_path: Path) -> None:
     small = ("--device=cpu", "--model=lenet", "--batch_size=4", "--num_threads=1", "--optimizer=momentum")
@@ -227,6 +236,7 @@ def test_a_folder_that_takes_no_checkpoints_stops_no_training_and_the_exit_code_
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_ten_kills_change_no_bit() -> None:
     done = subprocess.run(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.marks import others_long
 from helpers.ports import free_port
 from helpers.programs import Program
 
@@ -28,7 +29,7 @@ def run(*flags: str) -> tuple[set[str], str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(360)
-@pytest.mark.parametrize("backend", ["own", "gloo"])
+@pytest.mark.parametrize("backend", others_long(["own", "gloo"], ["own"]))
 def test_a_job_goes_on_from_its_last_version_with_the_same_bits(backend: str, tmp_path: Path) -> None:
     at_once, _ = run(f"--backend={backend}", f"--train_dir={tmp_path / 'one'}", "--steps=9")
     assert len(at_once) == 1, "all ranks have the same parameters"

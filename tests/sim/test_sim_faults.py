@@ -182,6 +182,7 @@ def test_drawn_runs_are_sound() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_hundreds_of_drawn_runs_are_sound() -> None:
     broken = {seed: played.headline for seed in range(600) if not (played := play_seed(seed, Size())).sound}

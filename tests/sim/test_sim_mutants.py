@@ -100,7 +100,7 @@ def test_a_planted_defect_is_found(planted: Planted) -> None:
 SEARCHED = [
     (mutants.CountsWithoutSender, ""),
     (mutants.CountsAnyLife, "expected GradientTag"),
-    pytest.param(mutants.SleepsThroughTheCommit, "", marks=pytest.mark.slow),
+    pytest.param(mutants.SleepsThroughTheCommit, "", marks=[pytest.mark.slow, pytest.mark.long]),
     (mutants.CommitsEarly, "committed"),
     (mutants.UpdatesInPlace, "in place"),
 ]
