@@ -6,8 +6,8 @@ STAMP := $(VENV)/.installed
 # Tests start hundreds of processes: none of them compiles the same files again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow test-long test-drills test-drills-ranks test-frameworks test-rough test-soak test-rdma \
-  test-rdma-short lint types unit bench lock audit fuzz clean
+.PHONY: demo test test-slow test-long test-drills test-drills-ranks test-frameworks test-engines test-watch test-oncall \
+  test-rough test-soak test-rdma test-rdma-short lint types unit docs docs-test screenshots wheel bench lock audit fuzz clean
 
 demo: $(STAMP)
 	$(BIN)/lockstep bench --ps=1 --workers=2 --device=cpu --model=lenet --batch_size=64 --num_batches=100
@@ -45,6 +45,26 @@ $(FRAMEWORKS)/.installed: $(STAMP) constraints.txt
 	  "$$($(FRAMEWORKS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
 	$(FRAMEWORKS)/bin/python -m pip install --quiet -c constraints.txt accelerate lightning transformers
 	touch $@
+
+# The documentation as a site, in build/site; strict about links, and nothing in it is loaded from elsewhere. Its tools
+# have an environment of their own; once they are installed, no network is needed.
+DOCS := .venv-docs
+docs: $(DOCS)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --quiet --strict
+	$(DOCS)/bin/python -m tools.site_check build/site
+
+$(DOCS)/.installed: constraints.txt
+	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet -c constraints.txt mkdocs-material 'mkdocstrings[python]'
+	touch $@
+
+# What the documents show, run as they show it: commands, programs and samples of output that take longer than a moment.
+docs-test: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m docs tests/docs
+
+# The wheel in a fresh environment, as a user has it: it runs the demo.
+wheel: $(STAMP)
+	$(BIN)/python -m pytest -q -m wheel tests/test_wheel.py
 
 # Every drill with servers; one per cause without servers and without sentences; then rough runs in which nothing may be
 # said.
@@ -109,4 +129,4 @@ fuzz: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds=$(FUZZ_SECONDS)
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(DOCS) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -51,7 +51,11 @@ NOT_IMPORTED: Final = {
     "ruff": "make lint",
     "setuptools": "builds the package",
     "types-psutil": "read by mypy",
+    "mkdocs-material": "make docs",
+    "mkdocstrings": "make docs",
 }
+NOT_LOCKED: Final = frozenset({"mkdocs-material", "mkdocstrings", "nixl-cu13"})
+"""Of extras that `make` installs in an environment of their own, or not at all; constraints.txt has their versions."""
 
 
 def main() -> int:
@@ -101,7 +105,7 @@ def dependency_findings() -> list[str]:
     ]
     pins = constraints()
     have = locked("packages") | locked("torch")
-    found += [f"locks: {name} is missing; run 'make lock'" for name in sorted(asked - have.keys() - {"nixl-cu13"})]
+    found += [f"locks: {name} is missing; run 'make lock'" for name in sorted(asked - have.keys() - NOT_LOCKED)]
     found += [
         f"locks: {name} is {version}, but {pins.get(name, 'nothing')} in constraints.txt; run 'make lock'"
         for name, version in have.items()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,9 +40,25 @@ def test_help_shows_every_command_on_one_screen(capsys: pytest.CaptureFixture[st
     assert all(f"  {command.name} " in text and command.summary in text for command in cli.COMMANDS)
 
 
-def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_says_with_what_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"Lockstep {__version__}\n"
+    text = capsys.readouterr().out
+    assert text.startswith(f"Lockstep {__version__} with torch {importlib.metadata.version('torch')}, gRPC ")
+    assert f"gRPC {importlib.metadata.version('grpcio')}, " in text
+    assert "NIXL" in text
+    assert text.endswith(f", Python {platform.python_version()}\n")
+
+
+def test_what_is_not_installed_is_said_to_be_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert cli.main(["--version"]) == 0
+    text = capsys.readouterr().out
+    assert text == f"Lockstep {__version__} with no torch, no gRPC, no NIXL, Python {platform.python_version()}\n"
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def words(text: str) -> list[str]:
 
 def test_the_document_shows_what_is_printed(tmp_path: Path) -> None:
     section = DOCUMENT.read_text().partition("## A job that is not Lockstep's")[2].partition("\n## ")[0]
-    sample = section.split("```")[1]
+    sample = section.split("```")[1].removeprefix("text\n")
     assert words(sample) == words(said("gloo-slept", tmp_path))
 
 

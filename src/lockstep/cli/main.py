@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lockstep.errors import EXIT_BAD_INPUT, BadInput, HelpAsked
-from lockstep.version import __version__
+from lockstep.version import __version__, all_versions
 
 EXIT_INTERRUPTED = 130
 EXIT_NO_READER = 141
@@ -54,7 +54,7 @@ which step is missing, between which two tasks, and why.
 {commands}
 
   lockstep COMMAND --help    the flags of a command
-  lockstep --version         which version this is
+  lockstep --version         which version this is, with which torch, NIXL, gRPC
 First run, one server and two workers here: lockstep bench --ps=1 --workers=2
 Exit codes: 0 done, 1 failed, 2 bad input (nothing started),
             3 ended by a verdict or a stall, 128+N by signal N (130: Ctrl-C)
@@ -104,7 +104,7 @@ def _dispatch(words: list[str]) -> int:
     if name in ("-h", "--help", "help"):
         raise HelpAsked(overview())
     if name in ("-V", "--version", "version"):
-        raise HelpAsked(f"Lockstep {__version__}\n")
+        raise HelpAsked(f"{all_versions()}\n")
     for command in COMMANDS:
         if command.name == name:
             from lockstep.cli.key_flags import take_key_flags

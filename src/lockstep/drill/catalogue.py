@@ -37,11 +37,11 @@ def find(name: str) -> Drill:
 
 DRILLS: tuple[Drill, ...] = (
     *USER_CODE_DRILLS,
-    # -- a tensor or a message is lost (report 2; failure modes 2, 3, 5) --
+    # -- a tensor or a message is lost --
     Drill(
         name="request-lost",
         group="lost",
-        story="report 2: a worker's request for parameters never reaches the server (modes 2, 3)",
+        story="a worker's request for parameters never reaches the server",
         faults=(DropMessage(W1, PS0, "Pull", STEP),),
         cause=Cause.REQUEST_LOST,
         pair=(W1, PS0),
@@ -51,7 +51,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="open-lost",
         group="lost",
-        story="a server's request for gradients never reaches one worker (mode 2)",
+        story="a server's request for gradients never reaches one worker",
         faults=(DropMessage(PS0, W1, "Open", STEP),),
         cause=Cause.REQUEST_LOST,
         pair=(W1, PS0),
@@ -61,7 +61,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="gradient-lost",
         group="lost",
-        story="a gradient leaves the worker and never arrives (modes 4, 5)",
+        story="a gradient leaves the worker and never arrives",
         faults=(DropTensor(W1, PS0, STEP, 0),),
         cause=Cause.ANSWER_LOST,
         pair=(W1, PS0),
@@ -71,7 +71,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="parameter-lost",
         group="lost",
-        story="a new version leaves the server and never arrives (modes 4, 5)",
+        story="a new version leaves the server and never arrives",
         faults=(DropTensor(PS0, W1, STEP + 1, 1),),
         cause=Cause.ANSWER_LOST,
         pair=(PS0, W1),
@@ -81,17 +81,17 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="commit-lost",
         group="lost",
-        story="the message that a step is complete is lost between two servers (modes 3, 12)",
+        story="the message that a step is complete is lost between two servers",
         faults=(DropMessage(PS0, PS1, "Commit", STEP),),
         servers=2,
         cause=Cause.ANSWER_LOST,
         pair=(PS0, PS1),
     ),
-    # -- a thread is stuck (report 1; failure modes 1, 56, 57, 64) --
+    # -- a thread is stuck --
     Drill(
         name="callback-blocks",
         group="stuck",
-        story="report 1: the callback for an arrived tensor waits for a copy (modes 1, 57)",
+        story="the callback for an arrived tensor waits for a copy",
         faults=(BlockCallback(W1, PS0, Callback.TENSOR, STEP),),
         cause=Cause.COMMUNICATION,
         pair=(W1, PS0),
@@ -99,7 +99,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="server-callback-blocks",
         group="stuck",
-        story="the same on the server, for the gradients of one worker (mode 1)",
+        story="the same on the server, for the gradients of one worker",
         faults=(BlockCallback(PS0, W1, Callback.TENSOR, STEP),),
         cause=Cause.COMMUNICATION,
         pair=(PS0, W1),
@@ -108,7 +108,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="message-callback-blocks",
         group="stuck",
-        story="the callback for control messages blocks: heartbeats pile up unread (mode 64)",
+        story="the callback for control messages blocks: heartbeats pile up unread",
         faults=(BlockCallback(W1, PS0, Callback.MESSAGE, STEP),),
         cause=Cause.COMMUNICATION,
         pair=(W1, PS0),
@@ -116,7 +116,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="loop-blocks",
         group="stuck",
-        story="the one loop of a server blocks (modes 56, 64)",
+        story="the one loop of a server blocks",
         faults=(BlockLoop(PS0, STEP),),
         cause=Cause.COMMUNICATION,
         pair=(PS0,),
@@ -124,7 +124,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="input-starved",
         group="data",
-        story="real data: the input of one worker delivers nothing (modes 47, 48, 49)",
+        story="real data: the input of one worker delivers nothing",
         faults=(Stick(W1, FaultPlace.INPUT, STEP, detail="/data/train-00003-of-01024"),),
         cause=Cause.INPUT_STARVED,
         pair=(W1,),
@@ -134,7 +134,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="deadlock",
         group="stuck",
-        story="a worker waits for parameters that need its own gradient (modes 18, 60)",
+        story="a worker waits for parameters that need its own gradient",
         faults=(Stick(W1, FaultPlace.BEFORE_PRODUCING, STEP),),
         cause=Cause.DEADLOCK,
         pair=(W1, PS0),
@@ -144,7 +144,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="checkpoint-stuck",
         group="disk",
-        story="the file system under a checkpoint does not answer (mode 63)",
+        story="the file system under a checkpoint does not answer",
         faults=(Stick(W0, FaultPlace.CHECKPOINT, STEP, detail="/checkpoints/model.safetensors"),),
         cause=Cause.CHECKPOINT_STUCK,
         pair=(W0,),
@@ -159,11 +159,11 @@ DRILLS: tuple[Drill, ...] = (
         cause=Cause.DISK_FULL,
         pair=(W0,),
     ),
-    # -- a whole task is gone or stuck (failure modes 16, 17, 28, 35) --
+    # -- a whole task is gone or stuck --
     Drill(
         name="worker-killed",
         group="lost task",
-        story="kill -9 of a worker in the middle of a step (mode 16)",
+        story="kill -9 of a worker in the middle of a step",
         faults=(Die(W1, STEP),),
         cause=Cause.DEAD,
         pair=(W1,),
@@ -173,7 +173,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="chief-killed",
         group="lost task",
-        story="kill -9 of the chief (mode 17)",
+        story="kill -9 of the chief",
         faults=(Die(W0, STEP),),
         cause=Cause.DEAD,
         pair=(W0,),
@@ -191,7 +191,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="worker-crashes",
         group="lost task",
-        story="a worker dies of a segmentation fault (modes 28, 38, 39)",
+        story="a worker dies of a segmentation fault",
         faults=(Die(W1, STEP, 11),),
         cause=Cause.DEAD,
         pair=(W1,),
@@ -200,7 +200,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="worker-exits",
         group="lost task",
-        story="a library calls exit(7) in a worker (mode 35)",
+        story="a library calls exit(7) in a worker",
         faults=(Die(W1, STEP, 0, 7),),
         cause=Cause.DEAD,
         pair=(W1,),
@@ -233,7 +233,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="worker-frozen",
         group="lost task",
-        story="a worker is stopped, by a debugger or a batch system (mode 13: polling continues)",
+        story="a worker is stopped, by a debugger or a batch system (polling continues)",
         faults=(Freeze(W1, STEP),),
         cause=Cause.FROZEN,
         pair=(W1,),
@@ -253,17 +253,17 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="worker-restarted",
         group="lost task",
-        story="a worker and its monitor are killed and restarted at once (modes 30, 33)",
+        story="a worker and its monitor are killed and restarted at once",
         around=Surroundings(restarted=W1),
         cause=Cause.STALE_INCARNATION,
         or_cause=Cause.DEAD,  # if the new process takes more than two seconds to start, nothing answers at first
         pair=(W1,),
     ),
-    # -- slow, but alive: no alarm, a notice with the reason (failure modes 36, 50) --
+    # -- slow, but alive: no alarm, a notice with the reason --
     Drill(
         name="straggler",
         group="slow",
-        story="one worker computes much longer than before (mode 50)",
+        story="one worker computes much longer than before",
         faults=(SlowSteps(W1, STEP, 6.0),),
         kind=ReportKind.NOTICE,
         cause=Cause.STRAGGLER,
@@ -274,7 +274,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="server-overloaded",
         group="slow",
-        story="the server cannot keep up with its updates (mode 36)",
+        story="the server cannot keep up with its updates",
         faults=(SlowStore(PS0, STEP, 6.0),),
         kind=ReportKind.NOTICE,
         cause=Cause.OVERLOADED_SERVER,
@@ -282,11 +282,11 @@ DRILLS: tuple[Drill, ...] = (
         key=PARAMETER,
         step=STEP,
     ),
-    # -- a cluster that does not start (report 3; failure modes 14, 20 to 25, 27, 54, 55) --
+    # -- a cluster that does not start --
     Drill(
         name="never-started",
         group="start",
-        story="report 3: a peer is not up, and never starts (modes 20, 21)",
+        story="a peer is not up, and never starts",
         around=Surroundings(missing=(W1,)),
         startup_timeout=6.0,
         cause=Cause.NEVER_STARTED,
@@ -295,7 +295,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="server-never-started",
         group="start",
-        story="report 3: the server is not up, and never starts (modes 20, 23)",
+        story="the server is not up, and never starts",
         around=Surroundings(missing=(PS0,)),
         startup_timeout=6.0,
         cause=Cause.NEVER_STARTED,
@@ -304,7 +304,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="late-worker",
         group="start",
-        story="report 2: worker 1 is not ready; worker 0 must not train on (modes 14, 19)",
+        story="worker 1 is not ready; worker 0 must not train on",
         around=Surroundings(late=((W1, 6.0),)),
         kind=ReportKind.NOTICE,
         cause=Cause.UNKNOWN,
@@ -313,7 +313,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="swapped-indices",
         group="start",
-        story="report 3: the two servers were started with each other's index (mode 27)",
+        story="the two servers were started with each other's index",
         around=Surroundings(swapped=((PS0, PS1),)),
         servers=2,
         cause=Cause.WIRING,
@@ -322,7 +322,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="proxy-set",
         group="start",
-        story="report 3: proxy variables are set; cluster traffic must not honour them (mode 24)",
+        story="proxy variables are set; cluster traffic must not honour them",
         around=Surroundings(environment=(("http_proxy", "http://127.0.0.1:9"), ("https_proxy", "http://127.0.0.1:9"))),
         kind=None,
         steps=60,
@@ -330,7 +330,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="workers-first",
         group="start",
-        story="report 3: the tasks start in what people consider the wrong order (modes 21, 22)",
+        story="the tasks start in what people consider the wrong order",
         around=Surroundings(order=(W1, W0, PS0)),
         kind=None,
         steps=60,
@@ -338,7 +338,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="settings-differ",
         group="start",
-        story="one worker was started with another optimizer (mode 59)",
+        story="one worker was started with another optimizer",
         faults=(OddSetting(W1),),
         cause=Cause.MISMATCH,
         pair=(W1,),
@@ -346,7 +346,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="model-differs",
         group="start",
-        story="one worker builds another model (modes 6, 32)",
+        story="one worker builds another model",
         faults=(OddModel(W1),),
         cause=Cause.MISMATCH,
         pair=(W1,),
@@ -354,7 +354,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="version-differs",
         group="start",
-        story="one worker runs another version of the program (mode 54)",
+        story="one worker runs another version of the program",
         faults=(OddVersion(W1),),
         cause=Cause.MISMATCH,
         pair=(W1, PS0),
@@ -362,7 +362,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="duplicate-task",
         group="start",
-        story="two processes were started with the same index (modes 30, 55)",
+        story="two processes were started with the same index",
         around=Surroundings(twice=W1),
         cause=Cause.DUPLICATE_TASK,
         pair=(W1,),
@@ -370,7 +370,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="leftover-server",
         group="start",
-        story="the server of an older job still runs at its port (modes 31, 32, 34)",
+        story="the server of an older job still runs at its port",
         around=Surroundings(leftover=True),
         cause=Cause.LEFTOVER_SERVER,
         pair=(PS0, W0, W1),
@@ -378,17 +378,17 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="uneven-steps",
         group="data",
-        story="one worker runs out of data before the others (mode 15)",
+        story="one worker runs out of data before the others",
         faults=(EndEarly(W1, STEP),),
         cause=Cause.OUT_OF_STEP,
         pair=(W1,),
         step=STEP,
     ),
-    # -- the network between hosts (failure modes 25, 26, 42) --
+    # -- the network between hosts --
     Drill(
         name="link-cut",
         group="network",
-        story="a worker and a server can no longer reach each other; the others can (mode 25)",
+        story="a worker and a server can no longer reach each other; the others can",
         around=Surroundings(cut=(PS0, W1, "both")),
         servers=2,
         cause=Cause.LINK_DOWN,
@@ -397,7 +397,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="link-one-way",
         group="network",
-        story="packets from a worker to one server are dropped; the other direction works (mode 25)",
+        story="packets from a worker to one server are dropped; the other direction works",
         around=Surroundings(cut=(W1, PS1, "from")),
         servers=2,
         cause=Cause.ONE_WAY_LINK,
@@ -406,7 +406,7 @@ DRILLS: tuple[Drill, ...] = (
     Drill(
         name="host-gone",
         group="network",
-        story="the host of a worker vanishes without notice (modes 25, 42)",
+        story="the host of a worker vanishes without notice",
         around=Surroundings(cut=(PS0, W1, "both")),
         cause=Cause.LINK_DOWN,
         pair=(PS0, W1),

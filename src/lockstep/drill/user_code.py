@@ -74,7 +74,7 @@ USER_CODE_DRILLS: tuple[Drill, ...] = (
     Drill(
         name="device-call-hangs",
         group="stuck",
-        story="a device call of a worker does not return (modes 1, 11)",
+        story="a device call of a worker does not return",
         faults=(Stick(W1, FaultPlace.DEVICE, STEP),),
         cause=Cause.DEVICE_CALL,
         pair=(W1,),

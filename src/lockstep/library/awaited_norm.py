@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+
+from lockstep.training.torch_private import DisableTorchFunctionSubclass, subclass_of, tree_map
 
 
 class AwaitedNorm(Tensor):
@@ -24,7 +25,7 @@ class AwaitedNorm(Tensor):
     def on_its_way(find: Callable[[], float], like: Tensor) -> AwaitedNorm:
         """``find`` blocks until the value is known. ``like``: of its type, on its device."""
         blank = torch.full((), torch.nan, dtype=like.dtype, device=like.device)
-        made = torch.Tensor._make_subclass(AwaitedNorm, blank)  # as torch's own subclasses do
+        made = subclass_of(AwaitedNorm, blank)
         assert isinstance(made, AwaitedNorm)
         made._find, made._found = find, blank
         return made
@@ -44,7 +45,7 @@ class AwaitedNorm(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return func(*tree_map(_plain, tuple(args)), **tree_map(_plain, dict(kwargs or {})))
 
 

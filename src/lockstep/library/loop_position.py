@@ -22,6 +22,7 @@ from lockstep.library.sharding import DataShard, step_seed
 from lockstep.library.state_codec import Stateful
 from lockstep.protocol.core.calls import OUTSIDE_LOOPS
 from lockstep.protocol.core.ids import Step
+from lockstep.training.torch_private import mark_as_stepped
 
 OUTSIDE = "it makes steps outside job.steps()"
 BETWEEN = "it was in the middle of an iteration of several steps"
@@ -82,7 +83,7 @@ class LoopTracker:
             self.resumed, self._ended = True, place.ended
             self._resumed_loop = place.loops - place.ended
             for known in optimizers:
-                known.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look for a first step
+                mark_as_stepped(known.optimizer)
             self._say(f"{self._node.task} resumes at step {place.iteration}")
         elif step:
             raise UsageError(

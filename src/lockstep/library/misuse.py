@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lockstep.library.errors import UsageError
 from lockstep.library.optimizers import KnownOptimizer
+from lockstep.training.torch_private import changes_of
 from lockstep.training.worker.binding import Bound
 from lockstep.training.worker.sealed_replica import SealedReplica
 
@@ -81,5 +82,5 @@ def _grads(known: KnownOptimizer) -> tuple[int, ...]:
     for group in known.optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
-                found += (id(parameter.grad), parameter.grad._version)
+                found += (id(parameter.grad), changes_of(parameter.grad))
     return tuple(found)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from lockstep.library.errors import UsageError
+from lockstep.training.torch_private import mark_as_wrapped_by_scheduler, rewrap_step
 
 
 class StepMaker(Protocol):
@@ -51,7 +52,7 @@ class WrappedOptimizer(torch.optim.Optimizer):
         """A copy, or what is saved, is an ordinary optimizer of the program's class, with the servers' state."""
         return object.__new__, (type(self).__mro__[2],), self._lockstep.state_for_a_copy(self)
 
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedulers need not wrap it: it sets _opt_called
+    mark_as_wrapped_by_scheduler(step)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002 - whatever it is
         raise UsageError(
@@ -67,7 +68,7 @@ def wrap_optimizer(optimizer: torch.optim.Optimizer, maker: StepMaker) -> torch.
     optimizer.__dict__.pop("step", None)
     optimizer.__class__ = type(kind.__name__, (WrappedOptimizer, kind), {"__module__": kind.__module__})
     optimizer._lockstep = maker  # type: ignore[attr-defined]  # it is a WrappedOptimizer from now on
-    optimizer._patch_step_function()
+    rewrap_step(optimizer)
     return optimizer
 
 

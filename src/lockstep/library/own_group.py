@@ -10,13 +10,13 @@ import contextlib
 from collections.abc import Callable
 
 import torch
-import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
 from lockstep.library.errors import UsageError
 from lockstep.library.talking import Talk
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.training.ranks.group import STORE_SECONDS, CollectiveLost, MeetingPoint, make_global_group
+from lockstep.training.torch_private import c10d
 from lockstep.transports.control.addresses import parse_address
 from lockstep.transports.control.ports import ReservedPort
 

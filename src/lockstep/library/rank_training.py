@@ -41,6 +41,7 @@ from lockstep.training.ranks.averager import NO_STATISTICS_ON_CPUS, Averager, Mo
 from lockstep.training.ranks.layout import RankLayout, lay_out
 from lockstep.training.ranks.rank_replica import COMPARE_EVERY, GradientMisuse, RankReplica
 from lockstep.training.ranks.sparse import numbers_of_gradient
+from lockstep.training.torch_private import foreach_norm
 from lockstep.training.worker.binding import Trained
 
 
@@ -351,4 +352,4 @@ def _first_not_finite(replica: RankReplica) -> str | None:
 
 def _sum_of(grads: Sequence[Tensor]) -> Tensor:
     """One number that is not finite if any of these is not; it may overflow, and then they are looked at one by one."""
-    return torch.stack(torch._foreach_norm([grad.detach() for grad in grads], 1)).sum()
+    return torch.stack(foreach_norm([grad.detach() for grad in grads], 1)).sum()

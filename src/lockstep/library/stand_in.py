@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any, Unpack
 
 import torch
-import torch._C._distributed_c10d as c10d
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -31,6 +30,7 @@ from lockstep.protocol.core.messages import CallComplete, CallMade
 from lockstep.protocol.core.timing import STARTUP_SECONDS
 from lockstep.runtime.compared import Shape
 from lockstep.terminal import say
+from lockstep.training.torch_private import c10d
 
 OnWrap = Callable[[Sequence[nn.Module], Sequence[torch.optim.Optimizer]], None]
 

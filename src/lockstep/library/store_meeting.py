@@ -17,13 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
 from lockstep.foreign import JsonError, plain, read_json
 from lockstep.protocol.core.timing import SAY_SECONDS
 from lockstep.runtime.startup.rendezvous import RendezvousError
 from lockstep.training.sealed_store import SealedStore, StoreForged
+from lockstep.training.torch_private import c10d
 from lockstep.transports.control.addresses import Address, AddressError, IPAddress, resolve
 
 LOOK_SECONDS = 0.2

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lockstep.protocol.core.ids import Step
+from lockstep.training.torch_private import foreach_norm
 
 REST = 200.0
 """So many times as long as the last look took, there is no other: it costs half a percent at most."""
@@ -84,7 +85,7 @@ class ParameterWatch:
 
     def _norms(self) -> Tensor:
         values = [parameter.detach() for _, parameter in self._named]
-        return torch.stack([norm.float() for norm in torch._foreach_norm(values)])
+        return torch.stack([norm.float() for norm in foreach_norm(values)])
 
     def _queue(self, step: Step, norms: Tensor) -> None:
         here = torch.empty(norms.shape, dtype=norms.dtype, pin_memory=True)

@@ -13,7 +13,7 @@ import secrets
 from datetime import timedelta
 from typing import Any, Final
 
-import torch._C._distributed_c10d as c10d
+from lockstep.training.torch_private import c10d
 
 _MAC_BYTES: Final = 32
 _NONCE_BYTES: Final = 32

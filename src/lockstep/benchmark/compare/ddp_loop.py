@@ -11,7 +11,6 @@ from datetime import timedelta
 
 import torch
 from torch import distributed
-from torch._C._distributed_c10d import TCPStore  # torch.distributed has it too, but does not declare it
 from torch.nn.parallel import DistributedDataParallel
 
 from lockstep.benchmark.compare.solo_loop import timed
@@ -21,6 +20,7 @@ from lockstep.benchmark.training.job import BenchJob
 from lockstep.benchmark.training.run import choose_device, set_up_torch
 from lockstep.benchmark.training.updates import LocalUpdates
 from lockstep.training.ranks.listening import serve_store
+from lockstep.training.torch_private import c10d
 
 
 def run_ddp(config: BenchConfig, rank: int, addresses: Sequence[str], patience: float, barrier: StartBarrier) -> None:
@@ -50,7 +50,7 @@ def _join(rank: int, addresses: Sequence[str], patience: float, backend: str, ba
         store = serve_store(addresses[0], 0, world, patience)
         barrier.tell_port(store.port)
     else:
-        store = TCPStore(addresses[0], barrier.hear_port(), world, False, limit)
+        store = c10d.TCPStore(addresses[0], barrier.hear_port(), world, False, limit)
     distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limit)
 
 

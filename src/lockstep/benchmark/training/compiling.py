@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lockstep.training.torch_private import allow_variants
+
 Backend = str | Callable[..., Any]
 """What torch.compile passes its graphs to."""
 
@@ -39,7 +41,7 @@ def compile_model(model: nn.Module, backend: Backend = "inductor", *, graphs: bo
     how: dict[str, Any] = {"dynamic": False, "backend": backend}
     if graphs and backend == "inductor":
         how["mode"] = "reduce-overhead"
-    torch._dynamo.config.recompile_limit = max(MOST_VARIANTS, torch._dynamo.config.recompile_limit)
+    allow_variants(MOST_VARIANTS)
     chains = chains_of(model)
     if not chains:
         model.compile(**how)

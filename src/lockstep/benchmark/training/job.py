@@ -29,6 +29,7 @@ from lockstep.benchmark.training.inputs import (
 from lockstep.benchmark.training.towers import Towers
 from lockstep.protocol.core.activity import InputWait
 from lockstep.protocol.core.messages import GroupRates, OptimizerEntry
+from lockstep.training.torch_private import BatchNorm, foreach_norm
 from lockstep.training.worker.local_state import WorkerState
 from lockstep.training.worker.loss_scale import LossScale
 from lockstep.training.worker.replica import Trained
@@ -213,7 +214,7 @@ class BenchJob:
         if not decay or self.config.output.loss_type == "base_loss":
             return 0.0
         with torch.no_grad():
-            norms = torch._foreach_norm([t.parameter for t in self.trained if t.group != NOT_DECAYED])
+            norms = foreach_norm([t.parameter for t in self.trained if t.group != NOT_DECAYED])
             return decay * float(torch.stack(list(norms)).square().sum()) / 2
 
     @property
@@ -274,7 +275,7 @@ def trained_parameters(model: nn.Module) -> list[Trained]:
     normalising = {
         id(parameter)
         for module in model.modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        if isinstance(module, BatchNorm)
         for parameter in module.parameters(recurse=False)
     }
     return [

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from lockstep.training.torch_private import foreach_copy_
 from lockstep.training.worker.loss_scale import LossScale
 
 
@@ -36,7 +37,7 @@ class Towers:
             return
         with torch.no_grad():
             for others in self._parameters[1:]:
-                torch._foreach_copy_(others, self._parameters[0])
+                foreach_copy_(others, self._parameters[0])
 
     def hook_gradients(self, scale: LossScale, clip: float | None) -> None:
         """Reduce over towers, divide by the loss scale and clip, as soon as a gradient of tower 0 is ready."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
-import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from lockstep.security.chosen import chosen_key
 from lockstep.security.key import Purpose
 from lockstep.training.ranks.listening import gloo_device, serve_store, stay_on_interface
 from lockstep.training.sealed_store import SealedStore, StoreForged
+from lockstep.training.torch_private import c10d, gloo_options
 
 STORE_SECONDS = 60.0
 """All workers are up before they meet, so a request to worker 0's store takes only as long as the request itself."""
@@ -225,9 +225,7 @@ def _process_group(meeting: MeetingPoint, store: c10d.Store, backend: str) -> An
         stay_on_interface(meeting.listen_host)
         options = dist.ProcessGroupNCCL.Options()
         return dist.ProcessGroupNCCL(c10d.PrefixStore("nccl", store), meeting.rank, meeting.size, options)
-    gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
-    gloo._devices = [gloo_device(meeting.own_host)]
-    gloo._timeout = patience
+    gloo = gloo_options(gloo_device(meeting.own_host), patience)
     try:
         return dist.ProcessGroupGloo(c10d.PrefixStore("gloo", store), meeting.rank, meeting.size, gloo)
     except StoreForged as error:

@@ -10,10 +10,10 @@ import socket
 from datetime import timedelta
 from typing import Any, Final
 
-import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
 from lockstep.runtime.listening import address_here, interface_here
+from lockstep.training.torch_private import c10d
 
 GLOO: Final = "GLOO_SOCKET_IFNAME"
 NCCL: Final = "NCCL_SOCKET_IFNAME"

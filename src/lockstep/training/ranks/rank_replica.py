@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +25,7 @@ from lockstep.training.ranks.averager import Averager
 from lockstep.training.ranks.layout import RankLayout, buffer_views, gradient_view
 from lockstep.training.ranks.sparse import gathered, lacks_all, spread
 from lockstep.training.tensors import is_in, parameter_offsets, torch_dtype
+from lockstep.training.torch_private import at_end_of_backward, current_autograd_node, foreach_copy_
 from lockstep.training.worker.binding import Trained
 
 COMPARE_EVERY = 50
@@ -235,11 +235,11 @@ class RankReplica:
         return [b.id for b in self._layout.plan.buckets if any(piece.parameter == entry for piece in b.pieces)]
 
     def _call_at_end(self) -> None:
-        torch.autograd.Variable._execution_engine.queue_callback(self._at_end)
+        at_end_of_backward(self._at_end)
 
     def _at_end(self) -> None:
         """A graph has been walked through. It may be one inside another: a layer that is computed again in backward."""
-        outer: Any = torch._C._current_autograd_node()  # None, whatever the stub says
+        outer = current_autograd_node()
         if outer is None:
             self.end_backward()
             return
@@ -369,11 +369,11 @@ class RankReplica:
 
     def _put_buffers(self) -> None:
         if self._buffers_leaving:
-            torch._foreach_copy_(self._buffers_leaving, list(self._layout.buffers))
+            foreach_copy_(self._buffers_leaving, list(self._layout.buffers))
 
     def _take_buffers(self) -> None:
         if self._buffers_arriving:
-            torch._foreach_copy_(list(self._layout.buffers), self._buffers_arriving)
+            foreach_copy_(list(self._layout.buffers), self._buffers_arriving)
 
     # -- what all ranks must have --
 

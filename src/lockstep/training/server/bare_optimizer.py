@@ -8,9 +8,10 @@ nothing.
 from __future__ import annotations
 
 import inspect
-import sys
 
 import torch
+
+from lockstep.training.torch_private import compiler_is_loaded, keep_from_compiler
 
 _METHODS = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 
@@ -21,11 +22,10 @@ def keep_compiler_out() -> None:
     torch stores on each method what the compiler made of it: here that is the method itself. If another version of
     torch stores it elsewhere, the compiler is imported as usual.
     """
-    if "torch._dynamo" in sys.modules:
+    if compiler_is_loaded():
         return
     for name in _METHODS:
-        method = inspect.unwrap(getattr(torch.optim.Optimizer, name))
-        method.__dynamo_disable = method
+        keep_from_compiler(inspect.unwrap(getattr(torch.optim.Optimizer, name)))
 
 
 def step(optimizer: torch.optim.Optimizer) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from lockstep.protocol.core.norms import combined
 from lockstep.training.server.piece_pool import PiecePool
 from lockstep.training.server.sgd import PIECE_BYTES, mean_of
+from lockstep.training.torch_private import foreach_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def _span(parts: Sequence[slice]) -> BucketSpan:
 def norms_of(tensors: Sequence[Tensor], norm_type: float) -> Tensor:
     """The norm of each, in 32 bits at least."""
     small = tensors[0].element_size() == 2
-    return torch.stack(torch._foreach_norm(list(tensors), norm_type, dtype=torch.float32 if small else None))
+    return torch.stack(foreach_norm(list(tensors), norm_type, dtype=torch.float32 if small else None))
 
 
 def mean_norm(

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.training.torch_private import fused_adam_, fused_adamw_
+
 
 def is_fused_adam(optimizer: torch.optim.Optimizer) -> bool:
     """Whether ``adam_step`` does what this optimizer would do, once it has a state."""
@@ -26,7 +28,7 @@ def adam_step(optimizer: torch.optim.Optimizer, state: Mapping[str, Tensor], val
     """Update these values in place; the gradient is only read."""
     group: dict[str, Any] = optimizer.param_groups[0]
     decoupled = group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW))
-    kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
+    kernel = fused_adamw_ if decoupled else fused_adam_
     beta1, beta2 = group["betas"]
     state["step"].add_(1)
     kernel(

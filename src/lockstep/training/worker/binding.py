@@ -19,6 +19,7 @@ from lockstep.protocol.core.messages import Layout, OptimizerEntry, Setting
 from lockstep.protocol.core.plan import Plan, make_plan
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.tensors import entry_of, parameter_offsets, parameter_view
+from lockstep.training.torch_private import foreach_copy_
 from lockstep.training.wire_format import WireFormat
 from lockstep.training.worker.cuda_memory import CudaMemory
 from lockstep.training.worker.host_memory import HostMemory
@@ -163,7 +164,7 @@ class Binding:
         if self._apart:
             values = [b.value if lent is None else lent[b.index] for b in self._apart]
             with torch.no_grad():
-                torch._foreach_copy_([b.local for b in self._apart], values)
+                foreach_copy_([b.local for b in self._apart], values)
         if lent is not None and len(self._apart) < len(self.bound):
             # About 0.3 us per parameter; a copy of the whole model costs hundreds of times as much.
             for bound, value in zip(self.bound, lent, strict=True):

@@ -29,6 +29,7 @@ from lockstep.training.gpu.shared_events import OwnEvents, PeerEvents, gpu_of, i
 from lockstep.training.gpu.twin_places import room_for_tables
 from lockstep.training.gpu.worker_twins import WorkerTwins
 from lockstep.training.tensors import as_tensor
+from lockstep.training.torch_private import foreach_copy_
 from lockstep.training.wire_format import WireFormat
 from lockstep.transports.base import Loan, MovesGpuMemory
 
@@ -299,7 +300,7 @@ class CudaMemory:
             self.parameters[where].copy_(source, non_blocking=True)
             locals_, values = self._local[bucket]
             if locals_:
-                torch._foreach_copy_(locals_, values)
+                foreach_copy_(locals_, values)
             copied.record(self._up)
         with self._changed:
             self._events[bucket] = copied

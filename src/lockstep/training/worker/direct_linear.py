@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from lockstep.training.torch_private import has_gradient_hooks
 from lockstep.training.worker.binding import Bound
 
 OnWritten = Callable[[Bound], None]
@@ -135,4 +136,4 @@ def direct_linears(model: nn.Module, bound: Sequence[Bound], on_written: OnWritt
 
 def _is_plain(module: nn.Linear) -> bool:
     """Whether there is no user hook that autograd would call with the gradient of the weight."""
-    return not any(p._backward_hooks for p in module.parameters(recurse=False))
+    return not any(has_gradient_hooks(p) for p in module.parameters(recurse=False))

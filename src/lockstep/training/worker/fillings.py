@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from lockstep.protocol.core.ids import BucketId, Step
 from lockstep.protocol.core.plan import Piece
 from lockstep.training.tensors import torch_dtype
+from lockstep.training.torch_private import foreach_copy_
 from lockstep.training.worker.binding import Binding, Bound
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -199,4 +200,4 @@ def _copy(given: Sequence[tuple[FillingPart, Tensor]]) -> None:
                     place.copy_(source)
             pairs = flat
         if pairs:
-            torch._foreach_copy_([place for place, _ in pairs], [source for _, source in pairs])
+            foreach_copy_([place for place, _ in pairs], [source for _, source in pairs])

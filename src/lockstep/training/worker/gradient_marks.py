@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from torch.utils.weak import TensorWeakRef
 
 from lockstep.protocol.core.ids import Step
+from lockstep.training.torch_private import changes_of
 from lockstep.training.worker.binding import Bound
 
 FIRST_STEPS = 3
@@ -40,14 +41,14 @@ class GradientMarks:
     def set(self, bound: Bound) -> None:
         gradient = bound.trained.parameter.grad
         assert gradient is not None
-        self._marks[bound.index] = (TensorWeakRef(gradient), gradient._version)
+        self._marks[bound.index] = (TensorWeakRef(gradient), changes_of(gradient))
 
     def holds(self, bound: Bound) -> bool:
         """Whether this gradient is the same; also if there was none and there still is none."""
         gradient, known = bound.trained.parameter.grad, self._marks.get(bound.index)
         if gradient is None or known is None:
             return gradient is None and known is None
-        return known[0]() is gradient and known[1] == gradient._version
+        return known[0]() is gradient and known[1] == changes_of(gradient)
 
     @property
     def all_hold(self) -> bool:

@@ -13,21 +13,26 @@ from __future__ import annotations
 import bisect
 import contextlib
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import GetSetDescriptorType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _len_torch_function_stack
-from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.training.copies import OwnHook
+from lockstep.training.torch_private import (
+    all_modes_taken_off,
+    attributes_of_tensors,
+    compiler_callbacks,
+    default_device_mode,
+    has_compiled,
+    put_modes_on,
+)
 from lockstep.training.worker.binding import Bound
 
 Need = Callable[[Sequence[Bound]], None]
@@ -66,7 +71,7 @@ class LayerWaits:
 
     def begin(self) -> bool:
         """A version is awaited: watch for uses, if all of them would be noticed."""
-        if self._scripted or _has_compiled():
+        if self._scripted or has_compiled():
             return False
         self._notice_compiler()
         self._awaiting = True
@@ -141,9 +146,8 @@ class LayerWaits:
     # -- code that cannot be watched --
 
     def _notice_compiler(self) -> None:
-        known = sys.modules.get("torch._dynamo.callback")
-        if self._compiler is None and known is not None:
-            self._compiler = known.callback_handler
+        if self._compiler is None and (known := compiler_callbacks()) is not None:
+            self._compiler = known
             self._compiler.register_start_callback(self._on_compile)
 
     def _on_compile(self, *_: object) -> None:
@@ -164,19 +168,18 @@ class _Watch(TorchFunctionMode):
         if self._is_on:
             return
         self._is_on = True
-        modes = _all_taken_off()
+        modes = all_modes_taken_off()
         # torch expects the one of its default device at the very bottom.
-        default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-        modes.insert(1 if modes and modes[0] is default else 0, self)
-        _put_on(modes)
+        modes.insert(1 if modes and modes[0] is default_device_mode() else 0, self)
+        put_modes_on(modes)
 
     def leave(self) -> None:
         """Not while torch is in a call that this reports, because it puts the mode back afterwards: then it stays."""
         if not self._is_on:
             return
-        modes = _all_taken_off()
+        modes = all_modes_taken_off()
         self._is_on = self not in modes
-        _put_on([mode for mode in modes if mode is not self])
+        put_modes_on([mode for mode in modes if mode is not self])
 
     def forget(self) -> None:
         """Report nothing any more, and keep nobody alive."""
@@ -194,16 +197,6 @@ class _Watch(TorchFunctionMode):
 
 def _ignore(_func: Callable[..., Any], _given: Iterable[object]) -> None:
     pass
-
-
-def _all_taken_off() -> list[TorchFunctionMode]:
-    """The modes of this thread, the lowest first."""
-    return [_pop_mode() for _ in range(_len_torch_function_stack())][::-1]
-
-
-def _put_on(modes: Iterable[TorchFunctionMode]) -> None:
-    for mode in modes:
-        _push_mode(mode)
 
 
 def _tensors(given: Iterable[object]) -> Iterator[Tensor]:
@@ -231,14 +224,9 @@ def _call_before_fork(waits: LayerWaits) -> None:
     os.register_at_fork(before=before)
 
 
-def _has_compiled() -> bool:
-    compiler = sys.modules.get("torch._dynamo.utils")
-    return compiler is not None and bool(compiler.counters.get("frames"))
-
-
 def _harmless() -> frozenset[Callable[..., Any]]:
     """What may be called with a parameter whose values are not here yet."""
-    attributes = {name: one for name, one in vars(torch._C.TensorBase).items() if isinstance(one, GetSetDescriptorType)}
+    attributes = attributes_of_tensors()
     getters = [one.__get__ for name, one in attributes.items() if name not in _READ_VALUES]
     return frozenset([*getters, attributes["grad"].__set__, *(getattr(Tensor, name) for name in _READ_NONE)])
 

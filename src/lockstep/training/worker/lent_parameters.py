@@ -21,6 +21,7 @@ from torch import Tensor
 from lockstep.protocol.core.ids import BucketId
 from lockstep.protocol.core.plan import ELEMENT_BYTES, Bucket, Plan
 from lockstep.training.tensors import as_tensor, dtype_name, parameter_offsets, parameter_view
+from lockstep.training.torch_private import foreach_copy_
 from lockstep.transports.base import Loan
 from lockstep.transports.joined_memory import join_pages
 
@@ -92,7 +93,7 @@ class LentParameters:
                 self._places[key] = places
         if places.targets:
             with torch.no_grad():
-                torch._foreach_copy_(places.targets, places.sources)
+                foreach_copy_(places.targets, places.sources)
         return places.values
 
     def take(self, parameters: Iterable[int], likes: Sequence[Tensor]) -> list[Tensor]:
@@ -126,7 +127,7 @@ class LentParameters:
         places = _Places([], [], [], slots)
         self._put_together(places, home, _bytes_of(loans))
         with torch.no_grad():
-            torch._foreach_copy_(places.targets, places.sources)
+            foreach_copy_(places.targets, places.sources)
         return like
 
     def release_former(self) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from lockstep.training.torch_private import foreach_norm
+
 LARGEST = 2.0**24
 
 
@@ -57,5 +59,5 @@ def all_finite(gradients: Iterable[Tensor | None]) -> bool:
     found = [gradient for gradient in gradients if gradient is not None]
     if not found:
         return True
-    norms = torch._foreach_norm(found, float("inf"))
+    norms = foreach_norm(found, float("inf"))
     return bool(torch.isfinite(torch.stack([norm.float() for norm in norms])).all())

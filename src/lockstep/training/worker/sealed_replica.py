@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from lockstep.protocol.core.ids import CHIEF, BucketId, Step
 from lockstep.protocol.core.messages import Clip, GroupRates, OptimizerEntry
 from lockstep.runtime.task.worker_node import WorkerNode
+from lockstep.training.torch_private import foreach_norm
 from lockstep.training.worker.arrivals import Arrivals
 from lockstep.training.worker.binding import Binding, BindingOptions, Bound, Trained
 from lockstep.training.worker.fillings import Filling, Fillings, edited
@@ -343,7 +344,7 @@ class _NotFinite:
             return
         gradients = [part.of(gradient) for part, gradient in filling.waiting]
         small = gradients[0].element_size() == 2
-        norms = torch.stack(torch._foreach_norm(gradients, dtype=torch.float32 if small else None))
+        norms = torch.stack(foreach_norm(gradients, dtype=torch.float32 if small else None))
         self._unread.append((filling, [part.bound.trained.name for part, _ in filling.waiting], norms))
         if not norms.is_cuda:
             self._read(self._are_finite().tolist())
