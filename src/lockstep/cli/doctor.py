@@ -52,7 +52,7 @@ Exit codes: 0 nothing prevents the job from working, 1 something does, 2 bad inp
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     rest, as_json, wait = _own_flags(argv)
-    line = parse_doctor(rest)
+    line = parse_doctor(rest, os.environ)
     result = _examine(line, wait, os.environ)
     print(json.dumps(_as_json(result), indent=2) if as_json else shown("\n".join(_lines(result))))
     if any(finding.kind is FindingKind.RDMA and finding.keeps_from_working for finding in result.findings):

@@ -184,6 +184,7 @@ class PeerKeeper:
             if incarnation != self._known:
                 self._told_gone = False
             self._known = incarnation
+            self._host_address = ""  # it may have come back elsewhere, under the same name
         if former is not None:
             former.end(link_down(reason))
 
