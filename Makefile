@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Tests start hundreds of processes: none of them compiles the same files again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow test-drills test-drills-ranks test-frameworks test-rough test-soak test-rdma \
+.PHONY: demo test test-slow test-drills test-drills-ranks test-engines test-frameworks test-rough test-soak test-rdma \
   test-rdma-short lint types unit bench lock audit fuzz clean
 
 demo: $(STAMP)
@@ -40,6 +40,19 @@ $(FRAMEWORKS)/.installed: $(STAMP) constraints.txt
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
 	  "$$($(FRAMEWORKS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
 	$(FRAMEWORKS)/bin/python -m pip install --quiet -c constraints.txt accelerate lightning transformers
+	touch $@
+
+# Jobs on engines that people have. Of Kubernetes only the pods, in network namespaces of this machine (as root), and
+# the published schemas, in an environment above .venv's; fails where they cannot be had.
+ENGINES := .venv-engines
+test-engines: $(ENGINES)/.installed
+	LOCKSTEP_ENGINES=1 PYTHONPATH=src OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest -q -m engine tests/engines
+
+$(ENGINES)/.installed: $(STAMP) constraints.txt pyproject.toml
+	test -x $(ENGINES)/bin/python || $(BIN)/python -m venv $(ENGINES)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+	  "$$($(ENGINES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
+	$(ENGINES)/bin/python -m pip install --quiet -c constraints.txt kubernetes-validate kubeflow-training kubeflow-trainer-api
 	touch $@
 
 # Every drill with servers; one per cause without servers and without sentences; then rough runs in which nothing may be
@@ -105,4 +118,4 @@ fuzz: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds=$(FUZZ_SECONDS)
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(ENGINES) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

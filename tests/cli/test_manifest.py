@@ -149,8 +149,21 @@ def test_the_command_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_yaml() -> None:
-    value = {"a": [{"b": "c", "d": ["e", "-f"]}, [1, "2"]], "true": True, "no": "no", "e": {}, "l": [], "t": 'x: "y"\n'}
+    value = {"a": [{"b": "c", "d": ["e", "-f"]}, [1, "2"]], "true": True, "no": "no", "e": {}, "l": [], "t": 'x: "y"'}
     assert yaml_text([value]) == (
-        '---\na:\n  - b: c\n    d:\n      - e\n      - "-f"\n  - - 1\n    - "2"\n"true": true\n"no": "no"\ne: {}\nl: []\n'
-        't: "x: \\"y\\"\\n"\n'
+        '---\na:\n  - b: c\n    d:\n      - e\n      - "-f"\n  - - 1\n    - "2"\n'
+        '"true": true\n"no": "no"\ne: {}\nl: []\nt: "x: \\"y\\""\n'
     )
+
+
+def test_the_image_has_the_user_of_the_pods_and_finds_its_files() -> None:
+    root = Path(__file__).parents[2]
+    lines = (root / "Dockerfile").read_text().splitlines()
+    assert f"USER {kubernetes.USER}:{kubernetes.USER}" in lines
+    assert f"RUN useradd --uid {kubernetes.USER} --create-home lockstep" in lines
+    shown = [line[1:] for line in (root / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    copied = [
+        name for line in lines if line.startswith("COPY ") and "--from" not in line for name in line.split()[1:-1]
+    ]
+    assert sorted(copied) == sorted(shown)
+    assert all((root / name).exists() for name in copied)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from engines.parts import demand
+from engines.kubernetes_manifest import manifest
+from engines.kubernetes_parts import ENGINE
 from engines.pods import Pods, planned, variables_of, why_not
-from engines.written import manifest
 from lockstep.runtime.startup.tf_config import read_tf_config
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = [*ENGINE, pytest.mark.timeout(300)]
 
 BENCH = ("lockstep", "bench", "--model=trivial", "--data_name=digits", "--device=cpu", "--batch_size=8")
 PROGRAM = Path(__file__).with_name("trains_in_pods.py")
@@ -20,7 +20,8 @@ END = 150.0
 
 @pytest.fixture(scope="module", autouse=True)
 def _can_be_run() -> None:
-    demand(why_not())
+    if missing := why_not():
+        pytest.fail(missing, pytrace=False)
 
 
 @pytest.mark.parametrize("kind", ["jobset", "tfjob"])

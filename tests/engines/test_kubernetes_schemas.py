@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from engines.parts import module
-from engines.written import manifest, of_kind
+from engines.kubernetes_parts import ENGINE, module
+from engines.kubernetes_manifest import manifest, of_kind
 
-pytestmark = pytest.mark.engine
+pytestmark = [*ENGINE]
 
 CASES = {
     "smallest": ["--image=r/l", "--servers=0", "--workers=1", "--", "python", "train.py"],

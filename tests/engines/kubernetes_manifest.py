@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engines.parts import module
+from engines.kubernetes_parts import module
 from lockstep.cli.main import main
 
 
