@@ -53,3 +53,45 @@ def test_a_pod_that_is_lost_comes_back_elsewhere_and_the_job_goes_on(capsys: pyt
         assert {pod: one.code for pod, one in ended.items()} == dict.fromkeys(pods.plans, 0), ended
         assert "\n400\t" in ended["worker-0"].stdout
         assert (pods.claim / "lockstep" / "final.safetensors").is_file()
+
+
+def test_a_worker_of_your_own_program_comes_back_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    """In a TFJob, whose names are known only once a pod is ready: nobody waits for the own name to become so."""
+    program = ("python", str(PROGRAM), "60000", "--until-lost")
+    with Pods(manifest(capsys, "--kind=tfjob", "--image=i", "--workers=2", "--", *program), spares=1) as pods:
+        pods.start_all()
+        chief = pods.program("worker-0")
+        chief.wait_for("step 20\n", END)
+        former = pods.address("worker-1")
+        pods.delete("worker-1")
+        pods.start("worker-1")
+        pods.publish_when_ready("worker-1")
+        assert pods.address("worker-1") != former
+        ended = {pod: pods.program(pod).wait(END) for pod in pods.plans}
+        assert {pod: one.code for pod, one in ended.items()} == dict.fromkeys(pods.plans, 0), ended
+        assert "does not lead here yet" in ended["worker-1"].stderr
+
+
+def test_a_wrong_flag_is_final_and_a_kill_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    """The flag is one that only the pod can find wrong; the policy is what the manifest says of its exit code."""
+    for kind in ("jobset", "tfjob"):
+        flags = ("--restarts=0", "--data_dir=/no/such/folder")
+        objects = manifest(capsys, f"--kind={kind}", "--image=i", "--workers=1", "--", *BENCH, *flags)
+        with Pods(objects) as pods:
+            ended = pods.start("worker-0").wait(END)
+            assert ended.code == 2, ended
+            plan = pods.plans["worker-0"]
+            assert [plan.comes_back(code) for code in (0, 1, ended.code, 3, 137, 143)] == [False] * 4 + [True] * 2
+
+
+def test_the_doctor_in_a_pod_whose_service_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither a flag nor a file tells it where it is."""
+    objects = manifest(capsys, "--image=i", "--workers=1", "--", *BENCH)
+    with Pods(objects) as pods:
+        said = pods.run("worker-0", ["lockstep", "doctor"], names=["kubernetes.default.svc"])
+        assert said.code == 1, said
+        assert "lockstep doctor for worker 0 in a Kubernetes pod" in said.stdout
+        assert "headless service of the job is missing" in said.stdout
+        blind = pods.run("ps-0", ["lockstep", "doctor"])
+        assert blind.code == 1, blind
+        assert "the cluster's DNS is not ready" in blind.stdout

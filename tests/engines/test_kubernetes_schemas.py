@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from engines.kubernetes_parts import ENGINE, module
 from engines.kubernetes_manifest import manifest, of_kind
+from engines.kubernetes_parts import ENGINE, module
 
 pytestmark = [*ENGINE]
 

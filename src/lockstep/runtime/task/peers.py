@@ -27,6 +27,7 @@ from lockstep.protocol.core.timing import (
     HEARTBEAT_SECONDS,
     LEFT_SECONDS,
     LONGEST_DIAL_SECONDS,
+    UNHEARD_SECONDS,
 )
 from lockstep.runtime import phrases
 from lockstep.runtime.startup.address_finding import (
@@ -154,6 +155,18 @@ class PeerKeeper:
         """Queue a message; without a link it is dropped, since every request is repeated until it is satisfied."""
         if (connection := self._connection) is not None:
             connection.send(message)
+
+    def give_up_silent(self, reason: Reason) -> None:
+        """That incarnation is over for everybody. Where its host vanished with it, nothing else breaks the link."""
+        connection = self.connection
+        if connection is not None and self.silent:
+            self._linked_life = connection.incarnation
+            connection.end(reason)
+
+    @property
+    def silent(self) -> bool:
+        """A link is up, and heartbeats have been missing on it."""
+        return self.linked and self.seconds_unheard(time.monotonic()) >= UNHEARD_SECONDS
 
     # -- accepting --
 
