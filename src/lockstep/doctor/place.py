@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from lockstep.runtime.cores import read_if_there
-from lockstep.runtime.startup.own_name import POD_VARIABLE
+from lockstep.runtime.startup.own_name import POD_VARIABLE, machine_address
 from lockstep.transports.control.addresses import (
     AddressError,
     interface_addresses,
     interface_of,
-    main_address,
     resolve,
 )
 
@@ -81,7 +80,7 @@ def _resolves(name: str) -> bool:
 def _mtu(networks: Path) -> int:
     """Of the interface with which this machine appears to others."""
     try:
-        interface = interface_of(main_address())
+        interface = interface_of(machine_address())
     except AddressError:
         return 0
     text = read_if_there(networks / (interface or "-") / "mtu").strip()

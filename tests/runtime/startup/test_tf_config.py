@@ -12,9 +12,8 @@ from lockstep.library.engine_cluster import as_tf_config_says
 from lockstep.library.join import JoinArguments
 from lockstep.protocol.core.ids import server
 from lockstep.runtime.startup.cluster import ClusterSpec
-from lockstep.runtime.startup.own_name import POD_VARIABLE, with_own_address
+from lockstep.runtime.startup.own_name import POD_VARIABLE, machine_address, with_own_address
 from lockstep.runtime.startup.tf_config import TfConfig, TfRole, read_tf_config
-from lockstep.transports.control.addresses import main_address
 
 PS = ["j-ps-0.team.svc:2222"]
 WORKERS = ["j-worker-0.team.svc:2222", "j-worker-1.team.svc:2222"]
@@ -182,7 +181,7 @@ def test_a_name_that_does_not_lead_here_yet_is_not_waited_for() -> None:
     assert with_own_address(own, {}) is own
     for environ in ({POD_VARIABLE: "10.0.0.1"}, {"TF_CONFIG": "{}"}):
         bound = with_own_address(own, environ, said.append)
-        assert bound.bind == main_address()
+        assert bound.bind == machine_address()
         assert bound.listen_address().port == 2222
     assert "does not lead here yet" in said[0]
 

@@ -8,6 +8,7 @@ the own name would be waiting for oneself: the task listens at its machine's add
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 from collections.abc import Callable, Mapping
 
 from lockstep.runtime.startup import tf_config
@@ -38,9 +39,18 @@ def with_own_address(
         return spec  # the rules of the lists have a sentence about it
     if own.literal is not None or own.host.lower() == "localhost" or _leads_here(own.host):
         return spec
-    here = main_address()
+    here = machine_address()
     say(f"{own.host}, the name of {spec.task.short}, does not lead here yet; it listens at {here} until others find it")
     return dataclasses.replace(spec, bind=here)
+
+
+def machine_address() -> str:
+    """Where others reach this machine: by its default route, or without one, at its first address besides loopback."""
+    main = main_address()
+    if not ipaddress.ip_address(main).is_loopback:
+        return main
+    others = [address for address in interface_addresses() if not (address.is_loopback or address.is_link_local)]
+    return str(min(others, key=lambda address: (address.version, int(address)), default=main))
 
 
 def _leads_here(name: str) -> bool:
