@@ -66,6 +66,19 @@ docs-test: $(STAMP)
 wheel: $(STAMP)
 	$(BIN)/python -m pytest -q -m wheel tests/test_wheel.py
 
+# Jobs on engines that people have. Of Kubernetes only the pods, in network namespaces of this machine (as root), and
+# the published schemas, in an environment above .venv's; fails where they cannot be had.
+ENGINES := .venv-engines
+test-engines: $(ENGINES)/.installed
+	LOCKSTEP_ENGINES=1 PYTHONPATH=src OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest -q -m engine tests/engines
+
+$(ENGINES)/.installed: $(STAMP) constraints.txt pyproject.toml
+	test -x $(ENGINES)/bin/python || $(BIN)/python -m venv $(ENGINES)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+	  "$$($(ENGINES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
+	$(ENGINES)/bin/python -m pip install --quiet -c constraints.txt kubernetes-validate kubeflow-training kubeflow-trainer-api
+	touch $@
+
 # Every drill with servers; one per cause without servers and without sentences; then rough runs in which nothing may be
 # said.
 test-drills: $(STAMP)
@@ -129,4 +142,5 @@ fuzz: $(STAMP)
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds=$(FUZZ_SECONDS)
 
 clean:
-	rm -rf $(VENV) $(FRAMEWORKS) $(DOCS) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(DOCS) $(ENGINES) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache \
+	  .hypothesis

@@ -35,6 +35,7 @@ COMMAND_LINES = {
     "cli/key_flags.py",
     "cli/library_flags.py",
     "cli/main.py",
+    "cli/manifest/kubernetes.py",
     "cli/net.py",
     "cli/ps.py",
     "cli/sim.py",
@@ -88,6 +89,7 @@ OUR_OWN_FORMATS = {
     "transports/control/codec.py": "names of classes",
     "transports/verbs/options.py": "names of devices",
     "cli/net_plot.py": "names of transports",
+    "cli/manifest/yaml_text.py": "which texts YAML takes without quotes",
 }
 
 FOLDERS = {

@@ -108,3 +108,25 @@ def test_a_job_of_host_lists_or_of_one_command_says_at_its_start_how_to_ask_it(
 ) -> None:
     with forming_line({server(0): "10.0.0.1:1", CHIEF: "127.0.0.1:2"}):
         assert capsys.readouterr().err == "lockstep: ask this job with: lockstep why 127.0.0.1:2\n"
+
+
+def test_alive_asks_one_monitor_only(temporary: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with job(JOB) as cluster:
+        address = cluster[str(worker(0))]
+        assert main(["why", "--alive", address]) == 0
+        assert capsys.readouterr().out == f"{worker(0)} at {address}: training\n"
+    assert main(["why", "--alive", address]) == 3
+    assert "nothing listens there" in capsys.readouterr().out
+
+
+def test_alive_finds_the_task_of_its_pod(
+    temporary: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with job(JOB) as cluster:
+        hosts = {"ps": [cluster[str(server(0))]], "worker": [cluster[str(worker(0))]]}
+        monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": hosts, "task": {"type": "ps", "index": 0}}))
+        assert main(["why", "--alive"]) == 0
+        assert capsys.readouterr().out.startswith(f"{server(0)} at {hosts['ps'][0]}")
+    monkeypatch.delenv("TF_CONFIG")
+    assert main(["why", "--alive"]) == 2
+    assert main(["why", "--alive", "--json"]) == 2

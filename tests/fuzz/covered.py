@@ -100,6 +100,7 @@ COVERED: Final[Mapping[str, Fed | Exempt]] = MappingProxyType(
         "runtime/processes.py": KERNEL,
         "runtime/running_jobs.py": _by("list of running jobs"),
         "runtime/startup/rendezvous.py": _by("rendezvous: line", "rendezvous"),
+        "runtime/startup/tf_config.py": _by("TF_CONFIG"),
         "runtime/task/signals.py": KERNEL,
         "runtime/trace/merge.py": _by("trace merge"),
         "runtime/watch/kernel_tcp.py": KERNEL,

@@ -15,6 +15,7 @@ from lockstep.library.launcher import launched_by
 from lockstep.protocol.core.faults import Die, parse_faults, to_text
 from lockstep.protocol.core.ids import TaskId, worker
 from lockstep.protocol.core.keys import TensorKey
+from lockstep.runtime.startup.tf_config import read_tf_config
 from lockstep.sim.faults import Crash, parse_fault
 from lockstep.sim.faults import to_text as to_fault
 from lockstep.transports.control.addresses import AddressError, parse_address, parse_bind
@@ -57,7 +58,7 @@ def text_targets() -> Iterator[Target]:
     lines = [line.encode() for line in _LINES]
     spoken = (BadInput, HelpAsked)
     yield _target("flags of bench", lambda text: parse_bench(text.split(" "), {}), lines, *spoken)
-    yield _target("flags of doctor", lambda text: parse_doctor(text.split(" ")), lines[:2], *spoken)
+    yield _target("flags of doctor", lambda text: parse_doctor(text.split(" "), {}), lines[:2], *spoken)
     hosts = [b"10.0.0.1:20000", b"[fe80::1%eth0]:1", b"node-3.example:65535"]
     yield _target("address", parse_address, hosts, AddressError)
     yield _target("address to bind", lambda text: parse_bind(text, 1), [*hosts, b"0.0.0.0", b"[::]"], AddressError)
@@ -75,6 +76,8 @@ def text_targets() -> Iterator[Target]:
     yield _target("output of nvidia-smi", read_nvidia_smi, [smi])
     yield _target("first words of another program", lambda text: _banner(_bytes(text)), [b"SSH-2.0-OpenSSH_9.2\r\n"])
     yield _target("learning rates", parse_piecewise, [b"0.1;30;0.01;60;0.001"], BadSchedule)
+    told = b'{"cluster":{"ps":["a:1"],"worker":{"0":"b:1","1":"c:1"}},"task":{"type":"worker","index":1}}'
+    yield _target("TF_CONFIG", lambda text: read_tf_config({"TF_CONFIG": text}), [told], BadInput)
     yield _target("variables of launchers", _launched, [line.encode() for line in _VARIABLES], BadInput)
 
 

@@ -6,11 +6,12 @@ task, which runs as its child (``bench_task.py``); with neither it trains in thi
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 from lockstep.benchmark.settings.config import BenchConfig, LocalCluster, recovery_rules, settings
@@ -20,6 +21,7 @@ from lockstep.library.launcher import LAUNCHED_VARIABLE
 from lockstep.protocol.coordinator.recovery import LossPolicy
 from lockstep.protocol.core.ids import CHIEF, Role, TaskId, server
 from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.runtime.startup.own_name import with_own_address
 from lockstep.security.chosen import settle
 from lockstep.terminal import drop_what_cannot_be_written, say
 from lockstep.version import __version__
@@ -67,7 +69,7 @@ def _checked(argv: Sequence[str]) -> BenchConfig:
     """The run that was asked for, which this machine can do."""
     from lockstep.cli.start_checks import gpudirect_limits, limits_of_machine
 
-    config = parse_bench(argv, os.environ)
+    config = _where_it_listens(parse_bench(argv, os.environ), say)
     limits = [one.sentence for one in limits_of_machine(config, os.environ) if one.keeps_from_working]
     check_machine(config, [*limits, *gpudirect_limits(config)])
     _refuse_a_past_that_cannot_be_used(config)
@@ -76,9 +78,10 @@ def _checked(argv: Sequence[str]) -> BenchConfig:
 
 def _refuse(argv: Sequence[str], bad: BadInput) -> int:
     """One task of a cluster answers for a moment, so that the others learn why it does not come."""
-    cluster = task_meant(argv)
+    cluster = task_meant(argv, os.environ)
     if cluster is None:
         raise bad
+    cluster = with_own_address(cluster, os.environ)
     from lockstep.runtime.monitor.refusal import answer_for_refused
 
     for sentence in bad.sentences:
@@ -97,7 +100,14 @@ def _run_task(words: Sequence[str], report_fd: int) -> int:
         from lockstep.runtime.monitor.task_process import FINISHED, LATER, MARKS
 
         flags = [word for word in words if word not in MARKS]
-        return run_task(parse_bench(flags, os.environ), reporter, finished=FINISHED in words, later=LATER in words)
+        config = _where_it_listens(parse_bench(flags, os.environ), lambda _line: None)
+        return run_task(config, reporter, finished=FINISHED in words, later=LATER in words)
+
+
+def _where_it_listens(config: BenchConfig, say: Callable[[str], None]) -> BenchConfig:
+    if config.cluster is None:
+        return config
+    return dataclasses.replace(config, cluster=with_own_address(config.cluster, os.environ, say))
 
 
 def _refuse_a_past_that_cannot_be_used(config: BenchConfig) -> None:

@@ -14,12 +14,14 @@ from lockstep.doctor.examination import Examination, Order, examine
 from lockstep.doctor.facts import Shared
 from lockstep.doctor.finding import DoctorFinding, FindingKind, in_order
 from lockstep.doctor.host import JobRequirements, look_at_host
+from lockstep.doctor.place import ClusterEngine, engine_of
 from lockstep.doctor.posture import Openings, posture_lines
 from lockstep.doctor.rules_machine import VERBS
 from lockstep.errors import EXIT_BAD_INPUT, BadInput, HelpAsked
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.messages import Setting
 from lockstep.runtime.startup.cluster import ClusterSpec, cluster_problems
+from lockstep.runtime.startup.own_name import with_own_address
 from lockstep.security.chosen import settle
 from lockstep.terminal import say, shown
 from lockstep.transports.registry import runs_here
@@ -36,7 +38,9 @@ lockstep doctor: find out why a cluster does not start, or will not.
   lockstep doctor [FLAGS OF THE JOB] [--json] [--wait=SECONDS]
 
 Give it the flags of the job ('lockstep bench --help' lists them), at least --ps_hosts and --worker_hosts. With
---job_name and --task_index it examines that task; without them, all tasks with an address of this machine.
+--job_name and --task_index it examines that task; without them, all tasks with an address of this machine. In a pod
+with TF_CONFIG it needs no flags; it knows where it runs (a pod, a step of Slurm, an actor of Ray), and how to get there
+what is missing.
 
 Run it on one host, or on all at the same time: then each listens where its task would, tries all others, and compares
 flags with them. It works before the job starts, while it starts, and while it runs.
@@ -52,9 +56,10 @@ Exit codes: 0 nothing prevents the job from working, 1 something does, 2 bad inp
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     rest, as_json, wait = _own_flags(argv)
-    line = parse_doctor(rest)
+    line = parse_doctor(rest, os.environ)
     result = _examine(line, wait, os.environ)
-    print(json.dumps(_as_json(result), indent=2) if as_json else shown("\n".join(_lines(result))))
+    engine = engine_of(os.environ)
+    print(json.dumps(_as_json(result, engine), indent=2) if as_json else shown("\n".join(_lines(result, engine))))
     if any(finding.kind is FindingKind.RDMA and finding.keeps_from_working for finding in result.findings):
         return EXIT_BAD_INPUT  # as the job itself would end: what was requested does not exist here
     return EXIT_HEALTHY if result.healthy else EXIT_DEFECTS
@@ -95,7 +100,7 @@ def _examine(line: DoctorLine, wait: float, environ: Mapping[str, str]) -> Exami
         # A local cluster has no addresses yet, and inconsistent lists lead nowhere.
         return _this_machine_only(line, job)
     order = Order(
-        spec=spec,
+        spec=with_own_address(spec, environ),
         settings=_settings(config) if line.describes_job else (),
         version=__version__,
         bad_flags=line.problems,
@@ -128,13 +133,14 @@ def _this_machine_only(line: DoctorLine, job: JobRequirements) -> Examination:
     return Examination(tuple(in_order(found)), tuple(map(str, tasks)), (), (), 0.0)
 
 
-def _lines(result: Examination) -> list[str]:
+def _lines(result: Examination, engine: ClusterEngine) -> list[str]:
     tasks = ", ".join(TaskId.parse(task).short for task in result.tasks) or "no task on this machine"
     others = [visit for visit in result.visits if visit.host not in result.tasks]
     reached, looked = len({visit.host for visit in others if visit.reached}), len({visit.host for visit in others})
     defects = [finding for finding in result.findings if finding.keeps_from_working]
     remarks = [finding for finding in result.findings if not finding.keeps_from_working]
-    lines = [f"lockstep doctor for {tasks}: {reached} of {looked} other tasks answer ({result.seconds:.1f} s)"]
+    where = f" in {engine.words}" if engine else ""
+    lines = [f"lockstep doctor for {tasks}{where}: {reached} of {looked} other tasks answer ({result.seconds:.1f} s)"]
     lines += [f"  {number}. {finding.sentence}" for number, finding in enumerate(defects, 1)]
     lines += [f"  note: {finding.sentence}" for finding in remarks]
     if not defects:
@@ -142,8 +148,9 @@ def _lines(result: Examination) -> list[str]:
     return lines + [f"  {line}" for line in posture_lines(result.listeners)]
 
 
-def _as_json(result: Examination) -> dict[str, object]:
+def _as_json(result: Examination, engine: ClusterEngine) -> dict[str, object]:
     return {
+        "engine": engine.value or None,
         "healthy": result.healthy,
         "tasks": list(result.tasks),
         "seconds": round(result.seconds, 3),

@@ -37,6 +37,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("compare", "lockstep.cli.compare", "measure Lockstep next to DDP, one process, and the limit"),
     Command("doctor", "lockstep.cli.doctor", "find out why a cluster does not start, before or during the start"),
     Command("run", "lockstep.cli.run", "start any program, answer for it, and start it again after a loss"),
+    Command("manifest", "lockstep.cli.manifest", "write what an engine needs to start a job: Kubernetes"),
     Command("ps", "lockstep.cli.ps", "serve any job that uses the library, without its script"),
     Command("why", "lockstep.cli.why", "why a job hangs: ask a live cluster, or read a run folder"),
     Command("net", "lockstep.cli.net", "measure every transport here, or between two hosts"),
@@ -45,7 +46,7 @@ COMMANDS: tuple[Command, ...] = (
 )
 
 _HELP = """\
-Lockstep {version}: synchronous PyTorch training on many machines.
+Lockstep {version} (--version): synchronous PyTorch training on many machines.
 Every step completes on every task, or within seconds you learn which tensor of
 which step is missing, between which two tasks, and why.
 

@@ -5,15 +5,20 @@ The process that a person starts is the monitor; the server runs as its child, a
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import sys
 from collections.abc import Sequence
 
 from lockstep.cli.library_flags import LIBRARY_TABLE, join_arguments, read_library_flags
 from lockstep.errors import EXIT_FAILED, BadInput, HelpAsked
+from lockstep.library.engine_cluster import as_tf_config_says
 from lockstep.library.join import JoinArguments, refuse_bad_cluster
 from lockstep.protocol.core.ids import Role, TaskId
 from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.runtime.startup.own_name import with_own_address
 from lockstep.runtime.startup.preflight import task_problems
+from lockstep.runtime.startup.tf_config import VARIABLE as TF_CONFIG
 from lockstep.security.chosen import settle
 from lockstep.terminal import drop_what_cannot_be_written, say
 from lockstep.version import __version__
@@ -26,7 +31,8 @@ lockstep ps: a parameter server for scripts that use the library.
 
   lockstep ps --ps_hosts=HOST:PORT,... --worker_hosts=HOST:PORT,... --task_index=N
 
-Give it the same lists and choices that your script gives to lockstep.join():
+Give it the same lists and choices that your script gives to lockstep.join(). The
+lists and the index may be in the variable TF_CONFIG instead (docs/kubernetes.md).
 
 {flags}
 
@@ -43,6 +49,7 @@ def run(argv: Sequence[str]) -> int:
     if argv and argv[0].startswith(TASK_FLAG):
         return _run_server(argv[1:], int(argv[0].removeprefix(TASK_FLAG)))
     cluster, _ = _parse(argv)
+    cluster = with_own_address(cluster, os.environ, say)
     problems = task_problems(cluster)
     if problems:
         raise BadInput(problems)
@@ -76,7 +83,14 @@ def _parse(argv: Sequence[str]) -> tuple[ClusterSpec, JoinArguments]:
     line = read_library_flags(argv)
     if line.value("job_name") not in ("", Role.SERVER):
         raise BadInput("'lockstep ps' is always a server; leave out --job_name, or start your script as the worker.")
-    arguments = JoinArguments(**{**join_arguments(line), "job_name": Role.SERVER.value})  # type: ignore[arg-type]
+    given = JoinArguments(**join_arguments(line))  # type: ignore[arg-type]
+    arguments = given if line.given.keys() & {"job_name", "task_index"} else as_tf_config_says(given, os.environ)
+    if arguments.job_name == Role.WORKER:
+        raise BadInput(
+            f"{TF_CONFIG} makes this process worker {arguments.task_index}, but 'lockstep ps' is always a server; "
+            "start your program there."
+        )
+    arguments = dataclasses.replace(arguments, job_name=Role.SERVER.value)
     cluster = arguments.spec().for_task(TaskId(Role.SERVER, arguments.task_index))
     refuse_bad_cluster(cluster, arguments)
     return cluster, arguments
@@ -93,6 +107,7 @@ def _run_server(argv: Sequence[str], report_fd: int) -> int:
         from lockstep.runtime.task.signals import TaskSignals
 
         cluster, arguments = _parse(argv)
+        cluster = with_own_address(cluster, os.environ)
         assert cluster.task is not None
         refuse_missing_gpu(arguments.serving)
         signals = TaskSignals(cluster.task, say, cluster.grace)

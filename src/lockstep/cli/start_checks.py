@@ -8,6 +8,7 @@ from pathlib import Path
 from lockstep.benchmark.settings.config import BenchConfig, recovery_rules
 from lockstep.doctor.finding import DoctorFinding
 from lockstep.doctor.host import JobRequirements, look_at_limits
+from lockstep.doctor.place import engine_of
 from lockstep.protocol.core.ids import CHIEF, ClusterShape, Role
 from lockstep.transports.control.addresses import parse_address
 from lockstep.transports.control.ports import parse_ports
@@ -33,6 +34,7 @@ def job_of(config: BenchConfig, environ: Mapping[str, str], data_dir: str | None
         data_dir=data_dir,
         rdma=NO_OPTIONS if cluster is None else cluster.rdma,
         visible_gpus=environ.get("CUDA_VISIBLE_DEVICES"),
+        engine=engine_of(environ),
     )
 
 

@@ -41,6 +41,8 @@ lockstep why: who waits for whom, for which tensor, and why.
   lockstep why FOLDER        read the files of a run that has ended, or the dumps that
                              torch's flight recorder wrote for anybody's job
 
+  --alive                    ask only the monitor, at HOST:PORT or of the task that
+                             TF_CONFIG names: 0 if it answers, for probes of a pod
   --watch                    ask again every two seconds, until Ctrl-C
   --json                     one JSON object instead of text
 {key_flags}
@@ -56,11 +58,15 @@ class _Asked:
     target: str
     watch: bool
     as_json: bool
+    only_alive: bool = False
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the command; returns the exit code."""
     asked = _parse(argv)
+    if asked.only_alive:
+        settle(say)
+        return _ask_monitor(asked.target or _own_address(os.environ))
     if _is_address(asked.target):
         settle(say)
         return _ask_address(asked)
@@ -80,12 +86,15 @@ def _parse(argv: Sequence[str]) -> _Asked:
     if any(word in ("-h", "--help") for word in argv):
         raise HelpAsked(_HELP.format(key_flags=KEY_FLAGS_HELP))
     targets = [word for word in argv if not word.startswith("-")]
-    unknown = [word for word in argv if word.startswith("-") and word not in ("--watch", "--json")]
+    unknown = [word for word in argv if word.startswith("-") and word not in ("--watch", "--json", "--alive")]
     if unknown:
-        raise BadInput(f"'lockstep why' has no flag {unknown[0]!r}; it has --watch and --json.")
+        raise BadInput(f"'lockstep why' has no flag {unknown[0]!r}; it has --watch, --json and --alive.")
     if len(targets) > 1:
         raise BadInput("'lockstep why' takes one address or one folder; any task of the cluster will do.")
-    return _Asked(targets[0] if targets else "", "--watch" in argv, "--json" in argv)
+    asked = _Asked(targets[0] if targets else "", "--watch" in argv, "--json" in argv, "--alive" in argv)
+    if asked.only_alive and (asked.watch or asked.as_json or (asked.target and not _is_address(asked.target))):
+        raise BadInput("'lockstep why --alive' takes an address like HOST:PORT, or nothing, and no other flag.")
+    return asked
 
 
 def _newest_folder(name: str) -> str:
@@ -109,6 +118,35 @@ def _newest_folder(name: str) -> str:
 def _is_address(target: str) -> bool:
     host, _, port = target.rpartition(":")
     return bool(host) and os.sep not in target and port.isdecimal()
+
+
+# -- one monitor --
+
+
+def _own_address(environ: Mapping[str, str]) -> str:
+    """Where the task listens whose pod this is."""
+    from lockstep.runtime.startup.cluster import ClusterSpec
+    from lockstep.runtime.startup.own_name import with_own_address
+    from lockstep.runtime.startup.tf_config import read_tf_config
+
+    found = read_tf_config(environ)
+    if found is None or found.evaluates:
+        raise BadInput("TF_CONFIG names no task here; write 'lockstep why --alive HOST:PORT'.")
+    ps_hosts, worker_hosts = found.lists()
+    spec = ClusterSpec(ps_hosts=ps_hosts, worker_hosts=worker_hosts, task=found.task)
+    return str(with_own_address(spec, environ).listen_address())
+
+
+def _ask_monitor(address: str) -> int:
+    """A monitor that answers is well: what becomes of its task, it and the others decide."""
+    from lockstep.transports.control.monitor_query import query_monitor
+
+    answer = query_monitor(address)
+    if answer.description is None:
+        print(shown(f"{address} {answer.found.phrase}{answer.found.note}"), flush=True)
+        return EXIT_STANDS_STILL
+    print(shown(f"{answer.description.task} at {address}: {answer.description.phase}"), flush=True)
+    return 0
 
 
 # -- the caller's jobs on this host --

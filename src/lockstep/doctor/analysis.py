@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from lockstep.doctor.facts import ClusterFacts
 from lockstep.doctor.finding import DoctorFinding, FindingKind, in_order
 from lockstep.doctor.rules_agree import agreement_findings
+from lockstep.doctor.rules_engine import engine_findings
 from lockstep.doctor.rules_reach import reach_findings
 from lockstep.protocol.core.ids import TaskId
 
@@ -21,6 +22,7 @@ def _findings(case: ClusterFacts) -> Iterator[DoctorFinding]:
         yield DoctorFinding(FindingKind.FLAGS, sentence)
     yield from reach_findings(case)
     yield from agreement_findings(case)
+    yield from engine_findings(case)
     yield from case.shared.findings
     yield from _of_others(case)
     if case.proxies:

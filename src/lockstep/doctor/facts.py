@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lockstep.doctor.finding import DoctorFinding, FindingKind
+from lockstep.doctor.place import Place
 from lockstep.foreign import plain
 from lockstep.protocol.core.reach import Reach
 from lockstep.runtime.startup.start_facts import StartFacts
@@ -85,6 +86,8 @@ class Shared:
     data: DataFolder | None = None
     findings: tuple[DoctorFinding, ...] = ()
     """What its own doctor found wrong with that machine."""
+    place: Place = field(default_factory=Place)
+    """Of another machine only the MTU is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,7 @@ def shared_to_json(shared: Shared) -> dict[str, Any]:
         for finding in shared.findings
     ]
     data = None if shared.data is None else asdict(shared.data)
-    return {"rdma": [asdict(port) for port in shared.rdma], "data": data, "findings": found}
+    return {"rdma": [asdict(port) for port in shared.rdma], "data": data, "findings": found, "mtu": shared.place.mtu}
 
 
 def read_shared(said: object) -> Shared | None:
@@ -133,7 +136,8 @@ def read_shared(said: object) -> Shared | None:
         ports = tuple(_rdma_port(one) for one in said["rdma"][:MAX_ENTRIES])
         data = said["data"]
         folder = None if data is None else DataFolder(_text(data["path"]), int(data["files"]), _text(data["digest"]))
-        return Shared(ports, folder, tuple(_finding(one) for one in said["findings"][:MAX_ENTRIES]))
+        findings = tuple(_finding(one) for one in said["findings"][:MAX_ENTRIES])
+        return Shared(ports, folder, findings, Place(mtu=int(said["mtu"])))
     except (AssertionError, KeyError, TypeError, ValueError, AttributeError):
         return None
 

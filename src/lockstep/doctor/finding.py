@@ -31,8 +31,9 @@ class FindingKind(IntEnum):
     RDMA = 20
     DATA = 21
     CLOCK = 22
-    PROXY = 23
-    REMARK = 24
+    MTU = 23
+    PROXY = 24
+    REMARK = 25
 
     @property
     def code(self) -> str:

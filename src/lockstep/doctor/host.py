@@ -8,6 +8,7 @@ from lockstep.doctor.facts import Shared
 from lockstep.doctor.finding import DoctorFinding, FindingKind
 from lockstep.doctor.machine import look_at_data, look_at_machine
 from lockstep.doctor.needs import Needs, needs_of
+from lockstep.doctor.place import ClusterEngine, look_at_place
 from lockstep.doctor.rules_machine import VERBS, MachineRequirements, limit_findings, machine_findings, rdma_findings
 from lockstep.protocol.core.ids import CHIEF, ClusterShape, Role, TaskId
 from lockstep.runtime.startup.preflight import folder_problems
@@ -30,6 +31,8 @@ class JobRequirements:
     rdma: RdmaOptions = NO_OPTIONS
     visible_gpus: str | None = None
     """The value of CUDA_VISIBLE_DEVICES."""
+    engine: ClusterEngine = ClusterEngine.NONE
+    """What has started the task, by its variables."""
 
 
 def look_at_host(job: JobRequirements, tasks: tuple[TaskId, ...]) -> Shared:
@@ -47,7 +50,8 @@ def look_at_host(job: JobRequirements, tasks: tuple[TaskId, ...]) -> Shared:
     if data is not None and data.problem:
         sentence = f"--data_dir={data.path} cannot be read ({data.problem}); give the folder that holds the data set."
         findings.append(DoctorFinding(FindingKind.DATA, sentence))
-    return Shared(rdma.ports if job.protocol == VERBS else (), data, tuple(findings))
+    ports = rdma.ports if job.protocol == VERBS else ()
+    return Shared(ports, data, tuple(findings), look_at_place(job.engine))
 
 
 def look_at_limits(job: JobRequirements, tasks: tuple[TaskId, ...]) -> list[DoctorFinding]:
@@ -66,6 +70,7 @@ def _asked(job: JobRequirements, tasks: tuple[TaskId, ...]) -> tuple[MachineRequ
         trains=not tasks or any(task.role is Role.WORKER for task in tasks),
         tasks=max(len(tasks), 1),
         train_dir=train_dir,
+        engine=job.engine,
     )
     return asked, train_dir
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from lockstep.doctor.finding import DoctorFinding, FindingKind
 from lockstep.doctor.machine import UNLIMITED, MachineFacts
 from lockstep.doctor.needs import Needs, size
+from lockstep.doctor.place import ClusterEngine
+from lockstep.doctor.rules_engine import GRANTS, GrantRemedies
 from lockstep.transports.verbs.checks import LEAST_LOCKED_BYTES, device_problems
 from lockstep.transports.verbs.devices import RdmaFacts
 from lockstep.transports.verbs.options import NO_OPTIONS, RdmaOptions
@@ -29,6 +31,11 @@ class MachineRequirements:
     """Whether a worker runs here; servers do not use a GPU."""
     tasks: int = 1
     train_dir: str | None = None
+    engine: ClusterEngine = ClusterEngine.NONE
+
+    @property
+    def grants(self) -> GrantRemedies:
+        return GRANTS[self.engine]
 
 
 Rule = Callable[[MachineFacts, MachineRequirements, Needs], Iterator[DoctorFinding]]
@@ -64,7 +71,7 @@ def _locked_memory(facts: MachineFacts, asked: MachineRequirements, needs: Needs
         yield DoctorFinding(
             FindingKind.LIMIT,
             f"a process may lock only {size(facts.locked_memory)} of memory here, but {asked.protocol} registers about "
-            f"{needed} with the network device; run 'ulimit -l unlimited' (in a container: --ulimit memlock=-1).",
+            f"{needed} with the network device; {asked.grants.locked_memory}.",
             asked.protocol == VERBS,
         )
 
@@ -80,8 +87,7 @@ def _shared_memory(facts: MachineFacts, asked: MachineRequirements, needs: Needs
         yield DoctorFinding(
             FindingKind.LIMIT,
             f"/dev/shm has only {size(facts.shm_free)} free, but the tasks of this machine share about "
-            f"{size(needs.shared_memory)} in it; enlarge it (mount -o remount,size=...; in a container: --shm-size), "
-            "or use --server_protocol=grpc.",
+            f"{size(needs.shared_memory)} in it; {asked.grants.shared_memory}, or use --server_protocol=grpc.",
             asked.protocol != "auto",
         )
 
@@ -92,7 +98,7 @@ def _memory(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -> It
         yield DoctorFinding(
             FindingKind.LIMIT,
             f"the control group (cgroup) of this process may use only {size(facts.memory_limit)} of memory, but "
-            f"{tasks} at least {size(needs.memory)}; raise its limit, or use a smaller model.",
+            f"{tasks} at least {size(needs.memory)}; {asked.grants.memory}.",
         )
     elif facts.memory_available is not None and facts.memory_available < needs.memory:
         yield DoctorFinding(
@@ -115,7 +121,7 @@ def _processors(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -
         yield DoctorFinding(
             FindingKind.LIMIT,
             f"the control group (cgroup) of this process may start only {max(facts.tasks_left, 0)} more processes and "
-            f"threads, but its tasks need about {_THREADS_OF_A_TASK * asked.tasks}; raise its limit, pids.max.",
+            f"threads, but its tasks need about {_THREADS_OF_A_TASK * asked.tasks}; {asked.grants.processes}.",
         )
 
 
@@ -126,7 +132,8 @@ def _gpus(facts: MachineFacts, asked: MachineRequirements, needs: Needs) -> Iter
     if must and facts.gpus_visible < asked.num_gpus:
         hidden = facts.gpus_present - facts.gpus_visible
         why = f" (CUDA_VISIBLE_DEVICES hides {hidden})" if hidden else ""
-        remedy = "correct CUDA_VISIBLE_DEVICES, or give --device=cpu" if hidden else "give --device=cpu"
+        shown = "correct CUDA_VISIBLE_DEVICES, or " if hidden else ""
+        remedy = f"{asked.grants.gpus}, or give --device=cpu" if asked.grants.gpus else f"{shown}give --device=cpu"
         yield DoctorFinding(
             FindingKind.GPU,
             f"--device=gpu --num_gpus={asked.num_gpus} asks for more GPUs than the {facts.gpus_visible} that this "

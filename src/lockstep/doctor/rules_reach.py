@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from lockstep.doctor.facts import DOCTOR_PHASE, ClusterFacts, NameFact, Visit
 from lockstep.doctor.finding import DoctorFinding, FindingKind
+from lockstep.doctor.place import ClusterEngine
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.reach import UNPROVEN, Reach
 
@@ -35,9 +36,10 @@ def _own_addresses(case: ClusterFacts) -> Iterator[DoctorFinding]:
 def _names(case: ClusterFacts) -> Iterator[DoctorFinding]:
     own = {start.task for start in case.own}
     reached = {visit.host for visit in case.visits if visit.reached}
+    in_pod = case.shared.place.engine is ClusterEngine.POD
     for fact in case.names:
-        if fact.task in own and not fact.problem:
-            continue  # where this machine listens is checked with its own address
+        if (fact.task in own and not fact.problem) or (fact.problem and in_pod):
+            continue  # where this machine listens is checked with its own address, and names of pods come and go
         sentence = _about_name(fact, fact.task in reached)
         if sentence:
             yield DoctorFinding(FindingKind.NAME, sentence)

@@ -22,6 +22,7 @@ from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, BadInput
 from lockstep.library.below_run import introduced, life_of
 from lockstep.library.carrier import carrier_of, make_node
 from lockstep.library.comparing import join_compared
+from lockstep.library.engine_cluster import as_tf_config_says
 from lockstep.library.launcher import Launch, launched_by, worker_variables
 from lockstep.library.meeting import find_store, gather
 from lockstep.library.serving import SERVER_DEVICES, StoreChoice, make_store, refuse_missing_gpu
@@ -57,6 +58,7 @@ from lockstep.runtime.monitor.door import RunLink, run_link
 from lockstep.runtime.monitor.sidecar import SidecarError, start_sidecar
 from lockstep.runtime.phrases import ask_with
 from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL, ON_STALL, ClusterSpec, cluster_problems
+from lockstep.runtime.startup.own_name import with_own_address
 from lockstep.runtime.startup.pages import Pages
 from lockstep.runtime.startup.preflight import protocol_problems
 from lockstep.runtime.task.failures import failure_of, told_to_monitor
@@ -211,9 +213,9 @@ def join(arguments: JoinArguments) -> Job:
     """Become one task of a cluster. Blocks until all tasks have joined, ``startup_timeout`` seconds at most.
 
     ``ps_hosts``, ``worker_hosts``, ``job_name`` and ``task_index`` describe the cluster, as the flags of that name do;
-    without them it is what torchrun, srun or mpirun started, and every rank trains; with ``servers`` the first ones
-    serve. A process that nobody started this way is a job of one rank. In a process that serves, this call does not
-    return: it serves until the job has ended and then exits.
+    without them it is the one in TF_CONFIG, or what torchrun, srun or mpirun started, where every rank trains; with
+    ``servers`` the first ones serve. A process that nobody started this way is a job of one rank. In a process that
+    serves, this call does not return: it serves until the job has ended and then exits.
 
     Returns the job, to be used in a ``with`` block or closed. Raises BadInput if the request cannot be met (a script
     that does not catch it ends with the explanation and exit code 2), and JobEndedError if the cluster did not form.
@@ -244,13 +246,14 @@ def _end_with_the_sentence() -> None:
 
 def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     """``join`` with a given environment."""
+    arguments = as_tf_config_says(arguments, environ)
     _refuse_bad_choices(arguments)
     choose(arguments.key_file, arguments.insecure)
     settle(say)
     with contextlib.ExitStack() as until_listening:
         link = run_link(environ)
         launch = _launch(arguments, environ)
-        cluster = _cluster(arguments, launch, link, until_listening)
+        cluster = with_own_address(_cluster(arguments, launch, link, until_listening), environ, say)
         carrier = "" if cluster.shape.servers else carrier_of(arguments.backend)
         cluster = dataclasses.replace(cluster, carried_by_torch=carrier == TORCH)
         bare = arguments.launched and link is None

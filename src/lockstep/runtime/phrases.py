@@ -243,6 +243,10 @@ def taken_by_another(caller: str) -> str:
     )
 
 
+def former_life_silent(task: TaskId) -> str:
+    return f"another incarnation of {named(task)} has a link that is silent, and has yet to be given up"
+
+
 def place_taken(task: TaskId) -> str:
     return f"the job is already running with another incarnation of {named(task)}, which has taken its place"
 

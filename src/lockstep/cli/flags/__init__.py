@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from lockstep.benchmark.settings.config import BenchConfig, resolved
 from lockstep.benchmark.settings.rules import problems
 from lockstep.cli.flags.build import build_config
+from lockstep.cli.flags.engine import add_tf_config
 from lockstep.cli.flags.parsing import check_against_table, read_command_line
 from lockstep.cli.flags.table import EXCLUSIVE, TABLE
 from lockstep.errors import BadInput, HelpAsked
@@ -49,6 +50,7 @@ def parse_bench(argv: Sequence[str], environ: Mapping[str, str]) -> BenchConfig:
         raise HelpAsked(help_text(line.help_on))
     if line.mistakes:
         raise BadInput(line.mistakes)
+    add_tf_config(line, environ)
     config, unreadable = _with_data_set(build_config(line), named="data_name" in line.given)
     ruled_out = check_against_table(line, EXCLUSIVE)
     broken = [problem.sentence for problem in problems(config, _gpus(config, environ))]
@@ -57,12 +59,14 @@ def parse_bench(argv: Sequence[str], environ: Mapping[str, str]) -> BenchConfig:
     return resolved(config)
 
 
-def task_meant(argv: Sequence[str]) -> ClusterSpec | None:
+def task_meant(argv: Sequence[str], environ: Mapping[str, str]) -> ClusterSpec | None:
     """The cluster and the task that a refused command line names, if that much of it is right."""
     line = read_command_line(argv, TABLE)
     if line.help_on is not None:
         return None
+    line.mistakes.clear()
     try:
+        add_tf_config(line, environ)
         cluster = build_config(line).cluster
     except (BadInput, ValueError, KeyError, TypeError):
         return None  # it has a value that cannot be read, perhaps one of those
@@ -98,7 +102,7 @@ class DoctorLine:
     data_dir: str | None
 
 
-def parse_doctor(argv: Sequence[str]) -> DoctorLine:
+def parse_doctor(argv: Sequence[str], environ: Mapping[str, str]) -> DoctorLine:
     """The job that a command line describes, with or without --job_name.
 
     Raises:
@@ -107,6 +111,8 @@ def parse_doctor(argv: Sequence[str]) -> DoctorLine:
     line = read_command_line(argv, TABLE)
     if line.mistakes:
         raise BadInput(line.mistakes)
+    if not line.gives("ps_hosts") and not line.gives("worker_hosts"):
+        add_tf_config(line, environ)
     config = build_config(line)
     if config.cluster is None:
         raise BadInput(

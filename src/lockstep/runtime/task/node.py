@@ -464,6 +464,8 @@ class Node(Observed):
             return Reason(Cause.WIRING, phrases.link_not_expected(self.task, hello.task))
         if self.job and hello.job and hello.job != self.job:
             return Reason(Cause.UNKNOWN, phrases.jobs_differ(hello.task, hello.job, self.task, self.job))
+        if keeper.has_other_life(hello.incarnation) and keeper.silent:
+            return Reason(Cause.UNKNOWN, phrases.former_life_silent(keeper.peer))
         if keeper.has_other_life(hello.incarnation):
             return Reason(Cause.DUPLICATE_TASK, phrases.taken_by_another(hello.task))
         return self._of_another_life(keeper.peer, hello.incarnation)

@@ -27,6 +27,7 @@ from lockstep.protocol.core.timing import (
     HEARTBEAT_SECONDS,
     LEFT_SECONDS,
     LONGEST_DIAL_SECONDS,
+    UNHEARD_SECONDS,
 )
 from lockstep.runtime import phrases
 from lockstep.runtime.startup.address_finding import (
@@ -155,6 +156,18 @@ class PeerKeeper:
         if (connection := self._connection) is not None:
             connection.send(message)
 
+    def give_up_silent(self, reason: Reason) -> None:
+        """That incarnation is over for everybody. Where its host vanished with it, nothing else breaks the link."""
+        connection = self.connection
+        if connection is not None and self.silent:
+            self._linked_life = connection.incarnation
+            connection.end(reason)
+
+    @property
+    def silent(self) -> bool:
+        """A link is up, and heartbeats have been missing on it."""
+        return self.linked and self.seconds_unheard(time.monotonic()) >= UNHEARD_SECONDS
+
     # -- accepting --
 
     def has_other_life(self, incarnation: Incarnation) -> bool:
@@ -184,6 +197,7 @@ class PeerKeeper:
             if incarnation != self._known:
                 self._told_gone = False
             self._known = incarnation
+            self._host_address = ""  # it may have come back elsewhere, under the same name
         if former is not None:
             former.end(link_down(reason))
 

@@ -340,8 +340,10 @@ class Watchdog:
         """An incarnation is over, but the job is not: the machines know what to do, unless they know already."""
         culprit = TaskId.parse(verdict.culprit)
         keeper = self._node.peers.get(culprit)
+        reason = Reason(verdict.cause, phrases.without_name(verdict.what, culprit), Source.VERDICT)
+        if keeper is not None and verdict.proven:
+            keeper.give_up_silent(reason)
         if keeper is not None and not keeper.linked and keeper.known_life:
-            reason = Reason(verdict.cause, phrases.without_name(verdict.what, culprit), Source.VERDICT)
             self._node.post(PeerGone(culprit, reason, keeper.known_life))
 
     def _allowed(self, cause: Cause) -> float:
