@@ -89,10 +89,9 @@ def _arguments(
     words = task_arguments(argv, met.task, met.ps_hosts, met.worker_hosts)
     if link is not None and "restarts" not in line.given:
         words.append(f"--restarts={link.restarts}")
-    cores = environ.get("SLURM_CPUS_PER_TASK", "")
-    if launch.launcher == "srun" and cores.isdecimal() and int(cores) > 0:
-        if met.task.role is Role.WORKER and "num_threads" not in line.given:
-            words.append(f"--num_threads={cores}")
+    cores = environ.get("SLURM_CPUS_PER_TASK", "") if launch.launcher == "srun" else ""
+    if cores.isdecimal() and met.task.role is Role.WORKER and "num_threads" not in line.given:
+        words.append(f"--num_threads={cores}")
     if launch.again and line.value("from_scratch"):
         words = [word for word in words if word.partition("=")[0] != "--from_scratch"]
         if launch.rank == 0:
