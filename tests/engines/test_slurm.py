@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import library.lasting_program
 from engines.slurm_host import Slurm, manifest
+from engines.trainings import FLAGS, PROGRAM, bits, die_once, digests
 from helpers.programs import Finished
 from helpers.waiting import wait_until
 from lockstep.runtime.processes import descendants
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
 
-PROGRAM = (sys.executable, str(library.lasting_program.__file__))
-BENCH = ("lockstep", "bench", "--device=cpu", "--model=lenet", "--batch_size=4", "--num_batches=300")
-BENCH += ("--num_warmup_batches=0", "--num_threads=1")
 RUN = ("lockstep", "run", "--")
+BENCH = ("lockstep", "bench", *FLAGS, "--num_batches=300")
+WHOLE = ("--ps=1", "--workers=2")
 STEPS = "--steps=120"
+SLOWLY = (STEPS, "--pace=0.3")
+BACK = "back into the queue"
 
 
 @pytest.fixture(autouse=True)
@@ -38,22 +37,11 @@ def srun(slurm: Slurm, *words: str) -> Finished:
     return slurm.run("srun", "--kill-on-bad-exit=0", *words)
 
 
-def bits(folder: Path) -> str:
-    return hashlib.sha256((folder / "final.safetensors").read_bytes()).hexdigest()
-
-
-def digests(text: str) -> set[str]:
-    """Of the workers' models."""
-    found = re.findall(r"worker \d of 2: (\w{16}) at", text)
-    assert len(found) == 2, text
-    return set(found)
-
-
 @pytest.fixture(scope="module")
 def trained(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The benchmark's model, trained by srun."""
     folder = tmp_path_factory.mktemp("bench")
-    done = srun(slurm, "-N2", "-n3", *RUN, *BENCH, "--ps=1", "--workers=2", f"--train_dir={folder}")
+    done = srun(slurm, "-N2", "-n3", *RUN, *BENCH, *WHOLE, f"--train_dir={folder}")
     assert done.code == 0, done
     return bits(folder)
 
@@ -61,14 +49,14 @@ def trained(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def undisturbed(slurm: Slurm) -> set[str]:
     """The program's model, trained by srun."""
-    done = srun(slurm, "-N2", "-n3", *RUN, *PROGRAM, "--servers=1", STEPS)
+    done = srun(slurm, "-N2", "-n3", *RUN, *PROGRAM, STEPS)
     assert done.code == 0, done
     assert "2 ranks train, 1 serves" in done.stdout + done.stderr
     return digests(done.stdout)
 
 
 def test_a_heterogeneous_step_of_the_bench_gives_the_same_bits(slurm: Slurm, trained: str, tmp_path: Path) -> None:
-    bench = (*RUN, *BENCH, "--ps=1", "--workers=2", f"--train_dir={tmp_path}")
+    bench = (*RUN, *BENCH, *WHOLE, f"--train_dir={tmp_path}")
     parts = ("-n1", "--nodelist=127.0.0.2", *bench, ":", "-n2", "--nodelist=127.0.0.1", *bench)
     done = srun(slurm, *parts)
     assert done.code == 0, done
@@ -77,7 +65,7 @@ def test_a_heterogeneous_step_of_the_bench_gives_the_same_bits(slurm: Slurm, tra
 
 def test_a_killed_task_of_the_bench_comes_back_to_the_same_bits(slurm: Slurm, trained: str, tmp_path: Path) -> None:
     """Its monitor starts it again, as often as ``lockstep run`` would."""
-    words = ("-N2", "-n3", *RUN, *BENCH, "--ps=1", "--workers=2", f"--train_dir={tmp_path}")
+    words = ("-N2", "-n3", *RUN, *BENCH, *WHOLE, f"--train_dir={tmp_path}")
     with slurm.started("srun", "--kill-on-bad-exit=0", *words) as program:
         program.wait_for("10\timages/sec", 60)
         (victim,) = processes_with("--lockstep_task", "--job_name=worker", "--task_index=1")
@@ -100,43 +88,82 @@ def processes_with(*words: str) -> list[int]:
 
 
 def test_a_killed_program_comes_back_to_the_same_bits(slurm: Slurm, undisturbed: set[str], tmp_path: Path) -> None:
-    die = ("--die=1:50:early", f"--once={tmp_path / 'once'}")
-    done = srun(slurm, "-N2", "-n3", *RUN, *PROGRAM, "--servers=1", STEPS, *die)
+    done = srun(slurm, "-N2", "-n3", *RUN, *PROGRAM, STEPS, *die_once(1, 50, tmp_path / "once"))
     assert done.code == 0, done
     assert "was killed by SIGKILL" in done.stderr
     assert "restarting /job:worker/replica:0/task:1 (1 of 3 restarts)" in done.stderr
     assert digests(done.stdout) == undisturbed
 
 
+class Job:
+    """The program, started by the script that ``lockstep manifest`` writes, slowly enough to be disturbed."""
+
+    def __init__(self, slurm: Slurm, folder: Path, *words: str) -> None:
+        self._slurm = slurm
+        self._log = folder / "log"
+        script = manifest(
+            slurm, ("--servers=1", "--workers=2", *words), (*PROGRAM, *SLOWLY, f"--train_dir={folder}/run")
+        )
+        self.number = slurm.submit(script, f"--output={self._log}")
+
+    def printed(self) -> str:
+        return self._log.read_text() if self._log.exists() else ""
+
+    def wait_for(self, text: str, seconds: float = 100.0) -> None:
+        wait_until(lambda: text in self.printed(), seconds, f"{text!r} in the log of job {self.number}")
+
+    def wait_for_second_start(self) -> None:
+        """Slurm starts a job of several parts only when it looks at everything, which it does after a change."""
+
+        def runs() -> bool:
+            known = self._slurm.job(self.number)
+            if known["JobState"] == "PENDING" and known["Reason"] == "None":
+                self._slurm.ask("scontrol", "update", f"JobId={self.number}", "Comment=waiting")
+            return known["JobState"] != "PENDING" and known["Restarts"] == "1"
+
+        wait_until(runs, 60, "the second start")
+
+    def check_that_it_resumed(self, undisturbed: set[str]) -> None:
+        """Every step was made once, and they gave the same bits."""
+        before, after = self.printed().split(BACK, 1)
+        assert "Exited with exit code 143" in before
+        made = [int(step) for step in re.findall(r"step (\d+)\n", before)]
+        resumed = [int(step) for step in re.findall(r"step (\d+)\n", after)]
+        assert min(resumed) == max(made) + 1
+        assert digests(after) == undisturbed
+
+
 def test_a_preempted_job_saves_itself_is_requeued_and_resumes(
     slurm: Slurm, undisturbed: set[str], tmp_path: Path
 ) -> None:
-    paced = ("--servers=1", STEPS, "--pace=0.1", f"--train_dir={tmp_path / 'run'}")
-    script = manifest(slurm, ("--servers=1", "--workers=2"), (*PROGRAM, *paced))
-    log = tmp_path / "log"
-    job = slurm.submit(script, f"--output={log}")
-    wait_until(lambda: log.exists() and "step 20\n" in log.read_text(), 60, "step 20")
+    job = Job(slurm, tmp_path)
+    job.wait_for("step 20\n")
     urgent = slurm.submit("#!/bin/sh\ntrue\n", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null")
-    wait_until(lambda: "back into the queue" in log.read_text(), 60, "a word in the log")
+    job.wait_for(BACK)
     slurm.wait_for(urgent, "COMPLETED")
-    known = slurm.wait_for(job, "COMPLETED", 150)
-    printed = log.read_text()
-    assert known["Restarts"] == "1"
-    assert "Exited with exit code 143" in printed
-    before, after = printed.split("back into the queue", 1)
-    made = [int(step) for step in re.findall(r"step (\d+)\n", before)]
-    resumed = [int(step) for step in re.findall(r"step (\d+)\n", after)]
-    assert min(resumed) == max(made) + 1, "the step that was saved last was made anew, or left out"
-    assert digests(after) == undisturbed
+    job.wait_for_second_start()
+    slurm.wait_for(job.number, "COMPLETED")
+    job.check_that_it_resumed(undisturbed)
+
+
+def test_a_job_near_its_time_limit_saves_itself_and_goes_on_in_another_run(
+    slurm: Slurm, undisturbed: set[str], tmp_path: Path
+) -> None:
+    """The limit of a minute is nearer than the time at which Slurm is to send the signal: it comes when it looks."""
+    job = Job(slurm, tmp_path, "--time=1", "--grace=5")
+    job.wait_for(BACK)
+    slurm.ask("scontrol", "update", f"JobId={job.number}", "TimeLimit=10")
+    job.wait_for_second_start()
+    slurm.wait_for(job.number, "COMPLETED")
+    job.check_that_it_resumed(undisturbed)
 
 
 def test_a_cancelled_job_is_not_put_back_into_the_queue(slurm: Slurm, tmp_path: Path) -> None:
-    paced = ("--servers=1", "--steps=2000", "--pace=0.1", f"--train_dir={tmp_path / 'run'}")
-    script = manifest(slurm, ("--servers=1", "--workers=2"), (*PROGRAM, *paced))
-    log = tmp_path / "log"
-    job = slurm.submit(script, f"--output={log}")
-    wait_until(lambda: log.exists() and "step 5\n" in log.read_text(), 60, "step 5")
-    slurm.ask("scancel", job)
-    known = slurm.wait_for(job, "CANCELLED", 60)
+    job = Job(slurm, tmp_path)
+    job.wait_for("step 5\n")
+    slurm.ask("scancel", job.number)
+    known = slurm.wait_for(job.number, "CANCELLED")
+    slurm.wait_until_idle()
     assert known["Restarts"] == "0"
-    assert "back into the queue" not in log.read_text()
+    assert BACK not in job.printed()
+    assert list((tmp_path / "run" / "checkpoints").iterdir()), "it was saved all the same"
