@@ -35,6 +35,7 @@ COMMAND_LINES = {
     "cli/key_flags.py",
     "cli/library_flags.py",
     "cli/main.py",
+    "cli/manifest/slurm.py",
     "cli/net.py",
     "cli/ps.py",
     "cli/sim.py",

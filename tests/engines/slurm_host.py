@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import lockstep
 from engines.parts import SBIN, find
 from helpers.ports import free_port
 from helpers.programs import Finished, Program
@@ -81,6 +82,7 @@ class Slurm:
         self.environment = {
             "SLURM_CONF": str(configuration),
             "PATH": f"{self._commands()}:{os.environ['PATH']}:{SBIN}",
+            "PYTHONPATH": str(Path(lockstep.__file__).parents[1]),
             "OMP_NUM_THREADS": "1",
         }
         munge = {"socket": folder / "munge.socket"}

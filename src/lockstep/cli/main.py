@@ -37,7 +37,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("compare", "lockstep.cli.compare", "measure Lockstep next to DDP, one process, and the limit"),
     Command("doctor", "lockstep.cli.doctor", "find out why a cluster does not start, before or during the start"),
     Command("run", "lockstep.cli.run", "start any program, answer for it, and start it again after a loss"),
-    Command("manifest", "lockstep.cli.manifest", "write what a cluster's engine needs to start a job: a Slurm script"),
+    Command("manifest", "lockstep.cli.manifest", "write what an engine needs to start a job: Slurm"),
     Command("ps", "lockstep.cli.ps", "serve any job that uses the library, without its script"),
     Command("why", "lockstep.cli.why", "why a job hangs: ask a live cluster, or read a run folder"),
     Command("net", "lockstep.cli.net", "measure every transport here, or between two hosts"),
@@ -46,7 +46,7 @@ COMMANDS: tuple[Command, ...] = (
 )
 
 _HELP = """\
-Lockstep {version}: synchronous PyTorch training on many machines.
+Lockstep {version} (--version): synchronous PyTorch training on many machines.
 Every step completes on every task, or within seconds you learn which tensor of
 which step is missing, between which two tasks, and why.
 
@@ -55,7 +55,6 @@ which step is missing, between which two tasks, and why.
 {commands}
 
   lockstep COMMAND --help    the flags of a command
-  lockstep --version         which version this is
 First run, one server and two workers here: lockstep bench --ps=1 --workers=2
 Exit codes: 0 done, 1 failed, 2 bad input (nothing started),
             3 ended by a verdict or a stall, 128+N by signal N (130: Ctrl-C)
