@@ -66,8 +66,9 @@ docs-test: $(STAMP)
 wheel: $(STAMP)
 	$(BIN)/python -m pytest -q -m wheel tests/test_wheel.py
 
-# Jobs on engines that people have. Of Kubernetes only the pods, in network namespaces of this machine (as root), and
-# the published schemas, in an environment above .venv's; fails where they cannot be had.
+# Jobs on engines that people have, for real: Slurm, torchrun, Open MPI, as root on a Debian machine, which gets them
+# installed. Of Kubernetes only the pods, in network namespaces, and the published schemas, in an environment above
+# .venv's. Fails where they cannot be had.
 ENGINES := .venv-engines
 test-engines: $(ENGINES)/.installed
 	LOCKSTEP_ENGINES=1 PYTHONPATH=src OMP_NUM_THREADS=1 $(ENGINES)/bin/python -m pytest -q -m engine tests/engines

@@ -36,6 +36,7 @@ COMMAND_LINES = {
     "cli/library_flags.py",
     "cli/main.py",
     "cli/manifest/kubernetes.py",
+    "cli/manifest/slurm.py",
     "cli/net.py",
     "cli/ps.py",
     "cli/sim.py",

@@ -5,7 +5,7 @@ Its workers talk before the model is wrapped, in every step and between loops.
 each step that it makes and, at the end, a digest of its model. ``--die`` kills that worker before (``early``) or after
 (``late``) its optimizer's step, unless the file that ``--once`` names is there. ``--outside`` makes a step of its own
 before the loop, ``--two`` makes two in each iteration. ``--linger`` names a file that the chief waits for before it
-closes.
+closes. ``--pace=SECONDS``: how long each iteration takes at least.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Options:
         given = dict(word.removeprefix("--").split("=", 1) for word in words if "=" in word)
         self.steps = int(given.get("steps", "12"))
         self.linger = Path(given.get("linger", "/"))
+        self.pace = float(given.get("pace", "0"))
         self.once = Path(given.get("once", "/nonexistent/once"))
         worker, step, self.where = given.get("die", "-1:-1:").split(":")
         self.worker, self.step = int(worker), int(step)
@@ -74,6 +75,7 @@ def main() -> None:
         backward(torch.ones(4, 1))
         optimizer.step()
     half = options.steps // 2
+    pause = threading.Event()
     heard: list[list[int]] = []
     for count in (half, options.steps - half):
         for step in job.steps(count, seed=7, data=data):
@@ -89,11 +91,11 @@ def main() -> None:
             options.die_if_asked(job, step, "late")
             assert job.gather(step) == [step] * job.workers
             scheduler.step()
+            pause.wait(options.pace)
         heard.append(job.gather(len(heard) * 10 + job.worker, name="between loops"))
     rates = [group["lr"] for group in optimizer.param_groups]
     sys.stdout.write(f"worker {job.worker} of {job.workers}: {digest(model)} at {rates}, heard {heard}\n")
     sys.stdout.flush()
-    pause = threading.Event()
     while job.is_chief and not options.linger.exists():
         pause.wait(0.05)
     job.close()

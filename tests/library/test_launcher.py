@@ -44,10 +44,10 @@ def test_torchrun() -> None:
 def test_torchrun_with_its_own_store() -> None:
     agent = {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
     found = launched_by(agent)
-    assert found == Launch("torchrun", 2, 3, Address("10.0.0.1", 29501), Address("10.0.0.1", 29500), "2")
+    assert found == Launch("torchrun", 2, 3, Address("10.0.0.1", 29501), Address("10.0.0.1", 29500), "2", True)
     # Where a port or an address was asked for, rank 0 listens there.
-    assert launched_by(agent, port=7000) == Launch("torchrun", 2, 3, Address("10.0.0.1", 7000), None, "2")
-    assert launched_by(agent, "10.0.0.1:7000") == Launch("torchrun", 2, 3, Address("10.0.0.1", 7000))
+    assert launched_by(agent, port=7000) == Launch("torchrun", 2, 3, Address("10.0.0.1", 7000), None, "2", True)
+    assert launched_by(agent, "10.0.0.1:7000") == Launch("torchrun", 2, 3, Address("10.0.0.1", 7000), again=True)
 
 
 def test_srun_gathers_on_its_first_node() -> None:
@@ -59,6 +59,32 @@ def test_srun_gathers_on_its_first_node() -> None:
     other_step = launched_by({**SRUN, "SLURM_STEP_ID": "1"})
     assert other_step is not None
     assert other_step.address.port != found.address.port
+
+
+def test_a_batch_script_is_no_rank_although_slurm_numbers_it() -> None:
+    batch = {name: value for name, value in SRUN.items() if "STEP" not in name}
+    assert launched_by(batch) is None
+
+
+@pytest.mark.parametrize(("count", "again"), [(None, False), ("0", False), ("1", True), ("10", True)])
+def test_a_requeued_job_is_told_from_a_new_one(count: str | None, again: bool) -> None:
+    environ = SRUN if count is None else {**SRUN, "SLURM_RESTART_COUNT": count}
+    found = launched_by(environ)
+    assert found is not None
+    assert found.again is again
+
+
+def test_mpirun_inside_an_allocation_of_slurm_counts_its_own_processes() -> None:
+    """srun starts one process per node for it, and their numbers are in the environment too."""
+    found = launched_by({**SRUN, **MPIRUN, "SLURM_PROCID": "1", "SLURM_NTASKS": "2"})
+    assert found is not None
+    assert (found.launcher, found.rank, found.world) == ("mpirun", 0, 3)
+
+
+def test_mpich_with_the_address_of_rank_0() -> None:
+    mpich = {"PMI_RANK": "1", "PMI_SIZE": "3", "MASTER_ADDR": "node1", "MASTER_PORT": "5000"}
+    assert launched_by(mpich) == Launch("mpirun of MPICH", 1, 3, Address("node1", 5001))
+    assert launched_by({**SRUN, **mpich}).launcher == "srun"  # type: ignore[union-attr]  # it offers PMI too
 
 
 def test_mpirun_on_one_machine() -> None:
@@ -85,7 +111,8 @@ def test_mpirun_on_several_machines_needs_an_address() -> None:
         ({**TORCHRUN, "RANK": "x"}, "RANK should hold a number, but holds 'x'"),
         ({**TORCHRUN, "RANK": "3"}, "RANK=3 is not below WORLD_SIZE=3"),
         ({"RANK": "0", "WORLD_SIZE": "2"}, "without MASTER_ADDR and MASTER_PORT"),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "do not name the nodes"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"}, "do not name the nodes"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "add -genv MASTER_ADDR HOST -genv MASTER_PORT PORT"),
     ],
 )
 def test_variables_that_make_no_sense(environ: dict[str, str], sentence: str) -> None:

@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 
 from lockstep.benchmark.settings.config import BenchConfig, LocalCluster, recovery_rules, settings
 from lockstep.cli.flags import check_machine, parse_bench, task_arguments, task_meant
@@ -45,6 +45,13 @@ def start(argv: Sequence[str], program: Sequence[str]) -> int:
     """Run the command; child processes are started as ``program bench FLAGS``."""
     if argv and argv[0].startswith(TASK_FLAG):
         return _run_task(argv[1:], int(argv[0].removeprefix(TASK_FLAG)))
+    from lockstep.cli.launched import placed
+
+    with ExitStack() as until_it_listens:
+        return _start(placed(argv, os.environ, until_it_listens), program)
+
+
+def _start(argv: Sequence[str], program: Sequence[str]) -> int:
     # Imported here, because the task itself needs none of them.
     from lockstep.cli.start_checks import start_notices
 

@@ -37,7 +37,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("compare", "lockstep.cli.compare", "measure Lockstep next to DDP, one process, and the limit"),
     Command("doctor", "lockstep.cli.doctor", "find out why a cluster does not start, before or during the start"),
     Command("run", "lockstep.cli.run", "start any program, answer for it, and start it again after a loss"),
-    Command("manifest", "lockstep.cli.manifest", "write what an engine needs to start a job: Kubernetes"),
+    Command("manifest", "lockstep.cli.manifest", "write what an engine needs to start a job: Slurm, Kubernetes"),
     Command("ps", "lockstep.cli.ps", "serve any job that uses the library, without its script"),
     Command("why", "lockstep.cli.why", "why a job hangs: ask a live cluster, or read a run folder"),
     Command("net", "lockstep.cli.net", "measure every transport here, or between two hosts"),

@@ -253,6 +253,8 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
     with contextlib.ExitStack() as until_listening:
         link = run_link(environ)
         launch = _launch(arguments, environ)
+        if launch is not None and launch.again and arguments.from_scratch:
+            arguments = dataclasses.replace(arguments, from_scratch=False)  # it was so when the job began
         cluster = with_own_address(_cluster(arguments, launch, link, until_listening), environ, say)
         carrier = "" if cluster.shape.servers else carrier_of(arguments.backend)
         cluster = dataclasses.replace(cluster, carried_by_torch=carrier == TORCH)

@@ -1,4 +1,5 @@
-"""What launchers leave in the environment of the processes they start: torchrun, Slurm's srun, Open MPI's mpirun.
+"""What launchers leave in the environment of the processes they start: torchrun, Slurm's srun, mpirun of Open MPI and
+of MPICH.
 
 Everything here is a pure function of a mapping; ``library/join.py`` and ``cli`` pass it in. Each launcher sets the
 rank and the number of processes; each gives the address of rank 0 in its own way, or not at all.
@@ -37,6 +38,8 @@ class Launch:
     """The launcher's own store, if it runs one: the ranks meet there instead."""
     attempt: str = ""
     """Which start of the ranks this is, beside the same store."""
+    again: bool = False
+    """The launcher has started the whole job before: torchrun after a loss, Slurm after a requeue."""
 
 
 def launched_by(environ: Environment, address: str | None = None, port: int | None = None) -> Launch | None:
@@ -44,19 +47,20 @@ def launched_by(environ: Environment, address: str | None = None, port: int | No
 
     ``address``: where rank 0 is, if the script specifies it. ``port``: where it listens, if only that is known.
     """
-    for launcher, rank, world, find in _LAUNCHERS:
-        if rank in environ and world in environ:
+    for launcher, rank, world, besides, find in _LAUNCHERS:
+        if all(name in environ for name in (rank, world, *besides)):
             place = (_whole(environ, rank), _whole(environ, world))
             if not 0 <= place[0] < place[1]:
                 raise BadInput(
                     f"{rank}={place[0]} is not below {world}={place[1]}; start the processes with {launcher}."
                 )
+            again = any(environ.get(name, "").strip().strip("0") for name in _STARTS)
             if address:
-                return Launch(launcher, *place, _given(address))
+                return Launch(launcher, *place, _given(address), again=again)
             found = find(environ, place[1])
             store = None if port else _agent_store(environ)
             attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "")
-            return Launch(launcher, *place, Address(found.host, port or found.port), store, attempt)
+            return Launch(launcher, *place, Address(found.host, port or found.port), store, attempt, again)
     return None
 
 
@@ -138,6 +142,16 @@ def _open_mpi(environ: Environment, world: int) -> Address:
     )
 
 
+def _mpich(environ: Environment, world: int) -> Address:  # noqa: ARG001
+    found = _master(environ)
+    if found is None:
+        raise BadInput(
+            "mpirun does not give its processes the address of rank 0; add -genv MASTER_ADDR HOST -genv MASTER_PORT "
+            "PORT to it, or give lockstep.join(address='HOST:PORT')."
+        )
+    return found
+
+
 def _port_for(job: str) -> int:
     """The same for every process of a job, and most likely different for each job on a machine."""
     return FIRST_PORT + zlib.crc32(os.fsencode(job)) % (LAST_PORT - FIRST_PORT)
@@ -152,11 +166,17 @@ def first_node(nodes: str) -> str | None:
     return stem if number is None else f"{stem}{number}{rest or ''}"
 
 
-_LAUNCHERS: tuple[tuple[str, str, str, Callable[[Environment, int], Address]], ...] = (
-    ("torchrun", "RANK", "WORLD_SIZE", _torchrun),
-    ("srun", "SLURM_PROCID", "SLURM_NTASKS", _slurm),
-    ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", _open_mpi),
+_STARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+
+_LAUNCHERS: tuple[tuple[str, str, str, tuple[str, ...], Callable[[Environment, int], Address]], ...] = (
+    ("torchrun", "RANK", "WORLD_SIZE", (), _torchrun),
+    # Before Slurm: inside an allocation, mpirun has one process per node started by srun, and has their variables too.
+    ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", (), _open_mpi),
+    # A batch script has a rank as well, but belongs to no step.
+    ("srun", "SLURM_PROCID", "SLURM_NTASKS", ("SLURM_STEP_ID",), _slurm),
+    ("mpirun of MPICH", "PMI_RANK", "PMI_SIZE", (), _mpich),
 )
+"""Name, rank, number of processes, what must be there besides, and how rank 0 is found. The first that fits counts."""
 
 _NUMBERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -167,5 +187,6 @@ _NUMBERS = {
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
+    "mpirun of MPICH": ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 }
 """By launcher: rank, processes, rank on its host, processes on its host."""

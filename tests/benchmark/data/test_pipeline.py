@@ -245,6 +245,16 @@ def test_stopped_decoding_processes_are_ended_together_and_soon(tmp_path: Path) 
     assert not any(alive(pid) for pid in pids)
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_decoding_goes_on_after_a_request_to_end_that_the_training_handles(tmp_path: Path, signum: int) -> None:
+    """Slurm sends SIGTERM to every process of a step; the step that is saved after it still needs its batch."""
+    source = _set(tmp_path, _colors(4))
+    with _pipeline(source, TrainingOrder(4, 2, 0, 1, 3), processes=1) as pipeline:
+        pipeline.next()
+        os.kill(pipeline.pids[0], signum)
+        _take(pipeline, 10)
+
+
 def test_no_decoding_process_outlives_a_killed_training(tmp_path: Path) -> None:
     _set(tmp_path, _colors(4))
     code = (

@@ -15,11 +15,13 @@ from lockstep.benchmark.data.order import mixed
 from lockstep.benchmark.data.slots import Slots
 from lockstep.benchmark.data.source import Reader
 from lockstep.benchmark.data.transforms import make_engine, prepare
+from lockstep.runtime.processes import STOP_SIGNALS
 
 
 def main() -> int:
     """Serve until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training handles Ctrl-C, and then closes our input
+    for signum in STOP_SIGNALS:  # Slurm sends them to every process; the training handles them, and closes our input
+        signal.signal(signum, signal.SIG_IGN)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     set_up = SetUp.from_line(source.readline())
     slots = Slots(set_up.shape, set_up.descriptor)

@@ -16,6 +16,7 @@ from lockstep.errors import BadInput, HelpAsked
 
 ENGINES: dict[str, str] = {
     "kubernetes": "lockstep.cli.manifest.kubernetes",
+    "slurm": "lockstep.cli.manifest.slurm",
 }
 """By name, the module of each engine; imported only when it is asked for."""
 

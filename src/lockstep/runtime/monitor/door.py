@@ -98,6 +98,8 @@ class RunLink:
         """There was a former life."""
         self.finished = False
         """It had made all its steps."""
+        self.restarts = 0
+        """How often ``lockstep run`` starts a lost program again."""
 
     def greet(self) -> bool:
         """False: another process of this program is already the task."""
@@ -107,6 +109,7 @@ class RunLink:
             return False
         self.met = tuple(str(host) for host in said.get("hosts", ()))
         self.later, self.finished = bool(said.get("later")), bool(said.get("finished"))
+        self.restarts = int(said.get("restarts", 0))
         return True
 
     def reserve(self, ports: PortRange | None) -> int:
@@ -118,6 +121,10 @@ class RunLink:
         """Leave to later lives where every rank is."""
         self._ask(hosts=list(hosts))
 
+    def be_patient(self, seconds: float) -> None:
+        """The end that a signal asks for may take this long."""
+        self._ask(patience=seconds)
+
     def introduce(self, introduction: Introduction) -> None:
         """From now on ``lockstep run`` answers for this task. BadInput if it cannot."""
         self._ask(introduction=asdict(introduction))
@@ -126,6 +133,11 @@ class RunLink:
         """The job has ended for this task, or for this life of it. May be called twice."""
         if not self.reporter.report.goes_back:
             self.reporter.ended(exit_code)
+        self.reporter.close()
+        self._door.close()
+
+    def leave(self) -> None:
+        """This program is a monitor, and answers for its task itself."""
         self.reporter.close()
         self._door.close()
 

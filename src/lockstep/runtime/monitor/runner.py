@@ -211,11 +211,15 @@ class _Runner(Lives):
             case {"hello": True}:
                 self._show_next_life()
                 taken, self._greeted = self._greeted or self._job_over, True
-                return {"taken": taken, "hosts": self._hosts, "later": self._life > 0, "finished": self._finished}
+                known = {"hosts": self._hosts, "later": self._life > 0, "finished": self._finished}
+                return {"taken": taken, "restarts": self._spec.restarts, **known}
             case {"reserve": among}:
                 return {"port": self._reserve(among)}
             case {"hosts": list(hosts)}:
                 self._hosts = [str(host) for host in hosts]
+                return {"noted": True}
+            case {"patience": float(seconds) | int(seconds)}:
+                self._stopping.patience_from_now(float(seconds))
                 return {"noted": True}
             case {"introduction": dict(fields)}:
                 cluster = tuple((str(name), str(address)) for name, address in fields.pop("cluster"))
