@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -39,7 +40,10 @@ class Publisher:
 
     def __init__(self, node: Shown, say: Callable[[str], None], asked_folder: str, pages: Pages = NO_PAGES) -> None:
         self._node = node
-        self._run = run_name(os.environ)
+        self.run = run_name(os.environ)
+        self.last_verdict: dict[str, Any] | None = None
+        """The last report and whether it still holds, for metrics; replaced as a whole."""
+        self.verdicts: Counter[str] = Counter()
         self._pager = Pager(pages, say)
         self.say = say
         self._said: set[str] = set()
@@ -105,8 +109,21 @@ class Publisher:
             f"{REPORT}.json": diagnosis.to_json(),
             f"{REPORT}.html": page(kind, diagnosis),
         }
+        self._remember(kind, diagnosis.verdict)
         folder = self._write_all(files, kind)
         return f"{folder}/{REPORT}.txt" if folder else ""
+
+    def _remember(self, kind: ReportKind, verdict: Verdict | None) -> None:
+        fields = self._event(kind, verdict)
+        told = {name: fields[name] for name in ("kind", "cause", "culprit", "peer")} | {"holds": True}
+        if self.last_verdict != told:  # a fault that still holds is reported again and again
+            self.verdicts[verdict.cause.value if verdict is not None else ""] += 1
+        self.last_verdict = told
+
+    def job_goes_on(self) -> None:
+        """What was reported holds no longer."""
+        if self.last_verdict is not None:
+            self.last_verdict = {**self.last_verdict, "holds": False}
 
     def write_if_first(self, kind: ReportKind, diagnosis: Diagnosis) -> str:
         """As ``write``, unless the folder of the run has a report already: that one came first, and stays."""
@@ -137,7 +154,7 @@ class Publisher:
         self._pager.send(page_fields(self._event(kind, diagnosis.verdict), diagnosis, copy))
 
     def _event(self, kind: ReportKind, verdict: Verdict | None = None, text: str = "") -> dict[str, Any]:
-        return event_fields(kind, self._node.task, self._node.job, self._run, verdict, text)
+        return event_fields(kind, self._node.task, self._node.job, self.run, verdict, text)
 
     def _note_refusals(self, notice: RefusalNotice) -> None:
         """On the thread that has printed it."""
