@@ -39,6 +39,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("run", "lockstep.cli.run", "start any program, answer for it, and start it again after a loss"),
     Command("ps", "lockstep.cli.ps", "serve any job that uses the library, without its script"),
     Command("why", "lockstep.cli.why", "why a job hangs: ask a live cluster, or read a run folder"),
+    Command("metrics", "lockstep.cli.metrics", "print alert rules, a Grafana board, or the token of scrapers"),
     Command("net", "lockstep.cli.net", "measure every transport here, or between two hosts"),
     Command("sim", "lockstep.cli.sim", "simulate a cluster: plant faults, or find the number of servers"),
     Command("drill", "lockstep.cli.drill", "plant a fault in a small cluster and see what it reports"),

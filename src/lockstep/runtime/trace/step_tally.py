@@ -1,4 +1,4 @@
-"""What the steps of a task have taken so far, counted up from its journal: for metrics, which outlive a ring of records.
+"""What the steps of a task have taken so far, counted up from its journal: metrics outlive a ring of records.
 
 It is made when somebody asks for metrics for the first time, and fed by the sampler with the rows that it reads anyway:
 a task that nobody asks has no tally, and no step pays for one.
@@ -87,6 +87,8 @@ class StepTally:
     def _of_server(self, row: Row) -> None:
         """It collects from the first gradient of a step to its last, and updates from there to the last new version."""
         at, happening, step, _, peer, _, _ = row
+        if step < 0:
+            return  # the chief's parameters, which are no step
         if happening is Happening.ARRIVED:
             self._first.setdefault(step, at)
             self._last[step] = (at, peer)
