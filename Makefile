@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # Tests start hundreds of processes: none of them compiles the same files again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow test-drills test-drills-ranks test-frameworks test-rough test-soak test-rdma \
+.PHONY: demo test test-slow test-drills test-drills-ranks test-frameworks test-oncall test-rough test-soak test-rdma \
   test-rdma-short lint types unit bench lock audit fuzz clean
 
 demo: $(STAMP)
@@ -41,6 +41,11 @@ $(FRAMEWORKS)/.installed: $(STAMP) constraints.txt
 	  "$$($(FRAMEWORKS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
 	$(FRAMEWORKS)/bin/python -m pip install --quiet -c constraints.txt accelerate lightning transformers
 	touch $@
+
+# What people on call use, with the real programs: Debian's packages prometheus and prometheus-alertmanager (the services
+# that they install need not run).
+test-oncall: $(STAMP)
+	$(BIN)/python -m pytest -q -m oncall tests/oncall
 
 # Every drill with servers; one per cause without servers and without sentences; then rough runs in which nothing may be
 # said.

@@ -153,7 +153,7 @@ def test_a_thousand_peers_are_a_few_series() -> None:
         cluster.run(lambda node: small_loop(node, 2, lambda _: None))
         (home,) = cluster.servers
         home.sampler.tally = tally = StepTally(home.task.role)
-        tally.waited = {worker(number): float(number) for number in range(1000)}
+        tally._waited = {number: [worker(number), float(number)] for number in range(1000)}
         home.peers |= {worker(number): home._make_keeper(worker(0)) for number in range(1, 1000)}
         told = metrics_of(home)
         keeper = MetricsKeeper(record_of(os.getpid()), "", lambda _, __: metrics_json(home))
@@ -268,8 +268,8 @@ def test_tasks_of_one_host_take_ports_in_a_row() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (MetricsOptions("0"), "0 is not a port from 1 to 65535"),
-        (MetricsOptions("99999"), "99999 is not a port"),
+        (MetricsOptions("0"), "the port in '127.0.0.1:0' is not a number from 1 to 65535"),
+        (MetricsOptions("99999"), "is not a number from 1 to 65535"),
         (MetricsOptions("here"), "'here' has no port"),
         (MetricsOptions(file="/"), "is not the name of a file; give one like FOLDER/lockstep.prom"),
         (MetricsOptions(file="/no/such/folder/x.prom"), "there is no folder /no/such/folder; make it first"),

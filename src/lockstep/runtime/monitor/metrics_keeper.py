@@ -74,14 +74,16 @@ class MetricsKeeper:
                 self._asked_at = time.monotonic()
             return self._page(self._told()).text()
 
-    def look(self) -> None:
+    def look(self) -> bool:
         """Called often. Ask without being asked where nobody could ask later: a job that ends with a report is gone
-        before the next scrape. Once at the beginning too: the task counts from then on."""
+        before the next scrape. Once at the beginning too: the task counts from then on. Returns whether it asked."""
         printed = self._record.report.printed
-        if printed != self._printed or (self._fields is None and self._record.report.task_address):
+        due = printed != self._printed or (self._fields is None and bool(self._record.report.task_address))
+        if due:
             self._printed = printed
             with self._lock:
                 self._ask_task()
+        return due
 
     def _ask_task(self) -> None:
         address, self._now = self._record.report.task_address, False

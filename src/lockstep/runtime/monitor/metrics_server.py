@@ -8,6 +8,7 @@ import os
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -76,12 +77,11 @@ class _Looking:
         self._write()  # the end, and how it came
 
     def _run(self) -> None:
-        looks = 0
+        write_at = 0.0
         while not self._over.wait(LOOK_SECONDS):
-            self._keeper.look()
-            if looks % round(WRITE_SECONDS / LOOK_SECONDS) == 0:
+            if self._keeper.look() or time.monotonic() >= write_at:
                 self._write()
-            looks += 1
+                write_at = time.monotonic() + WRITE_SECONDS
 
     def _write(self) -> None:
         if self._path is None:

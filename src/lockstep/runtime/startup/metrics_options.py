@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ class MetricsOptions:
 
     def address(self, number: int = 0) -> Address:
         """Of the task with this number among those on its host. AddressError if there is none."""
-        first = Address(LOOPBACK, int(self.port)) if re.fullmatch("[0-9]{1,5}", self.port) else parse_address(self.port)
+        first = parse_address(self.port if not self.port.isdecimal() else f"{LOOPBACK}:{self.port}")
         if not 1 <= first.port + number <= _MAX_PORT:
             raise AddressError(f"{first.port + number} is not a port from 1 to {_MAX_PORT}; give a smaller one.")
         return Address(first.host, first.port + number)

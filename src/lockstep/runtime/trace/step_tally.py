@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from lockstep.protocol.core.ids import Role, Step, TaskId
-from lockstep.protocol.core.journal import Happening, Row
+from lockstep.protocol.core.journal import NO_STEP, Happening, Row
 from lockstep.protocol.core.parts import Part
 
 BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -19,6 +19,12 @@ BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 
 HELD_UP: Final = 2.0
 """A step counts as work for at most so many times its usual length; the rest of it was a delay."""
+
+# Compared with every row of a journal: a plain name is found faster than a member of an enum.
+_ARRIVED: Final = Happening.ARRIVED
+_SEALED: Final = Happening.SEALED
+_PRODUCED: Final = Happening.PRODUCED
+_COMMITTED: Final = Happening.COMMITTED
 
 _MOST_OPEN: Final = 64
 """Steps that are known in part. Without a common step (asynchronous training) none is ever completed."""
@@ -42,84 +48,111 @@ class Histogram:
 
 
 class StepTally:
-    """Sums over all steps since it was made. Written by one thread, read by any."""
+    """Sums over all steps since it was made. Written by one thread, read by any.
+
+    A step of two milliseconds must not notice it: no dictionary here has members of an enum in its keys, whose hashes
+    are made in Python.
+    """
 
     def __init__(self, role: Role) -> None:
         self.steps = Histogram()
-        self.parts: dict[Part, Histogram] = {}
-        self.waited: dict[TaskId, float] = {}
-        """Seconds waited for each peer: for the one that came last in a step."""
         self.productive = 0.0
         """Seconds of steps, each counted as work for as long as steps usually take."""
         self.counted = 0
-        self._read_row = self._of_worker if role is Role.WORKER else self._of_server
-        self._usual = 0.0
+        self._works = role is Role.WORKER
+        self._waiting = Histogram()
+        self._busy = Histogram()
+        self._waited: dict[int, list[Any]] = {}
+        """By the number of a peer, because all whose tensors arrive here have the same role: the peer, the seconds."""
+        self._longest = float("inf")
         self._first: dict[Step, float] = {}
-        self._last: dict[Step, tuple[float, TaskId | None]] = {}
+        self._last: dict[Step, Row] = {}
         self._made: dict[Step, float] = {}
-        self._ended: tuple[Step, float] | None = None
+        self._ended: Step = NO_STEP
+        self._ended_at = 0.0
+
+    @property
+    def parts(self) -> dict[Part, Histogram]:
+        """How long the parts of steps took."""
+        names = (Part.WAITING, Part.COMPUTING) if self._works else (Part.COLLECTING, Part.UPDATING)
+        return dict(zip(names, (self._waiting, self._busy), strict=True))
+
+    @property
+    def waited(self) -> dict[TaskId, float]:
+        """Seconds waited for each peer: for the one that came last in a step."""
+        return {cell[0]: cell[1] for cell in list(self._waited.values())}
 
     def read(self, rows: Iterable[Row], usual: float) -> None:
         """Count these rows, the oldest first. ``usual``: the median of the last steps; 0 if not known."""
-        self._usual = usual
-        for row in rows:
-            self._read_row(row)
+        self._longest = HELD_UP * usual or float("inf")
+        if self._works:
+            self._of_worker(rows)
+        else:
+            self._of_server(rows)
         for known in (self._first, self._last, self._made):
             while len(known) > _MOST_OPEN:
                 del known[next(iter(known))]
 
-    def _of_worker(self, row: Row) -> None:
+    def _of_worker(self, rows: Iterable[Row]) -> None:
         """It waits from one seal to the last arrival of the next version, and computes from there to its own seal."""
-        at, happening, step, _, peer, _, share = row
-        if happening is Happening.ARRIVED:
-            if not share:
-                self._last[step] = (at, peer)
-        elif happening is Happening.SEALED and peer is None and not share:
-            before = self._end_step(step, at)
-            arrived = self._last.pop(step, None)
-            if arrived is None or arrived[0] > at:
-                return
-            self._add(Part.COMPUTING, at - arrived[0])
-            if before is not None and arrived[0] >= before:
-                self._add(Part.WAITING, arrived[0] - before)
-                self._wait_for(arrived[1], arrived[0] - before)
+        last = self._last
+        for row in rows:
+            happening = row[1]
+            if happening is _ARRIVED:
+                if not row[6]:
+                    last[row[2]] = row
+            elif happening is _SEALED and row[4] is None and not row[6]:
+                self._sealed(row[2], row[0])
 
-    def _of_server(self, row: Row) -> None:
+    def _sealed(self, step: Step, at: float) -> None:
+        before, arrived = self._end_step(step, at), self._last.pop(step, None)
+        if arrived is None or arrived[0] > at:
+            return
+        self._busy.add(at - arrived[0])
+        if before is not None and arrived[0] >= before:
+            self._wait_for(arrived[4], arrived[0] - before)
+
+    def _of_server(self, rows: Iterable[Row]) -> None:
         """It collects from the first gradient of a step to its last, and updates from there to the last new version."""
-        at, happening, step, _, peer, _, _ = row
+        first, last, made = self._first, self._last, self._made
+        for row in rows:
+            happening = row[1]
+            if happening is _ARRIVED:
+                step = row[2]
+                if step not in first:
+                    first[step] = row[0]
+                last[step] = row
+            elif happening is _PRODUCED:
+                made[row[2] - 1] = row[0]
+            elif happening is _COMMITTED and row[4] is None and row[2] in last:
+                self._committed(row[2], row[0])
+
+    def _committed(self, step: Step, at: float) -> None:
+        first, last, made = self._first.pop(step), self._last.pop(step), self._made.pop(step, None)
         if step < 0:
             return  # the chief's parameters, which are no step
-        if happening is Happening.ARRIVED:
-            self._first.setdefault(step, at)
-            self._last[step] = (at, peer)
-        elif happening is Happening.PRODUCED:
-            self._made[step - 1] = at
-        elif happening is Happening.COMMITTED and peer is None:
-            self._end_step(step, at)
-            first, last, made = self._first.pop(step, None), self._last.pop(step, None), self._made.pop(step, None)
-            if first is None or last is None:
-                return
-            self._add(Part.COLLECTING, last[0] - first)
-            self._wait_for(last[1], last[0] - first)
-            if made is not None and made >= last[0]:
-                self._add(Part.UPDATING, made - last[0])
+        self._end_step(step, at)
+        self._wait_for(last[4], last[0] - first)
+        if made is not None and made >= last[0]:
+            self._busy.add(made - last[0])
 
     def _end_step(self, step: Step, at: float) -> float | None:
         """Count a step that has ended; returns when the one before it had."""
-        before, self._ended = self._ended, (step, at)
-        if before is None or before[0] != step - 1:
-            return None
-        seconds = at - before[1]
-        self.steps.add(seconds)
-        self.counted += 1
-        self.productive += min(seconds, HELD_UP * self._usual) if self._usual else seconds
-        return before[1]
-
-    def _add(self, part: Part, seconds: float) -> None:
-        if part not in self.parts:
-            self.parts[part] = Histogram()
-        self.parts[part].add(seconds)
+        before = self._ended_at if self._ended == step - 1 else None
+        self._ended, self._ended_at = step, at
+        if before is not None:
+            seconds = at - before
+            self.steps.add(seconds)
+            self.counted += 1
+            self.productive += seconds if seconds < self._longest else self._longest
+        return before
 
     def _wait_for(self, peer: TaskId | None, seconds: float) -> None:
-        if peer is not None:
-            self.waited[peer] = self.waited.get(peer, 0.0) + seconds
+        self._waiting.add(seconds)
+        if peer is None:
+            return  # inside torch.distributed: nobody knows for whom
+        cell = self._waited.get(peer.index)
+        if cell is None:
+            self._waited[peer.index] = [peer, seconds]
+        else:
+            cell[1] += seconds

@@ -24,7 +24,7 @@ from lockstep.security.refusals import REFUSALS
 MOST_PEERS: Final = 16
 
 
-class Measured(Shown, Protocol):
+class MeasuredNode(Shown, Protocol):
     """What the metrics of a node are read from."""
 
     traffic: Traffic
@@ -40,12 +40,12 @@ class Measured(Shown, Protocol):
     def rejoins(self) -> int: ...
 
 
-def metrics_json(node: Measured) -> bytes:
+def metrics_json(node: MeasuredNode) -> bytes:
     """The same as JSON."""
     return json.dumps(metrics_of(node)).encode()
 
 
-def metrics_of(node: Measured) -> dict[str, Any]:
+def metrics_of(node: MeasuredNode) -> dict[str, Any]:
     """All of them. The first call starts the tally of steps."""
     now, sampler = time.monotonic(), node.sampler
     if sampler.tally is None:
@@ -92,7 +92,7 @@ def _waits(waits: tuple[Wait, ...], now: float) -> dict[str, Any]:
     return {"waits": _most(longest)}
 
 
-def _links(node: Measured, now: float) -> dict[str, Any]:
+def _links(node: MeasuredNode, now: float) -> dict[str, Any]:
     states: Counter[tuple[str, str]] = Counter()
     down: dict[str, float] = {}
     running = []
