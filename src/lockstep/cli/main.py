@@ -54,8 +54,7 @@ which step is missing, between which two tasks, and why.
 
 {commands}
 
-  lockstep COMMAND --help    the flags of a command
-  lockstep --version         which version this is
+  lockstep COMMAND --help    its flags (lockstep --version: which version)
 First run, one server and two workers here: lockstep bench --ps=1 --workers=2
 Exit codes: 0 done, 1 failed, 2 bad input (nothing started),
             3 ended by a verdict or a stall, 128+N by signal N (130: Ctrl-C)

@@ -268,9 +268,9 @@ def test_tasks_of_one_host_take_ports_in_a_row() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (MetricsOptions("0"), "the port in '127.0.0.1:0' is not a number from 1 to 65535"),
-        (MetricsOptions("99999"), "is not a number from 1 to 65535"),
-        (MetricsOptions("here"), "'here' has no port"),
+        (MetricsOptions("0"), "--metrics_port=0 is not a port from 1 to 65535; give PORT, or HOST:PORT"),
+        (MetricsOptions("99999"), "is not a port"),
+        (MetricsOptions("here"), "is not a port"),
         (MetricsOptions(file="/"), "is not the name of a file; give one like FOLDER/lockstep.prom"),
         (MetricsOptions(file="/no/such/folder/x.prom"), "there is no folder /no/such/folder; make it first"),
     ],

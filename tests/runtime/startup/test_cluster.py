@@ -115,7 +115,7 @@ BROKEN: dict[str, tuple[ClusterSpec, str]] = {
     ),
     "metrics_port": (
         dataclasses.replace(SPEC, metrics=MetricsOptions("nine")),
-        "--metrics_port=nine: 'nine' has no port; write HOST:PORT",
+        "--metrics_port=nine is not a port from 1 to 65535; give PORT, or HOST:PORT to be reached from other hosts.",
     ),
     "quotation": (dataclasses.replace(SPEC, pages=Pages(command="echo 'a")), "has an open quotation mark; close it"),
     "webhook": (

@@ -64,8 +64,11 @@ def metrics_problems(options: MetricsOptions) -> Iterator[str]:
     if options.port:
         try:
             options.address()
-        except AddressError as error:
-            yield f"--metrics_port={options.port}: {error} Give PORT, or HOST:PORT to be reached from other hosts."
+        except AddressError:
+            yield (
+                f"--metrics_port={options.port} is not a port from 1 to {_MAX_PORT}; give PORT, or HOST:PORT to be "
+                "reached from other hosts."
+            )
     if options.file:
         path = Path(options.file)
         if path.is_dir() or not path.suffix:
