@@ -92,8 +92,8 @@ class MetricsKeeper:
         try:
             fields = read_json(self._ask(address, ASK_SECONDS), MAX_BYTES)
             self._page(ToldByTask(fields=fields, at=0.0, now=True, goodput=0.0))  # nothing else is ever kept
-            life = LifeSpan(fields["started_at"], fields["step"], fields["counted"], fields["productive"])
-            self._lives[str(fields["incarnation"])] = life
+            steps = (int(fields[name]) for name in ("started_at", "step", "counted"))
+            self._lives[str(fields["incarnation"])] = LifeSpan(*steps, float(fields["productive"]))
         except (Unreachable, ValueError, TypeError, KeyError, AttributeError):
             return
         self._fields, self._at, self._now = fields, time.time(), True
