@@ -42,6 +42,7 @@ GROWTH_BYTES: Final = 64 << 20
 ATTACKERS: Final = 4
 
 _HTTP2: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_GET: Final = b"GET /metrics HTTP/1.1\r\nAuthorization: Bearer 00\r\n\r\n"
 _SETTINGS: Final = bytes.fromhex("000000040000000000")
 _UCX: Final = bytes.fromhex("1234567890abcdef") + bytes(45)
 
@@ -81,7 +82,7 @@ def seeds() -> list[bytes]:
     own = [seed for target in wire_targets() for seed in target.seeds]
     preface = _HTTP2 + _SETTINGS
     calls = [preface + _call(f"/lockstep.{name}", body) for name in _METHODS for body in own[:20]]
-    return [*own, preface, _HTTP2, _UCX, b"GET /metrics HTTP/1.1\r\nAuthorization: Bearer 00\r\n\r\n", b'{"rank": 1, "world": 2, "port": 1}\n', *calls]
+    return [*own, preface, _HTTP2, _UCX, _GET, b'{"rank": 1, "world": 2, "port": 1}\n', *calls]
 
 
 _METHODS: Final = ("Monitor/Describe", "Monitor/Snapshot", "Task/Link", "Task/Data", "Task/Snapshot", "Task/Witness")
