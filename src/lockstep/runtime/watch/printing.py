@@ -107,7 +107,6 @@ class Printing:
     def forget(self) -> None:
         """The job goes on: the next report is about something new."""
         self._printed.clear()
-        self._publisher.job_goes_on()
 
     # -- reports --
 

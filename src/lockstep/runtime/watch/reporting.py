@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -41,9 +42,9 @@ class Publisher:
     def __init__(self, node: Shown, say: Callable[[str], None], asked_folder: str, pages: Pages = NO_PAGES) -> None:
         self._node = node
         self.run = run_name(os.environ)
-        self.last_verdict: dict[str, Any] | None = None
-        """The last report and whether it still holds, for metrics; replaced as a whole."""
         self.verdicts: Counter[str] = Counter()
+        """How many reports there were of each cause, for metrics."""
+        self._reported: tuple[dict[str, str], float] | None = None
         self._pager = Pager(pages, say)
         self.say = say
         self._said: set[str] = set()
@@ -115,15 +116,18 @@ class Publisher:
 
     def _remember(self, kind: ReportKind, verdict: Verdict | None) -> None:
         fields = self._event(kind, verdict)
-        told = {name: fields[name] for name in ("kind", "cause", "culprit", "peer")} | {"holds": True}
-        if self.last_verdict != told:  # a fault that still holds is reported again and again
-            self.verdicts[verdict.cause.value if verdict is not None else ""] += 1
-        self.last_verdict = told
+        told = {name: fields[name] for name in ("kind", "cause", "culprit", "peer")}
+        if self.last_verdict != {**told, "holds": True}:  # a fault that still holds is reported again and again
+            self.verdicts[fields["cause"]] += 1
+        self._reported = (told, time.monotonic())
 
-    def job_goes_on(self) -> None:
-        """What was reported holds no longer."""
-        if self.last_verdict is not None:
-            self.last_verdict = {**self.last_verdict, "holds": False}
+    @property
+    def last_verdict(self) -> dict[str, Any] | None:
+        """The last report, found here or told by the coordinator. It ``holds`` until a step ends here."""
+        reported = self._reported
+        if reported is None:
+            return None
+        return {**reported[0], "holds": self._node.sampler.last_step_at() <= reported[1]}
 
     def write_if_first(self, kind: ReportKind, diagnosis: Diagnosis) -> str:
         """As ``write``, unless the folder of the run has a report already: that one came first, and stays."""
