@@ -92,8 +92,8 @@ class MetricsKeeper:
         try:
             fields = read_json(self._ask(address, ASK_SECONDS), MAX_BYTES)
             self._page(ToldByTask(fields=fields, at=0.0, now=True, goodput=0.0))  # nothing else is ever kept
-            steps = (int(fields[name]) for name in ("started_at", "step", "counted"))
-            self._lives[str(fields["incarnation"])] = LifeSpan(*steps, float(fields["productive"]))
+            start, end, counted = (int(fields[name]) for name in ("started_at", "step", "counted"))
+            self._lives[str(fields["incarnation"])] = LifeSpan(start, end, counted, float(fields["productive"]))
         except (Unreachable, ValueError, TypeError, KeyError, AttributeError):
             return
         self._fields, self._at, self._now = fields, time.time(), True
