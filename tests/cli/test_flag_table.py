@@ -303,3 +303,9 @@ def test_a_working_flag_changes_the_run(flag: Flag, tmp_path: Path) -> None:
     argv = EFFECTS.get(flag.name, [f"--{flag.name}={_another_value(flag)}"])
     argv = [word.replace("FOLDER_OF_CLASSES", str(tmp_path)) for word in argv]
     assert parse_bench(argv, {}) != parse_bench(BASELINES.get(flag.name, []), {})
+
+
+@pytest.mark.parametrize("flag", ["metrics_port=9400", "metrics_file=lockstep.prom"])
+def test_metrics_without_a_monitor_are_refused(flag: str) -> None:
+    with pytest.raises(BadInput, match=f"--{flag.partition('=')[0]} needs a monitor.*; add --ps=1 --workers=1"):
+        parse_bench([f"--{flag}"], {})

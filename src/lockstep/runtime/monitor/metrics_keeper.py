@@ -65,6 +65,8 @@ class MetricsKeeper:
         self._now = False
         self._lives: dict[str, LifeSpan] = {}
         self._printed = 0
+        self._counting = -1
+        """The incarnation that has been asked, and counts since then."""
 
     def text(self) -> str:
         """The page, with what the task says now, or has said last."""
@@ -76,27 +78,28 @@ class MetricsKeeper:
 
     def look(self) -> bool:
         """Called often. Ask without being asked where nobody could ask later: a job that ends with a report is gone
-        before the next scrape. Once at the beginning too: the task counts from then on. Returns whether it asked."""
-        printed = self._record.report.printed
-        due = printed != self._printed or (self._fields is None and bool(self._record.report.task_address))
+        before the next scrape. Once at the beginning of each life too: it counts from then on. Returns whether it
+        asked."""
+        report = self._record.report
+        due = report.printed != self._printed or (bool(report.task_address) and report.incarnation != self._counting)
         if due:
-            self._printed = printed
+            self._printed = report.printed
             with self._lock:
                 self._ask_task()
         return due
 
     def _ask_task(self) -> None:
-        address, self._now = self._record.report.task_address, False
-        if not address or not self._is_running():
+        report, self._now = self._record.report, False
+        if not report.task_address or not self._is_running():
             return
         try:
-            fields = read_json(self._ask(address, ASK_SECONDS), MAX_BYTES)
+            fields = read_json(self._ask(report.task_address, ASK_SECONDS), MAX_BYTES)
             self._page(ToldByTask(fields=fields, at=0.0, now=True, goodput=0.0))  # nothing else is ever kept
             start, end, counted = (int(fields[name]) for name in ("started_at", "step", "counted"))
             self._lives[str(fields["incarnation"])] = LifeSpan(start, end, counted, float(fields["productive"]))
         except (Unreachable, ValueError, TypeError, KeyError, AttributeError):
             return
-        self._fields, self._at, self._now = fields, time.time(), True
+        self._fields, self._at, self._now, self._counting = fields, time.time(), True, report.incarnation
 
     def _is_running(self) -> bool:
         facts = task_facts(self._record.pid) if self._is_there() else None
