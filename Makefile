@@ -80,6 +80,11 @@ $(ENGINES)/.installed: $(STAMP) constraints.txt pyproject.toml
 	$(ENGINES)/bin/python -m pip install --quiet -c constraints.txt kubernetes-validate kubeflow-training kubeflow-trainer-api
 	touch $@
 
+# What people on call use, with the real programs: Debian's packages prometheus and prometheus-alertmanager (the services
+# that they install need not run).
+test-oncall: $(STAMP)
+	$(BIN)/python -m pytest -q -m oncall tests/oncall
+
 # Every drill with servers; one per cause without servers and without sentences; then rough runs in which nothing may be
 # said.
 test-drills: $(STAMP)

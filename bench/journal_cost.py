@@ -1,13 +1,14 @@
-"""What the journal and the watchdog cost: records per step times nanoseconds per record; runs with and without them.
+"""What journal, watchdog and metrics cost: records per step times nanoseconds per record; runs with and without them.
 
-    python bench/journal_cost.py [--model=alexnet] [--pairs=10] [--steps=4] [--quick]
+    python bench/journal_cost.py [--model=alexnet] [--pairs=10] [--steps=4] [--quick] [--metrics]
 
-Three measurements. The first counts the records of one step on a worker and on a server, and times one record. The
-second times the checks of the watchdogs. The third runs the same job in turn with both on and with both off (the
-journal's ``record`` and the watchdog's check replaced by nothing), in one process with real nodes and sockets, and
-gives the difference with a confidence interval of 95 %: once on the model, once on a step of about two milliseconds
-without torch. Time is processor time of the whole process, all tasks of the job in it: on a machine that others use
-too, wall time says more about them than about us.
+Four measurements. The first counts the records of one step on a worker and on a server, and times one record. The
+second times the checks of the watchdogs. The third times what metrics add to these checks, and one scrape, with both
+ends and the handshake (with ``--metrics`` it is the only one). The fourth runs the same job in turn with both on and
+with both off (the journal's ``record`` and the watchdog's check replaced by nothing), in one process with real nodes
+and sockets, and gives the difference with a confidence interval of 95 %: once on the model, once on a step of about two
+milliseconds without torch. Time is processor time of the whole process, all tasks of the job in it: on a machine that
+others use too, wall time says more about them than about us.
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ from lockstep.protocol.core.messages import GroupRates, Layout, ParameterEntry
 from lockstep.protocol.core.plan import make_plan
 from lockstep.runtime.task.node import Node
 from lockstep.runtime.task.worker_node import WorkerNode
+from lockstep.runtime.trace.step_tally import StepTally
+from lockstep.runtime.watch.metrics import metrics_of
 from lockstep.runtime.watch.watchdog import Watchdog
+from lockstep.transports.control.monitor_client import fetch_metrics
+
+SCRAPE_SECONDS = 15.0
+"""How often Prometheus asks, if nobody says otherwise in a rule of its own."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +176,47 @@ def watchdog_share(steps: int = 2000) -> tuple[float, float]:
     return statistics.mean(spent) * 1e6, share
 
 
+@dataclass(frozen=True)
+class MetricsCost:
+    """Processor time of all tasks: what counting adds to a step, and the step itself; of one scrape, both ends."""
+
+    counting_us: float
+    step_ms: float
+    scrape_ms: float
+
+    @property
+    def percent(self) -> float:
+        """Of the step."""
+        return 100 * self.counting_us / 1000 / self.step_ms
+
+
+def metrics_cost(steps: int = 2000, scrapes: int = 100) -> MetricsCost:
+    """What counting costs in every step, and what a scrape costs besides."""
+    read, spent = StepTally.read, list[float]()
+
+    def timed(tally: StepTally, *what: object) -> None:
+        began = time.thread_time()
+        read(tally, *what)  # type: ignore[arg-type]  # passed on as they came
+        spent.append(time.thread_time() - began)
+
+    StepTally.read = timed  # type: ignore[method-assign,assignment]
+    try:
+        with in_process_cluster(ClusterShape(1, 2), PlainStore) as cluster:
+            for node in cluster.nodes():
+                metrics_of(node)
+            busy = time.process_time()
+            _run_long(cluster, lambda node: small_loop(node, steps, lambda _: None))
+            step_ms = (time.process_time() - busy) / steps * 1000
+            addresses = [node.reporter.report.task_address for node in cluster.nodes()]
+            busy = time.process_time()
+            for number in range(scrapes):
+                fetch_metrics(addresses[number % len(addresses)], 5.0)
+            scrape_ms = (time.process_time() - busy) / scrapes * 1000
+    finally:
+        StepTally.read = read  # type: ignore[method-assign]
+    return MetricsCost(sum(spent) / steps * 1e6, step_ms, scrape_ms)
+
+
 def run_model(model: str, batch: int) -> Callable[[Callable[[int], None], int], None]:
     """The benchmark's own loop on one worker and one server, so that on a small machine the step is the model's."""
 
@@ -221,7 +269,16 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=4, help="steps of the model in one block")
     parser.add_argument("--quick", action="store_true", help="only the part without torch")
+    parser.add_argument("--metrics", action="store_true", help="only what metrics cost")
     asked = parser.parse_args()
+    found = metrics_cost()
+    print(
+        f"metrics: {found.counting_us:.1f} us of processor time per step of {found.step_ms:.2f} ms: "
+        f"{found.percent:.2f} %; one scrape: {found.scrape_ms:.1f} ms, {found.scrape_ms / 10 / SCRAPE_SECONDS:.3f} % "
+        f"of a core every {SCRAPE_SECONDS:g} s"
+    )
+    if asked.metrics:
+        return
     cost, counts = nanoseconds_a_record(), records_a_step()
     print(f"one record: {cost:.0f} ns; records per step: {json.dumps(counts)}")
     most = max(counts.values())

@@ -346,6 +346,8 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "on_stall": ("runtime/watch/test_watchdog.py", "test_with_on_stall_report_the_job_goes_on_when_it_can"),
     "on_verdict": ("runtime/watch/test_pager.py", "test_a_report_calls_a_command_and_a_webhook_once"),
     "verdict_webhook": ("runtime/watch/test_pager.py", "test_a_report_calls_a_command_and_a_webhook_once"),
+    "metrics_port": ("oncall/test_prometheus.py", "test_an_alert_fires_while_a_task_is_frozen"),
+    "metrics_file": ("runtime/monitor/test_metrics.py", "test_a_file_is_written_for_each_task_and_says_how_it_ended"),
     "on_nan_parameters": (
         "benchmark/training/test_finite_parameters.py",
         "test_report_says_it_once_and_the_run_goes_on",

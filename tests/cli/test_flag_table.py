@@ -48,7 +48,7 @@ OLDER = _words("cache_data enable_layout_optimizer learning_rate pretrain_dir re
 
 OURS = _words("""
     bind bucket_mb collective_port compile deterministic from_scratch grace insecure job_token
-    key_file max_bad_records mps num_threads on_nan_parameters on_stall on_verdict
+    key_file max_bad_records metrics_file metrics_port mps num_threads on_nan_parameters on_stall on_verdict
     on_worker_loss ports ps rdma_device rdma_gid_index rdma_gpudirect rdma_retry_count rdma_service_level rdma_timeout
     rdma_traffic_class rejoin_timeout require_private restarts seed stall_after startup_timeout timing_dir trace_steps
     use_bf16 user_code_timeout verbose verdict_webhook wire_dtype workers
@@ -123,6 +123,8 @@ EFFECTS: dict[str, list[str]] = {
     "on_stall": [*CLUSTER, "--on_stall=report"],
     "on_verdict": [*CLUSTER, "--on_verdict=cat"],
     "verdict_webhook": [*CLUSTER, "--verdict_webhook=http://127.0.0.1:1/"],
+    "metrics_port": [*CLUSTER, "--metrics_port=9400"],
+    "metrics_file": [*CLUSTER, "--metrics_file=lockstep.prom"],
     "on_nan_parameters": ["--on_nan_parameters=report"],
     "data_dir": ["--data_dir=FOLDER_OF_CLASSES"],
     "piecewise_learning_rate_schedule": ["--piecewise_learning_rate_schedule=0.1;5;0.01"],
@@ -182,6 +184,8 @@ BASELINES: dict[str, list[str]] = {
     "on_stall": CLUSTER,
     "on_verdict": CLUSTER,
     "verdict_webhook": CLUSTER,
+    "metrics_port": CLUSTER,
+    "metrics_file": CLUSTER,
     "server_protocol": LOCAL,
     "num_epochs_per_decay": [*DECAY, "--num_epochs_per_decay=2"],
     "learning_rate_decay_factor": [*DECAY, "--num_epochs_per_decay=2"],
@@ -299,3 +303,9 @@ def test_a_working_flag_changes_the_run(flag: Flag, tmp_path: Path) -> None:
     argv = EFFECTS.get(flag.name, [f"--{flag.name}={_another_value(flag)}"])
     argv = [word.replace("FOLDER_OF_CLASSES", str(tmp_path)) for word in argv]
     assert parse_bench(argv, {}) != parse_bench(BASELINES.get(flag.name, []), {})
+
+
+@pytest.mark.parametrize("flag", ["metrics_port=9400", "metrics_file=lockstep.prom"])
+def test_metrics_without_a_monitor_are_refused(flag: str) -> None:
+    with pytest.raises(BadInput, match=f"--{flag.partition('=')[0]} needs a monitor.*; add --ps=1 --workers=1"):
+        parse_bench([f"--{flag}"], {})

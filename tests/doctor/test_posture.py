@@ -18,6 +18,7 @@ from lockstep.doctor.posture import (
 from lockstep.protocol.core.ids import CHIEF, server, worker
 from lockstep.runtime.listening import ListeningSocket
 from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.runtime.startup.metrics_options import MetricsOptions
 
 SPEC = ClusterSpec(ps_hosts=("10.0.0.1:2222",), worker_hosts=("10.0.0.2:2222", "10.0.0.3:2222"))
 NONE, STORE = Openings(), Openings(store_port=2223)
@@ -36,6 +37,17 @@ def test_before_the_start_the_ports_are_those_that_were_named() -> None:
     ]
     assert shown(planned_listeners(SPEC, server(0), NONE))[2:] == ["10.0.0.1:* (tensors)"]
     assert shown(planned_listeners(named, CHIEF, NONE))[1:] == ["10.0.0.2:4700-4799 (task)", "10.0.0.2:4700-4799 (UCX)"]
+
+
+def test_metrics_have_a_port_of_their_own() -> None:
+    open_spec = dataclasses.replace(SPEC, metrics=MetricsOptions("0.0.0.0:9400"))
+    (_, _, _, metrics) = planned_listeners(open_spec, server(0), NONE)
+    assert (str(metrics), metrics.proof) == ("0.0.0.0:9400 (metrics)", CallerProof.KEY)
+    (_, _, _, metrics) = planned_listeners(dataclasses.replace(SPEC, metrics=MetricsOptions("9400")), CHIEF, NONE)
+    assert (str(metrics), metrics.proof) == ("127.0.0.1:9400 (metrics)", CallerProof.THIS_HOST)
+    sockets = [ListeningSocket("10.0.0.2", port, 8) for port in (9400, 50000)]
+    found = found_listeners(open_spec, CHIEF, NONE, RunningTask((8,), ""), sockets)
+    assert [one.purpose for one in found] == [ListenerPurpose.METRICS, ListenerPurpose.TENSORS]
 
 
 def test_only_worker_0_has_the_store() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import json
+import os
 import pickle
 import random
 import tempfile
@@ -36,9 +37,12 @@ from lockstep.flight.reading import DumpError, read_dump
 from lockstep.protocol.core.messages import OptimizerEntry, ParameterEntry
 from lockstep.runtime.checkpoint.folder import MANIFEST, CheckpointError, Manifest, read_manifest
 from lockstep.runtime.checkpoint.tensor_file import FileFacts
+from lockstep.runtime.monitor.metrics_keeper import MetricsKeeper
+from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.reporter import TaskReport, decode_report, encode_report
 from lockstep.runtime.trace.merge import merged, read_trace
 from lockstep.runtime.trace.page import trace_page
+from lockstep.runtime.trace.step_tally import BOUNDS
 from lockstep.training.server.optimizer_state import unpack
 
 SIDE = 32
@@ -53,11 +57,31 @@ def file_targets(stack: contextlib.ExitStack) -> Iterator[Target]:
     yield _run_folder(folder)
     yield from _flight_dumps(folder)
     yield Target("monitor: report of its task", decode_report, [_report()])
+    yield Target("monitor: metrics of its task", _page_of, [_metrics()])
     yield Target("optimizer state", lambda data: unpack(data, 2), [_state()], (ValueError, SafetensorError))
     yield _gpu_twin()
     yield from state_targets(folder)
     yield from _records(folder)
     yield from _pictures()
+
+
+def _metrics() -> bytes:
+    """One of every field."""
+    told = {"counts": [0] * (len(BOUNDS) + 1), "seconds": 0.5}
+    verdict = {"kind": "verdict", "cause": "dead", "culprit": "a", "peer": "b", "holds": True}
+    named = {"incarnation": "0a", "verdict": verdict, "verdicts": {"dead": 1}, "down": ["a"]}
+    steps = {"step": 7, "started_at": 0, "counted": 3, "productive": 1.5, "last_step": 1e9, "examples": 4}
+    waits = {"waited": {"a": 1.0}, "waited_in_all": 1.0, "waits": {"a": 2.0}}
+    links = {"links": [["grpc", "up", 2]], "bytes": [["grpc", 1, 2]], "rejoins": 1, "checkpoint": 1e9, "refused": 0}
+    histograms = {"bounds": list(BOUNDS), "steps": told, "parts": {"computing": told}}
+    return json.dumps({**named, **steps, **waits, **links, **histograms}).encode()
+
+
+def _page_of(data: bytes) -> None:
+    record = TaskRecord("/job:worker/replica:0/task:0", "0", os.getpid())
+    record.on_started(os.getpid())
+    record.on_report(TaskReport(task_address="127.0.0.1:1"))
+    MetricsKeeper(record, "", lambda _, __: data).text()
 
 
 def _report() -> bytes:

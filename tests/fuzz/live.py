@@ -7,6 +7,7 @@ are never more than a few at a time.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import random
 import socket
@@ -24,6 +25,7 @@ from fuzz.callers import KeyedCaller, raised
 from fuzz.mutation import mutated
 from fuzz.wire_targets import wire_targets
 from helpers import listeners
+from helpers.ports import free_range
 from lockstep.drill.cluster import DrillCluster
 from lockstep.protocol.core.ids import ClusterShape
 from lockstep.runtime.listening import listening_sockets
@@ -40,6 +42,7 @@ GROWTH_BYTES: Final = 64 << 20
 ATTACKERS: Final = 4
 
 _HTTP2: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_GET: Final = b"GET /metrics HTTP/1.1\r\nAuthorization: Bearer 00\r\n\r\n"
 _SETTINGS: Final = bytes.fromhex("000000040000000000")
 _UCX: Final = bytes.fromhex("1234567890abcdef") + bytes(45)
 
@@ -79,7 +82,7 @@ def seeds() -> list[bytes]:
     own = [seed for target in wire_targets() for seed in target.seeds]
     preface = _HTTP2 + _SETTINGS
     calls = [preface + _call(f"/lockstep.{name}", body) for name in _METHODS for body in own[:20]]
-    return [*own, preface, _HTTP2, _UCX, b"GET / HTTP/1.1\r\n\r\n", b'{"rank": 1, "world": 2, "port": 1}\n', *calls]
+    return [*own, preface, _HTTP2, _UCX, _GET, b'{"rank": 1, "world": 2, "port": 1}\n', *calls]
 
 
 _METHODS: Final = ("Monitor/Describe", "Monitor/Snapshot", "Task/Link", "Task/Data", "Task/Snapshot", "Task/Witness")
@@ -165,8 +168,10 @@ def attack(seed: int, seconds: float, say: Say, protocol: str = "auto") -> list[
     with tempfile.TemporaryDirectory(prefix="lockstep-fuzz-") as folder:
         steps = max(200, int(seconds / STEP_SECONDS))
         with DrillCluster(ClusterShape(1, 2), Path(folder)) as cluster:
+            metrics = f"0.0.0.0:{free_range(len(cluster.shape.tasks()))[0]}"
             for task in cluster.shape.tasks():
-                cluster.start(cluster.plan(task, steps=steps, step_seconds=STEP_SECONDS, protocol=protocol))
+                plan = cluster.plan(task, steps=steps, step_seconds=STEP_SECONDS, protocol=protocol)
+                cluster.start(dataclasses.replace(plan, metrics_port=metrics))
             return _attacked(cluster, Path(folder), seed, seconds, say)
 
 

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lockstep.library.errors import UsageError
 from lockstep.library.sharding import IterableShard, MapShard, make_shard
+from lockstep.runtime.watch.status import MainThread
 
 SIZES = {"examples": st.integers(5, 60), "workers": st.integers(1, 5), "batch_size": st.integers(1, 7)}
 
@@ -125,3 +126,12 @@ def test_wrong_shares_get_a_sentence(dataset: Any, options: dict[str, Any], sent
 def test_a_stream_with_fewer_examples_than_workers_gets_a_sentence() -> None:
     with pytest.raises(UsageError, match="2 examples for 3 workers"):
         list(share(Stream(2), 4, 0, 3))
+
+
+@pytest.mark.parametrize("dataset", [range(10), Stream(10)], ids=["numbered", "stream"])
+def test_examples_are_counted_as_they_are_taken(dataset: Any) -> None:
+    shard = share(dataset, 2, 0, 2)
+    main = MainThread()
+    shard.on_taken = main.took
+    batches = [len(batch) for batch in shard]
+    assert sum(batches) == main.examples == 5

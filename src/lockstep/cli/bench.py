@@ -149,6 +149,7 @@ def _run_monitor(config: BenchConfig, argv: Sequence[str], program: Sequence[str
         restarts=config.cluster.restarts,
         takes_signals=True,
         grace=config.cluster.grace,
+        metrics=config.cluster.metrics,
     )
     if config.task != CHIEF or LAUNCHED_VARIABLE in os.environ:
         return run_monitor(spec)

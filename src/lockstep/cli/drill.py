@@ -66,6 +66,7 @@ def _run_monitor(text: str) -> int:
     from lockstep.runtime.monitor.refusal import answer_for_refused
     from lockstep.runtime.monitor.task_process import REPORT_FD
     from lockstep.runtime.startup.cluster import ClusterSpec
+    from lockstep.runtime.startup.metrics_options import MetricsOptions
 
     plan = TaskPlan.parse(text)
     spec = ClusterSpec(ps_hosts=plan.ps_hosts, worker_hosts=plan.worker_hosts)
@@ -84,6 +85,7 @@ def _run_monitor(text: str) -> int:
             version=plan.version(),
             linger_seconds=LINGER,
             cluster=spec.all_addresses(),
+            metrics=MetricsOptions(plan.metrics_port),
         )
     )
 

@@ -31,6 +31,8 @@ _SHARED = (
     "on_stall",
     "on_verdict",
     "verdict_webhook",
+    "metrics_port",
+    "metrics_file",
     "rejoin_timeout",
     "grace",
     "bind",

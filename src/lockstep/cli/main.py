@@ -40,6 +40,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("manifest", "lockstep.cli.manifest", "write what an engine needs to start a job: Slurm, Kubernetes"),
     Command("ps", "lockstep.cli.ps", "serve any job that uses the library, without its script"),
     Command("why", "lockstep.cli.why", "why a job hangs: ask a live cluster, or read a run folder"),
+    Command("metrics", "lockstep.cli.metrics", "print alert rules, a Grafana board, or the token of scrapers"),
     Command("net", "lockstep.cli.net", "measure every transport here, or between two hosts"),
     Command("sim", "lockstep.cli.sim", "simulate a cluster: plant faults, or find the number of servers"),
     Command("drill", "lockstep.cli.drill", "plant a fault in a small cluster and see what it reports"),
@@ -54,8 +55,7 @@ which step is missing, between which two tasks, and why.
 
 {commands}
 
-  lockstep COMMAND --help    the flags of a command
-  lockstep --version         which version this is, with which torch, NIXL, gRPC
+  lockstep COMMAND --help    its flags (lockstep --version: which version)
 First run, one server and two workers here: lockstep bench --ps=1 --workers=2
 Exit codes: 0 done, 1 failed, 2 bad input (nothing started),
             3 ended by a verdict or a stall, 128+N by signal N (130: Ctrl-C)

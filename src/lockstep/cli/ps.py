@@ -69,6 +69,7 @@ def run(argv: Sequence[str]) -> int:
         cluster=cluster.all_addresses(),
         takes_signals=True,
         grace=cluster.grace,
+        metrics=cluster.metrics,
     )
     return run_monitor(spec)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import textwrap
 from collections.abc import Sequence
 
 from lockstep.cli.flags.flag import FlagKind, Group, Rows
-from lockstep.cli.flags.parsing import read_command_line
+from lockstep.cli.flags.metrics_rows import METRICS_ROWS
+from lockstep.cli.flags.parsing import CommandLine, read_command_line
 from lockstep.errors import BadInput, HelpAsked
+from lockstep.runtime.startup.metrics_options import MetricsOptions, metrics_problems
 from lockstep.terminal import drop_what_cannot_be_written
 
 RESTARTS = 3
@@ -18,9 +21,10 @@ _TABLE = (
         "restarts",
         FlagKind.WHOLE,
         RESTARTS,
-        "how often the program is started again after it was lost",
+        f"how often the program is started again after it was lost (default: {RESTARTS})",
         upstream=False,
     ),
+    *METRICS_ROWS,
 )
 
 _HELP = """\
@@ -54,7 +58,8 @@ def run(argv: Sequence[str]) -> int:
     command = tuple(argv[len(flags) + 1 :])
     if any(word in ("-h", "--help") for word in flags):
         raise HelpAsked(help_text())
-    restarts = _restarts(flags)
+    line = _read(flags)
+    restarts, metrics = _restarts(line), _metrics(line)
     if not command:
         raise BadInput("nothing stands after '--'; write the program there: lockstep run -- python train.py")
     if shutil.which(command[0]) is None:
@@ -62,13 +67,24 @@ def run(argv: Sequence[str]) -> int:
     drop_what_cannot_be_written()
     from lockstep.runtime.monitor.runner import RunSpec, run_program
 
-    return run_program(RunSpec(command=command, restarts=restarts))
+    return run_program(RunSpec(command=command, restarts=restarts, metrics=metrics))
 
 
-def _restarts(flags: Sequence[str]) -> int:
+def _read(flags: Sequence[str]) -> CommandLine:
     line = read_command_line(flags, _TABLE, "run")
     if line.mistakes:
         raise BadInput(line.mistakes)
+    return line
+
+
+def _metrics(line: CommandLine) -> MetricsOptions:
+    asked = MetricsOptions(str(line.value("metrics_port") or ""), str(line.value("metrics_file") or ""))
+    if problems := list(metrics_problems(asked)):
+        raise BadInput(problems)
+    return asked
+
+
+def _restarts(line: CommandLine) -> int:
     found = line.value("restarts")
     assert isinstance(found, int)
     if found < 0:
@@ -80,5 +96,8 @@ def help_text() -> str:
     """Every flag with its meaning."""
     from lockstep.cli.key_flags import KEY_FLAGS_HELP
 
-    rows = [f"  {flag.usage():<26} {flag.help} (default: {RESTARTS})" for flag in _TABLE]
+    rows = [
+        textwrap.fill(f"  {flag.usage():<26} {flag.help}", 84, subsequent_indent=" " * 29, break_on_hyphens=False)
+        for flag in _TABLE
+    ]
     return _HELP.format(flags="\n".join(rows), keys=KEY_FLAGS_HELP)

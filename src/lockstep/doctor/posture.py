@@ -11,8 +11,9 @@ from typing import Any, Final
 from lockstep.protocol.core.ids import CHIEF, TaskId
 from lockstep.runtime.listening import ListeningSocket
 from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.runtime.startup.metrics_options import is_loopback, number_on_host
 from lockstep.security.chosen import is_insecure
-from lockstep.transports.control.addresses import parse_address
+from lockstep.transports.control.addresses import Address, parse_address
 
 _MOST_SHOWN: Final = 4
 
@@ -27,6 +28,7 @@ class ListenerPurpose(StrEnum):
     COLLECTIVE = "gloo or NCCL"
     UCX = "UCX"
     VERBS = "RDMA"
+    METRICS = "metrics"
     UNKNOWN = "unknown"
 
 
@@ -34,10 +36,13 @@ class CallerProof(StrEnum):
     """What a caller must show before it is served."""
 
     KEY = "the job's key"
+    THIS_HOST = "that it is on this host"
     NOTHING = "nothing"
 
 
-_ASKS: Final = frozenset({ListenerPurpose.MONITOR, ListenerPurpose.TASK, ListenerPurpose.TENSORS})
+_ASKS: Final = frozenset(
+    {ListenerPurpose.MONITOR, ListenerPurpose.TASK, ListenerPurpose.TENSORS, ListenerPurpose.METRICS}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class ListeningPlace:
 
     @property
     def proof(self) -> CallerProof:
+        if self.purpose is ListenerPurpose.METRICS and is_loopback(Address(self.address, 0)):
+            return CallerProof.THIS_HOST
         return CallerProof.KEY if self.purpose in _ASKS and not is_insecure() else CallerProof.NOTHING
 
     @property
@@ -110,7 +117,15 @@ def planned_listeners(spec: ClusterSpec, task: TaskId, job: Openings) -> list[Li
     elif _has_port_for_tensors(spec):
         wanted.append((ports, ListenerPurpose.TENSORS))
     places = [ListeningPlace(str(task), listen.host, which, purpose) for which, purpose in wanted]
+    if (metrics := _metrics_address(spec, task)) is not None:
+        places.append(ListeningPlace(str(task), metrics.host, str(metrics.port), ListenerPurpose.METRICS))
     return places + job.without_socket(task, listen.host)
+
+
+def _metrics_address(spec: ClusterSpec, task: TaskId) -> Address | None:
+    if not spec.metrics.port:
+        return None
+    return spec.metrics.address(number_on_host(str(task), spec.all_addresses()))
 
 
 def found_listeners(
@@ -119,6 +134,8 @@ def found_listeners(
     """Where a running task listens, from the sockets that its processes have."""
     listen = spec.for_task(task).listen_address()
     known = {listen.port: ListenerPurpose.MONITOR}
+    if (metrics := _metrics_address(spec, task)) is not None:
+        known[metrics.port] = ListenerPurpose.METRICS
     if running.address:
         known[parse_address(running.address).port] = ListenerPurpose.TASK
     other = ListenerPurpose.UCX if spec.protocol == "grpc+ucx" else ListenerPurpose.UNKNOWN

@@ -69,6 +69,7 @@ class TaskPlan:
     steps: int = 2000
     step_seconds: float = 0.02
     readers: int = 0
+    metrics_port: str = ""
     elements: int = 256
     bucket_bytes: int = 1024
     delay: float = 0.0

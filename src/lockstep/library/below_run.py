@@ -39,6 +39,8 @@ def introduced(link: RunLink, config: NodeConfig, signals: TaskSignals) -> RunLi
                 holds_buckets=cluster.task in cluster.shape.homes,
                 key_file=os.environ.get(KEY_VARIABLE),
                 insecure=is_insecure(),
+                metrics_port=cluster.metrics.port,
+                metrics_file=cluster.metrics.file,
             )
         )
     except BadInput:

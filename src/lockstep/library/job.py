@@ -270,6 +270,7 @@ class Job:
         Options: ``shuffle`` (False), ``seed`` (0), ``drop_last`` (False), ``collate`` (torch's ``default_collate``).
         """
         made = make_shard(dataset, batch_size, (self.worker, self.workers), **options)
+        made.on_taken = self._node.main.took
         if isinstance(made, MapShard):
             self._shards.add(made)
         return made

@@ -58,6 +58,7 @@ from lockstep.runtime.monitor.door import RunLink, run_link
 from lockstep.runtime.monitor.sidecar import SidecarError, start_sidecar
 from lockstep.runtime.phrases import ask_with
 from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL, ON_STALL, ClusterSpec, cluster_problems
+from lockstep.runtime.startup.metrics_options import MetricsOptions
 from lockstep.runtime.startup.own_name import with_own_address
 from lockstep.runtime.startup.pages import Pages
 from lockstep.runtime.startup.preflight import protocol_problems
@@ -112,6 +113,8 @@ class JoinArguments:
     on_stall: str = "abort"
     on_verdict: str | None = None
     verdict_webhook: str | None = None
+    metrics_port: int | str | None = None
+    metrics_file: str | None = None
     bind: str | None = None
     ports: str | None = None
     require_private: bool = False
@@ -170,6 +173,7 @@ class JoinArguments:
             user_code_timeout=self.user_code_timeout,
             on_stall=self.on_stall,
             pages=Pages(self.on_verdict or "", self.verdict_webhook or ""),
+            metrics=MetricsOptions(str(self.metrics_port or ""), self.metrics_file or ""),
             rejoin_timeout=self.rejoin_timeout,
             grace=self.grace,
             rdma=self.rdma,
@@ -303,7 +307,14 @@ def _start_sidecar(cluster: ClusterSpec, signals: TaskSignals) -> Sidecar:
     assert cluster.task is not None
     listen = cluster.listen_address()
     try:
-        return start_sidecar(cluster.task, listen.host, listen.port, __version__, cluster=cluster.all_addresses())
+        return start_sidecar(
+            cluster.task,
+            listen.host,
+            listen.port,
+            __version__,
+            cluster=cluster.all_addresses(),
+            metrics=cluster.metrics,
+        )
     except SidecarError as error:
         signals.close()
         raise BadInput(str(error)) from None

@@ -28,6 +28,10 @@ def step_seed(seed: int, step: int, worker: int) -> int:
     return int.from_bytes(digest[:8], "little") & MAX_SEED
 
 
+def _ignore(_examples: int) -> None:
+    """Nobody counts them. (A function, because a shard may be pickled.)"""
+
+
 class ShardOptions(TypedDict, total=False):
     """The options of ``job.shard()``; what they are if they are not given: ``make_shard``."""
 
@@ -56,6 +60,8 @@ class DataShard:
         self.workers = workers
         self._collate = collate
         self._next = 0
+        self.on_taken: Callable[[int], None] = _ignore
+        """Called with the number of examples of each batch that is taken."""
 
     def position(self, step: int) -> None:
         """Make the batch of ``step`` the next one. ``job.steps(..., data=shard)`` calls this."""
@@ -125,7 +131,9 @@ class MapShard(DataShard):
         together = self.batch_size * self.workers
         takes_the_rest = within == self.steps_per_epoch - 1 and not self._drop_last
         end = None if takes_the_rest else (within + 1) * together
-        return [int(index) for index in self._own(self._order_of(epoch)[within * together : end])]
+        own = [int(index) for index in self._own(self._order_of(epoch)[within * together : end])]
+        self.on_taken(len(own))
+        return own
 
     def _order_of(self, epoch: int) -> torch.Tensor:
         if self._order is None or self._order[0] != epoch:
@@ -194,7 +202,9 @@ class IterableShard(DataShard):
                 if len(ahead) < self.workers:  # too few for a step of their own
                     examples, ahead = examples + ahead, []
             self._next += 1
-            yield self._collate(self._own(examples))
+            own = self._own(examples)
+            self.on_taken(len(own))
+            yield self._collate(own)
         self._next = 0
 
 

@@ -37,6 +37,8 @@ class Purpose(Enum):
     RENDEZVOUS = "rendezvous"
     DOOR = "door"
     STORE = "store"
+    METRICS = "metrics"
+    """The token of scrapers, which travels in clear."""
     CACHE = "cache"
     """Proves that a stored certificate belongs to this key."""
 

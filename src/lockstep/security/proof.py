@@ -43,6 +43,7 @@ class Refusal(StrEnum):
     MALFORMED = "malformed"
     OTHER_USER = "other user"
     UNPROVEN = "unproven"
+    NO_TOKEN = "no token"
     LATE = "late"
     CROWDED = "crowded"
     CLOSED = "closed"
@@ -59,6 +60,7 @@ _SENTENCES: Final = {
     Refusal.OTHER_USER: "the other end belongs to another user; run all tasks of a job as the same user",
     Refusal.UNPROVEN: "the other end began TLS, but did not complete it with this job's key, or left before its first "
     "call; give every task of the job the same key",
+    Refusal.NO_TOKEN: "it did not send the token that 'lockstep metrics token' prints",
     Refusal.LATE: "the other end did not prove in time that it knows this job's key",
     Refusal.CROWDED: "it made room for another connection before it had proven that it knows this job's key",
     Refusal.CLOSED: "the other end hung up before it had proven that it knows this job's key",

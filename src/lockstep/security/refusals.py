@@ -33,6 +33,7 @@ class Entrance(StrEnum):
     RENDEZVOUS = "the rendezvous"
     NET = "lockstep net --serve"
     DOCTOR = "lockstep doctor"
+    METRICS = "the port for metrics"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,14 @@ import pytest
 import helpers.small_task
 from helpers.ports import free_port
 from helpers.programs import Program, processes_mentioning
+from helpers.scraping import scrape, value
 from helpers.waiting import wait_until
 from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.ids import worker
 from lockstep.protocol.core.messages import Description
 from lockstep.runtime.monitor import sidecar
 from lockstep.runtime.monitor.sidecar import UNKNOWN_EXIT_CODE, SidecarError, start_sidecar
+from lockstep.runtime.startup.metrics_options import MetricsOptions
 from lockstep.transports.control.monitor_client import Unreachable, describe, fetch_stack, snapshot_fields
 
 pytestmark = pytest.mark.timed
@@ -162,3 +164,18 @@ def test_an_exit_code_that_nobody_tells_is_unknown() -> None:
     """As on a kernel that knows no exit information of foreign processes: here, of one that never was."""
     assert sidecar._exit_code_of_the_dead(2**22 + 1, None) == UNKNOWN_EXIT_CODE
     assert not Path(f"/proc/{2**22 + 1}").exists()
+
+
+def test_a_sidecar_shows_metrics_and_says_why_it_cannot() -> None:
+    port = free_port()
+    where = MetricsOptions(str(free_port()))
+    with start_sidecar(worker(1), "127.0.0.1", port, "0.0.test", 0.0, metrics=where) as own:
+        own.reporter.phase(TaskPhase.TRAINING)
+        text = wait_until(lambda: _training(scrape(int(where.port))), 15, "the phase")
+        assert value(text, "lockstep_task_up", task=str(worker(1))) == 1
+        with pytest.raises(SidecarError, match=rf"cannot show metrics at 127.0.0.1:{where.port}: the port is taken by"):
+            start_sidecar(worker(2), "127.0.0.1", free_port(), "0.0.test", 0.0, metrics=where)
+
+
+def _training(page: str) -> str:
+    return page if value(page, "lockstep_task_phase_info", phase="training") else ""

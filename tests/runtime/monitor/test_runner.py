@@ -14,6 +14,7 @@ import pytest
 import helpers.small_task
 from helpers.ports import free_port
 from helpers.programs import LOCKSTEP, Program, alive
+from helpers.scraping import scrape, value
 from helpers.waiting import wait_until
 from lockstep.protocol.core.messages import Description
 from lockstep.runtime.monitor.door import RUN_VARIABLE, RunDoor, run_link
@@ -25,9 +26,9 @@ from lockstep.transports.control.monitor_client import Unreachable, describe
 pytestmark = pytest.mark.timed
 
 
-def below_run(*actions: str, restarts: int = 1) -> Program:
+def below_run(*actions: str, restarts: int = 1, flags: tuple[str, ...] = ()) -> Program:
     task = (sys.executable, str(helpers.small_task.__file__), "-", *actions)
-    return Program([*LOCKSTEP, "run", f"--restarts={restarts}", "--", *task])
+    return Program([*LOCKSTEP, "run", f"--restarts={restarts}", *flags, "--", *task])
 
 
 def pid_of(port: int) -> int:
@@ -45,9 +46,10 @@ def exited(port: int) -> Description | None:
 
 
 def test_a_lost_program_is_started_again_and_keeps_its_address_and_what_it_knew(tmp_path: Path) -> None:
-    go = tmp_path / "go"
+    go, metrics = tmp_path / "go", free_port()
     go.touch()
-    with below_run(f"wait={go}", "join=0", "phase=training", "hang") as program:
+    flags = (f"--metrics_port={metrics}",)
+    with below_run(f"wait={go}", "join=0", "phase=training", "hang", flags=flags) as program:
         where = wait_until(lambda: re.findall(r"\('127\.0\.0\.1:(\d+)'", program.stdout()), 15, "a port")
         port = int(where[0])
         first = wait_until(lambda: pid_of(port), 15, "a life")
@@ -58,6 +60,7 @@ def test_a_lost_program_is_started_again_and_keeps_its_address_and_what_it_knew(
         assert (dead.exit_code, dead.pid) == (-9, first)
         go.touch()
         second = wait_until(lambda: pid_of(port) not in (0, first) and pid_of(port), 15, "another life")
+        assert value(scrape(metrics), "lockstep_incarnations_total") == 2
         os.kill(second, signal.SIGKILL)
         done = program.wait(15)
     assert done.code == 137

@@ -9,6 +9,7 @@ import pytest
 from helpers.keys import no_key
 from lockstep.protocol.core.ids import ClusterShape, Role, TaskId, server, worker
 from lockstep.runtime.startup.cluster import CLUSTER_RULES, DEFAULT_PROTOCOL, PROTOCOLS, ClusterSpec, cluster_problems
+from lockstep.runtime.startup.metrics_options import MetricsOptions
 from lockstep.runtime.startup.pages import Pages
 from lockstep.transports.control.addresses import Address
 from lockstep.transports.verbs.options import RdmaOptions
@@ -111,6 +112,10 @@ BROKEN: dict[str, tuple[ClusterSpec, str]] = {
     "on_verdict": (
         dataclasses.replace(SPEC, pages=Pages(command="no-such-program now")),
         "--on_verdict: there is no program 'no-such-program' here; give its path",
+    ),
+    "metrics_port": (
+        dataclasses.replace(SPEC, metrics=MetricsOptions("nine")),
+        "--metrics_port=nine is not a port from 1 to 65535; give PORT, or HOST:PORT to be reached from other hosts.",
     ),
     "quotation": (dataclasses.replace(SPEC, pages=Pages(command="echo 'a")), "has an open quotation mark; close it"),
     "webhook": (

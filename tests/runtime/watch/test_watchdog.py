@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.cluster import in_process_cluster
+from helpers.cluster import InProcessCluster, in_process_cluster
 from helpers.waiting import wait_until
 from lockstep.diagnose.task_view import read_task
 from lockstep.diagnose.verdict import read_diagnosis
@@ -158,8 +158,8 @@ def test_what_is_announced_and_a_compiler_get_a_notice_and_never_end_the_job(
     assert "The job does not end because of this." in notices[0]["text"]
 
 
-def train_through_a_stall(folder: Path, settings: WatchSettings) -> None:
-    """Worker 1's program waits for 5 s, which is only reported."""
+def train_through_a_stall(folder: Path, settings: WatchSettings) -> InProcessCluster:
+    """Worker 1's program waits for 5 s, which is only reported. Returns the nodes, which have ended."""
     with in_process_cluster(
         SHAPE,
         PlainStore,
@@ -172,13 +172,18 @@ def train_through_a_stall(folder: Path, settings: WatchSettings) -> None:
         cluster.run(lambda node: train(node, plan_for(node, 30)))
     assert cluster.workers[0].outcome is not None
     assert cluster.workers[0].outcome.ok
+    return cluster
 
 
 @pytest.mark.timed
 def test_with_on_stall_report_the_job_goes_on_when_it_can(tmp_path: Path) -> None:
-    train_through_a_stall(tmp_path, QUICK)
+    cluster = train_through_a_stall(tmp_path, QUICK)
     kinds = [json.loads(line)["kind"] for line in (tmp_path / EVENTS).read_text().splitlines()]
     assert "stall" in kinds
+    (home,) = cluster.servers
+    assert home.publisher.last_verdict is not None
+    assert (home.publisher.last_verdict["culprit"], home.publisher.last_verdict["holds"]) == (str(worker(1)), False)
+    assert home.publisher.verdicts.total() >= 1
 
 
 @pytest.mark.timed

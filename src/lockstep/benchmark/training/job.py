@@ -45,11 +45,13 @@ FUSED = ("SGD", "Adam", "AdamW")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCallbacks:
     """What a job reports: ``on_wait`` what its input waits for, ``on_replica`` which of several devices it is
-    working on, ``during`` what takes long and is not a step, ``say`` sentences for people."""
+    working on, ``during`` what takes long and is not a step, ``on_batch`` how many examples a step takes, ``say``
+    sentences for people."""
 
     on_wait: Callable[[InputWait], None] = lambda _wait: None
     on_replica: Callable[[int], None] = lambda _number: None
     during: Callable[[str], contextlib.AbstractContextManager[object]] = lambda _what: contextlib.nullcontext()
+    on_batch: Callable[[int], None] = lambda _examples: None
     say: Callable[[str], None] = lambda _sentence: None
 
 
@@ -147,6 +149,7 @@ class BenchJob:
             self._inputs = self._open_inputs()
         batches = self._next_batches()
         self.last_batch = batches[0]
+        self._callbacks.on_batch(self.worker_batch)
         return batches
 
     def _next_batches(self) -> list[Batch]:

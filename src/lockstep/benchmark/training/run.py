@@ -129,6 +129,7 @@ def _work(
         on_wait=node.main.wait_for_input,
         on_replica=lambda number: node.main.enter(Doing.COMPUTING, f"replica {number}"),
         during=lambda what: node.main.during(Doing.BUSY, what),
+        on_batch=node.main.took,
         say=emit,
     )
     job = BenchJob(config, node.task.index, choose_devices(config), around)
@@ -176,6 +177,7 @@ def _callbacks(node: CollectiveNode | LoneNode, emit: Emit) -> JobCallbacks:
         on_wait=node.waits_for_input,
         on_replica=node.computes_on,
         during=lambda what: node.main.during(Doing.BUSY, what),
+        on_batch=node.main.took,
         say=emit,
     )
 

@@ -14,6 +14,7 @@ from lockstep.benchmark.settings.config import BenchConfig, resolved
 from lockstep.benchmark.settings.rules import problems
 from lockstep.cli.flags.build import build_config
 from lockstep.cli.flags.engine import add_tf_config
+from lockstep.cli.flags.metrics_rows import METRICS_ROWS
 from lockstep.cli.flags.parsing import check_against_table, read_command_line
 from lockstep.cli.flags.table import EXCLUSIVE, TABLE
 from lockstep.errors import BadInput, HelpAsked
@@ -53,6 +54,12 @@ def parse_bench(argv: Sequence[str], environ: Mapping[str, str]) -> BenchConfig:
     add_tf_config(line, environ)
     config, unreadable = _with_data_set(build_config(line), named="data_name" in line.given)
     ruled_out = check_against_table(line, EXCLUSIVE)
+    if config.cluster is None:
+        ruled_out += [
+            f"--{flag.name} needs a monitor, which a run in one process does not have; add --ps=1 --workers=1."
+            for flag in METRICS_ROWS
+            if line.gives(flag.name)
+        ]
     broken = [problem.sentence for problem in problems(config, _gpus(config, environ))]
     if ruled_out or broken or unreadable:
         raise BadInput(list(dict.fromkeys(ruled_out + broken + unreadable)))

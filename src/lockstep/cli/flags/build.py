@@ -26,6 +26,7 @@ from lockstep.errors import BadInput
 from lockstep.protocol.core.ids import Role, TaskId
 from lockstep.protocol.core.plan import ALIGNMENT
 from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.runtime.startup.metrics_options import MetricsOptions
 from lockstep.runtime.startup.pages import Pages
 from lockstep.transports.verbs.options import RdmaOptions
 
@@ -183,6 +184,7 @@ def _cluster(values: _Values) -> ClusterSpec:
         grace=values.number("grace"),
         on_stall=values.text("on_stall"),
         pages=Pages(values.optional_text("on_verdict") or "", values.optional_text("verdict_webhook") or ""),
+        metrics=MetricsOptions(values.optional_text("metrics_port") or "", values.optional_text("metrics_file") or ""),
         on_worker_loss=values.text("on_worker_loss"),
         restarts=values.whole("restarts"),
         has_servers=values.text("variable_update") not in COLLECTIVE_UPDATES,

@@ -55,6 +55,8 @@ class CheckpointWriter:
         self._say = say
         self.writing: ShardWrite | None = None
         """What it writes now, for readers in other threads; replaced as a whole."""
+        self.written_at = 0.0
+        """When it completed its last checkpoint, in seconds since 1970; 0: none. Only on the coordinator's task."""
         self._told: set[str] = set()
         """Problems already reported that prevent checkpoints from being written; empty once one is written."""
         self._told_of_old: set[str] = set()
@@ -127,6 +129,7 @@ class CheckpointWriter:
             shutil.rmtree(part, ignore_errors=True)
             self._tell_failure(effect.version, problem)
             return problem
+        self.written_at = time.time()
         if self._told:
             self._told.clear()
             self._say(f"checkpoints can be written again: the one of step {effect.version} is in {self.folder.path}")

@@ -46,6 +46,8 @@ class Introduction:
     key_file: str | None
     """None: the default one."""
     insecure: bool
+    metrics_port: str = ""
+    metrics_file: str = ""
 
 
 class RunDoor:

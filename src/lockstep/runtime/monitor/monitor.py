@@ -11,17 +11,19 @@ import os
 import signal
 from dataclasses import dataclass
 
-from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_VERDICT
+from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_VERDICT, BadInput
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.timing import LINGER_SECONDS, STOP_SECONDS
 from lockstep.runtime import processes
 from lockstep.runtime.monitor.exit import Stopping, exit_code_after, linger
 from lockstep.runtime.monitor.lives import Lives
+from lockstep.runtime.monitor.metrics_server import exporting
 from lockstep.runtime.monitor.outlived import Outlived, has_left
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.service import MonitorService
 from lockstep.runtime.monitor.task_process import FINISHED, LATER, TaskProcess
 from lockstep.runtime.running_jobs import listed
+from lockstep.runtime.startup.metrics_options import NO_METRICS, MetricsOptions
 from lockstep.runtime.startup.start_facts import StartFacts
 from lockstep.terminal import say
 from lockstep.transports.control.addresses import who_listens
@@ -53,6 +55,7 @@ class MonitorSpec:
     """How long it may take to end after SIGTERM, if that differs: it finishes a step and saves it."""
     restarts: int = 0
     """How often the task is restarted after a signal has killed it."""
+    metrics: MetricsOptions = NO_METRICS
 
 
 def run_monitor(spec: MonitorSpec) -> int:
@@ -71,8 +74,15 @@ def run_monitor(spec: MonitorSpec) -> int:
             return EXIT_BAD_INPUT
         try:
             processes.become_subreaper()
-            with listed(str(spec.task), service.address, dict(spec.cluster), os.getpid()):
+            with (
+                exporting(spec.metrics, record, spec.cluster),
+                listed(str(spec.task), service.address, dict(spec.cluster), os.getpid()),
+            ):
                 return _Monitor(spec, record, inbox).run()
+        except BadInput as bad:
+            for sentence in bad.sentences:
+                say(sentence)
+            return EXIT_BAD_INPUT
         finally:
             service.close()
 

@@ -57,6 +57,8 @@ class TaskRecord:
         self._monitor_pid = monitor_pid
         self._host = socket.gethostname()
         self._pid = 0
+        self.starts = 0
+        """How often the task was started."""
         self._report = TaskReport()
         self._exit_code: int | None = None
         self._signum = 0
@@ -91,6 +93,7 @@ class TaskRecord:
     def on_started(self, pid: int) -> None:
         with self._lock:
             self._pid = pid
+            self.starts += 1
         self.changed.notify()
 
     def on_report(self, report: TaskReport) -> None:

@@ -30,6 +30,7 @@ from lockstep.runtime.monitor.lives import Lives
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.reporter import TaskReport
 from lockstep.runtime.monitor.task_process import TaskProcess
+from lockstep.runtime.startup.metrics_options import NO_METRICS, MetricsOptions
 from lockstep.security.chosen import choose, settle
 from lockstep.terminal import say
 from lockstep.transports.control.ports import PortRange, ReservedPort
@@ -48,6 +49,8 @@ class RunSpec:
 
     command: tuple[str, ...]
     restarts: int
+    metrics: MetricsOptions = NO_METRICS
+    """What the program asks for in ``lockstep.join`` comes first."""
     linger_seconds: float = LINGER_SECONDS
 
 
@@ -248,6 +251,7 @@ class _Runner(Lives):
     def _listen(self, given: Introduction) -> None:
         # Only now: the program has been started before gRPC is imported, and many never join.
         from lockstep.protocol.core.ids import TaskId
+        from lockstep.runtime.monitor.metrics_server import exporting
         from lockstep.runtime.monitor.monitor import why_not_listening
         from lockstep.runtime.monitor.service import MonitorService
         from lockstep.runtime.running_jobs import listed
@@ -261,6 +265,8 @@ class _Runner(Lives):
         except ListenError as error:
             raise BadInput(why_not_listening(TaskId.parse(given.task), given.port, error)) from None
         self._open.callback(service.close)
+        asked = MetricsOptions(given.metrics_port, given.metrics_file) or self._spec.metrics
+        self._open.enter_context(exporting(asked, self._record, given.cluster))
         if self._reserved is not None:
             self._reserved.close()  # it listens there now
         running = listed(given.task, service.address, dict(given.cluster), os.getpid())

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from lockstep.errors import BadInput
 from lockstep.foreign import read_json
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.timing import (
@@ -33,12 +34,14 @@ from lockstep.protocol.core.timing import (
 )
 from lockstep.runtime import processes
 from lockstep.runtime.monitor.exit import TaskObserver, linger
+from lockstep.runtime.monitor.metrics_server import exporting
 from lockstep.runtime.monitor.monitor import why_not_listening
 from lockstep.runtime.monitor.outlived import Outlived, has_left
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.reporter import ReportReader, TaskReporter
 from lockstep.runtime.monitor.service import MonitorService
 from lockstep.runtime.running_jobs import listed
+from lockstep.runtime.startup.metrics_options import NO_METRICS, MetricsOptions
 from lockstep.terminal import drop_what_cannot_be_written, say
 from lockstep.transports.control.monitor_client import Unreachable, describe
 from lockstep.transports.control.server import ListenError, PortTaken
@@ -72,6 +75,8 @@ class SidecarSpec:
     cluster: Mapping[str, str] = field(default_factory=dict)
     """Every task of the cluster with its address, so that anyone who finds this sidecar finds the others too."""
     linger_seconds: float = LINGER_SECONDS
+    metrics_port: str = ""
+    metrics_file: str = ""
 
 
 class Sidecar:
@@ -111,6 +116,7 @@ def start_sidecar(
     version: str,
     linger_seconds: float = LINGER_SECONDS,
     cluster: tuple[tuple[str, str], ...] = (),
+    metrics: MetricsOptions = NO_METRICS,
 ) -> Sidecar:
     """Start a sidecar for this process; returns once it listens. Raises ``SidecarError``."""
     spec = SidecarSpec(
@@ -120,6 +126,8 @@ def start_sidecar(
         version=version,
         linger_seconds=linger_seconds,
         cluster=dict(cluster),
+        metrics_port=metrics.port,
+        metrics_file=metrics.file,
     )
     report_reader, report_writer = os.pipe()
     ready_reader, ready_writer = os.pipe()
@@ -180,10 +188,14 @@ def main(arguments: Sequence[str]) -> int:
             os.write(ready_writer, why_not_listening(TaskId.parse(spec.task), spec.port, error).encode())
             return 0
         try:
-            os.write(ready_writer, b"ready\n")
-            os.close(ready_writer)
-            with listed(spec.task, service.address, spec.cluster, task_pid):
-                _Sidecar(spec, record, inbox, task_pid, report_reader).run()
+            metrics = MetricsOptions(spec.metrics_port, spec.metrics_file)
+            with exporting(metrics, record, tuple(spec.cluster.items())):
+                os.write(ready_writer, b"ready\n")
+                os.close(ready_writer)
+                with listed(spec.task, service.address, spec.cluster, task_pid):
+                    _Sidecar(spec, record, inbox, task_pid, report_reader).run()
+        except BadInput as bad:
+            os.write(ready_writer, " ".join(bad.sentences).encode())
         finally:
             service.close()
     return 0

@@ -20,6 +20,7 @@ from lockstep.protocol.core.timing import (
     STARTUP_SECONDS,
     USER_CODE_SECONDS,
 )
+from lockstep.runtime.startup.metrics_options import NO_METRICS, MetricsOptions, metrics_problems
 from lockstep.runtime.startup.pages import NO_PAGES, Pages, page_problems
 from lockstep.security.chosen import is_insecure
 from lockstep.transports.control.addresses import Address, AddressError, parse_address, parse_bind
@@ -69,6 +70,8 @@ class ClusterSpec:
     """What happens after a stall, or a verdict from which the job cannot recover: ``report`` or ``abort``."""
     pages: Pages = NO_PAGES
     """Who is called when a verdict is printed."""
+    metrics: MetricsOptions = NO_METRICS
+    """Where the monitor of this task shows its metrics."""
     on_worker_loss: str = LossPolicy.WAIT.value
     """What the job does when a worker is lost: wait for it, continue without it, or end."""
     restarts: int = 0
@@ -270,6 +273,10 @@ def _pages_can_be_sent(spec: ClusterSpec) -> Iterator[str]:
     yield from page_problems(spec.pages)
 
 
+def _metrics_can_be_shown(spec: ClusterSpec) -> Iterator[str]:
+    yield from metrics_problems(spec.metrics)
+
+
 CLUSTER_RULES: tuple[Callable[[ClusterSpec], Iterator[str]], ...] = (
     _hosts_are_given,
     _index_is_in_range,
@@ -284,4 +291,5 @@ CLUSTER_RULES: tuple[Callable[[ClusterSpec], Iterator[str]], ...] = (
     _restarts_are_few,
     _loss_policy_is_known,
     _pages_can_be_sent,
+    _metrics_can_be_shown,
 )

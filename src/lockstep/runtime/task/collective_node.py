@@ -61,6 +61,10 @@ class CollectiveNode(Node):
     def shard_write(self) -> ShardWrite | None:
         return self.reducing.saving.writing
 
+    @property
+    def checkpoint_written(self) -> float:
+        return self.reducing.saving.written_at
+
     def look_with(self, before_look: Callable[[], None]) -> None:
         """Called every second: passes to ``summed`` what a device has finished meanwhile."""
         self.reducing.before_look = before_look

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from lockstep.protocol.core.causes import Cause, Reason, link_down
 from lockstep.protocol.core.death import Word
@@ -33,6 +33,7 @@ from lockstep.protocol.core.messages import (
 from lockstep.runtime import phrases
 from lockstep.runtime.trace.traffic import Traffic
 from lockstep.transports.base import (
+    Counters,
     Endpoint,
     LinkDownError,
     Loan,
@@ -118,6 +119,18 @@ class _Transfer:
 
     def ended(self, peer: TaskId, *, ok: bool) -> TransferEnded:
         return TransferEnded(peer, self.number, self.bucket, self.kind, ok)
+
+
+UP: Final = "up"
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUse:
+    """How a link is used. ``path``: the transport; empty where there is none yet."""
+
+    path: str
+    state: str
+    counters: Counters | None
 
 
 _Running = tuple[str, float, int]
@@ -327,6 +340,17 @@ class Connection:
 
     # -- what others may ask --
 
+    @property
+    def state(self) -> str:
+        return UP if self.up else "connecting" if self._alive else "lost"
+
+    def use(self) -> LinkUse:
+        """Its path, and what has gone over it, if that is not counted among the ended ones yet."""
+        endpoint = self.endpoint
+        if endpoint is None:
+            return LinkUse("", self.state, None)
+        return LinkUse(endpoint.transport, self.state, None if self._counted else endpoint.counters())
+
     def facts(self, now: float) -> dict[str, Any]:
         """The state of this link, for a snapshot."""
         endpoint = self.endpoint
@@ -335,7 +359,7 @@ class Connection:
         with self._lock:
             transfers = [one for one in self._transfers.values() if not one.in_place][:64]
         return {
-            "state": "up" if self.up else "connecting" if self._alive else "lost",
+            "state": self.state,
             "heard": now - self.heard_at,
             "incarnation": hex64(self.incarnation),
             "path": "" if endpoint is None else endpoint.path(),

@@ -103,6 +103,10 @@ class Observed(ABC):
         return str(self._publisher.folder.nearest)
 
     @property
+    def publisher(self) -> Publisher:
+        return self._publisher
+
+    @property
     def forming(self) -> bool:
         """The cluster is not complete yet."""
         return not self._member.is_set()

@@ -71,6 +71,7 @@ from lockstep.runtime.task.outcome import JobEndedError, Outcome, outcome_of
 from lockstep.runtime.task.peers import PeerKeeper
 from lockstep.runtime.task.side import Side
 from lockstep.runtime.trace.traffic import Traffic
+from lockstep.runtime.watch.metrics import metrics_json
 from lockstep.runtime.watch.snapshot import StoreStatus
 from lockstep.runtime.watch.status import MainThread
 from lockstep.runtime.watch.watchdog import WatchSettings
@@ -194,8 +195,9 @@ class Node(Observed):
         self._search = Search(dialed, self.start_facts, self._say_missing, lambda: self.leaving, tasks)
         self._begin_observing(self.say, config.watch, config.run_folder, config.faults)
         serve_links(self._server, self._on_hello, self._on_link)
-        witness = witness_handler(self._statement_about)
-        self._server.add_handlers("Task", {"Snapshot": snapshot_handler(self._snapshot_json), "Witness": witness})
+        handlers = {"Snapshot": self._snapshot_json, "Metrics": lambda: metrics_json(self)}
+        self._server.add_handlers("Task", {name: snapshot_handler(made) for name, made in handlers.items()})
+        self._server.add_handlers("Task", {"Witness": witness_handler(self._statement_about)})
 
     # -- construction --
 
@@ -407,6 +409,16 @@ class Node(Observed):
     @property
     def shard_write(self) -> ShardWrite | None:
         return None if self.share is None else self.share.shard_write
+
+    @property
+    def checkpoint_written(self) -> float:
+        """When this task completed a checkpoint, in seconds since 1970; 0: it has not."""
+        return 0.0 if self.share is None else self.share.checkpoint_written
+
+    @property
+    def rejoins(self) -> int:
+        """How many tasks have come back as another incarnation, as far as this one has seen."""
+        return len(self._former)
 
     @property
     def store_native_id(self) -> int:

@@ -40,7 +40,7 @@ from lockstep.runtime.startup.address_finding import (
     with_lack_of_memory,
 )
 from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL
-from lockstep.runtime.task.connection import Connection, NodeSide
+from lockstep.runtime.task.connection import Connection, LinkUse, NodeSide
 from lockstep.transports.control.link import ControlLink, dial_link
 from lockstep.transports.control.tcp_probe import probe
 from lockstep.transports.guard import Guard
@@ -131,6 +131,11 @@ class PeerKeeper:
             "last_end": self.last_end.how,
         }
         return {**facts, **found, "attempts": self.attempts}
+
+    def use(self) -> LinkUse:
+        """The state of the link, for metrics."""
+        connection = self._connection
+        return LinkUse("", "none", None) if connection is None else connection.use()
 
     def bytes_moved(self) -> int:
         """Bytes that have gone over the current connection."""

@@ -35,6 +35,11 @@ class ShardSaving:
         """The part of a checkpoint that is being written."""
         return None if self._writer is None else self._writer.writing
 
+    @property
+    def written_at(self) -> float:
+        """When this task completed a checkpoint, in seconds since 1970; 0: it has not."""
+        return 0.0 if self._writer is None else self._writer.written_at
+
     def save(self, version: int, take: Take) -> None:
         """Copy the shard now; ``ShardSaved`` follows when it is on disk."""
         node, post = self._node, self._node.loop.post

@@ -136,6 +136,10 @@ class ShareSide(Side):
         return self._saving.writing
 
     @property
+    def checkpoint_written(self) -> float:
+        return self._saving.written_at
+
+    @property
     def native_id(self) -> int:
         """Of the store's thread, as the kernel knows it."""
         return self._thread.native_id or 0

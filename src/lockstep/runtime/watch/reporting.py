@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -39,7 +41,10 @@ class Publisher:
 
     def __init__(self, node: Shown, say: Callable[[str], None], asked_folder: str, pages: Pages = NO_PAGES) -> None:
         self._node = node
-        self._run = run_name(os.environ)
+        self.run = run_name(os.environ)
+        self.verdicts: Counter[str] = Counter()
+        """How many reports there were of each cause, for metrics."""
+        self._reported: tuple[dict[str, str], float] | None = None
         self._pager = Pager(pages, say)
         self.say = say
         self._said: set[str] = set()
@@ -105,8 +110,24 @@ class Publisher:
             f"{REPORT}.json": diagnosis.to_json(),
             f"{REPORT}.html": page(kind, diagnosis),
         }
+        self._remember(kind, diagnosis.verdict)
         folder = self._write_all(files, kind)
         return f"{folder}/{REPORT}.txt" if folder else ""
+
+    def _remember(self, kind: ReportKind, verdict: Verdict | None) -> None:
+        fields = self._event(kind, verdict)
+        told = {name: fields[name] for name in ("kind", "cause", "culprit", "peer")}
+        if self.last_verdict != {**told, "holds": True}:  # a fault that still holds is reported again and again
+            self.verdicts[fields["cause"]] += 1
+        self._reported = (told, time.monotonic())
+
+    @property
+    def last_verdict(self) -> dict[str, Any] | None:
+        """The last report, found here or told by the coordinator. It ``holds`` until a step ends here."""
+        reported = self._reported
+        if reported is None:
+            return None
+        return {**reported[0], "holds": self._node.sampler.last_step_at() <= reported[1]}
 
     def write_if_first(self, kind: ReportKind, diagnosis: Diagnosis) -> str:
         """As ``write``, unless the folder of the run has a report already: that one came first, and stays."""
@@ -137,7 +158,7 @@ class Publisher:
         self._pager.send(page_fields(self._event(kind, diagnosis.verdict), diagnosis, copy))
 
     def _event(self, kind: ReportKind, verdict: Verdict | None = None, text: str = "") -> dict[str, Any]:
-        return event_fields(kind, self._node.task, self._node.job, self._run, verdict, text)
+        return event_fields(kind, self._node.task, self._node.job, self.run, verdict, text)
 
     def _note_refusals(self, notice: RefusalNotice) -> None:
         """On the thread that has printed it."""

@@ -94,7 +94,6 @@ def snapshot_of(node: Shown, *, on_loop: bool = False) -> dict[str, Any]:
     books = loop.read_books() if on_loop else loop.ask(loop.read_books, LOOP_ANSWER_SECONDS) or loop.books
     records = list(node.journal)
     node.sampler.sample_kernel(now)
-    steps = node.sampler.step_seconds()
     return {
         "format": FORMAT,
         "kind": "task",
@@ -112,7 +111,7 @@ def snapshot_of(node: Shown, *, on_loop: bool = False) -> dict[str, Any]:
         "ended": ended_fields(node.outcome),
         "steps": {
             "done": node.sampler.steps_done(),
-            "median": sorted(steps)[len(steps) // 2] if steps else 0.0,
+            "median": node.sampler.median(),
             "usual": node.usual(),
         },
         "main": _main(node, now),

@@ -21,6 +21,7 @@ from lockstep.protocol.core.ids import Role, Step, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.timing import CPU_WINDOW_SECONDS, KERNEL_LOOKS, KERNEL_SECONDS, STACK_AFTER_SECONDS
 from lockstep.runtime.task.peers import PeerKeeper
+from lockstep.runtime.trace.step_tally import StepTally
 from lockstep.runtime.watch.kernel_tcp import Counted, count_by_host
 from lockstep.runtime.watch.stacks import Dwelling
 
@@ -43,6 +44,8 @@ class MainThread:
         self.native_id = 0
         self.input: InputWait | None = None
         """What it waits for, while it waits for data."""
+        self.examples = 0
+        """How many examples it has taken so far, where the program takes them from us."""
         self.on_device = False
         """A drill claims that there is a device; a real one is found by what the process has opened."""
 
@@ -52,6 +55,10 @@ class MainThread:
         if ident != self.ident:
             self.ident, self.native_id = ident, threading.get_native_id()
         self._now = (doing, detail, time.monotonic())
+
+    def took(self, examples: int) -> None:
+        """It has taken so many examples for its next step."""
+        self.examples += examples
 
     def wait_for_input(self, wait: InputWait) -> None:
         """It waits for data, since then: the clock does not restart with each file."""
@@ -134,6 +141,8 @@ class Sampler:
         self.progress_at = now
         self.progress = "started"
         self.dwelling = Dwelling()
+        self.tally: StepTally | None = None
+        """Sums over all steps, once somebody has asked for metrics."""
 
     def sample(self, now: float) -> None:
         """Read the counters once. Call it about twice a second."""
@@ -159,6 +168,8 @@ class Sampler:
         for row in [row for row in fresh if row[1] is marker and row[4] is None]:
             if not self._step_ends or row[2] > self._step_ends[-1][0]:
                 self._step_ends.append((row[2], row[0]))
+        if self.tally is not None:
+            self.tally.read(fresh, self.median())
         newest = self._node.journal.newest_progress(fresh)
         if newest is not None:
             self.progress_at, self.progress = newest.at, f"{newest.happening.value}, step {newest.step}"
@@ -233,6 +244,11 @@ class Sampler:
         """Durations of the last steps, the oldest first."""
         ends = list(self._step_ends)
         return [later[1] - earlier[1] for earlier, later in pairwise(ends) if later[0] == earlier[0] + 1]
+
+    def median(self) -> float:
+        """Of these durations; 0 before there are any."""
+        steps = sorted(self.step_seconds())
+        return steps[len(steps) // 2] if steps else 0.0
 
     def last_step_at(self) -> float:
         """When a step last ended here; 0 before the first."""

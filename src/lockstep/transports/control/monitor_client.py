@@ -68,6 +68,12 @@ def fetch_snapshot(address: str, service: str, timeout: float, probe_seconds: fl
         return _ask(channel, address, service, "Snapshot", timeout, decode_snapshot, probe_seconds)
 
 
+def fetch_metrics(address: str, timeout: float) -> bytes:
+    """JSON of what the task at ``host:port`` counts. Raises ``Unreachable``."""
+    with open_channel(address) as channel:
+        return _ask(channel, address, "Task", "Metrics", timeout, decode_snapshot, 0.0)
+
+
 def fetch_statement(address: str, task: str, timeout: float) -> bytes:
     """JSON of what the task at ``host:port`` finds at the address of another. Raises ``Unreachable``."""
     with open_channel(address) as channel:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from lockstep.benchmark.settings.config import COLLECTIVE_UPDATES, VARIABLE_UPDATES, WIRE_DTYPES, ExchangeConfig
 from lockstep.cli.flags.flag import Flag, FlagKind, Group, Rows
+from lockstep.cli.flags.metrics_rows import METRICS_ROWS
 from lockstep.runtime.startup.cluster import ON_STALL, ON_WORKER_LOSS, PROTOCOLS, ClusterSpec
 from lockstep.security.chosen import TOKEN_REFUSAL
 
@@ -184,6 +185,7 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
         "an http(s) address to which a verdict is posted as JSON",
         upstream=False,
     ),
+    *METRICS_ROWS,
     _CLUSTER.works(
         "rejoin_timeout",
         FlagKind.NUMBER,
