@@ -1,0 +1,22 @@
+"""Short names of tasks, and their order."""
+
+from __future__ import annotations
+
+from lockstep.protocol.core.ids import Role, TaskId
+
+
+def short(name: str) -> str:
+    """``worker 3``; a name that is none of a task stays as it is."""
+    try:
+        return TaskId.parse(name).short
+    except ValueError:
+        return name
+
+
+def place(name: str) -> tuple[int, int, str]:
+    """Servers first, then workers, by number."""
+    try:
+        task = TaskId.parse(name)
+    except ValueError:
+        return (2, 0, name)
+    return (int(task.role is Role.WORKER), task.index, name)
