@@ -71,6 +71,7 @@ class FrameMaker:
         self.points: deque[list[float | None]] = deque(maxlen=POINTS)
         """[time, steps per second, examples per second, loss, seconds of a step]; None: not known."""
         self._log: deque[dict[str, Any]] = deque(maxlen=LOG_LENGTH)
+        self._spans: dict[str, tuple[float, list[list[Any]]]] = {}
         self._last: Frame = {}
         self._number = 0
 
@@ -100,11 +101,23 @@ class FrameMaker:
             "log": list(self._log),
             "numbers": numbers,
             "parts": [part.value for part in PARTS],
-            "tasks": task_rows(look.found, _culprits(diagnosis)),
+            "tasks": self._tasks(look),
             "graph": dataclasses.asdict(wait_graph(look.found, diagnosis)),
             "links": self._links.look(look.found, look.now),
         }
         return self._last
+
+    def _tasks(self, look: Look) -> list[dict[str, Any]]:
+        """The last steps of a task that does not answer are those that it had before, by now older."""
+        rows = task_rows(look.found, _culprits(look.diagnosis))
+        for row in rows:
+            if "spans" in row:
+                self._spans[row["name"]] = (look.now, row["spans"])
+            elif row["name"] in self._spans:
+                then, spans = self._spans[row["name"]]
+                ago = look.now - then
+                row["spans"] = [[one[0], round(one[1] + ago, 4), round(one[2] + ago, 4), *one[3:]] for one in spans]
+        return rows
 
     def _after_the_end(self, look: Look) -> Frame:
         """What was seen last stays, with the time since when nobody answers."""

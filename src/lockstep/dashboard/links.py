@@ -8,6 +8,7 @@ from typing import Any
 from lockstep.dashboard.names import place, short
 from lockstep.diagnose.evidence import Seen
 from lockstep.diagnose.views import LinkView
+from lockstep.protocol.core.timing import HEARD_SECONDS
 
 MAX_ROWS = 60
 
@@ -33,7 +34,7 @@ class LinkRates:
                 path["links"] += 1
                 path["rate"] += sent + received
         self._before = now_at
-        rows.sort(key=lambda row: (row["up"], -row["out"] - row["in"], row["place"]))
+        rows.sort(key=lambda row: (row["up"], not row["unheard"], -row["out"] - row["in"], row["place"]))
         total = sum(path["rate"] for path in paths.values())
         shown = [{name: value for name, value in row.items() if name != "place"} for row in rows[:MAX_ROWS]]
         named = [
@@ -71,5 +72,6 @@ def _row(task: str, link: LinkView, sent: float, received: float) -> dict[str, A
         "out": round(sent),
         "in": round(received),
         "heard": round(link.heard, 1),
+        "unheard": link.heard > HEARD_SECONDS,
         "finding": "" if link.up else link.finding,
     }

@@ -1,8 +1,9 @@
-"""Short names of tasks, and their order."""
+"""Short names of tasks and tensors, and the order of tasks."""
 
 from __future__ import annotations
 
 from lockstep.protocol.core.ids import Role, TaskId
+from lockstep.protocol.core.keys import TensorKey
 
 
 def short(name: str) -> str:
@@ -20,3 +21,12 @@ def place(name: str) -> tuple[int, int, str]:
     except ValueError:
         return (2, 0, name)
     return (int(task.role is Role.WORKER), task.index, name)
+
+
+def tensor(what: str) -> str:
+    """``gradient/bucket_3 of worker 1``, of a tensor's key; anything else stays as it is."""
+    try:
+        key = TensorKey.parse(what)
+    except ValueError:
+        return what
+    return f"{key.name} of {key.source.short}"

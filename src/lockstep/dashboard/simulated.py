@@ -60,7 +60,8 @@ class SimulatedCluster:
 
     def maker(self) -> FrameMaker:
         shape = self._world.scenario.shape
-        return FrameMaker("simulated", f"{shape.servers} servers and {shape.workers} workers, simulated")
+        servers = f"{shape.servers} server{'s' if shape.servers != 1 else ''}"
+        return FrameMaker("simulated", f"a simulated job of {servers} and {shape.workers} workers")
 
     def look(self) -> Look:
         self.advance(time.monotonic() - self._began)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from lockstep.dashboard.names import place, short
+from lockstep.dashboard.names import place, short, tensor
 from lockstep.diagnose.evidence import Seen, is_worker, waits_of
 from lockstep.diagnose.summary import task_line
 from lockstep.diagnose.views import TaskView
@@ -19,6 +19,8 @@ SPANS = 24
 ALL_SPANS = 8000
 NAMED_SPANS = 64
 """In clusters of up to this many tasks each span has its words."""
+LONG_WAIT = 2.0
+"""A server collects gradients all the time; only a wait of this many seconds makes it a waiting one."""
 
 
 class Light(StrEnum):
@@ -76,12 +78,13 @@ def _row(seen: Seen, culprit: bool, spans: int, *, named: bool) -> dict[str, Any
         "doing": line.doing,
         "step": line.step,
         "culprit": culprit,
+        "lives": view is not None or light is Light.ENDED,
     }
     if view is None:
         return row
     wait = max(waits_of(view), key=lambda one: one.wait.seconds, default=None)
     if wait is not None:
-        row["wait"] = {"on": short(wait.on), "what": wait.wait.what, "seconds": round(wait.wait.seconds, 2)}
+        row["wait"] = {"on": short(wait.on), "what": tensor(wait.wait.what), "seconds": round(wait.wait.seconds, 2)}
     row["median"] = round(view.step_median, 5)
     row["parts"] = [round(view.parts.get(part, 0.0), 5) for part in PARTS]
     row["spans"] = _spans(view, light, spans, named=named)
@@ -110,6 +113,8 @@ def _of_view(view: TaskView) -> Light:
         return _OF_THREAD[view.main.doing]
     if view.store is not None and view.store.busy > 0:
         return Light.SERVING
+    if any(one.wait.seconds > LONG_WAIT for one in waits_of(view)):
+        return Light.WAITING
     return Light.SERVING if view.step >= 0 else Light.STARTING
 
 

@@ -9,12 +9,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from lockstep.dashboard.names import short
+from lockstep.dashboard.names import short, tensor
 from lockstep.diagnose.evidence import Seen, waits_of
 from lockstep.diagnose.verdict import Diagnosis, Edge
 
 ALIKE = 4
-"""More waiters than this with the same target, of which nobody waits for any, become one node."""
+"""More tasks than this that wait for the same, or that the same wait for, become one node."""
 MAX_NODES = 24
 MAX_EDGES = 5000
 
@@ -64,7 +64,7 @@ def wait_graph(found: Mapping[str, Seen], diagnosis: Diagnosis) -> WaitGraph:
 def drawn(edges: Iterable[GraphEdge], culprit: str) -> WaitGraph:
     """Edges with the names of tasks, folded and in layers."""
     longest = _longest(edges)
-    members = _folded(longest)
+    members = _folded(longest, culprit)
     edges = _longest(
         replace(one, waiter=members.get(one.waiter, one.waiter), on=members.get(one.on, one.on)) for one in longest
     )
@@ -80,18 +80,20 @@ def drawn(edges: Iterable[GraphEdge], culprit: str) -> WaitGraph:
         for name in shown
     )
     kept = tuple(
-        replace(one, count=counts.get(one.waiter, 1)) for one in edges if one.waiter in shown and one.on in shown
+        replace(one, count=max(counts.get(one.waiter, 1), counts.get(one.on, 1)))
+        for one in edges
+        if one.waiter in shown and one.on in shown
     )
     return WaitGraph(nodes, kept, len(names) - len(shown))
 
 
 def _edge(edge: Edge, *, first: bool) -> GraphEdge:
-    return GraphEdge(edge.waiter, edge.on, edge.what, edge.seconds, first=first)
+    return GraphEdge(edge.waiter, edge.on, tensor(edge.what), edge.seconds, first=first)
 
 
 def _of_this_moment(found: Mapping[str, Seen]) -> list[GraphEdge]:
     return [
-        GraphEdge(one.waiter, one.on, one.wait.what, one.wait.seconds)
+        GraphEdge(one.waiter, one.on, tensor(one.wait.what), one.wait.seconds)
         for seen in found.values()
         if seen.view is not None
         for one in waits_of(seen.view)
@@ -108,17 +110,18 @@ def _longest(edges: Iterable[GraphEdge]) -> list[GraphEdge]:
     return list(found.values())
 
 
-def _folded(edges: list[GraphEdge]) -> dict[str, str]:
+def _folded(edges: list[GraphEdge], culprit: str) -> dict[str, str]:
     """For each task that becomes part of a node with others: that node's name."""
-    targets: dict[str, list[str]] = defaultdict(list)
+    onward: dict[str, list[str]] = defaultdict(list)
+    back: dict[str, list[str]] = defaultdict(list)
     for one in edges:
-        targets[one.waiter].append(one.on)
-    waited_for = {one.on for one in edges}
+        onward[one.waiter].append(one.on)
+        back[one.on].append(one.waiter)
     alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for waiter, on in targets.items():
-        if waiter not in waited_for:
-            alike[_role(waiter), *sorted(on)].append(waiter)
-    return {name: f"{key[0]} > {' '.join(key[1:])}" for key, names in alike.items() if len(names) > ALIKE for name in names}
+    for name in dict.fromkeys([*onward, *back]):
+        if name != culprit and not (onward[name] and back[name]):
+            alike[_role(name), ">", *sorted(onward[name]), "<", *sorted(back[name])].append(name)
+    return {name: " ".join(key) for key, names in alike.items() if len(names) > ALIKE for name in names}
 
 
 def _role(name: str) -> str:

@@ -23,7 +23,7 @@ function show(next) {
   setText(byId("source"), { live: "job at ", files: "files in ", simulated: "" }[next.source.kind] + next.source.words);
   setText(byId("job"), next.job ? `· job ${next.job}` : "");
   setText(byId("version"), next.version);
-  document.title = next.verdict ? `✕ ${next.verdict.title} · lockstep` : `step ${next.numbers.step} · lockstep`;
+  document.title = next.verdict ? `✕ ${next.verdict.culprit}: ${next.verdict.title} · lockstep` : `step ${next.numbers.step} · lockstep`;
   for (const panel of [showVerdict, showNumbers, showTasks, showGraph, showTimeline, showParts, showLinks]) panel(next);
   showCharts(next, points);
   showLive();
@@ -38,7 +38,7 @@ function showNumbers(next) {
     numbers.examples == null ? ["steps", count(numbers.rate), "a second"] : ["examples", count(numbers.examples), "a second"],
     ["loss", numbers.loss == null ? "–" : numbers.loss.toPrecision(4), ""],
     ["tasks answer", String(numbers.answering), `of ${numbers.tasks}`],
-    ["on the links", ...parted(rate(next.links.rate))],
+    ["on the links", ...(next.source.kind === "live" ? parted(rate(next.links.rate)) : ["–", ""])],
   ];
   const box = byId("numbers");
   if (!box.children.length) {

@@ -1,7 +1,7 @@
 // Tasks as a grid by host: cards where there is room, small squares where there are many.
 import { byId, make, seconds, setText } from "./dom.js";
 
-export const SIGNS = { computing: "●", waiting: "◌", serving: "◆", busy: "◐", starting: "○", stopped: "‖", silent: "?", gone: "✕", ended: "✓" };
+export const SIGNS = { computing: "●", waiting: "○", serving: "◆", busy: "◐", starting: "·", stopped: "‖", silent: "?", gone: "✕", ended: "✓" };
 const CARDS = 32;
 let layout = "";
 let cells = new Map();

@@ -67,7 +67,7 @@ function paint() {
     const task = frame.tasks[number], top = 5 + number * row - box.scrollTop;
     if (task.culprit) { context.fillStyle = colour("bad-soft"); context.fillRect(0, top, width, row); }
     for (const one of task.spans ?? []) bar(context, one, tones, { left, width, top, row, longest });
-    if (!task.spans) silent(context, task, { left, width, top, row, bad, ink });
+    if (!task.lives) silent(context, task, { left: edge(task, left, width, longest), width, top, row, bad });
     if (row >= 20 || (row >= 10 && number % 2 === 0) || (row >= 10 && task.culprit)) {
       context.fillStyle = task.culprit ? bad : ink;
       context.font = `${task.culprit ? 600 : 500} ${Math.min(12, row)}px Inter, system-ui, sans-serif`;
@@ -87,6 +87,12 @@ function bar(context, one, tones, at) {
   context.fillStyle = tones[part];
   const gap = to - from > 4 ? 0.8 : 0;
   context.fillRect(from, at.top + (at.row - high) / 2, Math.max(0.7, to - from - gap), high);
+}
+
+// Where the last that is known of a silent task ends.
+function edge(task, left, width, longest) {
+  const newest = Math.min(longest, ...(task.spans ?? []).map((one) => one[2]));
+  return left + (width - left - 10) * (1 - newest / longest);
 }
 
 function silent(context, task, at) {

@@ -27,15 +27,13 @@ export function showVerdict(frame) {
 }
 
 function title(frame) {
-  if (frame.verdict) return sentence(frame.verdict.title);
-  const [first, rest] = split(frame.summary);
-  return sentence(first === "healthy" ? rest : frame.summary) || "No verdict";
+  if (frame.verdict) return sentence(named(frame.verdict));
+  return { healthy: "Every step completes on every task", starting: "The tasks are starting", ended: "The job is done", gone: "The job is over" }[frame.mood] ?? "Not all tasks answer";
 }
 
-function split(text) {
-  const at = text.indexOf(": ");
-  return at < 0 ? [text, ""] : [text.slice(0, at), text.slice(at + 2)];
-}
+const named = (verdict) => (verdict.proven ? `${verdict.culprit}: ${verdict.title}` : `${verdict.culprit} is waited for; it is not proven why`);
+
+const full = (text) => (text ? `${sentence(text)}${/[.!?]$/.test(text) ? "" : "."}` : "");
 
 const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
@@ -44,8 +42,9 @@ function parts(frame) {
   if (frame.mood === "gone") {
     found.push(make("p", { class: "said" }, `Since ${clock(frame.gone_since)} no task and no monitor answers. Below is what was seen last.`));
   }
+  if (!frame.verdict && frame.summary) found.push(make("p", { class: "said" }, full(frame.summary)));
   if (frame.verdict) found.push(told(frame.verdict), ...seen(frame.verdict));
-  for (const other of frame.also) found.push(make("p", { class: "do" }, `Besides: ${other.title}. `, make("span", { class: "said" }, other.what)));
+  for (const other of frame.also) found.push(make("p", { class: "do" }, `Besides, ${named(other)}. `, make("span", { class: "said" }, full(other.what))));
   const past = frame.log.filter((one) => !frame.verdict || one !== frame.log.at(-1));
   if (past.length) found.push(fold("log", `Found before (${past.length})`, make("ul", { class: "log" }, ...past.slice(-8).reverse().map(entry))));
   return found;
@@ -53,8 +52,8 @@ function parts(frame) {
 
 function told(verdict) {
   const words = make("div", {},
-    make("p", {}, verdict.stuck),
-    make("p", {}, verdict.what),
+    make("p", {}, full(verdict.stuck)),
+    make("p", {}, full(verdict.what)),
     make("p", { class: "do" }, verdict.remedy));
   if (verdict.command) words.append(command(verdict.command));
   const rows = [
@@ -90,5 +89,5 @@ function fold(name, words, content) {
 
 function entry(one) {
   const until = one.until ? `, for ${seconds(one.until - one.time)}` : "";
-  return make("li", {}, make("time", {}, clock(one.time)), make("span", {}, `${sentence(one.title)}${until}`));
+  return make("li", {}, make("time", {}, clock(one.time)), make("span", {}, `${sentence(one.culprit)}: ${one.title}${until}`));
 }
