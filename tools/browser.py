@@ -85,7 +85,8 @@ class Tab:
         raise BrowserError(f"not true within {seconds:g} s: {script}{problem}")
 
     def resize(self, width: int, height: int, scale: float = 1.0, *, phone: bool = False) -> None:
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=phone)
+        size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": phone}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
 
     def prefer(self, scheme: str) -> None:
         """``light`` or ``dark``."""
@@ -156,7 +157,9 @@ class _Pipe:
 
     def call(self, method: str, params: dict[str, Any], session: str = "") -> dict[str, Any]:
         self._number += 1
-        message = {"id": self._number, "method": method, "params": params, **({"sessionId": session} if session else {})}
+        message = {"id": self._number, "method": method, "params": params}
+        if session:
+            message["sessionId"] = session
         os.write(self._out, json.dumps(message).encode() + b"\0")
         deadline = time.monotonic() + COMMAND_SECONDS
         while True:

@@ -39,10 +39,10 @@ def run(argv: Sequence[str]) -> int:
     port = whole_number("port", asked.rest["port"], 1, 65535) if "port" in asked.rest else 0
     source = asked.source("lockstep dashboard")
 
-    from lockstep.dashboard.board import Board
+    from lockstep.dashboard.board import LiveBoard
     from lockstep.dashboard.page_server import PageServer
 
-    board = Board(source)
+    board = LiveBoard(source)
     try:
         server = PageServer(board, port)
     except OSError as error:

@@ -13,7 +13,7 @@ from lockstep.security.chosen import settle
 from lockstep.terminal import say
 
 if TYPE_CHECKING:
-    from lockstep.dashboard.sources import Source
+    from lockstep.dashboard.sources import LookSource
     from lockstep.sim.faults import AnyFault
 
 MOST_SIMULATED = 10_000
@@ -29,7 +29,7 @@ WHAT_HELP = """\
 
 
 @dataclass(slots=True)
-class Watched:
+class WatchTarget:
     """The words of a command line that say what is watched; ``rest``: its other flags, by name."""
 
     target: str = ""
@@ -37,7 +37,7 @@ class Watched:
     faults: list[str] = field(default_factory=list)
     rest: dict[str, str] = field(default_factory=dict)
 
-    def source(self, command: str) -> Source:
+    def source(self, command: str) -> LookSource:
         """What is looked at; BadInput if it cannot be."""
         if self.simulated:
             return self._simulated()
@@ -56,7 +56,7 @@ class Watched:
             say(problem)
         return files
 
-    def _simulated(self) -> Source:
+    def _simulated(self) -> LookSource:
         from lockstep.dashboard.simulated import SimulatedCluster
 
         servers = max(1, self.simulated // _WORKERS_OF_A_SERVER)
@@ -71,9 +71,9 @@ class Watched:
         return [parse_fault(text) for text in self.faults]
 
 
-def parse_watched(argv: Sequence[str], command: str, flags: Sequence[str]) -> Watched:
+def parse_watched(argv: Sequence[str], command: str, flags: Sequence[str]) -> WatchTarget:
     """Parse a command line; ``flags``: what the command has besides, each with a value."""
-    asked = Watched()
+    asked = WatchTarget()
     for word in argv:
         name, _, value = word.removeprefix("--").partition("=")
         if not word.startswith("-"):

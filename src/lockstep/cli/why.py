@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,6 @@ from lockstep.security.chosen import settle
 from lockstep.terminal import say, shown
 
 if TYPE_CHECKING:
-    from lockstep.diagnose.evidence import Seen
     from lockstep.diagnose.verdict import Diagnosis
 
 _HELP = """\

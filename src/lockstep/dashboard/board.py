@@ -7,7 +7,7 @@ import threading
 import time
 
 from lockstep.dashboard.frame import Frame, FrameMaker
-from lockstep.dashboard.sources import Source
+from lockstep.dashboard.sources import LookSource
 from lockstep.transports.guard import Guard
 
 EVERY_SECONDS = 1.0
@@ -15,10 +15,10 @@ REST = 0.5
 """Of the time that a look takes, at least this share passes before the next: a large cluster is asked less often."""
 
 
-class Board:
+class LiveBoard:
     """One thread looks; any number of others wait for the next frame."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: LookSource) -> None:
         self._source = source
         self._maker: FrameMaker = source.maker()
         self._changed = threading.Condition()

@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any, Final
 
-from lockstep.dashboard.board import Board
+from lockstep.dashboard.board import LiveBoard
 
 LOOPBACK: Final = "127.0.0.1"
 NAMES: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
@@ -98,7 +98,7 @@ class Doors:
 class PageServer:
     """The server of one board, at a port of the loopback."""
 
-    def __init__(self, board: Board, port: int = 0) -> None:
+    def __init__(self, board: LiveBoard, port: int = 0) -> None:
         self._doors = Doors()
         self._server = _Server((LOOPBACK, port), board, self._doors)
         self.port: int = self._server.server_address[1]
@@ -122,7 +122,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, address: tuple[str, int], board: Board, doors: Doors) -> None:
+    def __init__(self, address: tuple[str, int], board: LiveBoard, doors: Doors) -> None:
         self.board, self.doors, self.files = board, doors, read_files()
         self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
         super().__init__(address, _Handler)
@@ -140,7 +140,7 @@ class _Server(ThreadingHTTPServer):
         finally:
             self._places.release()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
+    def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle of an answer is no news."""
 
 
@@ -151,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
     timeout = REQUEST_SECONDS
 
-    def do_GET(self) -> None:  # noqa: N802 - http.server calls it so
+    def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if not self._for_this_host():
             self._text(HTTPStatus.MISDIRECTED_REQUEST, "This page answers at 127.0.0.1 and localhost only.\n")
@@ -171,7 +171,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._file("/index.html" if path == "/" else path)
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ARG002
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         """The terminal is for the links."""
 
     def _for_this_host(self) -> bool:

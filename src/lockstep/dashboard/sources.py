@@ -21,7 +21,7 @@ from lockstep.protocol.core.timing import WHY_ASK_SECONDS
 STACK_SECONDS = 2.0
 
 
-class Source(Protocol):
+class LookSource(Protocol):
     """Something that can be looked at again and again."""
 
     lives: bool
