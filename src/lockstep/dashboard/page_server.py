@@ -92,7 +92,7 @@ class Doors:
 
     def knows(self, cookie: str) -> bool:
         with self._lock:
-            return any([hmac.compare_digest(known.encode(), cookie.encode()) for known in self._cookies])
+            return any(hmac.compare_digest(known.encode(), cookie.encode()) for known in self._cookies)
 
 
 class PageServer:

@@ -1,4 +1,4 @@
-"""Asks a live cluster, and lets the analysis answer: what ``lockstep why``, ``dashboard`` and ``top`` have in common."""
+"""Asks a live cluster, and lets the analysis answer: what ``why``, ``dashboard`` and ``top`` have in common."""
 
 from __future__ import annotations
 
