@@ -39,7 +39,7 @@ _MOODS: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 _BAR = 28
 _PARTS = (("█", "blue"), ("░", "yellow"), ("·", "dim"), ("▓", "green"))
-_AROUND = 16
+_AROUND = 17
 """Lines that everything but the tasks takes, if there is no verdict."""
 _EVERYTHING = 60
 
@@ -52,21 +52,19 @@ def screen(frame: Mapping[str, Any], width: int, height: int) -> Group:
     return Group(_heading(frame), verdict, _tasks(frame, room, width), _lower(frame))
 
 
-def _heading(frame: Mapping[str, Any]) -> Table:
+def _heading(frame: Mapping[str, Any]) -> Text:
+    """Two lines: what is watched, and its numbers."""
     numbers = frame["numbers"]
-    row = Table.grid(expand=True)
-    row.add_column(no_wrap=True)
-    row.add_column(justify="right", no_wrap=True)
-    speed = f"{numbers['rate'] or 0:.2f} steps/s"
-    if numbers["examples"] is not None:
-        speed = f"{numbers['examples']:.0f} examples/s"
-    loss = "" if numbers["loss"] is None else f"   loss {numbers['loss']:.4g}"
-    median = "" if numbers["median"] is None else f"   {1000 * numbers['median']:.0f} ms a step"
-    told = (
-        f"step {max(numbers['step'], 0)}{median}   {speed}{loss}   {numbers['answering']} of {numbers['tasks']} answer"
-    )
-    row.add_row(Text(f"lockstep  {frame['source']['words']}", style="bold"), Text(told))
-    return row
+    told = [f"step {max(numbers['step'], 0)}"]
+    if numbers["median"] is not None:
+        told.append(f"{1000 * numbers['median']:.0f} ms a step")
+    examples, rate = numbers["examples"], numbers["rate"] or 0.0
+    told.append(f"{rate:.2f} steps/s" if examples is None else f"{examples:.0f} examples/s")
+    if numbers["loss"] is not None:
+        told.append(f"loss {numbers['loss']:.4g}")
+    told.append(f"{numbers['answering']} of {numbers['tasks']} tasks answer")
+    heading = Text(f"lockstep  {frame['source']['words']}\n", style="bold", no_wrap=True, overflow="ellipsis")
+    return heading.append("   ".join(told), style="not bold")
 
 
 def _verdict(frame: Mapping[str, Any], width: int) -> Panel:

@@ -102,7 +102,7 @@ class PageServer:
         self._doors = Doors()
         self._server = _Server((LOOPBACK, port), board, self._doors)
         self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, name="dashboard page", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="dashboard page", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -110,6 +110,9 @@ class PageServer:
     def new_link(self) -> str:
         """A link to the page that works once."""
         return f"http://{LOOPBACK}:{self.port}/open/{self._doors.new_link()}"
+
+    def _serve(self) -> None:
+        self._server.serve_forever(poll_interval=0.1)
 
     def close(self) -> None:
         """The board must be closed first: streams end with it."""
