@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-slow test-drills test-drills-ranks test-frameworks test-rough test-soak test-rdma \
-  test-rdma-short lint types unit bench lock audit fuzz clean
+  test-rdma-short test-oncall screenshots lint types unit bench lock audit fuzz clean
 
 demo: $(STAMP)
 	$(BIN)/lockstep bench --ps=1 --workers=2 --device=cpu --model=lenet --batch_size=64 --num_batches=100
@@ -52,6 +52,15 @@ test-drills: $(STAMP)
 test-drills-ranks: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 -m 'drill and ranks' tests/drill
 	$(BIN)/python -m pytest -q -m drill tests/library/test_faults.py
+
+# What somebody on call looks at, beside real programs: the dashboard in Chromium (Debian: apt-get install chromium).
+# What is not installed is skipped, and says so.
+test-oncall: $(STAMP)
+	$(BIN)/python -m pytest -q -m oncall tests/oncall
+
+# The pictures of the dashboard in docs/images, from a simulated job and from a real one; needs Chromium.
+screenshots: $(STAMP)
+	$(BIN)/python -m tools.screenshots
 
 # Only the runs in which nothing may be said: 2,000 rough steps, and 2,500 beside four busy loops. Three minutes in all,
 # on a machine with nothing else to do.

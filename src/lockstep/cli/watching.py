@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lockstep.sim.faults import AnyFault
 
 MOST_SIMULATED = 10_000
-_WORKERS_OF_A_SERVER = 250
+_WORKERS_OF_A_SERVER = 500
 
 WHAT_HELP = """\
   (nothing)                  your job on this host
