@@ -56,7 +56,7 @@ test-drills-ranks: $(STAMP)
 # What somebody on call looks at, beside real programs: the dashboard in Chromium (Debian: apt-get install chromium).
 # What is not installed is skipped, and says so.
 test-oncall: $(STAMP)
-	$(BIN)/python -m pytest -q -m oncall tests/oncall
+	$(BIN)/python -m pytest -q -rP -m oncall tests/oncall
 
 # The pictures of the dashboard in docs/images, from a simulated job and from a real one; needs Chromium.
 screenshots: $(STAMP)

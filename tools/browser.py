@@ -23,7 +23,14 @@ NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-
 FLAGS: Final = (
     *("--headless=new", "--remote-debugging-pipe", "--no-first-run", "--no-default-browser-check", "--mute-audio"),
     *("--disable-gpu", "--disable-dev-shm-usage", "--disable-extensions", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--hide-scrollbars", "--no-proxy-server"),
+    *(
+        "--disable-component-update",
+        "--disable-breakpad",
+        "--disable-crash-reporter",
+        "--disable-sync",
+        "--hide-scrollbars",
+        "--no-proxy-server",
+    ),
 )
 # It must get the ends of the pipes as descriptors 3 and 4; what it starts as, takes care of that.
 _START: Final = """
@@ -100,8 +107,9 @@ class Tab:
         path.write_bytes(base64.b64decode(found["data"]))
 
     def complaints(self) -> list[str]:
-        """What the console says is wrong, and what the page's policy has kept from happening."""
-        return [_words(one) for one in self._browser.events if one.get("method") in _COMPLAINTS and _is_bad(one)]
+        """What this tab's console says is wrong, and what the page's policy has kept from happening."""
+        own = [one for one in self._browser.events if one.get("sessionId") == self._session]
+        return [_words(one) for one in own if one.get("method") in _COMPLAINTS and _is_bad(one)]
 
 
 _COMPLAINTS: Final = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
