@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import socket
 import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -88,6 +89,27 @@ def test_a_page_elsewhere_cannot_reach_it_by_a_name_of_its_own(shown: Shown, hos
 @pytest.mark.parametrize("host", ["localhost", "localhost:8080", "127.0.0.1:9", "[::1]:8080"])
 def test_through_a_tunnel_the_port_may_differ(shown: Shown, host: str) -> None:
     assert shown.get("/", host, Cookie=shown.enter())[0].status == 200
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\x16\x03\x01\x00\xa5\x01",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nCookie: " + b"a=b;" * 9000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n",
+        b"GET /open/\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+)
+def test_nonsense_is_refused_and_the_next_request_is_served(shown: Shown, request_bytes: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", shown.server.port), WAIT) as connection:
+        connection.sendall(request_bytes)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert b" 200 " not in answer.partition(b"\r\n")[0]
+    assert shown.get("/", Cookie=shown.enter())[0].status == 200
 
 
 def test_nothing_but_the_files_of_the_page_is_served_and_they_name_no_other_place(shown: Shown) -> None:
