@@ -52,6 +52,7 @@ def _of_a_real_job(new_tab: Callable[[], Tab]) -> None:
     job = ["bench", "--ps=1", "--workers=3", "--num_batches=1000000", "--on_stall=report", *MODEL]
     with _running([*LOCKSTEP, *job]) as output:
         address = _found(output, r"lockstep why (\S+:\d+)")
+        _found(output, "Running (warm up)")
         with _running([*LOCKSTEP, "dashboard", address]) as shown:
             tab = new_tab()
             _open(tab, _found(shown, r"Open (http\S+)"))

@@ -9,7 +9,7 @@ import dataclasses
 import socket
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -31,6 +31,7 @@ POINTS = 900
 RATE_SECONDS = 5.0
 """A rate is that of the last few seconds: single steps may take longer than the time between two looks."""
 LOG_LENGTH = 50
+HOLD_SECONDS = 6.0
 
 
 class Mood(StrEnum):
@@ -71,6 +72,7 @@ class FrameMaker:
         self.points: deque[list[float | None]] = deque(maxlen=POINTS)
         """[time, steps per second, examples per second, loss, seconds of a step]; None: not known."""
         self._log: deque[dict[str, Any]] = deque(maxlen=LOG_LENGTH)
+        self._answers: dict[str, tuple[float, Seen]] = {}
         self._spans: dict[str, tuple[float, list[list[Any]]]] = {}
         self._last: Frame = {}
         self._number = 0
@@ -81,8 +83,10 @@ class FrameMaker:
         answering = [seen for seen in look.found.values() if seen.view is not None or seen.monitor is not None]
         if not answering and self._last:
             return self._after_the_end(look)
-        views = [seen.view for seen in look.found.values() if seen.view is not None]
         diagnosis = look.diagnosis
+        links = self._links.look(look.found, look.now)
+        look = replace(look, found=self._held(look))
+        views = [seen.view for seen in look.found.values() if seen.view is not None]
         mood = mood_of(look.found, diagnosis)
         verdict = None if diagnosis.verdict is None else verdict_fields(diagnosis.verdict, look.found)
         self._note(mood, verdict, look.time)
@@ -103,15 +107,32 @@ class FrameMaker:
             "parts": [part.value for part in PARTS],
             "tasks": self._tasks(look),
             "graph": dataclasses.asdict(wait_graph(look.found, diagnosis)),
-            "links": self._links.look(look.found, look.now),
+            "links": links,
         }
         return self._last
+
+    def _held(self, look: Look) -> dict[str, Seen]:
+        """On a busy host a task may miss one look: what it said a moment ago is shown, unless it is known to be stuck.
+
+        The diagnosis knows nothing of this: it judges what was found.
+        """
+        culprits = _culprits(look.diagnosis)
+        held = {}
+        for name, seen in look.found.items():
+            if seen.view is not None:
+                self._answers[name] = (look.now, seen)
+            then, answer = self._answers.get(name, (-HOLD_SECONDS, seen))
+            stands = seen.monitor is None or seen.monitor.exited or seen.monitor.stopped >= 0
+            late = seen.view is None and not stands and name not in culprits and look.now - then < HOLD_SECONDS
+            held[name] = answer if late else seen
+        return held
 
     def _tasks(self, look: Look) -> list[dict[str, Any]]:
         """The last steps of a task that does not answer are those that it had before, by now older."""
         rows = task_rows(look.found, _culprits(look.diagnosis))
         for row in rows:
-            if "spans" in row:
+            answered = self._answers.get(row["name"], (look.now, None))[0] == look.now
+            if "spans" in row and answered:
                 self._spans[row["name"]] = (look.now, row["spans"])
             elif row["name"] in self._spans:
                 then, spans = self._spans[row["name"]]
@@ -188,7 +209,8 @@ def mood_of(found: Mapping[str, Seen], diagnosis: Diagnosis) -> Mood:
         return Mood.STUCK if verdict.proven else Mood.NOTICE
     if Light.STARTING in lights:
         return Mood.STARTING
-    return Mood.HEALTHY if diagnosis.healthy else Mood.PARTIAL
+    all_answer = all(seen.view is not None for seen in found.values())
+    return Mood.HEALTHY if diagnosis.healthy or all_answer else Mood.PARTIAL
 
 
 def verdict_fields(verdict: Verdict, found: Mapping[str, Seen]) -> dict[str, Any]:

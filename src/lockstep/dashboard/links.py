@@ -11,6 +11,7 @@ from lockstep.diagnose.views import LinkView
 from lockstep.protocol.core.timing import HEARD_SECONDS
 
 MAX_ROWS = 60
+FORGET_SECONDS = 60.0
 
 
 class LinkRates:
@@ -21,19 +22,24 @@ class LinkRates:
 
     def look(self, found: Mapping[str, Seen], now: float) -> dict[str, Any]:
         """All paths with their sums; the links that are down, then the fastest."""
-        now_at: dict[tuple[str, str, str], tuple[float, int, int]] = {}
+        # Of both ends: whichever answers the next time has its counters of this time.
+        now_at = {
+            (task, link.peer, link.incarnation): (now, link.sent, link.received)
+            for task, seen in found.items()
+            for link in (seen.view.links.values() if seen.view is not None else ())
+        }
         rows = []
         paths: dict[str, dict[str, Any]] = {}
         for task, link in _ends(found):
             key = (task, link.peer, link.incarnation)
-            now_at[key] = (now, link.sent, link.received)
             sent, received = self._rates(key, now_at[key])
             rows.append(_row(task, link, sent, received))
             if link.up:
                 path = paths.setdefault(link.path or "control only", {"links": 0, "rate": 0.0})
                 path["links"] += 1
                 path["rate"] += sent + received
-        self._before = now_at
+        self._before |= now_at
+        self._before = {key: one for key, one in self._before.items() if now - one[0] < FORGET_SECONDS}
         rows.sort(key=lambda row: (row["up"], not row["unheard"], -row["out"] - row["in"], row["place"]))
         total = sum(path["rate"] for path in paths.values())
         shown = [{name: value for name, value in row.items() if name != "place"} for row in rows[:MAX_ROWS]]
