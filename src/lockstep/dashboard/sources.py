@@ -19,6 +19,7 @@ from lockstep.errors import BadInput
 from lockstep.protocol.core.timing import WHY_ASK_SECONDS
 
 STACK_SECONDS = 2.0
+STACK_EVERY = 5.0
 
 
 class LookSource(Protocol):
@@ -43,7 +44,9 @@ class LiveCluster:
         self._address = address
         self._asker = asker
         self._cluster = cluster_at(address)
-        self._stack: tuple[tuple[str, str], tuple[str, ...]] = (("", ""), ())
+        self._stack: tuple[str, ...] = ()
+        self._stack_of = ("", "")
+        self._stack_at = -STACK_EVERY
 
     def maker(self) -> FrameMaker:
         return FrameMaker("live", self._address)
@@ -55,15 +58,18 @@ class LiveCluster:
         return Look(found, diagnosis, now, time.time())
 
     def _with_stack(self, diagnosis: Diagnosis, found: Mapping[str, Seen]) -> Diagnosis:
-        """The stack of a culprit that does not answer, from its monitor: once, since taking it costs the host."""
+        """The stack of a culprit that does not answer, from its monitor: once, since taking it costs the host; again
+        after a while if a busy host gave none."""
         verdict = diagnosis.verdict
         seen = None if verdict is None else found.get(verdict.culprit)
         if verdict is None or seen is None or seen.view is not None or seen.monitor is None or seen.monitor.exited:
             return diagnosis
         about = (verdict.culprit, seen.monitor.incarnation)
-        if self._stack[0] != about:
-            self._stack = (about, fetch_stack(seen.address, STACK_SECONDS))
-        return replace(diagnosis, verdict=replace(verdict, stack=self._stack[1] or verdict.stack))
+        now = time.monotonic()
+        if self._stack_of != about or (not self._stack and now - self._stack_at >= STACK_EVERY):
+            self._stack_of, self._stack_at = about, now
+            self._stack = fetch_stack(seen.address, STACK_SECONDS)
+        return replace(diagnosis, verdict=replace(verdict, stack=self._stack or verdict.stack))
 
 
 class RunFolderFiles:

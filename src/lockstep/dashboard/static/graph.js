@@ -48,7 +48,9 @@ function arrow(edge, from, to, edges) {
   const ahead = to.x > from.x;
   const same = to.x === from.x;
   const x1 = ahead || same ? from.x + WIDE : from.x, x2 = ahead ? to.x - 8 : to.x + WIDE + 8;
-  const y1 = from.y + HIGH / 2, y2 = to.y + HIGH / 2;
+  // Two tasks that wait for each other get two arrows, one above the other.
+  const aside = ahead || same ? -5 : 6;
+  const y1 = from.y + HIGH / 2 + aside, y2 = to.y + HIGH / 2 + aside;
   const bend = same ? 44 : (x2 - x1) / 2;
   const path = same ? `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 + bend} ${y2} ${x2} ${y2}` : `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`;
   const tip = ahead ? `M${x2 + 8} ${y2}l-9 -4.5v9z` : `M${x2 - 8} ${y2}l9 -4.5v9z`;
@@ -56,7 +58,7 @@ function arrow(edge, from, to, edges) {
   line.append(draw("title", {}, words(edge)));
   const found = [line, draw("path", { class: `tip${first}`, d: tip })];
   if (edges <= 8 || edge.first) {
-    const text = draw("text", { class: "wait-label", x: (x1 + x2) / 2 + (same ? 20 : 0), y: (y1 + y2) / 2 - 5, "text-anchor": "middle" });
+    const text = draw("text", { class: "wait-label", x: (x1 + x2) / 2 + (same ? 20 : 0), y: (y1 + y2) / 2 + (aside < 0 ? -5 : 13), "text-anchor": "middle" });
     text.textContent = seconds(edge.seconds);
     found.push(text);
   }

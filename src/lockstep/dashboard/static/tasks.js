@@ -3,6 +3,7 @@ import { byId, make, seconds, setText } from "./dom.js";
 
 export const SIGNS = { computing: "●", waiting: "○", serving: "◆", busy: "◐", starting: "·", stopped: "‖", silent: "?", gone: "✕", ended: "✓" };
 const CARDS = 32;
+const BESIDE = 8;
 let layout = "";
 let cells = new Map();
 let chosen = "";
@@ -36,6 +37,8 @@ function build(tasks) {
     box.append(make("section", { class: "host", "aria-label": `host ${host || "unknown"}` }, make("h3", {}, host || "host not known"), group));
   }
   byId("tasks").replaceChildren(box);
+  // Few tasks leave room beside the curves.
+  (tasks.length <= BESIDE ? byId("left") : byId("panels")).append(byId("links-card"));
 }
 
 function grouped(tasks) {
