@@ -96,6 +96,15 @@ test-drills-ranks: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 -m 'drill and ranks' tests/drill
 	$(BIN)/python -m pytest -q -m drill tests/library/test_faults.py
 
+# What somebody on call looks at, beside real programs: the dashboard in Chromium (Debian: apt-get install chromium).
+# What is not installed is skipped, and says so.
+test-oncall: $(STAMP)
+	$(BIN)/python -m pytest -q -rP -m oncall tests/oncall
+
+# The pictures of the dashboard in docs/images, from a simulated job and from a real one; needs Chromium.
+screenshots: $(STAMP)
+	$(BIN)/python -m tools.screenshots
+
 # Only the runs in which nothing may be said: 2,000 rough steps, and 2,500 beside four busy loops. Three minutes in all,
 # on a machine with nothing else to do.
 test-rough: $(STAMP)

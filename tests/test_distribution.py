@@ -73,7 +73,8 @@ def test_what_starts_processes_for_anyone_who_asks_is_not_in_the_wheel(wheel: Pa
 
 def test_data_by_others_in_the_wheel_is_named_in_the_notice(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        ours = {".py", ".proto", ".binpb", ".typed"}
+        ours = {".py", ".proto", ".binpb", ".typed", ".html", ".css", ".js", ".svg"}
+        assert "lockstep/dashboard/static/index.html" in archive.namelist()
         data = [name for name in archive.namelist() if ".dist-info/" not in name and Path(name).suffix not in ours]
     digits, *written_here = data
     assert written_here == [f"lockstep/cli/monitoring/{name}" for name in ("lockstep-board.json", "lockstep.rules.yml")]

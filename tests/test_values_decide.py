@@ -40,6 +40,7 @@ COMMAND_LINES = {
     "cli/net.py",
     "cli/ps.py",
     "cli/sim.py",
+    "cli/watching.py",
     "cli/trace.py",
     "cli/why.py",
     "benchmark/settings/rules.py",
@@ -69,6 +70,7 @@ THE_KERNEL_AND_OTHER_PROGRAMS = {
 }
 
 OUR_OWN_FORMATS = {
+    "dashboard/page_server.py": "the headers and paths of HTTP",
     "foreign.py": "the characters that a terminal would obey",
     "diagnose/evidence.py": "task names",
     "protocol/core/ids.py": "task names",

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from diagnose.faulty import FAULTY, Faulty
-from helpers.snapshots import PS0, W0, W1, healthy
+from helpers.snapshots import W1
 from lockstep.diagnose import phrases
 from lockstep.diagnose.analyse import analyse
 from lockstep.diagnose.fields import SnapshotError
-from lockstep.diagnose.page import page
 from lockstep.diagnose.task_view import read_task
 from lockstep.diagnose.text import notice_line, render
 from lockstep.diagnose.verdict import Diagnosis, ReportError, read_diagnosis
@@ -96,7 +95,6 @@ def test_a_report_is_made_of_phrases_and_of_what_the_tasks_said() -> None:
         stack = set(diagnosis.verdict.stack)
         assert {line for line in shown if line.strip("-")} <= known | stack
         assert notice_line(diagnosis.verdict) == "notice"
-        assert b"<h1>page_title</h1>" in page("verdict", diagnosis)
 
 
 @pytest.mark.usefixtures("bare")
@@ -118,11 +116,3 @@ def test_what_shows_a_lack_of_memory_may_say_nothing() -> None:
     verdict = analyse(cluster.evidence()).verdict
     assert verdict is not None
     assert verdict.cause is Cause.OUT_OF_MEMORY
-
-
-def test_the_colour_of_a_timeline_does_not_come_from_its_words() -> None:
-    cluster = healthy()
-    cluster.task(W0)["spans"] = [{"part": "updating", "what": "computing, step 9", "begin": 0.05, "end": 0.03}]
-    cluster.task(PS0)["spans"] = cluster.task(W1)["spans"] = []
-    shown = page("why", analyse(cluster.evidence()))
-    assert b"height='16' fill='#589858'><title>worker 0: computing, step 9" in shown

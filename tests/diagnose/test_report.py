@@ -1,18 +1,15 @@
-"""A diagnosis as text, JSON and a page."""
+"""A diagnosis as text and JSON."""
 
 from __future__ import annotations
 
 import dataclasses
-from html.parser import HTMLParser
 
 import pytest
 
 from diagnose.faulty import FAULTY, Faulty, frozen
-from helpers.snapshots import PS0, W1, healthy
 from lockstep.diagnose.analyse import analyse
-from lockstep.diagnose.page import page
 from lockstep.diagnose.text import RULE, notice_line, render
-from lockstep.diagnose.verdict import Diagnosis, read_diagnosis
+from lockstep.diagnose.verdict import read_diagnosis
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.endings import CANNOT_HEAL, WARNINGS
 
@@ -52,41 +49,6 @@ def test_a_report_leads_with_what_is_stuck_and_why_and_what_to_do() -> None:
         f"Resume it with: kill -CONT {verdict.pid}"
     )
     assert rule == RULE
-
-
-class _Tags(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.links: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.links += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
-
-
-def test_the_page_needs_nothing_else_and_draws_graph_and_timeline() -> None:
-    parsed = _Tags()
-    parsed.feed(page("verdict", analyse(frozen().evidence())).decode())
-    assert parsed.tags.count("svg") == 2
-    assert {"circle", "line", "rect"} <= set(parsed.tags)
-    assert parsed.links == []
-    assert "script" not in parsed.tags
-
-
-def test_what_a_task_says_cannot_become_part_of_the_page() -> None:
-    cluster = frozen()
-    evil = "<script>alert(1)</script>'\""
-    cluster.task(PS0)["waits"][0].update(what=evil, state=evil, names=[evil])
-    cluster.monitor(W1)["description"]["host"] = evil
-    parsed = _Tags()
-    parsed.feed(page("verdict", analyse(cluster.evidence())).decode())
-    assert "script" not in parsed.tags
-
-
-def test_a_healthy_cluster_has_a_page_too() -> None:
-    assert b"No task has been waiting longer than usual" in page("why", analyse(healthy().evidence()))
-    assert b"No step has finished yet" in page("why", Diagnosis(summary="nothing"))
 
 
 def test_what_cannot_heal_is_no_warning() -> None:

@@ -51,6 +51,8 @@ OWN_PACKAGE: Final = Exempt("a file of this package")
 NEEDS_HARDWARE: Final = Exempt("needs a GPU, or NIXL; what is common to all streams is fed")
 NO_READER: Final = Exempt("what it calls has the name of a reader and is none")
 
+OWN_TERMINAL: Final = Exempt("what the user types in its terminal")
+
 COVERED: Final[Mapping[str, Fed | Exempt]] = MappingProxyType(
     {
         "benchmark/compare/programs.py": OWN_CHILD,
@@ -65,8 +67,10 @@ COVERED: Final[Mapping[str, Fed | Exempt]] = MappingProxyType(
         "benchmark/data/source.py": _by("image, "),
         "benchmark/outputs/metric_log.py": KERNEL,
         "cli/compare_turns.py": KERNEL,
+        "cli/dashboard.py": OWN_TERMINAL,
         "cli/metrics.py": OWN_PACKAGE,
         "cli/start_checks.py": KERNEL,
+        "dashboard/page_server.py": OWN_PACKAGE,
         "diagnose/fields.py": _by("snapshot of a task", "snapshot of a monitor"),
         "diagnose/files.py": _by("run folder"),
         "diagnose/verdict.py": _by("report.json"),

@@ -153,7 +153,8 @@ def _run_monitor(config: BenchConfig, argv: Sequence[str], program: Sequence[str
     )
     if config.task != CHIEF or LAUNCHED_VARIABLE in os.environ:
         return run_monitor(spec)
-    with forming_line(addresses_of(config.cluster)):  # on one task only: where people look, next to the chief's lines
+    # On one task only: where people look, next to the chief's lines.
+    with forming_line(addresses_of(config.cluster), config.cluster.startup_timeout):
         return run_monitor(spec)
 
 
@@ -184,7 +185,7 @@ def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequen
         command=command,
         show_all=config.output.verbose,
         grace=cluster.grace,
-        forming=forming_line,
+        forming=functools.partial(forming_line, patience=cluster.startup_timeout),
         may_lose_workers=cluster.on_worker_loss == LossPolicy.SHRINK.value,
         ports=cluster.second_ports,
         around=functools.partial(shared_gpu, os.environ, say) if on_gpus and shares_gpus(config) else nullcontext,

@@ -295,7 +295,7 @@ def run_alone(config: BenchConfig) -> int:
         node.start()
     try:
         if config.evaluation.only:
-            return 0 if run_evaluation(config, output.emit) is not None else EXIT_FAILED
+            return 0 if run_evaluation(config, output.emit, output.make_progress) is not None else EXIT_FAILED
         run_single(config, output.emit, output.make_progress, node)
     except (NoSuchDeviceError, BadData) as error:
         say(str(error))

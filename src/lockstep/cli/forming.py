@@ -23,7 +23,9 @@ LOG_EVERY = 5.0
 class FormingDisplay:
     """Writes to stderr, from the watch's thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float = 0.0) -> None:
+        """``patience``: after how many seconds the tasks give up, if that is known."""
+        self._patience = patience
         self.live = sys.stderr.isatty()
         self._lock = threading.Lock()
         self._began = time.monotonic()
@@ -37,7 +39,7 @@ class FormingDisplay:
                 return
             if self.live:
                 width = shutil.get_terminal_size().columns - 1
-                sys.stderr.write(f"{CLEAR_LINE}{line[:width]}")
+                sys.stderr.write(f"{CLEAR_LINE}{f'{self._time()}{line}'[:width]}")
                 sys.stderr.flush()
                 return
             now = time.monotonic()
@@ -46,6 +48,14 @@ class FormingDisplay:
                 self._written_at, self._last = now, line
                 say(line)
                 sys.stderr.flush()
+
+    def _time(self) -> str:
+        """``12 s, 288 s left: ``; nothing before a person would wonder."""
+        so_far = time.monotonic() - self._began
+        if so_far < QUIET_SECONDS:
+            return ""
+        left = f", {self._patience - so_far:.0f} s left" if self._patience > so_far else ""
+        return f"{so_far:.0f} s{left}: "
 
     def over(self) -> None:
         """The cluster has formed, or this process ends: leave no partial line behind."""
@@ -57,10 +67,10 @@ class FormingDisplay:
 
 
 @contextlib.contextmanager
-def forming_line(addresses: dict[TaskId, str]) -> Iterator[None]:
+def forming_line(addresses: dict[TaskId, str], patience: float = 0.0) -> Iterator[None]:
     """Say where to ask about these tasks, and show how they come together, for as long as that takes."""
     say(ask_with(addresses[CHIEF]))
-    display = FormingDisplay()
+    display = FormingDisplay(patience)
     # On a terminal the chief shows its own bar as soon as it trains, and two live lines would overwrite each other.
     until = (CHIEF,) if display.live else tuple(addresses)
     watch = StartupProgress(addresses, until, display.show, display.over)

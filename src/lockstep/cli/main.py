@@ -40,6 +40,8 @@ COMMANDS: tuple[Command, ...] = (
     Command("manifest", "lockstep.cli.manifest", "write what an engine needs to start a job: Slurm, Kubernetes"),
     Command("ps", "lockstep.cli.ps", "serve any job that uses the library, without its script"),
     Command("why", "lockstep.cli.why", "why a job hangs: ask a live cluster, or read a run folder"),
+    Command("dashboard", "lockstep.cli.dashboard", "a page that follows a job: who waits for whom, who is slow, why"),
+    Command("top", "lockstep.cli.top", "the same in the terminal, on one screen"),
     Command("metrics", "lockstep.cli.metrics", "print alert rules, a Grafana board, or the token of scrapers"),
     Command("net", "lockstep.cli.net", "measure every transport here, or between two hosts"),
     Command("sim", "lockstep.cli.sim", "simulate a cluster: plant faults, or find the number of servers"),

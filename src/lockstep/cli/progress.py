@@ -40,10 +40,16 @@ class Output:
 class NoBar:
     """Without a terminal there is no bar: the step lines suffice."""
 
+    def stage(self, what: str) -> None:
+        """Nothing to show."""
+
     def warm_up(self, done: int, total: int) -> None:
         """Nothing to show."""
 
     def step(self, done: int, total: int, images_per_second: float) -> None:
+        """Nothing to show."""
+
+    def evaluation(self, done: int, total: int) -> None:
         """Nothing to show."""
 
     def close(self) -> None:
@@ -51,39 +57,51 @@ class NoBar:
 
 
 class LiveBar:
-    """A bar of warm-up steps, then of timed steps with the rate."""
+    """One bar: of what the run is at, with the time left where that can be known, and the time so far otherwise."""
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         self._progress: RichProgress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
+            TextColumn("{task.fields[count]}"),
+            TimeElapsedColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[rate]}"),
             console=Console(file=sys.stdout),
             transient=True,
         )
         self._progress.start()
-        self._warm_up: TaskID | None = None
-        self._steps: TaskID | None = None
+        self._bars: dict[str, TaskID] = {}
 
     def print_above(self, line: str) -> None:
         self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
+    def stage(self, what: str) -> None:
+        """Something whose end cannot be foreseen."""
+        self._show(what, 0, None)
+
     def warm_up(self, done: int, total: int) -> None:
-        if self._warm_up is None:
-            self._warm_up = self._progress.add_task("warm up", total=total, rate="")
-        self._progress.update(self._warm_up, completed=done)
+        self._show("warm up", done, total)
 
     def step(self, done: int, total: int, images_per_second: float) -> None:
-        if self._steps is None:
-            if self._warm_up is not None:
-                self._progress.remove_task(self._warm_up)
-            self._steps = self._progress.add_task("training", total=total, rate="")
-        self._progress.update(self._steps, completed=done, rate=f"{images_per_second:.1f} images/sec")
+        self._show("training", done, total, f"{images_per_second:.1f} images/sec")
+
+    def evaluation(self, done: int, total: int) -> None:
+        """Beside the bar of the training that it interrupts, until it is done."""
+        self._show("evaluation", done, total, keeps="training")
+        if done >= total:
+            self._progress.remove_task(self._bars.pop("evaluation"))
 
     def close(self) -> None:
         self._progress.stop()
+
+    def _show(self, what: str, done: int, total: int | None, rate: str = "", keeps: str = "") -> None:
+        for name in [name for name in self._bars if name not in (what, keeps)]:
+            self._progress.remove_task(self._bars.pop(name))
+        count = "" if total is None else f"{done}/{total}"
+        if what not in self._bars:
+            self._bars[what] = self._progress.add_task(what, total=total, rate=rate, count=count)
+        self._progress.update(self._bars[what], completed=done, rate=rate, count=count)

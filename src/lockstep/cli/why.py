@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +16,6 @@ from lockstep.errors import BadInput, HelpAsked
 from lockstep.protocol.core.causes import ReportKind
 from lockstep.protocol.core.reach import MAY_BE_LATE
 from lockstep.protocol.core.timing import (
-    NOTICE_SECONDS,
-    PATIENCE_SECONDS,
     PROBE_ALL_SECONDS,
     WHY_AGAIN_SECONDS,
     WHY_ASK_SECONDS,
@@ -28,7 +26,6 @@ from lockstep.security.chosen import settle
 from lockstep.terminal import say, shown
 
 if TYPE_CHECKING:
-    from lockstep.diagnose.evidence import Seen
     from lockstep.diagnose.verdict import Diagnosis
 
 _HELP = """\
@@ -206,19 +203,10 @@ def _age(seconds: float) -> str:
 
 
 def _ask_address(asked: _Asked) -> int:
-    from lockstep.diagnose.collect import look_at
+    from lockstep.diagnose.asking import cluster_at
 
     began = time.monotonic()
-    first = look_at("", asked.target, WHY_ASK_SECONDS, together=True)
-    if first.monitor is None:
-        raise BadInput(
-            f"no task answers at {asked.target} ({first.monitor_silence.text}); give the address of another task of "
-            "the cluster, or the folder of the run."
-        )
-    cluster = dict(first.monitor.cluster) or {first.monitor.task: asked.target}
-    # The cluster may use a different name for this host than the person who asks.
-    cluster[first.monitor.task] = asked.target
-    return _answers(cluster, asked, began)
+    return _answers(cluster_at(asked.target), asked, began)
 
 
 def _answers(cluster: dict[str, str], asked: _Asked, began: float) -> int:
@@ -231,17 +219,18 @@ def _answers(cluster: dict[str, str], asked: _Asked, began: float) -> int:
 
 
 def _one_answer(cluster: dict[str, str], asked: _Asked, began: float) -> int:
+    from lockstep.diagnose.asking import analysed
     from lockstep.diagnose.collect import collect, fetch_stack
 
     left = WHY_BUDGET_SECONDS - PROBE_ALL_SECONDS - (time.monotonic() - began)
     found = collect(cluster, max(PROBE_ALL_SECONDS, min(WHY_ASK_SECONDS, left)), together=True)
-    diagnosis = _analysed(found)
+    diagnosis = analysed(found, "lockstep why")
     late = {
         task: seen.address for task, seen in found.items() if seen.view is None and seen.silence.reach in MAY_BE_LATE
     }
     if late and (diagnosis.verdict is None or not diagnosis.verdict.proven):
         found |= collect(late, WHY_AGAIN_SECONDS, together=True)
-        diagnosis = _analysed(found)
+        diagnosis = analysed(found, "lockstep why")
         began = time.monotonic()
     verdict = diagnosis.verdict
     if verdict is not None and (seen := found.get(verdict.culprit)) is not None and seen.view is None:
@@ -251,24 +240,6 @@ def _one_answer(cluster: dict[str, str], asked: _Asked, began: float) -> int:
             diagnosis = replace(diagnosis, verdict=replace(verdict, stack=stack or verdict.stack))
     _show(diagnosis.to_json(), _text_of(diagnosis), asked.as_json)
     return 0 if diagnosis.healthy else EXIT_STANDS_STILL
-
-
-def _analysed(found: Mapping[str, Seen]) -> Diagnosis:
-    from lockstep.diagnose.analyse import analyse
-    from lockstep.diagnose.evidence import Evidence, ended_by
-    from lockstep.version import __version__
-
-    usual = max((seen.view.usual for seen in found.values() if seen.view is not None), default=NOTICE_SECONDS)
-    evidence = Evidence(
-        tasks=found,
-        asker="lockstep why",
-        version=__version__,
-        floor=max(1.5, 0.75 * min(usual, 60.0)),
-        patience=max(PATIENCE_SECONDS, min(usual, 60.0)),
-        time=time.time(),
-        end=ended_by(found),
-    )
-    return analyse(evidence)
 
 
 def _text_of(diagnosis: Diagnosis) -> str:

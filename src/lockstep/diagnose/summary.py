@@ -19,13 +19,14 @@ MAX_SPANS = 2000
 
 def task_lines(evidence: Evidence) -> tuple[TaskLine, ...]:
     """One line per task; where there are very many, those that do not answer come first."""
-    lines = [_line(seen) for seen in evidence.tasks.values()]
+    lines = [task_line(seen) for seen in evidence.tasks.values()]
     if len(lines) > MAX_LINES:
         lines.sort(key=lambda line: line.answers)
     return tuple(lines[:MAX_LINES])
 
 
-def _line(seen: Seen) -> TaskLine:
+def task_line(seen: Seen) -> TaskLine:
+    """Whether this task answers, and what it is doing."""
     view, monitor = seen.view, seen.monitor
     if view is not None:
         doing = view.phase

@@ -51,7 +51,7 @@ def read_task(data: bytes) -> TaskView:
     role, loop = object_of(books.get("role")), object_of(fields.get("loop"))
     # Without servers each worker also does a server's work, for its share of the buckets.
     share = object_of(books.get("share")) if is_worker(text_of(fields.get("task"))) else role
-    call = object_of(books.get("call"))
+    call, learning = object_of(books.get("call")), object_of(fields.get("learning"))
     progress, disk = object_of(fields.get("progress")), object_of(fields.get("disk"))
     return TaskView(
         task=text_of(fields.get("task")),
@@ -67,6 +67,9 @@ def read_task(data: bytes) -> TaskView:
         usual=number_of(steps.get("usual")),
         step_median=number_of(steps.get("median")),
         steps_done=whole_of(steps.get("done")),
+        batch=whole_of(learning.get("batch")),
+        loss=None if learning.get("loss") is None else number_of(learning.get("loss")),
+        loss_step=whole_of(learning.get("step"), -1),
         main=_main(fields.get("main")),
         waits=tuple(_wait(one) for one in objects_of(fields.get("waits"))),
         links={link.peer: link for link in map(_link, objects_of(fields.get("links")))},
@@ -94,7 +97,7 @@ def read_task(data: bytes) -> TaskView:
         available_memory=whole_of(object_of(fields.get("memory")).get("available"), -1),
         parts={plain(name): number_of(value) for name, value in object_of(fields.get("parts")).items()},
         cluster=addresses_in(fields),
-        spans=tuple(_span(one) for one in objects_of(fields.get("spans"))),
+        spans=tuple(read_span(one) for one in objects_of(fields.get("spans"))),
         refused=read_refused(fields),
     )
 
@@ -126,7 +129,8 @@ def _place(value: object) -> tuple[int, ...] | None:
     return tuple(whole_of(one, -1) for one in value) if isinstance(value, list) and len(value) == 3 else None
 
 
-def _span(one: Mapping[str, Any]) -> SpanView:
+def read_span(one: Mapping[str, Any]) -> SpanView:
+    """A part of one of the last steps."""
     part = member_of(Part, one.get("part"), None)
     return SpanView(part, text_of(one.get("what")), number_of(one.get("begin")), number_of(one.get("end")))
 

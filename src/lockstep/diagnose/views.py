@@ -240,6 +240,10 @@ class TaskView:
     usual: float = 0.0
     step_median: float = 0.0
     steps_done: int = 0
+    batch: int = 0
+    """Examples of one step on all workers; 0: the program does not tell."""
+    loss: float | None = None
+    loss_step: int = -1
     main: MainView | None = None
     waits: tuple[WaitView, ...] = ()
     links: Mapping[str, LinkView] = field(default_factory=dict)

@@ -31,6 +31,11 @@ class Agenda:
     def __len__(self) -> int:
         return len(self._heap)
 
+    @property
+    def next_at(self) -> float:
+        """When the next action is due; there must be one."""
+        return self._heap[0][0]
+
     def run_next(self) -> None:
         """Advance the clock to the next action and run it."""
         self.now, _, action = heapq.heappop(self._heap)

@@ -90,7 +90,7 @@ def test_a_stall_ends_the_job_on_every_task_and_leaves_the_report(tmp_path: Path
     report = read_diagnosis((tmp_path / "report.json").read_bytes())
     assert report.verdict is not None
     assert report.verdict.culprit == str(worker(1))
-    assert {"ps-0.snapshot.json", "report.txt", "report.html"} <= {path.name for path in tmp_path.iterdir()}
+    assert {"ps-0.snapshot.json", "report.txt", "report.json"} <= {path.name for path in tmp_path.iterdir()}
 
 
 @pytest.mark.timed

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from lockstep.benchmark.outputs.graph_file import PlanFile
 from lockstep.benchmark.outputs.metric_log import MetricLog
-from lockstep.benchmark.outputs.observers import Observers, RunObserver
+from lockstep.benchmark.outputs.observers import Observers, RunObserver, StepFacts
 from lockstep.benchmark.outputs.tracing import TraceObserver
 from lockstep.benchmark.settings.config import BenchConfig
 from lockstep.benchmark.training.job import BenchJob
-from lockstep.protocol.core.activity import TaskPhase
+from lockstep.protocol.core.activity import Learning, TaskPhase
 from lockstep.protocol.core.ids import CHIEF
 from lockstep.runtime.task.collective_node import CollectiveNode
 from lockstep.runtime.task.worker_node import WorkerNode
 
 
 class _PhaseTeller(RunObserver):
-    """Reports the worker's progress to the monitor, so that a status line says "training" and not "warming up"."""
+    """Reports the worker's progress, so that a status line says "training" and not "warming up", and a dashboard has
+    throughput and loss."""
 
     def __init__(self, node: WorkerNode | CollectiveNode) -> None:
         self._node = node
+        self._batch = 0
 
-    def started(self, job: BenchJob) -> None:  # noqa: ARG002
+    def started(self, job: BenchJob) -> None:
+        self._batch = job.global_batch
+        self._node.main.learning = Learning(self._batch)
         self._node.phase(TaskPhase.WARMING_UP)
+
+    def step(self, facts: StepFacts) -> None:
+        self._node.main.learning = Learning(self._batch, facts.loss, facts.step)
 
     def warmed_up(self) -> None:
         self._node.phase(TaskPhase.TRAINING)

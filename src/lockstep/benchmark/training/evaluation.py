@@ -23,6 +23,12 @@ from lockstep.benchmark.training.job import correct_guesses
 from lockstep.training.export import FINAL_NAME
 
 Emit = Callable[[str], None]
+OnBatch = Callable[[int, int], None]
+"""Called with (batches done, batches in all)."""
+
+
+def shows_nothing(_done: int, _total: int) -> None:
+    """Without a terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +61,24 @@ class Evaluation:
             return self._config.run.num_batches
         return max(1, math.ceil((asked.num_epochs or 1.0) * self.data.size / self.batch))
 
-    def run(self, model: nn.Module, emit: Emit) -> Evaluated:
+    def run(self, model: nn.Module, emit: Emit, on_batch: OnBatch = shows_nothing) -> Evaluated:
         """Evaluate once and print the lines of tf_cnn_benchmarks. The model is left unchanged."""
         plan = InputPlan(spec=self.spec, batch=self.batch, device=self._device, memory_format=self._format, say=emit)
         stream = evaluation_input(self._config, self.data, plan)
         was_training = model.training
         model.eval()
         try:
-            return self._count(model, stream.next, emit)
+            return self._count(model, stream.next, emit, on_batch)
         finally:
             model.train(was_training)
             stream.close()
 
     def _count(
-        self, model: nn.Module, next_batch: Callable[[], tuple[torch.Tensor, torch.Tensor]], emit: Emit
+        self,
+        model: nn.Module,
+        next_batch: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+        emit: Emit,
+        on_batch: OnBatch,
     ) -> Evaluated:
         right_1 = torch.zeros((), dtype=torch.int64, device=self._device)
         right_5 = torch.zeros((), dtype=torch.int64, device=self._device)
@@ -83,6 +93,7 @@ class Evaluation:
                 examples += labels.numel()
                 if is_reported(number, self._config.output.display_every):
                     emit(eval_step_line(number, examples / (time.perf_counter() - begin)))
+                on_batch(number, self.batches)
         accuracy = Accuracy(int(right_1) / examples, int(right_5) / examples)
         rate = examples / (time.perf_counter() - begin)
         emit(eval_result_line(accuracy, examples))
@@ -104,12 +115,14 @@ def load_parameters(model: nn.Module, folder: str) -> Path | None:
     return path
 
 
-def evaluate_once(evaluation: Evaluation, model: nn.Module, folder: str, emit: Emit) -> Evaluated | None:
+def evaluate_once(
+    evaluation: Evaluation, model: nn.Module, folder: str, emit: Emit, on_batch: OnBatch = shows_nothing
+) -> Evaluated | None:
     """One evaluation of the parameters in ``folder``; prints a line and returns None if there are none."""
     if load_parameters(model, folder) is None:
         emit(f"Checkpoint not found in {folder}")
         return None
-    result = evaluation.run(model, emit)
+    result = evaluation.run(model, emit, on_batch)
     for line in total_lines(result.examples_per_sec):
         emit(line)
     return result

@@ -31,9 +31,13 @@ Emit = Callable[[str], None]
 class Progress(Protocol):
     """A live progress bar, if there is a terminal."""
 
+    def stage(self, what: str) -> None: ...
+
     def warm_up(self, done: int, total: int) -> None: ...
 
     def step(self, done: int, total: int, images_per_second: float) -> None: ...
+
+    def evaluation(self, done: int, total: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -81,6 +85,7 @@ class _Loop:
         self._updates.start()
         self._observer.started(self._job)
         self._emit("Running warm up")
+        self._progress.stage("compiling, in the first step" if self._job.config.devices.compile else "first step")
         for step in range(self._job.first_step, self._run.num_warmup_batches):
             loss = self._one_step(step)
             if step == self._job.first_step:
@@ -160,7 +165,7 @@ class _Loop:
         self._updates.settle()
         self._emit(f"Running evaluation at global_step {step + 1}")
         with job.busy("evaluation"):
-            result = self._evaluation.run(job.model, self._emit)
+            result = self._evaluation.run(job.model, self._emit, self._progress.evaluation)
         self._accuracy = result.accuracy
         self._observer.evaluated(step + 1, result)
         if asked.stop_at_top_1 is None or result.accuracy.top_1 < asked.stop_at_top_1:

@@ -18,7 +18,7 @@ from lockstep.benchmark.outputs.observers import Observers
 from lockstep.benchmark.outputs.outputs import evaluation_events, observers_of
 from lockstep.benchmark.settings.config import BenchConfig
 from lockstep.benchmark.training.collective import CollectiveUpdates, meeting_of
-from lockstep.benchmark.training.evaluation import Evaluated, Evaluation, evaluate_once
+from lockstep.benchmark.training.evaluation import Evaluated, Evaluation, evaluate_once, shows_nothing
 from lockstep.benchmark.training.job import BenchJob, JobCallbacks
 from lockstep.benchmark.training.loop import BenchResult, Emit, Progress, train
 from lockstep.benchmark.training.updates import LocalUpdates, NoUpdates, Updates, WatchedUpdates
@@ -232,16 +232,17 @@ def run_collective(config: BenchConfig, node: CollectiveNode, emit: Emit, make_p
         return result
 
 
-def run_evaluation(config: BenchConfig, emit: Emit) -> Evaluated | None:
+def run_evaluation(config: BenchConfig, emit: Emit, make_progress: MakeProgress | None = None) -> Evaluated | None:
     """Evaluate what a training run left in ``train_dir``: once, or repeatedly until stopped."""
     set_up_torch(config)
     device = choose_devices(config)[0]
     assert config.output.train_dir is not None
     evaluation = Evaluation(config, device, torch.contiguous_format)
     model = evaluation.spec.build(evaluation.data.classes).to(device)
+    on_batch = shows_nothing if make_progress is None else make_progress().evaluation
     with contextlib.closing(Observers(evaluation_events(config))) as observers:
         for number in itertools.count():
-            result = evaluate_once(evaluation, model, config.output.train_dir, emit)
+            result = evaluate_once(evaluation, model, config.output.train_dir, emit, on_batch)
             if result is not None:
                 observers.evaluated(number, result)
             if not config.evaluation.interval_secs:

@@ -1,4 +1,4 @@
-"""What a report shows around the proof of a cause: the lead, both sides, one line per task, titles, the page."""
+"""What a report shows around the proof of a cause: the lead, both sides, one line per task, titles."""
 
 from __future__ import annotations
 
@@ -349,50 +349,3 @@ def timeline_line(task: str, parts: Sequence[tuple[str, float, float]]) -> str:
 
 def and_more(count: int) -> str:
     return f"and {count} more"
-
-
-# -- the page --
-
-
-def page_title(kind: str, title: str) -> str:
-    return f"Lockstep {kind}: {title}"
-
-
-def graph_title() -> str:
-    return "Who is waiting for whom"
-
-
-def graph_label() -> str:
-    return "wait-for graph"
-
-
-def graph_name(task: str) -> str:
-    return _named(task)
-
-
-def nobody_waits_long() -> str:
-    return "No task has been waiting longer than usual."
-
-
-def edge_label(waiter: str, missing: str, step: int, seconds: float, state: str) -> str:
-    return edge_line(waiter, missing, step, seconds, state)
-
-
-def timeline_title() -> str:
-    return "The last steps"
-
-
-def timeline_label() -> str:
-    return "timeline"
-
-
-def no_step_finished() -> str:
-    return "No step has finished yet."
-
-
-def left_edge(seconds: float) -> str:
-    return f"The left edge is {seconds:.2f} s before the report."
-
-
-def span_label(task: str, what: str, seconds: float) -> str:
-    return f"{_named(task)}: {what}, {1000 * seconds:.1f} ms"

@@ -71,6 +71,17 @@ class InputWait:
 
 
 @dataclass(frozen=True, slots=True)
+class Learning:
+    """How far a worker's training has come, as its program tells."""
+
+    batch: int = 0
+    """Examples of one step on all workers; 0: not known."""
+    loss: float | None = None
+    step: int = -1
+    """The step that the loss is of."""
+
+
+@dataclass(frozen=True, slots=True)
 class ShardWrite:
     """A server writes its part of a checkpoint. Times are on the monotonic clock."""
 

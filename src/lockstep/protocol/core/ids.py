@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 
 Incarnation = int
 JobId = int
@@ -53,10 +53,7 @@ class TaskId:
     @classmethod
     def parse(cls, text: str) -> TaskId:
         """Read the printed form back; ValueError for anything else."""
-        match = re.fullmatch(r"/job:(ps|worker)/replica:0/task:(0|[1-9][0-9]{0,5})", text)
-        if match is None:
-            raise ValueError(f"{text!r} is not a task name like /job:worker/replica:0/task:0")
-        return cls(Role(match[1]), int(match[2]))
+        return _parsed(text)
 
 
 @cache
@@ -72,6 +69,15 @@ def worker(index: int) -> TaskId:
 
 
 CHIEF = worker(0)
+
+
+@lru_cache(maxsize=1 << 14)
+def _parsed(text: str) -> TaskId:
+    """Kept, because each member of a cluster reads the names of all; bounded, because they come from others."""
+    match = re.fullmatch(r"/job:(ps|worker)/replica:0/task:(0|[1-9][0-9]{0,5})", text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a task name like /job:worker/replica:0/task:0")
+    return TaskId(Role(match[1]), int(match[2]))
 
 
 def hex64(value: int) -> str:

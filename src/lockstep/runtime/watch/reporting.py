@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.diagnose import phrases as said
-from lockstep.diagnose.page import page
 from lockstep.diagnose.text import lead_line, notice_line, render
 from lockstep.diagnose.verdict import Diagnosis, Verdict
 from lockstep.protocol.core.causes import ReportKind
@@ -108,7 +107,6 @@ class Publisher:
         files = {
             f"{REPORT}.txt": render(kind, diagnosis).encode(),
             f"{REPORT}.json": diagnosis.to_json(),
-            f"{REPORT}.html": page(kind, diagnosis),
         }
         self._remember(kind, diagnosis.verdict)
         folder = self._write_all(files, kind)

@@ -6,6 +6,7 @@ where the loop does not come back, what it published last is shown.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import socket
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 
 from lockstep.diagnose.fields import FORMAT
 from lockstep.protocol import phrases
-from lockstep.protocol.core.activity import Doing, InputWait, ShardWrite
+from lockstep.protocol.core.activity import Doing, InputWait, Learning, ShardWrite
 from lockstep.protocol.core.ids import BucketId, Incarnation, JobId, Role, TaskId, hex64
 from lockstep.protocol.core.journal import Journal, Record, tensor_states
 from lockstep.protocol.core.machine import WholeTask
@@ -115,6 +116,7 @@ def snapshot_of(node: Shown, *, on_loop: bool = False) -> dict[str, Any]:
             "usual": node.usual(),
         },
         "main": _main(node, now),
+        "learning": _learning(node.main.learning),
         **_shown_books(node, books, now),
         "links": [_link(node, peer, keeper, now) for peer, keeper in node.peers.items()],
         "tensors": _tensors(node, records, now),
@@ -226,6 +228,11 @@ def _main(node: Shown, now: float) -> dict[str, Any]:
         "dwells": {"place": dwelling.place, "seconds": dwelling.seconds, "innermost": dwelling.innermost},
         "input": _input(node.main.input, now) if doing is Doing.INPUT else None,
     }
+
+
+def _learning(told: Learning) -> dict[str, Any]:
+    finite = told.loss is not None and math.isfinite(told.loss)
+    return {"batch": told.batch, "loss": told.loss if finite else None, "step": told.step}
 
 
 def _input(wait: InputWait | None, now: float) -> dict[str, Any] | None:

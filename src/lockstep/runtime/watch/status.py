@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
-from lockstep.protocol.core.activity import TRAINING, Doing, InputWait
+from lockstep.protocol.core.activity import TRAINING, Doing, InputWait, Learning
 from lockstep.protocol.core.ids import Role, Step, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.timing import CPU_WINDOW_SECONDS, KERNEL_LOOKS, KERNEL_SECONDS, STACK_AFTER_SECONDS
@@ -46,6 +46,7 @@ class MainThread:
         """What it waits for, while it waits for data."""
         self.examples = 0
         """How many examples it has taken so far, where the program takes them from us."""
+        self.learning = Learning()
         self.on_device = False
         """A drill claims that there is a device; a real one is found by what the process has opened."""
 
