@@ -122,8 +122,8 @@ def test_a_snapshot_has_both_books_of_a_rank() -> None:
 def test_a_bucket_without_a_parameter_is_named_only_if_nothing_else_is_missing() -> None:
     def means_missing(*buckets: tuple[int, str]) -> Verdict:
         waits = tuple(WaitView(W1, WaitKind.PARAMETER, "", "", STEP, 30.0, "", b, (name,)) for b, name in buckets)
-        evidence = Evidence(tasks={W0: Seen(W0, view=TaskView(task=W0, waits=waits)), W1: Seen(W1)}, asker=W0)
-        return verdict_of(evidence)
+        tasks = {W0: Seen(task=W0, view=TaskView(task=W0, waits=waits)), W1: Seen(task=W1)}
+        return verdict_of(Evidence(tasks=tasks, asker=W0))
 
     assert means_missing((1, BUFFERS), (0, "conv1.weight")).names == ("conv1.weight",)
     only = means_missing((1, BUFFERS))
