@@ -27,6 +27,7 @@ MAX_KNOWN = 4096
 _MAX_COUNT = 1 << 53
 _NOT_LOOKED_INTO = ("torch", "lockstep")
 """Packages whose loops are nobody's training loop."""
+_STORES = frozenset(("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF", "STORE_FAST_STORE_FAST"))
 _READERS = frozenset(("locals", "vars", "eval", "exec"))
 
 
@@ -114,9 +115,10 @@ def _assigned(instructions: list[dis.Instruction]) -> Iterator[str]:
     for one in instructions:
         if one.opname == "UNPACK_SEQUENCE":
             left += int(one.argval) - 1
-        elif one.opname.startswith("STORE_") and isinstance(one.argval, str):
-            yield one.argval
-            left -= 1
+        elif one.opname in _STORES:
+            names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+            yield from map(str, names)
+            left -= len(names)
         else:
             return
         if not left:
